@@ -1,0 +1,258 @@
+"""The problem: C[m, n] = act(A[m, k] @ B[k, n] + bias[n]).
+
+The compiled code does not depend on the sizes, only on what :class:`CodeClass` holds. That is
+why a workload is split in two: the sizes, and the class of code that may serve it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, fields, replace
+from math import gcd
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from costmodel.errors import InvalidInput, LayoutError, ShapeError, UnsupportedDtype
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["ACTIVATIONS", "DTYPES", "CodeClass", "Layout", "Workload", "alignment_class"]
+
+Layout = Literal["row", "col", "strided"]
+"""Which dimension is contiguous: the last (``row``), the first (``col``), or neither."""
+
+DTYPES = {"float16": 2, "bfloat16": 2}
+"""Element types of A, B and C, with their size in bytes. All accumulate in float32."""
+
+ACTIVATIONS = ("none", "relu", "gelu", "silu")
+ALIGNMENTS = (16, 8, 4, 2)
+_INT32_MAX = 2**31 - 1
+
+
+def alignment_class(*values_bytes: int) -> int:
+    """The widest of 16, 8, 4 or 2 bytes that divides every given address, stride and extent."""
+    return max(gcd(16, *values_bytes), 2)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CodeClass:
+    """What the compiled code depends on, besides the configuration and the toolchain.
+
+    Attributes:
+        dtype: element type of A and B.
+        out_dtype: element type of C.
+        a_layout: layout of A[m, k]; likewise ``b_layout`` of B[k, n] and ``c_layout`` of C[m, n].
+        a_align: alignment of A in bytes (16, 8, 4 or 2): what divides its address, its leading
+            stride and the extent of its contiguous dimension; likewise ``b_align``, ``c_align``.
+        wide: offsets into some operand may pass 2**31 elements, so they are 64-bit.
+        bias: a row vector bias[n] is added.
+        activation: applied last, one of ``ACTIVATIONS``.
+    """
+
+    dtype: str = "float16"
+    out_dtype: str = "float16"
+    a_layout: Layout = "row"
+    b_layout: Layout = "row"
+    c_layout: Layout = "row"
+    a_align: int = 16
+    b_align: int = 16
+    c_align: int = 16
+    wide: bool = False
+    bias: bool = False
+    activation: str = "none"
+
+    def __post_init__(self) -> None:
+        for name in ("dtype", "out_dtype"):
+            value = getattr(self, name)
+            if value not in DTYPES:
+                raise UnsupportedDtype(
+                    f"{name}={value!r} has no kernel; expected one of {', '.join(DTYPES)}: "
+                    f"convert the operands first"
+                )
+        for name in ("a_layout", "b_layout", "c_layout"):
+            if getattr(self, name) not in get_args(Layout):
+                raise InvalidInput(f"{name}={getattr(self, name)!r}: expected row, col or strided")
+        for name in ("a_align", "b_align", "c_align"):
+            if getattr(self, name) not in ALIGNMENTS:
+                raise InvalidInput(f"{name}={getattr(self, name)!r}: expected 16, 8, 4 or 2 bytes")
+        if self.activation not in ACTIVATIONS:
+            raise InvalidInput(
+                f"activation={self.activation!r}: expected one of {', '.join(ACTIVATIONS)}"
+            )
+
+    @property
+    def itemsize(self) -> int:
+        return DTYPES[self.dtype]
+
+    def key(self) -> str:
+        """A readable name, unique to the class."""
+        layouts = "".join(x[0] for x in (self.a_layout, self.b_layout, self.c_layout))
+        out = "" if self.out_dtype == self.dtype else f">{self.out_dtype}"
+        extras = ("-wide" * self.wide) + ("-bias" * self.bias)
+        act = "" if self.activation == "none" else f"-{self.activation}"
+        aligns = f"{self.a_align}.{self.b_align}.{self.c_align}"
+        return f"{self.dtype}{out}-{layouts.replace('s', 'x')}-{aligns}{extras}{act}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Workload:
+    """One matrix product: the sizes, and the class of code that may serve it."""
+
+    m: int
+    n: int
+    k: int
+    code: CodeClass = CodeClass()
+
+    def __post_init__(self) -> None:
+        for name in ("m", "n", "k"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 0 or value > _INT32_MAX:
+                raise ShapeError(f"{name}={value!r}: expected an int from 0 to 2**31 - 1")
+
+    @classmethod
+    def dense(
+        cls,
+        m: int,
+        n: int,
+        k: int,
+        dtype: str = "float16",
+        *,
+        a_layout: Layout = "row",
+        b_layout: Layout = "row",
+        c_layout: Layout = "row",
+        bias: bool = False,
+        activation: str = "none",
+        out_dtype: str | None = None,
+    ) -> Workload:
+        """The workload of freshly allocated operands: no gaps between rows, aligned bases."""
+        shape = cls(m, n, k)  # validates the sizes before they are multiplied
+        if "strided" in (a_layout, b_layout, c_layout):
+            raise InvalidInput("a dense operand is row or col; strided ones need from_tensors()")
+        item = DTYPES.get(dtype, 2)
+        out_item = DTYPES.get(out_dtype or dtype, 2)
+
+        def align(rows: int, cols: int, layout: Layout, size: int) -> int:
+            return alignment_class((cols if layout == "row" else rows) * size)
+
+        code = CodeClass(
+            dtype=dtype,
+            out_dtype=out_dtype or dtype,
+            a_layout=a_layout,
+            b_layout=b_layout,
+            c_layout=c_layout,
+            a_align=align(m, k, a_layout, item),
+            b_align=align(k, n, b_layout, item),
+            c_align=align(m, n, c_layout, out_item),
+            wide=max(m * k, k * n, m * n) > _INT32_MAX,
+            bias=bias,
+            activation=activation,
+        )
+        return replace(shape, code=code)
+
+    @classmethod
+    def from_tensors(
+        cls,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor,
+        *,
+        bias: bool = False,
+        activation: str = "none",
+    ) -> Workload:
+        """The workload of these operands, from their sizes, strides and addresses.
+
+        Args:
+            a: [m, k]; b: [k, n]; out: [m, n]. Only metadata is read, on any device.
+        """
+        (m, k), (k_b, n) = a.shape, b.shape
+        if k != k_b or tuple(out.shape) != (m, n):
+            raise ShapeError(
+                f"A{list(a.shape)} @ B{list(b.shape)} -> C{list(out.shape)}: expected "
+                f"[m, k] @ [k, n] -> [m, n]"
+            )
+        a_layout, a_align, a_span = _memory(a)
+        b_layout, b_align, b_span = _memory(b)
+        c_layout, c_align, c_span = _memory(out)
+        if m and n and c_span < m * n - 1:
+            raise LayoutError("out overlaps itself: expected distinct elements, e.g. torch.empty")
+        code = CodeClass(
+            dtype=_name(a.dtype),
+            out_dtype=_name(out.dtype),
+            a_layout=a_layout,
+            b_layout=b_layout,
+            c_layout=c_layout,
+            a_align=a_align,
+            b_align=b_align,
+            c_align=c_align,
+            wide=max(a_span, b_span, c_span) > _INT32_MAX,
+            bias=bias,
+            activation=activation,
+        )
+        return cls(m, n, k, code)
+
+    @property
+    def dtype(self) -> str:
+        return self.code.dtype
+
+    @property
+    def nk(self) -> tuple[int, int]:
+        """The pair that datasets are split by."""
+        return self.n, self.k
+
+    def flops(self) -> int:
+        """Multiplications and additions of the product, the epilogue not counted."""
+        return 2 * self.m * self.n * self.k
+
+    def bytes(self) -> int:
+        """The least traffic with device memory: each input read once, C written once."""
+        item, out_item = self.code.itemsize, DTYPES[self.code.out_dtype]
+        bias = self.n * out_item if self.code.bias else 0
+        return (self.m * self.k + self.k * self.n) * item + self.m * self.n * out_item + bias
+
+    def is_small(self) -> bool:
+        """Every side ≤ 512: tuning would cost more than it gives."""
+        return max(self.m, self.n, self.k) <= 512
+
+    def key(self) -> str:
+        """A readable name, unique to the workload."""
+        return f"{self.m}x{self.n}x{self.k}-{self.code.key()}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Flat, JSON-ready: the sizes and the fields of the code class."""
+        return {"m": self.m, "n": self.n, "k": self.k, **asdict(self.code)}
+
+    @classmethod
+    def from_dict(cls, row: dict[str, Any]) -> Workload:
+        """The inverse of :meth:`to_dict`; unknown keys are refused."""
+        names = {f.name for f in fields(CodeClass)}
+        unknown = set(row) - names - {"m", "n", "k"}
+        if unknown or not {"m", "n", "k"} <= set(row):
+            raise InvalidInput(f"not a workload: {re.sub(r'[^ -~]', '?', str(row))[:200]}")
+        code = CodeClass(**{k: v for k, v in row.items() if k in names})
+        return cls(row["m"], row["n"], row["k"], code)
+
+    def __str__(self) -> str:
+        return self.key()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _memory(x: torch.Tensor) -> tuple[Layout, int, int]:
+    """Layout, alignment class in bytes, and the largest element offset of a matrix."""
+    rows, cols = x.shape
+    row_stride, col_stride = x.stride()
+    item = x.element_size()
+    span = max(rows - 1, 0) * row_stride + max(cols - 1, 0) * col_stride
+    # A stride along a dimension of size 1 is never used: it may be anything.
+    if col_stride == 1 or (cols == 1 and row_stride != 1):
+        lead = row_stride if rows > 1 else 0
+        contiguous: tuple[Layout, int] = ("row", cols)
+    elif row_stride == 1 or rows == 1:
+        lead = col_stride if cols > 1 else 0
+        contiguous = ("col", rows)
+    else:
+        return "strided", alignment_class(item), span
+    layout, extent = contiguous
+    return layout, alignment_class(x.data_ptr(), lead * item, extent * item), span
