@@ -1,0 +1,60 @@
+"""What compiling gave: PTX features, registers, spills, shared memory, or an error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from costmodel.specialize import Specialization
+
+__all__ = ["Artifact", "ArtifactStatus", "Binary"]
+
+ArtifactStatus = Literal["ok", "compile_error", "crashed", "timeout"]
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """A cubin and what the driver and the launcher must know to run it."""
+
+    cubin: bytes = field(repr=False)
+    entry: str
+    shared_bytes: int
+    num_warps: int
+    scratch_bytes: int
+    scratch_align: int
+    tensor_maps: tuple[dict[str, object], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """One compiled specialization.
+
+    Attributes:
+        key: :func:`costmodel.specialize.artifact_key`.
+        status: ``ok``, or how compiling failed; then ``error`` says why and the rest is empty.
+        registers: 32-bit registers per thread of the binary (``cuobjdump``).
+        spill_bytes: stack frame of a thread, which in these kernels holds spills only; the one
+            definition of a spill.
+        shared_bytes: shared memory of a block, static and dynamic.
+        ptx_hash: hash of the PTX without debug information: equal hashes are the same program.
+        ptx: the counts of :data:`costmodel.ptx.PTX_FEATURES`, by name.
+        compile_s: wall seconds.
+        binary: the program itself, where it is at hand; never stored in a table.
+    """
+
+    key: str
+    spec: Specialization
+    status: ArtifactStatus = "ok"
+    error: str = ""
+    registers: int = 0
+    spill_bytes: int = 0
+    shared_bytes: int = 0
+    ptx_hash: str = ""
+    ptx: Mapping[str, float] = field(default_factory=dict)
+    compile_s: float = 0.0
+    binary: Binary | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "ok"

@@ -1,0 +1,99 @@
+"""A point in the space: which kernel, and with which tiles, warps, stages and splits."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+from costmodel.errors import InvalidInput
+
+__all__ = ["GemmConfig", "KernelName"]
+
+KernelName = Literal["pointer", "tma", "tma_persistent"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GemmConfig:
+    """One way to compute a matrix product.
+
+    Attributes:
+        kernel: ``pointer``, ``tma`` or ``tma_persistent``.
+        block_m, block_n, block_k: the tile of C that a program computes, and the step along K.
+        num_warps: warps of a program.
+        num_stages: depth of the software pipeline.
+        maxnreg: upper limit of registers per thread; 0 leaves it to ptxas.
+        halves: the epilogue stores the tile in two halves (TMA kernels).
+        flatten: one loop over tiles and steps (``tma_persistent``).
+        group_m: tiles per column walk; a launch argument, not part of the binary.
+        split_k: programs that share the K of one tile; only ``split_k > 1`` is in the binary.
+    """
+
+    kernel: KernelName
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int = 4
+    num_stages: int = 3
+    maxnreg: int = 0
+    halves: bool = False
+    flatten: bool = False
+    group_m: int = 8
+    split_k: int = 1
+
+    def __post_init__(self) -> None:
+        if self.kernel not in get_args(KernelName):
+            raise InvalidInput(
+                f"kernel={self.kernel!r}: expected one of {', '.join(get_args(KernelName))}"
+            )
+        for name in _INTEGERS:
+            value = getattr(self, name)
+            if type(value) is not int or not (0 if name == "maxnreg" else 1) <= value <= 4096:
+                raise InvalidInput(f"{name}={value!r}: expected a small positive integer")
+        for name in ("block_m", "block_n", "block_k", "num_warps"):
+            value = getattr(self, name)
+            if value & (value - 1):
+                raise InvalidInput(f"{name}={value}: expected a power of two")
+        for name in ("halves", "flatten"):
+            if type(getattr(self, name)) is not bool:
+                raise InvalidInput(f"{name}={getattr(self, name)!r}: expected true or false")
+
+    @property
+    def binary(self) -> tuple[Any, ...]:
+        """What of the configuration is in the binary: equal tuples share one."""
+        return (
+            self.kernel, self.block_m, self.block_n, self.block_k, self.num_warps,
+            self.num_stages, self.maxnreg, self.halves, self.flatten, self.split_k > 1,
+        )  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, row: dict[str, Any]) -> GemmConfig:
+        """The inverse of :meth:`to_dict`; unknown, missing or mistyped fields are refused.
+
+        Raises:
+            InvalidInput: with the field that is wrong.
+        """
+        names = {f.name for f in fields(cls)}
+        if not isinstance(row, dict) or set(row) != names:
+            found = sorted(map(str, row)) if isinstance(row, dict) else type(row).__name__
+            raise InvalidInput(f"not a configuration: expected {sorted(names)}, found {found}")
+        return cls(**row)
+
+    def __str__(self) -> str:
+        """A short readable name: ``tma 128x256x64 w8 s4 g8 k2 r128 halves``."""
+        parts = [
+            f"{self.kernel} {self.block_m}x{self.block_n}x{self.block_k}",
+            f"w{self.num_warps} s{self.num_stages} g{self.group_m}",
+            f"k{self.split_k}" * (self.split_k > 1),
+            f"r{self.maxnreg}" * (self.maxnreg > 0),
+            "halves" * self.halves,
+            "flat" * self.flatten,
+        ]
+        return " ".join(p for p in parts if p)
+
+
+_INTEGERS = (
+    "block_m", "block_n", "block_k", "num_warps", "num_stages", "maxnreg", "group_m", "split_k",
+)  # fmt: skip
