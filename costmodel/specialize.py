@@ -22,7 +22,16 @@ from costmodel.workload import CodeClass, Workload
 if TYPE_CHECKING:
     from triton.compiler import ASTSource
 
-__all__ = ["Specialization", "artifact_key", "kernel_hash", "specialize"]
+__all__ = [
+    "Specialization",
+    "artifact_key",
+    "constants",
+    "kernel_function",
+    "kernel_hash",
+    "source",
+    "specialize",
+    "stores_by_descriptor",
+]
 
 _TRITON_TYPE = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
@@ -61,66 +70,60 @@ def source(spec: Specialization) -> tuple[ASTSource, dict[str, Any]]:
     from triton.compiler import ASTSource
 
     kernel, _, _, _, num_warps, num_stages, maxnreg, _, _, _ = spec.config_binary
-    fn = _kernel_function(kernel)
+    fn = kernel_function(kernel)
     types, attrs = _arguments(spec)
-    constants = _constants(spec)
+    baked = constants(spec)
     signature = {
-        name: "constexpr" if name in constants else types[name] for name in fn.arg_names
+        name: "constexpr" if name in baked else types[name] for name in fn.arg_names
     }
     index = {name: i for i, name in enumerate(fn.arg_names)}
     attributes = {
         (index[name],): [["tt.divisibility", value]]
         for name, value in attrs.items()
-        if name in index and name not in constants and value > 1
+        if name in index and name not in baked and value > 1
     }
     options: dict[str, Any] = {"num_warps": num_warps, "num_stages": num_stages}
     if maxnreg:
         options["maxnreg"] = maxnreg
-    # ASTSource wants the kernel's constants by name.
-    return ASTSource(fn, signature, constexprs=constants, attrs=attributes), options
+    return ASTSource(fn, signature, constexprs=baked, attrs=attributes), options
 
 
-def runtime_arguments(spec: Specialization) -> tuple[str, ...]:
-    """Names of all the kernel's arguments, in the order that the launcher takes them."""
-    return tuple(_kernel_function(spec.kernel).arg_names)
-
-
-def _constants(spec: Specialization) -> dict[str, Any]:
+def constants(spec: Specialization) -> dict[str, Any]:
     """Arguments whose value is part of the binary."""
     kernel, bm, bn, bk, _, _, _, halves, flatten, split = spec.config_binary
     code = spec.code
-    constants: dict[str, Any] = {
+    baked: dict[str, Any] = {
         "BLOCK_M": bm, "BLOCK_N": bn, "BLOCK_K": bk, "WIDE": code.wide,
         "ACTIVATION": code.activation,
     }  # fmt: skip
     if not code.bias:
-        constants["bias_ptr"] = None
+        baked["bias_ptr"] = None
     if code.c_layout != "strided":
-        constants["stride_cn" if code.c_layout == "row" else "stride_cm"] = 1
+        baked["stride_cn" if code.c_layout == "row" else "stride_cm"] = 1
     if kernel == "pointer":
         item = code.itemsize
-        constants |= {
+        baked |= {
             "EVEN_K": spec.even_k,
             "SPLIT": split,
             "A_CONTIGUOUS": code.a_align // item if code.a_layout == "col" else 1,
             "B_CONTIGUOUS": code.b_align // item if code.b_layout == "row" else 1,
         }
         if code.a_layout != "strided":
-            constants["stride_ak" if code.a_layout == "row" else "stride_am"] = 1
+            baked["stride_ak" if code.a_layout == "row" else "stride_am"] = 1
         if code.b_layout != "strided":
-            constants["stride_bn" if code.b_layout == "row" else "stride_bk"] = 1
+            baked["stride_bn" if code.b_layout == "row" else "stride_bk"] = 1
     else:
-        constants |= {
+        baked |= {
             "A_COL": code.a_layout == "col", "B_COL": code.b_layout == "col", "HALVES": halves,
         }  # fmt: skip
-        constants["c_ptr" if stores_by_descriptor(code) else "c_desc"] = None
+        baked["c_ptr" if stores_by_descriptor(code) else "c_desc"] = None
         if kernel == "tma_persistent":
-            constants["FLATTEN"] = flatten
+            baked["FLATTEN"] = flatten
         else:
-            constants["SPLIT"] = split
+            baked["SPLIT"] = split
     if kernel != "tma_persistent" and not split:
-        constants |= {"partial_ptr": None, "arrivals_ptr": None, "SPLIT_K": 1}
-    return constants
+        baked |= {"partial_ptr": None, "arrivals_ptr": None, "SPLIT_K": 1}
+    return baked
 
 
 def _arguments(spec: Specialization) -> tuple[dict[str, str], dict[str, int]]:
@@ -170,7 +173,7 @@ def stores_by_descriptor(code: CodeClass) -> bool:
 
 
 @functools.cache
-def _kernel_function(name: str) -> Any:
+def kernel_function(name: str) -> Any:
     from costmodel.kernels import pointer, tma
 
     return {
@@ -184,7 +187,7 @@ def _kernel_function(name: str) -> Any:
 def kernel_hash(name: str) -> str:
     """Hash of a kernel's code and of all it calls: comments, names of files and lines left out."""
     seen: dict[str, str] = {}
-    queue = [_kernel_function(name)]
+    queue = [kernel_function(name)]
     while queue:
         fn = queue.pop()
         if fn.__name__ in seen:

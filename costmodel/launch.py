@@ -1,0 +1,187 @@
+"""From a configuration to a running kernel: grid, arguments, loading, launching.
+
+The only module that touches Triton's loader and launcher.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from costmodel.config import GemmConfig
+from costmodel.errors import CompileError, LaunchError
+from costmodel.space import launch_blocks, workspace_bytes
+from costmodel.specialize import (
+    Specialization,
+    kernel_function,
+    source,
+    specialize,
+    stores_by_descriptor,
+)
+from costmodel.target import Target
+from costmodel.workload import CodeClass, Workload
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Plan", "Workspace", "load"]
+
+
+class Workspace:
+    """Scratch memory for split-K on one stream: partial sums, and arrival counters that are zero.
+
+    It grows and is kept, so that a launch allocates nothing. Launches on one stream may share it;
+    two streams may not.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._partial: torch.Tensor | None = None
+        self._arrivals: torch.Tensor | None = None
+
+    def get(self, size_bytes: int, tiles: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """float32 [size_bytes / 4] of anything, and int32 [tiles] of zeros."""
+        import torch
+
+        if self._partial is None or self._partial.numel() * 4 < size_bytes:
+            self._partial = torch.empty(size_bytes // 4, dtype=torch.float32, device=self._device)
+        if self._arrivals is None or self._arrivals.numel() < tiles:
+            self._arrivals = torch.zeros(tiles, dtype=torch.int32, device=self._device)
+        return self._partial, self._arrivals
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A launch of one configuration on one workload; addresses are filled in at each call.
+
+    Attributes:
+        workload, config, spec: what is launched, and which binary it takes.
+        blocks: number of programs.
+        tiles: tiles of C (the arrival counters of split-K).
+        workspace_bytes: memory for split-K partial sums.
+    """
+
+    workload: Workload
+    config: GemmConfig
+    spec: Specialization
+    blocks: int
+    tiles: int
+    workspace_bytes: int
+
+    @classmethod
+    def of(cls, workload: Workload, config: GemmConfig, sm_count: int) -> Plan:
+        """Work out the launch; m and n must not be 0."""
+        m, n = workload.m, workload.n
+        return cls(
+            workload,
+            config,
+            specialize(workload, config),
+            launch_blocks(config, m, n, sm_count),
+            -(-m // config.block_m) * -(-n // config.block_n),
+            workspace_bytes(config, m, n),
+        )
+
+    def arguments(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        workspace: Workspace | None = None,
+    ) -> dict[str, Any]:
+        """The kernel's run-time arguments by name; what the binary bakes in is left out."""
+        w, c = self.workload, self.config
+        values: dict[str, Any] = {
+            "M": w.m, "N": w.n, "K": w.k, "GROUP_M": c.group_m, "c_ptr": out, "bias_ptr": bias,
+            "stride_cm": out.stride(0), "stride_cn": out.stride(1),
+        }  # fmt: skip
+        if c.kernel == "pointer":
+            values |= {
+                "a_ptr": a, "stride_am": a.stride(0), "stride_ak": a.stride(1),
+                "b_ptr": b, "stride_bk": b.stride(0), "stride_bn": b.stride(1),
+            }  # fmt: skip
+        else:
+            a_block, b_block, c_block = descriptor_blocks(c, w.code)
+            values["a_desc"] = _descriptor(a if w.code.a_layout == "row" else a.T, a_block)
+            values["b_desc"] = _descriptor(b if w.code.b_layout == "row" else b.T, b_block)
+            if stores_by_descriptor(w.code):
+                values["c_desc"] = _descriptor(out, c_block)
+        if c.split_k > 1:
+            owner = workspace or Workspace(out.device)
+            partial, arrivals = owner.get(self.workspace_bytes, self.tiles)
+            values |= {
+                "partial_ptr": partial, "arrivals_ptr": arrivals, "SPLIT_K": c.split_k,
+            }  # fmt: skip
+        return values
+
+
+def descriptor_blocks(
+    config: GemmConfig, code: CodeClass
+) -> tuple[list[int], list[int], list[int]]:
+    """Block shapes of the descriptors of A, B and C, in the order of their memory."""
+    m, n, k = config.block_m, config.block_n, config.block_k
+    a = [k, m] if code.a_layout == "col" else [m, k]
+    b = [n, k] if code.b_layout == "col" else [k, n]
+    return a, b, [m, n // 2 if config.halves else n]
+
+
+def _descriptor(x: torch.Tensor, block: list[int]) -> Any:
+    """A host-side tensor descriptor of a matrix whose last dimension is contiguous."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    rows, cols = x.shape
+    # The stride of a single row is never used, but the descriptor wants a legal one.
+    per_16_bytes = 16 // x.element_size()
+    stride = x.stride(0) if rows > 1 else -(-cols // per_16_bytes) * per_16_bytes
+    return TensorDescriptor(x, [rows, cols], [stride, 1], block)
+
+
+@functools.lru_cache(maxsize=8192)
+def load(spec: Specialization, target: Target, device_index: int) -> Callable[..., None]:
+    """Compile (or take from Triton's cache) and load a binary; remembered.
+
+    Returns:
+        ``launch(blocks, stream, arguments)``: queues the kernel on a raw stream handle.
+
+    Raises:
+        CompileError: Triton or ptxas refused.
+        LaunchError: the device lacks the resources.
+    """
+    import torch
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.errors import CompilationError
+    from triton.runtime.errors import OutOfResources, PTXASError
+
+    src, options = source(spec)
+    arch = target.device.arch
+    try:
+        kernel = triton.compile(src, target=GPUTarget("cuda", arch, 32), options=options)
+    except (CompilationError, PTXASError) as error:
+        raise CompileError(f"{spec.config_binary} does not compile: {str(error)[:500]}") from None
+    with torch.cuda.device(device_index):
+        try:
+            kernel._init_handles()
+        except OutOfResources as error:
+            raise LaunchError(f"{spec.config_binary} does not fit the device: {error}") from None
+    names = src.fn.arg_names
+    run, function, metadata = kernel.run, kernel.function, kernel.packed_metadata
+
+    def launch(blocks: int, stream: int, arguments: dict[str, Any]) -> None:
+        values = [arguments.get(name) for name in names]
+        run(blocks, 1, 1, stream, function, metadata, None, None, None, *values)
+
+    return launch
+
+
+def interpret(plan: Plan, arguments: dict[str, Any]) -> None:
+    """Run a plan through Triton's interpreter on the CPU (``TRITON_INTERPRET=1``)."""
+    from costmodel.specialize import constants
+
+    fn = kernel_function(plan.spec.kernel)
+    baked = constants(plan.spec)
+    names = set(fn.arg_names)
+    values = {k: v for k, v in arguments.items() if k in names and k not in baked}
+    fn[(plan.blocks,)](**values, **{k: v for k, v in baked.items() if k in names})
