@@ -1,0 +1,83 @@
+"""Record the reference dataset: the eval list exhaustively, and training workloads by sample.
+
+Run it on the card that the dataset is named after, as often as it takes: what is recorded is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from costmodel.collect import Collection, Job, Progress
+from costmodel.dataset import Dataset
+from costmodel.heldout import eval_workloads
+from costmodel.runner.device import DeviceRunner
+from costmodel.runner.identity import current_run
+from costmodel.sampling import RandomSampler, training_workloads
+from costmodel.space import SearchSpace
+from costmodel.target import Target
+
+
+def jobs(args: argparse.Namespace, target: Target) -> list[Job]:
+    """What the parts asked for consist of."""
+    result: list[Job] = []
+    if "eval" in args.parts:
+        for workload in eval_workloads(args.dtypes[0])[:: args.every]:
+            result.append(Job(workload, SearchSpace.of(workload, target).configs, "eval"))
+    if "train" in args.parts:
+        rng = np.random.default_rng(args.seed)
+        sampler = RandomSampler(args.configs)
+        for workload in training_workloads(args.workloads, target, args.dtypes, args.seed):
+            chosen = sampler.sample(SearchSpace.of(workload, target), rng)
+            result.append(Job(workload, tuple(chosen)))
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="+", choices=["eval", "train"])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--dtypes", nargs="+", default=["float16"])
+    parser.add_argument("--workloads", type=int, default=100)
+    parser.add_argument("--configs", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--budget-s", type=float, default=540)
+    args = parser.parse_args()
+    begin = time.monotonic()
+    target = Target.current()
+    run = current_run()
+    with DeviceRunner() as runner:
+        dataset = Dataset.create(args.out, target, runner.protocol.to_dict())
+        todo = jobs(args, target)
+        print(f"{len(todo)} jobs, {sum(len(j.configs) for j in todo)} rows", file=sys.stderr)
+
+        def show(job: Job, p: Progress) -> None:
+            print(
+                f"{time.monotonic() - begin:6.1f}s {p.jobs_done}/{p.jobs} {job.workload} "
+                f"rows {p.rows} compiled {p.compiled} timing {p.timing_s:.1f}s "
+                f"waited {p.waiting_s:.1f}s",
+                file=sys.stderr,
+                flush=True,
+            )
+
+        collection = Collection(dataset, runner, run, budget_s=args.budget_s)
+        progress = collection.collect(todo, show)
+    dataset.compact()
+    seconds = time.monotonic() - begin
+    print(json.dumps({
+        "seconds": seconds, "jobs": progress.jobs_done, "rows": progress.rows,
+        "compiled": progress.compiled, "compile_failures": progress.compile_failures,
+        "rows_per_timing_s": progress.rows / max(progress.timing_s, 1e-9),
+        "timing_s": progress.timing_s, "waiting_s": progress.waiting_s,
+        "statuses": progress.statuses,
+    }, indent=1))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

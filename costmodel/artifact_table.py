@@ -1,0 +1,168 @@
+"""Compiled artifacts as a table: found by key, read as columns, stored as Parquet."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.artifact import Artifact, ArtifactStatus
+from costmodel.candidates import ARTIFACT_COLUMNS
+from costmodel.errors import CorruptFile, CostModelError
+from costmodel.ptx import PTX_FEATURES
+from costmodel.shards import arrow_fields
+from costmodel.specialize import Specialization, kernel_hash
+from costmodel.workload import CodeClass
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["ArtifactTable"]
+
+_BINARY = (
+    "kernel", "block_m", "block_n", "block_k", "num_warps", "num_stages", "maxnreg", "halves",
+    "flatten", "split",
+)  # fmt: skip
+_CODE = tuple(f.name for f in fields(CodeClass))
+_RESULT = (
+    "status", "error", "registers", "spill_bytes", "shared_bytes", "ptx_hash", "compile_s",
+)  # fmt: skip
+_PTX = "ptx_count_"
+
+
+class ArtifactTable(Mapping[str, Artifact]):
+    """Artifacts by key. Rows become objects only when they are asked for."""
+
+    def __init__(self, table: pa.Table) -> None:
+        """Take over an Arrow table of :meth:`schema`; of rows with one key the first counts.
+
+        Raises:
+            CorruptFile: a status that no release writes.
+        """
+        keys: list[str] = table.column("key").to_pylist()
+        self._row: dict[str, int] = {}
+        for row, key in enumerate(keys):
+            self._row.setdefault(key, row)
+        self._table = table
+        self._ok = np.array([s == "ok" for s in table.column("status").to_pylist()], dtype=bool)
+        unknown = set(table.column("status").unique().to_pylist()) - set(get_args(ArtifactStatus))
+        if unknown:
+            raise CorruptFile(f"artifacts with the status {sorted(unknown)}: no release writes it")
+
+    @staticmethod
+    def schema() -> pa.Schema:
+        """Arrow columns: key, kernel hash, specialization, results, PTX counts."""
+        import pyarrow as pa
+
+        text, i32 = pa.dictionary(pa.int32(), pa.string()), pa.int32()
+        kinds = {"kernel": text, "halves": pa.bool_(), "flatten": pa.bool_(), "split": pa.bool_()}
+        result_kinds = {"status": text, "error": text, "ptx_hash": pa.string()}
+        return pa.schema(
+            [
+                pa.field("key", pa.string(), False),
+                pa.field("kernel_hash", text, False),
+                *(pa.field(n, kinds.get(n, i32), False) for n in _BINARY),
+                *arrow_fields(CodeClass),
+                pa.field("even_k", pa.bool_(), False),
+                *(
+                    pa.field(
+                        n, result_kinds.get(n, pa.float64() if n == "compile_s" else i32), False
+                    )
+                    for n in _RESULT
+                ),
+                *(pa.field(_PTX + n, pa.float64(), False) for n in PTX_FEATURES),
+            ]
+        )
+
+    @classmethod
+    def rows(cls, artifacts: Iterable[Artifact]) -> pa.Table:
+        """Artifacts as an Arrow table, with the hash of the kernel that each was made of."""
+        import pyarrow as pa
+
+        hash_of = functools.cache(kernel_hash)
+        rows: list[dict[str, Any]] = [
+            {
+                "key": a.key,
+                "kernel_hash": hash_of(a.spec.kernel),
+                **dict(zip(_BINARY, a.spec.config_binary, strict=True)),
+                **asdict(a.spec.code),
+                "even_k": a.spec.even_k,
+                **{name: getattr(a, name) for name in _RESULT},
+                **{_PTX + name: a.ptx.get(name, np.nan) for name in PTX_FEATURES},
+            }
+            for a in artifacts
+        ]
+        return pa.Table.from_pylist(rows, schema=cls.schema())
+
+    def __getitem__(self, key: str) -> Artifact:
+        (artifact,) = self._at([self._row[key]])
+        return artifact
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._row)
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    def find(self, keys: Sequence[str]) -> list[Artifact | None]:
+        """The artifacts of the given keys, in order; None where a key is unknown."""
+        found = [key for key in keys if key in self._row]
+        artifacts = dict(zip(found, self._at([self._row[key] for key in found]), strict=True))
+        return [artifacts.get(key) for key in keys]
+
+    def columns(self, keys: Sequence[str]) -> NDArray[np.float64]:
+        """Features of the given keys, float64 [len(keys), len(ARTIFACT_COLUMNS)].
+
+        NaN where a key is unknown or did not compile.
+        """
+        index = np.array([self._row.get(key, -1) for key in keys], dtype=np.intp)
+        known = index >= 0
+        known[known] = self._ok[index[known]]
+        features = np.full((len(keys), len(ARTIFACT_COLUMNS)), np.nan)
+        features[known] = self._features[index[known]]
+        return features
+
+    def kernels(self) -> dict[str, tuple[str, str]]:
+        """Kernel name and kernel hash of each key."""
+        names = self._table.column("kernel").to_pylist()
+        hashes = self._table.column("kernel_hash").to_pylist()
+        return {key: (names[row], hashes[row]) for key, row in self._row.items()}
+
+    def arrow(self) -> pa.Table:
+        """The rows as an Arrow table, each key once."""
+        return self._table.take(np.array([*self._row.values()], dtype=np.int64))
+
+    @functools.cached_property
+    def _features(self) -> NDArray[np.float64]:
+        counts = {*PTX_FEATURES}
+        columns = [
+            self._table.column(_PTX + n if n in counts else n).to_numpy() for n in ARTIFACT_COLUMNS
+        ]
+        return np.stack(columns, axis=1).astype(np.float64)
+
+    @functools.cached_property
+    def _objects(self) -> dict[int, Artifact]:
+        return {}
+
+    def _at(self, rows: Sequence[int]) -> list[Artifact]:
+        new = [row for row in rows if row not in self._objects]
+        for row, values in zip(new, self._table.take(new).to_pylist() if new else (), strict=True):
+            self._objects[row] = _from_row(values)
+        return [self._objects[row] for row in rows]
+
+
+def _from_row(values: dict[str, Any]) -> Artifact:
+    ok = values["status"] == "ok"
+    try:
+        code = CodeClass(**{name: values[name] for name in _CODE})
+    except CostModelError as error:
+        raise CorruptFile(f"artifact {values['key']}: {error}") from None
+    spec = Specialization(tuple(values[name] for name in _BINARY), code, values["even_k"])
+    counts = {name: values[_PTX + name] for name in PTX_FEATURES} if ok else {}
+    return Artifact(
+        key=values["key"], spec=spec, ptx=counts, **{name: values[name] for name in _RESULT}
+    )

@@ -1,0 +1,247 @@
+"""The loop that makes a dataset: space -> compile -> measure -> record.
+
+Compiling runs ahead in worker processes while the GPU times what is ready. Each workload is
+recorded as soon as it is timed, so a run may be killed at any moment and started again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+
+from costmodel.artifact import Artifact
+from costmodel.compiler import compile_many, duplicates
+from costmodel.config import GemmConfig
+from costmodel.dataset import Dataset, Role, RunInfo
+from costmodel.measurement import Candidate, Measurement, TuningRecord
+from costmodel.runner.device import DeviceRunner
+from costmodel.specialize import Specialization, kernel_hash, specialize
+from costmodel.workload import Workload
+
+__all__ = ["Collection", "Job", "Progress", "collect"]
+
+_FINALISTS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A workload, and the configurations of it to measure."""
+
+    workload: Workload
+    configs: tuple[GemmConfig, ...]
+    role: Role = "train"
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a collection has done so far."""
+
+    jobs_done: int = 0
+    jobs: int = 0
+    rows: int = 0
+    ok_rows: int = 0
+    compiled: int = 0
+    compile_failures: int = 0
+    timing_s: float = 0.0
+    waiting_s: float = 0.0
+    statuses: dict[str, int] = field(default_factory=dict)
+
+
+class Collection:
+    """One run of the collector on one GPU.
+
+    Args:
+        dataset: where rows go; what it holds already is not measured again.
+        runner: times on the device.
+        run: recorded with every row.
+        n_jobs: compiling processes; default: all cores but one, which times.
+        cache: the folder of Triton's cache through which binaries reach the timing process.
+        budget_s: stop handing out workloads after so many wall seconds.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        runner: DeviceRunner,
+        run: RunInfo,
+        *,
+        n_jobs: int | None = None,
+        cache: Path | None = None,
+        budget_s: float = float("inf"),
+    ) -> None:
+        self._dataset, self._runner, self._run = dataset, runner, run
+        self._n_jobs, self._cache = n_jobs, cache
+        self._deadline = monotonic() + budget_s
+        self.progress = Progress()
+
+    def collect(
+        self, jobs: Sequence[Job], on_job: Callable[[Job, Progress], None] = lambda *_: None
+    ) -> Progress:
+        """Measure what is not recorded yet.
+
+        Args:
+            jobs: in the order in which they are wanted.
+            on_job: called after each recorded job.
+        """
+        todo = list(self._remaining(jobs))
+        self.progress.jobs = len(todo)
+        specs = dict.fromkeys(specialize(j.workload, c) for j in todo for c in j.configs)
+        compiling = _Compiling(specs, self._dataset, self._n_jobs, self._cache)
+        try:
+            for job in todo:
+                if monotonic() > self._deadline:
+                    break
+                self._measure(job, compiling)
+                on_job(job, self.progress)
+        finally:
+            compiling.stop()
+        return self.progress
+
+    def _remaining(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        names = {c.kernel for j in jobs for c in j.configs}
+        hashes = {name: kernel_hash(name) for name in names}
+        for job in jobs:
+            done = self._dataset.measured(job.workload, hashes)
+            left = tuple(c for c in job.configs if c not in done)
+            if left:
+                yield Job(job.workload, left, job.role)
+
+    def _measure(self, job: Job, compiling: _Compiling) -> None:
+        start = monotonic()
+        by_spec = compiling.wait_for([specialize(job.workload, c) for c in job.configs])
+        waited = monotonic()
+        candidates = _distinct(job, by_spec)
+        torch = self._runner.measure_torch(job.workload)
+        measured = self._runner.measure(job.workload, candidates)
+        records = [
+            TuningRecord(job.workload, c.config, c.artifact.key if c.artifact else "", m)
+            for c, m in zip(candidates, measured, strict=True)
+        ]
+        again = self._finalists(job.workload, records)
+        self._dataset.append_artifacts(by_spec.values())
+        self._dataset.append_measurements(
+            records, run=self._run, role=job.role, torch={job.workload: torch}
+        )
+        self._dataset.append_measurements(
+            again, run=self._run, role="anchor", torch={}
+        )
+        self._count(records, compiling, waited - start, monotonic() - waited)
+
+    def _finalists(
+        self, workload: Workload, records: Sequence[TuningRecord]
+    ) -> list[TuningRecord]:
+        """The best few once more, in turn: their second measurement tells the noise."""
+        ok = sorted((r for r in records if r.measurement.ok), key=_latency)[:_FINALISTS]
+        again = self._runner.compare(workload, [r.config for r in ok])
+        return [
+            TuningRecord(workload, r.config, r.artifact_key, m)
+            for r, m in zip(ok, again, strict=True)
+        ]
+
+    def _count(
+        self, records: Sequence[TuningRecord], compiling: _Compiling, waited: float, timed: float
+    ) -> None:
+        p = self.progress
+        p.jobs_done += 1
+        p.rows += len(records)
+        p.ok_rows += sum(r.measurement.ok for r in records)
+        for record in records:
+            status = record.measurement.status
+            p.statuses[status] = p.statuses.get(status, 0) + 1
+        p.compiled, p.compile_failures = compiling.counts()
+        p.waiting_s += waited
+        p.timing_s += timed
+
+
+def collect(
+    jobs: Sequence[Job],
+    dataset: Dataset,
+    runner: DeviceRunner,
+    run: RunInfo,
+    *,
+    n_jobs: int | None = None,
+    cache: Path | None = None,
+    budget_s: float = float("inf"),
+    on_job: Callable[[Job, Progress], None] = lambda *_: None,
+) -> Progress:
+    """Measure ``jobs`` into ``dataset``; see :class:`Collection`."""
+    collection = Collection(dataset, runner, run, n_jobs=n_jobs, cache=cache, budget_s=budget_s)
+    return collection.collect(jobs, on_job)
+
+
+def _latency(record: TuningRecord) -> float:
+    return record.measurement.latency_us
+
+
+def _distinct(job: Job, artifacts: Mapping[Specialization, Artifact]) -> list[Candidate]:
+    """Candidates less those whose binary and launch repeat another's."""
+    repeated = duplicates(artifacts.values())
+    seen: set[tuple[object, ...]] = set()
+    result = []
+    for config in job.configs:
+        artifact = artifacts[specialize(job.workload, config)]
+        key = repeated.get(artifact.key, artifact.key)
+        launch = (key, config.group_m, config.split_k)
+        if launch not in seen:
+            seen.add(launch)
+            result.append(Candidate(config, artifact))
+    return result
+
+
+class _Compiling:
+    """Compiles in the background, in the order asked, and hands out what is done."""
+
+    def __init__(
+        self,
+        specs: Iterable[Specialization],
+        dataset: Dataset,
+        n_jobs: int | None,
+        cache: Path | None,
+    ) -> None:
+        self._done: dict[Specialization, Artifact] = {}
+        self._news = threading.Condition()
+        self._error: BaseException | None = None
+        self._stopped = False
+        self._specs, self._target = list(specs), dataset.target
+        self._n_jobs, self._cache = n_jobs, cache
+        self._thread = threading.Thread(target=self._run, name="compiling", daemon=True)
+        self._thread.start()
+
+    def wait_for(self, specs: Sequence[Specialization]) -> dict[Specialization, Artifact]:
+        """The artifacts of these, once all of them are there."""
+        with self._news:
+            while not all(s in self._done for s in specs):
+                if self._error is not None:
+                    raise self._error
+                self._news.wait(timeout=1.0)
+            return {s: self._done[s] for s in specs}
+
+    def counts(self) -> tuple[int, int]:
+        """(compiled, of these failed)."""
+        with self._news:
+            return len(self._done), sum(not a.ok for a in self._done.values())
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._thread.join()
+
+    def _run(self) -> None:
+        artifacts = compile_many(
+            self._specs, self._target, n_jobs=self._n_jobs, progress=False, cache=self._cache
+        )
+        try:
+            for artifact in artifacts:
+                with self._news:
+                    self._done[artifact.spec] = artifact
+                    self._news.notify_all()
+                if self._stopped:
+                    break
+        except BaseException as error:  # handed to the waiting thread, which raises it
+            with self._news:
+                self._error = error
+                self._news.notify_all()
+        finally:
+            artifacts.close()

@@ -1,0 +1,305 @@
+"""A recorded dataset: two tables on disk, appended to as a run goes, read as columns.
+
+::
+
+    datasets/h100-sxm/
+      card.json                       schema, target, protocol; counts once compacted
+      artifacts.parquet               one row per binary     (compacted)
+      artifacts-<time>-<id>.parquet   one shard per append, until compacted
+      measurements.parquet            one row per workload and configuration, and torch's
+      measurements-<time>-<id>.parquet
+
+Each append is one file, written whole or not at all under a name of its own. So a killed run loses
+nothing that was appended, several processes may append at once, and reading needs no repair: what
+was recorded twice is dropped, the first kept. Append artifacts before the rows that refer to them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel import shards
+from costmodel.artifact import Artifact
+from costmodel.artifact_table import ArtifactTable
+from costmodel.config import GemmConfig
+from costmodel.errors import MissingData
+from costmodel.frame import Frame
+from costmodel.measurement import Measurement, TuningRecord
+from costmodel.measurement_table import MeasurementTable, Role, RunInfo
+from costmodel.ptx import PTX_SCHEMA
+from costmodel.target import Target
+from costmodel.workload import Workload
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Dataset", "Frame", "Role", "RunInfo"]
+
+_ARTIFACTS, _MEASUREMENTS = "artifacts", "measurements"
+# Sorted like this, neighbours differ in little and the columns compress.
+_ARTIFACT_ORDER = ("kernel", "key")
+_MEASUREMENT_ORDER = ("role", "workload", *(f.name for f in fields(GemmConfig)))
+
+
+class Dataset:
+    """A dataset directory, open for reading and appending."""
+
+    def __init__(self, path: Path, identity: shards.Identity, created: str) -> None:
+        self.path = path
+        self.identity = identity
+        self.created = created
+        self._artifacts: ArtifactTable | None = None
+        self._measurements: dict[tuple[Role, ...], MeasurementTable] = {}
+        self._done: dict[Workload, set[GemmConfig]] | None = None
+        self._done_hashes: dict[str, str] = {}
+
+    @classmethod
+    def create(cls, path: str | Path, target: Target, protocol: Mapping[str, Any]) -> Dataset:
+        """Start a dataset, or go on with the one that is there.
+
+        Raises:
+            MixedData: the one that is there is of another device, toolchain or protocol.
+        """
+        path, identity = Path(path), shards.Identity(target, protocol)
+        if not (path / "card.json").exists():
+            path.mkdir(parents=True, exist_ok=True)
+            cls(path, identity, datetime.now(UTC).isoformat(timespec="seconds"))._write_card()
+        dataset = cls.open(path)
+        dataset.identity.require_same(identity, path)
+        return dataset
+
+    @classmethod
+    def open(cls, path: str | Path) -> Dataset:
+        """Open a dataset. Its tables are read when they are first asked for.
+
+        Raises:
+            MissingData: no dataset there. CorruptFile: its card is not one.
+            WrongVersion: written by a newer release.
+        """
+        path = Path(path)
+        card = path / "card.json"
+        if not card.exists():
+            raise MissingData(
+                f"no dataset at {path} (card.json is not there): record one with "
+                f"`costmodel collect`, or name the directory of one with `--data DIR`"
+            )
+        data = shards.read_json(card)
+        identity = shards.Identity.from_dict(data, card)
+        return cls(path, identity, str(data.get("created", "")))
+
+    @property
+    def target(self) -> Target:
+        return self.identity.target
+
+    @property
+    def protocol(self) -> Mapping[str, Any]:
+        return self.identity.protocol
+
+    def append_measurements(
+        self,
+        records: Sequence[TuningRecord],
+        *,
+        run: RunInfo,
+        role: Role = "train",
+        torch: Mapping[Workload, Measurement] | None = None,
+    ) -> None:
+        """Record timings, durably once this returns: one file, best of a whole workload.
+
+        Args:
+            records: what was measured, failures too.
+            run: the run and the card it was measured in.
+            role: what the rows are for.
+            torch: timings of ``torch.matmul``, by workload.
+        """
+        baseline = list((torch or {}).items())
+        if not records and not baseline:
+            return
+        path = shards.new_shard_path(self.path, _MEASUREMENTS)
+        rows = MeasurementTable.rows(records, baseline, run, role)
+        shards.write_shard(path, rows, self.identity)
+        self._measurements = {}
+        if self._done is not None and role != "anchor":
+            for record in records:
+                self._done.setdefault(record.workload, set()).add(record.config)
+
+    def append_artifacts(self, artifacts: Iterable[Artifact]) -> None:
+        """Record compiled artifacts, durably once this returns; what is there already is kept."""
+        new = [a for a in artifacts if a.key not in self.artifacts()]
+        if not new:
+            return
+        path = shards.new_shard_path(self.path, _ARTIFACTS)
+        shards.write_shard(path, ArtifactTable.rows(new), self.identity, ptx_schema=PTX_SCHEMA)
+        self._artifacts = None
+
+    def measured(
+        self, workload: Workload, kernel_hashes: Mapping[str, str] | None = None
+    ) -> set[GemmConfig]:
+        """The configurations whose outcome is recorded: what a resumed run need not time.
+
+        Args:
+            kernel_hashes: as for :meth:`frame`: rows of a kernel that has changed do not count.
+        """
+        hashes = dict(kernel_hashes or {})
+        if self._done is None or self._done_hashes != hashes:
+            table = self.measurements("train", "eval")
+            table = table.take(self._changed_kernel(table, hashes) == "")
+            self._done_hashes = hashes
+            self._done = {
+                w: {table.configs[i] for i in table.config_index[rows] if i >= 0}
+                for w, rows in table.rows_of.items()
+            }
+        return set(self._done.get(workload, ()))
+
+    def measurements(self, *roles: Role) -> MeasurementTable:
+        """The rows of the given roles (all without any), each outcome once."""
+        if not self._measurements:
+            table = MeasurementTable.of(self._read_measurements(), self.path)
+            self._measurements[()] = table.take(table.kept_rows())
+        if roles not in self._measurements:
+            table = self._measurements[()]
+            wanted = np.logical_or.reduce([table.role == role for role in roles])
+            self._measurements[roles] = table.take(wanted)
+        return self._measurements[roles]
+
+    def artifacts(self) -> ArtifactTable:
+        """The compiled artifacts, by key."""
+        if self._artifacts is None:
+            self._artifacts = ArtifactTable(self._read_artifacts())
+        return self._artifacts
+
+    def artifact(self, key: str) -> Artifact | None:
+        """One artifact, or None where it was never compiled."""
+        return self.artifacts().get(key)
+
+    def workloads(self, *roles: Role) -> list[Workload]:
+        """The workloads recorded in the given roles (train and eval without any)."""
+        return list(self.measurements(*(roles or ("train", "eval"))).rows_of)
+
+    def runs(self) -> tuple[RunInfo, ...]:
+        """The runs that the rows come from."""
+        return self.measurements().runs
+
+    def recorded(self, workload: Workload) -> dict[GemmConfig, Measurement]:
+        """All outcomes of a workload; empty where it was not measured."""
+        table = self.measurements("train", "eval")
+        rows = table.rows_of.get(workload, ())
+        pairs = ((table.config_index[row], row) for row in rows)
+        return {table.configs[i]: table.measurement(row) for i, row in pairs if i >= 0}
+
+    def torch(self, workload: Workload) -> Measurement | None:
+        """What ``torch.matmul`` took, or None where it was not timed."""
+        table = self.measurements("train", "eval")
+        rows = (r for r in table.rows_of.get(workload, ()) if table.config_index[r] < 0)
+        return next((table.measurement(row) for row in rows), None)
+
+    def frame(self, *roles: Role, kernel_hashes: Mapping[str, str] | None = None) -> Frame:
+        """Rows with features (torch's left out); ``train`` where no role is given.
+
+        Args:
+            kernel_hashes: current hash of each kernel, by name: rows of a kernel that has changed
+                since are dropped, and counted in :attr:`Frame.dropped`.
+        """
+        table = self.measurements(*(roles or ("train",)))
+        table = table.take(table.config_index >= 0)
+        changed = self._changed_kernel(table, kernel_hashes or {})
+        dropped = Counter(f"kernel {name} has changed" for name in changed if name)
+        return Frame.of(table.take(changed == ""), self.artifacts(), dropped)
+
+    def stale(self, kernel_hashes: Mapping[str, str]) -> dict[str, int]:
+        """How many rows were measured with another version of a kernel, by kernel name."""
+        changed = self._changed_kernel(self.measurements(), kernel_hashes)
+        return dict(Counter(name for name in changed if name))
+
+    def compact(self) -> None:
+        """Merge the shards into one file a table, sorted and compressed, and count in the card.
+
+        A crash in between leaves rows twice, which reading drops; nothing is lost.
+        """
+        for table in (_ARTIFACTS, _MEASUREMENTS):
+            old = shards.shard_paths(self.path, table)
+            merged = self.path / f"{table}.parquet"
+            if table == _ARTIFACTS:
+                rows = ArtifactTable(self._read_artifacts(old)).arrow()
+                rows = shards.sort_rows(rows, _ARTIFACT_ORDER)
+                shards.write_shard(merged, rows, self.identity, ptx_schema=PTX_SCHEMA)
+            else:
+                rows = self._read_measurements(old)
+                rows = rows.take(MeasurementTable.of(rows, self.path).kept_rows())
+                rows = shards.sort_rows(rows, _MEASUREMENT_ORDER)
+                shards.write_shard(merged, rows, self.identity)
+            for path in old:
+                if path != merged:
+                    path.unlink()
+        self._artifacts, self._measurements = None, {}
+        self._write_card(self._counts())
+
+    def extract(self, path: str | Path, workloads: Sequence[Workload]) -> Dataset:
+        """Write the rows of some workloads, and their artifacts, as a dataset of its own."""
+        import pyarrow as pa
+        from pyarrow import compute
+
+        part = Dataset.create(path, self.target, self.protocol)
+        rows = self._read_measurements()
+        keys = pa.array([w.key() for w in workloads], pa.string())
+        rows = rows.filter(compute.is_in(rows.column("workload").cast(pa.string()), keys))
+        artifacts = self._read_artifacts()
+        used = rows.column("artifact_key").cast(pa.string()).unique()
+        artifacts = artifacts.filter(compute.is_in(artifacts.column("key"), used))
+        for table, found, header in (
+            (_ARTIFACTS, artifacts, {"ptx_schema": PTX_SCHEMA}), (_MEASUREMENTS, rows, {}),
+        ):  # fmt: skip
+            shards.write_shard(
+                shards.new_shard_path(part.path, table), found, self.identity, **header
+            )
+        part.compact()
+        return part
+
+    def _changed_kernel(
+        self, table: MeasurementTable, hashes: Mapping[str, str]
+    ) -> NDArray[np.object_]:
+        """The name of each row's kernel where it has changed, else empty; object [rows]."""
+        kernels = self.artifacts().kernels() if hashes else {}
+        names = [
+            name if name in hashes and hashes[name] != recorded else ""
+            for name, recorded in (kernels.get(key, ("", "")) for key in table.artifact_keys)
+        ]
+        return np.array(names, dtype=object)[table.artifact_index]
+
+    def _write_card(self, counts: Mapping[str, Any] | None = None) -> None:
+        card = {"kind": "costmodel dataset", **self.identity.to_dict(), "created": self.created}
+        shards.write_json(self.path / "card.json", card | dict(counts or {}))
+
+    def _counts(self) -> dict[str, Any]:
+        table = self.measurements()
+        kernels = sorted(set(self.artifacts().kernels().values()))
+        status = Counter(zip(table.role.tolist(), table.status.tolist(), strict=True))
+        return {
+            "compacted": datetime.now(UTC).isoformat(timespec="seconds"),
+            "kernels": {name: [h for n, h in kernels if n == name] for name, _ in kernels},
+            "counts": {
+                "artifacts": len(self.artifacts()),
+                "workloads": {r: len(self.workloads(r)) for r in get_args(Role)},
+                "rows": {
+                    role: {s: n for (r, s), n in sorted(status.items()) if r == role}
+                    for role in get_args(Role)
+                },
+                "devices": sorted({run.device_uuid for run in self.runs()}),
+            },
+        }
+
+    def _read_artifacts(self, paths: Sequence[Path] | None = None) -> pa.Table:
+        paths = shards.shard_paths(self.path, _ARTIFACTS) if paths is None else paths
+        schema = ArtifactTable.schema()
+        return shards.read_shards(paths, schema, self.identity, ptx_schema=PTX_SCHEMA)
+
+    def _read_measurements(self, paths: Sequence[Path] | None = None) -> pa.Table:
+        paths = shards.shard_paths(self.path, _MEASUREMENTS) if paths is None else paths
+        return shards.read_shards(paths, MeasurementTable.schema(), self.identity)

@@ -1,0 +1,181 @@
+"""The evaluation protocol: how much speed each model's ranking keeps on the eval workloads.
+
+What counts as the space of a workload is every configuration that was measured on it, failures
+too; equal programs are ranked once. ``torch.matmul`` never enters it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel import metrics
+from costmodel.candidates import Candidates, CostModel
+from costmodel.duplicates import identities
+from costmodel.errors import MissingData
+from costmodel.heldout import is_ragged
+from costmodel.target import Target
+from costmodel.workload import Workload
+
+if TYPE_CHECKING:
+    from costmodel.dataset import Dataset
+    from costmodel.frame import Frame
+
+__all__ = ["TOP_K", "evaluate"]
+
+TOP_K = (1, 4, 8, 16)
+
+_Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """One eval workload: what there is to choose from, and what each choice gives."""
+
+    workload: Workload
+    candidates: Candidates
+    latency_us: _Floats  # NaN where failed
+    identity: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Score:
+    """How one ranking did on one workload."""
+
+    ragged: bool
+    kept: tuple[float, ...]  # at each of TOP_K
+    tau: float
+    mape_pct: float | None
+
+
+def evaluate(dataset: Dataset, models: Sequence[CostModel], target: Target) -> list[dict[str, Any]]:
+    """Judge models on the eval rows of a dataset: the content of ``costmodel evaluate --json``.
+
+    Added to the given models: ``random`` (the expected value of a random order), ``oracle`` (knows
+    the recorded latencies) and ``noise ceiling`` (the recorded latencies as a prediction of an
+    independent second measurement, the anchor rows of another run; left out where none exist).
+
+    Args:
+        dataset: has rows of role ``eval``.
+        models: ``kind`` of each (learned, baseline or peer) is taken from its attribute of that
+            name; a model without one is ``learned``.
+        target: what the models predict for.
+
+    Returns:
+        One entry per model: ``name``, ``kind``, ``workloads`` (how many; in the noise ceiling each
+        once per run), ``regret`` (speed kept in percent: ``{"1": {"geomean_pct", "worst_pct"},
+        "4": …}``), the same under ``aligned`` and ``ragged`` (None where there is no such
+        workload), ``kendall_tau`` and ``mape_pct`` (means over workloads; None where no latency
+        is predicted).
+
+    Raises:
+        MissingData: the dataset holds no eval rows, or none that worked.
+    """
+    problems = _problems(dataset.frame("eval"))
+    if not problems:
+        raise MissingData(
+            f"{dataset.path} holds no working eval rows: record them with `costmodel collect`, or "
+            f"name a full dataset with `--data DIR`"
+        )
+    entries = [
+        _entry(
+            model.name,
+            str(getattr(model, "kind", "learned")),
+            [
+                _score(p, model.predict(p.workload, p.candidates, target), model.predicts_latency)
+                for p in problems
+            ],
+        )
+        for model in models
+    ]
+    entries.append(
+        _entry("random", "baseline", _scores(problems, lambda p: np.zeros(len(p.latency_us))))
+    )
+    entries.append(_entry("oracle", "oracle", _scores(problems, lambda p: p.latency_us)))
+    if second := _second_measurement(dataset, problems):
+        entries.append(_entry("noise ceiling", "oracle", second))
+    return entries
+
+
+def _problems(frame: Frame) -> list[_Problem]:
+    problems = []
+    for workload in frame.workloads:
+        part = frame.of_workload(workload)
+        latency = np.where(part.ok, part.latency_us, np.nan)
+        if part.ok.any():
+            # One program has one latency, whichever of its names a model ranks first.
+            identity = identities(workload, part.candidates)
+            best = np.full(len(identity), np.nan)
+            np.fmin.at(best, identity, latency)
+            problems.append(_Problem(workload, part.candidates, best[identity], identity))
+    return problems
+
+
+def _scores(problems: Sequence[_Problem], cost: Callable[[_Problem], _Floats]) -> list[_Score]:
+    return [_score(p, cost(p), False) for p in problems]
+
+
+def _score(problem: _Problem, cost: _Floats, is_latency: bool) -> _Score:
+    rows = metrics.distinct_rows(cost, problem.identity)
+    latency, ranked = problem.latency_us[rows], cost[rows]
+    return _Score(
+        is_ragged(problem.workload),
+        tuple(metrics.speed_kept(latency, ranked, k) for k in TOP_K),
+        metrics.kendall_tau(latency, ranked),
+        metrics.mape_pct(latency, ranked) if is_latency else None,
+    )
+
+
+def _second_measurement(dataset: Dataset, problems: Sequence[_Problem]) -> list[_Score]:
+    """Rank by the first measurement, and judge by each later run's anchors."""
+    anchors = dataset.measurements("anchor")
+    first_runs = dataset.measurements("eval")
+    scores = []
+    for problem in problems:
+        first = dict(zip(problem.candidates.configs, problem.latency_us.tolist(), strict=True))
+        rows = anchors.rows_of.get(problem.workload, np.empty(0, dtype=np.intp))
+        rows = rows[(anchors.config_index[rows] >= 0) & anchors.ok[rows]]
+        own_runs = first_runs.run_index[first_runs.rows_of[problem.workload]]
+        for run in set(anchors.run_index[rows].tolist()) - set(own_runs.tolist()):
+            again = rows[anchors.run_index[rows] == run]
+            configs = [anchors.configs[i] for i in anchors.config_index[again]]
+            cost = np.array([first.get(config, np.nan) for config in configs])
+            # Without the pick itself among those timed again, nothing is known of it.
+            if len(again) > 1 and np.nanmin(list(first.values())) in cost:
+                part = _Problem(
+                    problem.workload, Candidates.of(configs), anchors.latency_us[again],
+                    np.arange(len(again)),
+                )  # fmt: skip
+                scores.append(_score(part, cost, True))
+    return scores
+
+
+def _entry(name: str, kind: str, scores: Sequence[_Score]) -> dict[str, Any]:
+    errors = [s.mape_pct for s in scores if s.mape_pct is not None]
+    return {
+        "name": name,
+        "kind": kind,
+        "workloads": len(scores),
+        "regret": _kept(scores),
+        "aligned": _kept([s for s in scores if not s.ragged]),
+        "ragged": _kept([s for s in scores if s.ragged]),
+        "kendall_tau": round(float(np.mean([s.tau for s in scores])), 4),
+        "mape_pct": round(float(np.mean(errors)), 2) if errors else None,
+    }
+
+
+def _kept(scores: Sequence[_Score]) -> dict[str, dict[str, float]] | None:
+    if not scores:
+        return None
+    columns = zip(TOP_K, zip(*(s.kept for s in scores), strict=True), strict=True)
+    return {
+        str(k): {
+            "geomean_pct": round(100 * metrics.geomean(kept), 2),
+            "worst_pct": round(100 * min(kept), 2),
+        }
+        for k, kept in columns
+    }

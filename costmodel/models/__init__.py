@@ -1,0 +1,41 @@
+"""Cost models: baselines, the learned one, peers; training, saving, and which one answers."""
+
+from __future__ import annotations
+
+from costmodel.models.baselines import RandomModel, RuleHeuristic, StaticRank
+from costmodel.models.peers import NvMatmulHeuristics
+from costmodel.models.ptx_score import PtxScore
+from costmodel.models.registry import (
+    find_model,
+    known_artifacts,
+    load,
+    model_directory,
+    shipped_models,
+    use,
+)
+from costmodel.models.rules import heuristic_config, heuristic_order
+from costmodel.models.table import TrainingTable
+from costmodel.models.train import cross_validate, train, tune_hyperparameters
+from costmodel.models.xgb import XgbCostModel, XgbParams
+
+__all__ = [
+    "NvMatmulHeuristics",
+    "PtxScore",
+    "RandomModel",
+    "RuleHeuristic",
+    "StaticRank",
+    "TrainingTable",
+    "XgbCostModel",
+    "XgbParams",
+    "cross_validate",
+    "find_model",
+    "heuristic_config",
+    "heuristic_order",
+    "known_artifacts",
+    "load",
+    "model_directory",
+    "shipped_models",
+    "train",
+    "tune_hyperparameters",
+    "use",
+]

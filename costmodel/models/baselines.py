@@ -1,0 +1,110 @@
+"""Models that learn nothing, or next to nothing: what a learned one must beat."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.candidates import Candidates
+from costmodel.config import GemmConfig
+from costmodel.models.rules import rule_cost
+from costmodel.target import Target
+from costmodel.workload import Workload
+
+if TYPE_CHECKING:
+    from costmodel.models.table import TrainingTable
+
+__all__ = ["RandomModel", "RuleHeuristic", "StaticRank"]
+
+
+class RandomModel:
+    """An arbitrary order, the same each time for one workload, seed and set of configurations."""
+
+    kind = "baseline"
+    predicts_latency = False
+    hash = "builtin"
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    @property
+    def name(self) -> str:
+        return f"random-{self.seed}"
+
+    def predict(
+        self, workload: Workload, candidates: Candidates, target: Target
+    ) -> NDArray[np.float64]:
+        """Costs uniform in [0, 1), float64 [n]: a hash of workload, seed and configuration."""
+        digest = hashlib.sha256(f"{workload.key()}/{self.seed}".encode()).digest()
+        state = np.full(len(candidates), int.from_bytes(digest[:8], "little"), dtype=np.uint64)
+        for column in candidates.config_columns.T:
+            state = _mix(state ^ column.astype(np.uint64))
+        return state.astype(np.float64) / 2.0**64
+
+
+class StaticRank:
+    """One order for all workloads: the mean speed of each configuration in the training data.
+
+    Speed is the best latency of a workload over the configuration's own. A mean of few samples
+    is pulled towards the mean of all, so that one lucky workload does not win.
+    """
+
+    kind = "baseline"
+    name = "static"
+    predicts_latency = False
+    hash = "builtin"
+    _PRIOR_SAMPLES = 5
+
+    def __init__(self) -> None:
+        self.speed_: dict[GemmConfig, float] = {}
+        self.unseen_: float = 0.0
+
+    def fit(self, table: TrainingTable) -> StaticRank:
+        """Average over the measured rows of a table."""
+        ok = table.ok()
+        speed = table.best_us()[table.workload_index[ok]] / table.latency_us[ok]
+        self.unseen_ = 0.5 * float(speed.mean()) if len(speed) else 0.0
+        prior = float(speed.mean()) * self._PRIOR_SAMPLES if len(speed) else 0.0
+        sums: dict[GemmConfig, list[float]] = {}
+        for row, value in zip(np.flatnonzero(ok), speed, strict=True):
+            sums.setdefault(table.candidates.configs[row], []).append(float(value))
+        self.speed_ = {
+            config: (sum(values) + prior) / (len(values) + self._PRIOR_SAMPLES)
+            for config, values in sums.items()
+        }
+        return self
+
+    def predict(
+        self, workload: Workload, candidates: Candidates, target: Target
+    ) -> NDArray[np.float64]:
+        """Minus the mean speed, float64 [n]; a configuration never seen counts as half the mean."""
+        return np.array(
+            [-self.speed_.get(config, self.unseen_) for config in candidates.configs],
+            dtype=np.float64,
+        )
+
+
+class RuleHeuristic:
+    """The rules of :mod:`costmodel.models.rules` as a model: also what answers without one."""
+
+    kind = "baseline"
+    name = "heuristic"
+    predicts_latency = False
+    hash = "builtin"
+
+    def predict(
+        self, workload: Workload, candidates: Candidates, target: Target
+    ) -> NDArray[np.float64]:
+        """Distance from what the rules want, float64 [n]."""
+        return rule_cost(workload, candidates.config_columns, target)
+
+
+def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """One round of splitmix64 (Steele, Lea and Flood 2014)."""
+    state = state + np.uint64(0x9E3779B97F4A7C15)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))

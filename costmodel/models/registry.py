@@ -1,0 +1,145 @@
+"""Which model answers: the user's, else the one shipped for the target, else the rules."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+
+from costmodel.artifact import Artifact
+from costmodel.candidates import CostModel
+from costmodel.errors import FileError, ModelError
+from costmodel.models.baselines import RuleHeuristic
+from costmodel.models.storage import CARD
+from costmodel.models.xgb import XgbCostModel
+from costmodel.target import Target
+from costmodel.workload import Workload
+
+__all__ = ["find_model", "known_artifacts", "load", "model_directory", "shipped_models", "use"]
+
+
+def load(path: str | Path) -> XgbCostModel:
+    """The model that ``model.save(path)`` wrote. Reads UBJ and JSON; runs no code.
+
+    Raises:
+        NoModel: nothing at this path.
+        CorruptFile, WrongVersion: not a model, or one of a newer release.
+        SchemaMismatch: trained on other features than this release computes.
+    """
+    return XgbCostModel.load(path)
+
+
+def use(model: str | Path | XgbCostModel | None) -> XgbCostModel | None:
+    """Make a model answer in this process from now on, before any shipped one.
+
+    Args:
+        model: a directory that ``save()`` wrote, a model, or None to go back to the shipped ones.
+
+    Raises:
+        As :func:`load`; then what was used before stays in use.
+    """
+    chosen = load(model) if isinstance(model, str | Path) else model
+    with _lock:
+        _used[:] = [] if chosen is None else [chosen]
+    return chosen
+
+
+def shipped_models() -> dict[str, Path]:
+    """The directories of the models that came with the package, by device name."""
+    root = _root()
+    if not root.is_dir():
+        return {}
+    return {d.name: d for d in sorted(root.iterdir()) if (d / CARD).is_file()}
+
+
+def model_directory(target: Target) -> Path | None:
+    """Where the shipped model of a target lies, with its artifact table, if there is one."""
+    return shipped_models().get(target.device.name)
+
+
+def find_model(target: Target, workload: Workload | None = None) -> tuple[CostModel, str]:
+    """The model that answers for this target and workload, and why if it is not a learned one.
+
+    The model of :func:`use` comes first, then the shipped one. Where neither can answer, the rule
+    heuristic does: with the reason, and one warning for each reason.
+
+    Returns:
+        (model, reason): reason is empty when the first choice answers without reservation.
+    """
+    with _lock:
+        used = list(_used)
+    reasons = []
+    for model in used:
+        if not (reason := model.answers(workload, target)):
+            return model, _reservation(model, target)
+        reasons.append(reason)
+    shipped, reason = _shipped(target)
+    if shipped is not None and not (reason := shipped.answers(workload, target)):
+        if reasons:
+            _warn_once(f"{'; '.join(reasons)}: the shipped model answers instead")
+        return shipped, "; ".join([*reasons, _reservation(shipped, target)]).strip("; ")
+    text = "; ".join([*reasons, reason])
+    _warn_once(
+        f"{text}: rules of thumb rank instead of a model; train one with `costmodel collect` and "
+        f"`costmodel train`, and pass it to costmodel.use(path)"
+    )
+    return RuleHeuristic(), text
+
+
+def known_artifacts(model: CostModel) -> Mapping[str, Artifact]:
+    """The artifacts that came with a model, by key; empty where there are none.
+
+    A file that cannot be used is one warning: ranking then goes by the configurations alone.
+    """
+    if not isinstance(model, XgbCostModel):
+        return {}
+    try:
+        return model.artifacts or {}
+    except FileError as error:
+        _warn_once(f"the artifacts of model {model.name} cannot be used: {error}")
+        return {}
+
+
+def _shipped(target: Target) -> tuple[XgbCostModel | None, str]:
+    directory = model_directory(target)
+    if directory is None:
+        have = ", ".join(shipped_models()) or "none"
+        return None, f"no model is shipped for {target.device.name} (shipped: {have})"
+    try:
+        return _load_shipped(directory), ""
+    except (FileError, ModelError) as error:
+        return None, f"the shipped model cannot be used: {error}"
+
+
+def _reservation(model: XgbCostModel, target: Target) -> str:
+    """A difference that makes predictions less exact, but no wrong choice dangerous."""
+    assert model.target_ is not None  # it answered, so it is fitted
+    trained, ours = model.target_.toolchain.triton, target.toolchain.triton
+    if trained == ours:
+        return ""
+    return f"{model.name} was trained with Triton {trained}, this is {ours}"
+
+
+def _root() -> Path:
+    return Path(str(files("costmodel").joinpath("_models")))
+
+
+@functools.cache
+def _load_shipped(directory: Path) -> XgbCostModel:
+    return load(directory)
+
+
+def _warn_once(text: str) -> None:
+    with _lock:
+        if text in _warned:
+            return
+        _warned.add(text)
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+
+_lock = threading.Lock()
+_used: list[XgbCostModel] = []
+_warned: set[str] = set()

@@ -1,0 +1,123 @@
+"""Rules of thumb: which configuration a practised hand would write down for a workload.
+
+Small products (every side ≤ 512) want small tiles: 32 to 64 a side, steps of 16 to 32, one to
+four warps, one or two stages. Large ones want 128 to 256 a side, steps of 32 to 64, eight warps,
+four or five stages. A tile is never wider than the product, and where too few tiles are left to
+fill the GPU, K is split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.candidates import CONFIG_COLUMNS, Candidates
+from costmodel.config import GemmConfig
+from costmodel.errors import InvalidInput
+from costmodel.target import Target
+from costmodel.workload import Workload
+
+__all__ = ["Wanted", "heuristic_config", "heuristic_order", "rule_cost", "wanted"]
+
+
+class Wanted(NamedTuple):
+    """What the rules ask for; ``tma`` is whether the copy engine is preferred."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    split_k: int
+    group_m: int
+    tma: bool
+
+
+def wanted(workload: Workload, target: Target) -> Wanted:
+    """The rules: a pure function of the sizes and of the number of multiprocessors."""
+    return _small(workload) if workload.is_small() else _large(workload, target.device.sm_count)
+
+
+def heuristic_order(
+    workload: Workload, configs: Sequence[GemmConfig], target: Target
+) -> list[GemmConfig]:
+    """The configurations, nearest to the rules first; ties keep the given order."""
+    cost = rule_cost(workload, Candidates.of(configs).config_columns, target)
+    return [configs[row] for row in np.argsort(cost, kind="stable")]
+
+
+def heuristic_config(
+    workload: Workload, configs: Sequence[GemmConfig], target: Target
+) -> GemmConfig:
+    """The one of the given (legal) configurations that the rules choose.
+
+    Raises:
+        InvalidInput: no configuration was given.
+    """
+    if not configs:
+        raise InvalidInput(f"no configuration to choose from for {workload}: expected at least one")
+    return heuristic_order(workload, configs, target)[0]
+
+
+def rule_cost(
+    workload: Workload, config_columns: NDArray[np.float64], target: Target
+) -> NDArray[np.float64]:
+    """How far each configuration is from what the rules want, in powers of two, float64 [n].
+
+    Args:
+        config_columns: [n, len(CONFIG_COLUMNS)], as :class:`Candidates` has them.
+    """
+    want = wanted(workload, target)
+    c = dict(zip(CONFIG_COLUMNS, config_columns.T, strict=True))
+    cost = np.zeros(len(config_columns), dtype=np.float64)
+    for name, weight in _WEIGHTS.items():
+        cost += weight * np.abs(np.log2(c[name] / getattr(want, name)))
+    # The rules know nothing of these: leave them alone unless nothing else is on offer.
+    cost += 0.5 * (c["maxnreg"] > 0) + 0.05 * c["halves"] + 0.05 * c["flatten"]
+    cost += 0.5 * np.where(want.tma, c["is_pointer"], 1 - c["is_pointer"])
+    cost += 0.1 * c["is_persistent"]
+    return cost
+
+
+# A wrong tile or split costs more than a wrong depth.
+_WEIGHTS = {
+    "block_m": 1.0, "block_n": 1.0, "block_k": 0.5, "num_warps": 0.7, "num_stages": 0.7,
+    "split_k": 1.0, "group_m": 0.1,
+}  # fmt: skip
+
+
+def _small(w: Workload) -> Wanted:
+    block_m, block_n = _fit(64, w.m, least=32), _fit(64, w.n, least=32)
+    if -(-w.m // 64) * -(-w.n // 64) < 32:  # too few tiles for a GPU: halve them
+        block_m = block_n = 32
+    warps = {4096: 4, 2048: 2, 1024: 1}[block_m * block_n]
+    return Wanted(block_m, block_n, _fit(32, w.k), warps, 2, 1, 8, tma=False)
+
+
+def _large(w: Workload, sm_count: int) -> Wanted:
+    block_m, block_n = _fit(128, w.m), _fit(256, w.n)
+    if block_n <= 128:  # a narrow product takes its large side along M
+        block_m = _fit(256, w.m)
+    # Fewer tiles than multiprocessors: smaller ones, as long as they are worth loading.
+    while _tiles(w, block_m, block_n) < sm_count and block_n > (32 if block_m <= 64 else 128):
+        block_n //= 2
+    idle = sm_count // max(_tiles(w, block_m, block_n), 1)
+    steps = max(w.k // 64, 1)
+    split = 1 << (max(min(idle, steps // 8, 16), 1).bit_length() - 1)
+    area = block_m * block_n
+    block_k = _fit(64 if area > 2048 else 128, w.k)
+    return Wanted(block_m, block_n, block_k, 8 if area > 16384 else 4, 4, split, 8, tma=True)
+
+
+def _tiles(w: Workload, block_m: int, block_n: int) -> int:
+    return -(-w.m // block_m) * -(-w.n // block_n)
+
+
+def _fit(block: int, side: int, least: int = 16) -> int:
+    """The block, halved while half of it still covers the side."""
+    while block > least and block // 2 >= side:
+        block //= 2
+    return block

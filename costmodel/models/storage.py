@@ -1,0 +1,189 @@
+"""A model on disk: UBJ, JSON and Parquet only, so that loading one runs no code."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import asdict, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from costmodel.artifact_table import ArtifactTable
+from costmodel.errors import CorruptFile, InvalidInput, NoModel, SchemaMismatch, WrongVersion
+from costmodel.features import CONFIG_FEATURES, FEATURE_SCHEMA, FEATURES
+from costmodel.models.xgb import XgbCostModel, XgbParams, content_hash
+from costmodel.ptx import PTX_SCHEMA
+from costmodel.shards import Identity, read_shards, replace_file, write_json, write_shard
+from costmodel.target import Target
+
+__all__ = ["CARD", "FORMAT", "load", "load_artifacts", "read_card", "save"]
+
+FORMAT = 1
+"""Version of the layout of the directory and of its card."""
+
+CARD = "card.json"
+ARTIFACTS = "artifacts.parquet"
+_HEADS = {True: ("model.ubj", FEATURES), False: ("config.ubj", CONFIG_FEATURES)}
+
+
+def save(model: XgbCostModel, path: Path, raw: dict[bool, bytes]) -> Path:
+    """Write the heads, the card that vouches for them, and the artifacts that are known.
+
+    Raises:
+        NoModel: the model is not fitted.
+    """
+    if model.target_ is None:
+        raise NoModel(f"model {model.name!r} is not fitted: nothing to save, call fit() first")
+    path.mkdir(parents=True, exist_ok=True)
+    card = {
+        "format": FORMAT,
+        "name": model.name,
+        "hash": model.hash,
+        "feature_schema": FEATURE_SCHEMA,
+        "ptx_schema": PTX_SCHEMA,
+        "features": list(FEATURES),
+        "config_features": list(CONFIG_FEATURES),
+        "target": model.target_.to_dict(),
+        "dtypes": list(model.dtypes_),
+        "params": asdict(model.params),
+        "training": {**model.card_, "date": datetime.now(UTC).date().isoformat()},
+    }
+    for ptx, (name, _) in _HEADS.items():
+        replace_file(path / name, functools.partial(_put, raw[ptx]))
+    write_json(path / CARD, card)
+    if artifacts := model.artifacts:
+        identity = Identity(model.target_, {})
+        write_shard(path / ARTIFACTS, artifacts.arrow(), identity, ptx_schema=PTX_SCHEMA)
+    return path
+
+
+def load_artifacts(path: Path, target: Target) -> ArtifactTable:
+    """The artifact table beside a model; empty where there is none.
+
+    Raises:
+        CorruptFile, WrongVersion: unreadable, or of another PTX schema.
+    """
+    files = [path / ARTIFACTS] if (path / ARTIFACTS).exists() else []
+    schema = ArtifactTable.schema()
+    return ArtifactTable(read_shards(files, schema, Identity(target, {}), ptx_schema=PTX_SCHEMA))
+
+
+def load(path: Path, *, nthread: int = 1) -> XgbCostModel:
+    """Read a model directory.
+
+    Raises:
+        NoModel: nothing at this path.
+        CorruptFile: truncated, foreign, or heads that are not those of the card.
+        WrongVersion: written by a newer release.
+        SchemaMismatch: trained on other columns than this release computes.
+    """
+    import xgboost
+
+    card = read_card(path)
+    _check_schema(path, card)
+    raw = {ptx: _read(path / name) for ptx, (name, _) in _HEADS.items()}
+    if content_hash(raw) != card["hash"]:
+        raise CorruptFile(f"{path}: the heads are not those of {CARD}; save the model again")
+    model = XgbCostModel(card["params"], name=card["name"], nthread=nthread)
+    for ptx, (name, expected) in _HEADS.items():
+        booster = xgboost.Booster()
+        try:
+            booster.load_model(bytearray(raw[ptx]))
+        except xgboost.core.XGBoostError as error:
+            reason = str(error).splitlines()[0][:200]
+            raise CorruptFile(f"{path / name}: not an XGBoost model in UBJ ({reason})") from None
+        _compare(path / name, booster.feature_names or (), expected)
+        model._install(ptx, raw[ptx], booster)
+    model.target_, model.dtypes_ = card["target"], card["dtypes"]
+    model.card_ = card["training"]
+    model._directory = path
+    return model
+
+
+def read_card(path: Path) -> dict[str, Any]:
+    """The card of a model directory, checked and typed: ``target`` and ``params`` are objects.
+
+    Raises:
+        NoModel, CorruptFile, WrongVersion: as :func:`load`.
+    """
+    if not path.exists():
+        raise NoModel(f"no model at {path}: expected a directory that save() wrote")
+    if not path.is_dir():
+        raise CorruptFile(f"{path} is a file: expected the directory that save() wrote")
+    file = path / CARD
+    try:
+        card = json.loads(_read(file))
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise CorruptFile(f"{file}: not JSON ({error})") from None
+    if not isinstance(card, dict) or type(card.get("format")) is not int:
+        raise CorruptFile(f"{file}: not the card of a costmodel model")
+    if card["format"] > FORMAT:
+        raise WrongVersion(
+            f"{file}: format {card['format']}, this release reads up to {FORMAT}; upgrade costmodel"
+        )
+    try:
+        card["target"] = Target.from_dict(card["target"])
+        card["params"] = _params(card["params"])
+        card["dtypes"] = tuple(map(str, card["dtypes"]))
+        for name, kind in _TYPES.items():
+            if not isinstance(card[name], kind):
+                raise InvalidInput(f"{name}={card[name]!r}: expected {kind.__name__}")
+    except (KeyError, TypeError, InvalidInput) as error:
+        raise CorruptFile(f"{file}: {type(error).__name__}: {error}") from None
+    return card
+
+
+_TYPES = {
+    "name": str, "hash": str, "feature_schema": int, "ptx_schema": int, "features": list,
+    "config_features": list, "training": dict,
+}  # fmt: skip
+
+
+def _params(found: dict[str, Any]) -> XgbParams:
+    """Numbers only, under the names that there are."""
+    names = {f.name for f in fields(XgbParams)}
+    if set(found) != names or not all(type(v) in (int, float) for v in found.values()):
+        raise InvalidInput(f"params: expected a number for each of {sorted(names)}")
+    return XgbParams(**found)
+
+
+def _check_schema(path: Path, card: dict[str, Any]) -> None:
+    for name, ours in (("feature_schema", FEATURE_SCHEMA), ("ptx_schema", PTX_SCHEMA)):
+        if card[name] != ours:
+            raise SchemaMismatch(
+                f"{path}: trained with {name} {card[name]}, this release computes {ours}; "
+                f"train the model again"
+            )
+    _compare(path / CARD, card["features"], FEATURES)
+    _compare(path / CARD, card["config_features"], CONFIG_FEATURES)
+
+
+def _compare(file: Path, found: list[str] | tuple[str, ...], expected: tuple[str, ...]) -> None:
+    """The same columns in the same order, or an error that names the first difference."""
+    if tuple(found) == expected:
+        return
+    pairs = enumerate(zip(found, expected, strict=False))
+    where = next((i for i, (a, b) in pairs if a != b), min(len(found), len(expected)))
+    raise SchemaMismatch(
+        f"{file}: {len(found)} feature columns, this release computes {len(expected)}; the first "
+        f"difference is column {where} ({_at(found, where)}, expected {_at(expected, where)}); "
+        f"train the model again"
+    )
+
+
+def _at(names: list[str] | tuple[str, ...], i: int) -> str:
+    return repr(names[i]) if i < len(names) else "nothing"
+
+
+def _put(data: bytes, stream: BinaryIO) -> None:
+    stream.write(data)
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        raise CorruptFile(
+            f"{file.parent}: not a model directory, {file.name} is not there"
+        ) from None

@@ -1,0 +1,227 @@
+"""The learned model: boosted trees on log(latency / roofline)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.candidates import Candidates
+from costmodel.errors import InvalidInput, NoModel
+from costmodel.features import CONFIG_FEATURES, FEATURES, design_matrix, has_artifact
+from costmodel.target import Target
+from costmodel.workload import Workload
+
+if TYPE_CHECKING:
+    from xgboost import Booster
+
+    from costmodel.artifact_table import ArtifactTable
+    from costmodel.models.table import TrainingTable
+
+__all__ = ["XgbCostModel", "XgbParams"]
+
+
+@dataclass(frozen=True, slots=True)
+class XgbParams:
+    """Hyper-parameters, the same for both heads. The defaults were chosen by
+    :func:`costmodel.models.train.tune_hyperparameters` on training data alone.
+
+    Attributes:
+        rounds: trees; fixed, so that nothing stops early on data it is judged by.
+        nearness: how fast a row's weight falls with its distance from the best of its workload:
+            ``weight = floor + (1 - floor) * exp(-nearness * (latency / best - 1))``.
+        floor: the least weight.
+        seed: of row and column sampling.
+    """
+
+    rounds: int = 300
+    max_depth: int = 8
+    learning_rate: float = 0.08
+    min_child_weight: float = 2.0
+    subsample: float = 0.8
+    colsample_bytree: float = 0.6
+    reg_lambda: float = 1.0
+    nearness: float = 2.0
+    floor: float = 0.05
+    seed: int = 0
+
+    def booster(self, nthread: int) -> dict[str, Any]:
+        """As xgboost wants them."""
+        ours = ("rounds", "nearness", "floor")
+        theirs = {k: v for k, v in asdict(self).items() if k not in ours}
+        return {
+            **theirs, "objective": "reg:squarederror", "tree_method": "hist", "nthread": nthread,
+        }  # fmt: skip
+
+
+DEFAULTS = XgbParams()
+
+
+class XgbCostModel:
+    """Predicts latency with two heads: one sees the compiled artifact, one the configuration only.
+
+    Candidates with an artifact go to the full head and the others to the configuration head; both
+    predict the same quantity, so that a batch may hold both.
+
+    Attributes:
+        target_, dtypes_: what it was trained on.
+        card_: rows, workloads, dropped failures, hash of the data and date of the training.
+    """
+
+    kind = "learned"
+    predicts_latency = True
+
+    def __init__(
+        self, params: XgbParams = DEFAULTS, *, name: str = "xgb", nthread: int = 1
+    ) -> None:
+        self.params = params
+        self.name = name
+        self.nthread = nthread
+        self.card_: dict[str, Any] = {}
+        self.target_: Target | None = None
+        self.dtypes_: tuple[str, ...] = ()
+        self._heads: dict[bool, Booster] = {}
+        self._raw: dict[bool, bytes] = {}
+        self._artifacts: ArtifactTable | None = None
+        self._directory: Path | None = None
+
+    def fit(self, table: TrainingTable) -> XgbCostModel:
+        """Train both heads on the ok rows of a table.
+
+        Raises:
+            InvalidInput: no row to learn from.
+        """
+        import xgboost
+
+        ok = table.ok()
+        if not ok.any():
+            raise InvalidInput(
+                f"nothing to train on: {len(table)} rows, dropped {table.dropped()}; expected "
+                f"rows of status ok"
+            )
+        label = np.log(table.latency_us[ok] / table.roofline_us()[ok])
+        weight = self.row_weights(table)[ok]
+        params = self.params.booster(self.nthread)
+        for ptx, names in ((True, FEATURES), (False, CONFIG_FEATURES)):
+            data = xgboost.DMatrix(
+                table.design_matrix(ptx=ptx)[ok],
+                label=label,
+                weight=weight,
+                feature_names=list(names),
+                nthread=self.nthread,
+            )
+            booster = xgboost.train(params, data, num_boost_round=self.params.rounds)
+            self._install(ptx, bytes(booster.save_raw(raw_format="ubj")), booster)
+        used = np.unique(table.workload_index[ok])
+        self.target_, self._artifacts, self._directory = table.target, table.artifacts, None
+        self.dtypes_ = tuple(sorted({table.workloads[w].dtype for w in used}))
+        self.card_ = {
+            "rows": int(ok.sum()),
+            "workloads": len(used),
+            "dropped": table.dropped(),
+            "data_hash": table.content_hash(),
+        }
+        return self
+
+    def row_weights(self, table: TrainingTable) -> NDArray[np.float64]:
+        """The weight of each row, float64 [n]: slow configurations need no exact prediction."""
+        with np.errstate(invalid="ignore"):
+            slowdown = table.latency_us / table.best_us()[table.workload_index] - 1
+        fall = np.exp(-self.params.nearness * np.maximum(slowdown, 0))
+        return self.params.floor + (1 - self.params.floor) * fall
+
+    def predict(
+        self, workload: Workload, candidates: Candidates, target: Target
+    ) -> NDArray[np.float64]:
+        """Latency in us of each candidate, float64 [n].
+
+        Raises:
+            NoModel: not fitted.
+        """
+        if not self._heads:
+            raise NoModel(f"model {self.name!r} is not fitted: call fit() or load one")
+        known = has_artifact(candidates)
+        log_ratio = np.empty(len(candidates), dtype=np.float64)
+        for ptx, rows in ((True, known), (False, ~known)):
+            if not rows.any():
+                continue
+            part = candidates if rows.all() else candidates.take(np.flatnonzero(rows))
+            matrix = design_matrix(workload, part, target, ptx=ptx)
+            log_ratio[rows] = self._heads[ptx].inplace_predict(matrix)
+        roofline = target.device.roofline_us(workload.flops(), workload.bytes())
+        return np.exp(log_ratio) * roofline
+
+    @property
+    def artifacts(self) -> ArtifactTable | None:
+        """The artifacts it was trained with, by key: what it knows without compiling.
+
+        Those of a loaded model are read when first asked for. None before ``fit``, or where the
+        training table had none.
+
+        Raises:
+            CorruptFile, WrongVersion: the file beside the model cannot be used.
+        """
+        if self._artifacts is None and self._directory is not None and self.target_ is not None:
+            from costmodel.models.storage import load_artifacts
+
+            self._artifacts = load_artifacts(self._directory, self.target_)
+        return self._artifacts
+
+    def answers(self, workload: Workload | None, target: Target) -> str:
+        """Why this model should not be asked; empty if it may be."""
+        if self.target_ is None:
+            return f"{self.name} is not fitted"
+        device = self.target_.device
+        if target.device.name != device.name:
+            return f"{self.name} was trained on {device.name}, not on {target.device.name}"
+        if workload is not None and workload.dtype not in self.dtypes_:
+            return f"{self.name} was trained on {', '.join(self.dtypes_)}, not on {workload.dtype}"
+        return ""
+
+    def with_threads(self, nthread: int) -> XgbCostModel:
+        """Predict with this many threads from now on; more than one is slower on a few rows."""
+        self.nthread = nthread
+        for booster in self._heads.values():
+            booster.set_param({"nthread": nthread})
+        return self
+
+    @property
+    def hash(self) -> str:
+        """16 hex digits of the trees and of the columns they expect; empty before ``fit``."""
+        return content_hash(self._raw) if self._raw else ""
+
+    def save(self, path: str | Path) -> Path:
+        """Write the model to a directory (created if need be) and return it.
+
+        ``model.ubj`` and ``config.ubj`` hold the heads, ``artifacts.parquet`` the compiled
+        artifacts, ``card.json`` all else.
+        """
+        from costmodel.models.storage import save
+
+        return save(self, Path(path), self._raw)
+
+    @classmethod
+    def load(cls, path: str | Path, *, nthread: int = 1) -> XgbCostModel:
+        """Read a model that :meth:`save` wrote; see :func:`costmodel.models.storage.load`."""
+        from costmodel.models.storage import load
+
+        return load(Path(path), nthread=nthread)
+
+    def _install(self, ptx: bool, raw: bytes, booster: Booster) -> None:
+        """Keep a head for prediction."""
+        booster.set_param({"nthread": self.nthread})
+        self._heads[ptx] = booster
+        self._raw[ptx] = raw
+
+
+def content_hash(raw: Mapping[bool, bytes]) -> str:
+    """The identity of a trained model: its trees and the columns that they expect."""
+    digest = hashlib.sha256("\n".join(FEATURES).encode())
+    digest.update(raw[True])
+    digest.update(raw[False])
+    return digest.hexdigest()[:16]

@@ -1,0 +1,98 @@
+"""Times configurations on a GPU, in a process that may die of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from math import inf
+
+from costmodel.config import GemmConfig
+from costmodel.measurement import Candidate, Measurement
+from costmodel.runner import timing
+from costmodel.runner.protocol import TimingProtocol
+from costmodel.runner.timing import Request
+from costmodel.supervisor import Crashed, Done, SupervisedWorker, TimedOut
+from costmodel.workload import Workload
+
+__all__ = ["DeviceRunner"]
+
+
+class DeviceRunner:
+    """Times configurations on one GPU; see :class:`TimingProtocol` for how.
+
+    A kernel that hangs, or breaks the CUDA context, takes the timing process with it: its
+    configuration is marked, and a fresh process goes on with the next one. The caller's process
+    needs no CUDA context.
+
+    Args:
+        device_index: the CUDA device, as torch counts them.
+        protocol: how to time.
+        seed: of the operands.
+    """
+
+    def __init__(
+        self,
+        device_index: int = 0,
+        protocol: TimingProtocol | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.protocol = protocol or TimingProtocol()
+        self._worker: SupervisedWorker[Request, list[Measurement]] = SupervisedWorker(
+            timing.answer,
+            limit_s=self.protocol.limit_s,
+            setup=functools.partial(timing.start, self.protocol, device_index, seed),
+        )
+
+    def measure(
+        self, workload: Workload, candidates: Sequence[Candidate], best_us: float = inf
+    ) -> list[Measurement]:
+        """One measurement per candidate, in order.
+
+        Args:
+            best_us: a latency already known for the workload; what is far slower stops early.
+        """
+        result = []
+        for candidate in candidates:
+            artifact = candidate.artifact
+            if artifact is not None and not artifact.ok:
+                status = "compile_error" if artifact.status == "compile_error" else artifact.status
+                result.append(Measurement(status, error=artifact.error))
+                continue
+            measurement = self._ask(Request(workload, candidate.config, best_us))[0]
+            if measurement.ok:
+                best_us = min(best_us, measurement.latency_us)
+            result.append(measurement)
+        return result
+
+    def measure_torch(self, workload: Workload) -> Measurement:
+        """``torch.matmul`` (cuBLAS) by the same protocol."""
+        return self._ask(Request(workload, None))[0]
+
+    def compare(
+        self, workload: Workload, configs: Sequence[GemmConfig | None], rounds: int = 9
+    ) -> list[Measurement]:
+        """Time a few in turn, against drift; None stands for torch. For finalists."""
+        if not configs:
+            return []
+        request = Request(workload, None, compare=tuple(configs), rounds=rounds)
+        return self._ask(request)
+
+    def close(self) -> None:
+        """End the timing process."""
+        self._worker.close()
+
+    def __enter__(self) -> DeviceRunner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(self, request: Request) -> list[Measurement]:
+        outcome = self._worker.run(request)
+        count = max(len(request.compare), 1)
+        if isinstance(outcome, Done):
+            return outcome.value
+        if isinstance(outcome, TimedOut):
+            return [Measurement("timeout", error=f"over {outcome.limit_s:g} s")] * count
+        how = outcome.how if isinstance(outcome, Crashed) else outcome.message
+        return [Measurement("crashed", error=how[:500])] * count

@@ -1,0 +1,51 @@
+"""Which card, driver and torch a run was made with."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from uuid import uuid4
+
+from costmodel.measurement_table import RunInfo
+from costmodel.target import Target
+
+__all__ = ["current_run"]
+
+
+def current_run(device_index: int = 0) -> RunInfo:
+    """The identity of a run on this card that starts now.
+
+    Raises:
+        NoGpu: torch sees no NVIDIA GPU.
+    """
+    Target.current(device_index)  # the clear error where there is no GPU
+    import torch
+
+    driver, sm_mhz, memory_mhz = _nvml(device_index)
+    return RunInfo(
+        run_id=uuid4().hex,
+        device_uuid=str(torch.cuda.get_device_properties(device_index).uuid),
+        driver=driver,
+        torch=torch.__version__,
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        sm_clock_mhz=sm_mhz,
+        memory_clock_mhz=memory_mhz,
+    )
+
+
+def _nvml(device_index: int) -> tuple[str, int, int]:
+    """Driver version and highest clocks; blank where NVML is not installed."""
+    import torch
+
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except ImportError:
+        return "", 0, 0
+    uuid = str(torch.cuda.get_device_properties(device_index).uuid)
+    handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
+    return (
+        str(pynvml.nvmlSystemGetDriverVersion()),
+        int(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+        int(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM)),
+    )

@@ -1,0 +1,102 @@
+"""Operands to time with: views into one pool of random numbers, many sets, none shared."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from costmodel.errors import InvalidInput
+from costmodel.workload import DTYPES, Layout, Workload
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["OperandPool", "Operands"]
+
+_GRAIN_BYTES = 256
+_CHUNK = 2**26
+
+
+class Operands(tuple["torch.Tensor", "torch.Tensor", "torch.Tensor", "torch.Tensor | None"]):
+    """(a[m, k], b[k, n], out[m, n], bias[n] or None) of one launch."""
+
+    __slots__ = ()
+
+
+class OperandPool:
+    """Random numbers of unit variance in device memory, handed out as operands.
+
+    Drawing them anew for every workload would take longer than timing it. The pool grows to what
+    the largest workload needs and is drawn anew when it does.
+    """
+
+    def __init__(self, device: torch.device, seed: int) -> None:
+        self._device = device
+        self._seed = seed
+        self._data: dict[str, torch.Tensor] = {}
+
+    def sets(self, workload: Workload, count: int) -> list[Operands]:
+        """``count`` disjoint sets of operands, with the layouts and alignments of the workload."""
+        import torch
+
+        code = workload.code
+        w = workload
+        bias_rows = 1 if code.bias else 0
+        extents = (
+            _Extent(w.m, w.k, code.a_layout, code.a_align, code.itemsize),
+            _Extent(w.k, w.n, code.b_layout, code.b_align, code.itemsize),
+            _Extent(w.m, w.n, code.c_layout, code.c_align, DTYPES[code.out_dtype]),
+            _Extent(bias_rows, w.n, "row", 2, DTYPES[code.out_dtype]),
+        )
+        per_set = sum(e.size for e in extents)
+        in_data = self._draw(code.dtype, per_set * count)
+        out_data = in_data.view(getattr(torch, code.out_dtype))
+        result = []
+        start = 0
+        for _ in range(count):
+            views = []
+            for extent, data in zip(extents, (in_data, in_data, out_data, out_data), strict=True):
+                views.append(extent.view(data, start))
+                start += extent.size
+            a, b, out, bias = views
+            if out_data.dtype != in_data.dtype and code.bias:
+                bias.normal_()  # the bits of the other type would be any number
+            result.append(Operands((a, b, out, bias if code.bias else None)))
+        return result
+
+    def _draw(self, dtype: str, elements: int) -> torch.Tensor:
+        """At least this many numbers; the pool of another type makes room first."""
+        import torch
+
+        data = self._data.get(dtype)
+        if data is None or data.numel() < elements:
+            self._data.clear()
+            data = torch.empty(
+                max(elements, _CHUNK), dtype=getattr(torch, dtype), device=self._device
+            )
+            self._data[dtype] = data
+        generator = torch.Generator(self._device).manual_seed(self._seed)
+        self._seed += 1
+        # Results were written over parts of the pool: those must be numbers again.
+        for start in range(0, elements, _CHUNK):
+            data[start : min(start + _CHUNK, elements)].normal_(generator=generator)
+        return data
+
+
+class _Extent:
+    """Where one operand lies: rows of ``lead`` elements, shifted to be aligned as asked."""
+
+    def __init__(self, rows: int, cols: int, layout: Layout, align: int, item: int) -> None:
+        if layout == "strided":
+            raise InvalidInput("operands without a contiguous dimension cannot be drawn for timing")
+        self._shape = (rows, cols) if layout == "row" else (cols, rows)
+        self._transposed = layout == "col"
+        # A shift of `align` bytes is aligned to that, and to no wider class below 16.
+        self._shift = (align % 16) // item
+        grain = _GRAIN_BYTES // item
+        self.size = -(-(self._shape[0] * self._shape[1] + self._shift) // grain) * grain
+
+    def view(self, data: torch.Tensor, start: int) -> torch.Tensor:
+        rows, cols = self._shape
+        first = start + self._shift
+        x = data[first : first + rows * cols].view(rows, cols)
+        return x.T if self._transposed else x

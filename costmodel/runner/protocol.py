@@ -1,0 +1,60 @@
+"""How a latency is measured: part of every dataset, since only like may be compared with like."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from costmodel.errors import InvalidInput
+
+__all__ = ["TimingProtocol"]
+
+
+@dataclass(frozen=True, slots=True)
+class TimingProtocol:
+    """The settings of a measurement.
+
+    A replay is one CUDA graph of several launches, each on operands of its own. Before each
+    replay the L2 cache is filled with other data, by reading, outside the timed region. The
+    latency is the time of a replay over its launches.
+
+    Attributes:
+        cache: ``cold`` as above; ``hot`` launches on one set of operands and fills nothing.
+        repeats: timed replays of a configuration; their quantiles are kept.
+        replay_us: how long a replay is meant to take, which sets its number of launches.
+        max_launches: at most this many launches in a replay.
+        idle: rest before a replay, as a multiple of the last replay's time. It keeps the card
+            from throttling, as a run without rests does.
+        early_factor: a configuration this many times slower than the best of its workload so far
+            is replayed once only.
+        stop_factor: one this many times slower is not replayed at all (``too_slow``).
+        rtol, atol: what a result may be off a float32 reference: ``atol * sqrt(k) + rtol * |ref|``
+            with operands of unit variance, before it is ``wrong_result``; per element type.
+        limit_s: wall seconds before the timing process is killed (``timeout``).
+    """
+
+    cache: Literal["cold", "hot"] = "cold"
+    repeats: int = 5
+    replay_us: float = 400.0
+    max_launches: int = 40
+    idle: float = 1.0
+    early_factor: float = 3.0
+    stop_factor: float = 30.0
+    rtol: tuple[tuple[str, float], ...] = (("bfloat16", 1.6e-2), ("float16", 2e-3))
+    atol: tuple[tuple[str, float], ...] = (("bfloat16", 8e-3), ("float16", 1e-3))
+    limit_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.cache not in ("cold", "hot"):
+            raise InvalidInput(f"cache={self.cache!r}: expected cold or hot")
+        if self.repeats < 1 or self.max_launches < 1 or self.replay_us <= 0 or self.limit_s <= 0:
+            raise InvalidInput(f"repeats, launches, times and limits must be positive: {self}")
+
+    def tolerance(self, dtype: str, k: int) -> tuple[float, float]:
+        """(atol, rtol) for an output of this type and a sum over k."""
+        return float(dict(self.atol)[dtype] * max(k, 1) ** 0.5), dict(self.rtol)[dtype]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, as datasets keep it."""
+        data = asdict(self)
+        return data | {"rtol": dict(self.rtol), "atol": dict(self.atol)}

@@ -1,0 +1,327 @@
+"""The timing process: what runs beside the GPU, one request at a time.
+
+It is a child that may die of a kernel; :mod:`costmodel.runner.device` is the parent's side.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from costmodel.config import GemmConfig
+from costmodel.errors import CompileError, LaunchError
+from costmodel.launch import Plan, Workspace, load
+from costmodel.measurement import Measurement
+from costmodel.runner.operands import OperandPool, Operands
+from costmodel.runner.protocol import TimingProtocol
+from costmodel.target import Target
+from costmodel.workload import Workload
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Request", "answer", "start"]
+
+_MAX_OPERAND_BYTES = 24 * 2**30
+_CHECK_BLOCK = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One thing to time.
+
+    Attributes:
+        workload: the problem.
+        config: what to time; None for ``torch.matmul``.
+        best_us: the best latency of the workload so far, for stopping early.
+        compare: time these too, interleaved with ``config``, ``rounds`` times (finalists).
+    """
+
+    workload: Workload
+    config: GemmConfig | None
+    best_us: float = inf
+    compare: tuple[GemmConfig | None, ...] = ()
+    rounds: int = 0
+
+
+_session: Session | None = None
+
+
+def start(protocol: TimingProtocol, device_index: int, seed: int) -> None:
+    """Set the process up. Called once in each fresh one."""
+    global _session
+    _session = Session(protocol, device_index, seed)
+
+
+def answer(request: Request) -> list[Measurement]:
+    """Time what is asked: one measurement, or one for each of ``compare``."""
+    assert _session is not None, "start() comes first"
+    import torch
+
+    try:
+        return _session.answer(request)
+    except torch.OutOfMemoryError as error:
+        _session.release()
+        bad = Measurement("out_of_resources", error=f"device memory: {str(error)[:300]}")
+        return [bad] * max(len(request.compare), 1)
+    except RuntimeError as error:
+        # An error of the device stays in its context: this process has to go.
+        if "CUDA" not in str(error):
+            raise
+        print(f"{type(error).__name__}: {str(error)[:500]}", file=sys.stderr, flush=True)
+        os._exit(70)
+
+
+class Session:
+    """Device memory, operands and the reference of the workload at hand."""
+
+    def __init__(self, protocol: TimingProtocol, device_index: int, seed: int) -> None:
+        import torch
+
+        torch.cuda.set_device(device_index)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        self._protocol = protocol
+        self._index = device_index
+        self._target = Target.current(device_index)
+        self._device = torch.device("cuda", device_index)
+        self._stream = torch.cuda.Stream(self._device)
+        self._pool = OperandPool(self._device, seed)
+        self._workspace = Workspace(self._device)
+        self._count = torch.zeros(1, dtype=torch.int32, device=self._device)
+        # Reading twice the cache leaves nothing else in it, and nothing dirty.
+        self._other = torch.zeros(
+            2 * self._target.device.l2_bytes // 4, dtype=torch.int32, device=self._device
+        )
+        self._clock_mhz = _clock_reader(self._device)
+        self._workload: Workload | None = None
+        self._sets: list[Operands] = []
+        self._reference: torch.Tensor | None = None
+
+    def release(self) -> None:
+        """Give back what the last workload held."""
+        import torch
+
+        self._workload, self._sets, self._reference = None, [], None
+        self._pool = OperandPool(self._device, int(time.time()))
+        self._workspace = Workspace(self._device)
+        torch.cuda.empty_cache()
+
+    def answer(self, request: Request) -> list[Measurement]:
+        import torch
+
+        with torch.cuda.stream(self._stream):
+            if request.workload != self._workload:
+                self._prepare(request.workload)
+            if request.compare:
+                return self._compare(request.compare, request.rounds)
+            return [self._measure(request.config, request.best_us)]
+
+    def _prepare(self, workload: Workload) -> None:
+        import torch
+
+        self._workload, self._reference = None, None
+        target_device = self._target.device
+        # Enough sets that the first is out of the cache when it comes round again.
+        wanted = max(-(-3 * target_device.l2_bytes // (2 * max(workload.bytes(), 1))), 2)
+        affordable = max(_MAX_OPERAND_BYTES // max(workload.bytes(), 1), 1)
+        count = 1 if self._protocol.cache == "hot" else min(
+            wanted, affordable, self._protocol.max_launches
+        )  # fmt: skip
+        self._sets = self._pool.sets(workload, count)
+        a, b, _, bias = self._sets[0]
+        self._reference = _reference(a, b, bias, workload.code.activation).contiguous()
+        torch.cuda.synchronize()
+        self._workload = workload
+
+    def _measure(self, config: GemmConfig | None, best_us: float) -> Measurement:
+        try:
+            launch = self._launcher(config)
+        except CompileError as error:
+            return Measurement("compile_error", error=str(error)[:500])
+        except LaunchError as error:
+            return Measurement("out_of_resources", error=str(error)[:500])
+        if error := self._gate(launch):
+            return Measurement("wrong_result", error=error)
+        first_us = self._time_once(launch)
+        if first_us > self._protocol.stop_factor * best_us:
+            slow = f"one launch took {first_us:.0f} us, the best so far {best_us:.1f}"
+            return Measurement("too_slow", first_us, repeats=1, error=slow)
+        graph, launches = self._capture(launch, first_us)
+        times: list[float] = []
+        for _ in range(self._protocol.repeats):
+            times.append(self._replay(graph, launches, times[-1] * launches if times else 0.0))
+            if times[0] > self._protocol.early_factor * best_us:
+                break
+        return self._summary(times)
+
+    def _compare(
+        self, configs: tuple[GemmConfig | None, ...], rounds: int
+    ) -> list[Measurement]:
+        """Time several in turn, so that a drift of the clocks meets all of them alike."""
+        graphs = []
+        for config in configs:
+            launch = self._launcher(config)
+            if error := self._gate(launch):
+                raise RuntimeError(f"{config} passed the gate before, and now does not: {error}")
+            graphs.append(self._capture(launch, self._time_once(launch)))
+        times: list[list[float]] = [[] for _ in configs]
+        for turn in range(rounds):
+            order = range(len(configs)) if turn % 2 == 0 else reversed(range(len(configs)))
+            for i in order:
+                graph, launches = graphs[i]
+                idle_us = times[i][-1] * launches if times[i] else 0.0
+                times[i].append(self._replay(graph, launches, idle_us))
+        return [self._summary(t) for t in times]
+
+    def _summary(self, times: list[float]) -> Measurement:
+        import numpy as np
+
+        p10, p50, p90 = np.quantile(times, (0.1, 0.5, 0.9))
+        return Measurement(
+            "ok", float(p50), float(p10), float(p90), len(times), self._clock_mhz()
+        )
+
+    def _launcher(self, config: GemmConfig | None) -> Callable[[Operands], None]:
+        """What queues one launch on the session's stream."""
+        import torch
+
+        assert self._workload is not None
+        if config is None:
+            return _torch_launcher(self._workload)
+        plan = Plan.of(self._workload, config, self._target.device.sm_count)
+        kernel = load(plan.spec, self._target, self._index)
+        stream = self._stream.cuda_stream
+        prepared: dict[int, dict[str, Any]] = {}
+
+        def launch(operands: Operands) -> None:
+            key = id(operands)
+            if key not in prepared:
+                prepared[key] = plan.arguments(*operands, workspace=self._workspace)
+            kernel(plan.blocks, stream, prepared[key])
+
+        del torch
+        return launch
+
+    def _gate(self, launch: Callable[[Operands], None]) -> str:
+        """Launch on a poisoned output and compare: empty, or what is wrong."""
+        from costmodel.kernels.check import count_mismatches
+
+        assert self._workload is not None and self._reference is not None
+        operands = self._sets[0]
+        out = operands[2]
+        out.fill_(float("nan"))
+        self._count.zero_()
+        launch(operands)
+        atol, rtol = self._protocol.tolerance(self._workload.code.out_dtype, self._workload.k)
+        flat = out if out.is_contiguous() else out.T
+        ref = self._reference if out.is_contiguous() else self._reference.T.contiguous()
+        blocks = -(-flat.numel() // _CHECK_BLOCK)
+        count_mismatches[(blocks,)](
+            flat, ref, self._count, flat.numel(), atol, rtol, BLOCK=_CHECK_BLOCK
+        )
+        wrong = int(self._count.item())
+        return f"{wrong} of {flat.numel()} elements are off by more than the tolerance" * bool(
+            wrong
+        )
+
+    def _time_once(self, launch: Callable[[Operands], None]) -> float:
+        """One cold launch in us, for deciding how to go on."""
+        import torch
+
+        begin = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
+        self._fill_cache()
+        begin.record()
+        launch(self._sets[-1])
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * 1e3
+
+    def _capture(
+        self, launch: Callable[[Operands], None], first_us: float
+    ) -> tuple[torch.cuda.CUDAGraph, int]:
+        import torch
+
+        # A launch is measured with its start, which short ones pay only once in a replay.
+        wanted = int(self._protocol.replay_us / max(first_us - 2.0, 2.0))
+        launches = min(max(wanted, 2), self._protocol.max_launches)
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            for i in range(launches):
+                launch(self._sets[i % len(self._sets)])
+        finally:
+            graph.capture_end()
+        return graph, launches
+
+    def _replay(self, graph: torch.cuda.CUDAGraph, launches: int, idle_us: float) -> float:
+        """us per launch of one replay, after a rest."""
+        import torch
+
+        time.sleep(self._protocol.idle * idle_us / 1e6)
+        begin = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
+        # While the cache is being filled the rest is queued: no wait for the host is timed.
+        self._fill_cache()
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * 1e3 / launches
+
+    def _fill_cache(self) -> None:
+        if self._protocol.cache == "cold":
+            self._other.max()
+
+
+def _torch_launcher(workload: Workload) -> Callable[[Operands], None]:
+    import torch
+
+    activation = _activation(workload.code.activation)
+
+    def launch(operands: Operands) -> None:
+        a, b, out, bias = operands
+        if bias is None:
+            torch.mm(a, b, out=out)
+        else:
+            torch.addmm(bias, a, b, out=out)
+        if activation is not None:
+            out.copy_(activation(out))
+
+    return launch
+
+
+def _reference(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str
+) -> torch.Tensor:
+    """act(A @ B + bias) in float32, whose error is far under what 16 bits can hold."""
+    product = a.float() @ b.float()
+    if bias is not None:
+        product += bias.float()
+    function = _activation(activation)
+    return product if function is None else function(product)
+
+
+def _activation(name: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    from torch.nn import functional
+
+    functions = {"relu": functional.relu, "gelu": functional.gelu, "silu": functional.silu}
+    return functions.get(name)
+
+
+def _clock_reader(device: torch.device) -> Callable[[], int]:
+    """The SM clock in MHz by NVML; 0 where that is not installed."""
+    import torch
+
+    try:
+        torch.cuda.clock_rate(device)
+    except (ModuleNotFoundError, RuntimeError):
+        return lambda: 0
+    return lambda: int(torch.cuda.clock_rate(device))
+
+

@@ -1,0 +1,261 @@
+"""Files of a dataset: written whole or not at all, and refused where they do not belong.
+
+A shard is a Parquet file whose header (JSON in its metadata) repeats the dataset's identity, so a
+file copied from another dataset is recognised. Reading runs no code: Parquet and JSON only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, get_type_hints
+from uuid import uuid4
+
+from costmodel.errors import CorruptFile, InvalidInput, MixedData, WrongVersion
+from costmodel.target import Target
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "SCHEMA",
+    "Identity",
+    "arrow_fields",
+    "new_shard_path",
+    "read_json",
+    "read_shards",
+    "replace_file",
+    "shard_paths",
+    "sort_rows",
+    "write_json",
+    "write_shard",
+]
+
+SCHEMA = 1
+"""Version of the columns and of the card; raised when either changes its meaning."""
+
+_HEADER = b"costmodel"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What all rows of one dataset share; rows of another identity are refused.
+
+    Attributes:
+        target: device and toolchain. Two cards of one product are the same device.
+        protocol: how timings were taken, JSON-ready.
+    """
+
+    target: Target
+    protocol: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "target": self.target.to_dict(),
+            "protocol": json.loads(json.dumps(dict(self.protocol))),
+        }
+
+    @classmethod
+    def from_dict(cls, data: object, path: Path) -> Identity:
+        """The inverse of :meth:`to_dict`.
+
+        Raises:
+            CorruptFile: not written by costmodel. WrongVersion: by a newer release.
+        """
+        if not isinstance(data, dict) or type(data.get("schema")) is not int:
+            raise CorruptFile(f"{path}: expected costmodel's header, found {str(data)[:80]}")
+        if data["schema"] != SCHEMA:
+            raise WrongVersion(
+                f"{path}: written with schema {data['schema']}, this release reads {SCHEMA}: "
+                f"use the release that wrote it, or a newer one"
+            )
+        protocol = data.get("protocol")
+        try:
+            target = Target.from_dict(data["target"])
+        except (KeyError, InvalidInput) as error:
+            raise CorruptFile(f"{path}: its header names no target ({error})") from None
+        if not isinstance(protocol, dict):
+            raise CorruptFile(f"{path}: its header holds no protocol, found {protocol!r}")
+        return cls(target, protocol)
+
+    def require_same(self, other: Identity, path: Path) -> None:
+        """Refuse ``other`` (found at, or offered to, ``path``) unless its rows may mix with ours.
+
+        Raises:
+            MixedData: with the first field that differs.
+        """
+        ours, theirs = self._comparable(), other._comparable()
+        for name in sorted(ours | theirs):
+            if ours.get(name) != theirs.get(name):
+                raise MixedData(
+                    f"{path}: {name} is {theirs.get(name)!r}, but this dataset has "
+                    f"{ours.get(name)!r}: timings of both must not mix; keep them in two datasets"
+                )
+
+    def _comparable(self) -> dict[str, Any]:
+        device, toolchain = self.target.device, self.target.toolchain
+        return {
+            "device.product": device.product,
+            "device.arch": device.arch,
+            "device.sm_count": device.sm_count,
+            "toolchain.triton": toolchain.triton,
+            "toolchain.ptxas": toolchain.ptxas,
+        } | {f"protocol.{k}": v for k, v in self.to_dict()["protocol"].items()}
+
+
+def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file so that a crash at any moment leaves the old one, the new one, or none."""
+    temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    # The new name itself must survive a power cut too.
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    text = json.dumps(data, indent=1) + "\n"
+    replace_file(path, lambda file: file.write(text.encode()))
+
+
+def read_json(path: Path) -> Any:
+    """Parsed JSON.
+
+    Raises:
+        CorruptFile: not JSON.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise CorruptFile(
+            f"{path}: not JSON ({error}): restore it, or delete the dataset"
+        ) from None
+
+
+def arrow_fields(cls: type, nullable: bool = False) -> list[pa.Field]:
+    """The columns of a flat dataclass, by its annotations: the dataclass is the row.
+
+    Floats are single precision: seven digits, where repeats of a timing agree within two or three.
+    """
+    import pyarrow as pa
+
+    types = {int: pa.int32(), float: pa.float32(), bool: pa.bool_()}
+    text = pa.dictionary(pa.int32(), pa.string())  # str and the Literal types
+    hints = get_type_hints(cls)
+    return [pa.field(f.name, types.get(hints[f.name], text), nullable) for f in fields(cls)]
+
+
+def shard_paths(directory: Path, table: str) -> list[Path]:
+    """The files of a table, oldest first: the compacted one, then shards as they were written."""
+    compacted = directory / f"{table}.parquet"
+    return [p for p in (compacted,) if p.exists()] + sorted(directory.glob(f"{table}-*.parquet"))
+
+
+def sort_rows(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    """The rows in ascending order of the given columns."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    columns = (table.column(name) for name in names)
+    keys = {  # Arrow does not sort by a dictionary
+        name: column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
+        for name, column in zip(names, columns, strict=True)
+    }
+    order = [(name, "ascending") for name in names]
+    return table.take(compute.sort_indices(pa.table(keys), sort_keys=order))
+
+
+def new_shard_path(directory: Path, table: str) -> Path:
+    """A name that no other process writes, ordered by time."""
+    return directory / f"{table}-{time.time_ns():020d}-{uuid4().hex[:8]}.parquet"
+
+
+def write_shard(path: Path, table: pa.Table, identity: Identity, **header: object) -> None:
+    """Write one Parquet file, compressed, whole or not at all."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    text = json.dumps(
+        {"table": path.name.split(".")[0].split("-")[0]} | identity.to_dict() | header
+    )
+    table = table.replace_schema_metadata({_HEADER: text.encode()})
+    # Timings are nearly all distinct: split by byte, their exponents compress; a dictionary grows.
+    floats = [f.name for f in table.schema if f.type == pa.float32()]
+    replace_file(
+        path,
+        lambda file: parquet.write_table(
+            table,
+            file,
+            compression="zstd",
+            compression_level=12,
+            row_group_size=max(table.num_rows, 1),
+            use_dictionary=[f.name for f in table.schema if f.name not in floats],
+            dictionary_pagesize_limit=2**24,
+            write_page_checksum=True,
+            column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
+        ),
+    )
+
+
+def read_shards(
+    paths: Sequence[Path], schema: pa.Schema, identity: Identity, **header: object
+) -> pa.Table:
+    """All rows of the given files, in their order; one dictionary per column.
+
+    Raises:
+        CorruptFile: unreadable, foreign, or with other columns. WrongVersion: a newer schema.
+            or another version in a field of ``header``.
+        MixedData: of another device, toolchain or protocol than ``identity``.
+    """
+    import pyarrow as pa
+
+    tables = [_read_shard(path, schema, identity, header) for path in paths]
+    return pa.concat_tables([schema.empty_table(), *tables]).unify_dictionaries().combine_chunks()
+
+
+def _read_shard(
+    path: Path, schema: pa.Schema, identity: Identity, header: Mapping[str, object]
+) -> pa.Table:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    again = "delete it and collect again: only its own rows are lost"
+    try:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            metadata = file.schema_arrow.metadata or {}
+            if _HEADER not in metadata:
+                raise CorruptFile(f"{path}: a Parquet file, but none of costmodel's; take it away")
+            found = json.loads(metadata[_HEADER])
+            identity.require_same(Identity.from_dict(found, path), path)
+            for name, value in header.items():
+                if found.get(name) != value:
+                    raise WrongVersion(
+                        f"{path}: {name} is {found.get(name)!r}, this release reads {value!r}: "
+                        f"compile again with `costmodel compile`"
+                    )
+            table = file.read()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        if isinstance(error, (CorruptFile, WrongVersion, MixedData)):
+            raise
+        if isinstance(error, (FileNotFoundError, PermissionError)):
+            raise
+        raise CorruptFile(f"{path}: unreadable ({error}); {again}") from None
+    if not table.schema.equals(schema):
+        names = set(table.schema.names) ^ set(schema.names)
+        raise CorruptFile(f"{path}: other columns than expected ({sorted(names)[:8]}); {again}")
+    return table.replace_schema_metadata(None)

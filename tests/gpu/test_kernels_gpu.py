@@ -1,0 +1,135 @@
+"""The kernels on a GPU, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from costmodel.config import GemmConfig
+from costmodel.launch import Plan, Workspace, load
+from costmodel.space import legality
+from costmodel.specialize import specialize
+from costmodel.target import Target
+from costmodel.workload import Workload
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+CONFIGS = [
+    GemmConfig("pointer", 16, 32, 16, 1, 1),
+    GemmConfig("pointer", 16, 64, 128, 4, 5, split_k=4),
+    GemmConfig("pointer", 64, 64, 64, 4, 4),
+    GemmConfig("pointer", 128, 128, 64, 8, 3, group_m=1),
+    GemmConfig("pointer", 128, 64, 64, 4, 4, maxnreg=96),
+    GemmConfig("tma", 16, 32, 256, 4, 4, split_k=8),
+    GemmConfig("tma", 64, 128, 64, 4, 4),
+    GemmConfig("tma", 128, 256, 64, 8, 4, halves=True),
+    GemmConfig("tma", 64, 64, 64, 4, 4, split_k=4),
+    GemmConfig("tma_persistent", 128, 128, 64, 4, 4, flatten=True),
+    GemmConfig("tma_persistent", 128, 256, 64, 8, 3, halves=True),
+]
+SHAPES = [(1, 1, 1), (1, 64, 40), (17, 33, 2), (33, 777, 555), (128, 128, 1001), (250, 466, 1000),
+          (256, 512, 4096), (1000, 1000, 1000), (333, 50257, 64), (5, 7, 15)]  # fmt: skip
+
+
+def launch(a, b, out, config, bias=None, activation="none"):
+    workload = Workload.from_tensors(a, b, out, bias=bias is not None, activation=activation)
+    target = Target.current()
+    if reason := legality(config, workload, target.device):
+        return reason
+    plan = Plan.of(workload, config, target.device.sm_count)
+    kernel = load(specialize(workload, config), target, 0)
+    stream = torch.cuda.current_stream().cuda_stream
+    kernel(plan.blocks, stream, plan.arguments(a, b, out, bias, Workspace(a.device)))
+    torch.cuda.synchronize()
+    return ""
+
+
+def nan_framed(rows, cols, dtype, transposed, pad):
+    """A random matrix inside a buffer of NaN, with ``pad`` elements between rows."""
+    shape = (cols, rows) if transposed else (rows, cols)
+    buffer = torch.full((shape[0] + 2, shape[1] + pad), float("nan"), dtype=dtype, device="cuda")
+    view = buffer[1:-1, : shape[1]]
+    view.copy_(torch.randn(shape, device="cuda"))
+    return view.T if transposed else view
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_matches_float64_in_every_layout(config, dtype):
+    torch.manual_seed(0)
+    ran = 0
+    for m, n, k in SHAPES:
+        for a_t, b_t in ((False, False), (True, False), (False, True), (True, True)):
+            for pad in (0, 8, 3):
+                a = nan_framed(m, k, dtype, a_t, pad)
+                b = nan_framed(k, n, dtype, b_t, pad)
+                out = torch.full((m + 2, n), float("nan"), dtype=dtype, device="cuda")
+                if launch(a, b, out[1:-1], config):
+                    continue
+                ran += 1
+                ref = a.double() @ b.double()
+                tolerance = (2e-3 if dtype == torch.float16 else 1.6e-2) * (ref.abs() + k**0.5)
+                bad = ~((out[1:-1].double() - ref).abs() <= tolerance)
+                assert not bad.any(), (m, n, k, a_t, b_t, pad, int(bad.sum()))
+                assert out[0].isnan().all(), "wrote before the output"
+                assert out[-1].isnan().all(), "wrote past the output"
+    assert ran >= 10
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])
+def test_epilogue(config, activation):
+    a = torch.randn(256, 512, device="cuda", dtype=torch.float16)
+    b = torch.randn(512, 384, device="cuda", dtype=torch.float16)
+    bias = torch.randn(384, device="cuda", dtype=torch.float16)
+    out = torch.empty(256, 384, device="cuda", dtype=torch.float16)
+    assert not launch(a, b, out, config, bias, activation)
+    ref = a.double() @ b.double() + bias.double()
+    function = getattr(torch.nn.functional, activation, lambda x: x)
+    torch.testing.assert_close(out.double(), function(ref), atol=0.05, rtol=5e-3)
+
+
+@pytest.mark.parametrize("config", [c for c in CONFIGS if c.split_k > 1], ids=str)
+def test_split_k_is_bitwise_repeatable(config):
+    a = torch.randn(100, 8192, device="cuda", dtype=torch.float16)
+    b = torch.randn(8192, 320, device="cuda", dtype=torch.float16)
+    results = []
+    for _ in range(50):
+        out = torch.full((100, 320), float("nan"), device="cuda", dtype=torch.float16)
+        assert not launch(a, b, out, config)
+        results.append(out)
+    assert all(torch.equal(results[0], r) for r in results)
+
+
+def test_offsets_past_32_bits():
+    config = GemmConfig("pointer", 64, 64, 32, 4, 3)
+    a = torch.randn(64, 32, device="cuda", dtype=torch.float16)
+    base = torch.empty(2**26 * 64, device="cuda", dtype=torch.float16)
+    b = torch.as_strided(base, (32, 64), (2**26, 1))
+    b.copy_(torch.randn(32, 64))
+    out = torch.empty(64, 64, device="cuda", dtype=torch.float16)
+    assert not launch(a, b, out, config)
+    torch.testing.assert_close(out.double(), a.double() @ b.double(), atol=0.05, rtol=5e-3)
+    del base, b
+    a = torch.randn(50000, 16, device="cuda", dtype=torch.float16)
+    b = torch.randn(16, 50000, device="cuda", dtype=torch.float16)
+    for config in (config, GemmConfig("tma", 128, 256, 64, 8, 3)):
+        out = torch.full((50000, 50000), float("nan"), device="cuda", dtype=torch.float16)
+        assert not launch(a, b, out, config)
+        ref = a[-64:].double() @ b.double()
+        torch.testing.assert_close(out[-64:].double(), ref, atol=0.02, rtol=5e-3)
+
+
+def test_strides_of_any_kind():
+    config = GemmConfig("pointer", 32, 32, 32, 4, 2)
+    base = torch.randn(200, 300, device="cuda", dtype=torch.float16)
+    out = torch.empty(50, 2, 60, device="cuda", dtype=torch.float16)[:, 1, ::2]
+    a, b = base[:100:2, :90:3], base[10:40, 5:95:3]
+    assert not launch(a, b, out, config)
+    torch.testing.assert_close(out.double(), a.double() @ b.double(), atol=0.05, rtol=5e-3)
+    expanded = torch.randn(1, 30, device="cuda", dtype=torch.float16).expand(50, 30)
+    assert not launch(expanded, b, out, config)
+    torch.testing.assert_close(out.double(), expanded.double() @ b.double(), atol=0.05, rtol=5e-3)

@@ -1,0 +1,179 @@
+"""Features: one schema, one row per candidate, finite, and blind to what they must not see."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costmodel import features
+from costmodel.analytic import ANALYTIC_FEATURES, analytic_columns, occupancy
+from costmodel.candidates import ARTIFACT_COLUMNS, Candidates
+from costmodel.config import GemmConfig
+from costmodel.features import CONFIG_FEATURES, FEATURES, design_matrix, has_artifact
+from costmodel.target import DEVICES, Target
+from costmodel.workload import Workload
+
+MakeBatch = Callable[..., Candidates]
+LARGE = Workload.dense(4096, 4096, 4096)
+
+
+def column(matrix: np.ndarray, name: str) -> np.ndarray:
+    return matrix[:, FEATURES.index(name)]
+
+
+def one(workload: Workload, config: GemmConfig, target: Target) -> dict[str, float]:
+    columns = analytic_columns(workload, Candidates.of([config]), target, binary=False)
+    return {name: float(values[0]) for name, values in columns.items()}
+
+
+def test_names_are_distinct_and_the_configuration_head_is_a_prefix() -> None:
+    assert len(set(FEATURES)) == len(FEATURES)
+    assert FEATURES[: len(CONFIG_FEATURES)] == CONFIG_FEATURES
+
+
+def test_no_feature_comes_from_a_timing() -> None:
+    # roofline_us is the data sheet's bound of the sizes, not a measurement.
+    timed = {n for n in FEATURES if n.endswith("_us") or "latency" in n or "clock" in n}
+    assert timed == {"roofline_us"}
+    assert "easurement" not in inspect.getsource(features).split("def ", 1)[1]
+
+
+def test_analytic_columns_are_those_listed(target: Target, make_batch: MakeBatch) -> None:
+    found = analytic_columns(LARGE, make_batch(LARGE, 5), target, binary=True)
+    assert set(found) == set(ANALYTIC_FEATURES)
+
+
+@given(
+    m=st.sampled_from([0, 1, 16, 17, 512, 4096, 131072]),
+    n=st.sampled_from([0, 1, 8, 1000, 131072]),
+    k=st.sampled_from([0, 1, 64, 1001, 16384]),
+    device=st.sampled_from(sorted(DEVICES)),
+)
+def test_known_candidates_have_finite_features_at_any_size(
+    m: int, n: int, k: int, device: str, target: Target, make_batch: MakeBatch
+) -> None:
+    batch = make_batch(LARGE, 40)
+    other = Target(DEVICES[device], target.toolchain)
+    for ptx in (True, False):
+        matrix = design_matrix(Workload(m, n, k), batch, other, ptx=ptx)
+        assert matrix.dtype == np.float32
+        assert matrix.shape == (40, len(FEATURES if ptx else CONFIG_FEATURES))
+        assert np.isfinite(matrix).all()
+
+
+def test_rows_follow_the_order_of_the_candidates(target: Target, make_batch: MakeBatch) -> None:
+    batch = make_batch(LARGE, 30)
+    order = np.random.default_rng(0).permutation(30)
+    whole = design_matrix(LARGE, batch, target, ptx=True)
+    np.testing.assert_array_equal(
+        design_matrix(LARGE, batch.take(order), target, ptx=True), whole[order]
+    )
+
+
+def test_a_missing_artifact_is_nan_and_leaves_the_configuration_columns_alone(
+    target: Target, make_batch: MakeBatch
+) -> None:
+    bare = make_batch(LARGE, 10, artifacts=False)
+    assert not has_artifact(bare).any()
+    matrix = design_matrix(LARGE, bare, target, ptx=True)
+    assert np.isnan(matrix[:, len(CONFIG_FEATURES) :]).all()
+    np.testing.assert_array_equal(
+        matrix[:, : len(CONFIG_FEATURES)], design_matrix(LARGE, bare, target, ptx=False)
+    )
+
+
+def test_the_configuration_head_never_sees_the_artifact(
+    target: Target, make_batch: MakeBatch
+) -> None:
+    known, bare = make_batch(LARGE, 10), make_batch(LARGE, 10, artifacts=False)
+    np.testing.assert_array_equal(
+        design_matrix(LARGE, known, target, ptx=False),
+        design_matrix(LARGE, bare, target, ptx=False),
+    )
+
+
+def test_a_loop_without_tensor_cores_is_missing_not_infinite(
+    target: Target, make_batch: MakeBatch
+) -> None:
+    batch = make_batch(LARGE, 3)
+    for name in ("loop_wgmma", "loop_mma_sync", "loop_tcgen05_mma", "loop_mma_flops"):
+        batch.artifact_columns[:, ARTIFACT_COLUMNS.index(name)] = 0
+    matrix = design_matrix(LARGE, batch, target, ptx=True)
+    assert np.isnan(column(matrix, "loop_per_flop")).all()
+    assert not np.isinf(matrix).any()
+
+
+def test_waves_and_padding_of_a_hand_worked_launch(target: Target) -> None:
+    # 1000 x 1000 x 100 in tiles of 128 x 256: 8 x 4 = 32 tiles of 2 steps of 64, on 132 SMs.
+    config = GemmConfig("tma", 128, 256, 64, num_warps=8, num_stages=4)
+    got = one(Workload.dense(1000, 1000, 100), config, target)
+    assert (got["tiles_m"], got["tiles_n"], got["programs"]) == (8, 4, 32)
+    assert got["steps_per_program"] == 2
+    assert got["occupancy"] == 1  # four stages of 48 KiB
+    assert got["waves"] == pytest.approx(32 / 132)
+    assert got["useful_m"] == pytest.approx(1000 / 1024)
+    assert got["useful_k"] == pytest.approx(100 / 128)
+    assert got["even_k"] == 0
+    assert got["tile_intensity"] == pytest.approx(128 * 256 / 384)
+
+
+def test_split_k_shortens_programs_and_adds_partial_sums(target: Target) -> None:
+    workload = Workload.dense(128, 128, 8192)
+    plain = one(workload, GemmConfig("tma", 128, 128, 64), target)
+    split = one(workload, GemmConfig("tma", 128, 128, 64, split_k=4), target)
+    assert split["programs"] == 4 * plain["programs"]
+    assert split["steps_per_program"] * 4 == plain["steps_per_program"] == 128
+    # Four float32 tiles, each written once and read once.
+    assert (plain["split_traffic"], split["split_traffic"]) == (0, 4 * 128 * 128 * 4 * 2)
+
+
+def test_even_k_is_divisibility_by_block_k_not_by_two(target: Target) -> None:
+    config = GemmConfig("pointer", 64, 64, 32)
+    assert one(Workload.dense(64, 64, 34), config, target)["even_k"] == 0
+    assert one(Workload.dense(64, 64, 96), config, target)["even_k"] == 1
+
+
+def test_bounds_are_never_under_the_roofline(target: Target, make_batch: MakeBatch) -> None:
+    got = analytic_columns(LARGE, make_batch(LARGE, 200), target, binary=True)
+    assert (got["bound"] > 0.999).all()
+
+
+def test_occupancy_is_that_of_nvidias_tables(target: Target) -> None:
+    # (registers, shared bytes, warps) -> blocks of an H100 SM, limited by:
+    cases = {
+        (32, 0, 4): 16,  # warps: 64 / 4
+        (255, 0, 8): 1,  # registers: 65536 / (256 * 32) = 8 warps
+        (128, 0, 4): 4,  # registers: 16 warps
+        (32, 100_000, 4): 2,  # shared memory: 233472 / 101024
+        (32, 0, 1): 32,  # blocks
+    }
+    registers, shared, warps = (np.array(x, dtype=float) for x in zip(*cases, strict=True))
+    found = occupancy(registers, shared, warps, target.device)
+    assert found.tolist() == list(cases.values())
+
+
+def test_an_artifact_replaces_the_estimate_of_its_registers(
+    target: Target, make_batch: MakeBatch
+) -> None:
+    batch = make_batch(LARGE, 20)
+    batch.artifact_columns[:, ARTIFACT_COLUMNS.index("registers")] = 77
+    used = column(design_matrix(LARGE, batch, target, ptx=True), "registers_used")
+    assert (used == 77).all()
+
+
+def test_the_features_of_a_whole_space_take_milliseconds(
+    target: Target, make_batch: MakeBatch
+) -> None:
+    batch = make_batch(LARGE, 1500)
+    seconds = []
+    for _ in range(15):
+        start = time.perf_counter()
+        design_matrix(LARGE, batch, target, ptx=True)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 5e-3

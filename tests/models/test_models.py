@@ -1,0 +1,307 @@
+"""What every cost model must do, in one inherited class; and what each does besides."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from costmodel.candidates import ARTIFACT_COLUMNS, Candidates
+from costmodel.config import GemmConfig
+from costmodel.errors import InvalidInput, NoModel
+from costmodel.models import (
+    NvMatmulHeuristics,
+    PtxScore,
+    RandomModel,
+    RuleHeuristic,
+    StaticRank,
+    TrainingTable,
+    XgbCostModel,
+    heuristic_config,
+    heuristic_order,
+    peers,
+)
+from costmodel.space import SearchSpace
+from costmodel.target import Target
+from costmodel.workload import Workload
+
+MakeBatch = Callable[..., Candidates]
+LARGE = Workload.dense(4096, 4096, 4096)
+
+
+class CostModelContract:
+    """Inherit, and provide the fixture ``model``."""
+
+    @pytest.fixture
+    def model(self) -> Any:
+        raise NotImplementedError
+
+    def test_describes_itself(self, model: Any) -> None:
+        assert model.name
+        assert model.kind in {"learned", "baseline", "peer", "oracle"}
+        assert isinstance(model.predicts_latency, bool)
+        assert isinstance(model.hash, str)
+
+    @pytest.mark.parametrize("artifacts", [True, False])
+    def test_one_finite_cost_per_candidate(
+        self, model: Any, target: Target, make_batch: MakeBatch, artifacts: bool
+    ) -> None:
+        batch = make_batch(LARGE, 37, artifacts=artifacts)
+        cost = model.predict(LARGE, batch, target)
+        assert cost.shape == (37,)
+        assert cost.dtype == np.float64
+        assert np.isfinite(cost).all()
+
+    def test_an_empty_batch_has_no_costs(self, model: Any, target: Target) -> None:
+        assert model.predict(LARGE, Candidates.of([]), target).shape == (0,)
+
+    def test_a_batch_may_mix_known_and_unknown_artifacts(
+        self, model: Any, target: Target, make_batch: MakeBatch
+    ) -> None:
+        known = make_batch(LARGE, 10)
+        mixed = Candidates.of(
+            known.configs, [a if i % 2 else None for i, a in enumerate(known.artifacts)]
+        )
+        assert np.isfinite(model.predict(LARGE, mixed, target)).all()
+
+    def test_the_order_of_the_batch_does_not_matter(
+        self, model: Any, target: Target, make_batch: MakeBatch
+    ) -> None:
+        batch = make_batch(LARGE, 50)
+        order = np.random.default_rng(3).permutation(50)
+        whole = model.predict(LARGE, batch, target)
+        np.testing.assert_allclose(
+            model.predict(LARGE, batch.take(order), target), whole[order], rtol=1e-6
+        )
+
+    def test_predicting_twice_gives_the_same_and_changes_nothing(
+        self, model: Any, target: Target, make_batch: MakeBatch
+    ) -> None:
+        batch = make_batch(LARGE, 20)
+        before = batch.config_columns.copy(), batch.artifact_columns.copy()
+        first = model.predict(LARGE, batch, target)
+        np.testing.assert_array_equal(first, model.predict(LARGE, batch, target))
+        np.testing.assert_array_equal(before[0], batch.config_columns)
+        np.testing.assert_array_equal(before[1], batch.artifact_columns)
+
+    @pytest.mark.parametrize("size", [(0, 64, 64), (64, 64, 0), (1, 1, 1), (1, 131072, 16)])
+    def test_extreme_sizes_are_ranked_too(
+        self, model: Any, target: Target, make_batch: MakeBatch, size: tuple[int, int, int]
+    ) -> None:
+        cost = model.predict(Workload.dense(*size), make_batch(LARGE, 8), target)
+        assert np.isfinite(cost).all()
+
+    def test_latencies_are_positive(
+        self, model: Any, target: Target, make_batch: MakeBatch
+    ) -> None:
+        if model.predicts_latency:
+            assert (model.predict(LARGE, make_batch(LARGE, 20), target) > 0).all()
+
+
+class TestRandomModel(CostModelContract):
+    @pytest.fixture
+    def model(self) -> RandomModel:
+        return RandomModel(seed=1)
+
+    def test_order_depends_on_workload_and_seed(
+        self, model: RandomModel, target: Target, make_batch: MakeBatch
+    ) -> None:
+        batch = make_batch(LARGE, 200)
+        other = Workload.dense(4096, 4096, 4104)
+        costs = [
+            model.predict(LARGE, batch, target),
+            model.predict(other, batch, target),
+            RandomModel(seed=2).predict(LARGE, batch, target),
+        ]
+        spread = np.corrcoef(costs) - np.eye(3)
+        assert np.abs(spread).max() < 0.3
+
+    def test_costs_are_spread_evenly(
+        self, model: RandomModel, target: Target, make_batch: MakeBatch
+    ) -> None:
+        cost = np.unique(model.predict(LARGE, make_batch(LARGE, 1500), target))
+        assert len(cost) > 1400
+        assert 0.45 < cost.mean() < 0.55
+
+
+class TestStaticRank(CostModelContract):
+    @pytest.fixture
+    def model(self, table: TrainingTable) -> StaticRank:
+        return StaticRank().fit(table)
+
+    def test_ranks_by_mean_speed(self, target: Target) -> None:
+        fast, slow, unseen = (GemmConfig("pointer", 64, 64, k) for k in (32, 64, 128))
+        ok = np.full(4, "ok", dtype=object)
+        table = TrainingTable(
+            target,
+            (LARGE, Workload.dense(64, 64, 64)),
+            np.array([0, 0, 1, 1]),
+            Candidates.of([fast, slow, fast, slow]),
+            np.array([10.0, 20.0, 1.0, 5.0]),
+            ok,
+        )
+        batch = Candidates.of([unseen, slow, fast])
+        cost = StaticRank().fit(table).predict(LARGE, batch, target)
+        assert np.argsort(cost).tolist() == [2, 1, 0]
+
+    def test_failures_do_not_count(self, target: Target) -> None:
+        config = GemmConfig("pointer", 64, 64, 32)
+        status = np.array(["timeout"], dtype=object)
+        index, nan = np.array([0]), np.array([np.nan])
+        table = TrainingTable(target, (LARGE,), index, Candidates.of([config]), nan, status)
+        assert StaticRank().fit(table).speed_ == {}
+
+
+class TestRuleHeuristic(CostModelContract):
+    @pytest.fixture
+    def model(self) -> RuleHeuristic:
+        return RuleHeuristic()
+
+    @pytest.mark.parametrize("side", [64, 100, 256, 512])
+    def test_small_products_get_small_tiles(self, side: int, target: Target) -> None:
+        workload = Workload.dense(side, side, side)
+        best = heuristic_config(workload, SearchSpace.of(workload, target).configs, target)
+        assert {best.block_m, best.block_n} <= {32, 64}
+        assert best.block_k in {16, 32}
+        assert best.num_warps <= 4
+        assert best.num_stages <= 2
+
+    @pytest.mark.parametrize("side", [4096, 8192])
+    def test_large_products_get_large_tiles(self, side: int, target: Target) -> None:
+        workload = Workload.dense(side, side, side)
+        best = heuristic_config(workload, SearchSpace.of(workload, target).configs, target)
+        assert {best.block_m, best.block_n} <= {128, 256}
+        assert best.block_k in {32, 64}
+        assert best.num_warps == 8
+        assert best.num_stages in {4, 5}
+
+    def test_a_tile_is_not_wider_than_the_product_needs(self, target: Target) -> None:
+        workload = Workload.dense(16, 4096, 4096)
+        best = heuristic_config(workload, SearchSpace.of(workload, target).configs, target)
+        assert best.block_m == 16
+
+    def test_few_tiles_and_a_long_k_are_split(self, target: Target) -> None:
+        workload = Workload.dense(128, 128, 16384)
+        best = heuristic_config(workload, SearchSpace.of(workload, target).configs, target)
+        assert best.split_k >= 8
+
+    def test_order_holds_every_configuration_once(self, target: Target) -> None:
+        configs = SearchSpace.of(LARGE, target).configs[:100]
+        assert sorted(heuristic_order(LARGE, configs, target)) == sorted(configs)
+
+    def test_choosing_from_nothing_is_refused(self, target: Target) -> None:
+        with pytest.raises(InvalidInput, match="no configuration"):
+            heuristic_config(LARGE, [], target)
+
+
+class TestPtxScore(CostModelContract):
+    @pytest.fixture(params=[PtxScore, PtxScore.hopper], ids=["literal", "hopper"])
+    def model(self, request: pytest.FixtureRequest) -> PtxScore:
+        return request.param()
+
+    @staticmethod
+    def counted(**counts: float) -> Candidates:
+        """One candidate with these counts and zeros elsewhere."""
+        batch = Candidates.of([GemmConfig("pointer", 64, 64, 32)])
+        batch.artifact_columns[:] = 0
+        for name, value in counts.items():
+            batch.artifact_columns[:, ARTIFACT_COLUMNS.index(name)] = value
+        return batch
+
+    def test_weights_are_those_of_the_design(self, target: Target) -> None:
+        batch = self.counted(
+            score_mma_sync=3, score_cp_async=5, score_bar_sync=1, score_bra=2, score_ret=1,
+            all_wgmma=100, all_mbarrier=7,
+        )  # fmt: skip
+        assert PtxScore().predict(LARGE, batch, target) == [-(30 + 10 - 30 - 10 - 5)]
+        assert PtxScore.hopper().predict(LARGE, batch, target) == [5 - 1000 + 210]
+
+    def test_unknown_artifacts_come_last(
+        self, model: PtxScore, target: Target, make_batch: MakeBatch
+    ) -> None:
+        known = make_batch(LARGE, 6)
+        mixed = Candidates.of(known.configs, [None, *known.artifacts[1:]])
+        cost = model.predict(LARGE, mixed, target)
+        assert cost[0] > cost[1:].max()
+
+
+class TestNvMatmulHeuristics(CostModelContract):
+    @pytest.fixture
+    def model(self) -> NvMatmulHeuristics:
+        pytest.importorskip("nvMatmulHeuristics", reason="optional: nvidia-matmul-heuristics")
+        return NvMatmulHeuristics()
+
+    def test_its_first_proposal_comes_first(
+        self, model: NvMatmulHeuristics, target: Target
+    ) -> None:
+        configs = SearchSpace.of(LARGE, target).configs
+        first = configs[int(model.predict(LARGE, Candidates.of(configs), target).argmin())]
+        proposed = model.propose(LARGE, target)[0]
+        assert {n: getattr(first, n) for n in ("block_m", "block_n", "block_k")} == {
+            n: proposed[n] for n in ("block_m", "block_n", "block_k")
+        }
+
+
+def test_a_missing_peer_names_the_command_that_installs_it(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "nvMatmulHeuristics", None)
+    peers._interface.cache_clear()
+    with pytest.raises(NoModel, match="pip install nvidia-matmul-heuristics"):
+        NvMatmulHeuristics().propose(LARGE, target)
+
+
+class TestXgbCostModel(CostModelContract):
+    @pytest.fixture
+    def model(self, trained: XgbCostModel) -> XgbCostModel:
+        return trained
+
+    def test_an_unfitted_model_says_so(self, target: Target, make_batch: MakeBatch) -> None:
+        model = XgbCostModel()
+        assert model.hash == ""
+        assert "not fitted" in model.answers(LARGE, target)
+        with pytest.raises(NoModel, match="fit"):
+            model.predict(LARGE, make_batch(LARGE, 3), target)
+
+    def test_a_row_with_artifact_is_answered_alike_alone_and_in_a_mixed_batch(
+        self, model: XgbCostModel, target: Target, make_batch: MakeBatch
+    ) -> None:
+        known, bare = make_batch(LARGE, 10), make_batch(LARGE, 10, artifacts=False)
+        mixed = Candidates.of(
+            known.configs, [a if i % 2 else None for i, a in enumerate(known.artifacts)]
+        )
+        full = model.predict(LARGE, known, target)
+        config_only = model.predict(LARGE, bare, target)
+        expected = np.where(np.arange(10) % 2, full, config_only)
+        np.testing.assert_array_equal(model.predict(LARGE, mixed, target), expected)
+        assert not np.array_equal(full, config_only)
+
+    def test_answers_only_for_what_it_was_trained_on(
+        self, model: XgbCostModel, target: Target
+    ) -> None:
+        assert model.answers(LARGE, target) == ""
+        assert "bfloat16" in model.answers(Workload.dense(64, 64, 64, "bfloat16"), target)
+        elsewhere = Target.named("a100-sxm", target.toolchain)
+        assert "a100-sxm" in model.answers(LARGE, elsewhere)
+
+    def test_ranking_500_candidates_takes_at_most_10_ms(
+        self, table: TrainingTable, target: Target, make_batch: MakeBatch
+    ) -> None:
+        model = XgbCostModel().fit(table)  # the default size, which is what is shipped
+        batch = make_batch(LARGE, 500)
+        model.predict(LARGE, batch, target)
+        seconds = []
+        for _ in range(100):
+            start = time.thread_time()  # a busy machine does not count
+            model.predict(LARGE, batch, target)
+            seconds.append(time.thread_time() - start)
+        assert np.quantile(seconds, 0.99) <= 10e-3
+
+    def test_prediction_uses_one_thread(self, model: XgbCostModel) -> None:
+        config = json.loads(model._heads[True].save_config())
+        assert config["learner"]["generic_param"]["nthread"] == "1"

@@ -1,0 +1,343 @@
+"""Models on disk and which one answers: nothing unsafe runs, nothing is silently wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from costmodel import features
+from costmodel.candidates import Candidates
+from costmodel.errors import CorruptFile, ModelError, NoModel, SchemaMismatch, WrongVersion
+from costmodel.models import (
+    RuleHeuristic,
+    XgbCostModel,
+    find_model,
+    known_artifacts,
+    load,
+    registry,
+    shipped_models,
+    storage,
+    use,
+)
+from costmodel.target import Target, Toolchain
+from costmodel.workload import Workload
+
+LARGE = Workload.dense(4096, 4096, 4096)
+
+
+@pytest.fixture
+def saved(trained: XgbCostModel, tmp_path: Path) -> Path:
+    return trained.save(tmp_path / "model")
+
+
+@pytest.fixture(autouse=True)
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder of shipped models, nothing in use, no warning given yet."""
+    root = tmp_path / "shipped"
+    root.mkdir()
+    monkeypatch.setattr(registry, "_root", lambda: root)
+    monkeypatch.setattr(registry, "_warned", set())
+    yield root
+    use(None)
+    registry._load_shipped.cache_clear()
+
+
+def edit_card(path: Path, **changes: Any) -> None:
+    card = json.loads((path / "card.json").read_text())
+    (path / "card.json").write_text(json.dumps(card | changes))
+
+
+class Payload:
+    """Unpickling this makes a folder."""
+
+    def __init__(self, proof: Path) -> None:
+        self.proof = proof
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.proof),)
+
+
+# --- Saving and loading ------------------------------------------------------------------------
+
+
+def test_a_saved_model_predicts_as_before(
+    saved: Path, trained: XgbCostModel, target: Target, make_batch: Callable[..., Candidates]
+) -> None:
+    model = load(saved)
+    for artifacts in (True, False):
+        batch = make_batch(LARGE, 50, artifacts=artifacts)
+        np.testing.assert_array_equal(
+            model.predict(LARGE, batch, target), trained.predict(LARGE, batch, target)
+        )
+    assert (model.name, model.hash, model.params) == (trained.name, trained.hash, trained.params)
+    assert model.target_ == trained.target_
+
+
+def test_only_json_and_ubj_are_written(saved: Path) -> None:
+    assert sorted(f.name for f in saved.iterdir()) == ["card.json", "config.ubj", "model.ubj"]
+    card = json.loads((saved / "card.json").read_text())
+    assert card["training"]["dropped"] == {"timeout": 120}
+    for name in ("model.ubj", "config.ubj"):
+        data = (saved / name).read_bytes()
+        assert data.startswith(b"{L")  # UBJ: an object whose first key has a 64-bit length
+        with pytest.raises(pickle.UnpicklingError):
+            pickle.loads(data)
+
+
+def test_a_loaded_model_can_be_saved_again(saved: Path, tmp_path: Path) -> None:
+    again = load(saved).save(tmp_path / "again")
+    assert load(again).hash == load(saved).hash
+
+
+def test_saving_an_unfitted_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NoModel, match="fit"):
+        XgbCostModel().save(tmp_path / "m")
+
+
+@pytest.mark.parametrize("name", ["card.json", "model.ubj", "config.ubj"])
+def test_a_pickle_under_another_name_is_refused_and_never_run(
+    saved: Path, tmp_path: Path, name: str
+) -> None:
+    proof = tmp_path / "executed"
+    (saved / name).write_bytes(pickle.dumps(Payload(proof)))
+    with pytest.raises(CorruptFile):
+        load(saved)
+    assert not proof.exists()
+
+
+def test_a_pickle_that_the_card_vouches_for_is_refused_too(saved: Path, tmp_path: Path) -> None:
+    proof = tmp_path / "executed"
+    (saved / "model.ubj").write_bytes(pickle.dumps(Payload(proof)))
+    raw = {True: (saved / "model.ubj").read_bytes(), False: (saved / "config.ubj").read_bytes()}
+    edit_card(saved, hash=storage.content_hash(raw))
+    with pytest.raises(CorruptFile, match=r"model\.ubj"):
+        load(saved)
+    assert not proof.exists()
+
+
+@pytest.mark.parametrize("name", ["card.json", "model.ubj", "config.ubj"])
+@pytest.mark.parametrize("left", [0.0, 0.5, 0.99])
+def test_a_truncated_file_is_named(saved: Path, name: str, left: float) -> None:
+    data = (saved / name).read_bytes()
+    (saved / name).write_bytes(data[: int(len(data) * left)])
+    with pytest.raises(CorruptFile, match=str(saved)):
+        load(saved)
+
+
+@pytest.mark.parametrize("name", ["card.json", "model.ubj", "config.ubj"])
+def test_a_missing_file_is_named(saved: Path, name: str) -> None:
+    (saved / name).unlink()
+    with pytest.raises(CorruptFile, match=name):
+        load(saved)
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "{}", '{"format": "1"}', "[" * 100_000])
+def test_a_foreign_card_is_refused(saved: Path, text: str) -> None:
+    (saved / "card.json").write_text(text)
+    with pytest.raises(CorruptFile):
+        load(saved)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"params": {"rounds": "__import__('os')"}},
+        {"target": {"device": {}}},
+        {"features": "all"},
+        {"dtypes": 3},
+        {"name": None},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_card_of_wrong_types_is_refused(saved: Path, change: dict[str, Any]) -> None:
+    edit_card(saved, **change)
+    with pytest.raises(CorruptFile):
+        load(saved)
+
+
+def test_heads_of_another_model_are_refused(saved: Path) -> None:
+    (saved / "model.ubj").write_bytes((saved / "config.ubj").read_bytes())
+    with pytest.raises(CorruptFile, match="not those of"):
+        load(saved)
+
+
+def test_a_newer_format_is_refused(saved: Path) -> None:
+    edit_card(saved, format=storage.FORMAT + 1)
+    with pytest.raises(WrongVersion, match="upgrade"):
+        load(saved)
+
+
+def test_nothing_there_and_a_file_are_told_apart(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(NoModel, match="no model at"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(CorruptFile, match="directory"):
+        load(saved / "model.ubj")
+
+
+# --- Feature schema ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda names: [names[1], names[0], *names[2:]],
+        lambda names: names[:-1],
+        lambda names: [*names, "one_more"],
+    ],
+    ids=["swapped", "dropped", "added"],
+)
+@pytest.mark.parametrize("which", ["features", "config_features"])
+def test_other_columns_are_refused(
+    saved: Path, change: Callable[[list[str]], list[str]], which: str
+) -> None:
+    card = json.loads((saved / "card.json").read_text())
+    edit_card(saved, **{which: change(card[which])})
+    with pytest.raises(SchemaMismatch, match="difference is column"):
+        load(saved)
+
+
+@pytest.mark.parametrize("schema", ["feature_schema", "ptx_schema"])
+def test_a_model_of_another_schema_is_refused(saved: Path, schema: str) -> None:
+    edit_card(saved, **{schema: 99})
+    with pytest.raises(SchemaMismatch, match=schema):
+        load(saved)
+
+
+def test_trees_of_swapped_columns_are_refused_though_the_card_lies(
+    trained: XgbCostModel, table: Any, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The columns are in the trees as well; a card that hides the difference does not help."""
+    import xgboost
+
+    names = [features.FEATURES[1], features.FEATURES[0], *features.FEATURES[2:]]
+    data = xgboost.DMatrix(
+        np.random.default_rng(0).random((50, len(names))), label=np.ones(50), feature_names=names
+    )
+    booster = xgboost.train({"nthread": 1}, data, num_boost_round=1)
+    (saved / "model.ubj").write_bytes(bytes(booster.save_raw(raw_format="ubj")))
+    raw = {True: (saved / "model.ubj").read_bytes(), False: (saved / "config.ubj").read_bytes()}
+    edit_card(saved, hash=storage.content_hash(raw))
+    with pytest.raises(SchemaMismatch, match="column 0"):
+        load(saved)
+
+
+def test_a_matrix_of_another_width_never_gets_an_answer(
+    saved: Path, target: Target, make_batch: Callable[..., Candidates],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    model = load(saved)
+    real = features.design_matrix
+    monkeypatch.setattr(
+        "costmodel.models.xgb.design_matrix", lambda *a, ptx: real(*a, ptx=ptx)[:, :-1]
+    )
+    with pytest.raises(ValueError, match=r"(?i)feature"):
+        model.predict(LARGE, make_batch(LARGE, 3), target)
+
+
+# --- Which model answers -----------------------------------------------------------------------
+
+
+def test_the_shipped_model_of_the_target_answers(
+    trained: XgbCostModel, target: Target, shipped: Path
+) -> None:
+    trained.save(shipped / "h100-sxm")
+    model, reason = find_model(target, LARGE)
+    assert (model.hash, reason) == (trained.hash, "")
+    assert list(shipped_models()) == ["h100-sxm"]
+
+
+def test_the_model_in_use_comes_before_the_shipped_one(
+    trained: XgbCostModel, target: Target, shipped: Path, saved: Path
+) -> None:
+    trained.save(shipped / "h100-sxm")
+    edit_card(saved, name="mine")
+    assert use(saved).name == "mine"
+    assert find_model(target, LARGE)[0].name == "mine"
+    use(None)
+    assert find_model(target, LARGE)[0].name == trained.name
+
+
+def test_a_bad_path_leaves_what_was_in_use(saved: Path, target: Target, tmp_path: Path) -> None:
+    mine = use(saved)
+    with pytest.raises(NoModel):
+        use(tmp_path / "nowhere")
+    assert find_model(target)[0] is mine
+
+
+@pytest.mark.parametrize("case", ["deleted", "dtype", "device", "unreadable", "schema"])
+def test_without_a_model_the_rules_answer_and_one_warning_says_why(
+    trained: XgbCostModel, target: Target, shipped: Path, case: str,
+    make_batch: Callable[..., Candidates],
+) -> None:  # fmt: skip
+    workload, says = LARGE, "h100-sxm"
+    if case != "deleted":
+        path = trained.save(shipped / "h100-sxm")
+    if case == "dtype":
+        workload, says = Workload.dense(64, 64, 64, "bfloat16"), "bfloat16"
+    elif case == "device":
+        target, says = Target.named("b200-sxm", target.toolchain), "b200-sxm"
+    elif case == "unreadable":
+        (path / "model.ubj").write_bytes(b"")
+        says = "cannot be used"
+    elif case == "schema":
+        edit_card(path, feature_schema=99)
+        says = "feature_schema 99"
+    with pytest.warns(RuntimeWarning, match=says) as seen:
+        model, reason = find_model(target, workload)
+    assert len(seen) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        find_model(target, workload)  # it was said already
+    assert isinstance(model, RuleHeuristic)
+    assert says in reason
+    assert np.isfinite(model.predict(workload, make_batch(LARGE, 5), target)).all()
+
+
+def test_a_model_in_use_that_cannot_answer_gives_way_to_the_shipped_one(
+    trained: XgbCostModel, target: Target, shipped: Path
+) -> None:
+    b200 = Target.named("b200-sxm", target.toolchain)
+    other = XgbCostModel(trained.params, name="other")
+    other.__dict__.update({**trained.__dict__, "name": "other", "target_": b200})
+    use(other)
+    trained.save(shipped / "h100-sxm")
+    with pytest.warns(RuntimeWarning, match="other was trained on b200-sxm"):
+        model, reason = find_model(target, LARGE)
+    assert model.name == trained.name
+    assert "b200-sxm" in reason
+
+
+def test_another_triton_is_mentioned_but_answered(
+    trained: XgbCostModel, target: Target, shipped: Path
+) -> None:
+    trained.save(shipped / "h100-sxm")
+    newer = Target(target.device, Toolchain("3.7.1", "13.0"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model, reason = find_model(newer, LARGE)
+    assert model.name == trained.name
+    assert "3.7.1" in reason
+
+
+def test_unusable_artifacts_are_one_warning_and_no_artifacts(
+    saved: Path, trained: XgbCostModel
+) -> None:
+    assert known_artifacts(trained) == known_artifacts(load(saved)) == {}
+    (saved / "artifacts.parquet").write_bytes(b"PAR1 and no more")
+    model = load(saved)
+    with pytest.warns(RuntimeWarning, match="artifacts of model xgb cannot be used"):
+        assert known_artifacts(model) == {}
+
+
+def test_all_refusals_are_of_the_projects_own_tree(saved: Path) -> None:
+    edit_card(saved, feature_schema=99)
+    with pytest.raises(ModelError):
+        load(saved)

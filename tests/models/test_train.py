@@ -1,0 +1,183 @@
+"""Training: learns what there is to learn, drops failures by name, repeats exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from costmodel.artifact import Artifact
+from costmodel.candidates import Candidates
+from costmodel.config import GemmConfig
+from costmodel.dataset import Dataset, RunInfo
+from costmodel.errors import InvalidInput
+from costmodel.measurement import Measurement, TuningRecord
+from costmodel.models import (
+    StaticRank,
+    TrainingTable,
+    XgbCostModel,
+    XgbParams,
+    cross_validate,
+    load,
+    train,
+    tune_hyperparameters,
+)
+from costmodel.models.train import folds_by_nk, speed_kept
+from costmodel.specialize import artifact_key, specialize
+from costmodel.target import Target
+from costmodel.workload import Workload
+
+MakeTable = Callable[..., TrainingTable]
+_CONFIG = GemmConfig("pointer", 64, 64, 32)
+
+
+@pytest.fixture(scope="module")
+def held_out(make_training_table: MakeTable, make_workloads: Callable[..., list[Workload]]):
+    return make_training_table(make_workloads(25, 99), rows=150, failures=False)
+
+
+def test_the_law_of_a_made_up_machine_is_recovered_on_unseen_workloads(
+    trained: XgbCostModel, table: TrainingTable, held_out: TrainingTable
+) -> None:
+    learned = speed_kept(trained, held_out)
+    static = speed_kept(StaticRank().fit(table), held_out)
+    assert learned.geomean_pct[0] > 93
+    assert learned.geomean_pct[1] > 98.5
+    assert learned.geomean_pct[0] > static.geomean_pct[0] + 10
+
+
+def test_predictions_are_latencies_in_us(trained: XgbCostModel, held_out: TrainingTable) -> None:
+    ratios = []
+    for w, workload in enumerate(held_out.workloads):
+        rows = np.flatnonzero(held_out.ok() & (held_out.workload_index == w))
+        cost = trained.predict(workload, held_out.candidates.take(rows), held_out.target)
+        ratios.append(cost / held_out.latency_us[rows])
+    error = np.abs(np.log(np.concatenate(ratios)))
+    assert np.median(error) < 0.15
+
+
+def test_the_configuration_head_works_alone(
+    table: TrainingTable, make_training_table: MakeTable, held_out: TrainingTable,
+    fast_params: XgbParams,
+) -> None:  # fmt: skip
+    bare = make_training_table(table.workloads, artifacts=False)
+    model = XgbCostModel(fast_params).fit(bare)
+    unknown = replace(held_out, candidates=Candidates.of(held_out.candidates.configs))
+    assert speed_kept(model, unknown).geomean_pct[0] > 90
+
+
+def test_training_twice_gives_the_same_model(
+    trained: XgbCostModel, table: TrainingTable, fast_params: XgbParams
+) -> None:
+    assert train(table, params=fast_params).hash == trained.hash
+    other = train(table, params=replace(fast_params, seed=7))
+    assert other.hash != trained.hash
+
+
+def test_failures_are_dropped_by_name_and_counted(
+    trained: XgbCostModel, table: TrainingTable
+) -> None:
+    failed = int((table.status == "timeout").sum())
+    assert failed > 0
+    assert trained.card_["dropped"] == {"timeout": failed}
+    assert trained.card_["rows"] == len(table) - failed
+
+
+def test_a_failure_with_a_latency_is_no_lesson(
+    table: TrainingTable, fast_params: XgbParams
+) -> None:
+    params = replace(fast_params, rounds=5)
+    silly = replace(table, latency_us=np.where(table.ok(), table.latency_us, 1e10))
+    assert train(silly, params=params).hash == train(table, params=params).hash
+
+
+def test_nothing_ok_is_refused(table: TrainingTable) -> None:
+    status = np.full(len(table), "crashed", dtype=object)
+    with pytest.raises(InvalidInput, match="crashed"):
+        train(replace(table, status=status))
+
+
+def test_weights_fall_with_the_distance_from_the_best(table: TrainingTable) -> None:
+    model = XgbCostModel()
+    weight = model.row_weights(table)
+    best = table.latency_us == table.best_us()[table.workload_index]
+    assert weight[best] == pytest.approx(1.0)
+    rows = np.flatnonzero(table.ok() & (table.workload_index == 0))
+    by_latency = rows[np.argsort(table.latency_us[rows])]
+    assert (np.diff(weight[by_latency]) <= 0).all()
+    assert np.nanmin(weight) >= model.params.floor
+
+
+def test_no_pair_of_n_and_k_lies_in_two_folds(target: Target) -> None:
+    workloads = tuple(
+        Workload.dense(m, n, k) for m in (16, 64, 256) for n in (64, 128) for k in (64, 128, 256)
+    )
+    rows = np.arange(len(workloads))
+    table = TrainingTable(
+        target, workloads, rows, Candidates.of([_CONFIG] * len(rows)),
+        np.ones(len(rows)), np.full(len(rows), "ok", dtype=object),
+    )  # fmt: skip
+    folds = list(folds_by_nk(table, 3))
+    assert sorted(np.concatenate(folds)) == list(range(len(workloads)))
+    pairs = [{workloads[w].nk for w in fold} for fold in folds]
+    assert sum(map(len, pairs)) == len(set.union(*pairs))
+    with pytest.raises(InvalidInput, match="7 folds of 6"):
+        list(folds_by_nk(table, 7))
+
+
+def test_cross_validation_reports_every_workload_once(
+    table: TrainingTable, fast_params: XgbParams
+) -> None:
+    report = cross_validate(table, folds=2, params=replace(fast_params, rounds=20))
+    assert len(report.kept) == len(table.workloads)
+    assert (report.kept <= 1 + 1e-12).all()
+    assert (report.kept[:, 1] >= report.kept[:, 0]).all()
+    assert "40 workloads: kept@1" in str(report)
+
+
+def test_tuning_prefers_what_keeps_more(table: TrainingTable, fast_params: XgbParams) -> None:
+    stump = replace(fast_params, rounds=1, max_depth=1)
+    ranked = tune_hyperparameters(table, grid=[stump, fast_params], folds=2)
+    assert [params for params, _ in ranked] == [fast_params, stump]
+
+
+def test_a_dataset_trains_as_its_table_does(
+    tmp_path: Path, target: Target, table: TrainingTable, fast_params: XgbParams
+) -> None:
+    """Eval rows, and rows of a kernel that has changed since, are not learned from."""
+    part = table.of_workloads([0, 1, 2])
+    dataset = Dataset.create(tmp_path / "data", target, {"cache": "cold"})
+    records: list[TuningRecord] = []
+    artifacts: list[Artifact] = []
+    for row, (config, artifact) in enumerate(
+        zip(part.candidates.configs, part.candidates.artifacts, strict=True)
+    ):
+        assert artifact is not None
+        workload = part.workloads[part.workload_index[row]]
+        key = artifact_key(specialize(workload, config), target)
+        artifacts.append(replace(artifact, key=key))
+        measured = Measurement(part.status[row], float(part.latency_us[row]))
+        records.append(TuningRecord(workload, config, key, measured))
+    run = RunInfo("r", "GPU-0", "580", "2.11", "2026-11-27T00:00:00Z")
+    dataset.append_artifacts(artifacts)
+    dataset.append_measurements([r for r in records if r.workload != part.workloads[2]], run=run)
+    dataset.append_measurements(
+        [r for r in records if r.workload == part.workloads[2]], run=run, role="eval"
+    )
+
+    found = TrainingTable.from_dataset(Dataset.open(tmp_path / "data"))
+    assert set(found.workloads) == set(part.workloads[:2])
+    params = replace(fast_params, rounds=5)
+    model = train(dataset, params=params)
+    assert model.card_["rows"] == int(found.ok().sum())
+    loaded = load(model.save(tmp_path / "model"))
+    assert set(loaded.artifacts) == {a.key for a in artifacts}
+    one = artifacts[0]
+    assert (loaded.artifacts[one.key].registers, dict(loaded.artifacts[one.key].ptx)) == (
+        one.registers,
+        dict(one.ptx),
+    )
+    np.testing.assert_allclose(np.sort(found.best_us()), np.sort(part.best_us()[:2]))

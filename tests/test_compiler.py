@@ -1,0 +1,256 @@
+"""Compiling without a GPU: real compiles, and compilers that abort, hang or raise."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from costmodel.artifact import Artifact
+from costmodel.compiler import compile_isolated, compile_many, compile_spec, duplicates
+from costmodel.config import GemmConfig
+from costmodel.errors import InvalidInput
+from costmodel.ptx import PTX_FEATURES
+from costmodel.specialize import Specialization, artifact_key, specialize
+from costmodel.target import Target, Toolchain
+from costmodel.workload import Workload
+
+WORKLOAD = Workload.dense(4096, 4096, 4096)
+# The faults below compile nothing: their target needs no ptxas.
+FAKE_TARGET = Target.named("h100-sxm", Toolchain("0", "0"))
+
+
+def spec_of(kernel: str, m: int, n: int, k: int, *rest: int, **extra: int) -> Specialization:
+    return specialize(WORKLOAD, GemmConfig(kernel, m, n, k, *rest, **extra))  # type: ignore[arg-type]
+
+
+GOOD = spec_of("tma", 64, 64, 32, 4, 2)
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """This module, under a name that a child process can import."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    return importlib.import_module("test_compiler")
+
+
+# --- compilers with faults: what to do is in BLOCK_K ---------------------------------------------
+
+
+def faulty_compile(spec: Specialization, target: Target, dump: Path | None) -> Artifact:
+    match spec.config_binary[3]:
+        case 16:
+            print("LLVM ERROR: out of patience", file=sys.stderr, flush=True)
+            os.abort()
+        case 32:
+            pid = subprocess.Popen(["sleep", "1000"]).pid  # a ptxas that never returns
+            assert dump is not None
+            (dump / "pid").write_text(str(pid))
+            time.sleep(1000)
+        case 64:
+            raise KeyError("a bug of ours")
+    return Artifact(artifact_key(spec, target), spec, registers=os.getpid())
+
+
+def litter(spec: Specialization, target: Target, dump: Path | None) -> Artifact:
+    """Leave files behind, as Triton does when ptxas fails."""
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(delete=False):
+        pass
+    return Artifact(artifact_key(spec, target), spec, error=f"{knobs.cache.dir}")
+
+
+def gone(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] in "ZX"
+
+
+def test_an_abort_and_a_hang_are_one_failed_row_each(here: ModuleType, tmp_path: Path) -> None:
+    depths = (128, 16, 256, 32, 512, 1024)
+    specs = [spec_of("pointer", 16, 16, k) for k in depths]
+    artifacts = {
+        a.spec.config_binary[3]: a
+        for a in compile_many(
+            specs,
+            FAKE_TARGET,
+            n_jobs=2,
+            limit_s=2,
+            dump=tmp_path,
+            compile_function=here.faulty_compile,
+        )
+    }
+    assert {k: a.status for k, a in artifacts.items()} == {
+        128: "ok", 16: "crashed", 256: "ok", 32: "timeout", 512: "ok", 1024: "ok",
+    }  # fmt: skip
+    assert [artifacts[k].key for k in depths] == [artifact_key(s, FAKE_TARGET) for s in specs]
+    assert artifacts[16].error == (
+        "the compiler's process was killed by SIGABRT: LLVM ERROR: out of patience"
+    )
+    assert artifacts[32].error == "not compiled within 2 s"
+    assert artifacts[32].compile_s >= 2
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
+def test_unknown_exceptions_propagate(here: ModuleType) -> None:
+    specs = [spec_of("pointer", 16, 16, k) for k in (128, 64)]
+    with pytest.raises(KeyError, match="a bug of ours"):
+        list(compile_many(specs, FAKE_TARGET, n_jobs=2, compile_function=here.faulty_compile))
+
+
+def test_children_are_reused_and_repeats_compiled_once(here: ModuleType) -> None:
+    specs = [spec_of("pointer", m, n, 128) for m in (16, 32, 64) for n in (16, 32, 64)]
+    artifacts = list(
+        compile_many(specs * 3, FAKE_TARGET, n_jobs=2, compile_function=here.faulty_compile)
+    )
+    assert {a.spec for a in artifacts} == set(specs)
+    assert len(artifacts) == len(specs)
+    children = {a.registers for a in artifacts}
+    assert len(children) <= 2
+    assert os.getpid() not in children
+
+
+def test_closing_the_iterator_kills_the_children(here: ModuleType, tmp_path: Path) -> None:
+    specs = [spec_of("pointer", 16, 16, k) for k in (128, 32)]
+    artifacts = compile_many(
+        specs, FAKE_TARGET, n_jobs=2, dump=tmp_path, compile_function=here.faulty_compile
+    )
+    next(artifacts)
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        time.sleep(0.01)
+    start = time.monotonic()
+    artifacts.close()
+    assert time.monotonic() - start < 5
+    time.sleep(0.1)
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
+def test_nothing_is_left_on_disk_nor_in_the_environment(
+    here: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = dict(os.environ)
+    specs = [spec_of("pointer", 16, 16, k) for k in (16, 32)]
+    artifacts = list(compile_many(specs, FAKE_TARGET, n_jobs=1, compile_function=here.litter))
+    folders = {a.error for a in artifacts}
+    assert len(folders) == 2, "each compile has a cache of its own"
+    assert all(Path(f).is_relative_to(tmp_path) for f in folders)
+    assert list(tmp_path.iterdir()) == []
+    assert dict(os.environ) == before
+
+
+def test_no_specs_and_bad_n_jobs() -> None:
+    assert list(compile_many([], FAKE_TARGET)) == []
+    with pytest.raises(InvalidInput, match="n_jobs=0"):
+        list(compile_many([GOOD], FAKE_TARGET, n_jobs=0))
+
+
+def test_duplicates_name_the_first_of_their_kind() -> None:
+    base = Artifact("a", GOOD, ptx_hash="1", shared_bytes=10)
+    same = dataclasses.replace(base, key="b")
+    other_memory = dataclasses.replace(base, key="c", shared_bytes=20)
+    failed = dataclasses.replace(base, key="d", status="crashed")
+    assert duplicates([base, base, same, other_memory, failed]) == {"b": "a"}
+
+
+# --- the real compiler ---------------------------------------------------------------------------
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    ("target_name", "config", "tensor_core", "tensor_maps"),
+    [
+        ("a100-sxm", GemmConfig("pointer", 64, 64, 32, 4, 3), "loop_mma_sync", 0),
+        ("h100-sxm", GemmConfig("tma", 64, 64, 64, 4, 3), "loop_wgmma", 3),
+        ("b200-sxm", GemmConfig("tma", 128, 64, 64, 4, 3), "loop_tcgen05_mma", 3),
+    ],
+)
+def test_a_good_spec_compiles_for_each_architecture(
+    target_name: str, config: GemmConfig, tensor_core: str, tensor_maps: int
+) -> None:
+    target, spec = Target.named(target_name), specialize(WORKLOAD, config)
+    artifact = compile_isolated(spec, target)
+    assert (artifact.status, artifact.error) == ("ok", "")
+    assert artifact.key == artifact_key(spec, target)
+    assert 16 <= artifact.registers <= 255
+    assert artifact.spill_bytes == 0
+    operands_bytes = 3 * 2 * config.block_k * (config.block_m + config.block_n)
+    assert operands_bytes / 2 <= artifact.shared_bytes <= 2 * operands_bytes
+    assert set(artifact.ptx) == set(PTX_FEATURES)
+    assert artifact.ptx[tensor_core] > 0
+    binary = artifact.binary
+    assert binary is not None
+    assert binary.cubin.startswith(b"\x7fELF")
+    assert binary.entry.encode() in binary.cubin
+    assert binary.num_warps == 4
+    assert binary.shared_bytes <= artifact.shared_bytes
+    assert len(binary.tensor_maps) == tensor_maps
+
+
+@pytest.mark.compile
+def test_what_the_compiler_refuses_is_a_row_with_a_reason(tmp_path: Path) -> None:
+    refused = {
+        # too few registers for its wgmma, and for 64 warps
+        spec_of("tma", 128, 128, 64, 4, 3, maxnreg=80): "PTXASError: ptxas: .*Insufficient regis",
+        # a static_assert of the kernel
+        spec_of("tma", 64, 64, 8, 4, 3): r"CompileTimeAssertionFailure: tl.static_assert\(BLOCK",
+        # a tile that is larger than Triton allows
+        spec_of("pointer", 2048, 1024, 64, 4, 3): "ValueError: numel",
+    }
+    target = Target.named("h100-sxm")
+    found = {a.spec: a for a in compile_many([*refused, GOOD], target, n_jobs=2, dump=tmp_path)}
+    good = found.pop(GOOD)
+    assert good.ok
+    assert good.binary is None, "only kept on request"
+    assert {a.status for a in found.values()} == {"compile_error"}
+    for spec, reason in refused.items():
+        assert re.match(reason, found[spec].error)
+        assert len(found[spec].error) <= 500
+        assert "/" not in found[spec].error, "no names of temporary files"
+        assert found[spec].key == artifact_key(spec, target)
+
+    assert ".target sm_90a" in (tmp_path / f"{good.key}.ptx").read_text()
+    assert "gemm_tma" in (tmp_path / f"{good.key}.sass").read_text()
+    row = json.loads((tmp_path / f"{good.key}.json").read_text())
+    assert row["registers"] == good.registers
+    assert row["spec"]["code"]["dtype"] == "float16"
+    assert {p.stem for p in tmp_path.glob("*.json")} == {a.key for a in (good, *found.values())}
+    assert len(list(tmp_path.glob("*.sass"))) == 1
+
+
+@pytest.mark.compile
+def test_two_processes_give_one_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a child (even if this process interprets kernels) and here: the same artifact."""
+    from triton import knobs
+
+    with knobs.cache.scope():
+        knobs.cache.dir = str(tmp_path)
+        target = Target.named("h100-sxm")
+        here = compile_spec(GOOD, target)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    there = compile_isolated(GOOD, target)
+    assert here.ok
+    assert dataclasses.replace(here, compile_s=0) == dataclasses.replace(there, compile_s=0)
+    assert here.binary == there.binary
+    again = dataclasses.replace(there, key="again")
+    assert duplicates([here, again]) == {"again": here.key}
+
+
+@pytest.mark.compile
+def test_spills_are_the_stack_of_the_binary() -> None:
+    tight, free = (spec_of("pointer", 128, 64, 32, 4, 2, maxnreg=r) for r in (40, 0))
+    target = Target.named("a100-sxm")
+    found = {a.spec: a for a in compile_many([tight, free], target, n_jobs=2)}
+    assert found[tight].registers == 40
+    assert found[tight].spill_bytes > 0
+    assert found[free].spill_bytes == 0

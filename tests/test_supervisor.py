@@ -1,0 +1,295 @@
+"""Children that abort, hang, raise or leak, and parents that die: one outcome per item, no orphan.
+
+The functions that run in the children are this module's own: `here` imports it under a name that
+a child can import too.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from costmodel.supervisor import Crashed, Done, Failed, SupervisedWorker, TimedOut
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    return importlib.import_module("test_supervisor")
+
+
+# --- what runs in the children -----------------------------------------------------------------
+
+
+def act(item: Any) -> Any:
+    match item:
+        case "abort":
+            print("LLVM ERROR: as if", file=sys.stderr, flush=True)
+            os.abort()
+        case "exit":
+            os._exit(3)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "hang":
+            time.sleep(1000)
+        case "raise":
+            raise ValueError("x" * 10_000)
+        case "bug":
+            raise LookupError("a bug")
+        case "unpicklable":
+            raise Unpicklable("two", "arguments")
+        case "unsendable":
+            return lambda: None
+        case "huge":
+            return b"x" * 50_000_000
+        case "pid":
+            return os.getpid()
+        case "print":
+            print("on stdout", flush=True)
+            os.system("echo from a grandchild")
+    return item
+
+
+class Unpicklable(Exception):
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} {second}")
+
+
+def grandchild_then(end: Callable[[], object], pid_file: Path) -> None:
+    """Start a process that would outlive everything, note its id, and come to an end."""
+    child = subprocess.Popen(["sleep", "1000"])
+    pid_file.write_text(str(child.pid))
+    end()
+
+
+def sleep_long() -> None:
+    time.sleep(1000)
+
+
+def die_with_a_fork_that_keeps_the_pipe(pid_file: Path) -> None:
+    if (pid := os.fork()) == 0:
+        sleep_long()
+    pid_file.write_text(str(pid))
+    os._exit(5)
+
+
+def set_flag() -> None:
+    os.environ["FLAG_OF_SETUP"] = "set"
+
+
+def read_flag(_: int) -> str | None:
+    return os.environ.get("FLAG_OF_SETUP")
+
+
+def cannot_set_up() -> None:
+    raise OSError("no device")
+
+
+def abort_in_setup() -> None:
+    os.abort()
+
+
+# --- outcomes ----------------------------------------------------------------------------------
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that is dead but not reaped does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX"
+
+
+def soon(condition: Callable[[], bool], within_s: float = 5.0) -> bool:
+    end = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_every_item_gets_its_outcome_in_order(here: ModuleType) -> None:
+    items = [1, "abort", 2, "raise", 3, "hang", 4, "exit", 5, "kill", 6]
+    with SupervisedWorker(here.act, limit_s=1.0, expected=(ValueError,)) as worker:
+        outcomes = list(worker.map(items))
+    assert [o.value for o in outcomes if isinstance(o, Done)] == [1, 2, 3, 4, 5, 6]
+    assert outcomes[1] == Crashed("killed by SIGABRT: LLVM ERROR: as if")
+    assert isinstance(outcomes[3], Failed)
+    assert outcomes[3].type_name == "ValueError"
+    assert set(outcomes[3].message) == {"x"}
+    assert len(outcomes[3].message) <= 2000
+    assert outcomes[5] == TimedOut(1.0)
+    assert outcomes[7] == Crashed("exited with code 3")
+    assert outcomes[9] == Crashed("killed by SIGKILL")
+
+
+def test_the_child_stays_until_it_is_lost(here: ModuleType) -> None:
+    with SupervisedWorker(here.act, limit_s=5.0, expected=(ValueError,)) as worker:
+        first, _, second, _, third = worker.map(["pid", "raise", "pid", "abort", "pid"])
+    assert first == second != third
+    assert first != Done(os.getpid())
+
+
+def test_a_child_that_dies_idle_costs_no_item(here: ModuleType) -> None:
+    with SupervisedWorker(here.act, limit_s=5.0) as worker:
+        first = worker.run("pid")
+        assert isinstance(first, Done)
+        os.kill(first.value, signal.SIGKILL)
+        assert soon(lambda: not alive(first.value))
+        second = worker.run("pid")
+    assert isinstance(second, Done)
+    assert second != first
+
+
+def test_unexpected_exceptions_propagate_and_the_worker_goes_on(here: ModuleType) -> None:
+    with SupervisedWorker(here.act, limit_s=5.0, expected=(ValueError,)) as worker:
+        pid = worker.run("pid")
+        with pytest.raises(LookupError, match="a bug") as caught:
+            worker.run("bug")
+        assert "in act" in caught.value.__notes__[0]
+        with pytest.raises(RuntimeError, match="Unpicklable: two arguments"):
+            worker.run("unpicklable")
+        with pytest.raises((AttributeError, TypeError), match="pickle"):
+            worker.run("unsendable")
+        assert worker.run("pid") == pid
+
+
+def test_a_huge_result_arrives(here: ModuleType) -> None:
+    with SupervisedWorker(here.act, limit_s=30.0) as worker:
+        assert worker.run("huge") == Done(b"x" * 50_000_000)
+
+
+def test_the_childs_stdout_stays_off_ours(
+    here: ModuleType, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with SupervisedWorker(here.act, limit_s=5.0) as worker:
+        assert worker.run("print") == Done("print")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_setup_runs_in_each_fresh_child(here: ModuleType) -> None:
+    with SupervisedWorker(here.read_flag, limit_s=5.0, setup=here.set_flag) as worker:
+        assert worker.run(0) == Done("set")
+    assert "FLAG_OF_SETUP" not in os.environ
+
+
+def test_a_child_that_cannot_start_is_an_error_of_the_caller(here: ModuleType) -> None:
+    with (
+        SupervisedWorker(here.act, limit_s=5.0, setup=here.cannot_set_up) as worker,
+        pytest.raises(OSError, match="no device"),
+    ):
+        worker.run(0)
+    with (
+        SupervisedWorker(here.act, limit_s=5.0, setup=here.abort_in_setup) as worker,
+        pytest.raises(RuntimeError, match=r"could not start: killed by SIGABRT"),
+    ):
+        worker.run(0)
+
+
+def test_a_closed_worker_says_so(here: ModuleType) -> None:
+    worker = SupervisedWorker(here.act, limit_s=5.0)
+    worker.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        worker.run(0)
+
+
+def test_close_from_another_thread_ends_a_run(here: ModuleType) -> None:
+    worker = SupervisedWorker(here.act, limit_s=100.0)
+    assert worker.run(0) == Done(0)
+    timer = threading.Timer(0.3, worker.close)
+    timer.start()
+    start = time.monotonic()
+    assert isinstance(worker.run("hang"), Crashed)
+    assert time.monotonic() - start < 5
+    timer.join()
+
+
+# --- nothing is left behind --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome"), [("sleep_long", TimedOut(1.0)), ("abort", Crashed("killed by SIGABRT"))]
+)
+def test_grandchildren_die_with_the_child(
+    here: ModuleType, tmp_path: Path, end: str, outcome: object
+) -> None:
+    pid_file = tmp_path / "pid"
+    last = here.sleep_long if end == "sleep_long" else os.abort
+    job = functools.partial(here.grandchild_then, last)
+    with SupervisedWorker(job, limit_s=1.0) as worker:
+        assert worker.run(pid_file) == outcome
+        assert soon(lambda: not alive(int(pid_file.read_text())))
+
+
+def test_death_is_seen_though_a_fork_keeps_the_pipe_open(here: ModuleType, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    with SupervisedWorker(here.die_with_a_fork_that_keeps_the_pipe, limit_s=60.0) as worker:
+        assert worker.run(pid_file) == Crashed("exited with code 5")
+        assert soon(lambda: not alive(int(pid_file.read_text())))
+
+
+PARENT = """
+import functools, os, signal, sys, threading, pathlib
+sys.path.insert(0, {tests!r})
+import test_supervisor as here
+from costmodel.supervisor import SupervisedWorker
+worker = SupervisedWorker(functools.partial(here.grandchild_then, here.sleep_long), limit_s=600)
+worker.run(pathlib.Path({pid_file!r}))
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_no_orphan_when_the_parent_is_killed(tmp_path: Path, signum: signal.Signals) -> None:
+    """Also: a plain script, without a main guard, may use a worker."""
+    pid_file = tmp_path / "pid"
+    script = tmp_path / "script.py"
+    script.write_text(PARENT.format(tests=str(Path(__file__).parent), pid_file=str(pid_file)))
+    root = str(Path(__file__).parents[1])
+    parent = subprocess.Popen(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": root},
+        stderr=subprocess.DEVNULL,
+    )
+    assert soon(lambda: pid_file.exists() and pid_file.read_text() != "", within_s=30)
+    grandchild = int(pid_file.read_text())
+    child = int(Path(f"/proc/{grandchild}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    assert alive(grandchild)
+    assert alive(child)
+    parent.send_signal(signum)
+    parent.wait(timeout=10)
+    assert soon(lambda: not alive(grandchild) and not alive(child))
+
+
+def test_memory_and_files_stay_flat_over_many_failures(here: ModuleType) -> None:
+    def open_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    def peak_mib() -> float:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+    items = (["raise"] + ["x" * 100_000] * 9) * 15
+    with SupervisedWorker(here.act, limit_s=5.0, expected=(ValueError,)) as worker:
+        for outcome in worker.map([*items, "abort", "abort"]):
+            del outcome
+        files, mib = open_files(), peak_mib()
+        failures = sum(
+            not isinstance(o, Done) for o in worker.map([*items, *items, "abort", "abort"])
+        )
+        assert failures == 32
+        assert open_files() <= files
+        assert peak_mib() - mib < 10
