@@ -8,22 +8,9 @@ from typing import Literal
 
 from costmodel.specialize import Specialization
 
-__all__ = ["Artifact", "ArtifactStatus", "Binary"]
+__all__ = ["Artifact", "ArtifactStatus"]
 
 ArtifactStatus = Literal["ok", "compile_error", "crashed", "timeout"]
-
-
-@dataclass(frozen=True, slots=True)
-class Binary:
-    """A cubin and what the driver and the launcher must know to run it."""
-
-    cubin: bytes = field(repr=False)
-    entry: str
-    shared_bytes: int
-    num_warps: int
-    scratch_bytes: int
-    scratch_align: int
-    tensor_maps: tuple[dict[str, object], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +27,6 @@ class Artifact:
         ptx_hash: hash of the PTX without debug information: equal hashes are the same program.
         ptx: the counts of :data:`costmodel.ptx.PTX_FEATURES`, by name.
         compile_s: wall seconds.
-        binary: the program itself, where it is at hand; never stored in a table.
     """
 
     key: str
@@ -53,7 +39,6 @@ class Artifact:
     ptx_hash: str = ""
     ptx: Mapping[str, float] = field(default_factory=dict)
     compile_s: float = 0.0
-    binary: Binary | None = field(default=None, repr=False, compare=False)
 
     @property
     def ok(self) -> bool:

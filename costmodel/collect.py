@@ -58,7 +58,8 @@ class Collection:
         runner: times on the device.
         run: recorded with every row.
         n_jobs: compiling processes; default: all cores but one, which times.
-        cache: the folder of Triton's cache through which binaries reach the timing process.
+        cache: the folder of Triton's cache through which binaries reach the timing process;
+            default: Triton's own.
         budget_s: stop handing out workloads after so many wall seconds.
     """
 
@@ -229,8 +230,14 @@ class _Compiling:
         self._thread.join()
 
     def _run(self) -> None:
+        from triton import knobs
+
         artifacts = compile_many(
-            self._specs, self._target, n_jobs=self._n_jobs, progress=False, cache=self._cache
+            self._specs,
+            self._target,
+            n_jobs=self._n_jobs,
+            progress=False,
+            cache=self._cache or Path(knobs.cache.dir),
         )
         try:
             for artifact in artifacts:

@@ -1,8 +1,7 @@
 """From a specialization to its binary and PTX features. No GPU is needed, and none is touched.
 
-:func:`compile_spec` compiles in this process. :func:`compile_many` and :func:`compile_isolated`
-compile in supervised children: a compiler that aborts or hangs costs one artifact its status and
-nothing else. A child imports Triton but not torch, so it is there in about a second (half of it
+:func:`compile_spec` compiles in this process, :func:`compile_many` in supervised children: there a
+compiler that aborts or hangs costs one artifact its status and nothing else. A child imports Triton but not torch, so it is there in about a second (half of it
 is Triton hashing its own files once); it then serves many specializations, at 0.1 to 0.4 s each
 on one core. So an isolated compile is worth its second when a configuration is new, as in tuning.
 """
@@ -18,25 +17,27 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from queue import LifoQueue
 from typing import Any
 
-from costmodel.artifact import Artifact, Binary
+from costmodel.artifact import Artifact
 from costmodel.errors import InvalidInput
 from costmodel.ptx import extract, ptx_hash
 from costmodel.specialize import Specialization, artifact_key, source
 from costmodel.supervisor import Crashed, Done, Outcome, SupervisedWorker, TimedOut
 from costmodel.target import Target
 
-__all__ = ["CompileFunction", "compile_isolated", "compile_many", "compile_spec", "duplicates"]
+__all__ = ["CompileFunction", "compile_many", "compile_spec", "duplicates"]
 
 CompileFunction = Callable[[Specialization, Target, Path | None], Artifact]
 
 _ERROR_LIMIT = 500
+# Triton 3.6 keeps about 0.2 MiB of each compile for good (measured over 160 of them).
+_COMPILES_PER_CHILD = 250
 # CUDA's own share of a block's shared memory, which ptxas reports from sm_90 on. The limits of
 # CUDA's tables (227 KiB on sm_90) are without it.
 _RESERVED_SHARED_BYTES = 1024
@@ -59,8 +60,6 @@ def compile_spec(spec: Specialization, target: Target, dump: Path | None = None)
         target: its architecture is compiled for.
         dump: a folder for ``KEY.ptx``, ``KEY.sass`` and ``KEY.json``, made if missing.
 
-    Returns:
-        The artifact, with its ``binary`` if it is ok.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -83,7 +82,7 @@ def compile_spec(spec: Specialization, target: Target, dump: Path | None = None)
         artifact = _describe(key, spec, target, compiled)
     artifact = replace(artifact, compile_s=time.perf_counter() - start)
     if dump is not None:
-        _dump(dump, artifact, compiled.asm["ptx"] if artifact.ok else "")
+        _dump(dump, artifact, compiled.asm if artifact.ok else None)
     return artifact
 
 
@@ -95,7 +94,7 @@ def compile_many(
     limit_s: float = 60.0,
     progress: bool = True,
     dump: Path | None = None,
-    keep_binaries: bool = False,
+    cache: Path | None = None,
     compile_function: CompileFunction = compile_spec,
 ) -> Generator[Artifact, None, None]:
     """Compile in supervised child processes; joblib spreads the work over them.
@@ -107,7 +106,8 @@ def compile_many(
         limit_s: wall seconds per specialization; then its status is ``timeout``.
         progress: show a bar on stderr, if that is a terminal.
         dump: as for :func:`compile_spec`.
-        keep_binaries: keep ``Artifact.binary`` (some 50 kB each).
+        cache: a folder of Triton's cache to leave the binaries in, for a process that is to load
+            them; by default they are thrown away.
         compile_function: runs in the children; importable by name.
 
     Yields:
@@ -126,7 +126,7 @@ def compile_many(
         _compile_in_child,
         target=target,
         dump=dump,
-        keep_binaries=keep_binaries,
+        cache=cache,
         compile_function=compile_function,
     )
     with ExitStack() as stack:
@@ -137,7 +137,10 @@ def compile_many(
         idle: LifoQueue[SupervisedWorker[Specialization, Artifact]] = LifoQueue()
         for _ in range(min(jobs, len(todo))):
             worker = SupervisedWorker(
-                compile_one, limit_s=limit_s, setup=functools.partial(_set_up_child, scratch)
+                compile_one,
+                limit_s=limit_s,
+                setup=functools.partial(_set_up_child, scratch),
+                items_per_child=_COMPILES_PER_CHILD,
             )
             idle.put(stack.enter_context(worker))
 
@@ -168,17 +171,6 @@ def compile_many(
             yield artifact
 
 
-def compile_isolated(spec: Specialization, target: Target, limit_s: float = 60.0) -> Artifact:
-    """Compile one specialization in a child process, and keep its binary.
-
-    For several at once, :func:`compile_many` with ``keep_binaries`` shares the start of a child.
-    """
-    (artifact,) = compile_many(
-        [spec], target, n_jobs=1, limit_s=limit_s, progress=False, keep_binaries=True
-    )
-    return artifact
-
-
 def duplicates(artifacts: Iterable[Artifact]) -> dict[str, str]:
     """Keys of artifacts that repeat an earlier one, and the key of the first of their kind.
 
@@ -207,20 +199,20 @@ def _compile_in_child(
     *,
     target: Target,
     dump: Path | None,
-    keep_binaries: bool,
+    cache: Path | None,
     compile_function: CompileFunction,
 ) -> Artifact:
     from triton import knobs
 
-    # A cache of its own for each compile: nothing stale is read, nothing piles up.
+    # Unless asked for, a cache of its own for each compile: nothing stale, nothing piles up.
     scratch = tempfile.tempdir
     with tempfile.TemporaryDirectory() as folder:
-        knobs.cache.dir = tempfile.tempdir = folder
+        tempfile.tempdir = folder
+        knobs.cache.dir = str(cache) if cache else folder
         try:
-            artifact = compile_function(spec, target, dump)
+            return compile_function(spec, target, dump)
         finally:
             tempfile.tempdir = scratch
-    return artifact if keep_binaries else replace(artifact, binary=None)
 
 
 def _artifact(
@@ -253,16 +245,6 @@ def _describe(key: str, spec: Specialization, target: Target, compiled: Any) -> 
         shared_bytes=metadata.shared + max(usage["SHARED"] - reserved, 0),
         ptx_hash=ptx_hash(ptx),
         ptx=extract(ptx),
-        binary=Binary(
-            cubin=cubin,
-            entry=metadata.name,
-            shared_bytes=metadata.shared,
-            num_warps=metadata.num_warps,
-            scratch_bytes=metadata.global_scratch_size,
-            scratch_align=metadata.global_scratch_align,
-            # Lists of dicts after Triton's JSON; None where the kernel has no descriptors.
-            tensor_maps=tuple(dict(m) for m in getattr(metadata, "tensordesc_meta", None) or ()),
-        ),
     )
 
 
@@ -292,13 +274,13 @@ def _run_tool(tool: str, option: str, cubin: bytes) -> str:
         ).stdout
 
 
-def _dump(folder: Path, artifact: Artifact, ptx: str) -> None:
+def _dump(folder: Path, artifact: Artifact, asm: Mapping[str, Any] | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    row = asdict(replace(artifact, binary=None, ptx={}))
+    row = asdict(replace(artifact, ptx={}))
     (folder / f"{artifact.key}.json").write_text(json.dumps(row, indent=1) + "\n")
-    if artifact.binary is not None:
-        sass = _run_tool("cuobjdump", "-sass", artifact.binary.cubin)
-        (folder / f"{artifact.key}.ptx").write_text(ptx)
+    if asm is not None:
+        sass = _run_tool("cuobjdump", "-sass", asm["cubin"])
+        (folder / f"{artifact.key}.ptx").write_text(asm["ptx"])
         (folder / f"{artifact.key}.sass").write_text(sass)
 
 

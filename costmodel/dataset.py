@@ -122,9 +122,8 @@ class Dataset:
         baseline = list((torch or {}).items())
         if not records and not baseline:
             return
-        path = shards.new_shard_path(self.path, _MEASUREMENTS)
         rows = MeasurementTable.rows(records, baseline, run, role)
-        shards.write_shard(path, rows, self.identity)
+        self._write(shards.new_shard_path(self.path, _MEASUREMENTS), rows)
         self._measurements = {}
         if self._done is not None and role != "anchor":
             for record in records:
@@ -135,8 +134,7 @@ class Dataset:
         new = [a for a in artifacts if a.key not in self.artifacts()]
         if not new:
             return
-        path = shards.new_shard_path(self.path, _ARTIFACTS)
-        shards.write_shard(path, ArtifactTable.rows(new), self.identity, ptx_schema=PTX_SCHEMA)
+        self._write(shards.new_shard_path(self.path, _ARTIFACTS), ArtifactTable.rows(new))
         self._artifacts = None
 
     def measured(
@@ -223,21 +221,13 @@ class Dataset:
 
         A crash in between leaves rows twice, which reading drops; nothing is lost.
         """
-        for table in (_ARTIFACTS, _MEASUREMENTS):
-            old = shards.shard_paths(self.path, table)
-            merged = self.path / f"{table}.parquet"
-            if table == _ARTIFACTS:
-                rows = ArtifactTable(self._read_artifacts(old)).arrow()
-                rows = shards.sort_rows(rows, _ARTIFACT_ORDER)
-                shards.write_shard(merged, rows, self.identity, ptx_schema=PTX_SCHEMA)
-            else:
-                rows = self._read_measurements(old)
-                rows = rows.take(MeasurementTable.of(rows, self.path).kept_rows())
-                rows = shards.sort_rows(rows, _MEASUREMENT_ORDER)
-                shards.write_shard(merged, rows, self.identity)
-            for path in old:
-                if path != merged:
-                    path.unlink()
+        old = shards.shard_paths(self.path, _ARTIFACTS)
+        rows = ArtifactTable(self._read_artifacts(old)).arrow()
+        self._replace(_ARTIFACTS, old, shards.sort_rows(rows, _ARTIFACT_ORDER))
+        old = shards.shard_paths(self.path, _MEASUREMENTS)
+        rows = self._read_measurements(old)
+        rows = rows.take(MeasurementTable.of(rows, self.path).kept_rows())
+        self._replace(_MEASUREMENTS, old, shards.sort_rows(rows, _MEASUREMENT_ORDER))
         self._artifacts, self._measurements = None, {}
         self._write_card(self._counts())
 
@@ -253,12 +243,8 @@ class Dataset:
         artifacts = self._read_artifacts()
         used = rows.column("artifact_key").cast(pa.string()).unique()
         artifacts = artifacts.filter(compute.is_in(artifacts.column("key"), used))
-        for table, found, header in (
-            (_ARTIFACTS, artifacts, {"ptx_schema": PTX_SCHEMA}), (_MEASUREMENTS, rows, {}),
-        ):  # fmt: skip
-            shards.write_shard(
-                shards.new_shard_path(part.path, table), found, self.identity, **header
-            )
+        part._write(shards.new_shard_path(part.path, _ARTIFACTS), artifacts)
+        part._write(shards.new_shard_path(part.path, _MEASUREMENTS), rows)
         part.compact()
         return part
 
@@ -294,6 +280,17 @@ class Dataset:
                 "devices": sorted({run.device_uuid for run in self.runs()}),
             },
         }
+
+    def _write(self, path: Path, rows: pa.Table) -> None:
+        header = {"ptx_schema": PTX_SCHEMA} if path.name.startswith(_ARTIFACTS) else {}
+        shards.write_shard(path, rows, self.identity, **header)
+
+    def _replace(self, table: str, old: Sequence[Path], rows: pa.Table) -> None:
+        merged = self.path / f"{table}.parquet"
+        self._write(merged, rows)
+        for path in old:
+            if path != merged:
+                path.unlink()
 
     def _read_artifacts(self, paths: Sequence[Path] | None = None) -> pa.Table:
         paths = shards.shard_paths(self.path, _ARTIFACTS) if paths is None else paths

@@ -86,6 +86,7 @@ class SupervisedWorker(Generic[T, R]):
         limit_s: wall seconds per item; the start of the child is not counted.
         setup: called once in each fresh child, before its first item.
         expected: exceptions of ``function`` that become :class:`Failed`.
+        items_per_child: a fresh child after so many items, for code that leaks; None: never.
     """
 
     def __init__(
@@ -95,9 +96,12 @@ class SupervisedWorker(Generic[T, R]):
         limit_s: float,
         setup: Callable[[], object] | None = None,
         expected: tuple[type[Exception], ...] = (),
+        items_per_child: int | None = None,
     ) -> None:
         self._job = pickle.dumps((function, setup, expected))
         self._limit_s = limit_s
+        self._items_per_child = items_per_child
+        self._items = 0  # that the present child has had
         self._child: _Child | None = None
         self._closed = False
 
@@ -110,6 +114,8 @@ class SupervisedWorker(Generic[T, R]):
             RuntimeError: the child cannot be started, or the worker is closed.
         """
         data = pickle.dumps(item)
+        if self._items == self._items_per_child:
+            self._discard()
         child = self._ready_child()
         try:
             child.send(data)
@@ -117,6 +123,7 @@ class SupervisedWorker(Generic[T, R]):
             self._discard()
             child = self._ready_child()
             child.send(data)
+        self._items += 1
         try:
             kind, value = pickle.loads(child.receive(self._limit_s))
         except TimeoutError:
@@ -168,7 +175,7 @@ class SupervisedWorker(Generic[T, R]):
 
     def _discard(self) -> str:
         """Kill the child, if there is one, and tell how it died."""
-        child, self._child = self._child, None
+        child, self._child, self._items = self._child, None, 0
         return (child and child.kill()) or "closed"
 
 
@@ -258,7 +265,7 @@ def _serve(connection_fd: int, lifeline: int) -> None:
         os.set_inheritable(fd, False)  # a ptxas must not keep them open
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgid(0))
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) )
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([lifeline], [], [], 0)[0]:  # closed before the kernel was asked
         return
     connection = Connection(connection_fd)

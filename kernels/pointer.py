@@ -24,7 +24,7 @@ def gemm_pointer(
         partial_ptr: float32 [tiles, SPLIT_K, BLOCK_M, BLOCK_N]; None unless SPLIT.
         arrivals_ptr: int32 [tiles], zero before and after; None unless SPLIT.
         EVEN_K: K is a multiple of BLOCK_K, so that no load along K needs a mask.
-        WIDE: offsets may pass 2**31 elements.
+        WIDE: offsets may pass 2**31 elements; the strides are 64-bit then.
         A_CONTIGUOUS, B_CONTIGUOUS: how many elements of A along M, and of B along N, lie side
             by side with a whole vector inside or outside the matrix (1 where K is contiguous).
     """
@@ -64,11 +64,6 @@ def gemm_pointer(
         k_index = offs_k.to(tl.int64)
     a_ptrs = a_ptr + row[:, None] * stride_am + k_index[None, :] * stride_ak
     b_ptrs = b_ptr + k_index[:, None] * stride_bk + col[None, :] * stride_bn
-    a_step = stride_ak * BLOCK_K
-    b_step = stride_bk * BLOCK_K
-    if WIDE:
-        a_step = stride_ak.to(tl.int64) * BLOCK_K
-        b_step = stride_bk.to(tl.int64) * BLOCK_K
 
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for step in range(first_step, steps):
@@ -80,8 +75,8 @@ def gemm_pointer(
             a = tl.load(a_ptrs, mask=inside[None, :], other=0.0)
             b = tl.load(b_ptrs, mask=inside[:, None], other=0.0)
         acc = tl.dot(a, b, acc)
-        a_ptrs += a_step
-        b_ptrs += b_step
+        a_ptrs += BLOCK_K * stride_ak
+        b_ptrs += BLOCK_K * stride_bk
 
     if SPLIT:
         acc, is_last = sum_partials(

@@ -145,6 +145,13 @@ def test_the_child_stays_until_it_is_lost(here: ModuleType) -> None:
     assert first != Done(os.getpid())
 
 
+def test_a_leaky_child_is_replaced_after_its_share(here: ModuleType) -> None:
+    with SupervisedWorker(here.act, limit_s=5.0, items_per_child=2) as worker:
+        first, second, third, _, fifth = worker.map(["pid"] * 5)
+    assert first == second
+    assert len({str(o) for o in (first, third, fifth)}) == 3
+
+
 def test_a_child_that_dies_idle_costs_no_item(here: ModuleType) -> None:
     with SupervisedWorker(here.act, limit_s=5.0) as worker:
         first = worker.run("pid")

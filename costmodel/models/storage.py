@@ -35,6 +35,7 @@ def save(model: XgbCostModel, path: Path, raw: dict[bool, bytes]) -> Path:
     """
     if model.target_ is None:
         raise NoModel(f"model {model.name!r} is not fitted: nothing to save, call fit() first")
+    artifacts = model.artifacts  # read before anything is overwritten
     path.mkdir(parents=True, exist_ok=True)
     card = {
         "format": FORMAT,
@@ -47,12 +48,13 @@ def save(model: XgbCostModel, path: Path, raw: dict[bool, bytes]) -> Path:
         "target": model.target_.to_dict(),
         "dtypes": list(model.dtypes_),
         "params": asdict(model.params),
-        "training": {**model.card_, "date": datetime.now(UTC).date().isoformat()},
+        "training": {"date": datetime.now(UTC).date().isoformat(), **model.card_},
     }
     for ptx, (name, _) in _HEADS.items():
         replace_file(path / name, functools.partial(_put, raw[ptx]))
     write_json(path / CARD, card)
-    if artifacts := model.artifacts:
+    (path / ARTIFACTS).unlink(missing_ok=True)  # those of a model that lay here before
+    if artifacts:
         identity = Identity(model.target_, {})
         write_shard(path / ARTIFACTS, artifacts.arrow(), identity, ptx_schema=PTX_SCHEMA)
     return path

@@ -28,8 +28,9 @@ __all__ = ["XgbCostModel", "XgbParams"]
 
 @dataclass(frozen=True, slots=True)
 class XgbParams:
-    """Hyper-parameters, the same for both heads. The defaults were chosen by
-    :func:`costmodel.models.train.tune_hyperparameters` on training data alone.
+    """Hyper-parameters, the same for both heads.
+
+    To choose others, run :func:`costmodel.models.train.tune_hyperparameters` on training data.
 
     Attributes:
         rounds: trees; fixed, so that nothing stops early on data it is judged by.

@@ -148,6 +148,9 @@ class Session:
         if error := self._gate(launch):
             return Measurement("wrong_result", error=error)
         first_us = self._time_once(launch)
+        if first_us > self._protocol.early_factor * best_us:
+            # Clocks that had gone down, or a host that was late, must not condemn it.
+            first_us = min(first_us, self._time_once(launch), self._time_once(launch))
         if first_us > self._protocol.stop_factor * best_us:
             slow = f"one launch took {first_us:.0f} us, the best so far {best_us:.1f}"
             return Measurement("too_slow", first_us, repeats=1, error=slow)
@@ -188,8 +191,6 @@ class Session:
 
     def _launcher(self, config: GemmConfig | None) -> Callable[[Operands], None]:
         """What queues one launch on the session's stream."""
-        import torch
-
         assert self._workload is not None
         if config is None:
             return _torch_launcher(self._workload)
@@ -204,7 +205,6 @@ class Session:
                 prepared[key] = plan.arguments(*operands, workspace=self._workspace)
             kernel(plan.blocks, stream, prepared[key])
 
-        del torch
         return launch
 
     def _gate(self, launch: Callable[[Operands], None]) -> str:
@@ -225,9 +225,9 @@ class Session:
             flat, ref, self._count, flat.numel(), atol, rtol, BLOCK=_CHECK_BLOCK
         )
         wrong = int(self._count.item())
-        return f"{wrong} of {flat.numel()} elements are off by more than the tolerance" * bool(
-            wrong
-        )
+        if not wrong:
+            return ""
+        return f"{wrong} of {flat.numel()} elements are off by more than {atol:g} + {rtol:g} |ref|"
 
     def _time_once(self, launch: Callable[[Operands], None]) -> float:
         """One cold launch in us, for deciding how to go on."""
