@@ -6,6 +6,7 @@ recorded as soon as it is timed, so a run may be killed at any moment and starte
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,7 +58,7 @@ class Collection:
         dataset: where rows go; what it holds already is not measured again.
         runner: times on the device.
         run: recorded with every row.
-        n_jobs: compiling processes; default: all cores but one, which times.
+        n_jobs: compiling processes; default: all cores but two, which time.
         cache: the folder of Triton's cache through which binaries reach the timing process;
             default: Triton's own.
         budget_s: stop handing out workloads after so many wall seconds.
@@ -74,7 +75,8 @@ class Collection:
         budget_s: float = float("inf"),
     ) -> None:
         self._dataset, self._runner, self._run = dataset, runner, run
-        self._n_jobs, self._cache = n_jobs, cache
+        self._n_jobs = n_jobs or max((os.cpu_count() or 1) - 2, 1)
+        self._cache = cache
         self._deadline = monotonic() + budget_s
         self.progress = Progress()
 
@@ -199,7 +201,7 @@ class _Compiling:
         self,
         specs: Iterable[Specialization],
         dataset: Dataset,
-        n_jobs: int | None,
+        n_jobs: int,
         cache: Path | None,
     ) -> None:
         self._done: dict[Specialization, Artifact] = {}
