@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection as Container
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -19,7 +20,7 @@ from costmodel.config import GemmConfig
 from costmodel.dataset import Dataset, Role, RunInfo
 from costmodel.measurement import Candidate, Measurement, TuningRecord
 from costmodel.runner.device import DeviceRunner
-from costmodel.specialize import Specialization, kernel_hash, specialize
+from costmodel.specialize import Specialization, artifact_key, kernel_hash, specialize
 from costmodel.workload import Workload
 
 __all__ = ["Collection", "Job", "Progress", "collect"]
@@ -104,19 +105,29 @@ class Collection:
         return self.progress
 
     def _remaining(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        """Jobs less what is recorded, and less what is known to repeat it."""
         names = {c.kernel for j in jobs for c in j.configs}
         hashes = {name: kernel_hash(name) for name in names}
         for job in jobs:
             done = self._dataset.measured(job.workload, hashes)
-            left = tuple(c for c in job.configs if c not in done)
+            left = _distinct(job, self._known(job), done)
             if left:
-                yield Job(job.workload, left, job.role)
+                yield Job(job.workload, tuple(c.config for c in left), job.role)
+
+    def _known(self, job: Job) -> dict[Specialization, Artifact]:
+        """The artifacts of a job that are recorded already."""
+        specs = dict.fromkeys(specialize(job.workload, c) for c in job.configs)
+        keys = {spec: artifact_key(spec, self._dataset.target) for spec in specs}
+        found = ((spec, self._dataset.artifact(key)) for spec, key in keys.items())
+        return {spec: artifact for spec, artifact in found if artifact is not None}
 
     def _measure(self, job: Job, compiling: _Compiling) -> None:
         start = monotonic()
         by_spec = compiling.wait_for([specialize(job.workload, c) for c in job.configs])
         waited = monotonic()
-        candidates = _distinct(job, by_spec)
+        done = self._dataset.measured(job.workload)
+        everything = Job(job.workload, (*done, *job.configs), job.role)
+        candidates = _distinct(everything, self._known(everything) | by_spec, done)
         torch = self._runner.measure_torch(job.workload)
         measured = self._runner.measure(job.workload, candidates)
         records = [
@@ -179,18 +190,21 @@ def _latency(record: TuningRecord) -> float:
     return record.measurement.latency_us
 
 
-def _distinct(job: Job, artifacts: Mapping[Specialization, Artifact]) -> list[Candidate]:
-    """Candidates less those whose binary and launch repeat another's."""
+def _distinct(
+    job: Job, artifacts: Mapping[Specialization, Artifact], done: Container[GemmConfig]
+) -> list[Candidate]:
+    """Candidates not done yet, less those whose binary and launch repeat another's."""
     repeated = duplicates(artifacts.values())
     seen: set[tuple[object, ...]] = set()
     result = []
-    for config in job.configs:
-        artifact = artifacts[specialize(job.workload, config)]
-        key = repeated.get(artifact.key, artifact.key)
+    for config in sorted(job.configs, key=lambda c: c not in done):
+        spec = specialize(job.workload, config)
+        artifact = artifacts.get(spec)
+        key: object = spec if artifact is None else repeated.get(artifact.key, artifact.key)
         launch = (key, config.group_m, config.split_k)
-        if launch not in seen:
-            seen.add(launch)
+        if launch not in seen and config not in done:
             result.append(Candidate(config, artifact))
+        seen.add(launch)
     return result
 
 
