@@ -79,6 +79,7 @@ class Collection:
         self._n_jobs = n_jobs or max((os.cpu_count() or 1) - 2, 1)
         self._cache = cache
         self._deadline = monotonic() + budget_s
+        self._artifacts = dict(dataset.artifacts())
         self.progress = Progress()
 
     def collect(
@@ -118,8 +119,7 @@ class Collection:
         """The artifacts of a job that are recorded already."""
         specs = dict.fromkeys(specialize(job.workload, c) for c in job.configs)
         keys = {spec: artifact_key(spec, self._dataset.target) for spec in specs}
-        found = ((spec, self._dataset.artifact(key)) for spec, key in keys.items())
-        return {spec: artifact for spec, artifact in found if artifact is not None}
+        return {spec: self._artifacts[key] for spec, key in keys.items() if key in self._artifacts}
 
     def _measure(self, job: Job, compiling: _Compiling) -> None:
         start = monotonic()
@@ -135,6 +135,7 @@ class Collection:
             for c, m in zip(candidates, measured, strict=True)
         ]
         again = self._finalists(job.workload, records)
+        self._artifacts |= {a.key: a for a in by_spec.values()}
         self._dataset.append_artifacts(by_spec.values())
         self._dataset.append_measurements(
             records, run=self._run, role=job.role, torch={job.workload: torch}

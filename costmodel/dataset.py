@@ -57,6 +57,7 @@ class Dataset:
         self.identity = identity
         self.created = created
         self._artifacts: ArtifactTable | None = None
+        self._keys: set[str] | None = None  # of artifacts: appending must not read them all again
         self._measurements: dict[tuple[Role, ...], MeasurementTable] = {}
         self._done: dict[Workload, set[GemmConfig]] | None = None
         self._done_hashes: dict[str, str] = {}
@@ -131,10 +132,14 @@ class Dataset:
 
     def append_artifacts(self, artifacts: Iterable[Artifact]) -> None:
         """Record compiled artifacts, durably once this returns; what is there already is kept."""
-        new = [a for a in artifacts if a.key not in self.artifacts()]
+        if self._keys is None:
+            self._keys = set(self.artifacts())
+        new = [a for a in artifacts if a.key not in self._keys]
         if not new:
             return
-        self._write(shards.new_shard_path(self.path, _ARTIFACTS), ArtifactTable.rows(new))
+        path = shards.new_shard_path(self.path, _ARTIFACTS)
+        shards.write_shard(path, ArtifactTable.rows(new), self.identity, ptx_schema=PTX_SCHEMA)
+        self._keys.update(a.key for a in new)
         self._artifacts = None
 
     def measured(
