@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from pathlib import Path
@@ -50,6 +51,8 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=540)
     args = parser.parse_args()
     begin = time.monotonic()
+    # Asked to end, it still merges what it has recorded.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     target = Target.current()
     run = current_run()
     with DeviceRunner() as runner:
@@ -66,9 +69,12 @@ def main() -> None:
                 flush=True,
             )
 
-        collection = Collection(dataset, runner, run, budget_s=args.budget_s)
-        progress = collection.collect(todo, show)
-    dataset.compact()
+        spent = time.monotonic() - begin
+        collection = Collection(dataset, runner, run, budget_s=args.budget_s - spent)
+        try:
+            progress = collection.collect(todo, show)
+        finally:
+            dataset.compact()
     seconds = time.monotonic() - begin
     print(json.dumps({
         "seconds": seconds, "jobs": progress.jobs_done, "rows": progress.rows,

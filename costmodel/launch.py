@@ -26,7 +26,7 @@ from costmodel.workload import CodeClass, Workload
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Plan", "Workspace", "load"]
+__all__ = ["Kernel", "Plan", "Workspace", "load"]
 
 
 class Workspace:
@@ -92,29 +92,39 @@ class Plan:
         workspace: Workspace | None = None,
     ) -> dict[str, Any]:
         """The kernel's run-time arguments by name; what the binary bakes in is left out."""
-        w, c = self.workload, self.config
-        values: dict[str, Any] = {
-            "M": w.m, "N": w.n, "K": w.k, "GROUP_M": c.group_m, "c_ptr": out, "bias_ptr": bias,
-            "stride_cm": out.stride(0), "stride_cn": out.stride(1),
-        }  # fmt: skip
-        if c.kernel == "pointer":
-            values |= {
-                "a_ptr": a, "stride_am": a.stride(0), "stride_ak": a.stride(1),
-                "b_ptr": b, "stride_bk": b.stride(0), "stride_bn": b.stride(1),
-            }  # fmt: skip
-        else:
-            a_block, b_block, c_block = descriptor_blocks(c, w.code)
-            values["a_desc"] = _descriptor(a if w.code.a_layout == "row" else a.T, a_block)
-            values["b_desc"] = _descriptor(b if w.code.b_layout == "row" else b.T, b_block)
-            if stores_by_descriptor(w.code):
-                values["c_desc"] = _descriptor(out, c_block)
-        if c.split_k > 1:
+        values = self.numbers(a, b, out) | self.descriptors(a, b, out)
+        values |= {"c_ptr": out, "bias_ptr": bias}
+        if self.config.kernel == "pointer":
+            values |= {"a_ptr": a, "b_ptr": b}
+        if self.config.split_k > 1:
             owner = workspace or Workspace(out.device)
             partial, arrivals = owner.get(self.workspace_bytes, self.tiles)
-            values |= {
-                "partial_ptr": partial, "arrivals_ptr": arrivals, "SPLIT_K": c.split_k,
-            }  # fmt: skip
+            values |= {"partial_ptr": partial, "arrivals_ptr": arrivals}
         return values
+
+    def numbers(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> dict[str, int]:
+        """The arguments that are no addresses: they stay while shapes and strides do."""
+        w, c = self.workload, self.config
+        return {
+            "M": w.m, "N": w.n, "K": w.k, "GROUP_M": c.group_m, "SPLIT_K": c.split_k,
+            "stride_am": a.stride(0), "stride_ak": a.stride(1),
+            "stride_bk": b.stride(0), "stride_bn": b.stride(1),
+            "stride_cm": out.stride(0), "stride_cn": out.stride(1),
+        }  # fmt: skip
+
+    def descriptors(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> dict[str, Any]:
+        """The tensor descriptors, by argument name; none for a pointer kernel."""
+        code = self.workload.code
+        if self.config.kernel == "pointer":
+            return {}
+        a_block, b_block, c_block = descriptor_blocks(self.config, code)
+        found = {
+            "a_desc": _descriptor(a if code.a_layout == "row" else a.T, a_block),
+            "b_desc": _descriptor(b if code.b_layout == "row" else b.T, b_block),
+        }
+        if stores_by_descriptor(code):
+            found["c_desc"] = _descriptor(out, c_block)
+        return found
 
 
 def descriptor_blocks(
@@ -138,12 +148,29 @@ def _descriptor(x: torch.Tensor, block: list[int]) -> Any:
     return TensorDescriptor(x, [rows, cols], [stride, 1], block)
 
 
-@functools.lru_cache(maxsize=8192)
-def load(spec: Specialization, target: Target, device_index: int) -> Callable[..., None]:
-    """Compile (or take from Triton's cache) and load a binary; remembered.
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernel:
+    """A binary loaded on a device.
 
-    Returns:
-        ``launch(blocks, stream, arguments)``: queues the kernel on a raw stream handle.
+    Attributes:
+        names: its arguments, in order, the baked ones among them.
+        run, function, metadata: Triton's launcher, and what it wants of the binary.
+    """
+
+    names: tuple[str, ...]
+    run: Callable[..., None]
+    function: int
+    metadata: tuple[int, ...]
+
+    def __call__(self, blocks: int, stream: int, arguments: dict[str, Any]) -> None:
+        """Queue it on a raw stream handle; addresses may be tensors or integers."""
+        values = [arguments.get(name) for name in self.names]
+        self.run(blocks, 1, 1, stream, self.function, self.metadata, None, None, None, *values)
+
+
+@functools.lru_cache(maxsize=8192)
+def load(spec: Specialization, target: Target, device_index: int) -> Kernel:
+    """Compile (or take from Triton's cache) and load a binary; remembered.
 
     Raises:
         CompileError: Triton or ptxas refused.
@@ -166,14 +193,7 @@ def load(spec: Specialization, target: Target, device_index: int) -> Callable[..
             kernel._init_handles()
         except OutOfResources as error:
             raise LaunchError(f"{spec.config_binary} does not fit the device: {error}") from None
-    names = src.fn.arg_names
-    run, function, metadata = kernel.run, kernel.function, kernel.packed_metadata
-
-    def launch(blocks: int, stream: int, arguments: dict[str, Any]) -> None:
-        values = [arguments.get(name) for name in names]
-        run(blocks, 1, 1, stream, function, metadata, None, None, None, *values)
-
-    return launch
+    return Kernel(tuple(src.fn.arg_names), kernel.run, kernel.function, kernel.packed_metadata)
 
 
 def interpret(plan: Plan, arguments: dict[str, Any]) -> None:

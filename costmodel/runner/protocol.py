@@ -35,9 +35,9 @@ class TimingProtocol:
 
     cache: Literal["cold", "hot"] = "cold"
     repeats: int = 5
-    replay_us: float = 400.0
+    replay_us: float = 250.0
     max_launches: int = 40
-    idle: float = 1.0
+    idle: float = 0.5
     early_factor: float = 3.0
     stop_factor: float = 30.0
     rtol: tuple[tuple[str, float], ...] = (("bfloat16", 1.6e-2), ("float16", 2e-3))

@@ -1,0 +1,136 @@
+"""What :func:`costmodel.matmul` accepts: each refusal says what was wrong and what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from costmodel.errors import (
+    DeviceError,
+    GradientError,
+    InvalidInput,
+    LayoutError,
+    ShapeError,
+    UnsupportedDtype,
+)
+from costmodel.workload import ACTIVATIONS, DTYPES
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["check_arguments", "require_disjoint"]
+
+
+def check_arguments(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    activation: str | None,
+) -> None:
+    """Refuse what no kernel can compute. Only metadata is read.
+
+    Raises:
+        InvalidInput: no tensors, or an unknown activation.
+        ShapeError, UnsupportedDtype, LayoutError, GradientError, DeviceError: see the message.
+    """
+    import torch
+
+    tensors = {"a": a, "b": b, "out": out, "bias": bias}
+    given = {name: x for name, x in tensors.items() if x is not None or name in "ab"}
+    for name, x in given.items():
+        if not isinstance(x, torch.Tensor):
+            raise InvalidInput(f"{name} is a {type(x).__name__}: expected a torch.Tensor")
+        if x.layout != torch.strided:
+            raise LayoutError(f"{name} is {x.layout}: expected a dense tensor, e.g. x.to_dense()")
+    _check_shapes(a, b, out, bias)
+    _check_dtypes(given)
+    if (activation or "none") not in ACTIVATIONS:
+        raise InvalidInput(f"activation={activation!r}: expected one of {', '.join(ACTIVATIONS)}")
+    if torch.is_grad_enabled() and (wants := [n for n, x in given.items() if x.requires_grad]):
+        raise GradientError(
+            f"{', '.join(wants)} requires grad, and there is no backward: call it under "
+            f"torch.no_grad(), pass x.detach(), or use torch.matmul for training"
+        )
+    _check_devices(given)
+    if out is not None:
+        for name, x in given.items():
+            if name != "out":
+                require_disjoint(out, x, name)
+
+
+def require_disjoint(out: torch.Tensor, x: torch.Tensor, name: str) -> None:
+    """Refuse an ``out`` that shares memory with an input.
+
+    Raises:
+        LayoutError: they overlap, or lie so that this cannot be ruled out.
+    """
+    (out_first, out_last), (x_first, x_last) = _span_bytes(out), _span_bytes(x)
+    if out_last <= x_first or x_last <= out_first or _side_by_side(out, x):
+        return
+    raise LayoutError(
+        f"out shares memory with {name}, which is read while out is written: pass an out of its "
+        f"own, e.g. torch.empty(...)"
+    )
+
+
+def _check_shapes(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None
+) -> None:
+    for name, x in (("a", a), ("b", b)):
+        if x.ndim != 2:
+            raise ShapeError(
+                f"{name} has shape {list(x.shape)}: expected a matrix (2 dimensions); "
+                f"reshape it, or loop over a batch"
+            )
+    (m, k), (k_b, n) = a.shape, b.shape
+    if k != k_b:
+        raise ShapeError(
+            f"a{[m, k]} @ b{[k_b, n]}: expected as many columns in a ({k}) as rows in b ({k_b})"
+        )
+    if out is not None and tuple(out.shape) != (m, n):
+        raise ShapeError(f"out has shape {list(out.shape)}: expected {[m, n]}")
+    if bias is not None and tuple(bias.shape) != (n,):
+        raise ShapeError(f"bias has shape {list(bias.shape)}: expected {[n]}, one value a column")
+    if bias is not None and n > 1 and bias.stride(0) != 1:
+        raise LayoutError("bias is not contiguous: expected stride 1; call bias.contiguous()")
+
+
+def _check_dtypes(given: dict[str, torch.Tensor]) -> None:
+    names = {name: str(x.dtype).removeprefix("torch.") for name, x in given.items()}
+    expected = f"expected one of {', '.join(DTYPES)}, the same for all tensors: convert with x.to()"
+    for name, dtype in names.items():
+        if dtype not in DTYPES:
+            raise UnsupportedDtype(f"{name} is {dtype}, for which there is no kernel; {expected}")
+    if len(set(names.values())) > 1:
+        found = ", ".join(f"{name} is {dtype}" for name, dtype in names.items())
+        raise UnsupportedDtype(f"{found}; {expected}")
+
+
+def _check_devices(given: dict[str, torch.Tensor]) -> None:
+    for name, x in given.items():
+        if x.device.type != "cuda":
+            raise DeviceError(
+                f"{name} is on {x.device}: expected an NVIDIA GPU; move it with x.cuda() (where "
+                f"there is no GPU, rank, tune --replay and evaluate still work)"
+            )
+    if len({x.device for x in given.values()}) > 1:
+        found = ", ".join(f"{name} is on {x.device}" for name, x in given.items())
+        raise DeviceError(f"{found}: expected all on one GPU")
+
+
+def _span_bytes(x: torch.Tensor) -> tuple[int, int]:
+    """The first address of a tensor and the one past its last; equal where it is empty."""
+    first = x.data_ptr()
+    if x.numel() == 0:
+        return first, first
+    elements = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+    return first, first + elements * x.element_size()
+
+
+def _side_by_side(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether two matrices are different columns of the same rows in memory."""
+    if x.ndim != 2 or y.ndim != 2 or x.stride() != y.stride() or x.stride(1) != 1:
+        return False
+    row = x.stride(0)
+    apart = (y.data_ptr() - x.data_ptr()) // x.element_size() % row if row else 0
+    return x.shape[1] <= apart and apart + y.shape[1] <= row

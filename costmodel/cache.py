@@ -1,0 +1,179 @@
+"""Winners on disk: one JSON file each, written whole or not at all, believed only if it fits.
+
+Any number of processes may share the directory; nothing is locked. The file of a key is found by
+the key's hash, and the whole key is in it, readable, and compared. A file that is truncated,
+foreign, of another version or about another key is no entry: its winner is found anew and the
+file replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from costmodel.errors import InvalidInput
+from costmodel.shards import replace_file
+from costmodel.tuning_result import TuningResult
+
+__all__ = ["SCHEMA", "CacheEntry", "WinnerCache", "cache_directory"]
+
+SCHEMA = 1
+"""Version of the files; those of another are ignored."""
+
+VARIABLE = "COSTMODEL_CACHE_DIR"
+"""Environment variable that names another directory."""
+
+log = logging.getLogger("costmodel")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """One winner on disk."""
+
+    path: Path
+    key: Mapping[str, Any]
+    result: TuningResult
+
+
+def cache_directory() -> Path:
+    """Where winners are kept: ``COSTMODEL_CACHE_DIR``, else the user's cache directory.
+
+    Raises:
+        InvalidInput: there is none, as where no home directory is known.
+    """
+    named = os.environ.get(VARIABLE, "")
+    if named:
+        return Path(named).absolute()
+    import platformdirs
+
+    path = Path(platformdirs.user_cache_dir("costmodel", appauthor=False))
+    if not path.is_absolute():  # a "~" that nothing could be put in place of
+        raise InvalidInput(f"no home directory is known ({path}): set {VARIABLE}=DIR")
+    return path
+
+
+class WinnerCache:
+    """The winners in one directory. Where it cannot be used: one warning, and nothing is kept.
+
+    Args:
+        directory: default: :func:`cache_directory`, looked up when first used.
+    """
+
+    def __init__(self, directory: str | Path | None = None) -> None:
+        self._named = Path(directory) if directory is not None else None
+        self._usable = True
+
+    @property
+    def path(self) -> Path | None:
+        """The directory, which may not exist yet; None where there can be none."""
+        if self._named is None and self._usable:
+            try:
+                self._named = cache_directory()
+            except InvalidInput as error:
+                self._give_up(error)
+        return self._named if self._usable else None
+
+    def get(self, key: Mapping[str, Any]) -> TuningResult | None:
+        """The winner of a key, or None."""
+        path = self._file(key)
+        if path is None:
+            return None
+        entry = self._read(path)
+        if entry is None or entry.key != _plain(key):
+            return None
+        return entry.result
+
+    def put(self, key: Mapping[str, Any], result: TuningResult) -> None:
+        """Keep a winner, in place of the one of this key if there is one."""
+        path = self._file(key)
+        if path is None:
+            return
+        data = {"schema": SCHEMA, "key": _plain(key), "result": result.to_dict()}
+        text = json.dumps(data, indent=1, allow_nan=False) + "\n"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, lambda file: file.write(text.encode()))
+        except OSError as error:
+            self._give_up(error)
+
+    def discard(self, key: Mapping[str, Any]) -> None:
+        """Forget a winner."""
+        if (path := self._file(key)) is not None:
+            self._remove(path)
+
+    def entries(self) -> list[CacheEntry]:
+        """All that is kept, by file name; what is no entry is left out."""
+        found = (self._read(path) for path in self._files("*.json"))
+        return [entry for entry in found if entry is not None]
+
+    def clear(self) -> int:
+        """Remove all entries, and what crashed writers left; how many entries there were."""
+        for path in self._files(".*.json.*.tmp"):
+            self._remove(path)
+        return sum(self._remove(path) for path in self._files("*.json"))
+
+    def _file(self, key: Mapping[str, Any]) -> Path | None:
+        if self.path is None:
+            return None
+        text = json.dumps(_plain(key), sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:20]
+        name = re.sub(r"[^A-Za-z0-9._-]+", "_", str(key.get("name", "winner")))[:80]
+        return self.path / f"{name}-{digest}.json"
+
+    def _files(self, pattern: str) -> list[Path]:
+        if self.path is None:
+            return []
+        try:
+            return sorted(self.path.glob(pattern))
+        except OSError as error:
+            self._give_up(error)
+            return []
+
+    def _read(self, path: Path) -> CacheEntry | None:
+        try:
+            data = json.loads(path.read_bytes())
+            if data["schema"] != SCHEMA or not isinstance(data["key"], dict):
+                raise InvalidInput(f"schema {data['schema']!r}: this release reads {SCHEMA}")
+            return CacheEntry(path, data["key"], TuningResult.from_dict(data["result"]))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._give_up(error)
+            return None
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            log.warning("%s is no usable cache entry and is ignored: %.200s", path, error)
+            return None
+
+    def _remove(self, path: Path) -> bool:
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            self._give_up(error)
+            return False
+        return True
+
+    def _give_up(self, error: Exception) -> None:
+        if self._usable:
+            self._usable = False
+            warnings.warn(
+                f"the cache of winners cannot be used, so they last for this process only: "
+                f"{error}; set {VARIABLE} to a directory that can be written",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+
+def _plain(key: Mapping[str, Any]) -> dict[str, Any]:
+    """The key as JSON gives it back."""
+    plain: dict[str, Any] = json.loads(json.dumps(dict(key)))
+    return plain

@@ -1,0 +1,60 @@
+"""The command line: each command parses, calls the library, prints.
+
+People get tables on stdout and progress on stderr; with ``--json`` stdout holds one JSON document
+and nothing else. What costmodel raises on purpose is one line on stderr and exit code 2.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from costmodel.cli import collecting, modelling, tuning, upkeep
+from costmodel.errors import CostModelError
+
+__all__ = ["app", "main"]
+
+
+class _Commands(TyperGroup):
+    """Turns the errors and warnings of the library into lines for people."""
+
+    def invoke(self, ctx: Any) -> Any:  # a click.Context, of typer's own copy since 0.29
+        with warnings.catch_warnings():
+            warnings.simplefilter("default", RuntimeWarning)
+            warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+            try:
+                return super().invoke(ctx)
+            except CostModelError as error:
+                if ctx.params["debug"]:
+                    raise
+                print(f"error: {error}", file=sys.stderr)
+                raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for _module in (collecting, modelling, tuning, upkeep):
+    for _name, _command in _module.COMMANDS.items():
+        app.command(_name)(_command)
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option(help="Show where an error came from.")] = False,
+) -> None:
+    """A learned cost-model autotuner for Triton GEMM."""
+
+
+def main() -> None:
+    """The entry point of the ``costmodel`` program."""
+    app()

@@ -1,0 +1,207 @@
+"""``costmodel compile`` and ``costmodel collect``: from the space to artifacts and timings."""
+
+from __future__ import annotations
+
+import csv
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from costmodel.cli import output
+from costmodel.cli.output import AsJson, K, M, N
+
+if TYPE_CHECKING:
+    from costmodel.artifact import Artifact
+    from costmodel.collect import Job, Progress
+    from costmodel.sampling import Sampler
+    from costmodel.target import Target
+    from costmodel.workload import Workload
+
+__all__ = ["COMMANDS"]
+
+
+def compile_space(
+    m: M,
+    n: N,
+    k: K,
+    dtype: output.Dtype = "float16",
+    a_layout: output.ALayout = "row",
+    b_layout: output.BLayout = "row",
+    target: output.TargetName = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many binaries.")] = 64,
+    dump: Annotated[
+        Path | None, typer.Option(help="Write the PTX, SASS and JSON of each to this folder.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: all cores.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compile configurations of a product's space; needs no GPU."""
+    from costmodel.compiler import compile_many, duplicates
+    from costmodel.space import SearchSpace
+    from costmodel.specialize import specialize
+
+    workload = output.workload_of(m, n, k, dtype, a_layout, b_layout)
+    found = output.find_target(target)
+    space = SearchSpace.of(workload, found)
+    by_spec = {specialize(workload, config): config for config in reversed(space.configs)}
+    # Spread over the space, not its first corner.
+    specs = list(by_spec)[:: -(-len(by_spec) // limit)]
+    begin = time.perf_counter()
+    artifacts = list(compile_many(specs, found, n_jobs=jobs, dump=dump))
+    seconds = time.perf_counter() - begin
+    repeated = duplicates(artifacts)
+    rows = [_artifact_row(str(by_spec[a.spec]), a, repeated.get(a.key)) for a in artifacts]
+    failed = sum(not a.ok for a in artifacts)
+    if as_json:
+        output.print_json({
+            "workload": workload.to_dict(), "target": found.to_dict(), "space": len(space),
+            "binaries": len(by_spec), "compiled": len(rows) - failed, "failed": failed,
+            "duplicates": len(repeated), "seconds": round(seconds, 3), "artifacts": rows,
+        })  # fmt: skip
+        return
+    title = f"{workload} on {found.device.name}: {len(rows)} of {len(by_spec)} binaries"
+    columns = ["config", "status", "registers", "spill_bytes", "shared_bytes", "compile_s",
+               "duplicate_of", "error"]  # fmt: skip
+    output.print_table(title, columns, [[row[c] or "" for c in columns] for row in rows])
+    output.note(
+        f"{len(rows) - failed} compiled, {failed} failed, {len(repeated)} repeat another, in "
+        f"{seconds:.1f} s" + (f"; see {dump}" if dump else "")
+    )
+
+
+def collect(
+    out: Annotated[Path, typer.Option(help="Folder of the dataset; one that is there goes on.")],
+    workloads: Annotated[int, typer.Option(min=1, help="How many workloads to draw.")] = 100,
+    shapes: Annotated[
+        Path | None, typer.Option(help="Instead of drawing: a CSV with columns name,m,n,k.")
+    ] = None,
+    dtypes: Annotated[str, typer.Option(help="Element types, separated by commas.")] = "float16",
+    configs: Annotated[int, typer.Option(min=1, help="Configurations of each workload.")] = 200,
+    seed: Annotated[int, typer.Option(help="Of the draws: the same one resumes.")] = 0,
+    sampler: Annotated[
+        Literal["random", "model"], typer.Option(help="How configurations are chosen.")
+    ] = "random",
+    model: Annotated[
+        Path | None, typer.Option(help="Model of `--sampler model`; default: the shipped one.")
+    ] = None,
+    budget_s: Annotated[
+        float, typer.Option(min=0, help="Begin no workload after so many seconds.")
+    ] = float("inf"),
+    jobs: Annotated[int | None, typer.Option(min=1, help="Compiling processes.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time configurations on this machine's GPU; stop it at any moment, run it again to go on."""
+    from costmodel.collect import collect as run_jobs
+    from costmodel.dataset import Dataset
+    from costmodel.runner.device import DeviceRunner
+    from costmodel.runner.identity import current_run
+    from costmodel.target import Target
+
+    target = Target.current()
+    names = dtypes.split(",")
+    chosen = _workloads(shapes, workloads, target, names, seed)
+    todo = _jobs(chosen, target, _sampler(sampler, configs, model, target), seed)
+    with DeviceRunner() as runner:
+        dataset = Dataset.create(out, target, runner.protocol.to_dict())
+        with _progress_bar() as on_job:
+            progress = run_jobs(
+                todo, dataset, runner, current_run(),
+                n_jobs=jobs, budget_s=budget_s, on_job=on_job,
+            )  # fmt: skip
+    dataset.compact()
+    if as_json:
+        output.print_json({"path": str(out), **asdict(progress)})
+        return
+    rows = [[status, count] for status, count in sorted(progress.statuses.items())]
+    title = f"{out}: {progress.jobs_done} workloads, {progress.rows} rows"
+    output.print_table(title, ["status", "rows"], rows)
+
+
+def _artifact_row(config: str, artifact: Artifact, duplicate_of: str | None) -> dict[str, Any]:
+    names = ("key", "status", "registers", "spill_bytes", "shared_bytes", "ptx_hash", "error")
+    return {
+        "config": config,
+        **{name: getattr(artifact, name) for name in names},
+        "compile_s": round(artifact.compile_s, 3),
+        "duplicate_of": duplicate_of,
+    }
+
+
+def _workloads(
+    shapes: Path | None, count: int, target: Target, dtypes: Sequence[str], seed: int
+) -> list[Workload]:
+    from costmodel.sampling import training_workloads
+    from costmodel.workload import Workload
+
+    if shapes is None:
+        for dtype in dtypes:
+            Workload.dense(1, 1, 1, dtype)  # a wrong name is an error before anything is drawn
+        return training_workloads(count, target, dtypes, seed)
+    return [Workload.dense(*size, dtype) for dtype in dtypes for size in read_shapes(shapes)]
+
+
+def read_shapes(path: Path) -> list[tuple[int, int, int]]:
+    """Sizes (m, n, k) of a CSV file with columns m, n and k; others are ignored.
+
+    Raises:
+        MissingData: no such file. InvalidInput: a column is missing or holds no integer.
+    """
+    from costmodel.errors import InvalidInput, MissingData
+
+    if not path.is_file():
+        raise MissingData(f"no file {path}: expected a CSV with the columns name,m,n,k")
+    with path.open(newline="", encoding="utf-8") as file:
+        try:
+            return [(int(row["m"]), int(row["n"]), int(row["k"])) for row in csv.DictReader(file)]
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidInput(
+                f"{path}: expected a CSV with the integer columns m,n,k ({error!r})"
+            ) from None
+
+
+def _sampler(name: str, count: int, model: Path | None, target: Target) -> Sampler:
+    from costmodel.models import find_model, load
+    from costmodel.sampling import ModelSampler, RandomSampler
+
+    if name == "random":
+        return RandomSampler(count)
+    return ModelSampler(load(model) if model else find_model(target)[0], count)
+
+
+def _jobs(workloads: Sequence[Workload], target: Target, sampler: Sampler, seed: int) -> list[Job]:
+    import numpy as np
+
+    from costmodel.collect import Job
+    from costmodel.space import SearchSpace
+
+    rng = np.random.default_rng(seed)
+    return [Job(w, tuple(sampler.sample(SearchSpace.of(w, target), rng))) for w in workloads]
+
+
+class _progress_bar:
+    """Shows a collection's progress on stderr: a bar on a terminal, else a line a workload."""
+
+    def __enter__(self) -> Callable[[Job, Progress], None]:
+        from rich.console import Console
+        from rich.progress import Progress as Bar
+
+        self._bar = Bar(console=Console(stderr=True), disable=not sys.stderr.isatty())
+        self._bar.start()
+        self._task = self._bar.add_task("timing", total=None)
+        return self._show
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def _show(self, job: Job, progress: Progress) -> None:
+        self._bar.update(self._task, total=progress.jobs, completed=progress.jobs_done)
+        if self._bar.disable:
+            output.note(f"{progress.jobs_done}/{progress.jobs} {job.workload} rows {progress.rows}")
+
+
+COMMANDS: dict[str, Callable[..., None]] = {"compile": compile_space, "collect": collect}

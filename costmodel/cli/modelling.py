@@ -1,0 +1,87 @@
+"""``costmodel train`` and ``costmodel evaluate``: from timings to a model, and how good it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from costmodel.cli import output
+from costmodel.cli.output import AsJson
+
+__all__ = ["COMMANDS"]
+
+
+def train(
+    dataset: Annotated[Path, typer.Argument(help="Folder that `costmodel collect` wrote.")],
+    out: Annotated[Path, typer.Option(help="Folder to save the model in.")],
+    name: Annotated[str, typer.Option(help="What results call the model.")] = "xgb",
+    as_json: AsJson = False,
+) -> None:
+    """Train a model on a dataset and save it; then costmodel.use(OUT) makes it answer."""
+    from costmodel.dataset import Dataset
+    from costmodel.models import train as fit
+
+    model = fit(Dataset.open(dataset), name=name)
+    model.save(out)
+    result = {"path": str(out), "name": model.name, "hash": model.hash, "training": model.card_}
+    if as_json:
+        output.print_json(result)
+        return
+    card = model.card_
+    rows = [["rows", card["rows"]], ["workloads", card["workloads"]]]
+    rows += [[f"left out: {reason}", count] for reason, count in card["dropped"].items()]
+    output.print_table(f"model {model.name} ({model.hash}) in {out}", ["trained on", ""], rows)
+
+
+def evaluate(
+    data: Annotated[
+        Path | None, typer.Option(help="Dataset with eval rows; default: the checkout's.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Folder of a model; default: the shipped one.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """How much speed each model's ranking keeps on the held-out workloads; needs no GPU."""
+    from costmodel.comparison import compared_models
+    from costmodel.dataset import Dataset
+    from costmodel.evaluate import evaluate as judge
+    from costmodel.models import load, model_directory
+    from costmodel.shipped import recording
+
+    dataset = Dataset.open(data or recording(output.DEFAULT_TARGET, sample=False))
+    directory = model or model_directory(dataset.target)
+    if directory is None:
+        output.note(f"no model is shipped for {dataset.target.device.name}: baselines only")
+    models, reason = compared_models(dataset, load(directory) if directory else None)
+    if reason:
+        output.note(f"left out: {reason}")
+    entries = judge(dataset, models, dataset.target)
+    if as_json:
+        output.print_json(entries)
+        return
+    _print_kept(f"speed kept on {dataset.path}, %", entries)
+
+
+def _print_kept(title: str, entries: list[dict[str, Any]]) -> None:
+    """Geometric mean and, in brackets, the worst workload, for each k."""
+
+    def kept(entry: dict[str, Any], group: str, k: str) -> str:
+        found = entry[group]
+        return f"{found[k]['geomean_pct']:.1f} ({found[k]['worst_pct']:.0f})" if found else "–"
+
+    ks = list(entries[0]["regret"])
+    columns = ["model", "kind", *(f"top-{k}" for k in ks), "aligned top-1", "ragged top-1",
+               "tau", "mape %"]  # fmt: skip
+    rows = [
+        [e["name"], e["kind"], *(kept(e, "regret", k) for k in ks), kept(e, "aligned", "1"),
+         kept(e, "ragged", "1"), e["kendall_tau"], e["mape_pct"]]
+        for e in entries
+    ]  # fmt: skip
+    output.print_table(title, columns, rows)
+
+
+COMMANDS: dict[str, Callable[..., None]] = {"train": train, "evaluate": evaluate}

@@ -1,0 +1,101 @@
+"""What commands share: their common arguments, tables for people, JSON for machines."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from costmodel.target import Target
+    from costmodel.workload import Workload
+
+__all__ = [
+    "DEFAULT_TARGET", "ALayout", "AsJson", "BLayout", "Dtype", "K", "M", "N", "TargetName",
+    "find_target", "note", "print_json", "print_table", "workload_of",
+]  # fmt: skip
+
+M = Annotated[int, typer.Argument(help="Rows of A and C.", metavar="M")]
+N = Annotated[int, typer.Argument(help="Columns of B and C.", metavar="N")]
+K = Annotated[int, typer.Argument(help="Columns of A, rows of B.", metavar="K")]
+Dtype = Annotated[str, typer.Option(help="Element type: float16 or bfloat16.")]
+ALayout = Annotated[str, typer.Option(help="Contiguous dimension of A: row or col.")]
+BLayout = Annotated[str, typer.Option(help="Contiguous dimension of B: row or col.")]
+TargetName = Annotated[
+    str | None,
+    typer.Option("--target", help="Device, such as h100-sxm; default: the GPU of this machine."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines on stdout.")]
+
+DEFAULT_TARGET = "h100-sxm"
+_PIPE_WIDTH = 160
+
+
+def workload_of(m: int, n: int, k: int, dtype: str, a_layout: str, b_layout: str) -> Workload:
+    """The workload that the common arguments name."""
+    from costmodel.workload import Workload
+
+    # Layouts are checked where they are used; a wrong one is InvalidInput there.
+    return Workload.dense(m, n, k, dtype, a_layout=a_layout, b_layout=b_layout)  # type: ignore[arg-type]
+
+
+def find_target(name: str | None) -> Target:
+    """The named target, else this machine's GPU, else the H100 that the shipped data is of."""
+    from costmodel.errors import NoGpu
+    from costmodel.target import Target
+
+    if name is not None:
+        return Target.named(name)
+    try:
+        return Target.current()
+    except NoGpu:
+        note(f"no GPU here: taking --target {DEFAULT_TARGET}")
+        return Target.named(DEFAULT_TARGET)
+
+
+def note(text: str) -> None:
+    """Tell people something, on stderr."""
+    typer.echo(text, err=True)
+
+
+def print_json(data: Any) -> None:
+    """One JSON document on stdout; numbers that JSON lacks (NaN, infinity) become null."""
+    typer.echo(json.dumps(_plain(data), indent=1, allow_nan=False))
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A table on stdout; numbers to the right, floats shortened, None as a dash."""
+    from rich.console import Console
+    from rich.table import Table
+
+    cells = [list(row) for row in rows]
+    table = Table(title=title, title_justify="left")
+    for i, name in enumerate(columns):
+        numeric = any(isinstance(row[i], int | float) for row in cells)
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in cells:
+        table.add_row(*(_text(value) for value in row))
+    # A file or a pipe has no width to fit.
+    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
+
+
+def _text(value: Any) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
+    return str(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

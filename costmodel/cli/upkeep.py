@@ -1,0 +1,127 @@
+"""``costmodel bench``, ``report``, ``cache`` and ``doctor``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from costmodel.cli import output
+from costmodel.cli.output import AsJson
+from costmodel.shipped import checkout
+
+if TYPE_CHECKING:
+    from costmodel.cache import WinnerCache
+
+__all__ = ["COMMANDS"]
+
+_PREFIX = "bench_"
+
+
+def bench(
+    name: Annotated[
+        str | None, typer.Argument(help="Which one; without it they are listed.")
+    ] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Passed on to the benchmark, after `--`.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a benchmark of the checkout; it writes benchmarks/results/*.json."""
+    from costmodel.errors import InvalidInput
+
+    folder = checkout("benchmarks")
+    scripts = {p.stem.removeprefix(_PREFIX): p for p in sorted(folder.glob(f"{_PREFIX}*.py"))}
+    if name is None:
+        if as_json:
+            output.print_json([{"name": n, "script": str(p)} for n, p in scripts.items()])
+        else:
+            output.print_table("benchmarks", ["name", "script"], list(scripts.items()))
+        return
+    if name not in scripts:
+        raise InvalidInput(f"no benchmark {name!r}: expected one of {', '.join(scripts) or 'none'}")
+    command = [sys.executable, str(scripts[name]), *(arguments or [])]
+    code = subprocess.run(command, stdout=sys.stderr if as_json else None).returncode
+    if as_json:
+        output.print_json({"name": name, "exit_code": code})
+    raise typer.Exit(code)
+
+
+def report(
+    check: Annotated[
+        bool, typer.Option("--check", help="Change nothing; exit 1 where README is out of date.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make README's tables and plots from benchmarks/results/*.json, and from nothing else."""
+    from costmodel.report import outdated, write
+
+    readme = checkout("benchmarks").parent / "README.md"
+    changed = outdated(readme) if check else write(readme)
+    if as_json:
+        output.print_json({"readme": str(readme), "checked_only": check, "changed": changed})
+    elif changed:
+        output.print_table("out of date" if check else "written", ["part"], [[c] for c in changed])
+    else:
+        output.note("all parts are up to date")
+    raise typer.Exit(1 if check and changed else 0)
+
+
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Forget all winners.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the winners that tuning has kept on disk."""
+    from costmodel.cache import WinnerCache
+
+    winners = WinnerCache()
+    if clear:
+        removed = winners.clear()
+        if as_json:
+            output.print_json({"path": _path(winners), "removed": removed})
+        else:
+            output.note(f"{removed} winners removed from {winners.path}")
+        return
+    entries = winners.entries()
+    if as_json:
+        rows = [
+            {"path": str(e.path), "key": dict(e.key), "result": e.result.to_dict()} for e in entries
+        ]
+        output.print_json({"path": _path(winners), "entries": rows})
+        return
+    output.print_table(
+        f"{len(entries)} winners in {winners.path}",
+        ["workload", "device", "chosen", "us", "model", "mode"],
+        [
+            [str(r.workload), r.target.device.name, str(r.chosen), r.latency_us, r.model, r.mode]
+            for r in (e.result for e in entries)
+        ],
+    )
+
+
+def _path(winners: WinnerCache) -> str | None:
+    return None if winners.path is None else str(winners.path)
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Say what this set-up has and lacks; exit code 0 if costmodel can be used on it."""
+    from costmodel.doctor import diagnose, usable
+
+    checks = diagnose()
+    ok = usable(checks)
+    if as_json:
+        output.print_json({"usable": ok, "checks": [asdict(check) for check in checks]})
+    else:
+        rows = [[c.name, "ok" if c.ok else "missing", c.found, c.advice] for c in checks]
+        output.print_table("costmodel doctor", ["what", "", "found", "what to do"], rows)
+        output.note("usable" if ok else "not usable yet: see what is missing above")
+    raise typer.Exit(0 if ok else 1)
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "bench": bench, "report": report, "cache": cache, "doctor": doctor,
+}  # fmt: skip

@@ -1,0 +1,357 @@
+"""``matmul``: the hot path, and what else a program calls.
+
+A call looks up what it has done with such operands before, and launches. Only the first call of a
+kind validates, finds the winner (from memory, from disk or by tuning) and loads its binary.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Iterable
+from math import inf
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from costmodel import models
+from costmodel.arguments import check_arguments, require_disjoint
+from costmodel.cache import WinnerCache
+from costmodel.candidates import CostModel
+from costmodel.errors import CompileError, CostModelError, InvalidInput, LaunchError
+from costmodel.launch import Plan, load
+from costmodel.measurement import Runner
+from costmodel.models.xgb import XgbCostModel
+from costmodel.prepared import Launch, TorchLaunch, TritonLaunch
+from costmodel.space import legality
+from costmodel.target import Target
+from costmodel.tuner import check_mode
+from costmodel.tuner import tune as tune_with
+from costmodel.tuning_result import TuningResult
+from costmodel.winners import Question, Winners
+from costmodel.workload import Workload
+
+__all__ = ["cache", "matmul", "result_for", "tune", "use", "warmup"]
+
+ModelLike = CostModel | str | PathLike[str] | None
+Problem = tuple[int, int, int] | Workload
+
+_KEPT_LAUNCHES = 4096
+
+log = logging.getLogger("costmodel")
+cache = WinnerCache()
+_winners = Winners(cache)
+_launches: dict[Any, Launch] = {}
+
+
+def matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    mode: str = "auto",
+    model: ModelLike = None,
+) -> torch.Tensor:
+    """act(a @ b + bias), by the fastest configuration known for such operands.
+
+    The first call of a kind tunes: it ranks the space, times the top 8 beside torch and keeps the
+    winner on disk. Winners are shared by buckets of m.
+
+    Args:
+        a: [m, k]; b: [k, n]; float16 or bfloat16, any strides, on one NVIDIA GPU.
+        out: [m, n] of the same type, to write to; it may share no memory with the inputs.
+        bias: [n] of the same type.
+        activation: ``relu``, ``gelu`` (exact) or ``silu``; applied last.
+        mode: ``auto``; ``predict`` (the model's first choice, untimed), ``heuristic`` (rules, no
+            model) or ``exhaustive`` (time the whole space).
+        model: a model, or the directory of one; default: that of :func:`use`, else the shipped.
+
+    Returns:
+        ``out``, or a new tensor [m, n]. Accumulation is in float32.
+
+    Raises:
+        InvalidInput, UnsupportedDtype, GradientError: operands that cannot be used.
+        CostModelError: an untuned call while a CUDA graph is captured.
+    """
+    key = _key(a, b, out, bias, activation, mode, model)
+    launch = _launches.get(key)
+    if launch is None:
+        return _first_call(key, a, b, out, bias, activation, mode, model)
+    if out is None:
+        out = a.new_empty((a.shape[0], b.shape[1]))
+    else:
+        require_disjoint(out, a, "a")
+        require_disjoint(out, b, "b")
+        if bias is not None:
+            require_disjoint(out, bias, "bias")
+    launch(a, b, out, bias)
+    return out
+
+
+def use(model: str | Path | XgbCostModel | None) -> XgbCostModel | None:
+    """Make a model answer in this process from now on, before any shipped one.
+
+    Args:
+        model: a directory that ``save()`` wrote, a model, or None to go back to the shipped ones.
+
+    Raises:
+        NoModel, CorruptFile, WrongVersion, SchemaMismatch: then nothing changes.
+    """
+    chosen = models.use(model)
+    _winners.forget()
+    _launches.clear()
+    return chosen
+
+
+def warmup(
+    problems: Iterable[Problem],
+    *,
+    dtype: str = "float16",
+    device: int | None = None,
+    bias: bool = False,
+    activation: str | None = None,
+    mode: str = "auto",
+    model: ModelLike = None,
+) -> list[TuningResult | None]:
+    """Tune, compile and load ahead, so that no request has to wait for it.
+
+    Args:
+        problems: (m, n, k) with row-major operands of ``dtype``, or workloads with dense ones.
+        device: CUDA device; default: the current one.
+
+    Returns:
+        What was chosen for each (None for an empty product).
+    """
+    index = torch.cuda.current_device() if device is None else device
+    results = []
+    for problem in problems:
+        workload = _workload(problem, dtype, bias, activation)
+        a, b, out, row = _blank_operands(workload, index)
+        given = None if workload.code.c_layout == "row" else out
+        options: dict[str, Any] = {
+            "bias": row, "activation": workload.code.activation, "mode": mode, "model": model,
+        }  # fmt: skip
+        if activation is None and options["activation"] == "none":
+            options["activation"] = None
+        matmul(a, b, out=given, **options)
+        results.append(result_for(a, b, out=given, **options))
+    return results
+
+
+def result_for(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    mode: str = "auto",
+    model: ModelLike = None,
+) -> TuningResult | None:
+    """What :func:`matmul` goes by for such operands; None before its first call, or if empty."""
+    launch = _launches.get(_key(a, b, out, bias, activation, mode, model))
+    return launch.result if launch is not None else None
+
+
+def tune(
+    *problem: Any,
+    dtype: str = "float16",
+    mode: str = "auto",
+    model: ModelLike = None,
+    k: int = 8,
+    include_torch: bool = True,
+    budget_s: float = inf,
+    runner: Runner | None = None,
+    device: int | None = None,
+) -> TuningResult:
+    """Tune one product now, and keep the winner for :func:`matmul`.
+
+    Args:
+        problem: ``m, n, k``, or a :class:`Workload`, or two matrices on a GPU.
+        runner: what times; with one, nothing is kept. A ``ReplayRunner`` needs no GPU.
+        device: CUDA device; default: that of the matrices, or the current one.
+
+    The others are those of :func:`costmodel.tuner.tune`.
+    """
+    check_mode(mode)
+    workload, device = _problem(problem, dtype, device)
+    if runner is not None:
+        return tune_with(
+            workload, runner=runner, model=model, k=k, mode=mode, include_torch=include_torch,
+            budget_s=budget_s,
+        )  # fmt: skip
+    Target.current(device)  # the clear error where there is no GPU
+    index = torch.cuda.current_device() if device is None else device
+    question = Question(workload, index, mode, _plain(model), k, include_torch)
+    result = _winners.tune(question, budget_s=budget_s)
+    _launches.clear()
+    return result
+
+
+def _key(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    mode: str,
+    model: ModelLike,
+) -> Any:
+    """All that a prepared launch depends on, as cheap to compute as it can be.
+
+    Whether there is a gradient to lose is in it: such a call never gets past its validation.
+    """
+    try:
+        return (
+            a.shape, a.stride(), a.dtype, a.get_device(), a.data_ptr() & 15,
+            b.shape, b.stride(), b.dtype, b.get_device(), b.data_ptr() & 15,
+            (a.requires_grad or b.requires_grad) and torch.is_grad_enabled(),
+            None if out is None else _described(out),
+            None if bias is None else _described(bias),
+            activation, mode, model if model is None else _plain(model),
+        )  # fmt: skip
+    except (AttributeError, RuntimeError, TypeError):
+        return None  # no dense tensors: the validation says what they are
+
+
+def _described(x: torch.Tensor) -> Any:
+    wants_grad = x.requires_grad and torch.is_grad_enabled()
+    return x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() & 15, wants_grad
+
+
+def _plain(model: ModelLike) -> Any:
+    """A model to be compared by identity, a path by its text and its last change."""
+    return fspath(model) if isinstance(model, str | PathLike) else model
+
+
+def _first_call(
+    key: Any,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    mode: str,
+    model: ModelLike,
+) -> torch.Tensor:
+    check_mode(mode)
+    check_arguments(a, b, out, bias, activation)
+    index = a.get_device()
+    with torch.cuda.device(index):
+        if torch.cuda.is_current_stream_capturing():
+            raise CostModelError(
+                f"the first product of a[{a.shape[0]}, {a.shape[1]}] and b[{b.shape[0]}, "
+                f"{b.shape[1]}] came while a CUDA graph is captured, where nothing may be timed "
+                f"or loaded: call matmul once before, or costmodel.warmup([(m, n, k)])"
+            )
+    result = a.new_empty((a.shape[0], b.shape[1])) if out is None else out
+    launch = _prepare(a, b, result, bias, activation or "none", mode, model)
+    if len(_launches) >= _KEPT_LAUNCHES:
+        _launches.clear()
+    _launches[key] = launch
+    launch(a, b, result, bias)
+    return result
+
+
+def _prepare(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str,
+    mode: str,
+    model: ModelLike,
+) -> Launch:
+    workload = Workload.from_tensors(a, b, out, bias=bias is not None, activation=activation)
+    if not (workload.m and workload.n and workload.k):
+        return TorchLaunch(activation)
+    if os.environ.get("TRITON_INTERPRET", "0").lower() not in ("", "0", "false", "off", "no"):
+        raise CostModelError(
+            "TRITON_INTERPRET is set: Triton would interpret the kernels on the CPU, and timings "
+            "of that mean nothing; unset it before Triton is imported"
+        )
+    index = a.get_device()
+    question = Question(workload, index, mode, _plain(model))
+    result = _winners.find(question)
+    launch = _load(result, workload, index, (a, b, out), activation)
+    if launch is None:
+        log.warning("%s no longer works for %s: tuning again", result.chosen, workload)
+        result = _winners.find(question, instead_of=result)
+        launch = _load(result, workload, index, (a, b, out), activation)
+    if launch is None:
+        warnings.warn(
+            f"no configuration of {workload} can be loaded: torch computes it",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+        return TorchLaunch(activation, result)
+    return launch
+
+
+def _load(
+    result: TuningResult,
+    workload: Workload,
+    index: int,
+    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    activation: str,
+) -> Launch | None:
+    """The launch of a result; where that was only predicted, of the next choices too."""
+    if result.config is None:
+        return TorchLaunch(activation, result)
+    configs = [result.config] if result.timed else [config for config, _ in result.ranked]
+    for config in configs:
+        if legality(config, workload, result.target.device):
+            continue
+        plan = Plan.of(workload, config, result.target.device.sm_count)
+        try:
+            kernel = load(plan.spec, result.target, index)
+        except (CompileError, LaunchError) as error:
+            log.info("%s: %.200s", config, error)
+            continue
+        return TritonLaunch(plan, kernel, index, operands, result)
+    return None
+
+
+def _problem(
+    problem: tuple[Any, ...], dtype: str, device: int | None
+) -> tuple[Workload, int | None]:
+    match problem:
+        case (Workload() as workload,):
+            return workload, device
+        case (int(), int(), int()):
+            return Workload.dense(*problem, dtype), device
+        case (torch.Tensor() as a, torch.Tensor() as b):
+            check_arguments(a, b, None, None, None)
+            out = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
+            return Workload.from_tensors(a, b, out), a.get_device()
+    raise InvalidInput(
+        f"tune({', '.join(type(p).__name__ for p in problem)}): expected m, n, k, or a Workload, "
+        f"or two matrices"
+    )
+
+
+def _workload(problem: Problem, dtype: str, bias: bool, activation: str | None) -> Workload:
+    if isinstance(problem, Workload):
+        return problem
+    return Workload.dense(*problem, dtype, bias=bias, activation=activation or "none")
+
+
+def _blank_operands(
+    workload: Workload, index: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Operands of a workload with dense layouts, of whatever numbers are in memory."""
+    code = workload.code
+
+    def blank(rows: int, cols: int, layout: str) -> torch.Tensor:
+        shape = (cols, rows) if layout == "col" else (rows, cols)
+        x = torch.empty(shape, dtype=getattr(torch, code.dtype), device=f"cuda:{index}")
+        return x.T if layout == "col" else x
+
+    m, n, k = workload.m, workload.n, workload.k
+    bias = blank(1, n, "row")[0] if code.bias else None
+    return blank(m, k, code.a_layout), blank(k, n, code.b_layout), blank(m, n, code.c_layout), bias

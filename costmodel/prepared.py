@@ -1,0 +1,203 @@
+"""What :func:`costmodel.matmul` keeps between calls: a launch that only lacks its addresses."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from costmodel.launch import Kernel, Plan, Workspace
+from costmodel.tuning_result import TuningResult
+
+__all__ = ["Launch", "TorchLaunch", "TritonLaunch"]
+
+_KEPT_DESCRIPTORS = 256
+
+
+class TorchLaunch:
+    """The product by ``torch.mm`` (cuBLAS). Serves what no kernel can: sizes of 0."""
+
+    def __init__(self, activation: str, result: TuningResult | None = None) -> None:
+        self.result = result
+        self._activation = activation
+
+    def __call__(
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        """Queue it on the current stream of the operands' device."""
+        if bias is None:
+            torch.mm(a, b, out=out)
+        else:
+            torch.addmm(bias, a, b, out=out)
+        if self._activation == "relu":
+            out.relu_()
+        elif self._activation == "silu":
+            functional.silu(out, inplace=True)
+        elif self._activation == "gelu":
+            out.copy_(functional.gelu(out))
+
+
+class TritonLaunch:
+    """One configuration on operands of one kind: same sizes, strides, alignments and device."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        kernel: Kernel,
+        device_index: int,
+        operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        result: TuningResult,
+    ) -> None:
+        self.result = result
+        self._plan = plan
+        self._kernel = kernel
+        self._index = device_index
+        self._direct = _Direct.of(plan, kernel, operands)
+
+    def __call__(
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        """Queue it on the current stream of the operands' device."""
+        if torch._C._cuda_getDevice() != self._index:
+            with torch.cuda.device(self._index):
+                self._launch(a, b, out, bias)
+        else:
+            self._launch(a, b, out, bias)
+
+    def _launch(
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        stream = torch._C._cuda_getCurrentRawStream(self._index)
+        plan = self._plan
+        scratch = None
+        if plan.workspace_bytes:
+            # The name keeps the memory from being given away before the launch is queued.
+            scratch = _workspace(self._index, stream).get(plan.workspace_bytes, plan.tiles)
+        if self._direct is not None:
+            self._direct(plan.blocks, stream, (a, b, out), bias, scratch)
+            return
+        arguments = plan.numbers(a, b, out) | plan.descriptors(a, b, out)
+        arguments |= {"a_ptr": a, "b_ptr": b, "c_ptr": out, "bias_ptr": bias}
+        if scratch is not None:
+            arguments |= dict(zip(_SCRATCH, scratch, strict=True))
+        self._kernel(plan.blocks, stream, arguments)
+
+
+Launch = TorchLaunch | TritonLaunch
+
+
+class _Direct:
+    """The C launcher of a binary without Triton's wrappers, which take as long again on the host.
+
+    A tensor descriptor takes microseconds to make and depends on nothing but the address, so those
+    of the last addresses are kept.
+    """
+
+    def __init__(
+        self,
+        launch: Callable[..., None],
+        before: tuple[Any, ...],
+        numbers: tuple[int | None, ...],
+        has_scratch: bool,
+        describe: Callable[..., tuple[Any, ...]] | None,
+    ) -> None:
+        self._launch, self._before, self._numbers = launch, before, numbers
+        self._has_scratch, self._describe = has_scratch, describe
+        self._kept: dict[tuple[int, int, int], tuple[Any, ...]] = {}
+
+    @classmethod
+    def of(
+        cls, plan: Plan, kernel: Kernel, operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    ) -> _Direct | None:
+        """None where this Triton is built in another way: then its own wrappers are used."""
+        expected = _POINTER if plan.config.kernel == "pointer" else _TMA
+        names = kernel.names[len(expected) :]
+        has_scratch = names[: len(_SCRATCH)] == _SCRATCH
+        if kernel.names[: len(expected)] != expected:
+            return None
+        run: Any = kernel.run
+        describe = None
+        try:
+            if run.global_scratch_size or run.profile_scratch_size:
+                return None
+            flags = (run.launch_cooperative_grid, run.launch_pdl)
+            launch = run.launch
+            if plan.config.kernel != "pointer":
+                wrapped = inspect.getclosurevars(launch).nonlocals
+                launch = wrapped["launcher"]
+                describe = _describer(plan, tuple(wrapped["tensordesc_meta"]))
+        except (ImportError, AttributeError, KeyError, TypeError):
+            return None
+        numbers = plan.numbers(*operands)
+        return cls(
+            launch,
+            (kernel.function, *flags, None, None, kernel.metadata, None, None, None),
+            tuple(numbers.get(n) for n in names[len(_SCRATCH) if has_scratch else 0 :]),
+            has_scratch,
+            describe,
+        )
+
+    def __call__(
+        self,
+        blocks: int,
+        stream: int,
+        operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        bias: torch.Tensor | None,
+        scratch: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> None:
+        a, b, out = operands
+        addresses = (a.data_ptr(), b.data_ptr(), out.data_ptr())
+        first: tuple[Any, ...] = addresses
+        if self._describe is not None:
+            found = self._kept.get(addresses)
+            if found is None:
+                found = self._describe(a, b, out)
+                if len(self._kept) >= _KEPT_DESCRIPTORS:
+                    self._kept.clear()
+                self._kept[addresses] = found
+            first = (*found, addresses[2])
+        last: tuple[int | None, ...] = (None if bias is None else bias.data_ptr(),)
+        if scratch is not None:
+            last = (*last, scratch[0].data_ptr(), scratch[1].data_ptr())
+        elif self._has_scratch:
+            last = (*last, None, None)
+        self._launch(blocks, 1, 1, stream, *self._before, *first, *last, *self._numbers)
+
+
+_POINTER = ("a_ptr", "b_ptr", "c_ptr", "bias_ptr")
+_TMA = ("a_desc", "b_desc", "c_desc", "c_ptr", "bias_ptr")
+_SCRATCH = ("partial_ptr", "arrivals_ptr")
+
+
+def _describer(plan: Plan, layouts: tuple[Any, ...]) -> Callable[..., tuple[Any, ...]]:
+    """Makes the arguments that stand for the descriptors of a kernel, in its order."""
+    from triton.backends.nvidia.driver import make_tensordesc_arg
+
+    def describe(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[Any, ...]:
+        found = plan.descriptors(a, b, out)
+        arguments: list[Any] = []
+        for descriptor, layout in zip(found.values(), layouts, strict=True):
+            # [the map, sizes, strides]: nothing of it holds on to the tensor.
+            arguments += make_tensordesc_arg(descriptor, layout)
+        return (*arguments,) if "c_desc" in found else (*arguments, None)
+
+    return describe
+
+
+def _workspace(index: int, stream: int) -> Workspace:
+    """The scratch memory of a stream. What is captured gets its own: a graph may be replayed on
+    any stream, at any time, and the memory has to stay where it was.
+    """
+    device = torch.device("cuda", index)
+    if torch.cuda.is_current_stream_capturing():
+        return Workspace(device)
+    with _lock:
+        return _workspaces.setdefault((index, stream), Workspace(device))
+
+
+_lock = threading.Lock()
+_workspaces: dict[tuple[int, int], Workspace] = {}

@@ -1,0 +1,270 @@
+"""Ranks the whole space of a workload, without a GPU and without compiling anything.
+
+What a model sees of a configuration hardly depends on the sizes of the workload: the columns of
+all configurations are laid out once for each class of code, and a new shape takes its rows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import gcd
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.artifact import Artifact
+from costmodel.artifact_table import ArtifactTable
+from costmodel.candidates import Candidates, CostModel
+from costmodel.config import GemmConfig
+from costmodel.duplicates import identities
+from costmodel.errors import InvalidInput
+from costmodel.metrics import top_rows
+from costmodel.models.registry import find_model, known_artifacts, load
+from costmodel.models.storage import CARD
+from costmodel.models.xgb import XgbCostModel
+from costmodel.space import SearchSpace, grid
+from costmodel.specialize import artifact_key, specialize
+from costmodel.target import Target
+from costmodel.workload import CodeClass, Workload
+
+__all__ = ["Ranking", "answering_model", "rank"]
+
+_KEPT_LAYOUTS = 32
+_KEPT_MODELS = 8
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Distinct configurations, the most promising first.
+
+    Attributes:
+        workload, target: what was ranked, and where for.
+        model, model_hash: which model answered.
+        reservation: why it is not the first choice, or less exact than it could be; else empty.
+        candidates: the configurations in order, with the artifacts that are known.
+        cost: float64 [n], ascending; a latency in us where ``predicts_latency``.
+        considered: configurations that were ranked, duplicates among them.
+        without_artifact: how many of these the model judged by the configuration alone.
+        failed: configurations left out because they are known not to compile.
+    """
+
+    workload: Workload
+    target: Target
+    model: str
+    model_hash: str
+    reservation: str
+    predicts_latency: bool
+    candidates: Candidates = field(repr=False)
+    cost: NDArray[np.float64] = field(repr=False)
+    considered: int
+    without_artifact: int
+    failed: int
+
+    def __len__(self) -> int:
+        return len(self.cost)
+
+    @property
+    def configs(self) -> tuple[GemmConfig, ...]:
+        return self.candidates.configs
+
+    def predicted_us(self, row: int) -> float | None:
+        """The predicted latency of a row; None where the model only knows an order."""
+        return float(self.cost[row]) if self.predicts_latency else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "workload": self.workload.to_dict(),
+            "target": self.target.to_dict(),
+            "model": {"name": self.model, "hash": self.model_hash},
+            "reservation": self.reservation,
+            "considered": self.considered,
+            "without_artifact": self.without_artifact,
+            "failed": self.failed,
+            "ranked": [
+                {"config": config.to_dict(), "predicted_us": self.predicted_us(row)}
+                for row, config in enumerate(self.configs)
+            ],
+        }
+
+
+def rank(
+    workload: Workload,
+    target: Target | None = None,
+    model: CostModel | str | PathLike[str] | None = None,
+    k: int | None = None,
+    *,
+    configs: Sequence[GemmConfig] | None = None,
+) -> Ranking:
+    """The ``k`` configurations that a model expects to be fastest (all where k is None).
+
+    Args:
+        target: where it would run; default: the current CUDA device.
+        model: a model, or the directory of one; default: that of :func:`costmodel.use`, else the
+            one shipped for the target, else rules of thumb (with a warning).
+        configs: rank only these; default: the whole legal space.
+
+    Raises:
+        InvalidInput: k < 1, or no configuration to rank.
+        NoGpu: no target was named and there is no GPU to ask.
+        NoModel, CorruptFile, WrongVersion, SchemaMismatch: ``model`` is a path without a usable
+            model.
+    """
+    if k is not None and k < 1:
+        raise InvalidInput(f"k={k}: expected at least 1")
+    target = target or Target.current()
+    chosen, reservation = answering_model(model, target, workload)
+    candidates, failed = _candidates(workload, target, known_artifacts(chosen), configs)
+    if not len(candidates):
+        raise InvalidInput(
+            f"no configuration to rank for {workload} on {target.device.name}: {failed} are known "
+            f"not to compile, and nothing else is legal"
+        )
+    cost = chosen.predict(workload, candidates, target)
+    order = _distinct_order(workload, candidates, cost, k)
+    unknown = int(np.isnan(candidates.artifact_columns[:, 0]).sum())
+    if unknown and isinstance(chosen, XgbCostModel):
+        text = f"{unknown} of {len(candidates)} configurations have no artifact: ranked without"
+        reservation = "; ".join(filter(None, (reservation, text)))
+    return Ranking(
+        workload=workload,
+        target=target,
+        model=chosen.name,
+        model_hash=str(getattr(chosen, "hash", "")),
+        reservation=reservation,
+        predicts_latency=chosen.predicts_latency,
+        candidates=candidates.take(order),
+        cost=cost[order],
+        considered=len(candidates),
+        without_artifact=unknown,
+        failed=failed,
+    )
+
+
+def answering_model(
+    model: CostModel | str | PathLike[str] | None, target: Target, workload: Workload
+) -> tuple[CostModel, str]:
+    """The model to ask, and why that is not the one that was named or a perfect one.
+
+    A learned model that knows nothing of this device or element type is passed over, as
+    :func:`costmodel.models.find_model` does.
+    """
+    if model is None:
+        return find_model(target, workload)
+    if isinstance(model, str | PathLike):
+        model = _loaded(Path(model))
+    if not isinstance(model, XgbCostModel):
+        return model, ""
+    if not (reason := model.answers(workload, target)):
+        return model, ""
+    other, more = find_model(target, workload)
+    return other, "; ".join(filter(None, (reason, more)))
+
+
+def _loaded(path: Path) -> XgbCostModel:
+    """The model of a directory; read again when it has been saved again."""
+    try:
+        stamp = (path / CARD).stat().st_mtime_ns
+    except OSError:
+        return load(path)  # the error that tells what is wrong with the path
+    with _lock:
+        found = _models.get(path)
+    if found is None or found[0] != stamp:
+        found = (stamp, load(path))
+        with _lock:
+            _models[path] = found
+            _drop_oldest(_models, _KEPT_MODELS)
+    return found[1]
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The columns of every point of the grid, for one class of code."""
+
+    row_of: Mapping[GemmConfig, int]
+    candidates: Candidates
+    failed: NDArray[np.bool_]
+    artifacts: Mapping[str, Artifact]  # kept, so that its id is not given to another one
+
+    @classmethod
+    def of(
+        cls,
+        workload: Workload,
+        target: Target,
+        artifacts: Mapping[str, Artifact],
+        configs: Sequence[GemmConfig],
+    ) -> _Layout:
+        keys = [artifact_key(specialize(workload, config), target) for config in configs]
+        if isinstance(artifacts, ArtifactTable):
+            found = artifacts.find(keys)
+        else:
+            found = [artifacts.get(key) for key in keys]
+        return cls(
+            {config: row for row, config in enumerate(configs)},
+            Candidates.of(configs, found),
+            np.array([a is not None and not a.ok for a in found], dtype=bool),
+            artifacts,
+        )
+
+
+def _candidates(
+    workload: Workload,
+    target: Target,
+    artifacts: Mapping[str, Artifact],
+    configs: Sequence[GemmConfig] | None,
+) -> tuple[Candidates, int]:
+    """The batch to rank, and how many were left out because they are known not to compile."""
+    if configs is None:
+        legal: Sequence[GemmConfig] = SearchSpace.of(workload, target).configs
+        layout = _layout(workload, target, artifacts)
+    else:
+        legal = list(dict.fromkeys(configs))
+        layout = _Layout.of(workload, target, artifacts, legal)
+    rows = np.array([layout.row_of[config] for config in legal], dtype=np.intp)
+    failed = layout.failed[rows]
+    return layout.candidates.take(rows[~failed]), int(failed.sum())
+
+
+def _layout(workload: Workload, target: Target, artifacts: Mapping[str, Artifact]) -> _Layout:
+    # Of the sizes, only which BLOCK_K divide K is in a binary.
+    key = (workload.code, gcd(workload.k, 256), target, id(artifacts) if artifacts else 0)
+    with _lock:
+        found = _layouts.get(key)
+    if found is None:
+        found = _Layout.of(workload, target, artifacts, grid())
+        with _lock:
+            _layouts[key] = found
+            _drop_oldest(_layouts, _KEPT_LAYOUTS)
+    return found
+
+
+def _distinct_order(
+    workload: Workload, candidates: Candidates, cost: NDArray[np.float64], k: int | None
+) -> NDArray[np.intp]:
+    """Rows by ascending cost, no two that do the same; only as many as are asked for."""
+    cost = np.where(np.isnan(cost), np.inf, cost)
+    k = len(cost) if k is None else k
+    # Duplicates are few: the best 4k hold k distinct ones nearly always, and cost less to compare.
+    head = min(4 * k, len(cost))
+    while True:
+        rows = np.argsort(cost, kind="stable")[:head]
+        part = candidates.take(rows)
+        order = rows[top_rows(cost[rows], identities(workload, part), k)]
+        if len(order) == k or head == len(cost):
+            return order
+        head = len(cost)
+
+
+def _drop_oldest(cache: dict[Any, Any], limit: int) -> None:
+    while len(cache) > limit:
+        del cache[next(iter(cache))]
+
+
+_lock = threading.Lock()
+_layouts: dict[tuple[CodeClass, int, Target, int], _Layout] = {}
+_models: dict[Path, tuple[int, XgbCostModel]] = {}

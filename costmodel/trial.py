@@ -1,0 +1,203 @@
+"""Compiles and times the candidates of one workload, in the order of a ranking, and chooses."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Protocol, TypeVar, runtime_checkable
+
+from costmodel.artifact import Artifact
+from costmodel.candidates import Candidates
+from costmodel.config import GemmConfig
+from costmodel.duplicates import identities
+from costmodel.measurement import Candidate, Measurement, Runner
+from costmodel.ranking import Ranking
+from costmodel.specialize import Specialization, specialize
+from costmodel.target import Target
+from costmodel.workload import Workload
+
+__all__ = ["Choice", "Compile", "Trial"]
+
+Compile = Callable[[Sequence[Specialization], Target], Iterable[Artifact]]
+"""Compiles in other processes, and leaves the binaries where the runner finds them."""
+
+T = TypeVar("T")
+
+_FINALISTS = 3
+# Repeats of a timing differ by up to 1.3 %: Triton must win by more than most of that.
+_MARGIN = 0.99
+_COMPILED_AT_ONCE = 256
+_TIMED_AT_ONCE = 32
+
+log = logging.getLogger("costmodel")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to launch (None is torch), why, and whether it would be chosen again."""
+
+    config: GemmConfig | None
+    why: str
+    reliable: bool
+
+
+@runtime_checkable
+class _Compares(Protocol):
+    """A runner that can time a few in turn, against drift; None stands for torch."""
+
+    def compare(
+        self, workload: Workload, configs: Sequence[GemmConfig | None]
+    ) -> list[Measurement]: ...
+
+
+@dataclass
+class Trial:
+    """One trial; call :meth:`time_torch` (if torch is a candidate), :meth:`run`, :meth:`rematch`
+    and :meth:`choose`, in this order.
+
+    Attributes:
+        ranking: the candidates, best first.
+        runner, compile_: what times and compiles them.
+        deadline: of ``time.monotonic()``; past it nothing new is begun, once something is timed.
+        torch: what ``torch.matmul`` took, once timed.
+        measured: outcomes so far; of the finalists the one of their last comparison.
+        compiled, compile_s, measure_s: what it cost.
+    """
+
+    ranking: Ranking
+    runner: Runner
+    compile_: Compile
+    deadline: float = inf
+    torch: Measurement | None = None
+    measured: dict[GemmConfig, Measurement] = field(default_factory=dict)
+    finalists: list[GemmConfig] = field(default_factory=list)
+    tried: list[Candidate] = field(default_factory=list)
+    compiled: int = 0
+    compile_s: float = 0.0
+    measure_s: float = 0.0
+
+    @property
+    def workload(self) -> Workload:
+        return self.ranking.workload
+
+    @property
+    def late(self) -> bool:
+        return time.monotonic() > self.deadline
+
+    def time_torch(self) -> None:
+        self.torch = self._timed(self.runner.measure_torch, self.workload)
+
+    def run(self, wanted: int) -> None:
+        """Time candidates in the order of the ranking until so many work, or none is left."""
+        row = 0
+        while row < len(self.ranking) and not (self.late and self.measured):
+            missing = wanted - len(self._working())
+            if missing <= 0:
+                break
+            batch = range(row, min(row + missing, row + _COMPILED_AT_ONCE, len(self.ranking)))
+            row = batch.stop
+            self._measure(self._compile([self.ranking.candidates.candidate(i) for i in batch]))
+
+    def rematch(self) -> None:
+        """Time the best few and torch again, in turn, so that a drift favours none of them."""
+        finalists: list[GemmConfig | None] = [*self._working()[:_FINALISTS]]
+        if self.torch is not None and self.torch.ok:
+            finalists.append(None)
+        runner = self.runner
+        if not isinstance(runner, _Compares) or self.late or len(finalists) < 2:
+            return
+        again = self._timed(runner.compare, self.workload, finalists)
+        for config, measurement in zip(finalists, again, strict=True):
+            if config is None:
+                self.torch = measurement
+            else:
+                self._note(config, measurement)
+                self.finalists.append(config)
+
+    def choose(self) -> Choice:
+        """The fastest that works; torch where it is as fast, or where nothing else works."""
+        works = self._working()
+        torch = self.torch
+        if not works:
+            outcomes = Counter(m.status for m in self.measured.values())
+            counts = ", ".join(f"{n} {status}" for status, n in outcomes.items()) or "none tried"
+            why = f"no Triton configuration could be timed ({counts})"
+            warnings.warn(f"{self.workload}: {why}; torch computes it", RuntimeWarning, 4)
+            return Choice(None, why, False)
+        on_time = not self.late
+        best_us = self.measured[works[0]].latency_us
+        fastest = f"fastest of {len(works)} timed, {best_us:.2f} us"
+        if torch is None:
+            return Choice(works[0], fastest, on_time)
+        if not torch.ok:
+            return Choice(works[0], f"{fastest}; torch could not be timed: {torch.status}", False)
+        if best_us <= _MARGIN * torch.latency_us:
+            return Choice(works[0], f"{fastest}; torch takes {torch.latency_us:.2f}", on_time)
+        why = f"torch takes {torch.latency_us:.2f} us, the {fastest}: not 1 % less"
+        return Choice(None, why, on_time)
+
+    def _working(self) -> list[GemmConfig]:
+        """What works, fastest first; finalists, timed in turn, before the others."""
+        works = [c for c, m in self.measured.items() if m.ok]
+        final = self.finalists
+        return sorted(works, key=lambda c: (c not in final, self.measured[c].latency_us))
+
+    def _compile(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """The candidates that compile and do what none before does, with their artifacts."""
+        start = time.perf_counter()
+        specs = {c.config: specialize(self.workload, c.config) for c in candidates}
+        made: dict[Specialization, Artifact] = {}
+        for artifact in self.compile_(list(specs.values()), self.ranking.target):
+            made[artifact.spec] = artifact
+            if self.late:
+                break
+        self.compiled += len(made)
+        self.compile_s += time.perf_counter() - start
+        ready = []
+        for candidate in candidates:
+            artifact = made.get(specs[candidate.config], candidate.artifact)
+            if artifact is not None and not artifact.ok:
+                self._note(candidate.config, Measurement(artifact.status, error=artifact.error))
+            elif not made or specs[candidate.config] in made:
+                ready.append(Candidate(candidate.config, artifact))
+        return self._new(ready)
+
+    def _new(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Without repetitions, some of which are known only once they are compiled."""
+        every = [*self.tried, *candidates]
+        batch = Candidates.of([c.config for c in every], [c.artifact for c in every])
+        seen: set[int] = set()
+        new = []
+        for i, identity in enumerate(identities(self.workload, batch).tolist()):
+            if identity not in seen and i >= len(self.tried):
+                new.append(every[i])
+            seen.add(identity)
+        self.tried += new
+        return new
+
+    def _measure(self, candidates: Sequence[Candidate]) -> None:
+        for first in range(0, len(candidates), _TIMED_AT_ONCE):
+            if self.late and self.measured:
+                return
+            part = candidates[first : first + _TIMED_AT_ONCE]
+            outcomes = self._timed(self.runner.measure, self.workload, part)
+            for candidate, measurement in zip(part, outcomes, strict=True):
+                self._note(candidate.config, measurement)
+
+    def _note(self, config: GemmConfig, measurement: Measurement) -> None:
+        self.measured[config] = measurement
+        if measurement.status == "wrong_result":
+            log.warning("%s computes %s wrong: %s", config, self.workload, measurement.error)
+        elif not measurement.ok:
+            log.info("%s: %s %.200s", config, measurement.status, measurement.error)
+
+    def _timed(self, function: Callable[..., T], *args: object) -> T:
+        start = time.perf_counter()
+        result = function(*args)
+        self.measure_s += time.perf_counter() - start
+        return result

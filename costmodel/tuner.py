@@ -1,0 +1,163 @@
+"""From a workload to the configuration to launch: rank, compile the best few, time them, choose."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from math import inf
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from costmodel.artifact import Artifact
+from costmodel.candidates import CostModel
+from costmodel.errors import InvalidInput
+from costmodel.measurement import Runner
+from costmodel.models.baselines import RuleHeuristic
+from costmodel.ranking import Ranking, rank
+from costmodel.runner.replay import ReplayRunner
+from costmodel.specialize import Specialization
+from costmodel.target import Target
+from costmodel.trial import Compile, Trial
+from costmodel.tuning_result import Costs, TuningResult
+from costmodel.workload import Workload
+
+__all__ = ["MODES", "Mode", "check_mode", "compile_for_device", "tune", "untimed_because"]
+
+Mode = Literal["auto", "predict", "heuristic", "exhaustive"]
+MODES: tuple[str, ...] = get_args(Mode)
+
+# So many candidates are tried for each one wanted before those that fail are no longer replaced.
+_ATTEMPTS = 4
+
+
+def tune(
+    workload: Workload,
+    *,
+    runner: Runner | None,
+    target: Target | None = None,
+    model: CostModel | str | PathLike[str] | None = None,
+    k: int = 8,
+    mode: str = "auto",
+    include_torch: bool = True,
+    budget_s: float = inf,
+    compile_: Compile | None = None,
+) -> TuningResult:
+    """Choose how to compute a workload.
+
+    Args:
+        runner: times the candidates: a ``DeviceRunner``, or a ``ReplayRunner``, which answers from
+            a recording and needs no GPU. None is enough where nothing is timed.
+        target: default: that of a replay's recording, else the current CUDA device.
+        model: as for :func:`costmodel.ranking.rank`.
+        k: how many working candidates to time.
+        mode: ``auto`` times the top k; small problems, and operands that cannot be drawn for
+            timing, are left to the prediction. ``predict`` takes the model's first choice and
+            ``heuristic`` the rules', untimed; ``exhaustive`` times the whole space.
+        include_torch: ``torch.matmul`` (cuBLAS) is a candidate too. No model predicts its time,
+            so it can be chosen only where something is timed.
+        budget_s: stop compiling and timing after about so many seconds; the best so far wins.
+        compile_: default: :func:`compile_for_device`, or nothing for a recording.
+
+    Raises:
+        InvalidInput: an unknown mode, k < 1, an empty product, or nothing to time with.
+        NotRecorded: the recording does not hold this workload.
+    """
+    check_mode(mode)
+    if k < 1 or budget_s <= 0 or not (workload.m and workload.n and workload.k):
+        raise InvalidInput(
+            f"{workload}, k={k}, budget_s={budget_s:g}: expected sizes, k and a budget over 0"
+        )
+    start = time.perf_counter()
+    replay = runner if isinstance(runner, ReplayRunner) else None
+    target = target or (replay.target if replay else Target.current())
+    ranking = rank(
+        workload,
+        target,
+        RuleHeuristic() if mode == "heuristic" else model,
+        None if mode == "exhaustive" else _ATTEMPTS * k,
+        configs=replay.configs(workload) if replay else None,
+    )
+    rank_s = time.perf_counter() - start
+    if reason := untimed_because(workload, mode):
+        return _untimed(ranking, mode, k, reason, rank_s)
+    if runner is None:
+        raise InvalidInput(f"mode={mode!r} times candidates: expected a runner, e.g. DeviceRunner")
+    compile_ = compile_ or (_nothing_to_compile if replay else compile_for_device)
+    trial = Trial(ranking, runner, compile_, time.monotonic() + budget_s)
+    if include_torch:
+        trial.time_torch()
+    trial.run(len(ranking) if mode == "exhaustive" else k)
+    trial.rematch()
+    choice = trial.choose()
+    costs = Costs(rank_s, trial.compile_s, trial.measure_s, trial.compiled, len(trial.measured))
+    name = target.device.name
+    return TuningResult(
+        **_common(ranking, mode, k),
+        measured=tuple(trial.measured.items()),
+        torch=trial.torch,
+        config=choice.config,
+        why=choice.why,
+        source=f"replay of {name}" if replay else f"device ({name})",
+        reliable=choice.reliable,
+        costs=costs,
+    )
+
+
+def check_mode(mode: str) -> None:
+    """Raises: InvalidInput: not one of MODES."""
+    if mode not in MODES:
+        raise InvalidInput(f"mode={mode!r}: expected one of {', '.join(MODES)}")
+
+
+def untimed_because(workload: Workload, mode: str) -> str:
+    """Why a workload is not timed in this mode; empty if it is."""
+    code = workload.code
+    if mode in ("predict", "heuristic"):
+        return f"mode {mode} times nothing"
+    if "strided" in (code.a_layout, code.b_layout, code.c_layout):
+        return "operands without a contiguous dimension are not timed"
+    if mode == "auto" and workload.is_small():
+        return "every side is at most 512, timing would cost more than it gives"
+    return ""
+
+
+def compile_for_device(specs: Sequence[Specialization], target: Target) -> Iterable[Artifact]:
+    """Compile in supervised children, into Triton's cache, where every process finds it."""
+    import triton
+
+    from costmodel.compiler import compile_many
+
+    cache = Path(triton.knobs.cache.dir)
+    return compile_many(specs, target, cache=cache, progress=False)
+
+
+def _nothing_to_compile(specs: Sequence[Specialization], target: Target) -> Iterable[Artifact]:
+    return ()
+
+
+def _untimed(ranking: Ranking, mode: str, k: int, reason: str, rank_s: float) -> TuningResult:
+    """The first choice of the ranking. Nothing predicts torch's time: it is not chosen here."""
+    return TuningResult(
+        **_common(ranking, mode, k),
+        measured=(),
+        torch=None,
+        config=ranking.configs[0],
+        why=f"first choice of {ranking.model}: {reason}",
+        source="predicted",
+        reliable=True,
+        costs=Costs(rank_s=rank_s),
+    )
+
+
+def _common(ranking: Ranking, mode: str, k: int) -> dict[str, Any]:
+    return {
+        "workload": ranking.workload,
+        "target": ranking.target,
+        "model": ranking.model,
+        "model_hash": ranking.model_hash,
+        "reservation": ranking.reservation,
+        "mode": mode,
+        "k": k,
+        "ranked": tuple((c, ranking.predicted_us(i)) for i, c in enumerate(ranking.configs)),
+    }

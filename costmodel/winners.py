@@ -1,0 +1,258 @@
+"""The winner of each workload: from memory, from disk, or by tuning; each is tuned once.
+
+Winners are shared by buckets of m, so that a service that sees every m tunes a bounded number of
+times: (n, k) and the class of code are exact, and the first m of a bucket stands for the others.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import PathLike
+from typing import TYPE_CHECKING, Any, get_args
+
+from costmodel.cache import WinnerCache
+from costmodel.candidates import CostModel
+from costmodel.config import KernelName
+from costmodel.measurement import Runner
+from costmodel.models.baselines import RuleHeuristic
+from costmodel.ranking import answering_model
+from costmodel.runner.protocol import TimingProtocol
+from costmodel.space import legality
+from costmodel.specialize import kernel_hash
+from costmodel.target import Target
+from costmodel.tuner import tune, untimed_because
+from costmodel.tuning_result import TuningResult
+from costmodel.workload import Workload
+
+if TYPE_CHECKING:
+    from costmodel.runner.device import DeviceRunner
+
+__all__ = ["Question", "TimingBench", "Winners", "bucket", "winner_key"]
+
+_IDLE_S = 15.0
+
+
+def bucket(m: int) -> tuple[int, int]:
+    """The first and the last m that share a winner with this one.
+
+    The upper ends are the powers of two up to 128, and four steps an octave from there on.
+    """
+    if m <= 128:
+        last = 1 << (m - 1).bit_length()
+        return (last // 2 + 1, last) if last > 1 else (1, 1)
+    step = 1 << ((m - 1).bit_length() - 3)
+    last = -(-m // step) * step
+    return last - step + 1, last
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is to be computed, and how to choose.
+
+    ``model`` is compared by identity, or as a path.
+    """
+
+    workload: Workload
+    device_index: int
+    mode: str = "auto"
+    model: CostModel | str | PathLike[str] | None = None
+    k: int = 8
+    include_torch: bool = True
+
+
+def winner_key(question: Question, target: Target, rows: tuple[int, int]) -> dict[str, Any]:
+    """All that a choice rests on, readable: another device, compiler or model is another key."""
+    import torch
+
+    workload, mode = question.workload, question.mode
+    model, _ = answering_model(question.model, target, workload)
+    if mode == "heuristic":
+        model = RuleHeuristic()
+    timed = not untimed_because(workload, mode)
+    first, last = rows
+    return {
+        "name": f"{first}-{last}x{workload.n}x{workload.k}-{target.device.name}",
+        "m": list(rows),
+        **{k: v for k, v in workload.to_dict().items() if k != "m"},
+        "device": target.device.product,
+        "arch": target.device.arch,
+        "sm_count": target.device.sm_count,
+        "triton": target.toolchain.triton,
+        "ptxas": target.toolchain.ptxas,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or "",
+        "kernels": {name: kernel_hash(name) for name in get_args(KernelName)},
+        "model": model.name,
+        "model_hash": str(getattr(model, "hash", "")),
+        "mode": mode,
+        "k": question.k,
+        "include_torch": question.include_torch,
+        "protocol": TimingProtocol().to_dict() if timed else None,
+    }
+
+
+class TimingBench:
+    """The timing process of one device: for one user at a time, and ended when nobody comes.
+
+    It takes seconds to start, so that it is kept for the next workload; it holds device memory, so
+    that it is not kept for long.
+    """
+
+    def __init__(self, device_index: int, idle_s: float = _IDLE_S) -> None:
+        self._index = device_index
+        self._idle_s = idle_s
+        self._lock = threading.Lock()
+        self._runner: DeviceRunner | None = None
+        self._timer: threading.Timer | None = None
+
+    @contextmanager
+    def runner(self) -> Iterator[Runner]:
+        """The runner, while no other thread has it and the device has nothing else to do."""
+        import torch
+
+        from costmodel.runner.device import DeviceRunner
+
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._runner is None:
+                self._runner = DeviceRunner(self._index)
+            torch.cuda.synchronize(self._index)
+            try:
+                yield self._runner
+            finally:
+                self._timer = threading.Timer(self._idle_s, self.close)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def close(self) -> None:
+        """End the process, if there is one; the next user starts another."""
+        with self._lock:
+            if self._runner is not None:
+                self._runner.close()
+                self._runner = None
+
+
+class Winners:
+    """Results by question, tuned when they are first asked for. For any number of threads."""
+
+    def __init__(self, cache: WinnerCache) -> None:
+        self.cache = cache
+        self._lock = threading.Lock()
+        self._results: dict[Any, TuningResult] = {}
+        self._locks: dict[Any, threading.Lock] = {}
+        self._benches: dict[int, TimingBench] = {}
+
+    def known(self, question: Question) -> TuningResult | None:
+        """The result that is at hand, if any: nothing is read or tuned."""
+        for rows in (bucket(question.workload.m), _exactly(question.workload)):
+            found = self._results.get(_memory_key(question, rows))
+            if found is not None and _fits(found, question.workload):
+                return found
+        return None
+
+    def find(self, question: Question, instead_of: TuningResult | None = None) -> TuningResult:
+        """The winner: known, on disk, or tuned now.
+
+        Args:
+            instead_of: a winner that turned out not to work, to be replaced.
+        """
+        result = self._find(question, bucket(question.workload.m), instead_of)
+        if not _fits(result, question.workload):
+            result = self._find(question, _exactly(question.workload), instead_of)
+        return result
+
+    def tune(self, question: Question, **options: Any) -> TuningResult:
+        """Tune now, whatever is known, and keep the winner; options as of ``tuner.tune``."""
+        rows = bucket(question.workload.m)
+        target = Target.current(question.device_index)
+        with self._lock_of(_memory_key(question, rows)):
+            result = self._tuned(question, target, options)
+            self._keep(question, rows, winner_key(question, target, rows), result)
+        return result
+
+    def forget(self) -> None:
+        """Drop what is in memory, not what is on disk."""
+        with self._lock:
+            self._results.clear()
+
+    def _find(
+        self, question: Question, rows: tuple[int, int], instead_of: TuningResult | None
+    ) -> TuningResult:
+        memory_key = _memory_key(question, rows)
+        with self._lock_of(memory_key):
+            found = self._results.get(memory_key)
+            if found is not None and found is not instead_of:
+                return found
+            target = Target.current(question.device_index)
+            key = winner_key(question, target, rows)
+            if instead_of is not None:
+                self.cache.discard(key)
+            elif (found := self.cache.get(key)) is not None and _legal(found, target):
+                self._results[memory_key] = found
+                return found
+            result = self._tuned(question, target, {})
+            self._keep(question, rows, key, result)
+            return result
+
+    def _tuned(
+        self, question: Question, target: Target, options: Mapping[str, Any]
+    ) -> TuningResult:
+        def run(runner: Runner | None) -> TuningResult:
+            return tune(
+                question.workload,
+                runner=runner,
+                target=target,
+                model=question.model,
+                mode=question.mode,
+                k=question.k,
+                include_torch=question.include_torch,
+                **options,
+            )
+
+        if untimed_because(question.workload, question.mode):
+            return run(None)
+        with self._lock:
+            bench = self._benches.setdefault(
+                question.device_index, TimingBench(question.device_index)
+            )
+        with bench.runner() as runner:
+            return run(runner)
+
+    def _keep(
+        self,
+        question: Question,
+        rows: tuple[int, int],
+        key: Mapping[str, Any],
+        result: TuningResult,
+    ) -> None:
+        self._results[_memory_key(question, rows)] = result
+        if result.reliable:
+            self.cache.put(key, result)
+
+    def _lock_of(self, key: Any) -> threading.Lock:
+        with self._lock:
+            return self._locks.setdefault(key, threading.Lock())
+
+
+def _memory_key(question: Question, rows: tuple[int, int]) -> Any:
+    w, q = question.workload, question
+    return rows, w.n, w.k, w.code, q.device_index, q.mode, q.model, q.k, q.include_torch
+
+
+def _exactly(workload: Workload) -> tuple[int, int]:
+    return workload.m, workload.m
+
+
+def _fits(result: TuningResult, workload: Workload) -> bool:
+    """Whether the winner of another m may run this one too."""
+    device = result.target.device
+    return result.config is None or not legality(result.config, workload, device)
+
+
+def _legal(result: TuningResult, target: Target) -> bool:
+    """Whether a winner from disk may run at all."""
+    return result.config is None or not legality(result.config, result.workload, target.device)

@@ -1,0 +1,246 @@
+"""The command line: its names, its JSON, its errors, on a small made-up recording."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from costmodel.artifact import Artifact
+from costmodel.cli import app
+from costmodel.dataset import Dataset, RunInfo
+from costmodel.heldout import eval_workloads
+from costmodel.measurement import Measurement, TuningRecord
+from costmodel.ptx import PTX_FEATURES
+from costmodel.space import SearchSpace
+from costmodel.specialize import artifact_key, specialize
+from costmodel.target import Target, Toolchain
+from costmodel.workload import Workload
+
+COMMANDS = (
+    "collect", "compile", "train", "evaluate", "rank", "tune", "explain", "bench", "report",
+    "cache", "doctor",
+)  # fmt: skip
+TARGET = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
+RUN = RunInfo("run-1", "GPU-aaaa", "570.1", "2.11.0", "2026-11-27T12:00:00+00:00")
+TRAINING = [Workload.dense(m, n, k) for m in (64, 640, 2560) for n, k in ((2560, 640), (896, 3200))]
+RECORDED = eval_workloads()[20]
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+
+
+def run_json(*arguments: object) -> Any:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def latency_us(workload: Workload, block_m: int, block_n: int, stages: int) -> float:
+    """The law of the made-up machine: padding costs, and so do small tiles."""
+    tiles = -(-workload.m // block_m) * -(-workload.n // block_n)
+    return 2 + tiles * (block_m * block_n + 4000) * workload.k / 1e8 * (1 + 0.2 / stages)
+
+
+def record(dataset: Dataset, workload: Workload, role: Any, count: int) -> None:
+    configs = SearchSpace.of(workload, TARGET).configs
+    chosen = [configs[i] for i in np.random.default_rng(0).choice(len(configs), count, False)]
+    specs = {specialize(workload, c): c for c in chosen}
+    artifacts = [
+        Artifact(artifact_key(s, TARGET), s, registers=c.block_m, shared_bytes=4096 * c.num_stages,
+                 ptx_hash=artifact_key(s, TARGET), ptx=dict.fromkeys(PTX_FEATURES, 1.0))
+        for s, c in specs.items()
+    ]  # fmt: skip
+    rows = []
+    for i, c in enumerate(chosen):
+        us = latency_us(workload, c.block_m, c.block_n, c.num_stages)
+        outcome = Measurement("ok", us, us, us, 5) if i else Measurement("timeout", error="over")
+        key = artifact_key(specialize(workload, c), TARGET)
+        rows.append(TuningRecord(workload, c, key, outcome))
+    dataset.append_artifacts(artifacts)
+    torch = {workload: Measurement("ok", 1e4, 1e4, 1e4, 5)}
+    dataset.append_measurements(rows, run=RUN, role=role, torch=torch)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cli") / "data"
+    dataset = Dataset.create(path, TARGET, {"repeats": 5})
+    for workload in TRAINING:
+        record(dataset, workload, "train", 40)
+    for workload in (RECORDED, eval_workloads()[-9]):
+        record(dataset, workload, "eval", 60)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(data: Path) -> Path:
+    path = data.parent / "model"
+    trained = run_json("train", data, "--out", path, "--name", "mine")
+    assert trained["name"] == "mine"
+    assert trained["training"]["rows"] == 39 * len(TRAINING)
+    assert trained["training"]["dropped"] == {"timeout": len(TRAINING)}
+    return path
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_says_what_it_does(command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert "--json" in result.stdout
+
+
+def test_the_names_are_a_contract() -> None:
+    from typer.main import get_command
+
+    assert set(get_command(app).commands) == set(COMMANDS)  # type: ignore[attr-defined]
+
+
+def test_the_program_runs_without_a_gpu_in_sight() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "costmodel", "--help"], env={"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "doctor" in done.stdout
+
+
+def test_rank_lists_configurations_with_predictions(model: Path) -> None:
+    arguments = ("rank", RECORDED.m, RECORDED.n, RECORDED.k, "--target", "h100-sxm")
+    found = run_json(*arguments, "--model", model, "--top", 5)
+    assert found["workload"] == RECORDED.to_dict()
+    assert found["model"]["name"] == "mine"
+    predicted = [row["predicted_us"] for row in found["ranked"]]
+    assert len(predicted) == 5
+    assert predicted == sorted(predicted)
+    legal = [c.to_dict() for c in SearchSpace.of(RECORDED, TARGET).configs]
+    assert all(row["config"] in legal for row in found["ranked"])
+    table = run(*arguments, "--model", model)
+    assert "predicted us" in table.stdout
+
+
+def test_explain_shows_what_the_model_saw(model: Path) -> None:
+    arguments = (RECORDED.m, RECORDED.n, RECORDED.k, "--target", "h100-sxm", "--model", model)
+    ranked = run_json("rank", *arguments, "--top", 3)["ranked"]
+    found = run_json("explain", *arguments[:3], 3, *arguments[3:])
+    assert found["explained"]["config"] == ranked[2]["config"]
+    assert found["best"]["config"] == ranked[0]["config"]
+    assert found["explained"]["prediction"]["predicted_us"] == ranked[2]["predicted_us"]
+    assert found["explained"]["on paper"]["tiles"] >= 1
+    beyond = run("explain", *arguments[:3], 10**6, *arguments[3:])
+    assert beyond.exit_code == 2
+    assert "distinct configurations" in beyond.stderr
+
+
+def test_evaluate_prints_the_contract(data: Path, model: Path) -> None:
+    entries = {e["name"]: e for e in run_json("evaluate", "--data", data, "--model", model)}
+    kinds = {name: entry["kind"] for name, entry in entries.items()}
+    expected = {
+        "mine": "learned", "mine config-only": "learned", "static": "baseline",
+        "heuristic": "baseline", "ptx-score": "baseline", "ptx-score-hopper": "baseline",
+        "random": "baseline", "oracle": "oracle",
+    }  # fmt: skip
+    assert kinds.items() >= expected.items()
+    for entry in entries.values():
+        for part in ("regret", "aligned", "ragged"):
+            assert set(entry[part]) == {"1", "4", "8", "16"}
+            assert all(0 < v["worst_pct"] <= v["geomean_pct"] <= 100 for v in entry[part].values())
+        assert -1 <= entry["kendall_tau"] <= 1
+    assert entries["mine"]["mape_pct"] > 0
+    assert entries["ptx-score"]["mape_pct"] is None
+    assert entries["mine"]["regret"]["8"]["geomean_pct"] > 90
+    assert "ptx-score" in run("evaluate", "--data", data, "--model", model).stdout
+
+
+def test_tune_answers_from_a_recording_and_says_so(data: Path, model: Path) -> None:
+    arguments = ("tune", RECORDED.m, RECORDED.n, RECORDED.k, "--replay", "--data", data)
+    found = run_json(*arguments, "--model", model, "--top", 6)
+    assert "replay" in found["source"]
+    assert sum(row["status"] == "ok" for row in found["measured"]) == 6
+    best = min(row["latency_us"] for row in found["measured"] if row["status"] == "ok")
+    chosen = next(r for r in found["measured"] if r["config"] == found["chosen"])
+    assert chosen["latency_us"] == best
+    people = run(*arguments, "--model", model)
+    assert "REPLAY" in people.stderr
+    assert "timings: replay" in people.stdout
+
+
+def test_compile_needs_no_gpu(tmp_path: Path) -> None:
+    found = run_json(
+        "compile", 64, 64, 64, "--target", "h100-sxm", "--limit", 2, "--jobs", 2,
+        "--dump", tmp_path / "dump",
+    )  # fmt: skip
+    assert found["compiled"] == len(found["artifacts"]) == 2
+    for artifact in found["artifacts"]:
+        assert artifact["status"] == "ok"
+        assert artifact["registers"] > 0
+        assert (tmp_path / "dump" / f"{artifact['key']}.ptx").read_text().startswith("//")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("rank", 64, 64, 64, "--target", "vax"), "unknown target 'vax'"),
+        (("rank", 64, 64, 64, "--dtype", "float64"), "has no kernel"),
+        (("rank", 64, 64, 64, "--a-layout", "diagonal"), "a_layout"),
+        (("rank", 64, 64, 64, "--target", "h100-sxm", "--model", "/nowhere"), "no model at"),
+        (("train", "/nowhere", "--out", "/nowhere"), "no dataset at"),
+        (("evaluate", "--data", "/nowhere"), "no dataset at"),
+        (("tune", 77, 78, 1790, "--replay", "--data", "DATA"), "was not recorded"),
+        (("tune", 77, 78, 1790, "--replay", "--data", "DATA", "--mode", "x"), "expected one of"),
+        (("bench", "nothing"), "no benchmark 'nothing'"),
+    ],
+)
+def test_errors_are_one_line_and_exit_code_2(
+    arguments: tuple[object, ...], message: str, data: Path
+) -> None:
+    result = run(*(data if a == "DATA" else a for a in arguments))
+    assert result.exit_code == 2
+    (line,) = (x for x in result.stderr.splitlines() if x.startswith("error: "))
+    assert message in line
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_debug_shows_where_an_error_came_from() -> None:
+    with pytest.raises(LookupError, match="unknown target"):
+        run("--debug", "rank", 64, 64, 64, "--target", "vax")
+
+
+def test_what_is_no_error_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("costmodel.ranking.rank", broken)
+    with pytest.raises(ZeroDivisionError):
+        run("rank", 64, 64, 64, "--target", "h100-sxm")
+
+
+@pytest.mark.parametrize("content", ["m,n\n1,2\n", "m,n,k\n1,2,x\n", "m,n,k\n1,2\n"])
+def test_a_wrong_shapes_file_is_named(tmp_path: Path, content: str) -> None:
+    from costmodel.cli.collecting import read_shapes
+    from costmodel.errors import InvalidInput
+
+    path = tmp_path / "shapes.csv"
+    path.write_text(content)
+    with pytest.raises(InvalidInput, match=r"shapes\.csv"):
+        read_shapes(path)
+
+
+def test_shapes_are_read_from_the_eval_list() -> None:
+    from costmodel.cli.collecting import read_shapes
+
+    path = Path(__file__).parents[1] / "benchmarks" / "eval.csv"
+    assert read_shapes(path) == [(w.m, w.n, w.k) for w in eval_workloads()]
+
+
+def test_bench_lists_what_there_is() -> None:
+    names = {row["name"] for row in run_json("bench")}
+    scripts = Path(__file__).parents[1].joinpath("benchmarks").glob("bench_*.py")
+    assert names == {p.stem.removeprefix("bench_") for p in scripts}

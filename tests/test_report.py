@@ -1,0 +1,115 @@
+"""README's tables come from results files, and from nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from costmodel.errors import CorruptFile, InvalidInput, MissingData
+from costmodel.report import outdated, read_results, write
+
+KEPT = {str(k): {"geomean_pct": 90.0 + k / 2, "worst_pct": 80.0} for k in (1, 4, 8, 16)}
+RESULTS: dict[str, Any] = {
+    "bench": "evaluate", "target": "h100-sxm", "device": "NVIDIA H100", "date": "2026-11-28",
+    "versions": {"triton": "3.6.0"}, "summary": {"ratio": 0.98765, "count": 3},
+    "rows": [
+        {"name": "xgb", "kind": "learned", "group": "a", "regret": KEPT, "mape_pct": 3.14159},
+        {"name": "static", "kind": "baseline", "group": "b", "regret": KEPT, "mape_pct": None},
+    ],
+}  # fmt: skip
+ROWS = "<!-- table: evaluate-h100-sxm | name=model | regret.1.geomean_pct=top-1 | mape_pct -->"
+
+
+@pytest.fixture
+def readme(tmp_path: Path) -> Path:
+    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
+    results_file(tmp_path).write_text(json.dumps(RESULTS))
+    return tmp_path / "README.md"
+
+
+def results_file(root: Path) -> Path:
+    return root / "benchmarks" / "results" / "evaluate-h100-sxm.json"
+
+
+def lines_of(readme: Path, spec: str) -> list[str]:
+    readme.write_text(f"# Title\n\n{spec}\nold\n<!-- end -->\n\nrest\n")
+    write(readme)
+    text = readme.read_text()
+    assert text.startswith(f"# Title\n\n{spec}\n")
+    assert text.endswith("<!-- end -->\n\nrest\n")
+    return text.split(spec)[1].split("<!-- end -->")[0].strip().splitlines()
+
+
+def test_a_table_of_rows(readme: Path) -> None:
+    assert lines_of(readme, ROWS) == [
+        "| model | top-1 | mape_pct |",
+        "| --- | --- | --- |",
+        "| xgb | 90.5 | 3.142 |",
+        "| static | 90.5 | – |",
+        "",
+        "<sub>NVIDIA H100, 2026-11-28; triton 3.6.0</sub>",
+    ]
+
+
+def test_a_table_of_one_group(readme: Path) -> None:
+    lines = lines_of(readme, "<!-- table: evaluate-h100-sxm/b | name -->")
+    assert lines[2:-2] == ["| static |"]
+
+
+def test_a_table_of_the_summary(readme: Path) -> None:
+    lines = lines_of(readme, "<!-- table: evaluate-h100-sxm -->")
+    assert lines[2:4] == ["| ratio | 0.9877 |", "| count | 3 |"]
+
+
+def test_what_is_out_of_date_is_named_and_left_alone(readme: Path) -> None:
+    lines_of(readme, ROWS)
+    assert outdated(readme) == []
+    changed = RESULTS | {"date": "2026-11-29"}
+    results_file(readme.parent).write_text(json.dumps(changed))
+    before = readme.read_text()
+    assert outdated(readme) == ["evaluate-h100-sxm"]
+    assert readme.read_text() == before
+    assert write(readme)[0] == "evaluate-h100-sxm"
+    assert outdated(readme) == []
+
+
+def test_plots_are_drawn_for_the_benches_that_have_one(readme: Path) -> None:
+    readme.write_text("")
+    relative = [{"workload": "a", "triton_best": 1.01, "model_top8": 0.99, "default": 1.0}]
+    kernels = RESULTS | {"bench": "kernels-float16", "rows": relative}
+    folder = readme.parent / "benchmarks"
+    (folder / "results" / "kernels-float16-h100-sxm.json").write_text(json.dumps(kernels))
+    dispatch = RESULTS | {"bench": "dispatch", "rows": []}
+    (folder / "results" / "dispatch-h100-sxm.json").write_text(json.dumps(dispatch))
+    names = ["evaluate-h100-sxm.png", "kernels-float16-h100-sxm.png"]
+    assert write(readme) == names
+    drawn = {p.name: p.read_bytes()[:4] for p in (folder / "plots").iterdir()}
+    assert drawn == dict.fromkeys(names, b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "message"),
+    [
+        ("<!-- table: nothing -->", MissingData, "no results at"),
+        ("<!-- table: evaluate-h100-sxm | speed -->", InvalidInput, "no 'speed' in a row"),
+    ],
+)
+def test_a_table_that_cannot_be_made_changes_nothing(
+    readme: Path, spec: str, error: type[Exception], message: str
+) -> None:
+    text = f"{spec}\nold\n<!-- end -->\n"
+    readme.write_text(text)
+    with pytest.raises(error, match=message):
+        write(readme)
+    assert readme.read_text() == text
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"bench": 1}', "\xff"])
+def test_what_is_no_results_file_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(CorruptFile, match=r"x\.json"):
+        read_results(path)

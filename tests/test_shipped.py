@@ -1,0 +1,131 @@
+"""The recorded data and the trained model that the repository ships, held to what is said of them.
+
+Where one is missing the tests fail: it was forgotten in a commit.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from costmodel.cli import app
+from costmodel.compiler import compile_many
+from costmodel.config import KernelName
+from costmodel.dataset import Dataset
+from costmodel.heldout import eval_workloads, is_held_out
+from costmodel.measurement_table import Role
+from costmodel.models import XgbCostModel, load
+from costmodel.runner import ReplayRunner
+from costmodel.specialize import kernel_hash
+
+ROOT = Path(__file__).resolve().parents[1]
+NAME = "h100-sxm"
+
+
+@pytest.fixture(scope="module")
+def dataset() -> Dataset:
+    return Dataset.open(ROOT / "datasets" / NAME)
+
+
+@pytest.fixture(scope="module")
+def model() -> XgbCostModel:
+    return load(ROOT / "models" / NAME)
+
+
+@pytest.fixture(scope="module")
+def evaluated() -> dict[str, Any]:
+    result = CliRunner().invoke(app, ["evaluate", "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
+    return {entry["name"]: entry for entry in json.loads(result.stdout)}
+
+
+def test_the_dataset_is_what_its_card_counts(dataset: Dataset) -> None:
+    card = json.loads((dataset.path / "card.json").read_text())
+    counts, table = card["counts"], dataset.measurements()
+    assert counts["artifacts"] == len(dataset.artifacts())
+    for role in get_args(Role):
+        assert counts["workloads"][role] == len(dataset.workloads(role))
+        assert counts["rows"][role] == dict(Counter(table.status[table.role == role].tolist()))
+    assert counts["devices"] == sorted({run.device_uuid for run in dataset.runs()})
+    assert card["target"]["device"]["name"] == NAME
+
+
+def test_there_is_as_much_to_learn_from_as_is_said(dataset: Dataset) -> None:
+    frame = dataset.frame("train", kernel_hashes={n: kernel_hash(n) for n in get_args(KernelName)})
+    assert frame.dropped == {}
+    each = np.bincount(frame.workload_index[frame.ok], minlength=len(frame.workloads))
+    assert frame.ok.sum() >= 80_000
+    assert (each > 0).sum() >= 300
+    assert np.median(each) >= 150
+    assert {w.dtype for w in frame.workloads} == {"float16", "bfloat16"}
+
+
+def test_nothing_that_is_judged_by_is_learned_from(dataset: Dataset) -> None:
+    assert [w for w in dataset.workloads("train") if is_held_out(w)] == []
+
+
+def test_the_eval_list_is_measured_with_torch_beside_it(dataset: Dataset) -> None:
+    assert set(dataset.workloads("eval")) == set(eval_workloads())
+    for workload in eval_workloads():
+        torch = dataset.torch(workload)
+        assert torch is not None
+        assert torch.ok
+        assert any(m.ok for m in dataset.recorded(workload).values())
+
+
+@pytest.mark.compile
+def test_shipped_artifacts_compile_to_the_same_ptx(dataset: Dataset) -> None:
+    table = dataset.artifacts()
+    ok = sorted(key for key in table if table[key].ok)
+    chosen = {key: table[key] for key in random.Random(0).sample(ok, 20)}
+    made = compile_many([a.spec for a in chosen.values()], dataset.target, progress=False)
+    found = {artifact.key: artifact.ptx_hash for artifact in made}
+    assert found == {key: artifact.ptx_hash for key, artifact in chosen.items()}
+
+
+def test_the_model_was_trained_on_this_dataset(dataset: Dataset, model: XgbCostModel) -> None:
+    assert model.target_ == dataset.target
+    assert model.card_["rows"] >= 80_000
+    assert model.artifacts is not None
+    assert set(model.artifacts) >= set(dataset.measurements("train").artifact_keys)
+
+
+def test_the_model_keeps_the_speed_that_is_claimed(
+    evaluated: dict[str, Any], model: XgbCostModel
+) -> None:
+    kept = evaluated[model.name]["regret"]
+    assert evaluated[model.name]["workloads"] == len(eval_workloads())
+    assert kept["1"]["geomean_pct"] >= 95
+    assert kept["8"]["geomean_pct"] >= 99
+
+
+def test_every_baseline_is_in_the_table(evaluated: dict[str, Any]) -> None:
+    names = {"random", "static", "heuristic", "ptx-score", "ptx-score-hopper", "oracle"}
+    assert set(evaluated) >= names
+    for name in names - {"oracle"}:
+        assert evaluated[name]["kind"] == "baseline"
+
+
+def test_rank_answers_from_the_shipped_model(model: XgbCostModel) -> None:
+    arguments = ["rank", "4096", "4096", "4096", "--target", NAME, "--json"]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    found = json.loads(result.stdout)
+    assert found["model"] == {"name": model.name, "hash": model.hash}
+    assert len(found["ranked"]) == 8
+    assert all(row["predicted_us"] > 0 for row in found["ranked"])
+
+
+def test_the_sample_of_the_wheel_can_be_replayed() -> None:
+    sample = Dataset.open(ROOT / "models" / NAME / "replay")
+    runner = ReplayRunner(sample)
+    for workload in sample.workloads():
+        assert runner.measure_torch(workload).ok
+        assert runner.configs(workload)
+    assert (4096, 4096, 4096) in {(w.m, w.n, w.k) for w in sample.workloads()}
