@@ -43,9 +43,10 @@ from costmodel.errors import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from costmodel.ahead import tune, warmup
     from costmodel.config import GemmConfig
     from costmodel.dataset import Dataset
-    from costmodel.dispatch import matmul, result_for, tune, use, warmup
+    from costmodel.dispatch import matmul, result_for, use
     from costmodel.models import XgbCostModel, load
     from costmodel.ranking import Ranking, rank
     from costmodel.runner.replay import ReplayRunner
@@ -107,9 +108,9 @@ _WHERE = {
     "matmul": "dispatch",
     "rank": "ranking",
     "result_for": "dispatch",
-    "tune": "dispatch",
+    "tune": "ahead",
     "use": "dispatch",
-    "warmup": "dispatch",
+    "warmup": "ahead",
 }
 
 

@@ -35,8 +35,8 @@ def check_arguments(
     """
     import torch
 
-    tensors = {"a": a, "b": b, "out": out, "bias": bias}
-    given = {name: x for name, x in tensors.items() if x is not None or name in "ab"}
+    given = {"a": a, "b": b}
+    given |= {name: x for name, x in (("out", out), ("bias", bias)) if x is not None}
     for name, x in given.items():
         if not isinstance(x, torch.Tensor):
             raise InvalidInput(f"{name} is a {type(x).__name__}: expected a torch.Tensor")

@@ -54,9 +54,12 @@ def cache_directory() -> Path:
         return Path(named).absolute()
     import platformdirs
 
-    path = Path(platformdirs.user_cache_dir("costmodel", appauthor=False))
-    if not path.is_absolute():  # a "~" that nothing could be put in place of
-        raise InvalidInput(f"no home directory is known ({path}): set {VARIABLE}=DIR")
+    try:
+        path = Path(platformdirs.user_cache_dir("costmodel", appauthor=False))
+    except RuntimeError as error:  # newer releases say so; older ones give back the "~"
+        raise InvalidInput(f"{error}, or {VARIABLE}") from None
+    if not path.is_absolute():
+        raise InvalidInput(f"no home directory is known ({path}): set HOME or {VARIABLE}")
     return path
 
 
@@ -166,10 +169,10 @@ class WinnerCache:
         if self._usable:
             self._usable = False
             warnings.warn(
-                f"the cache of winners cannot be used, so they last for this process only: "
-                f"{error}; set {VARIABLE} to a directory that can be written",
+                f"the cache of winners cannot be used, so they last for this process only: {error} "
+                f"({VARIABLE}=DIR names another directory)",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
 
 

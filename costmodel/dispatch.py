@@ -9,9 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterable
-from math import inf
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +19,26 @@ from costmodel import models
 from costmodel.arguments import check_arguments, require_disjoint
 from costmodel.cache import WinnerCache
 from costmodel.candidates import CostModel
-from costmodel.errors import CompileError, CostModelError, InvalidInput, LaunchError
+from costmodel.errors import CompileError, CostModelError, LaunchError
 from costmodel.launch import Plan, load
-from costmodel.measurement import Runner
+from costmodel.models.storage import CARD
 from costmodel.models.xgb import XgbCostModel
 from costmodel.prepared import Launch, TorchLaunch, TritonLaunch
+from costmodel.ranking import named_model
 from costmodel.space import legality
-from costmodel.target import Target
 from costmodel.tuner import check_mode
-from costmodel.tuner import tune as tune_with
 from costmodel.tuning_result import TuningResult
 from costmodel.winners import Question, Winners
 from costmodel.workload import Workload
 
-__all__ = ["cache", "matmul", "result_for", "tune", "use", "warmup"]
+__all__ = ["ModelLike", "forget_launches", "matmul", "result_for", "use", "winners"]
 
 ModelLike = CostModel | str | PathLike[str] | None
-Problem = tuple[int, int, int] | Workload
 
 _KEPT_LAUNCHES = 4096
 
 log = logging.getLogger("costmodel")
-cache = WinnerCache()
-_winners = Winners(cache)
+winners = Winners(WinnerCache())
 _launches: dict[Any, Launch] = {}
 
 
@@ -93,6 +88,11 @@ def matmul(
     return out
 
 
+def forget_launches() -> None:
+    """Look up the winner again at the next call of each kind: another may have been found."""
+    _launches.clear()
+
+
 def use(model: str | Path | XgbCostModel | None) -> XgbCostModel | None:
     """Make a model answer in this process from now on, before any shipped one.
 
@@ -103,44 +103,9 @@ def use(model: str | Path | XgbCostModel | None) -> XgbCostModel | None:
         NoModel, CorruptFile, WrongVersion, SchemaMismatch: then nothing changes.
     """
     chosen = models.use(model)
-    _winners.forget()
-    _launches.clear()
+    winners.forget()
+    forget_launches()
     return chosen
-
-
-def warmup(
-    problems: Iterable[Problem],
-    *,
-    dtype: str = "float16",
-    device: int | None = None,
-    bias: bool = False,
-    activation: str | None = None,
-    mode: str = "auto",
-    model: ModelLike = None,
-) -> list[TuningResult | None]:
-    """Tune, compile and load ahead, so that no request has to wait for it.
-
-    Args:
-        problems: (m, n, k) with row-major operands of ``dtype``, or workloads with dense ones.
-        device: CUDA device; default: the current one.
-
-    Returns:
-        What was chosen for each (None for an empty product).
-    """
-    index = torch.cuda.current_device() if device is None else device
-    results = []
-    for problem in problems:
-        workload = _workload(problem, dtype, bias, activation)
-        a, b, out, row = _blank_operands(workload, index)
-        given = None if workload.code.c_layout == "row" else out
-        options: dict[str, Any] = {
-            "bias": row, "activation": workload.code.activation, "mode": mode, "model": model,
-        }  # fmt: skip
-        if activation is None and options["activation"] == "none":
-            options["activation"] = None
-        matmul(a, b, out=given, **options)
-        results.append(result_for(a, b, out=given, **options))
-    return results
 
 
 def result_for(
@@ -156,41 +121,6 @@ def result_for(
     """What :func:`matmul` goes by for such operands; None before its first call, or if empty."""
     launch = _launches.get(_key(a, b, out, bias, activation, mode, model))
     return launch.result if launch is not None else None
-
-
-def tune(
-    *problem: Any,
-    dtype: str = "float16",
-    mode: str = "auto",
-    model: ModelLike = None,
-    k: int = 8,
-    include_torch: bool = True,
-    budget_s: float = inf,
-    runner: Runner | None = None,
-    device: int | None = None,
-) -> TuningResult:
-    """Tune one product now, and keep the winner for :func:`matmul`.
-
-    Args:
-        problem: ``m, n, k``, or a :class:`Workload`, or two matrices on a GPU.
-        runner: what times; with one, nothing is kept. A ``ReplayRunner`` needs no GPU.
-        device: CUDA device; default: that of the matrices, or the current one.
-
-    The others are those of :func:`costmodel.tuner.tune`.
-    """
-    check_mode(mode)
-    workload, device = _problem(problem, dtype, device)
-    if runner is not None:
-        return tune_with(
-            workload, runner=runner, model=model, k=k, mode=mode, include_torch=include_torch,
-            budget_s=budget_s,
-        )  # fmt: skip
-    Target.current(device)  # the clear error where there is no GPU
-    index = torch.cuda.current_device() if device is None else device
-    question = Question(workload, index, mode, _plain(model), k, include_torch)
-    result = _winners.tune(question, budget_s=budget_s)
-    _launches.clear()
-    return result
 
 
 def _key(
@@ -213,7 +143,7 @@ def _key(
             (a.requires_grad or b.requires_grad) and torch.is_grad_enabled(),
             None if out is None else _described(out),
             None if bias is None else _described(bias),
-            activation, mode, model if model is None else _plain(model),
+            activation, mode, model if model is None else _identity(model),
         )  # fmt: skip
     except (AttributeError, RuntimeError, TypeError):
         return None  # no dense tensors: the validation says what they are
@@ -224,9 +154,12 @@ def _described(x: torch.Tensor) -> Any:
     return x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() & 15, wants_grad
 
 
-def _plain(model: ModelLike) -> Any:
-    """A model to be compared by identity, a path by its text and its last change."""
-    return fspath(model) if isinstance(model, str | PathLike) else model
+def _identity(model: ModelLike) -> Any:
+    """A model is compared by identity, a directory by its name and when it was last saved."""
+    if not isinstance(model, str | PathLike):
+        return model
+    path = os.path.join(model, CARD)
+    return path, os.stat(path).st_mtime_ns if os.path.exists(path) else 0
 
 
 def _first_call(
@@ -253,7 +186,8 @@ def _first_call(
     launch = _prepare(a, b, result, bias, activation or "none", mode, model)
     if len(_launches) >= _KEPT_LAUNCHES:
         _launches.clear()
-    _launches[key] = launch
+    if key is not None:
+        _launches[key] = launch
     launch(a, b, result, bias)
     return result
 
@@ -276,12 +210,12 @@ def _prepare(
             "of that mean nothing; unset it before Triton is imported"
         )
     index = a.get_device()
-    question = Question(workload, index, mode, _plain(model))
-    result = _winners.find(question)
+    question = Question(workload, index, mode, named_model(model))
+    result = winners.find(question)
     launch = _load(result, workload, index, (a, b, out), activation)
     if launch is None:
         log.warning("%s no longer works for %s: tuning again", result.chosen, workload)
-        result = _winners.find(question, instead_of=result)
+        result = winners.find(question, instead_of=result)
         launch = _load(result, workload, index, (a, b, out), activation)
     if launch is None:
         warnings.warn(
@@ -315,43 +249,3 @@ def _load(
             continue
         return TritonLaunch(plan, kernel, index, operands, result)
     return None
-
-
-def _problem(
-    problem: tuple[Any, ...], dtype: str, device: int | None
-) -> tuple[Workload, int | None]:
-    match problem:
-        case (Workload() as workload,):
-            return workload, device
-        case (int(), int(), int()):
-            return Workload.dense(*problem, dtype), device
-        case (torch.Tensor() as a, torch.Tensor() as b):
-            check_arguments(a, b, None, None, None)
-            out = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
-            return Workload.from_tensors(a, b, out), a.get_device()
-    raise InvalidInput(
-        f"tune({', '.join(type(p).__name__ for p in problem)}): expected m, n, k, or a Workload, "
-        f"or two matrices"
-    )
-
-
-def _workload(problem: Problem, dtype: str, bias: bool, activation: str | None) -> Workload:
-    if isinstance(problem, Workload):
-        return problem
-    return Workload.dense(*problem, dtype, bias=bias, activation=activation or "none")
-
-
-def _blank_operands(
-    workload: Workload, index: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Operands of a workload with dense layouts, of whatever numbers are in memory."""
-    code = workload.code
-
-    def blank(rows: int, cols: int, layout: str) -> torch.Tensor:
-        shape = (cols, rows) if layout == "col" else (rows, cols)
-        x = torch.empty(shape, dtype=getattr(torch, code.dtype), device=f"cuda:{index}")
-        return x.T if layout == "col" else x
-
-    m, n, k = workload.m, workload.n, workload.k
-    bias = blank(1, n, "row")[0] if code.bias else None
-    return blank(m, k, code.a_layout), blank(k, n, code.b_layout), blank(m, n, code.c_layout), bias

@@ -32,7 +32,7 @@ from costmodel.specialize import artifact_key, specialize
 from costmodel.target import Target
 from costmodel.workload import CodeClass, Workload
 
-__all__ = ["Ranking", "answering_model", "rank"]
+__all__ = ["Ranking", "answering_model", "named_model", "rank"]
 
 _KEPT_LAYOUTS = 32
 _KEPT_MODELS = 8
@@ -154,10 +154,9 @@ def answering_model(
     A learned model that knows nothing of this device or element type is passed over, as
     :func:`costmodel.models.find_model` does.
     """
+    model = named_model(model)
     if model is None:
         return find_model(target, workload)
-    if isinstance(model, str | PathLike):
-        model = _loaded(Path(model))
     if not isinstance(model, XgbCostModel):
         return model, ""
     if not (reason := model.answers(workload, target)):
@@ -166,8 +165,15 @@ def answering_model(
     return other, "; ".join(filter(None, (reason, more)))
 
 
-def _loaded(path: Path) -> XgbCostModel:
-    """The model of a directory; read again when it has been saved again."""
+def named_model(model: CostModel | str | PathLike[str] | None) -> CostModel | None:
+    """The model itself; that of a directory is kept, and read again when it was saved again.
+
+    Raises:
+        NoModel, CorruptFile, WrongVersion, SchemaMismatch: no usable model at this path.
+    """
+    if not isinstance(model, str | PathLike):
+        return model
+    path = Path(model)
     try:
         stamp = (path / CARD).stat().st_mtime_ns
     except OSError:

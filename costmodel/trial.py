@@ -57,8 +57,8 @@ class _Compares(Protocol):
 
 @dataclass
 class Trial:
-    """One trial; call :meth:`time_torch` (if torch is a candidate), :meth:`run`, :meth:`rematch`
-    and :meth:`choose`, in this order.
+    """One trial: :meth:`time_torch` (if torch is a candidate), :meth:`run`, :meth:`rematch` and
+    :meth:`choose`, in this order.
 
     Attributes:
         ranking: the candidates, best first.
@@ -113,11 +113,11 @@ class Trial:
             return
         again = self._timed(runner.compare, self.workload, finalists)
         for config, measurement in zip(finalists, again, strict=True):
-            if config is None:
-                self.torch = measurement
-            else:
+            if config is not None:
                 self._note(config, measurement)
                 self.finalists.append(config)
+            elif measurement.ok:  # a crash is not torch's doing
+                self.torch = measurement
 
     def choose(self) -> Choice:
         """The fastest that works; torch where it is as fast, or where nothing else works."""
@@ -152,8 +152,8 @@ class Trial:
         start = time.perf_counter()
         specs = {c.config: specialize(self.workload, c.config) for c in candidates}
         made: dict[Specialization, Artifact] = {}
-        for artifact in self.compile_(list(specs.values()), self.ranking.target):
-            made[artifact.spec] = artifact
+        for done in self.compile_(list(specs.values()), self.ranking.target):
+            made[done.spec] = done
             if self.late:
                 break
         self.compiled += len(made)

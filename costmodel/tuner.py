@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterable, Sequence
 from math import inf
 from os import PathLike
@@ -11,15 +12,16 @@ from typing import Any, Literal, get_args
 
 from costmodel.artifact import Artifact
 from costmodel.candidates import CostModel
+from costmodel.config import GemmConfig
 from costmodel.errors import InvalidInput
-from costmodel.measurement import Runner
+from costmodel.measurement import Measurement, Runner
 from costmodel.models.baselines import RuleHeuristic
 from costmodel.ranking import Ranking, rank
 from costmodel.runner.replay import ReplayRunner
-from costmodel.specialize import Specialization
+from costmodel.specialize import Specialization, specialize
 from costmodel.target import Target
 from costmodel.trial import Compile, Trial
-from costmodel.tuning_result import Costs, TuningResult
+from costmodel.tuning_result import PREDICTED, Costs, TuningResult
 from costmodel.workload import Workload
 
 __all__ = ["MODES", "Mode", "check_mode", "compile_for_device", "tune", "untimed_because"]
@@ -57,7 +59,8 @@ def tune(
         include_torch: ``torch.matmul`` (cuBLAS) is a candidate too. No model predicts its time,
             so it can be chosen only where something is timed.
         budget_s: stop compiling and timing after about so many seconds; the best so far wins.
-        compile_: default: :func:`compile_for_device`, or nothing for a recording.
+        compile_: how to compile; default: :func:`compile_for_device` where a device is to time,
+            else not at all. Where nothing is timed, the first choice that it can compile wins.
 
     Raises:
         InvalidInput: an unknown mode, k < 1, an empty product, or nothing to time with.
@@ -80,7 +83,7 @@ def tune(
     )
     rank_s = time.perf_counter() - start
     if reason := untimed_because(workload, mode):
-        return _untimed(ranking, mode, k, reason, rank_s)
+        return _untimed(ranking, mode, k, reason, rank_s, compile_ or _nothing_to_compile)
     if runner is None:
         raise InvalidInput(f"mode={mode!r} times candidates: expected a runner, e.g. DeviceRunner")
     compile_ = compile_ or (_nothing_to_compile if replay else compile_for_device)
@@ -136,17 +139,37 @@ def _nothing_to_compile(specs: Sequence[Specialization], target: Target) -> Iter
     return ()
 
 
-def _untimed(ranking: Ranking, mode: str, k: int, reason: str, rank_s: float) -> TuningResult:
-    """The first choice of the ranking. Nothing predicts torch's time: it is not chosen here."""
+def _untimed(
+    ranking: Ranking, mode: str, k: int, reason: str, rank_s: float, compile_: Compile
+) -> TuningResult:
+    """The first choice that compiles. Nothing predicts torch's time: it is chosen only if none do.
+
+    What is known to compile is not compiled here; the rest is, in a process that may die of it.
+    """
+    start = time.perf_counter()
+    failures: list[tuple[GemmConfig, Measurement]] = []
+    compiled = 0
+    chosen, why = None, "no configuration compiles"
+    for config, artifact in zip(ranking.configs, ranking.candidates.artifacts, strict=True):
+        if artifact is None:
+            made = list(compile_([specialize(ranking.workload, config)], ranking.target))
+            compiled += len(made)
+            artifact = made[0] if made else None
+        if artifact is None or artifact.ok:
+            chosen, why = config, f"first choice of {ranking.model} that compiles: {reason}"
+            break
+        failures.append((config, Measurement(artifact.status, error=artifact.error)))
+    if chosen is None:
+        warnings.warn(f"{ranking.workload}: {why}; torch computes it", RuntimeWarning, 3)
     return TuningResult(
         **_common(ranking, mode, k),
-        measured=(),
+        measured=tuple(failures),
         torch=None,
-        config=ranking.configs[0],
-        why=f"first choice of {ranking.model}: {reason}",
-        source="predicted",
-        reliable=True,
-        costs=Costs(rank_s=rank_s),
+        config=chosen,
+        why=why,
+        source=PREDICTED,
+        reliable=chosen is not None,
+        costs=Costs(rank_s, time.perf_counter() - start, compiled=compiled),
     )
 
 

@@ -12,7 +12,10 @@ from costmodel.measurement import Measurement, Status
 from costmodel.target import Target
 from costmodel.workload import Workload
 
-__all__ = ["Costs", "TuningResult"]
+__all__ = ["PREDICTED", "Costs", "TuningResult"]
+
+PREDICTED = "predicted"
+"""The ``source`` of a result that rests on no timing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,8 @@ class TuningResult:
         torch: what ``torch.matmul`` took; None where it was no candidate.
         config: what was chosen; None is torch.
         why: one sentence.
-        source: where timings come from: ``device (NAME)``, ``replay of NAME``, or ``predicted``.
+        source: where timings come from: ``device (NAME)``, ``replay of NAME``, or
+            :data:`PREDICTED`.
         reliable: chosen as it would be again: false after a budget ran out or where candidates or
             torch could not be timed, and such a result is not kept on disk.
         costs: what each stage took.
@@ -76,7 +80,7 @@ class TuningResult:
     @property
     def timed(self) -> bool:
         """Whether the choice rests on timings, and not on a prediction."""
-        return bool(self.measured)
+        return self.source != PREDICTED
 
     @property
     def best_triton(self) -> tuple[GemmConfig, Measurement] | None:

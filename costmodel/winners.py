@@ -7,11 +7,11 @@ times: (n, k) and the class of code are exact, and the first m of a bucket stand
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 from costmodel.cache import WinnerCache
 from costmodel.candidates import CostModel
@@ -23,14 +23,15 @@ from costmodel.runner.protocol import TimingProtocol
 from costmodel.space import legality
 from costmodel.specialize import kernel_hash
 from costmodel.target import Target
-from costmodel.tuner import tune, untimed_because
+from costmodel.trial import Compile
+from costmodel.tuner import compile_for_device, tune, untimed_because
 from costmodel.tuning_result import TuningResult
 from costmodel.workload import Workload
 
 if TYPE_CHECKING:
     from costmodel.runner.device import DeviceRunner
 
-__all__ = ["Question", "TimingBench", "Winners", "bucket", "winner_key"]
+__all__ = ["Bench", "Question", "TimingBench", "Winners", "bucket", "winner_key"]
 
 _IDLE_S = 15.0
 
@@ -136,23 +137,38 @@ class TimingBench:
                 self._runner = None
 
 
-class Winners:
-    """Results by question, tuned when they are first asked for. For any number of threads."""
+class Bench(Protocol):
+    """Where a device is timed: gives its runner to one thread at a time."""
 
-    def __init__(self, cache: WinnerCache) -> None:
+    def runner(self) -> AbstractContextManager[Runner]: ...
+
+
+class Winners:
+    """Results by question, tuned when they are first asked for. For any number of threads.
+
+    Args:
+        cache: where they are kept between processes.
+        target_of: the target of a device index.
+        bench_of: a bench for a device index; made when something is to be timed there.
+        compile_: how to compile what is not timed; default: in supervised processes.
+    """
+
+    def __init__(
+        self,
+        cache: WinnerCache,
+        *,
+        target_of: Callable[[int], Target] = Target.current,
+        bench_of: Callable[[int], Bench] = TimingBench,
+        compile_: Compile = compile_for_device,
+    ) -> None:
         self.cache = cache
+        self._target_of = target_of
+        self._bench_of = bench_of
+        self._compile = compile_
         self._lock = threading.Lock()
         self._results: dict[Any, TuningResult] = {}
         self._locks: dict[Any, threading.Lock] = {}
-        self._benches: dict[int, TimingBench] = {}
-
-    def known(self, question: Question) -> TuningResult | None:
-        """The result that is at hand, if any: nothing is read or tuned."""
-        for rows in (bucket(question.workload.m), _exactly(question.workload)):
-            found = self._results.get(_memory_key(question, rows))
-            if found is not None and _fits(found, question.workload):
-                return found
-        return None
+        self._benches: dict[int, Bench] = {}
 
     def find(self, question: Question, instead_of: TuningResult | None = None) -> TuningResult:
         """The winner: known, on disk, or tuned now.
@@ -168,7 +184,7 @@ class Winners:
     def tune(self, question: Question, **options: Any) -> TuningResult:
         """Tune now, whatever is known, and keep the winner; options as of ``tuner.tune``."""
         rows = bucket(question.workload.m)
-        target = Target.current(question.device_index)
+        target = self._target_of(question.device_index)
         with self._lock_of(_memory_key(question, rows)):
             result = self._tuned(question, target, options)
             self._keep(question, rows, winner_key(question, target, rows), result)
@@ -187,7 +203,7 @@ class Winners:
             found = self._results.get(memory_key)
             if found is not None and found is not instead_of:
                 return found
-            target = Target.current(question.device_index)
+            target = self._target_of(question.device_index)
             key = winner_key(question, target, rows)
             if instead_of is not None:
                 self.cache.discard(key)
@@ -201,26 +217,19 @@ class Winners:
     def _tuned(
         self, question: Question, target: Target, options: Mapping[str, Any]
     ) -> TuningResult:
-        def run(runner: Runner | None) -> TuningResult:
-            return tune(
-                question.workload,
-                runner=runner,
-                target=target,
-                model=question.model,
-                mode=question.mode,
-                k=question.k,
-                include_torch=question.include_torch,
-                **options,
-            )
-
+        options = {
+            "target": target, "model": question.model, "mode": question.mode, "k": question.k,
+            "include_torch": question.include_torch, **options,
+        }  # fmt: skip
         if untimed_because(question.workload, question.mode):
-            return run(None)
+            return tune(question.workload, runner=None, compile_=self._compile, **options)
         with self._lock:
-            bench = self._benches.setdefault(
-                question.device_index, TimingBench(question.device_index)
-            )
+            index = question.device_index
+            if index not in self._benches:
+                self._benches[index] = self._bench_of(index)
+            bench = self._benches[index]
         with bench.runner() as runner:
-            return run(runner)
+            return tune(question.workload, runner=runner, **options)
 
     def _keep(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
+import costmodel
 from costmodel.artifact import Artifact
+from costmodel.cache import WinnerCache
 from costmodel.cli import app
 from costmodel.dataset import Dataset, RunInfo
 from costmodel.heldout import eval_workloads
 from costmodel.measurement import Measurement, TuningRecord
 from costmodel.ptx import PTX_FEATURES
+from costmodel.runner import ReplayRunner
 from costmodel.space import SearchSpace
 from costmodel.specialize import artifact_key, specialize
 from costmodel.target import Target, Toolchain
@@ -244,3 +248,31 @@ def test_bench_lists_what_there_is() -> None:
     names = {row["name"] for row in run_json("bench")}
     scripts = Path(__file__).parents[1].joinpath("benchmarks").glob("bench_*.py")
     assert names == {p.stem.removeprefix("bench_") for p in scripts}
+
+
+def test_collect_without_a_gpu_is_one_clear_error(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "costmodel", "collect", "--out", str(tmp_path / "data")],
+        env={"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: no usable NVIDIA GPU")
+    assert not (tmp_path / "data").exists()
+
+
+def test_cache_lists_and_forgets_winners(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COSTMODEL_CACHE_DIR", str(tmp_path))
+    assert run_json("cache") == {"path": str(tmp_path), "entries": []}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # no model is named: the rules rank
+        runner = ReplayRunner(Dataset.open(data))
+        result = costmodel.tune(RECORDED, runner=runner, mode="exhaustive")
+    WinnerCache().put({"name": "made up"}, result)
+    (entry,) = run_json("cache")["entries"]
+    assert entry["key"] == {"name": "made up"}
+    assert entry["result"]["chosen"] == result.to_dict()["chosen"]
+    assert str(RECORDED) in run("cache").stdout
+    assert run_json("cache", "--clear")["removed"] == 1
+    assert run_json("cache")["entries"] == []

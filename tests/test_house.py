@@ -34,8 +34,9 @@ LAYERS = (
     # the loop that feeds them
     "sampling", "collect",
     # choosing
-    "shipped", "ranking", "tuning_result", "trial", "tuner", "cache", "winners", "prepared",
-    "dispatch",
+    "shipped", "ranking", "tuning_result", "trial", "tuner", "cache", "winners",
+    # launching what was chosen
+    "arguments", "prepared", "dispatch", "ahead",
     # people
     "costmodel", "report", "doctor", "cli", "__main__",
 )  # fmt: skip

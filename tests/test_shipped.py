@@ -6,6 +6,7 @@ Where one is missing the tests fail: it was forgotten in a commit.
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
+import triton
 from typer.testing import CliRunner
 
 from costmodel.cli import app
@@ -82,6 +84,9 @@ def test_the_eval_list_is_measured_with_torch_beside_it(dataset: Dataset) -> Non
 
 @pytest.mark.compile
 def test_shipped_artifacts_compile_to_the_same_ptx(dataset: Dataset) -> None:
+    made_with = dataset.target.toolchain.triton
+    if triton.__version__ != made_with and not os.environ.get("CI"):
+        pytest.skip(f"compiled with Triton {made_with}, this is {triton.__version__}")
     table = dataset.artifacts()
     ok = sorted(key for key in table if table[key].ok)
     chosen = {key: table[key] for key in random.Random(0).sample(ok, 20)}

@@ -69,12 +69,14 @@ def tune(
     model: Model = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rank, time the best few, choose; without a GPU the timings are those recorded on one."""
+    """Rank, time the best few, keep the winner; without a GPU from recorded timings."""
+    import costmodel
+
     workload = output.workload_of(m, n, k, dtype, a_layout, b_layout)
     if replay or data is not None or not _has_gpu():
         result = _replay(workload, data, target, model, top, mode)
     else:
-        result = _time(workload, model, top, mode)
+        result = costmodel.tune(workload, model=model, k=top, mode=mode)
     if as_json:
         output.print_json(result.to_dict())
         return
@@ -104,14 +106,6 @@ def _replay(
     runner = ReplayRunner(Dataset.open(path))
     output.note(f"REPLAY: timings were recorded on {runner.target.device.product}, in {path}")
     return choose(workload, runner=runner, model=model, k=top, mode=mode)
-
-
-def _time(workload: Workload, model: Path | None, top: int, mode: str) -> TuningResult:
-    from costmodel.runner.device import DeviceRunner
-    from costmodel.tuner import tune as choose
-
-    with DeviceRunner() as runner:
-        return choose(workload, runner=runner, model=model, k=top, mode=mode)
 
 
 def _print_result(result: TuningResult) -> None:

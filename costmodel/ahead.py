@@ -1,0 +1,140 @@
+"""What a program may do before its first product: tune, compile and load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+from typing import Any
+
+import torch
+
+from costmodel import dispatch
+from costmodel.arguments import check_arguments
+from costmodel.dispatch import ModelLike
+from costmodel.errors import InvalidInput
+from costmodel.measurement import Runner
+from costmodel.ranking import named_model
+from costmodel.target import Target
+from costmodel.tuner import check_mode
+from costmodel.tuner import tune as tune_with
+from costmodel.tuning_result import TuningResult
+from costmodel.winners import Question
+from costmodel.workload import Workload
+
+__all__ = ["tune", "warmup"]
+
+Problem = tuple[int, int, int] | Workload
+
+
+def warmup(
+    problems: Iterable[Problem],
+    *,
+    dtype: str = "float16",
+    device: int | None = None,
+    bias: bool = False,
+    activation: str | None = None,
+    mode: str = "auto",
+    model: ModelLike = None,
+) -> list[TuningResult | None]:
+    """Tune, compile and load ahead, so that no request has to wait for it.
+
+    Args:
+        problems: (m, n, k) with row-major operands of ``dtype``, or workloads with dense ones.
+        device: CUDA device; default: the current one.
+
+    Returns:
+        What was chosen for each (None for an empty product).
+
+    Raises:
+        NoGpu: there is none to warm up.
+    """
+    Target.current(device)
+    index = torch.cuda.current_device() if device is None else device
+    results = []
+    for problem in problems:
+        workload = _workload(problem, dtype, bias, activation)
+        act = workload.code.activation
+        a, b, out, row = _blank_operands(workload, index)
+        options: dict[str, Any] = {
+            "out": out if workload.code.c_layout == "col" else None, "bias": row,
+            "activation": None if act == "none" else act, "mode": mode, "model": model,
+        }  # fmt: skip
+        dispatch.matmul(a, b, **options)
+        results.append(dispatch.result_for(a, b, **options))
+    return results
+
+
+def tune(
+    *problem: Any,
+    dtype: str = "float16",
+    mode: str = "auto",
+    model: ModelLike = None,
+    k: int = 8,
+    include_torch: bool = True,
+    budget_s: float = inf,
+    runner: Runner | None = None,
+    device: int | None = None,
+) -> TuningResult:
+    """Tune one product now, and keep the winner for :func:`matmul`.
+
+    Args:
+        problem: ``m, n, k``, or a :class:`Workload`, or two matrices on a GPU.
+        runner: what times; with one, nothing is kept. A ``ReplayRunner`` needs no GPU.
+        device: CUDA device; default: that of the matrices, or the current one.
+
+    The others are those of :func:`costmodel.tuner.tune`.
+    """
+    check_mode(mode)
+    workload, device = _problem(problem, dtype, device)
+    if runner is not None:
+        return tune_with(
+            workload, runner=runner, model=model, k=k, mode=mode, include_torch=include_torch,
+            budget_s=budget_s,
+        )  # fmt: skip
+    Target.current(device)  # raises NoGpu, which says more than torch would
+    index = torch.cuda.current_device() if device is None else device
+    question = Question(workload, index, mode, named_model(model), k, include_torch)
+    result = dispatch.winners.tune(question, budget_s=budget_s)
+    dispatch.forget_launches()
+    return result
+
+
+def _problem(
+    problem: tuple[Any, ...], dtype: str, device: int | None
+) -> tuple[Workload, int | None]:
+    match problem:
+        case (Workload() as workload,):
+            return workload, device
+        case (int() as m, int() as n, int() as k):
+            return Workload.dense(m, n, k, dtype), device
+        case (torch.Tensor() as a, torch.Tensor() as b):
+            check_arguments(a, b, None, None, None)
+            out = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
+            return Workload.from_tensors(a, b, out), a.get_device()
+    raise InvalidInput(
+        f"tune({', '.join(type(p).__name__ for p in problem)}): expected m, n, k, or a Workload, "
+        f"or two matrices"
+    )
+
+
+def _workload(problem: Problem, dtype: str, bias: bool, activation: str | None) -> Workload:
+    if isinstance(problem, Workload):
+        return problem
+    m, n, k = problem
+    return Workload.dense(m, n, k, dtype, bias=bias, activation=activation or "none")
+
+
+def _blank_operands(
+    workload: Workload, index: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Operands of a workload with dense layouts, of whatever numbers are in memory."""
+    code = workload.code
+
+    def blank(rows: int, cols: int, layout: str) -> torch.Tensor:
+        shape = (cols, rows) if layout == "col" else (rows, cols)
+        x = torch.empty(shape, dtype=getattr(torch, code.dtype), device=f"cuda:{index}")
+        return x.T if layout == "col" else x
+
+    m, n, k = workload.m, workload.n, workload.k
+    bias = blank(1, n, "row")[0] if code.bias else None
+    return blank(m, k, code.a_layout), blank(k, n, code.b_layout), blank(m, n, code.c_layout), bias

@@ -1,0 +1,326 @@
+"""What ``matmul`` refuses, and how winners are found and shared; all of it without a GPU."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import costmodel
+from costmodel.arguments import check_arguments, require_disjoint
+from costmodel.cache import WinnerCache
+from costmodel.config import GemmConfig
+from costmodel.dataset import Dataset, RunInfo
+from costmodel.errors import (
+    DeviceError,
+    GradientError,
+    InvalidInput,
+    LayoutError,
+    ShapeError,
+    UnsupportedDtype,
+)
+from costmodel.launch import Plan
+from costmodel.measurement import Measurement, TuningRecord
+from costmodel.models import RandomModel
+from costmodel.runner.replay import ReplayRunner
+from costmodel.space import SearchSpace, legality
+from costmodel.specialize import constants, kernel_function, specialize
+from costmodel.target import Target, Toolchain
+from costmodel.winners import Question, Winners, bucket, winner_key
+from costmodel.workload import Workload
+
+H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
+MODEL = RandomModel()
+
+
+def half(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+A, B = half(4, 8), half(8, 16)
+
+REFUSED = [
+    ({"a": half(4)}, ShapeError, "2 dimensions"),
+    ({"a": half(2, 4, 8)}, ShapeError, "2 dimensions"),
+    ({"b": half(7, 16)}, ShapeError, r"columns in a \(8\) as rows in b \(7\)"),
+    ({"out": half(4, 15)}, ShapeError, r"out has shape \[4, 15\]: expected \[4, 16\]"),
+    ({"bias": half(4)}, ShapeError, "bias"),
+    ({"bias": half(1, 16)}, ShapeError, "bias"),
+    ({"bias": half(32)[::2]}, LayoutError, "contiguous"),
+    ({"a": half(4, 8, dtype=torch.bfloat16)}, UnsupportedDtype, "a is bfloat16, b is float16"),
+    ({"out": half(4, 16, dtype=torch.float32)}, UnsupportedDtype, "out is float32"),
+    ({"activation": "tanh"}, InvalidInput, "relu"),
+    ({"mode": "fastest"}, InvalidInput, "exhaustive"),
+    ({"a": [[1.0]]}, InvalidInput, "list"),
+    ({"b": A.to_sparse()}, LayoutError, "to_dense"),
+    ({"a": half(4, 8).requires_grad_()}, GradientError, "no_grad"),
+    ({"bias": half(16).requires_grad_()}, GradientError, "bias"),
+    ({}, DeviceError, "a is on cpu"),
+    ({"a": A.to("meta"), "b": B.to("meta")}, DeviceError, "a is on meta"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "text"), REFUSED)
+def test_refused_with_a_clear_error(
+    change: dict[str, object], error: type[Exception], text: str
+) -> None:
+    arguments = {"a": A, "b": B, **change}
+    a, b = arguments.pop("a"), arguments.pop("b")
+    with pytest.raises(error, match=text):
+        costmodel.matmul(a, b, **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "name", ["float8_e4m3fn", "float8_e5m2", "int8", "float32", "float64", "complex64", "bool"]
+)
+def test_dtypes_without_a_kernel_are_named_at_once(name: str) -> None:
+    other = torch.empty(8, 16, dtype=getattr(torch, name))
+    with pytest.raises(UnsupportedDtype, match=rf"b is {name}.*float16, bfloat16"):
+        costmodel.matmul(A, other)
+
+
+def test_gradients_may_be_switched_off() -> None:
+    with torch.no_grad(), pytest.raises(DeviceError):  # the next thing that is wrong
+        costmodel.matmul(half(4, 8).requires_grad_(), B)
+
+
+def test_refusals_change_nothing() -> None:
+    out = torch.full((4, 16), 7.0, dtype=torch.float16)
+    with pytest.raises(DeviceError):
+        check_arguments(A, B, out, None, None)
+    assert (out == 7).all()
+
+
+def test_out_must_not_share_memory_with_what_is_read() -> None:
+    buffer = half(16, 40)
+    a, beside = buffer[:, :16], buffer[:, 16:40]
+    require_disjoint(beside, a, "a")
+    require_disjoint(a, beside, "a")
+    require_disjoint(half(16, 16), a, "a")
+    require_disjoint(buffer[:8], buffer[8:], "a")
+    for out in (a, buffer[:, 15:31], buffer.flatten()[8:264].view(16, 16), buffer[:, 6:16].T):
+        with pytest.raises(LayoutError, match="shares memory with a"):
+            require_disjoint(out, a, "a")
+
+
+@given(st.integers(1, 2**31 - 1))
+def test_a_bucket_holds_its_m_and_is_one_of_few(m: int) -> None:
+    first, last = bucket(m)
+    assert first <= m <= last
+    assert bucket(first) == bucket(last) == (first, last)
+    assert last < 2 * first or last == first
+    if m > 128:
+        assert (last - first + 1) * 5 <= last, "four steps an octave"
+
+
+def test_buckets_are_bounded_and_do_not_cross_small() -> None:
+    assert [bucket(m)[1] for m in (1, 2, 3, 5, 9, 17, 33, 65)] == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert len({bucket(m) for m in range(1, 2001)}) == 24
+    assert bucket(512)[1] == 512
+    assert bucket(513)[0] == 513
+
+
+class Bench:
+    """Replays instead of timing; counts who comes."""
+
+    def __init__(self, recording: Dataset) -> None:
+        self.recording = recording
+        self.uses = 0
+
+    @contextmanager
+    def runner(self) -> Iterator[ReplayRunner]:
+        self.uses += 1
+        yield ReplayRunner(self.recording)
+
+
+SIZES = [(m, n, 1024) for m in (600, 900) for n in (1024, 2048)]
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    data = Dataset.create(tmp_path_factory.mktemp("recording"), H100, {"repeats": 5})
+    run = RunInfo("run", "GPU-a", "570", "2.11", "2026-11-27T00:00:00+00:00")
+    for size in SIZES:
+        workload = Workload.dense(*size)
+        configs = SearchSpace.of(workload, H100).configs[:12]
+        records = [
+            TuningRecord(workload, c, "", Measurement("ok", 50.0 + i))
+            for i, c in enumerate(configs)
+        ]
+        data.append_measurements(records, run=run, torch={workload: Measurement("ok", 99.0)})
+    return data
+
+
+@pytest.fixture
+def bench(recording: Dataset) -> Bench:
+    return Bench(recording)
+
+
+def winners_of(bench: Bench, directory: Path) -> Winners:
+    return Winners(
+        WinnerCache(directory),
+        target_of=lambda _: H100,
+        bench_of=lambda _: bench,
+        compile_=lambda specs, target: (),
+    )
+
+
+def question(m: int, n: int, k: int, mode: str = "auto") -> Question:
+    return Question(Workload.dense(m, n, k), 0, mode, MODEL)
+
+
+def test_a_winner_is_tuned_once_and_outlives_the_process(bench: Bench, tmp_path: Path) -> None:
+    winners = winners_of(bench, tmp_path)
+    found = winners.find(question(*SIZES[0]))
+    assert found.source == "replay of h100-sxm"
+    assert winners.find(question(*SIZES[0])) is found
+    assert bench.uses == 1
+    again = winners_of(bench, tmp_path).find(question(*SIZES[0]))
+    assert again.to_dict() == found.to_dict()
+    assert bench.uses == 1
+
+
+def test_the_first_m_of_a_bucket_stands_for_the_others(bench: Bench, tmp_path: Path) -> None:
+    winners = winners_of(bench, tmp_path)
+    found = winners.find(question(600, 1024, 1024))
+    assert winners.find(question(601, 1024, 1024)) is found
+    assert winners.find(question(640, 1024, 1024)) is found
+    assert bench.uses == 1
+
+
+def test_every_m_costs_at_most_one_tuning_a_bucket(bench: Bench, tmp_path: Path) -> None:
+    winners = winners_of(bench, tmp_path)
+    for m in (*range(1, 140), *range(140, 2001, 7)):
+        winners.find(question(m, 256, 128, "heuristic"))
+    assert len(winners.cache.entries()) <= 24
+
+
+def test_a_winner_that_may_not_run_another_m_is_not_used_there(
+    bench: Bench, tmp_path: Path
+) -> None:
+    # The largest workspace that is allowed: a few more rows of tiles pass it.
+    config = GemmConfig("pointer", 16, 128, 64, 4, 3, split_k=16)
+    near, over = Workload.dense(1793, 8704, 16384), Workload.dense(2048, 8704, 16384)
+    assert not legality(config, near, H100.device)
+    assert legality(config, over, H100.device)
+    assert bucket(near.m) == bucket(over.m)
+    winners = winners_of(bench, tmp_path)
+    first = winners.find(question(1793, 8704, 16384, "heuristic"))
+    ask = question(1793, 8704, 16384, "heuristic")
+    winners.cache.put(winner_key(ask, H100, bucket(1793)), replace(first, config=config))
+    fresh = winners_of(bench, tmp_path)
+    assert fresh.find(ask).config == config
+    other = fresh.find(question(2048, 8704, 16384, "heuristic"))
+    assert other.config is not None
+    assert not legality(other.config, over, H100.device)
+
+
+def test_threads_tune_each_question_once(bench: Bench, tmp_path: Path) -> None:
+    winners = winners_of(bench, tmp_path)
+    barrier = threading.Barrier(8)
+    found: dict[int, object] = {}
+
+    def ask(i: int) -> None:
+        barrier.wait()
+        found[i] = winners.find(question(*SIZES[i % len(SIZES)]))
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "deadlock"
+    assert bench.uses == len(SIZES)
+    assert all(found[i] is found[i + len(SIZES)] for i in range(len(SIZES)))
+
+
+def test_a_winner_that_does_not_work_is_replaced_once(bench: Bench, tmp_path: Path) -> None:
+    winners = winners_of(bench, tmp_path)
+    ask = question(*SIZES[0])
+    broken = winners.find(ask)
+    replaced = winners.find(ask, instead_of=broken)
+    assert replaced is not broken
+    assert winners.find(ask, instead_of=broken) is replaced, "another thread has done it"
+    assert bench.uses == 2
+
+
+def test_an_illegal_winner_on_disk_is_tuned_again(bench: Bench, tmp_path: Path) -> None:
+    winners = winners_of(bench, tmp_path)
+    ask = question(*SIZES[0])
+    good = winners.find(ask)
+    (entry,) = winners.cache.entries()
+    bad = GemmConfig("tma", 256, 256, 256, 8, 8)
+    winners.cache.put(entry.key, replace(good, config=bad))
+    fresh = winners_of(bench, tmp_path)
+    assert fresh.find(ask).config == good.config
+    assert bench.uses == 2
+    (rewritten,) = fresh.cache.entries()
+    assert rewritten.result.config == good.config
+
+
+def test_what_was_not_reliably_chosen_is_not_kept(bench: Bench, tmp_path: Path) -> None:
+    winners = winners_of(bench, tmp_path)
+    result = winners.tune(question(*SIZES[0]), budget_s=1e-9)
+    assert result.measured
+    assert not winners.cache.entries()
+    assert winners.find(question(*SIZES[0])) is result, "but used in this process"
+
+
+CHANGES: list[Callable[[Target], Target]] = [
+    lambda t: replace(t, device=replace(t.device, product="NVIDIA H200")),
+    lambda t: replace(t, device=replace(t.device, arch=100)),
+    lambda t: replace(t, device=replace(t.device, sm_count=114)),
+    lambda t: replace(t, toolchain=Toolchain("3.7.0", t.toolchain.ptxas)),
+    lambda t: replace(t, toolchain=Toolchain("3.6.0+vendor", t.toolchain.ptxas)),
+    lambda t: replace(t, toolchain=Toolchain(t.toolchain.triton, "13.0")),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_device_or_compiler_is_another_key(
+    change: Callable[[Target], Target],
+) -> None:
+    ask = question(*SIZES[0])
+    key = winner_key(ask, H100, (1, 2))
+    json.dumps(key)
+    assert winner_key(ask, H100, (1, 2)) == key
+    assert winner_key(ask, change(H100), (1, 2)) != key
+
+
+def test_whatever_else_a_choice_rests_on_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = question(*SIZES[0])
+    key = winner_key(ask, H100, (1, 2))
+    others = [
+        replace(ask, mode="exhaustive"),
+        replace(ask, k=9),
+        replace(ask, include_torch=False),
+        replace(ask, model=RandomModel(seed=1)),
+        replace(ask, workload=Workload.dense(*SIZES[0], bias=True)),
+        replace(ask, workload=Workload.dense(*SIZES[0], "bfloat16")),
+        replace(ask, workload=Workload.dense(*SIZES[0], b_layout="col")),
+    ]
+    assert all(winner_key(other, H100, (1, 2)) != key for other in others)
+    monkeypatch.setattr(torch, "__version__", "2.99")
+    assert winner_key(ask, H100, (1, 2)) != key
+
+
+@pytest.mark.parametrize("kernel", ["pointer", "tma", "tma_persistent"])
+@pytest.mark.parametrize("split", [1, 4])
+def test_a_plan_fills_every_argument_that_is_not_baked(kernel: str, split: int) -> None:
+    if kernel == "tma_persistent" and split > 1:
+        pytest.skip("not in the space")
+    workload = Workload.dense(64, 128, 256)
+    config = GemmConfig(kernel, 64, 64, 64, 4, 3, split_k=split)  # type: ignore[arg-type]
+    a, b, out = half(64, 256), half(256, 128), half(64, 128)
+    values = Plan.of(workload, config, 132).arguments(a, b, out)
+    baked = constants(specialize(workload, config))
+    names = set(kernel_function(kernel).arg_names) - set(baked)
+    assert {n for n in names if values.get(n) is None} == set()

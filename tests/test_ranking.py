@@ -1,0 +1,188 @@
+"""Ranking: the model's order, without duplicates or failures, fast for each new shape."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from costmodel.artifact import Artifact
+from costmodel.artifact_table import ArtifactTable
+from costmodel.candidates import Candidates
+from costmodel.config import GemmConfig
+from costmodel.errors import CorruptFile, InvalidInput, NoModel
+from costmodel.models import RuleHeuristic, TrainingTable, XgbCostModel, XgbParams
+from costmodel.ptx import PTX_FEATURES
+from costmodel.ranking import rank
+from costmodel.space import SearchSpace
+from costmodel.specialize import artifact_key, specialize
+from costmodel.target import Target, Toolchain
+from costmodel.workload import Workload
+
+H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
+SHAPES = [(64, 4096, 1024), (2048, 2048, 2048), (333, 1024, 4096)]
+EVEN, ODD = Workload.dense(512, 2048, 4096), Workload.dense(512, 2048, 8 * 125)
+FAILS = "does not compile"
+
+
+def artifact(workload: Workload, config: GemmConfig) -> Artifact:
+    """A made-up binary; those of 5 stages fail, those with 160 registers repeat those without."""
+    spec = specialize(workload, config)
+    key = artifact_key(spec, H100)
+    if config.num_stages == 5:
+        return Artifact(key, spec, "compile_error", FAILS)
+    counts = dict.fromkeys(PTX_FEATURES, 1.0) | {"loop_mma_flops": 4096.0, "loop_wgmma": 2.0}
+    same = artifact_key(specialize(workload, replace(config, maxnreg=0)), H100)
+    shown = same if config.maxnreg == 160 else key
+    registers = 40 + config.block_m * config.block_n // (32 * config.num_warps)
+    return Artifact(key, spec, registers=registers, shared_bytes=4096, ptx_hash=shown, ptx=counts)
+
+
+def artifacts_of(workloads: Sequence[Workload]) -> ArtifactTable:
+    made = {
+        a.key: a
+        for w in workloads
+        for a in (artifact(w, c) for c in SearchSpace.of(w, H100).configs)
+    }
+    return ArtifactTable(ArtifactTable.rows(made.values()))
+
+
+def latency_us(workload: Workload, config: GemmConfig) -> float:
+    tiles = -(-workload.m // config.block_m) * -(-workload.n // config.block_n)
+    rounds = -(-tiles // 132)
+    return 5.0 + rounds * workload.k * (config.block_m + config.block_n) / 4e4
+
+
+@pytest.fixture(scope="module")
+def model() -> XgbCostModel:
+    """Trained on a made-up machine; knows the artifacts of ``EVEN`` and of ``ODD``."""
+    rng = np.random.default_rng(0)
+    workloads = [Workload.dense(*s) for s in SHAPES]
+    index, configs, made = [], [], []
+    for w, workload in enumerate(workloads):
+        space = SearchSpace.of(workload, H100).configs
+        for i in rng.choice(len(space), 80, replace=False):
+            index.append(w)
+            configs.append(space[i])
+            made.append(artifact(workload, space[i]))
+    latency = [latency_us(workloads[w], c) for w, c in zip(index, configs, strict=True)]
+    table = TrainingTable(
+        H100,
+        tuple(workloads),
+        np.array(index, dtype=np.intp),
+        Candidates.of(configs, made),
+        np.array(latency),
+        np.full(len(configs), "ok", dtype=object),
+        artifacts=artifacts_of([EVEN, ODD]),
+    )
+    return XgbCostModel(XgbParams(rounds=20, max_depth=4), name="made-up").fit(table)
+
+
+@pytest.mark.parametrize("workload", [EVEN, ODD], ids=str)
+def test_the_order_is_the_models_over_all_that_compiles(
+    model: XgbCostModel, workload: Workload
+) -> None:
+    found = rank(workload, H100, model)
+    legal = [c for c in SearchSpace.of(workload, H100).configs if c.num_stages != 5]
+    assert set(found.configs) <= set(legal)
+    assert all(c.maxnreg != 160 or replace(c, maxnreg=0) not in found.configs
+               for c in found.configs)  # fmt: skip
+    assert (np.diff(found.cost) >= 0).all()
+    again = Candidates.of(found.configs, [artifact(workload, c) for c in found.configs])
+    np.testing.assert_allclose(model.predict(workload, again, H100), found.cost)
+    assert found.considered == len(legal)
+    assert found.failed == len(SearchSpace.of(workload, H100)) - len(legal)
+    assert found.without_artifact == 0
+    assert found.reservation == ""
+    assert (found.model, found.model_hash) == ("made-up", model.hash)
+
+
+def test_the_top_k_is_the_head_of_the_whole(model: XgbCostModel) -> None:
+    whole = rank(EVEN, H100, model)
+    for k in (1, 8, 100):
+        assert rank(EVEN, H100, model, k).configs == whole.configs[:k]
+    assert len(rank(EVEN, H100, model, 10**6)) == len(whole)
+
+
+def test_it_says_when_artifacts_are_missing(model: XgbCostModel) -> None:
+    unknown = Workload.dense(512, 2048, 4096, b_layout="col")
+    found = rank(unknown, H100, model, 8)
+    assert found.without_artifact == found.considered == len(SearchSpace.of(unknown, H100))
+    assert "have no artifact" in found.reservation
+    assert len(found) == 8
+
+
+def test_a_new_shape_of_a_known_class_is_fast(model: XgbCostModel) -> None:
+    rank(EVEN, H100, model, 8)
+    times = []
+    for m in range(100, 110):
+        start = time.perf_counter()
+        rank(replace(EVEN, m=m), H100, model, 8)
+        times.append(time.perf_counter() - start)
+    assert sorted(times)[5] < 0.1
+
+
+def test_only_given_configurations(model: XgbCostModel) -> None:
+    some = SearchSpace.of(EVEN, H100).configs[:40]
+    found = rank(EVEN, H100, model, configs=some)
+    assert set(found.configs) <= set(some)
+    assert found.considered + found.failed == len(some)
+    five = [c for c in SearchSpace.of(EVEN, H100).configs if c.num_stages == 5]
+    with pytest.raises(InvalidInput, match="not to compile"):
+        rank(EVEN, H100, model, configs=five)
+
+
+def test_a_saved_model_answers_and_is_read_again_when_saved_again(
+    model: XgbCostModel, tmp_path: Path
+) -> None:
+    path = model.save(tmp_path / "model")
+    first = rank(EVEN, H100, path, 8)
+    assert first.model_hash == model.hash
+    assert first.configs == rank(EVEN, H100, model, 8).configs
+    assert rank(EVEN, H100, str(path), 8).configs == first.configs
+    time.sleep(0.02)  # the clock of a file system may be coarse
+    XgbCostModel.load(path).save(path)
+    card = json.loads((path / "card.json").read_text())
+    (path / "card.json").write_text(json.dumps({**card, "name": "renamed"}))
+    assert rank(EVEN, H100, path, 1).model == "renamed"
+
+
+def test_a_path_without_a_model_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(NoModel):
+        rank(EVEN, H100, tmp_path / "none")
+    (tmp_path / "card.json").write_text("[]")
+    with pytest.raises(CorruptFile):
+        rank(EVEN, H100, tmp_path)
+
+
+@pytest.mark.parametrize("what", ["device", "dtype"])
+def test_a_model_that_knows_nothing_of_it_is_passed_over(
+    model: XgbCostModel, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("costmodel.models.registry.shipped_models", dict)
+    monkeypatch.setattr("costmodel.models.registry._warned", set())
+    target = Target.named("a100-sxm", H100.toolchain) if what == "device" else H100
+    workload = Workload.dense(512, 512, 2048, "bfloat16") if what == "dtype" else EVEN
+    with pytest.warns(RuntimeWarning, match="rules of thumb"):
+        found = rank(workload, target, model, 8)
+    assert found.model == "heuristic"
+    assert "made-up was trained on" in found.reservation
+    assert found.configs[0] == rank(workload, target, RuleHeuristic(), 1).configs[0]
+    assert found.predicted_us(0) is None
+
+
+def test_to_dict_is_json(model: XgbCostModel) -> None:
+    data = json.loads(json.dumps(rank(EVEN, H100, model, 3).to_dict(), allow_nan=False))
+    assert [sorted(row) for row in data["ranked"]] == [["config", "predicted_us"]] * 3
+    assert GemmConfig.from_dict(data["ranked"][0]["config"])
+    assert data["model"]["name"] == "made-up"
+
+
+def test_bad_k(model: XgbCostModel) -> None:
+    with pytest.raises(InvalidInput, match="k=0"):
+        rank(EVEN, H100, model, 0)
