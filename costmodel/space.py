@@ -207,7 +207,7 @@ def _idle_splits(config: GemmConfig, workload: Workload) -> str:
 def _effective(config: GemmConfig, workload: Workload) -> GemmConfig:
     """The configuration with launch arguments cut to what makes a difference."""
     tiles_m = max(-(-workload.m // config.block_m), 1)
-    return replace(config, group_m=min(config.group_m, tiles_m))
+    return config if config.group_m <= tiles_m else replace(config, group_m=tiles_m)
 
 
 @functools.cache

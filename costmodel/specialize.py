@@ -196,7 +196,8 @@ def kernel_hash(name: str) -> str:
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
                 node.body = node.body[1:]
-        seen[fn.__name__] = ast.dump(tree, annotate_fields=False)
+        # Unparsed, since what ast.dump prints differs from one Python to the next.
+        seen[fn.__name__] = ast.unparse(tree)
         called = (getattr(n.func, "id", "") for n in ast.walk(tree) if isinstance(n, ast.Call))
         scope = fn.fn.__globals__
         queue += [scope[c] for c in called if hasattr(scope.get(c), "arg_names")]
