@@ -28,8 +28,8 @@ def jobs(args: argparse.Namespace, target: Target) -> list[Job]:
     """What the parts asked for consist of."""
     result: list[Job] = []
     if "eval" in args.parts:
-        for workload in eval_workloads(args.dtypes[0])[:: args.every]:
-            result.append(Job(workload, SearchSpace.of(workload, target).configs, "eval"))
+        held_out = eval_workloads(args.dtypes[0])[:: args.every]
+        result += [Job(w, SearchSpace.of(w, target).configs, "eval") for w in held_out]
     if "train" in args.parts:
         rng = np.random.default_rng(args.seed)
         sampler = RandomSampler(args.configs)

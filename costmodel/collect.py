@@ -18,7 +18,7 @@ from costmodel.artifact import Artifact
 from costmodel.compiler import compile_many, duplicates
 from costmodel.config import GemmConfig
 from costmodel.dataset import Dataset, Role, RunInfo
-from costmodel.measurement import Candidate, Measurement, TuningRecord
+from costmodel.measurement import Candidate, TuningRecord
 from costmodel.runner.device import DeviceRunner
 from costmodel.specialize import Specialization, artifact_key, kernel_hash, specialize
 from costmodel.workload import Workload
@@ -107,8 +107,9 @@ class Collection:
 
     def _remaining(self, jobs: Iterable[Job]) -> Iterator[Job]:
         """Jobs less what is recorded, and less what is known to repeat it."""
-        names = {c.kernel for j in jobs for c in j.configs}
-        hashes = {name: kernel_hash(name) for name in names}
+        hashes: dict[str, str] = {
+            name: kernel_hash(name) for name in {c.kernel for j in jobs for c in j.configs}
+        }
         for job in jobs:
             done = self._dataset.measured(job.workload, hashes)
             left = _distinct(job, self._known(job), done)
@@ -140,14 +141,10 @@ class Collection:
         self._dataset.append_measurements(
             records, run=self._run, role=job.role, torch={job.workload: torch}
         )
-        self._dataset.append_measurements(
-            again, run=self._run, role="anchor", torch={}
-        )
+        self._dataset.append_measurements(again, run=self._run, role="anchor", torch={})
         self._count(records, compiling, waited - start, monotonic() - waited)
 
-    def _finalists(
-        self, workload: Workload, records: Sequence[TuningRecord]
-    ) -> list[TuningRecord]:
+    def _finalists(self, workload: Workload, records: Sequence[TuningRecord]) -> list[TuningRecord]:
         """The best few once more, in turn: their second measurement tells the noise."""
         ok = sorted((r for r in records if r.measurement.ok), key=_latency)[:_FINALISTS]
         again = self._runner.compare(workload, [r.config for r in ok])

@@ -1,9 +1,9 @@
 """From a specialization to its binary and PTX features. No GPU is needed, and none is touched.
 
 :func:`compile_spec` compiles in this process, :func:`compile_many` in supervised children: there a
-compiler that aborts or hangs costs one artifact its status and nothing else. A child imports Triton but not torch, so it is there in about a second (half of it
-is Triton hashing its own files once); it then serves many specializations, at 0.1 to 0.4 s each
-on one core. So an isolated compile is worth its second when a configuration is new, as in tuning.
+compiler that aborts or hangs costs one artifact its status and nothing else. A child imports Triton
+but not torch, so it is there in about a second (half of it is Triton hashing its own files once);
+it then serves many specializations, at 0.1 to 0.4 s each on one core.
 """
 
 from __future__ import annotations

@@ -72,9 +72,7 @@ class TuningRecord:
 class Runner(Protocol):
     """Times configurations. Batch in, batch out: one measurement per candidate, in order."""
 
-    def measure(
-        self, workload: Workload, candidates: Sequence[Candidate]
-    ) -> list[Measurement]: ...
+    def measure(self, workload: Workload, candidates: Sequence[Candidate]) -> list[Measurement]: ...
 
     def measure_torch(self, workload: Workload) -> Measurement:
         """The same product by ``torch.matmul`` (cuBLAS), timed by the same protocol."""

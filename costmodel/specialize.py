@@ -73,9 +73,7 @@ def source(spec: Specialization) -> tuple[ASTSource, dict[str, Any]]:
     fn = kernel_function(kernel)
     types, attrs = _arguments(spec)
     baked = constants(spec)
-    signature = {
-        name: "constexpr" if name in baked else types[name] for name in fn.arg_names
-    }
+    signature = {name: "constexpr" if name in baked else types[name] for name in fn.arg_names}
     index = {name: i for i, name in enumerate(fn.arg_names)}
     attributes = {
         (index[name],): [["tt.divisibility", value]]
@@ -128,7 +126,7 @@ def constants(spec: Specialization) -> dict[str, Any]:
 
 def _arguments(spec: Specialization) -> tuple[dict[str, str], dict[str, int]]:
     """Triton types of the arguments, and what divides them (pointers in bytes)."""
-    kernel, bm, bn, bk, _, _, _, halves, _, _ = spec.config_binary
+    _, bm, bn, bk, _, _, _, halves, _, _ = spec.config_binary
     code = spec.code
     in_type, out_type = _TRITON_TYPE[code.dtype], _TRITON_TYPE[code.out_dtype]
     item, out_item = code.itemsize, 2

@@ -143,7 +143,7 @@ class Target:
 def _probe(index: int) -> Target:
     import torch
 
-    props = torch.cuda.get_device_properties(index)
+    props: Any = torch.cuda.get_device_properties(index)
     arch = props.major * 10 + props.minor
     for device in DEVICES.values():
         if device.product == props.name and device.sm_count == props.multi_processor_count:

@@ -65,9 +65,7 @@ def store_part(
 ):  # fmt: skip
     part = finish(part, bias_ptr, n_start + tl.arange(0, WIDTH), N, ACTIVATION)
     if c_desc is None:
-        store_tile(
-            c_ptr, part, m_start, n_start, M, N, stride_cm, stride_cn, BLOCK_M, WIDTH, WIDE
-        )
+        store_tile(c_ptr, part, m_start, n_start, M, N, stride_cm, stride_cn, BLOCK_M, WIDTH, WIDE)
     else:
         c_desc.store([m_start, n_start], part.to(c_desc.dtype))
 
@@ -148,16 +146,12 @@ def gemm_tma_persistent(
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
     steps = tl.cdiv(K, BLOCK_K)
-    for tile in tl.range(
-        tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=FLATTEN
-    ):
+    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=FLATTEN):
         tile_m, tile_n = grouped_tile(tile, tiles_m, tiles_n, GROUP_M)
         m_start = tile_m * BLOCK_M
         n_start = tile_n * BLOCK_N
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        acc = load_product(
-            acc, a_desc, b_desc, m_start, n_start, 0, steps, BLOCK_K, A_COL, B_COL
-        )
+        acc = load_product(acc, a_desc, b_desc, m_start, n_start, 0, steps, BLOCK_K, A_COL, B_COL)
         store_product(
             acc, c_ptr, c_desc, bias_ptr, m_start, n_start, M, N, stride_cm, stride_cn,
             BLOCK_M, BLOCK_N, HALVES, WIDE, ACTIVATION,

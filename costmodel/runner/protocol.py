@@ -15,22 +15,25 @@ class TimingProtocol:
     """The settings of a measurement.
 
     A replay is one CUDA graph of several launches, each on operands of its own. Before each
-    replay the L2 cache is filled with other data, by reading, outside the timed region. The
-    latency is the time of a replay over its launches.
+    replay the L2 cache is filled with other data, by reading, outside the timed region; a first
+    replay, which sends the graph to the device, is not timed. Replays are queued behind one
+    another, so that the host is never waited for. The latency is the time of a replay over its
+    launches.
 
     Attributes:
         cache: ``cold`` as above; ``hot`` launches on one set of operands and fills nothing.
         repeats: timed replays of a configuration; their quantiles are kept.
         replay_us: how long a replay is meant to take, which sets its number of launches.
         max_launches: at most this many launches in a replay.
-        idle: rest before a replay, as a multiple of the last replay's time. It keeps the card
-            from throttling, as a run without rests does.
+        idle: rest before a replay, as a multiple of its time, where one launch takes over
+            ``idle_from_us``: large products without rests make the card throttle.
         early_factor: a configuration this many times slower than the best of its workload so far
             is replayed once only.
         stop_factor: one this many times slower is not replayed at all (``too_slow``).
         rtol, atol: what a result may be off a float32 reference: ``atol * sqrt(k) + rtol * |ref|``
             with operands of unit variance, before it is ``wrong_result``; per element type.
         limit_s: wall seconds before the timing process is killed (``timeout``).
+        version: of the procedure itself; raised when a change to it changes what is measured.
     """
 
     cache: Literal["cold", "hot"] = "cold"
@@ -38,11 +41,13 @@ class TimingProtocol:
     replay_us: float = 250.0
     max_launches: int = 40
     idle: float = 0.5
+    idle_from_us: float = 100.0
     early_factor: float = 3.0
     stop_factor: float = 30.0
     rtol: tuple[tuple[str, float], ...] = (("bfloat16", 1.6e-2), ("float16", 2e-3))
     atol: tuple[tuple[str, float], ...] = (("bfloat16", 8e-3), ("float16", 1e-3))
     limit_s: float = 60.0
+    version: int = 2
 
     def __post_init__(self) -> None:
         if self.cache not in ("cold", "hot"):

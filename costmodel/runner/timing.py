@@ -19,6 +19,7 @@ from costmodel.launch import Plan, Workspace, load
 from costmodel.measurement import Measurement
 from costmodel.runner.operands import OperandPool, Operands
 from costmodel.runner.protocol import TimingProtocol
+from costmodel.runner.reference import reference_product, torch_launcher
 from costmodel.target import Target
 from costmodel.workload import Workload
 
@@ -89,7 +90,7 @@ class Session:
         self._index = device_index
         self._target = Target.current(device_index)
         self._device = torch.device("cuda", device_index)
-        self._stream = torch.cuda.Stream(self._device)
+        self._stream: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._pool = OperandPool(self._device, seed)
         self._workspace = Workspace(self._device)
         self._count = torch.zeros(1, dtype=torch.int32, device=self._device)
@@ -134,7 +135,7 @@ class Session:
         )  # fmt: skip
         self._sets = self._pool.sets(workload, count)
         a, b, _, bias = self._sets[0]
-        self._reference = _reference(a, b, bias, workload.code.activation).contiguous()
+        self._reference = reference_product(a, b, bias, workload.code.activation).contiguous()
         torch.cuda.synchronize()
         self._workload = workload
 
@@ -145,26 +146,18 @@ class Session:
             return Measurement("compile_error", error=str(error)[:500])
         except LaunchError as error:
             return Measurement("out_of_resources", error=str(error)[:500])
-        if error := self._gate(launch, trusted=config is None):
-            return Measurement("wrong_result", error=error)
-        first_us = self._time_once(launch)
-        if first_us > self._protocol.early_factor * best_us:
-            # Clocks that had gone down, or a host that was late, must not condemn it.
-            first_us = min(first_us, self._time_once(launch), self._time_once(launch))
+        if wrong := self._gate(launch, trusted=config is None):
+            return Measurement("wrong_result", error=wrong)
+        first_us = min(self._time_once(launch), self._time_once(launch))
         if first_us > self._protocol.stop_factor * best_us:
             slow = f"one launch took {first_us:.0f} us, the best so far {best_us:.1f}"
             return Measurement("too_slow", first_us, repeats=1, error=slow)
+        slow_one = first_us > self._protocol.early_factor * best_us
         graph, launches = self._capture(launch, first_us)
-        times: list[float] = []
-        for _ in range(self._protocol.repeats):
-            times.append(self._replay(graph, launches, times[-1] * launches if times else 0.0))
-            if times[0] > self._protocol.early_factor * best_us:
-                break
+        times = self._replay(graph, launches, first_us, 1 if slow_one else self._protocol.repeats)
         return self._summary(times)
 
-    def _compare(
-        self, configs: tuple[GemmConfig | None, ...], rounds: int
-    ) -> list[Measurement]:
+    def _compare(self, configs: tuple[GemmConfig | None, ...], rounds: int) -> list[Measurement]:
         """Time several in turn, so that a drift of the clocks meets all of them alike."""
         result = [Measurement("wrong_result")] * len(configs)
         graphs = {}
@@ -173,15 +166,12 @@ class Session:
             if error := self._gate(launch, trusted=config is None):
                 result[i] = Measurement("wrong_result", error=error)
             else:
-                graphs[i] = self._capture(launch, self._time_once(launch))
+                first_us = self._time_once(launch)
+                graphs[i] = (*self._capture(launch, first_us), first_us)
         times: dict[int, list[float]] = {i: [] for i in graphs}
         for turn in range(rounds):
             for i in graphs if turn % 2 == 0 else reversed(graphs):
-                graph, launches = graphs[i]
-                # A graph that another has followed is first sent to the device again.
-                graph.replay()
-                idle_us = times[i][-1] * launches if times[i] else 0.0
-                times[i].append(self._replay(graph, launches, idle_us))
+                times[i] += self._replay(*graphs[i], repeats=1)
         for i, measured in times.items():
             result[i] = self._summary(measured)
         return result
@@ -190,15 +180,13 @@ class Session:
         import numpy as np
 
         p10, p50, p90 = np.quantile(times, (0.1, 0.5, 0.9))
-        return Measurement(
-            "ok", float(p50), float(p10), float(p90), len(times), self._clock_mhz()
-        )
+        return Measurement("ok", float(p50), float(p10), float(p90), len(times), self._clock_mhz())
 
     def _launcher(self, config: GemmConfig | None) -> Callable[[Operands], None]:
         """What queues one launch on the session's stream."""
         assert self._workload is not None
         if config is None:
-            return _torch_launcher(self._workload)
+            return torch_launcher(self._workload)
         plan = Plan.of(self._workload, config, self._target.device.sm_count)
         kernel = load(plan.spec, self._target, self._index)
         stream = self._stream.cuda_stream
@@ -219,7 +207,8 @@ class Session:
         """
         from costmodel.kernels.check import count_mismatches
 
-        assert self._workload is not None and self._reference is not None
+        assert self._workload is not None
+        assert self._reference is not None
         operands = self._sets[0]
         out = operands[2]
         out.fill_(float("nan"))
@@ -241,13 +230,10 @@ class Session:
 
     def _time_once(self, launch: Callable[[Operands], None]) -> float:
         """One cold launch in us, for deciding how to go on."""
-        import torch
-
-        begin = torch.cuda.Event(enable_timing=True)
-        end = torch.cuda.Event(enable_timing=True)
+        begin, end = _event(), _event()
         self._fill_cache()
         begin.record()
-        launch(self._sets[-1])
+        launch(self._sets[0])  # the gate has launched on these: nothing is left to prepare
         end.record()
         end.synchronize()
         return float(begin.elapsed_time(end)) * 1e3
@@ -269,59 +255,34 @@ class Session:
             graph.capture_end()
         return graph, launches
 
-    def _replay(self, graph: torch.cuda.CUDAGraph, launches: int, idle_us: float) -> float:
-        """us per launch of one replay, after a rest."""
-        import torch
-
-        time.sleep(self._protocol.idle * idle_us / 1e6)
-        begin = torch.cuda.Event(enable_timing=True)
-        end = torch.cuda.Event(enable_timing=True)
-        # While the cache is being filled the rest is queued: no wait for the host is timed.
-        self._fill_cache()
-        begin.record()
+    def _replay(
+        self, graph: torch.cuda.CUDAGraph, launches: int, first_us: float, repeats: int
+    ) -> list[float]:
+        """us per launch of each replay, after one that sends the graph to the device."""
+        events = []
         graph.replay()
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) * 1e3 / launches
+        for _ in range(repeats):
+            if first_us > self._protocol.idle_from_us:
+                self._stream.synchronize()
+                time.sleep(self._protocol.idle * launches * first_us / 1e6)
+            begin, end = _event(), _event()
+            self._fill_cache()
+            begin.record(self._stream)
+            graph.replay()
+            end.record(self._stream)
+            events.append((begin, end))
+        self._stream.synchronize()
+        return [begin.elapsed_time(end) * 1e3 / launches for begin, end in events]
 
     def _fill_cache(self) -> None:
         if self._protocol.cache == "cold":
             self._other.max()
 
 
-def _torch_launcher(workload: Workload) -> Callable[[Operands], None]:
+def _event() -> Any:
     import torch
 
-    activation = _activation(workload.code.activation)
-
-    def launch(operands: Operands) -> None:
-        a, b, out, bias = operands
-        if bias is None:
-            torch.mm(a, b, out=out)
-        else:
-            torch.addmm(bias, a, b, out=out)
-        if activation is not None:
-            out.copy_(activation(out))
-
-    return launch
-
-
-def _reference(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str
-) -> torch.Tensor:
-    """act(A @ B + bias) in float32, whose error is far under what 16 bits can hold."""
-    product = a.float() @ b.float()
-    if bias is not None:
-        product += bias.float()
-    function = _activation(activation)
-    return product if function is None else function(product)
-
-
-def _activation(name: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    from torch.nn import functional
-
-    functions = {"relu": functional.relu, "gelu": functional.gelu, "silu": functional.silu}
-    return functions.get(name)
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _clock_reader(device: torch.device) -> Callable[[], int]:

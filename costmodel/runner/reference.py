@@ -1,0 +1,52 @@
+"""What a kernel is compared with: torch's product, in speed, and one in float32, in result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from costmodel.runner.operands import Operands
+from costmodel.workload import Workload
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["reference_product", "torch_launcher"]
+
+
+def torch_launcher(workload: Workload) -> Callable[[Operands], None]:
+    """What queues the product by ``torch.mm`` (cuBLAS) on the current stream."""
+    import torch
+
+    activation = _activation(workload.code.activation)
+
+    def launch(operands: Operands) -> None:
+        a, b, out, bias = operands
+        if bias is None:
+            torch.mm(a, b, out=out)
+        else:
+            torch.addmm(bias, a, b, out=out)
+        if activation is not None:
+            out.copy_(activation(out))
+
+    return launch
+
+
+def reference_product(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str
+) -> torch.Tensor:
+    """act(A @ B + bias) in float32, whose error is far under what 16 bits can hold."""
+    product = a.float() @ b.float()
+    if bias is not None:
+        product += bias.float()
+    function = _activation(activation)
+    return product if function is None else function(product)
+
+
+def _activation(name: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    from torch.nn import functional
+
+    functions: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "relu": functional.relu, "gelu": functional.gelu, "silu": functional.silu,
+    }  # fmt: skip
+    return functions.get(name)
