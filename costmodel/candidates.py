@@ -24,7 +24,7 @@ __all__ = ["ARTIFACT_COLUMNS", "CONFIG_COLUMNS", "Candidates", "CostModel"]
 
 CONFIG_COLUMNS = (
     "is_pointer", "is_tma", "is_persistent", "block_m", "block_n", "block_k", "num_warps",
-    "num_stages", "maxnreg", "halves", "flatten", "group_m", "split_k",
+    "num_stages", "maxnreg", "halves", "flatten", "repack", "group_m", "split_k",
 )  # fmt: skip
 ARTIFACT_COLUMNS = ("registers", "spill_bytes", "shared_bytes", *PTX_FEATURES)
 
@@ -100,7 +100,7 @@ def _config_row(c: GemmConfig) -> tuple[float, ...]:
     return (
         c.kernel == "pointer", c.kernel == "tma", c.kernel == "tma_persistent", c.block_m,
         c.block_n, c.block_k, c.num_warps, c.num_stages, c.maxnreg, c.halves, c.flatten,
-        c.group_m, c.split_k,
+        c.repack, c.group_m, c.split_k,
     )  # fmt: skip
 
 

@@ -199,7 +199,7 @@ def _distinct(
         spec = specialize(job.workload, config)
         artifact = artifacts.get(spec)
         key: object = spec if artifact is None else repeated.get(artifact.key, artifact.key)
-        launch = (key, config.group_m, config.split_k)
+        launch = (key, config.group_m, config.split_k, config.repack)
         if launch not in seen and config not in done:
             result.append(Candidate(config, artifact))
         seen.add(launch)

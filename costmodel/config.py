@@ -24,6 +24,8 @@ class GemmConfig:
         maxnreg: upper limit of registers per thread; 0 leaves it to ptxas.
         halves: the epilogue stores the tile in two halves (TMA kernels).
         flatten: one loop over tiles and steps (``tma_persistent``).
+        repack: operands that TMA cannot address are first copied into aligned rows (TMA kernels);
+            a launch argument: the binary is that of aligned operands.
         group_m: tiles per column walk; a launch argument, not part of the binary.
         split_k: programs that share the K of one tile; only ``split_k > 1`` is in the binary.
     """
@@ -37,6 +39,7 @@ class GemmConfig:
     maxnreg: int = 0
     halves: bool = False
     flatten: bool = False
+    repack: bool = False
     group_m: int = 8
     split_k: int = 1
 
@@ -53,7 +56,7 @@ class GemmConfig:
             value = getattr(self, name)
             if value & (value - 1):
                 raise InvalidInput(f"{name}={value}: expected a power of two")
-        for name in ("halves", "flatten"):
+        for name in ("halves", "flatten", "repack"):
             if type(getattr(self, name)) is not bool:
                 raise InvalidInput(f"{name}={getattr(self, name)!r}: expected true or false")
 
@@ -90,6 +93,7 @@ class GemmConfig:
             f"r{self.maxnreg}" * (self.maxnreg > 0),
             "halves" * self.halves,
             "flat" * self.flatten,
+            "repack" * self.repack,
         ]
         return " ".join(p for p in parts if p)
 

@@ -28,7 +28,7 @@ def identities(workload: Workload, candidates: Candidates) -> NDArray[np.int64]:
             tile_rows = max(-(-workload.m // config.block_m), 1)
             identity = (
                 artifact.ptx_hash, artifact.shared_bytes, config.block_m, config.block_n,
-                config.num_warps, config.split_k, min(config.group_m, tile_rows),
+                config.num_warps, config.split_k, config.repack, min(config.group_m, tile_rows),
             )  # fmt: skip
         ids.append(numbers.setdefault(identity, len(numbers)))
     return np.array(ids, dtype=np.int64)

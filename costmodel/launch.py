@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from costmodel.config import GemmConfig
 from costmodel.errors import CompileError, LaunchError
-from costmodel.space import launch_blocks, workspace_bytes
+from costmodel.space import launch_blocks, repack_elements, workspace_bytes
 from costmodel.specialize import (
     Specialization,
     kernel_function,
@@ -26,11 +26,11 @@ from costmodel.workload import CodeClass, Workload
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Kernel", "Plan", "Workspace", "load"]
+__all__ = ["Kernel", "Plan", "Workspace", "interpret", "load", "load_source"]
 
 
 class Workspace:
-    """Scratch memory for split-K on one stream: partial sums, and arrival counters that are zero.
+    """Scratch memory of one stream: split-K's partial sums and arrival counters, aligned copies.
 
     It grows and is kept, so that a launch allocates nothing. Launches on one stream may share it;
     two streams may not.
@@ -38,18 +38,37 @@ class Workspace:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._partial: torch.Tensor | None = None
-        self._arrivals: torch.Tensor | None = None
+        self._memory: dict[str, torch.Tensor] = {}
 
     def get(self, size_bytes: int, tiles: int) -> tuple[torch.Tensor, torch.Tensor]:
         """float32 [size_bytes / 4] of anything, and int32 [tiles] of zeros."""
         import torch
 
-        if self._partial is None or self._partial.numel() * 4 < size_bytes:
-            self._partial = torch.empty(size_bytes // 4, dtype=torch.float32, device=self._device)
-        if self._arrivals is None or self._arrivals.numel() < tiles:
-            self._arrivals = torch.zeros(tiles, dtype=torch.int32, device=self._device)
-        return self._partial, self._arrivals
+        partial = self._at_least("partial", size_bytes // 4, torch.float32)
+        return partial, self._at_least("arrivals", tiles, torch.int32)
+
+    def copy_of(self, name: str, x: torch.Tensor, code_layout: str, elements: int) -> torch.Tensor:
+        """A matrix like ``x`` with rows aligned to 16 bytes, or columns for a ``col`` layout.
+
+        Args:
+            name: which operand: each has a place of its own.
+            elements: its size with the padding, from :func:`costmodel.space.repack_elements`.
+        """
+        memory = self._at_least(name, elements, x.dtype)[:elements]
+        rows, cols = x.shape
+        if code_layout == "col":
+            return memory.view(cols, -1)[:, :rows].T
+        return memory.view(rows, -1)[:, :cols]
+
+    def _at_least(self, name: str, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        import torch
+
+        key = f"{name} {dtype}"
+        found = self._memory.get(key)
+        if found is None or found.numel() < elements:
+            found = torch.zeros(elements, dtype=dtype, device=self._device)
+            self._memory[key] = found
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +80,7 @@ class Plan:
         blocks: number of programs.
         tiles: tiles of C (the arrival counters of split-K).
         workspace_bytes: memory for split-K partial sums.
+        repacked: elements of the aligned copies of A and of B; 0 where none is made.
     """
 
     workload: Workload
@@ -69,6 +89,7 @@ class Plan:
     blocks: int
     tiles: int
     workspace_bytes: int
+    repacked: tuple[int, int]
 
     @classmethod
     def of(cls, workload: Workload, config: GemmConfig, sm_count: int) -> Plan:
@@ -81,6 +102,17 @@ class Plan:
             launch_blocks(config, m, n, sm_count),
             -(-m // config.block_m) * -(-n // config.block_n),
             workspace_bytes(config, m, n),
+            repack_elements(workload) if config.repack else (0, 0),
+        )
+
+    def aligned(
+        self, a: torch.Tensor, b: torch.Tensor, workspace: Workspace
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The operands that the kernel addresses: A and B, or the places of their copies."""
+        code, (a_size, b_size) = self.workload.code, self.repacked
+        return (
+            workspace.copy_of("a", a, code.a_layout, a_size) if a_size else a,
+            workspace.copy_of("b", b, code.b_layout, b_size) if b_size else b,
         )
 
     def arguments(
@@ -91,7 +123,11 @@ class Plan:
         bias: torch.Tensor | None = None,
         workspace: Workspace | None = None,
     ) -> dict[str, Any]:
-        """The kernel's run-time arguments by name; what the binary bakes in is left out."""
+        """The kernel's run-time arguments by name; what the binary bakes in is left out.
+
+        Args:
+            a, b: as :meth:`aligned` gave them.
+        """
         values = self.numbers(a, b, out) | self.descriptors(a, b, out)
         values |= {"c_ptr": out, "bias_ptr": bias}
         if self.config.kernel == "pointer":
@@ -114,7 +150,7 @@ class Plan:
 
     def descriptors(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> dict[str, Any]:
         """The tensor descriptors, by argument name; none for a pointer kernel."""
-        code = self.workload.code
+        code = self.spec.code
         if self.config.kernel == "pointer":
             return {}
         a_block, b_block, c_block = descriptor_blocks(self.config, code)
@@ -176,28 +212,35 @@ def load(spec: Specialization, target: Target, device_index: int) -> Kernel:
         CompileError: Triton or ptxas refused.
         LaunchError: the device lacks the resources.
     """
+    src, options = source(spec)
+    return load_source(src, options, spec.config_binary, target, device_index)
+
+
+def load_source(
+    src: Any, options: dict[str, Any], name: object, target: Target, device_index: int
+) -> Kernel:
+    """As :func:`load`, from a Triton source; ``name`` is for messages."""
     import torch
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler.errors import CompilationError
     from triton.runtime.errors import OutOfResources, PTXASError
 
-    src, options = source(spec)
     arch = target.device.arch
     try:
         kernel = triton.compile(src, target=GPUTarget("cuda", arch, 32), options=options)
     except (CompilationError, PTXASError) as error:
-        raise CompileError(f"{spec.config_binary} does not compile: {str(error)[:500]}") from None
+        raise CompileError(f"{name} does not compile: {str(error)[:500]}") from None
     with torch.cuda.device(device_index):
         try:
             kernel._init_handles()
         except OutOfResources as error:
-            raise LaunchError(f"{spec.config_binary} does not fit the device: {error}") from None
+            raise LaunchError(f"{name} does not fit the device: {error}") from None
     return Kernel(tuple(src.fn.arg_names), kernel.run, kernel.function, kernel.packed_metadata)
 
 
 def interpret(plan: Plan, arguments: dict[str, Any]) -> None:
-    """Run a plan through Triton's interpreter on the CPU (``TRITON_INTERPRET=1``)."""
+    """Run a plan's kernel by Triton's interpreter on the CPU (``TRITON_INTERPRET=1``)."""
     from costmodel.specialize import constants
 
     fn = kernel_function(plan.spec.kernel)

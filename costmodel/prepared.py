@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from costmodel.launch import Kernel, Plan, Workspace
+from costmodel.repacking import Repack
 from costmodel.tuning_result import TuningResult
 
 __all__ = ["Launch", "TorchLaunch", "TritonLaunch"]
@@ -56,7 +57,12 @@ class TritonLaunch:
         self._plan = plan
         self._kernel = kernel
         self._index = device_index
-        self._direct = _Direct.of(plan, kernel, operands)
+        self._repack = Repack(plan, result.target, device_index) if plan.config.repack else None
+        a, b, out = operands
+        if self._repack is not None:
+            # Only the strides of the copies matter here, and these are the same at every call.
+            a, b = plan.aligned(a, b, Workspace(torch.device("meta")))
+        self._direct = _Direct.of(plan, kernel, (a, b, out))
 
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
@@ -74,9 +80,13 @@ class TritonLaunch:
         stream = torch._C._cuda_getCurrentRawStream(self._index)
         plan = self._plan
         scratch = None
-        if plan.workspace_bytes:
+        if plan.workspace_bytes or self._repack is not None:
             # The name keeps the memory from being given away before the launch is queued.
-            scratch = _workspace(self._index, stream).get(plan.workspace_bytes, plan.tiles)
+            workspace = _workspace(self._index, stream)
+            if plan.workspace_bytes:
+                scratch = workspace.get(plan.workspace_bytes, plan.tiles)
+            if self._repack is not None:
+                a, b = self._repack(a, b, workspace, stream)
         if self._direct is not None:
             self._direct(plan.blocks, stream, (a, b, out), bias, scratch)
             return

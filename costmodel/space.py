@@ -47,7 +47,11 @@ class SearchSpace:
         configs: dict[GemmConfig, GemmConfig] = {}
         rejected: dict[GemmConfig, str] = {}
         redundant: dict[GemmConfig, str] = {}
+        aligned = not any(workload.code.needs_repack())
         for config in grid():
+            if config.repack and aligned:
+                redundant[config] = "repack: every operand is aligned as it is"
+                continue
             if reason := legality(config, workload, target.device):
                 rejected[config] = reason
                 continue
@@ -74,7 +78,7 @@ def legality(config: GemmConfig, workload: Workload, device: Device) -> str:
         _registers(config, device),
         _threads(config),
         _tma(config, code, device),
-        _shared(config, code, device),
+        _shared(config, code.repacked() if config.repack else code, device),
         _tensor_memory(config, device),
         _workspace(config, workload),
         _grid(config, workload, device),
@@ -88,6 +92,26 @@ def launch_blocks(config: GemmConfig, m: int, n: int, sm_count: int) -> int:
     if config.kernel == "tma_persistent":
         return min(tiles, sm_count)
     return tiles * config.split_k
+
+
+def repack_elements(workload: Workload) -> tuple[int, int]:
+    """Elements of the aligned copies of A and of B, 0 for one that is addressed as it is.
+
+    Rows are padded to 16 bytes.
+    """
+    code = workload.code
+    per_16_bytes = 16 // code.itemsize
+
+    def size(rows: int, cols: int, layout: str) -> int:
+        if layout == "col":
+            rows, cols = cols, rows
+        return rows * -(-cols // per_16_bytes) * per_16_bytes
+
+    a, b = code.needs_repack()
+    return (
+        size(workload.m, workload.k, code.a_layout) if a else 0,
+        size(workload.k, workload.n, code.b_layout) if b else 0,
+    )
 
 
 def workspace_bytes(config: GemmConfig, m: int, n: int) -> int:
@@ -155,9 +179,11 @@ def _threads(config: GemmConfig) -> str:
 
 def _tma(config: GemmConfig, code: CodeClass, device: Device) -> str:
     if config.kernel == "pointer":
-        return ""
+        return "repack: the pointer kernel addresses any operand" if config.repack else ""
     if device.arch < 90:
         return f"TMA: sm_{device.arch} has no tensor memory accelerator (sm_90 on)"
+    if config.repack:
+        return ""
     for operand, layout, align in (
         ("A", code.a_layout, code.a_align), ("B", code.b_layout, code.b_align),
     ):  # fmt: skip
@@ -184,8 +210,10 @@ def _tensor_memory(config: GemmConfig, device: Device) -> str:
 
 def _workspace(config: GemmConfig, workload: Workload) -> str:
     need = workspace_bytes(config, workload.m, workload.n)
+    if config.repack:
+        need += sum(repack_elements(workload)) * workload.code.itemsize
     if need > _WORKSPACE_LIMIT_BYTES:
-        return f"workspace: split-K partials take {need} bytes of {_WORKSPACE_LIMIT_BYTES}"
+        return f"workspace: partial sums and copies take {need} bytes of {_WORKSPACE_LIMIT_BYTES}"
     return ""
 
 
@@ -215,7 +243,8 @@ def grid() -> tuple[GemmConfig, ...]:
     """Every point worth having on some workload or device; none twice."""
     points = (*_pointer(), *_pointer_split(), *_small(), *_tma_plain(), *_tma_split(),
               *_tma_persistent())  # fmt: skip
-    return tuple(dict.fromkeys((*points, *_group_variants(points), *_register_variants(points))))
+    points = (*points, *_group_variants(points), *_register_variants(points))
+    return tuple(dict.fromkeys((*points, *_repack_variants(points))))
 
 
 def _tiles(rows: tuple[int, ...], columns: tuple[int, ...]) -> Iterator[tuple[int, int]]:
@@ -306,3 +335,13 @@ def _register_variants(points: tuple[GemmConfig, ...]) -> Iterator[GemmConfig]:
             continue
         for limit in (80, 96, 128, 160):
             yield replace(point, maxnreg=limit)
+
+
+def _repack_variants(points: tuple[GemmConfig, ...]) -> Iterator[GemmConfig]:
+    """The TMA kernels for operands that TMA cannot address as they are.
+
+    They pay for large products, so the smallest tiles are left out.
+    """
+    for point in points:
+        if point.kernel != "pointer" and point.block_m * point.block_n >= 2048:
+            yield replace(point, repack=True)

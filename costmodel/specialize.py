@@ -17,17 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 from costmodel.config import GemmConfig
 from costmodel.target import Target
-from costmodel.workload import CodeClass, Workload
+from costmodel.workload import DTYPES, CodeClass, Workload
 
 if TYPE_CHECKING:
     from triton.compiler import ASTSource
 
 __all__ = [
+    "REPACK_BLOCK",
     "Specialization",
     "artifact_key",
     "constants",
     "kernel_function",
     "kernel_hash",
+    "repack_source",
     "source",
     "specialize",
     "stores_by_descriptor",
@@ -59,7 +61,8 @@ def specialize(workload: Workload, config: GemmConfig) -> Specialization:
     """The specialization that this configuration runs this workload with."""
     # The TMA kernels zero-fill past K: one binary serves every K.
     even_k = config.kernel == "pointer" and workload.k % config.block_k == 0
-    return Specialization(config.binary, workload.code, even_k)
+    code = workload.code.repacked() if config.repack else workload.code
+    return Specialization(config.binary, code, even_k)
 
 
 def source(spec: Specialization) -> tuple[ASTSource, dict[str, Any]]:
@@ -84,6 +87,40 @@ def source(spec: Specialization) -> tuple[ASTSource, dict[str, Any]]:
     if maxnreg:
         options["maxnreg"] = maxnreg
     return ASTSource(fn, signature, constexprs=baked, attrs=attributes), options
+
+
+REPACK_BLOCK = (16, 256)
+"""Rows and columns that one program of ``repack_rows`` copies."""
+
+
+def repack_source(dtype: str, unit_stride: bool) -> tuple[ASTSource, dict[str, Any]]:
+    """The Triton source and compile options of the copy into aligned rows.
+
+    Args:
+        dtype: of the elements.
+        unit_stride: the columns of the source are contiguous.
+    """
+    from triton.compiler import ASTSource
+
+    from costmodel.kernels.repack import repack_rows
+
+    element = _TRITON_TYPE[dtype]
+    signature = {
+        "src_ptr": f"*{element}", "dst_ptr": f"*{element}", "rows": "i32", "cols": "i32",
+        "src_row_stride": "i64", "src_col_stride": "i64", "dst_row_stride": "i64",
+    }  # fmt: skip
+    baked: dict[str, Any] = {"BLOCK_ROWS": REPACK_BLOCK[0], "BLOCK_COLS": REPACK_BLOCK[1]}
+    if unit_stride:
+        baked["src_col_stride"] = 1
+    signature |= dict.fromkeys(baked, "constexpr")
+    index = {name: i for i, name in enumerate(repack_rows.arg_names)}
+    # The rows of the copy are whole vectors of 16 bytes.
+    attributes = {
+        (index["dst_ptr"],): [["tt.divisibility", 16]],
+        (index["dst_row_stride"],): [["tt.divisibility", 16 // DTYPES[dtype]]],
+    }
+    source = ASTSource(repack_rows, signature, constexprs=baked, attrs=attributes)
+    return source, {"num_warps": 4, "num_stages": 1}
 
 
 def constants(spec: Specialization) -> dict[str, Any]:

@@ -84,6 +84,23 @@ class CodeClass:
     def itemsize(self) -> int:
         return DTYPES[self.dtype]
 
+    def repacked(self) -> CodeClass:
+        """The class after A and B are copied, where need be, into rows aligned to 16 bytes."""
+        return replace(
+            self,
+            a_layout="row" if self.a_layout == "strided" else self.a_layout,
+            b_layout="row" if self.b_layout == "strided" else self.b_layout,
+            a_align=16,
+            b_align=16,
+        )
+
+    def needs_repack(self) -> tuple[bool, bool]:
+        """Whether A, and whether B, lies so that TMA cannot address it."""
+        return (
+            self.a_layout == "strided" or self.a_align < 16,
+            self.b_layout == "strided" or self.b_align < 16,
+        )
+
     def key(self) -> str:
         """A readable name, unique to the class."""
         layouts = "".join(x[0] for x in (self.a_layout, self.b_layout, self.c_layout))

@@ -26,7 +26,7 @@ LAYERS = (
     # data
     "shards", "artifact_table", "measurement_table", "frame", "dataset",
     # running
-    "launch", "runner",
+    "launch", "repacking", "runner",
     # judging
     "duplicates", "heldout", "metrics", "evaluate",
     # models
@@ -43,7 +43,7 @@ LAYERS = (
 """Each part may import those before it, at any depth of its code, and none after it."""
 
 TOP_LEVEL = {
-    "README.md", "benchmarks", "costmodel", "datasets", "kernels", "models", "pyproject.toml",
+    "README.md", "benchmarks", "costmodel", "datasets", "docs", "kernels", "models", "pyproject.toml",
     "tests",
 }  # fmt: skip
 

@@ -17,6 +17,7 @@ from costmodel.config import GemmConfig
 from costmodel.errors import CompileError, LaunchError
 from costmodel.launch import Plan, Workspace, load
 from costmodel.measurement import Measurement
+from costmodel.repacking import Repack
 from costmodel.runner.operands import OperandPool, Operands
 from costmodel.runner.protocol import TimingProtocol
 from costmodel.runner.reference import reference_product, torch_launcher
@@ -189,13 +190,17 @@ class Session:
             return torch_launcher(self._workload)
         plan = Plan.of(self._workload, config, self._target.device.sm_count)
         kernel = load(plan.spec, self._target, self._index)
+        repack = Repack(plan, self._target, self._index) if config.repack else None
         stream = self._stream.cuda_stream
         prepared: dict[int, dict[str, Any]] = {}
 
         def launch(operands: Operands) -> None:
+            a, b, out, bias = operands
+            if repack is not None:
+                a, b = repack(a, b, self._workspace, stream)
             key = id(operands)
             if key not in prepared:
-                prepared[key] = plan.arguments(*operands, workspace=self._workspace)
+                prepared[key] = plan.arguments(a, b, out, bias, self._workspace)
             kernel(plan.blocks, stream, prepared[key])
 
         return launch

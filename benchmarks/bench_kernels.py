@@ -1,0 +1,245 @@
+"""The speed of what is chosen, relative to torch, on the eval list.
+
+Three choices for each workload: the best Triton configuration of the recorded exhaustive rows, the
+best of the model's top 8, and the tuner's default (torch is a candidate there). They are frozen in
+a file; then three fresh processes, one after the other, time each beside torch, in turn. What
+counts is the best of the three runs, torch's too: cuBLAS itself may differ between processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from common import (
+    CompiledAhead,
+    Results,
+    Row,
+    announce,
+    at_exit_code,
+    find_model,
+    in_turn,
+    note,
+    parser,
+    seconds_left,
+    until,
+    us_or_none,
+    versions,
+)
+
+from costmodel.config import GemmConfig
+from costmodel.dataset import Dataset
+from costmodel.errors import MissingData
+from costmodel.heldout import EVAL_WORKLOADS, eval_workloads
+from costmodel.measurement import Runner
+from costmodel.metrics import geomean
+from costmodel.models import XgbCostModel
+from costmodel.ranking import rank
+from costmodel.shards import read_json, write_json
+from costmodel.shipped import recording
+from costmodel.specialize import specialize
+from costmodel.target import Target
+from costmodel.trial import Trial
+from costmodel.tuner import tune
+from costmodel.workload import Workload
+
+CHOICES = ("triton_best", "model_top8", "default")
+RUNS = 3
+K = 8
+
+
+def recorded_best(dataset: Dataset | None, workload: Workload) -> GemmConfig | None:
+    """The fastest configuration of the recorded rows; None where the workload is not there."""
+    outcomes = dataset.recorded(workload) if dataset else {}
+    works = [c for c, m in outcomes.items() if m.ok]
+    return min(works, key=lambda c: outcomes[c].latency_us, default=None)
+
+
+def freeze(
+    name: str,
+    workload: Workload,
+    best: GemmConfig | None,
+    runner: Runner,
+    target: Target,
+    model: XgbCostModel,
+    compile_: CompiledAhead,
+) -> Row:
+    """What is chosen for a workload, JSON-ready: a configuration, "torch", or None."""
+    top = Trial(rank(workload, target, model, 4 * K), runner, compile_)
+    top.run(K)
+    top.rematch()
+    result = tune(workload, runner=runner, target=target, model=model, k=K, compile_=compile_)
+    guided = top.choose().config
+    return {
+        "name": name,
+        "workload": workload.to_dict(),
+        "triton_best": best.to_dict() if best else None,
+        "model_top8": guided.to_dict() if guided else None,
+        "default": result.config.to_dict() if result.config else "torch",
+    }
+
+
+def measure(winners: Sequence[Row], runner: Runner, deadline: float) -> dict[str, Row]:
+    """us of each choice and of torch by workload: one run, all of a workload in turn."""
+    found = {}
+    for winner in until(deadline, winners):
+        choices: dict[str, GemmConfig | None] = {"torch": None}
+        for choice in CHOICES:
+            if winner[choice] is not None:
+                choices[choice] = _config(winner[choice])
+        workload = Workload.from_dict(winner["workload"])
+        final = in_turn(runner, workload, choices)
+        found[workload.key()] = {name: us_or_none(m) for name, m in final.items()}
+    return found
+
+
+def row_of(winner: Row, runs: Sequence[Row]) -> Row:
+    """A workload's row: speeds relative to torch (1 is equal) by the best of the runs.
+
+    Args:
+        runs: us of each run, as :func:`measure` gives them.
+    """
+    workload = Workload.from_dict(winner["workload"])
+    torch_us = _best(runs, "torch")
+    row: Row = {
+        "name": winner["name"],
+        "workload": f"{workload.m}x{workload.n}x{workload.k}",
+        "torch_us": torch_us,
+    }
+    for choice in CHOICES:
+        us = _best(runs, choice)
+        row[choice] = torch_us / us if torch_us and us else None
+        config = winner[choice]
+        row[f"{choice}_config"] = str(_config(config) or "torch") if config else None
+    ratios = [run["torch"] / run["default"] for run in runs if run["torch"] and run["default"]]
+    row["default_worst_run"] = min(ratios, default=None)
+    row["runs"] = list(runs)
+    return row
+
+
+def summarize(rows: list[Row]) -> Row:
+    """Geometric means and worst workloads; how often the default is a Triton kernel."""
+    summary: Row = {"workloads": len(rows), "of_eval_list": len(EVAL_WORKLOADS)}
+    for choice in ("triton_best", "model_top8", "default"):
+        speeds = [row[choice] for row in rows if row[choice]]
+        summary[f"{choice}_geomean"] = geomean(speeds) if speeds else None
+        summary[f"{choice}_worst"] = min(speeds, default=None)
+    summary["default_worst_run"] = min(
+        (row["default_worst_run"] for row in rows if row["default_worst_run"]), default=None
+    )
+    chosen = [row for row in rows if row["default_config"] != "torch"]
+    summary["triton_chosen_share"] = len(chosen) / len(rows)
+    for choice in CHOICES:
+        summary[f"{choice}_five_worst"] = five_worst(rows, choice)
+    summary["not_timed"] = sum(row["default"] is None for row in rows)
+    return summary
+
+
+def five_worst(rows: Sequence[Row], choice: str) -> str:
+    """The slowest workloads by name, the slowest first."""
+    slowest = sorted((row for row in rows if row[choice]), key=lambda row: row[choice])[:5]
+    return ", ".join(f"{row['workload']} {row[choice]:.3f}" for row in slowest)
+
+
+def _config(value: Any) -> GemmConfig | None:
+    return None if value == "torch" else GemmConfig.from_dict(value)
+
+
+def _best(runs: Sequence[Row], name: str) -> float | None:
+    """The least us of a choice; None unless it worked in every run."""
+    times = [run.get(name) for run in runs]
+    return min(times) if times and all(times) else None  # type: ignore[type-var]
+
+
+def freeze_all(args: argparse.Namespace, target: Target, deadline: float) -> Row:
+    """Choose for every workload, in this process."""
+    from costmodel.runner.device import DeviceRunner
+
+    model = find_model(args.model, target)
+    try:
+        dataset = Dataset.open(args.data or recording(target.device.name, sample=False))
+    except MissingData as error:
+        note(f"no recorded best: {error}")
+        dataset = None
+    named = zip((e.name for e in EVAL_WORKLOADS), eval_workloads(args.dtype), strict=True)
+    todo = [(n, w, recorded_best(dataset, w)) for n, w in list(named)[:: args.every]]
+    compile_ = CompiledAhead()
+    ahead = [
+        specialize(w, c)
+        for _, w, best in todo
+        for c in (*rank(w, target, model, K).configs, *([best] if best else []))
+    ]
+    note(f"compiling {len(set(ahead))} binaries")
+    compile_(ahead, target)
+    with DeviceRunner() as runner:
+        winners = [
+            freeze(name, workload, best, runner, target, model, compile_)
+            for name, workload, best in until(deadline, todo)
+        ]
+    return {"model": f"{model.name} {model.hash}", "dtype": args.dtype, "winners": winners}
+
+
+def measure_all(frozen: Path, out: Path, budget_s: float) -> None:
+    """One run, in the fresh process that this is called in."""
+    from costmodel.runner.device import DeviceRunner
+
+    deadline = announce(budget_s)
+    with DeviceRunner() as runner:
+        write_json(out, measure(read_json(frozen)["winners"], runner, deadline))
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--dtype", choices=["float16", "bfloat16"], default="float16")
+    arguments.add_argument("--data", type=Path, help="dataset; default: the target's")
+    arguments.add_argument("--winners", type=Path, help="file of frozen winners; taken if there")
+    arguments.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
+    args = arguments.parse_args()
+    if args.measure:
+        measure_all(args.winners, args.measure, args.budget_s)
+        return
+    target = Target.current()
+    count = len(EVAL_WORKLOADS[:: args.every])
+    deadline = announce(
+        args.budget_s, binaries=10 * count, timings=2 * K * count,
+        comparisons=(2 + RUNS) * count, seconds=RUNS * 10,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        frozen = args.winners or Path(folder) / "winners.json"
+        if not frozen.exists():
+            # Half of the time: a winner that is not measured again says nothing.
+            write_json(frozen, freeze_all(args, target, deadline - args.budget_s / 2))
+        choices = json.loads(frozen.read_text())
+        software = versions(target, model=choices["model"])
+        runs: list[dict[str, Row]] = []
+        for i in range(RUNS):
+            out = Path(folder) / f"run-{i}.json"
+            budget_s = max(seconds_left(deadline) / (RUNS - i), 1.0)
+            command = [sys.executable, __file__, "--winners", str(frozen), "--measure", str(out)]
+            subprocess.run([*command, "--budget-s", str(budget_s)], check=True)
+            runs.append(read_json(out))
+            results = Results(
+                f"kernels-{choices['dtype']}", target, args.results, software, summarize
+            )
+            results.add(*rows_of(choices["winners"], runs))
+    results.show()
+
+
+def rows_of(winners: Sequence[Row], runs: Sequence[dict[str, Row]]) -> list[Row]:
+    """A row for each workload that is in every run."""
+    keys = [Workload.from_dict(winner["workload"]).key() for winner in winners]
+    return [
+        row_of(winner, [run[key] for run in runs])
+        for winner, key in zip(winners, keys, strict=True)
+        if all(key in run for run in runs)
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(at_exit_code(main))

@@ -1,0 +1,211 @@
+"""What the benchmarks share: their arguments, their results files, and timing in turn."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import costmodel
+from costmodel.artifact import Artifact
+from costmodel.cli.output import note, print_table
+from costmodel.config import GemmConfig
+from costmodel.errors import CostModelError, NoModel
+from costmodel.measurement import Candidate, Measurement, Runner
+from costmodel.models import XgbCostModel, load, model_directory
+from costmodel.shards import write_json
+from costmodel.specialize import Specialization
+from costmodel.target import Target
+from costmodel.tuner import compile_for_device
+from costmodel.workload import Workload
+
+__all__ = [
+    "CompiledAhead", "Results", "Row", "announce", "at_exit_code", "find_model", "in_turn",
+    "note", "parser", "seconds_left", "until", "us_or_none", "versions",
+]  # fmt: skip
+
+Row = dict[str, Any]
+T = TypeVar("T")
+
+# Measured on an H100 with 16 cores; only for saying beforehand how long a benchmark will take.
+_BINARIES_PER_S = 25.0
+_TIMING_S = 0.005
+_COMPARISON_S = 0.1
+_START_S = 15.0
+
+
+class Results:
+    """One results file in the shape that ``costmodel report`` reads, saved with every row.
+
+    Args:
+        bench: its name; the file is ``<bench>-<target>.json``.
+        target: what the rows were timed on.
+        folder: where it is written.
+        software: names and versions of what the numbers rest on.
+        summarize: the summary of the rows so far.
+    """
+
+    def __init__(
+        self,
+        bench: str,
+        target: Target,
+        folder: Path,
+        software: Mapping[str, str],
+        summarize: Callable[[list[Row]], Row],
+    ) -> None:
+        self.path = folder / f"{bench}-{target.device.name}.json"
+        self.rows: list[Row] = []
+        self._summarize = summarize
+        self._head: Row = {
+            "bench": bench,
+            "target": target.device.name,
+            "device": target.device.product,
+            "date": datetime.now(UTC).date().isoformat(),
+            "versions": dict(software),
+        }
+
+    @property
+    def summary(self) -> Row:
+        """Of the rows so far; empty without any."""
+        return self._summarize(self.rows) if self.rows else {}
+
+    def add(self, *rows: Row) -> None:
+        """Add rows and save: a run that is stopped keeps what it has."""
+        self.rows += rows
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self.path, {**self._head, "summary": self.summary, "rows": self.rows})
+
+    def show(self) -> None:
+        """Print the summary, and where the rest is."""
+        print_table(self._head["bench"], ["", "value"], list(self.summary.items()))
+        note(f"{len(self.rows)} rows in {self.path}")
+
+
+class CompiledAhead:
+    """A compiler for the tuner that remembers, so that many workloads can be compiled at once."""
+
+    def __init__(self, compile_: Callable[..., Iterable[Artifact]] = compile_for_device) -> None:
+        self._compile = compile_
+        self._made: dict[Specialization, Artifact] = {}
+
+    def __call__(self, specs: Sequence[Specialization], target: Target) -> list[Artifact]:
+        missing = [s for s in dict.fromkeys(specs) if s not in self._made]
+        if missing:
+            self._made.update((a.spec, a) for a in self._compile(missing, target))
+        return [self._made[s] for s in specs]
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """The arguments that benchmarks on a GPU have in common."""
+    result = argparse.ArgumentParser(description=doc)
+    folder = Path(__file__).parent / "results"
+    result.add_argument("--results", type=Path, default=folder, help="folder to write to")
+    result.add_argument("--model", type=Path, help="folder of a model; default: the shipped one")
+    result.add_argument("--budget-s", type=float, default=540.0, help="stop after so many seconds")
+    result.add_argument("--every", type=int, default=1, help="take only every n-th workload")
+    return result
+
+
+def at_exit_code(main: Callable[[], object]) -> int:
+    """Run a benchmark; what costmodel raises on purpose is one line and exit code 1."""
+    try:
+        main()
+    except CostModelError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def find_model(path: Path | None, target: Target) -> XgbCostModel:
+    """The model at a path, else the one that is shipped for the target.
+
+    Raises:
+        NoModel: none is shipped.
+    """
+    directory = path or model_directory(target)
+    if directory is None:
+        raise NoModel(
+            f"no model is shipped for {target.device.name}: train one with `costmodel train` and "
+            f"name its folder with --model"
+        )
+    return load(directory)
+
+
+def announce(
+    budget_s: float,
+    *,
+    binaries: float = 0,
+    timings: float = 0,
+    comparisons: float = 0,
+    seconds: float = 0,
+) -> float:
+    """Say what a benchmark is going to take, before the GPU is kept busy.
+
+    Args:
+        binaries, timings, comparisons: to be compiled, timed, timed in turn.
+        seconds: of anything else.
+
+    Returns:
+        The deadline, on the clock of ``time.monotonic()``.
+    """
+    total = _START_S + binaries / _BINARIES_PER_S + timings * _TIMING_S
+    total += comparisons * _COMPARISON_S + seconds
+    note(f"about {total:.0f} s; the budget is {budget_s:.0f} s")
+    return time.monotonic() + budget_s
+
+
+def seconds_left(deadline: float) -> float:
+    return deadline - time.monotonic()
+
+
+def until(deadline: float, items: Sequence[T]) -> Iterator[T]:
+    """The items, until the budget is spent."""
+    for i, item in enumerate(items):
+        if seconds_left(deadline) <= 0:
+            note(f"the budget is spent: {i} of {len(items)} done")
+            return
+        yield item
+
+
+def in_turn(
+    runner: Runner, workload: Workload, choices: Mapping[str, GemmConfig | None]
+) -> dict[str, Measurement]:
+    """Time named choices (None is torch) in turn, each distinct one once.
+
+    A replay has only what was recorded to answer with.
+    """
+    distinct = list(dict.fromkeys(choices.values()))
+    compare = getattr(runner, "compare", None)
+    if compare is not None:
+        measured = compare(workload, distinct)
+    else:
+        measured = [
+            runner.measure_torch(workload)
+            if config is None
+            else runner.measure(workload, [Candidate(config)])[0]
+            for config in distinct
+        ]
+    found = dict(zip(distinct, measured, strict=True))
+    return {name: found[config] for name, config in choices.items()}
+
+
+def us_or_none(measurement: Measurement) -> float | None:
+    """The latency in us; None where there is none, which JSON can hold."""
+    return round(measurement.latency_us, 4) if measurement.ok else None
+
+
+def versions(target: Target, **others: str) -> dict[str, str]:
+    """What the numbers rest on; further names override these."""
+    import torch
+
+    return {
+        "costmodel": costmodel.__version__,
+        "torch": torch.__version__,
+        "triton": target.toolchain.triton,
+        "ptxas": target.toolchain.ptxas,
+        **others,
+    }

@@ -1,0 +1,304 @@
+"""The kernels against float64 on the CPU; ``test_kernels.py`` runs these where Triton interprets.
+
+In float16 only: the interpreter of Triton 3.6.0 computes garbage in bfloat16. That type is tested
+on a GPU (``gpu/test_kernels_gpu.py``). Tiles are small, since an interpreted program takes some
+milliseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from costmodel.config import GemmConfig
+from costmodel.kernels.check import count_mismatches
+from costmodel.launch import Plan, Workspace, interpret
+from costmodel.space import legality
+from costmodel.target import DEVICES
+from costmodel.workload import Workload
+
+# The interpreter of Triton 3.6.0 asks this of NumPy.
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+
+NAN = float("nan")
+SM_COUNT = 3  # few, so that the programs of a persistent kernel walk over several tiles
+DEPTHS = (1, 2, 15, 17, 34, 1001)
+
+POINTER = GemmConfig("pointer", 16, 16, 16)
+TMA = GemmConfig("tma", 16, 16, 16)
+PERSISTENT = GemmConfig("tma_persistent", 16, 16, 16)
+CONFIGS = [
+    POINTER,
+    replace(POINTER, block_n=32, split_k=4),
+    TMA,
+    replace(TMA, block_n=32, halves=True),
+    replace(TMA, split_k=4),
+    replace(TMA, block_n=32, halves=True, split_k=2),
+    PERSISTENT,
+    replace(PERSISTENT, block_n=32, halves=True, flatten=True),
+]
+
+
+def framed(rows: int, cols: int, layout: str = "row", fill: float | None = None) -> torch.Tensor:
+    """A matrix inside a buffer of NaN: rows before and after, and 8 elements between its rows.
+
+    Its base and its rows are 16-byte aligned, so that what TMA asks of them holds if the extent
+    does. It is random, or all ``fill``.
+    """
+    if layout == "strided":
+        buffer = torch.full((2 * rows + 2, 3 * cols), NAN, dtype=torch.float16)
+        view = buffer[1:-1:2, 1::3]
+    else:
+        outer, inner = (rows, cols) if layout == "row" else (cols, rows)
+        lead = -(-inner // 8) * 8 + 8
+        view = torch.full((outer + 2, lead), NAN, dtype=torch.float16)[1:-1, :inner]
+        view = view if layout == "row" else view.T
+    view.copy_(torch.randn(rows, cols) if fill is None else torch.full((rows, cols), fill))
+    return view
+
+
+def whole(view: torch.Tensor) -> torch.Tensor:
+    """The buffer that a view of ``framed`` lies in."""
+    assert view._base is not None
+    return view._base
+
+
+def run(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    config: GemmConfig,
+    bias: torch.Tensor | None = None,
+    activation: str = "none",
+    *,
+    wide: bool | None = None,
+    sm_count: int = SM_COUNT,
+    workspace: Workspace | None = None,
+) -> None:
+    workload = Workload.from_tensors(a, b, out, bias=bias is not None, activation=activation)
+    assert not legality(config, workload, DEVICES["h100-sxm"])
+    if wide is not None:
+        workload = replace(workload, code=replace(workload.code, wide=wide))
+    plan = Plan.of(workload, config, sm_count)
+    interpret(plan, plan.arguments(a, b, out, bias, workspace))
+
+
+def check(
+    a: torch.Tensor, b: torch.Tensor, config: GemmConfig, out: torch.Tensor, **options: Any
+) -> None:
+    """Run on a poisoned output: right everywhere, and nothing written beside it."""
+    run(a, b, out, config, **options)
+    torch.testing.assert_close(
+        out.double(), a.double() @ b.double(), atol=1e-3 * a.shape[1] ** 0.5, rtol=2e-3
+    )
+    assert int(whole(out).isnan().sum()) == whole(out).numel() - out.numel(), "wrote beside C"
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+# --- sizes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", DEPTHS)
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_any_depth(config: GemmConfig, k: int) -> None:
+    """A tail of K neither reads past the operands nor counts twice; whole columns are aligned."""
+    m, n = (24, 40) if k < 1000 else (16, 32)
+    layouts = ("row", "col") if config.kernel == "pointer" else ("col", "row")
+    a, b = framed(m, k, layouts[0]), framed(k, n, layouts[1])
+    if k > 1000:
+        config = replace(config, block_k=64)
+    check(a, b, config, framed(m, n, fill=NAN))
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 40), (37, 1), (15, 17), (16, 16), (37, 23)])
+def test_ragged_edges(m: int, n: int) -> None:
+    for config in (POINTER, replace(POINTER, split_k=2)):
+        check(framed(m, 20), framed(20, n), config, framed(m, n, fill=NAN))
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 40), (37, 1), (37, 23)])
+@pytest.mark.parametrize("config", [c for c in CONFIGS if c.kernel != "pointer"], ids=str)
+def test_ragged_edges_by_tma(config: GemmConfig, m: int, n: int) -> None:
+    """K is contiguous and aligned: then m and n may be anything. C is clipped either way."""
+    a, b = framed(m, 24), framed(24, n, "col")
+    check(a, b, config, framed(m, n, fill=NAN))
+
+
+def test_nothing_to_add_up() -> None:
+    out = framed(5, 7, fill=NAN)
+    bias = torch.randn(7).half()
+    run(torch.empty(5, 0).half(), torch.empty(0, 7).half(), out, POINTER, bias)
+    assert torch.equal(out, bias.expand(5, 7))
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("c_layout", ["row", "col", "strided"])
+@pytest.mark.parametrize("b_layout", ["row", "col", "strided"])
+@pytest.mark.parametrize("a_layout", ["row", "col", "strided"])
+def test_any_layout(a_layout: str, b_layout: str, c_layout: str) -> None:
+    a, b = framed(20, 34, a_layout), framed(34, 18, b_layout)
+    check(a, b, POINTER, framed(20, 18, c_layout, NAN))
+
+
+@pytest.mark.parametrize("c_layout", ["row", "col", "strided"])
+@pytest.mark.parametrize("b_layout", ["row", "col"])
+@pytest.mark.parametrize("a_layout", ["row", "col"])
+def test_any_layout_by_tma(a_layout: str, b_layout: str, c_layout: str) -> None:
+    """C goes by descriptor where it is row-major and aligned (n = 40), else by pointers."""
+    a = framed(24, 40, a_layout)
+    for config in (TMA, replace(PERSISTENT, block_n=32, halves=True)):
+        check(a, framed(40, 40, b_layout), config, framed(24, 40, c_layout, NAN))
+        if b_layout == "col":
+            check(a, framed(40, 23, "col"), config, framed(24, 23, c_layout, NAN))
+
+
+def test_operands_with_one_value_for_all_rows() -> None:
+    a, b = torch.randn(1, 20).half().expand(18, 20), torch.randn(20, 1).half().expand(20, 17)
+    check(a, b, POINTER, framed(18, 17, fill=NAN))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_wide_offsets_are_the_same_offsets(config: GemmConfig) -> None:
+    a, b = framed(24, 40), framed(40, 40)
+    narrow, wide = framed(24, 40, "col", NAN), framed(24, 40, "col", NAN)
+    check(a, b, config, narrow, wide=False)
+    check(a, b, config, wide, wide=True)
+    assert torch.equal(narrow, wide)
+
+
+def test_offsets_past_32_bits() -> None:
+    """Operands whose rows are 2**26 elements apart; only the pages that are touched are real."""
+    far = torch.empty(2**26 * 33, dtype=torch.float16)
+    a = far.as_strided((33, 16), (2**26, 1))
+    a.copy_(torch.randn(33, 16))
+    b = torch.randn(16, 16).half()
+    check(a, b, POINTER, framed(33, 16, fill=NAN))
+    out = far.as_strided((33, 16), (2**26, 1), 64)
+    a = framed(33, 16)
+    assert Workload.from_tensors(a, b, out).code.wide
+    run(a, b, out, POINTER)
+    torch.testing.assert_close(out.double(), a.double() @ b.double(), atol=4e-3, rtol=2e-3)
+
+
+# --- order of tiles, splits ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group_m", [1, 2, 3, 8])
+@pytest.mark.parametrize("config", [POINTER, TMA, PERSISTENT], ids=str)
+def test_any_order_of_tiles_covers_all(config: GemmConfig, group_m: int) -> None:
+    a, b = framed(5 * 16, 16), framed(16, 3 * 16)
+    check(a, b, replace(config, group_m=group_m), framed(5 * 16, 3 * 16, fill=NAN))
+
+
+@pytest.mark.parametrize("sm_count", [1, 4, 100])
+@pytest.mark.parametrize("flatten", [False, True])
+def test_persistent_programs_on_any_number_of_processors(flatten: bool, sm_count: int) -> None:
+    a, b = framed(40, 24), framed(24, 48)
+    config = replace(PERSISTENT, flatten=flatten)
+    check(a, b, config, framed(40, 48, fill=NAN), sm_count=sm_count)
+
+
+@pytest.mark.parametrize(("k", "split_k"), [(104, 2), (104, 5), (40, 3), (8, 4)])
+@pytest.mark.parametrize("config", [POINTER, TMA, replace(TMA, block_n=32, halves=True)], ids=str)
+def test_splits(config: GemmConfig, k: int, split_k: int) -> None:
+    """Of 7, 3 and 1 steps, so that some splits have fewer than others, or none.
+
+    The workspace may hold anything; its counters end at zero.
+    """
+    config = replace(config, split_k=split_k)
+    a, b = framed(20, k), framed(k, 40)
+    out = framed(20, 40, fill=NAN)
+    workspace = Workspace(torch.device("cpu"))
+    plan = Plan.of(Workload.from_tensors(a, b, out), config, SM_COUNT)
+    partial, arrivals = workspace.get(plan.workspace_bytes, plan.tiles)
+    partial.fill_(NAN)
+    check(a, b, config, out, workspace=workspace)
+    assert not arrivals.any()
+    again = framed(20, 40, fill=NAN)
+    check(a, b, config, again, workspace=workspace)
+    assert torch.equal(out, again)
+
+
+# --- epilogue ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_epilogue(config: GemmConfig, activation: str) -> None:
+    a, b = framed(20, 24), framed(24, 40)
+    function = getattr(torch.nn.functional, activation, lambda x: x)
+    for bias in (None, framed(1, 40)[0]):
+        out = framed(20, 40, fill=NAN)
+        run(a, b, out, config, bias, activation)
+        ref = function(a.double() @ b.double() + (0 if bias is None else bias.double()))
+        torch.testing.assert_close(out.double(), ref, atol=6e-3, rtol=3e-3)
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])
+def test_activations_keep_nan(activation: str) -> None:
+    a, b = framed(4, 16), framed(16, 16)
+    a[2, 3] = NAN
+    out = framed(4, 16, fill=0.0)
+    run(a, b, out, POINTER, activation=activation)
+    assert out.isnan().all(dim=1).tolist() == [False, False, True, False]
+    assert int(out.isnan().sum()) == 16
+
+
+# --- the correctness gate ------------------------------------------------------------------------
+
+
+def mismatches(
+    out: torch.Tensor, ref: torch.Tensor, size: int, atol: float = 0.25, rtol: float = 0.0
+) -> int:
+    count = torch.zeros(1, dtype=torch.int32)
+    count_mismatches[(-(-size // 16),)](out, ref, count, size, atol, rtol, BLOCK=16)
+    return int(count)
+
+
+@pytest.mark.parametrize(
+    ("out", "ref", "wrong"),
+    [
+        (1.0, 1.0, False),
+        (1.25, 1.0, False),  # just within
+        (1.2509765625, 1.0, True),  # just not
+        (0.75, 1.0, False),
+        (0.5, 1.0, True),
+        (NAN, 1.0, True),
+        (1.0, NAN, True),
+        (NAN, NAN, True),
+        (float("inf"), 1.0, True),
+        (float("-inf"), 1.0, True),
+        (float("inf"), 70_000.0, False),  # past the range of float16
+        (65_504.0, 70_000.0, True),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
+def test_what_counts_as_wrong(out: float, ref: float, wrong: bool) -> None:
+    outs, refs = torch.ones(40, dtype=torch.float16), torch.ones(40)
+    outs[37], refs[37] = out, ref
+    assert mismatches(outs, refs, 40) == wrong
+
+
+def test_every_wrong_element_counts_and_no_other() -> None:
+    refs = torch.randn(100)
+    outs = refs.half()
+    outs[::3] = NAN
+    outs[90:] = NAN  # past the size
+    assert mismatches(outs, refs, 90) == 30
+    assert mismatches(torch.full((100,), NAN).half(), refs, 100) == 100
+
+
+def test_tolerance_grows_with_the_reference() -> None:
+    refs = torch.tensor([1.0, 100.0, -100.0, 0.0])
+    outs = (refs + 0.5).half()
+    assert mismatches(outs, refs, 4, atol=0.0, rtol=0.01) == 2
+    assert mismatches(outs, refs, 4, atol=0.5, rtol=0.0) == 0

@@ -1,0 +1,284 @@
+"""The space: nothing illegal in it, nothing twice, a reason for whatever is left out."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from costmodel.compiler import compile_many
+from costmodel.config import GemmConfig
+from costmodel.space import SearchSpace, grid, launch_blocks, legality, workspace_bytes
+from costmodel.specialize import specialize
+from costmodel.target import DEVICES, Target, Toolchain
+from costmodel.workload import ACTIVATIONS, DTYPES, CodeClass, Layout, Workload
+
+TOOLS = Toolchain("3.6.0", "12.8")
+TARGETS = {name: Target.named(name, TOOLS) for name in DEVICES}
+H100 = TARGETS["h100-sxm"]
+LARGE = Workload.dense(4096, 4096, 4096)
+
+targets = st.sampled_from(list(TARGETS.values()))
+sizes = st.one_of(st.integers(1, 300), st.integers(1, 200_000), st.sampled_from([1, 2**31 - 1]))
+classes = st.builds(
+    CodeClass,
+    dtype=st.sampled_from(list(DTYPES)),
+    out_dtype=st.sampled_from(list(DTYPES)),
+    a_layout=st.sampled_from(get_args(Layout)),
+    b_layout=st.sampled_from(get_args(Layout)),
+    c_layout=st.sampled_from(get_args(Layout)),
+    a_align=st.sampled_from([2, 4, 8, 16]),
+    b_align=st.sampled_from([2, 4, 8, 16]),
+    c_align=st.sampled_from([2, 4, 8, 16]),
+    wide=st.booleans(),
+    bias=st.booleans(),
+    activation=st.sampled_from(ACTIVATIONS),
+)
+workloads = st.builds(Workload, sizes, sizes, sizes, classes)
+
+
+def tile_order(config: GemmConfig, m: int, n: int) -> list[tuple[int, int]]:
+    """(row, column) of the tiles in the order of the programs, as ``grouped_tile`` has it."""
+    tiles_m, tiles_n = -(-m // config.block_m), -(-n // config.block_n)
+    order = []
+    for tile in range(tiles_m * tiles_n):
+        group, inside = divmod(tile, config.group_m * tiles_n)
+        rows = min(tiles_m - group * config.group_m, config.group_m)
+        order.append((group * config.group_m + inside % rows, inside // rows))
+    return order
+
+
+def splits(config: GemmConfig, k: int) -> list[range]:
+    """The steps of K that each split adds up."""
+    steps = -(-k // config.block_k)
+    share = -(-steps // config.split_k)
+    return [range(s * share, min(steps, (s + 1) * share)) for s in range(config.split_k)]
+
+
+# --- the whole grid is sorted --------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=60)
+@given(workloads, targets)
+def test_every_point_is_legal_or_has_a_reason(workload: Workload, target: Target) -> None:
+    space = SearchSpace.of(workload, target)
+    assert space.configs
+    assert len(space) == len(space.configs)
+    everything = [*space.configs, *space.rejected, *space.redundant]
+    assert Counter(everything) == Counter(grid())
+    for config in (*space.configs, *space.redundant):
+        assert not legality(config, workload, target.device)
+    for config, reason in space.rejected.items():
+        assert reason == legality(config, workload, target.device)
+        assert re.match(r"(registers|threads|TMA|shared memory|tensor memory|workspace|grid): ", reason)
+        assert re.search(r"\d", reason) or reason.endswith("no contiguous dimension")
+
+
+@settings(deadline=None, max_examples=30)
+@given(workloads, targets)
+def test_no_two_configurations_do_the_same(workload: Workload, target: Target) -> None:
+    space = SearchSpace.of(workload, target)
+    launches = set()
+    for c in space.configs:
+        rows = -(-workload.m // c.block_m)
+        spec = specialize(workload, c)
+        launches.add((spec, c.split_k, min(c.group_m, rows), c.repack))
+    assert len(launches) == len(space)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (33, 70, 100), (300, 500, 1000), (16, 4096, 4096)])
+def test_what_is_called_redundant_is(shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    space = SearchSpace.of(Workload.dense(*shape), H100)
+    names = {str(c): c for c in space.configs}
+    kinds = set()
+    for config, reason in space.redundant.items():
+        if same := re.fullmatch("runs as (.*) does", reason):
+            other = names[same[1]]
+            assert specialize(space.workload, config) == specialize(space.workload, other)
+            assert config.split_k == other.split_k
+            assert tile_order(config, m, n) == tile_order(other, m, n)
+            kinds.add("order")
+        else:
+            found = re.search(r"K has (\d+) steps of (\d+), (\d+) splits do the same", reason)
+            assert found
+            steps, block_k, busy = map(int, found.groups())
+            assert (steps, block_k) == (-(-k // config.block_k), config.block_k)
+            working = [s for s in splits(config, k) if s]
+            assert len(working) == busy < config.split_k
+            assert working == splits(replace(config, split_k=busy), k)
+            kinds.add("splits")
+    assert kinds == {"order", "splits"}
+
+
+def test_every_split_of_a_legal_configuration_has_work() -> None:
+    for k in (64, 200, 1024, 4096):
+        for config in SearchSpace.of(Workload.dense(512, 512, k), H100).configs:
+            assert all(splits(config, k))
+
+
+# --- how large it is -----------------------------------------------------------------------------
+
+
+def test_a_large_product_has_1500_configurations() -> None:
+    """Counted in binaries with their launch parameters; few differ in a minor point alone."""
+    configs = SearchSpace.of(LARGE, H100).configs
+    distinct = {(specialize(LARGE, c), c.group_m, c.split_k) for c in configs}
+    assert len(distinct) == len(configs) >= 1500
+    major = {replace(c, maxnreg=0, group_m=1) for c in configs}
+    assert len(configs) - len(major) <= len(configs) / 3
+    assert {c.maxnreg for c in configs} >= {0, 80, 96, 128, 160}
+    assert {c.kernel for c in configs} == {"pointer", "tma", "tma_persistent"}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_target_has_a_space(name: str, dtype: str) -> None:
+    space = SearchSpace.of(Workload.dense(4096, 4096, 4096, dtype), TARGETS[name])
+    kernels = {c.kernel for c in space.configs}
+    assert len(space) >= 500
+    assert ("tma" in kernels) == (space.target.device.arch >= 90)
+
+
+def test_the_small_rule_has_its_points() -> None:
+    """Tiles of 32 to 64, steps of 16 and 32, 1 to 4 warps, 1 or 2 stages; on ragged sizes too."""
+    for shape in ((64, 64, 64), (333, 255, 17)):
+        small = [
+            c
+            for c in SearchSpace.of(Workload.dense(*shape), H100).configs
+            if c.num_stages <= 2 and c.block_k <= 32 and max(c.block_m, c.block_n) <= 64
+        ]
+        assert {c.num_warps for c in small} == {1, 2, 4}
+        assert {c.block_k for c in small} == {16, 32}
+
+
+# --- why not -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (GemmConfig("pointer", 256, 256, 128, 8, 6), "shared memory: .* 786432 bytes.* 232448"),
+        (GemmConfig("tma", 256, 256, 128, 8, 6), "shared memory: .* 786432 bytes.* 232448"),
+        (GemmConfig("tma", 128, 256, 64, 16, 3, maxnreg=32), "registers: .* the limit is 32"),
+        (GemmConfig("pointer", 128, 128, 64, 16, 3, maxnreg=32), "registers: .* the limit is 32"),
+        (GemmConfig("tma", 128, 128, 64, 4, 3, maxnreg=80), "registers: .* the limit is 80"),
+        (GemmConfig("tma", 128, 256, 64, 4, 3, maxnreg=128), "registers: .* 154.* is 128"),
+        (GemmConfig("pointer", 64, 64, 64, 4, 3, maxnreg=7), "registers: maxnreg=7 "),
+        (GemmConfig("pointer", 16, 16, 16, 1, 1, maxnreg=7), "registers: maxnreg=7 "),
+        (GemmConfig("pointer", 128, 128, 64, 64, 2), "threads: 2048 pass the 1024"),
+    ],
+    ids=str,
+)
+def test_hopeless_configurations(config: GemmConfig, reason: str) -> None:
+    assert re.match(reason, legality(config, LARGE, H100.device))
+
+
+def test_a_spill_is_no_reason() -> None:
+    """128x256 in four warps holds 256 accumulators a thread."""
+    assert not legality(GemmConfig("tma", 128, 256, 64, 4, 3), LARGE, H100.device)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"a_align": 8}, {"b_align": 2}, {"a_layout": "strided"}, {"b_layout": "strided"},
+    ],
+)  # fmt: skip
+def test_tma_needs_alignment(change: dict[str, Any]) -> None:
+    workload = replace(LARGE, code=replace(LARGE.code, **change))
+    for config in (GemmConfig("tma", 64, 64, 64), GemmConfig("tma_persistent", 64, 64, 64)):
+        assert not legality(config, LARGE, H100.device)
+        assert legality(config, workload, H100.device).startswith("TMA: ")
+    kernels = {c.kernel for c in SearchSpace.of(workload, H100).configs if not c.repack}
+    assert kernels == {"pointer"}
+
+
+def test_tma_may_write_c_of_any_kind() -> None:
+    for change in ({"c_align": 2}, {"c_layout": "strided"}, {"c_layout": "col"}):
+        workload = replace(LARGE, code=replace(LARGE.code, **change))
+        assert "tma" in {c.kernel for c in SearchSpace.of(workload, H100).configs}
+
+
+def test_more_memory_than_a_block_has_is_refused_at_the_byte() -> None:
+    config = GemmConfig("tma", 128, 256, 64, 8, 4)
+    need = 4 * 2 * (128 * 64 + 256 * 64)
+    for limit, legal in ((need, True), (need - 1, False)):
+        device = replace(H100.device, shared_bytes=limit)
+        assert (not legality(config, LARGE, device)) == legal
+
+
+def test_too_many_programs() -> None:
+    config = GemmConfig("pointer", 16, 16, 16)
+    assert legality(config, Workload.dense(2**20, 2**20, 1), H100.device).startswith("grid: ")
+
+
+# --- launches ------------------------------------------------------------------------------------
+
+
+@given(st.sampled_from(grid()), st.integers(1, 3000), st.integers(1, 3000), st.integers(1, 200))
+def test_programs_and_workspace_cover_the_output(
+    config: GemmConfig, m: int, n: int, sm_count: int
+) -> None:
+    tiles = len({(i // config.block_m, j // config.block_n)
+                 for i in (*range(0, m, config.block_m), m - 1)
+                 for j in (*range(0, n, config.block_n), n - 1)})  # fmt: skip
+    blocks = launch_blocks(config, m, n, sm_count)
+    if config.kernel == "tma_persistent":
+        assert blocks == min(tiles, sm_count)
+    else:
+        assert blocks == tiles * config.split_k
+    per_split_bytes = 4 * config.block_m * config.block_n
+    splits_bytes = tiles * config.split_k * per_split_bytes if config.split_k > 1 else 0
+    assert workspace_bytes(config, m, n) == splits_bytes
+
+
+# --- the compiler agrees -------------------------------------------------------------------------
+
+
+@pytest.mark.compile
+@pytest.mark.timeout(600)
+def test_distinct_binaries_are_distinct_programs() -> None:
+    """Of close relatives, where a field of the configuration might make no difference."""
+    rng = random.Random(0)
+    configs = SearchSpace.of(LARGE, H100).configs
+    sample: dict[GemmConfig, None] = {}
+    for kernel in ("pointer", "tma", "tma_persistent"):
+        first = rng.choice([c for c in configs if c.kernel == kernel and c.block_k == 64])
+        same = ("kernel", "block_m", "block_n", "block_k")
+        family = [c for c in configs if all(getattr(c, f) == getattr(first, f) for f in same)]
+        sample |= dict.fromkeys(family)
+    specs = dict.fromkeys(specialize(LARGE, c) for c in rng.sample(list(sample), min(24, len(sample))))
+    assert len(specs) >= 12
+    artifacts = list(compile_many(specs, Target.named("h100-sxm"), n_jobs=2))
+    assert [a.error for a in artifacts if not a.ok] == []
+    programs = Counter((a.ptx_hash, a.shared_bytes) for a in artifacts)
+    assert set(programs.values()) == {1}
+
+
+@pytest.mark.compile
+@pytest.mark.timeout(600)
+def test_the_compiler_refuses_what_is_rejected_and_takes_what_is_legal() -> None:
+    """As far as can be told without a GPU: by ptxas, and by the size of shared memory."""
+    target = Target.named("h100-sxm")
+    space = SearchSpace.of(LARGE, target)
+    rng = random.Random(1)
+    rejected = [c for c, r in space.rejected.items() if r.startswith(("registers", "shared"))]
+    near = sorted(rejected, key=lambda c: _bytes_of_stages(c))[:40]  # just over the limit
+    chosen = {c: False for c in (*rng.sample(near, 8), *rng.sample(rejected, 8))}
+    chosen |= dict.fromkeys(rng.sample(space.configs, 16), True)
+    by_spec = {specialize(LARGE, c): c for c in chosen}
+    for artifact in compile_many(by_spec, target, n_jobs=2):
+        config = by_spec[artifact.spec]
+        runs = artifact.ok and artifact.shared_bytes <= target.device.shared_bytes
+        assert runs == chosen[config], (str(config), space.rejected.get(config), artifact.error)
+
+
+def _bytes_of_stages(c: GemmConfig) -> int:
+    return c.num_stages * c.block_k * (c.block_m + c.block_n)

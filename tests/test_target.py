@@ -1,0 +1,65 @@
+"""Targets: by name without a driver, and a clear error where neither is there."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from costmodel.errors import InvalidInput, NoGpu, UnknownTarget
+from costmodel.target import DEVICES, Target, Toolchain
+
+TOOLS = Toolchain("3.6.0", "12.8")
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_named_devices(name: str) -> None:
+    target = Target.named(name, TOOLS)
+    device = target.device
+    assert device.name == name
+    assert device.capability == f"sm_{device.arch}"
+    assert 48 * 1024 < device.shared_bytes < device.sm_shared_bytes
+    assert Target.from_dict(json.loads(json.dumps(target.to_dict()))) == target
+
+
+def test_names_and_products_are_distinct() -> None:
+    assert len({d.product for d in DEVICES.values()}) == len(DEVICES)
+
+
+@pytest.mark.parametrize("name", ["", "h100", "H100-SXM", "../../etc", "x\x1b[31m"])
+def test_unknown_names_list_the_known_ones(name: str) -> None:
+    with pytest.raises(UnknownTarget, match="h100-sxm") as caught:
+        Target.named(name, TOOLS)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "data", [{}, {"device": {}}, {"device": None, "toolchain": None}, {"device": "h100-sxm"}]
+)
+def test_foreign_targets_are_refused(data: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput, match="not a target"):
+        Target.from_dict(data)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
+def test_without_a_gpu_the_driver_cannot_be_asked() -> None:
+    with pytest.raises(NoGpu, match="torch.cuda.is_available"):
+        Target.current()
+
+
+def test_roofline_is_the_slower_of_arithmetic_and_traffic() -> None:
+    device = DEVICES["h100-sxm"]
+    assert device.roofline_us(989 * 10**6, 0) == pytest.approx(1.0)
+    assert device.roofline_us(0, 3350 * 10**3) == pytest.approx(1.0)
+    assert device.roofline_us(2 * 989 * 10**6, 3350 * 10**3) == pytest.approx(2.0)
+    assert device.roofline_us(0, 0) > 0
+
+
+def test_the_toolchain_is_the_installed_one() -> None:
+    import triton
+
+    tools = Toolchain.current()
+    assert tools.triton == triton.__version__
+    assert [int(part) for part in tools.ptxas.split(".")[:2]] >= [12, 0]
+    assert Target.named("h100-sxm").toolchain == tools

@@ -1,0 +1,236 @@
+"""Workloads: what they promise of their operands holds, and their keys tell them apart."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any, get_args
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from costmodel.errors import CostModelError, InvalidInput, LayoutError, ShapeError, UnsupportedDtype
+from costmodel.workload import ACTIVATIONS, DTYPES, CodeClass, Layout, Workload, alignment_class
+
+sizes = st.integers(0, 2**31 - 1)
+layouts = st.sampled_from(get_args(Layout))
+alignments = st.sampled_from([2, 4, 8, 16])
+classes = st.builds(
+    CodeClass,
+    dtype=st.sampled_from(list(DTYPES)),
+    out_dtype=st.sampled_from(list(DTYPES)),
+    a_layout=layouts,
+    b_layout=layouts,
+    c_layout=layouts,
+    a_align=alignments,
+    b_align=alignments,
+    c_align=alignments,
+    wide=st.booleans(),
+    bias=st.booleans(),
+    activation=st.sampled_from(ACTIVATIONS),
+)
+workloads = st.builds(Workload, sizes, sizes, sizes, classes)
+
+
+# --- alignment -----------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 2**40).map(lambda x: 2 * x), min_size=1, max_size=4))
+def test_the_alignment_class_divides_all_and_is_the_widest_that_does(values: list[int]) -> None:
+    found = alignment_class(*values)
+    assert found in (16, 8, 4, 2)
+    assert all(v % found == 0 for v in values)
+    assert found == 16 or any(v % (2 * found) for v in values)
+
+
+@given(classes.filter(lambda c: c.wide is False), st.data())
+def test_a_class_of_code_tells_the_truth_about_its_tensors(code: CodeClass, data: Any) -> None:
+    """Address, leading stride and contiguous extent are multiples of the alignment."""
+    rows, cols = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40))
+    pad, shift = data.draw(st.integers(0, 20)), data.draw(st.integers(0, 20))
+    buffer = torch.empty(100 + rows * (cols + pad), dtype=torch.float16)
+    x = buffer.as_strided((rows, cols), (cols + pad, 1), shift)
+    w = Workload.from_tensors(x, torch.empty(cols, 8).half(), torch.empty(rows, 8).half())
+    assert w.code.a_layout == "row"
+    promised = [x.data_ptr(), 2 * cols] + [2 * (cols + pad)] * (rows > 1)
+    assert w.code.a_align == alignment_class(*promised)
+    # The same memory seen from the side.
+    turned = Workload.from_tensors(torch.empty(8, cols).half(), x.T, torch.empty(8, rows).half())
+    assert turned.code.b_align == w.code.a_align
+    assert turned.code.b_layout == ("col" if rows > 1 and cols > 1 else turned.code.b_layout)
+
+
+@given(
+    st.tuples(*[st.integers(1, 70)] * 3),
+    st.sampled_from(["float16", "bfloat16"]),
+    st.tuples(*[st.sampled_from(["row", "col"])] * 3),
+)
+def test_dense_is_what_fresh_tensors_are(
+    shape: tuple[int, int, int], dtype: str, layouts: tuple[Layout, Layout, Layout]
+) -> None:
+    m, n, k = shape
+    # One row or one column is row- and column-major at once: which it is called is free.
+    assume("col" not in layouts or min(shape) > 1)
+
+    def fresh(rows: int, cols: int, layout: Layout) -> torch.Tensor:
+        kind = getattr(torch, dtype)
+        if layout == "row":
+            return torch.empty(rows, cols, dtype=kind)
+        return torch.empty(cols, rows, dtype=kind).T
+
+    a, b, out = fresh(m, k, layouts[0]), fresh(k, n, layouts[1]), fresh(m, n, layouts[2])
+    dense = Workload.dense(
+        m, n, k, dtype, a_layout=layouts[0], b_layout=layouts[1], c_layout=layouts[2]
+    )
+    assert Workload.from_tensors(a, b, out) == dense
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "layout", "align"),
+    [
+        ((1, 64), (7, 1), "row", 16),  # the stride of the only row is never used
+        ((64, 1), (1, 7), "col", 16),
+        ((64, 1), (64, 7), "row", 2),  # a column of gaps: rows of one element
+        ((1, 64), (7, 3), "col", 2),
+        ((5, 64), (64, 2), "strided", 2),
+        ((5, 64), (0, 1), "row", 16),  # expanded
+        ((4, 12), (12, 1), "row", 8),
+        ((4, 12), (1, 4), "col", 8),
+        ((4, 6), (6, 1), "row", 4),
+    ],
+)
+def test_layouts_of_views(
+    shape: tuple[int, int], strides: tuple[int, int], layout: Layout, align: int
+) -> None:
+    a = torch.empty(10_000).half().as_strided(shape, strides)
+    code = Workload.from_tensors(
+        a, torch.empty(shape[1], 8).half(), torch.empty(shape[0], 8).half()
+    ).code
+    assert (code.a_layout, code.a_align) == (layout, align)
+
+
+def test_offsets_past_31_bits_are_wide() -> None:
+    meta = torch.empty(2**31, 1, dtype=torch.float16, device="meta")
+    for rows, stride, wide in ((64, 2**26, True), (32, 2**26, False), (33, 2**26, True)):
+        a = meta.as_strided((rows, 64), (stride, 1))
+        w = Workload.from_tensors(a, torch.empty(64, 8).half(), torch.empty(rows, 8).half())
+        assert w.code.wide == wide, (rows, stride)
+    assert Workload.dense(50_000, 50_000, 16).code.wide
+    assert Workload.dense(40_960, 16, 128_256).code.wide
+    assert not Workload.dense(40_000, 50_000, 16).code.wide
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+@given(workloads)
+def test_round_trip_through_json(workload: Workload) -> None:
+    assert Workload.from_dict(json.loads(json.dumps(workload.to_dict()))) == workload
+
+
+@given(workloads, workloads, st.sets(st.sampled_from(list(Workload(1, 1, 1).to_dict()))))
+def test_keys_are_equal_only_for_equal_workloads(
+    one: Workload, other: Workload, taken_over: set[str]
+) -> None:
+    changes = {name: other.to_dict()[name] for name in taken_over}
+    near = Workload.from_dict(one.to_dict() | changes)
+    assert (one.key() == near.key()) == (one == near)
+
+
+def test_every_class_of_code_has_its_own_key() -> None:
+    aligns = (16, 8, 4, 2)
+    few = [
+        CodeClass(dtype, out, *lay, *al, wide, bias, act)
+        for dtype, out in itertools.product(DTYPES, DTYPES)
+        for lay in itertools.product(get_args(Layout), repeat=3)
+        for al in itertools.product(aligns, aligns[:2], aligns[2:])
+        for wide, bias in itertools.product((False, True), repeat=2)
+        for act in ACTIVATIONS
+    ]
+    assert len({c.key() for c in few}) == len(few) == len(set(few))
+
+
+# --- what cannot be used -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [-1, 2**31, 1.0, "16", None, True, float("nan")])
+@pytest.mark.parametrize("name", ["m", "n", "k"])
+def test_sizes_are_checked(name: str, value: Any) -> None:
+    with pytest.raises(ShapeError, match=f"{name}="):
+        Workload(**{"m": 1, "n": 1, "k": 1, name: value})
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["float64", "float32", "int8", "complex64", "float8_e4m3fn", "float8_e5m2", "", "half",
+     "__import__('os').system('true')"],
+)  # fmt: skip
+def test_dtypes_without_a_kernel(dtype: str) -> None:
+    with pytest.raises(UnsupportedDtype, match="float16, bfloat16"):
+        Workload.dense(1, 1, 1, dtype)
+    with pytest.raises(TypeError):
+        Workload.dense(1, 1, 1, out_dtype=dtype or "float")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"a_layout": "diagonal"}, {"b_align": 3}, {"c_align": 32}, {"activation": "tanh"},
+        {"activation": "__import__('os')"},
+    ],
+)  # fmt: skip
+def test_code_classes_are_checked(change: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=f"{next(iter(change))}="):
+        CodeClass(**change)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {},
+        {"m": 1, "n": 1},
+        {"m": 1, "n": 1, "k": 1, "extra": 2},
+        {"m": "1", "n": 1, "k": 1},
+        {"m": 1, "n": 1, "k": 1, "dtype": "__import__('os').system('true')"},
+        {"m": 1, "n": 1, "k": 1, "__class__": "x\x1b[31m"},
+    ],
+)
+def test_foreign_rows_are_refused(row: dict[str, Any]) -> None:
+    with pytest.raises(CostModelError) as caught:
+        Workload.from_dict(row)
+    assert str(caught.value).isprintable()
+
+
+def test_operands_that_do_not_fit_together() -> None:
+    a, b = torch.empty(3, 4).half(), torch.empty(5, 6).half()
+    with pytest.raises(ShapeError, match=r"\[3, 4\] @ B\[5, 6\]"):
+        Workload.from_tensors(a, b, torch.empty(3, 6).half())
+    with pytest.raises(ShapeError):
+        Workload.from_tensors(a, torch.empty(4, 6).half(), torch.empty(6, 3).half())
+
+
+def test_an_output_that_overlaps_itself() -> None:
+    a, b = torch.empty(3, 4).half(), torch.empty(4, 6).half()
+    with pytest.raises(LayoutError, match="overlaps itself"):
+        Workload.from_tensors(a, b, torch.empty(1, 6).half().expand(3, 6))
+    # As an input it may.
+    assert Workload.from_tensors(torch.empty(1, 4).half().expand(3, 4), b, torch.empty(3, 6).half())
+
+
+# --- arithmetic ----------------------------------------------------------------------------------
+
+
+def test_work_and_traffic() -> None:
+    w = Workload.dense(2, 3, 5, bias=True)
+    assert w.flops() == 60
+    assert w.bytes() == 2 * (2 * 5 + 5 * 3 + 2 * 3 + 3)
+    assert w.nk == (3, 5)
+    assert str(w) == w.key() == "2x3x5-float16-rrr-2.2.2-bias"
+
+
+def test_small_is_every_side_up_to_512() -> None:
+    assert Workload.dense(512, 512, 512).is_small()
+    for shape in ((513, 1, 1), (1, 513, 1), (1, 1, 513)):
+        assert not Workload.dense(*shape).is_small()
