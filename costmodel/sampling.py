@@ -97,6 +97,9 @@ def training_workloads(
         m, n, k = kinds[turn % len(kinds)](rng)
         turn += 1
         workload = Workload.dense(m, n, k, str(rng.choice(list(dtypes))))
+        # Tiny products tell little: what they take is mostly the launch.
+        if workload.bytes() < 2**20 and rng.random() < 0.8:
+            continue
         if _affordable(workload, target) and not is_held_out(workload):
             found[workload] = None
     return list(found)
@@ -125,7 +128,6 @@ def _layer(rng: np.random.Generator) -> tuple[int, int, int]:
 def _aligned(rng: np.random.Generator) -> tuple[int, int, int]:
     """Any m; n and k in steps of 16."""
     m = _rows(rng) if rng.random() < 0.5 else _log_uniform(rng, 1, 16384)
-    # Tiny layers are rare, and tell little: what they take is mostly the launch.
     low = 16 if rng.random() < 0.2 else 256
     n = max(_log_uniform(rng, low, 131072) // 16, 1) * 16
     return m, n, max(_log_uniform(rng, low, 32768) // 16, 1) * 16
