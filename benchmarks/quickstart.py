@@ -11,7 +11,7 @@ import torch
 import costmodel
 from costmodel.doctor import diagnose, usable
 
-SHAPES = [(4096, 4096, 4096), (16, 4096, 14336), (1000, 1000, 1000)]
+SHAPES = [(1024, 4096, 4096), (64, 4096, 14336), (1000, 1000, 1000)]
 
 
 def on_gpu() -> bool:
