@@ -33,13 +33,13 @@ from common import (
     versions,
 )
 
+from costmodel.candidates import CostModel
 from costmodel.config import GemmConfig
 from costmodel.dataset import Dataset
 from costmodel.errors import MissingData
 from costmodel.heldout import EVAL_WORKLOADS, eval_workloads
 from costmodel.measurement import Runner
 from costmodel.metrics import geomean
-from costmodel.models import XgbCostModel
 from costmodel.ranking import rank
 from costmodel.shards import read_json, write_json
 from costmodel.shipped import recording
@@ -67,7 +67,7 @@ def freeze(
     best: GemmConfig | None,
     runner: Runner,
     target: Target,
-    model: XgbCostModel,
+    model: CostModel,
     compile_: CompiledAhead,
 ) -> Row:
     """What is chosen for a workload, JSON-ready: a configuration, "torch", or None."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -416,7 +417,7 @@ def test_the_host_time_of_a_call_is_a_median(script: Any, monkeypatch: pytest.Mo
 
 
 def test_dispatch_by_hand(script: Any) -> None:
-    warm = {"matmul_us": 15.0, "torch_mm_us": 20.0, "ratio": 0.75}
+    warm: dict[str, Any] = {"matmul_us": 15.0, "torch_mm_us": 20.0, "ratio": 0.75}
     rows = [warm, {"matmul_us": 99.0, "torch_mm_us": 1.0, "ratio": 99.0}]
     summarize = script("bench_dispatch").summarize
     assert summarize(rows) == {
@@ -523,6 +524,13 @@ def test_committed_results_are_of_the_shipped_model(path: Path) -> None:
         pytest.skip("no model is shipped for this target, or none was asked")
     shipped = json.loads(card.read_text())
     assert results["versions"]["model"] == f"{shipped['name']} {shipped['hash']}", "run it again"
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))],
+                         ids=lambda p: p.name)  # fmt: skip
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
 
 
 def test_the_eval_list_is_that_of_the_csv() -> None:

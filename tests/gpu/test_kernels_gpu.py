@@ -7,6 +7,7 @@ import torch
 
 from costmodel.config import GemmConfig
 from costmodel.launch import Plan, Workspace, load
+from costmodel.repacking import Repack
 from costmodel.space import legality
 from costmodel.specialize import specialize
 from costmodel.target import Target
@@ -29,6 +30,9 @@ CONFIGS = [
     GemmConfig("tma", 64, 64, 64, 4, 4, split_k=4),
     GemmConfig("tma_persistent", 128, 128, 64, 4, 4, flatten=True),
     GemmConfig("tma_persistent", 128, 256, 64, 8, 3, halves=True),
+    GemmConfig("tma", 64, 128, 64, 4, 4, repack=True),
+    GemmConfig("tma", 64, 64, 64, 4, 4, split_k=4, repack=True),
+    GemmConfig("tma_persistent", 128, 256, 64, 8, 3, halves=True, repack=True),
 ]
 SHAPES = [(1, 1, 1), (1, 64, 40), (17, 33, 2), (33, 777, 555), (128, 128, 1001), (250, 466, 1000),
           (256, 512, 4096), (1000, 1000, 1000), (333, 50257, 64), (5, 7, 15)]  # fmt: skip
@@ -42,7 +46,10 @@ def launch(a, b, out, config, bias=None, activation="none"):
     plan = Plan.of(workload, config, target.device.sm_count)
     kernel = load(specialize(workload, config), target, 0)
     stream = torch.cuda.current_stream().cuda_stream
-    kernel(plan.blocks, stream, plan.arguments(a, b, out, bias, Workspace(a.device)))
+    workspace = Workspace(a.device)
+    if config.repack:
+        a, b = Repack(plan, target, 0)(a, b, workspace, stream)
+    kernel(plan.blocks, stream, plan.arguments(a, b, out, bias, workspace))
     torch.cuda.synchronize()
     return ""
 
@@ -123,8 +130,12 @@ def test_offsets_past_32_bits():
         torch.testing.assert_close(out[-64:].double(), ref, atol=0.02, rtol=5e-3)
 
 
-def test_strides_of_any_kind():
-    config = GemmConfig("pointer", 32, 32, 32, 4, 2)
+@pytest.mark.parametrize(
+    "config",
+    [GemmConfig("pointer", 32, 32, 32, 4, 2), GemmConfig("tma", 64, 32, 64, 4, 3, repack=True)],
+    ids=str,
+)
+def test_strides_of_any_kind(config):
     base = torch.randn(200, 300, device="cuda", dtype=torch.float16)
     out = torch.empty(50, 2, 60, device="cuda", dtype=torch.float16)[:, 1, ::2]
     a, b = base[:100:2, :90:3], base[10:40, 5:95:3]
