@@ -6,6 +6,7 @@ recorded as soon as it is timed, so a run may be killed at any moment and starte
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,11 @@ from costmodel.workload import Workload
 __all__ = ["Collection", "Job", "Progress", "collect"]
 
 _FINALISTS = 6
+_ANCHOR_WORKLOADS = 4
+_DRIFT_LIMIT = 0.05
+_ANCHOR_BYTES = 2**24  # smaller ones are too short to tell a card from noise
+
+log = logging.getLogger("costmodel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,7 @@ class Progress:
     timing_s: float = 0.0
     waiting_s: float = 0.0
     statuses: dict[str, int] = field(default_factory=dict)
+    drift: dict[str, float] = field(default_factory=dict)  # by workload: now over recorded, less 1
 
 
 class Collection:
@@ -93,9 +100,14 @@ class Collection:
         """
         todo = list(self._remaining(jobs))
         self.progress.jobs = len(todo)
-        specs = dict.fromkeys(specialize(j.workload, c) for j in todo for c in j.configs)
+        anchors = self._anchors() if todo else []
+        specs = dict.fromkeys(
+            specialize(j.workload, c) for j in (*anchors, *todo) for c in j.configs
+        )
         compiling = _Compiling(specs, self._dataset, self._n_jobs, self._cache)
         try:
+            for anchor in anchors:
+                self._time_again(anchor, compiling)
             for job in todo:
                 if monotonic() > self._deadline:
                     break
@@ -104,6 +116,36 @@ class Collection:
         finally:
             compiling.stop()
         return self.progress
+
+    def _anchors(self) -> list[Job]:
+        """A few workloads of earlier runs, each with the best that was found for it."""
+        recorded = sorted(self._dataset.workloads("train", "eval"), key=Workload.key)
+        large = [w for w in recorded if w.bytes() >= _ANCHOR_BYTES]
+        found = []
+        for workload in large[:: max(len(large) // _ANCHOR_WORKLOADS, 1)][:_ANCHOR_WORKLOADS]:
+            ok = {c: m for c, m in self._dataset.recorded(workload).items() if m.ok}
+            if ok:
+                best = min(ok, key=lambda c: ok[c].latency_us)
+                found.append(Job(workload, (best,), "anchor"))
+        return found
+
+    def _time_again(self, job: Job, compiling: _Compiling) -> None:
+        """Time an anchor and say how far this card is from the recorded run."""
+        (config,) = job.configs
+        spec = specialize(job.workload, config)
+        artifact = compiling.wait_for([spec])[spec]
+        (again,) = self._runner.measure(job.workload, [Candidate(config, artifact)])
+        record = TuningRecord(job.workload, config, artifact.key, again)
+        self._dataset.append_measurements([record], run=self._run, role="anchor")
+        if again.ok:
+            first = self._dataset.recorded(job.workload)[config].latency_us
+            drift = again.latency_us / first - 1
+            self.progress.drift[job.workload.key()] = drift
+            if abs(drift) > _DRIFT_LIMIT:
+                log.warning(
+                    "%s took %.2f us, %.2f in an earlier run (%+.0f %%): another card, clocks or "
+                    "load?", job.workload, again.latency_us, first, 100 * drift,
+                )  # fmt: skip
 
     def _remaining(self, jobs: Iterable[Job]) -> Iterator[Job]:
         """Jobs less what is recorded, and less what is known to repeat it."""

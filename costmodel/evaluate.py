@@ -57,7 +57,7 @@ def evaluate(dataset: Dataset, models: Sequence[CostModel], target: Target) -> l
 
     Added to the given models: ``random`` (the expected value of a random order), ``oracle`` (knows
     the recorded latencies) and ``noise ceiling`` (the recorded latencies as a prediction of an
-    independent second measurement, the anchor rows of another run; left out where none exist).
+    independent second measurement, the anchor rows; left out where none exist).
 
     Args:
         dataset: has rows of role ``eval``.
@@ -131,16 +131,14 @@ def _score(problem: _Problem, cost: _Floats, is_latency: bool) -> _Score:
 
 
 def _second_measurement(dataset: Dataset, problems: Sequence[_Problem]) -> list[_Score]:
-    """Rank by the first measurement, and judge by each later run's anchors."""
+    """Rank by the first measurement, and judge by the anchors of each run."""
     anchors = dataset.measurements("anchor")
-    first_runs = dataset.measurements("eval")
     scores = []
     for problem in problems:
         first = dict(zip(problem.candidates.configs, problem.latency_us.tolist(), strict=True))
         rows = anchors.rows_of.get(problem.workload, np.empty(0, dtype=np.intp))
         rows = rows[(anchors.config_index[rows] >= 0) & anchors.ok[rows]]
-        own_runs = first_runs.run_index[first_runs.rows_of[problem.workload]]
-        for run in set(anchors.run_index[rows].tolist()) - set(own_runs.tolist()):
+        for run in sorted(set(anchors.run_index[rows].tolist())):
             again = rows[anchors.run_index[rows] == run]
             configs = [anchors.configs[i] for i in anchors.config_index[again]]
             cost = np.array([first.get(config, np.nan) for config in configs])

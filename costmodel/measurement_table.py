@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["MeasurementTable", "Role", "RunInfo"]
 
 Role = Literal["train", "eval", "anchor"]
-"""What a row is for. ``anchor`` rows time again what is recorded already, in another run: they
-tell the noise, are kept once per run, and are never trained on."""
+"""What a row is for. ``anchor`` rows time again what is recorded already, later in the same run or
+in another: they tell the noise, are kept once per run, and are never trained on."""
 
 _TORCH = "torch"  # stands in the kernel column of the rows that torch.matmul gave
 _T = TypeVar("_T")
