@@ -29,9 +29,10 @@ ANALYTIC_FEATURES = (
     # traffic
     "tile_intensity", "program_bytes", "operand_traffic", "dram_traffic", "wave_footprint_l2",
     "split_traffic", "bytes_in_flight", "stages_per_step",
-    # the main loop: what one step of all blocks on a multiprocessor takes, in us
-    "resident", "step_compute_us", "step_bytes_us", "step_load_us", "step_wait_us", "step_us",
-    # the time, as multiples of the workload's roofline: lower bounds, and an estimate of the parts
+    # a step of the main loop: blocks that share a multiprocessor, and what the step spends its
+    # time on, 1 for the slowest part
+    "resident", "step_compute", "step_bytes", "step_load", "step_wait",
+    # the time, as multiples of the workload's roofline: lower bounds, and an estimate in parts
     "compute_bound", "dram_bound", "l2_bound", "bound", "loop_estimate", "edge_estimate",
     "split_estimate", "estimate", "roofline_us",
 )  # fmt: skip
@@ -43,8 +44,8 @@ _BLOCK_RESERVED_BYTES = 1024  # what CUDA keeps of shared memory for each block
 _OTHER_REGISTERS = 48  # addresses, loop counters and operand fragments beside the accumulators
 _LATENCY_US = 0.8  # one trip to device memory under load: how much must be in flight
 _LAUNCH_US = 1.5  # an empty kernel
-_SM_BANDWIDTH_GBS = 64.0  # what one multiprocessor can read at most
-_L2_SPEEDUP = 2.0  # L2 bandwidth over that of device memory
+_SM_BANDWIDTH_GBS = 100.0  # what one multiprocessor reads at most, near 64 bytes a clock
+_L2_SPEEDUP = 4.0  # L2 bandwidth over that of device memory, as products reach it on an H100
 
 
 def occupancy(registers: Column, shared_bytes: Column, num_warps: Column, device: Device) -> Column:
@@ -133,11 +134,10 @@ def _estimate(
     roofline = g["roofline_us"]
     return {
         "resident": resident,
-        "step_compute_us": compute,
-        "step_bytes_us": bytes_,
-        "step_load_us": loads,
-        "step_wait_us": wait,
-        "step_us": step,
+        "step_compute": compute / step,
+        "step_bytes": bytes_ / step,
+        "step_load": loads / step,
+        "step_wait": wait / step,
         "loop_estimate": loop / roofline,
         "edge_estimate": edge / roofline,
         "split_estimate": split / roofline,

@@ -1,4 +1,8 @@
-"""The learned model: boosted trees on log(latency / roofline)."""
+"""The learned model: boosted trees on log(latency / estimate).
+
+The estimate is what :mod:`costmodel.analytic` works out on paper; the trees learn what it misses.
+So sizes that were not trained on start from arithmetic, not from the nearest leaf.
+"""
 
 from __future__ import annotations
 
@@ -61,6 +65,7 @@ class XgbParams:
 
 
 DEFAULTS = XgbParams()
+_ESTIMATE = CONFIG_FEATURES.index("estimate")  # the same column for both heads
 
 
 class XgbCostModel:
@@ -105,13 +110,14 @@ class XgbCostModel:
                 f"nothing to train on: {len(table)} rows, dropped {table.dropped()}; expected "
                 f"rows of status ok"
             )
-        label = np.log(table.latency_us[ok] / table.roofline_us()[ok])
+        log_multiple = np.log(table.latency_us[ok] / table.roofline_us()[ok])
         weight = self.row_weights(table)[ok]
         params = self.params.booster(self.nthread)
         for ptx, names in ((True, FEATURES), (False, CONFIG_FEATURES)):
+            matrix = table.design_matrix(ptx=ptx)[ok]
             data = xgboost.DMatrix(
-                table.design_matrix(ptx=ptx)[ok],
-                label=label,
+                matrix,
+                label=log_multiple - np.log(matrix[:, _ESTIMATE]),
                 weight=weight,
                 feature_names=list(names),
                 nthread=self.nthread,
@@ -147,15 +153,16 @@ class XgbCostModel:
         if not self._heads:
             raise NoModel(f"model {self.name!r} is not fitted: call fit() or load one")
         known = has_artifact(candidates)
-        log_ratio = np.empty(len(candidates), dtype=np.float64)
+        log_multiple = np.empty(len(candidates), dtype=np.float64)
         for ptx, rows in ((True, known), (False, ~known)):
             if not rows.any():
                 continue
             part = candidates if rows.all() else candidates.take(np.flatnonzero(rows))
             matrix = design_matrix(workload, part, target, ptx=ptx)
-            log_ratio[rows] = self._heads[ptx].inplace_predict(matrix)
+            learned = self._heads[ptx].inplace_predict(matrix)
+            log_multiple[rows] = learned + np.log(matrix[:, _ESTIMATE])
         roofline = target.device.roofline_us(workload.flops(), workload.bytes())
-        return np.exp(log_ratio) * roofline
+        return np.exp(log_multiple) * roofline
 
     @property
     def artifacts(self) -> ArtifactTable | None:

@@ -141,14 +141,9 @@ class Session:
         self._workload = workload
 
     def _measure(self, config: GemmConfig | None, best_us: float) -> Measurement:
-        try:
-            launch = self._launcher(config)
-        except CompileError as error:
-            return Measurement("compile_error", error=str(error)[:500])
-        except LaunchError as error:
-            return Measurement("out_of_resources", error=str(error)[:500])
-        if wrong := self._gate(launch, trusted=config is None):
-            return Measurement("wrong_result", error=wrong)
+        launch, bad = self._passed(config)
+        if bad is not None:
+            return bad
         first_us = min(self._time_once(launch), self._time_once(launch))
         if first_us > self._protocol.stop_factor * best_us:
             slow = f"one launch took {first_us:.0f} us, the best so far {best_us:.1f}"
@@ -163,9 +158,9 @@ class Session:
         result = [Measurement("wrong_result")] * len(configs)
         graphs = {}
         for i, config in enumerate(configs):
-            launch = self._launcher(config)
-            if error := self._gate(launch, trusted=config is None):
-                result[i] = Measurement("wrong_result", error=error)
+            launch, bad = self._passed(config)
+            if bad is not None:
+                result[i] = bad
             else:
                 first_us = self._time_once(launch)
                 graphs[i] = (*self._capture(launch, first_us), first_us)
@@ -176,6 +171,19 @@ class Session:
         for i, measured in times.items():
             result[i] = self._summary(measured)
         return result
+
+    def _passed(
+        self, config: GemmConfig | None
+    ) -> tuple[Callable[[Operands], None], Measurement | None]:
+        """What launches a configuration, and why it must not be timed, if so."""
+        try:
+            launch = self._launcher(config)
+        except CompileError as error:
+            return _nothing, Measurement("compile_error", error=str(error)[:500])
+        except LaunchError as error:
+            return _nothing, Measurement("out_of_resources", error=str(error)[:500])
+        wrong = self._gate(launch, trusted=config is None)
+        return launch, Measurement("wrong_result", error=wrong) if wrong else None
 
     def _summary(self, times: list[float]) -> Measurement:
         import numpy as np
@@ -282,6 +290,10 @@ class Session:
     def _fill_cache(self) -> None:
         if self._protocol.cache == "cold":
             self._other.max()
+
+
+def _nothing(operands: Operands) -> None:
+    """The launch of what cannot be launched."""
 
 
 def _event() -> Any:

@@ -144,6 +144,45 @@ def test_bounds_are_never_under_the_roofline(target: Target, make_batch: MakeBat
     assert (got["bound"] > 0.999).all()
 
 
+def test_an_estimate_is_the_sum_of_its_parts_and_near_the_roofline_where_that_can_be_met(
+    target: Target, make_batch: MakeBatch
+) -> None:
+    got = analytic_columns(LARGE, make_batch(LARGE, 200), target, binary=True)
+    parts = got["loop_estimate"] + got["edge_estimate"] + got["split_estimate"]
+    np.testing.assert_allclose(got["estimate"], parts)
+    assert (got["estimate"] > 1).all()
+    good = GemmConfig("tma_persistent", 128, 256, 64, num_warps=8, num_stages=4)
+    assert one(LARGE, good, target)["estimate"] < 2
+
+
+def test_the_slowest_part_of_a_step_has_a_share_of_one(
+    target: Target, make_batch: MakeBatch
+) -> None:
+    got = analytic_columns(LARGE, make_batch(LARGE, 200), target, binary=True)
+    shares = [got[f"step_{part}"] for part in ("compute", "bytes", "load", "wait")]
+    np.testing.assert_allclose(np.max(shares, axis=0), 1)
+    tiny = one(Workload.dense(16, 16, 4096), GemmConfig("tma", 16, 32, 64, 4, 2), target)
+    assert tiny["step_wait"] == 1  # one block, two stages: it waits for memory
+    assert one(LARGE, GemmConfig("tma", 128, 256, 64, 8, 4), target)["step_compute"] == 1
+
+
+def test_operands_aligned_to_two_bytes_are_not_pipelined(target: Target) -> None:
+    few, many = (GemmConfig("pointer", 64, 64, 64, 4, stages) for stages in (2, 5))
+    ragged, aligned = Workload.dense(64, 1001, 1001), Workload.dense(64, 1008, 1008)
+    assert one(ragged, few, target)["loop_estimate"] == one(ragged, many, target)["loop_estimate"]
+    assert one(aligned, few, target)["loop_estimate"] > one(aligned, many, target)["loop_estimate"]
+    assert one(ragged, many, target)["loop_estimate"] > one(aligned, few, target)["loop_estimate"]
+
+
+def test_the_last_block_of_a_split_tile_pays_for_the_sum(target: Target) -> None:
+    workload = Workload.dense(128, 128, 8192)
+    plain, four, eight = (
+        one(workload, GemmConfig("tma", 128, 128, 64, split_k=split), target) for split in (1, 4, 8)
+    )
+    assert plain["split_estimate"] == 0 < four["split_estimate"] < eight["split_estimate"]
+    assert four["estimate"] < plain["estimate"]  # one tile on 132 SMs: splitting pays
+
+
 def test_occupancy_is_that_of_nvidias_tables(target: Target) -> None:
     # (registers, shared bytes, warps) -> blocks of an H100 SM, limited by:
     cases = {
