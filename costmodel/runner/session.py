@@ -1,0 +1,285 @@
+"""Device memory, operands and the reference of one workload at a time; times against them.
+
+The procedure is told in :class:`costmodel.runner.protocol.TimingProtocol`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from costmodel.config import GemmConfig
+from costmodel.errors import CompileError, LaunchError
+from costmodel.launch import Plan, Workspace, load
+from costmodel.measurement import Measurement
+from costmodel.repacking import Repack
+from costmodel.runner.operands import OperandPool, Operands
+from costmodel.runner.protocol import TimingProtocol
+from costmodel.runner.reference import reference_product, torch_launcher
+from costmodel.target import Target
+from costmodel.workload import Workload
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Session"]
+
+_MAX_OPERAND_BYTES = 24 * 2**30
+_CHECK_BLOCK = 4096
+
+
+class Session:
+    """Device memory, operands and the reference of the workload at hand."""
+
+    def __init__(self, protocol: TimingProtocol, device_index: int, seed: int) -> None:
+        import torch
+
+        torch.cuda.set_device(device_index)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        self._protocol = protocol
+        self._index = device_index
+        self._target = Target.current(device_index)
+        self._device = torch.device("cuda", device_index)
+        self._stream: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._pool = OperandPool(self._device, seed)
+        self._workspace = Workspace(self._device)
+        self._count = torch.zeros(1, dtype=torch.int32, device=self._device)
+        # Reading twice the cache leaves nothing else in it, and nothing dirty.
+        self._other = torch.zeros(
+            2 * self._target.device.l2_bytes // 4, dtype=torch.int32, device=self._device
+        )
+        self._clock_mhz = _clock_reader(self._device)
+        self._workload: Workload | None = None
+        self._sets: list[Operands] = []
+        self._reference: torch.Tensor | None = None
+
+    def release(self) -> None:
+        """Give back what the last workload held."""
+        import torch
+
+        self._workload, self._sets, self._reference = None, [], None
+        self._pool = OperandPool(self._device, int(time.time()))
+        self._workspace = Workspace(self._device)
+        torch.cuda.empty_cache()
+
+    def measure(self, workload: Workload, config: GemmConfig | None, best_us: float) -> Measurement:
+        """Time one configuration, or torch for None; what is far slower than ``best_us`` less."""
+        import torch
+
+        with torch.cuda.stream(self._stream):
+            self._prepare(workload)
+            return self._measure(config, best_us)
+
+    def compare(
+        self, workload: Workload, configs: Sequence[GemmConfig | None], rounds: int
+    ) -> list[Measurement]:
+        """Time several in turn, so that a drift of the clocks meets all of them alike."""
+        import torch
+
+        with torch.cuda.stream(self._stream):
+            self._prepare(workload)
+            return self._compare(configs, rounds)
+
+    def _prepare(self, workload: Workload) -> None:
+        """Operands and reference of a workload, if it is not the one at hand."""
+        import torch
+
+        if workload == self._workload:
+            return
+        self._workload, self._reference = None, None
+        target_device = self._target.device
+        # Enough sets that the first is out of the cache when it comes round again.
+        wanted = max(-(-3 * target_device.l2_bytes // (2 * max(workload.bytes(), 1))), 2)
+        affordable = max(_MAX_OPERAND_BYTES // max(workload.bytes(), 1), 1)
+        count = 1 if self._protocol.cache == "hot" else min(
+            wanted, affordable, self._protocol.max_launches
+        )  # fmt: skip
+        self._sets = self._pool.sets(workload, count)
+        a, b, _, bias = self._sets[0]
+        self._reference = reference_product(a, b, bias, workload.code.activation).contiguous()
+        torch.cuda.synchronize()
+        self._workload = workload
+
+    def _measure(self, config: GemmConfig | None, best_us: float) -> Measurement:
+        launch, bad = self._passed(config)
+        if bad is not None:
+            return bad
+        first_us = min(self._time_once(launch), self._time_once(launch))
+        if first_us > self._protocol.stop_factor * best_us:
+            slow = f"one launch took {first_us:.0f} us, the best so far {best_us:.1f}"
+            return Measurement("too_slow", first_us, repeats=1, error=slow)
+        slow_one = first_us > self._protocol.early_factor * best_us
+        graph, launches = self._capture(launch, first_us)
+        times = self._replay(graph, launches, first_us, 1 if slow_one else self._protocol.repeats)
+        return self._summary(times)
+
+    def _compare(self, configs: Sequence[GemmConfig | None], rounds: int) -> list[Measurement]:
+        result = [Measurement("wrong_result")] * len(configs)
+        graphs = {}
+        for i, config in enumerate(configs):
+            launch, bad = self._passed(config)
+            if bad is not None:
+                result[i] = bad
+            else:
+                first_us = self._time_once(launch)
+                graphs[i] = (*self._capture(launch, first_us), first_us)
+        times: dict[int, list[float]] = {i: [] for i in graphs}
+        for turn in range(rounds):
+            for i in graphs if turn % 2 == 0 else reversed(graphs):
+                times[i] += self._replay(*graphs[i], repeats=1)
+        for i, measured in times.items():
+            result[i] = self._summary(measured)
+        return result
+
+    def _passed(
+        self, config: GemmConfig | None
+    ) -> tuple[Callable[[Operands], None], Measurement | None]:
+        """What launches a configuration, and why it must not be timed, if so."""
+        try:
+            launch = self._launcher(config)
+        except CompileError as error:
+            return _nothing, Measurement("compile_error", error=str(error)[:500])
+        except LaunchError as error:
+            return _nothing, Measurement("out_of_resources", error=str(error)[:500])
+        wrong = self._gate(launch, trusted=config is None)
+        return launch, Measurement("wrong_result", error=wrong) if wrong else None
+
+    def _summary(self, times: list[float]) -> Measurement:
+        import numpy as np
+
+        p10, p50, p90 = np.quantile(times, (0.1, 0.5, 0.9))
+        return Measurement("ok", float(p50), float(p10), float(p90), len(times), self._clock_mhz())
+
+    def _launcher(self, config: GemmConfig | None) -> Callable[[Operands], None]:
+        """What queues one launch on the session's stream."""
+        assert self._workload is not None
+        if config is None:
+            return torch_launcher(self._workload)
+        plan = Plan.of(self._workload, config, self._target.device.sm_count)
+        kernel = load(plan.spec, self._target, self._index)
+        repack = Repack(plan, self._target, self._index) if config.repack else None
+        stream = self._stream.cuda_stream
+        prepared: dict[int, dict[str, Any]] = {}
+
+        def launch(operands: Operands) -> None:
+            a, b, out, bias = operands
+            if repack is not None:
+                a, b = repack(a, b, self._workspace, stream)
+            key = id(operands)
+            if key not in prepared:
+                prepared[key] = plan.arguments(a, b, out, bias, self._workspace)
+            kernel(plan.blocks, stream, prepared[key])
+
+        return launch
+
+    def _gate(self, launch: Callable[[Operands], None], trusted: bool = False) -> str:
+        """Launch on a poisoned output and compare: empty, or what is wrong.
+
+        What is ``trusted`` (torch, whose split-K adds in 16 bits) need only write every element.
+        """
+        from costmodel.kernels.check import count_mismatches
+
+        assert self._workload is not None
+        assert self._reference is not None
+        operands = self._sets[0]
+        out = operands[2]
+        out.fill_(float("nan"))
+        self._count.zero_()
+        launch(operands)
+        atol, rtol = self._protocol.tolerance(self._workload.code.out_dtype, self._workload.k)
+        if trusted:
+            atol *= 1e3
+        flat = out if out.is_contiguous() else out.T
+        ref = self._reference if out.is_contiguous() else self._reference.T.contiguous()
+        blocks = -(-flat.numel() // _CHECK_BLOCK)
+        count_mismatches[(blocks,)](
+            flat, ref, self._count, flat.numel(), atol, rtol, BLOCK=_CHECK_BLOCK
+        )
+        wrong = int(self._count.item())
+        if not wrong:
+            return ""
+        return f"{wrong} of {flat.numel()} elements are off by more than {atol:g} + {rtol:g} |ref|"
+
+    def _time_once(self, launch: Callable[[Operands], None]) -> float:
+        """One cold launch in us, for deciding how to go on."""
+        begin, end = _event(), _event()
+        self._fill_cache()
+        begin.record()
+        launch(self._sets[0])  # the gate has launched on these: nothing is left to prepare
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * 1e3
+
+    def _capture(
+        self, launch: Callable[[Operands], None], first_us: float
+    ) -> tuple[torch.cuda.CUDAGraph, int]:
+        import torch
+
+        # A launch is measured with its start, which short ones pay only once in a replay.
+        wanted = round(self._protocol.replay_us / max(first_us - 2.0, 2.0))
+        launches = min(max(wanted, 1), self._protocol.max_launches)
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            for i in range(launches):
+                launch(self._sets[i % len(self._sets)])
+        finally:
+            graph.capture_end()
+        return graph, launches
+
+    def _replay(
+        self, graph: torch.cuda.CUDAGraph, launches: int, first_us: float, repeats: int
+    ) -> list[float]:
+        """us per launch of each replay, after one that sends the graph to the device."""
+        events = []
+        graph.replay()
+        for _ in range(repeats):
+            if first_us > self._protocol.idle_from_us:
+                self._stream.synchronize()
+                time.sleep(self._protocol.idle * launches * first_us / 1e6)
+            begin, end = _event(), _event()
+            self._fill_cache()
+            begin.record(self._stream)
+            graph.replay()
+            end.record(self._stream)
+            events.append((begin, end))
+        self._stream.synchronize()
+        return [begin.elapsed_time(end) * 1e3 / launches for begin, end in events]
+
+    def _fill_cache(self) -> None:
+        if self._protocol.cache == "cold":
+            self._other.max()
+
+
+def _nothing(operands: Operands) -> None:
+    """The launch of what cannot be launched."""
+
+
+def _event() -> Any:
+    import torch
+
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _clock_reader(device: torch.device) -> Callable[[], int]:
+    """The SM clock in MHz by NVML, read anew after 20 ms; 0 where NVML is not installed."""
+    import torch
+
+    try:
+        import pynvml
+    except ImportError:
+        return lambda: 0
+    pynvml.nvmlInit()
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
+    last = (0.0, 0)
+
+    def read() -> int:
+        nonlocal last
+        now = time.monotonic()
+        if now - last[0] > 0.02:
+            last = (now, int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)))
+        return last[1]
+
+    return read

@@ -1,0 +1,309 @@
+"""The collection loop: killed at any moment it loses nothing, doubles nothing, leaves no orphan.
+
+Kernels are compiled for real; timing is by a runner of the tests' own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from pyarrow import parquet
+
+from costmodel.collect import Job, Progress, collect
+from costmodel.config import GemmConfig
+from costmodel.dataset import Dataset, RunInfo
+from costmodel.measurement import Candidate, Measurement
+from costmodel.runner.protocol import TimingProtocol
+from costmodel.target import Target
+from costmodel.workload import Workload
+
+pytestmark = pytest.mark.compile
+
+MARK = "COSTMODEL_TEST_MARK"
+RUN = RunInfo("run", "GPU-0", "570", "2.11", "2026-11-27T00:00:00+00:00")
+GOOD = tuple(
+    GemmConfig("pointer", 16, n, k, warps, 1) for n in (16, 32) for k in (16, 32) for warps in (1, 2)
+)
+REFUSED = GemmConfig("pointer", 64, 64, 16, 4, 2, maxnreg=24)  # too few for its wgmma
+
+
+class FakeRunner:
+    """Says that all compiled configurations take some time."""
+
+    protocol = TimingProtocol()
+
+    def __init__(self, pause_s: float = 0.0) -> None:
+        self.pause_s = pause_s
+        self.asked: Counter[tuple[Workload, GemmConfig]] = Counter()
+
+    def measure(
+        self, workload: Workload, candidates: Sequence[Candidate], best_us: float = inf
+    ) -> list[Measurement]:
+        time.sleep(self.pause_s)
+        self.asked.update((workload, c.config) for c in candidates)
+        return [self.outcome(c) for c in candidates]
+
+    def outcome(self, candidate: Candidate) -> Measurement:
+        artifact = candidate.artifact
+        assert artifact is not None
+        if not artifact.ok:
+            return Measurement(artifact.status, error=artifact.error)
+        return Measurement("ok", 10.0 + artifact.registers, 9.0, 11.0, 5, 1980)
+
+    def measure_torch(self, workload: Workload) -> Measurement:
+        return Measurement("ok", 10.0, 9.0, 11.0, 5, 1980)
+
+    def compare(
+        self, workload: Workload, configs: Sequence[GemmConfig | None], rounds: int = 9
+    ) -> list[Measurement]:
+        return [Measurement("ok", 10.0, 9.0, 11.0, rounds, 1980) for _ in configs]
+
+
+def jobs_of(count: int) -> list[Job]:
+    """Workloads of one class of code, each with two configurations that only it has."""
+    return [
+        Job(Workload.dense(16, 64, 64 * (i + 1)), (GOOD[(2 * i) % 8], GOOD[(2 * i + 1) % 8], REFUSED))
+        for i in range(count)
+    ]
+
+
+def create(folder: Path) -> Dataset:
+    return Dataset.create(folder, Target.named("h100-sxm"), FakeRunner.protocol.to_dict())
+
+
+def rows_on_disk(folder: Path) -> Counter[tuple[str, str]]:
+    """(workload, configuration) of each row as it is in the files, anchors left out."""
+    found: Counter[tuple[str, str]] = Counter()
+    fields = list(GOOD[0].to_dict())
+    for path in folder.glob("measurements*.parquet"):
+        for row in parquet.read_table(path).to_pylist():
+            if row["role"] != "anchor":
+                found[row["workload"], str([row[f] for f in fields])] += 1
+    return found
+
+
+def expected_rows(jobs: Sequence[Job]) -> set[tuple[str, str]]:
+    torch = str(["torch"] + [None] * (len(GOOD[0].to_dict()) - 1))
+    rows = {(j.workload.key(), str(list(c.to_dict().values()))) for j in jobs for c in j.configs}
+    return rows | {(j.workload.key(), torch) for j in jobs}
+
+
+def children() -> set[int]:
+    """Processes that this one started and that run."""
+    tasks = Path(f"/proc/{os.getpid()}/task")
+    pids = {int(p) for t in tasks.iterdir() for p in (t / "children").read_text().split()}
+    return {p for p in pids if _state(p) not in ("Z", "X", "")}
+
+
+def marked(mark: str) -> set[int]:
+    """Running processes that inherited a mark in their environment."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found.add(int(folder.name))
+        except OSError:  # another user's, or gone
+            continue
+    return {p for p in found if _state(p) not in ("Z", "X", "")}
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return ""
+
+
+def soon(condition: Callable[[], bool], within_s: float = 10.0) -> bool:
+    end = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+# --- what a run does -----------------------------------------------------------------------------
+
+
+def run(jobs: Sequence[Job], dataset: Dataset, runner: Any, **options: Any) -> Progress:
+    return collect(jobs, dataset, runner, RUN, n_jobs=2, cache=dataset.path / "cache", **options)
+
+
+def test_everything_is_measured_and_failures_are_rows(tmp_path: Path) -> None:
+    jobs, seen = jobs_of(2), []
+    dataset = create(tmp_path / "data")
+    progress = run(jobs, dataset, FakeRunner(), on_job=lambda job, p: seen.append((job, p.jobs_done)))
+    assert seen == [(jobs[0], 1), (jobs[1], 2)]
+    assert (progress.jobs_done, progress.rows, progress.ok_rows) == (2, 6, 4)
+    assert progress.statuses == {"ok": 4, "compile_error": 2}
+    assert (progress.compiled, progress.compile_failures) == (5, 1)
+    again = Dataset.open(dataset.path)
+    for job in jobs:
+        outcomes = again.recorded(job.workload)
+        assert set(outcomes) == set(job.configs)
+        assert outcomes[REFUSED].status == "compile_error"
+        assert "Insufficient registers" in outcomes[REFUSED].error
+        torch = again.torch(job.workload)
+        assert torch is not None
+        assert torch.ok
+    assert len(again.artifacts()) == 5
+    assert set(rows_on_disk(dataset.path).values()) == {1}
+    anchors = again.measurements("anchor")
+    assert sorted(anchors.latency_us) == [10.0] * 4, "the best few once more, in turn"
+
+
+def test_a_second_run_measures_only_what_is_new(tmp_path: Path) -> None:
+    jobs = jobs_of(2)
+    dataset = create(tmp_path / "data")
+    run(jobs[:1], dataset, FakeRunner())
+    more = [Job(jobs[0].workload, (*jobs[0].configs, GOOD[5])), jobs[1]]
+    runner = FakeRunner()
+    run(more, Dataset.open(dataset.path), runner)
+    assert runner.asked == Counter(
+        [(more[0].workload, GOOD[5]), *((more[1].workload, c) for c in more[1].configs)]
+    )
+    idle = FakeRunner()
+    progress = run(more, Dataset.open(dataset.path), idle)
+    assert (progress.jobs, progress.compiled, idle.asked) == (0, 0, Counter())
+
+
+def test_equal_programs_are_measured_once_also_by_later_runs(tmp_path: Path) -> None:
+    """Operands aligned to 2 bytes have no pipeline: its depth makes no difference."""
+    workload = Workload.dense(33, 77, 55)
+    shallow, deep, deeper = (GemmConfig("pointer", 32, 32, 32, 2, s) for s in (2, 3, 4))
+    dataset = create(tmp_path / "data")
+    runner = FakeRunner()
+    run([Job(workload, (shallow, deep))], dataset, runner)
+    hashes = {a.ptx_hash for a in dict(dataset.artifacts()).values()}
+    assert len(hashes) == 1, "if this fails, the test wants two other configurations"
+    assert runner.asked == Counter([(workload, shallow)])
+    for later in ((deep, deeper), (shallow, deep, deeper)):
+        run([Job(workload, later)], Dataset.open(dataset.path), runner)
+    assert sum(runner.asked.values()) == 1
+    # A launch that differs is another matter.
+    again = GemmConfig("pointer", 32, 32, 32, 2, 4, group_m=1)
+    run([Job(workload, (deep, again))], Dataset.open(dataset.path), runner)
+    assert runner.asked == Counter([(workload, shallow), (workload, again)])
+
+
+def test_a_budget_ends_the_run_between_workloads(tmp_path: Path) -> None:
+    jobs = jobs_of(4)
+    dataset = create(tmp_path / "data")
+    assert run(jobs, dataset, FakeRunner(), budget_s=0.0).jobs_done == 0
+    start = time.monotonic()
+    progress = run(jobs, dataset, FakeRunner(pause_s=2.0), budget_s=2.0)
+    assert progress.jobs_done == 1
+    assert time.monotonic() - start < 30
+    assert not children()
+    run(jobs, Dataset.open(dataset.path), FakeRunner())
+    assert rows_on_disk(dataset.path) == Counter(expected_rows(jobs))
+
+
+class Breaks(FakeRunner):
+    """Fails as a bug would, from the second workload on."""
+
+    def measure(
+        self, workload: Workload, candidates: Sequence[Candidate], best_us: float = inf
+    ) -> list[Measurement]:
+        if self.asked:
+            raise ZeroDivisionError("a bug")
+        return super().measure(workload, candidates, best_us)
+
+
+def test_a_bug_of_the_runner_is_not_hidden(tmp_path: Path) -> None:
+    jobs = jobs_of(3)
+    dataset = create(tmp_path / "data")
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        run(jobs, dataset, Breaks())
+    assert soon(lambda: not children())
+    assert rows_on_disk(dataset.path) == Counter(expected_rows(jobs[:1]))
+
+
+# --- the end of the process ----------------------------------------------------------------------
+
+
+def main(folder: str, count: str) -> None:
+    """What the child of the tests below runs."""
+    dataset = Dataset.open(folder)
+    print("ready", flush=True)
+    run(
+        jobs_of(int(count)), dataset, FakeRunner(pause_s=0.05),
+        on_job=lambda job, _: print(job.workload, flush=True),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, str]]:
+    """A collection in a process of its own that has just recorded its first workload."""
+    dataset, mark = create(tmp_path / "data"), uuid4().hex
+    code = "import sys, test_collect; test_collect.main(*sys.argv[1:])"
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(dataset.path), "4"],
+        env={**os.environ, "PYTHONPATH": path, MARK: mark},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        assert process.stdout.readline() == f"{jobs_of(1)[0].workload}\n"
+        yield process, dataset.path, mark
+        process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_told_to_end_it_leaves_no_process_and_loses_no_row(
+    started: tuple[subprocess.Popen[str], Path, str], number: signal.Signals
+) -> None:
+    process, folder, mark = started
+    assert len(marked(mark)) >= 2, "compiling goes on"
+    process.send_signal(number)
+    assert process.wait(timeout=30) != 0
+    assert soon(lambda: not marked(mark)), "orphans"
+
+    jobs = jobs_of(4)
+    before = rows_on_disk(folder)
+    assert set(before) >= expected_rows(jobs[:1])
+    assert set(before.values()) == {1}
+    runner = FakeRunner()
+    run(jobs, Dataset.open(folder), runner)
+    assert rows_on_disk(folder) == Counter(expected_rows(jobs))
+    assert not {(j.workload, c) for j in jobs[:1] for c in j.configs} & set(runner.asked)
+
+
+# --- a long run ----------------------------------------------------------------------------------
+
+
+class FailsOften(FakeRunner):
+    """Every tenth workload is one that no configuration survives, with a lot to say."""
+
+    def outcome(self, candidate: Candidate) -> Measurement:
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls // 3 % 10 == 0:
+            return Measurement("crashed", error="x" * 500)
+        return super().outcome(candidate)
+
+
+def test_memory_does_not_grow_with_the_workloads(tmp_path: Path) -> None:
+    resident_mib: list[float] = []
+
+    def note(*_: object) -> None:
+        resident_mib.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20)
+
+    progress = run(jobs_of(300), create(tmp_path / "data"), FailsOften(), on_job=note)
+    assert progress.jobs_done == len(resident_mib) == 300
+    assert progress.statuses["crashed"] >= 60
+    assert progress.statuses["compile_error"] >= 200
+    assert max(resident_mib[250:]) - max(resident_mib[50:100]) < 8
