@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from costmodel.artifact import Artifact, ArtifactStatus
 from costmodel.candidates import ARTIFACT_COLUMNS
+from costmodel.config import KernelName
 from costmodel.errors import CorruptFile, CostModelError
 from costmodel.ptx import PTX_FEATURES
 from costmodel.shards import arrow_fields
@@ -41,7 +42,7 @@ class ArtifactTable(Mapping[str, Artifact]):
         """Take over an Arrow table of :meth:`schema`; of rows with one key the first counts.
 
         Raises:
-            CorruptFile: a status that no release writes.
+            CorruptFile: a status, kernel or figure that no release writes.
         """
         keys: list[str] = table.column("key").to_pylist()
         self._row: dict[str, int] = {}
@@ -49,9 +50,12 @@ class ArtifactTable(Mapping[str, Artifact]):
             self._row.setdefault(key, row)
         self._table = table
         self._ok = np.array([s == "ok" for s in table.column("status").to_pylist()], dtype=bool)
-        unknown = set(table.column("status").unique().to_pylist()) - set(get_args(ArtifactStatus))
-        if unknown:
-            raise CorruptFile(f"artifacts with the status {sorted(unknown)}: no release writes it")
+        for name, known in (("status", ArtifactStatus), ("kernel", KernelName)):
+            if unknown := set(table.column(name).unique().to_pylist()) - set(get_args(known)):
+                raise CorruptFile(f"artifacts of {name} {sorted(unknown)}: no release writes that")
+        figures = self._features[self._ok]
+        if not (np.isfinite(figures) & (figures >= 0)).all():
+            raise CorruptFile("artifacts with figures below 0, or none: no release writes that")
 
     @staticmethod
     def schema() -> pa.Schema:

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from costmodel.errors import InvalidInput
+from costmodel.errors import CorruptFile, InvalidInput
 from costmodel.shards import replace_file
 from costmodel.tuning_result import TuningResult
+from costmodel.untrusted import parse_json, read_small_file, take
 
 __all__ = ["SCHEMA", "CacheEntry", "WinnerCache", "cache_directory"]
 
@@ -30,6 +31,9 @@ SCHEMA = 1
 
 VARIABLE = "COSTMODEL_CACHE_DIR"
 """Environment variable that names another directory."""
+
+# An exhaustive tuning of the whole space takes about one.
+_MOST_BYTES = 16 * 2**20
 
 log = logging.getLogger("costmodel")
 
@@ -49,15 +53,19 @@ def cache_directory() -> Path:
     Raises:
         InvalidInput: there is none, as where no home directory is known.
     """
-    named = os.environ.get(VARIABLE, "")
-    if named:
-        return Path(named).absolute()
     import platformdirs
 
+    named = os.environ.get(VARIABLE, "")
     try:
+        if named:
+            return Path(named).expanduser().absolute()
         path = Path(platformdirs.user_cache_dir("costmodel", appauthor=False))
     except RuntimeError as error:  # newer releases say so; older ones give back the "~"
         raise InvalidInput(f"{error}, or {VARIABLE}") from None
+    except FileNotFoundError:
+        raise InvalidInput(
+            f"{VARIABLE}={named!r} is relative, and the working directory was removed"
+        ) from None
     if not path.is_absolute():
         raise InvalidInput(f"no home directory is known ({path}): set HOME or {VARIABLE}")
     return path
@@ -142,16 +150,17 @@ class WinnerCache:
 
     def _read(self, path: Path) -> CacheEntry | None:
         try:
-            data = json.loads(path.read_bytes())
-            if data["schema"] != SCHEMA or not isinstance(data["key"], dict):
-                raise InvalidInput(f"schema {data['schema']!r}: this release reads {SCHEMA}")
-            return CacheEntry(path, data["key"], TuningResult.from_dict(data["result"]))
+            data = parse_json(read_small_file(path, _MOST_BYTES))
+            if (schema := take(data, "schema", int)) != SCHEMA:
+                raise InvalidInput(f"schema {schema!r}: this release reads {SCHEMA}")
+            result = TuningResult.from_dict(take(data, "result", dict))
+            return CacheEntry(path, take(data, "key", dict), result)
         except FileNotFoundError:
             return None
         except OSError as error:
             self._give_up(error)
             return None
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (InvalidInput, CorruptFile) as error:
             log.warning("%s is no usable cache entry and is ignored: %.200s", path, error)
             return None
 

@@ -36,6 +36,7 @@ from costmodel.measurement import Measurement, TuningRecord
 from costmodel.measurement_table import MeasurementTable, Role, RunInfo
 from costmodel.ptx import PTX_SCHEMA
 from costmodel.target import Target
+from costmodel.untrusted import as_path, file_errors, require
 from costmodel.workload import Workload
 
 if TYPE_CHECKING:
@@ -68,10 +69,15 @@ class Dataset:
 
         Raises:
             MixedData: the one that is there is of another device, toolchain or protocol.
+            FileError: the directory cannot be made or written.
         """
-        path, identity = Path(path), shards.Identity(target, protocol)
-        if not (path / "card.json").exists():
+        path = as_path("path", path)
+        require("target", target, Target, "a Target, such as Target.current()")
+        identity = shards.Identity(target, protocol)
+        with file_errors(path):
+            there = (path / "card.json").exists()
             path.mkdir(parents=True, exist_ok=True)
+        if not there:
             cls(path, identity, datetime.now(UTC).isoformat(timespec="seconds"))._write_card()
         dataset = cls.open(path)
         dataset.identity.require_same(identity, path)
@@ -83,11 +89,13 @@ class Dataset:
 
         Raises:
             MissingData: no dataset there. CorruptFile: its card is not one.
-            WrongVersion: written by a newer release.
+            WrongVersion: written by a newer release. FileError: it cannot be read.
         """
-        path = Path(path)
+        path = as_path("path", path)
         card = path / "card.json"
-        if not card.exists():
+        with file_errors(card):
+            there = card.exists()
+        if not there:
             raise MissingData(
                 f"no dataset at {path} (card.json is not there): record one with "
                 f"`costmodel collect`, or name the directory of one with `--data DIR`"
@@ -224,8 +232,13 @@ class Dataset:
     def compact(self) -> None:
         """Merge the shards into one file a table, sorted and compressed, and count in the card.
 
-        A crash in between leaves rows twice, which reading drops; nothing is lost.
+        A crash in between leaves rows twice, which reading drops; nothing is lost. Of several
+        processes at once, each waits for the one before it.
         """
+        with shards.compaction_lock(self.path):
+            self._compact()
+
+    def _compact(self) -> None:
         old = shards.shard_paths(self.path, _ARTIFACTS)
         rows = ArtifactTable(self._read_artifacts(old)).arrow()
         self._replace(_ARTIFACTS, old, shards.sort_rows(rows, _ARTIFACT_ORDER))
@@ -298,10 +311,17 @@ class Dataset:
                 path.unlink()
 
     def _read_artifacts(self, paths: Sequence[Path] | None = None) -> pa.Table:
-        paths = shards.shard_paths(self.path, _ARTIFACTS) if paths is None else paths
-        schema = ArtifactTable.schema()
-        return shards.read_shards(paths, schema, self.identity, ptx_schema=PTX_SCHEMA)
+        schema, identity = ArtifactTable.schema(), self.identity
+
+        def read(paths: Sequence[Path]) -> pa.Table:
+            return shards.read_shards(paths, schema, identity, ptx_schema=PTX_SCHEMA)
+
+        return shards.read_all(self.path, _ARTIFACTS, read) if paths is None else read(paths)
 
     def _read_measurements(self, paths: Sequence[Path] | None = None) -> pa.Table:
-        paths = shards.shard_paths(self.path, _MEASUREMENTS) if paths is None else paths
-        return shards.read_shards(paths, MeasurementTable.schema(), self.identity)
+        schema, identity = MeasurementTable.schema(), self.identity
+
+        def read(paths: Sequence[Path]) -> pa.Table:
+            return shards.read_shards(paths, schema, identity)
+
+        return shards.read_all(self.path, _MEASUREMENTS, read) if paths is None else read(paths)

@@ -28,6 +28,7 @@ from costmodel.ranking import named_model
 from costmodel.space import legality
 from costmodel.tuner import check_mode
 from costmodel.tuning_result import TuningResult
+from costmodel.untrusted import as_path, file_errors
 from costmodel.winners import Question, Winners
 from costmodel.workload import Workload
 
@@ -100,8 +101,12 @@ def use(model: str | Path | XgbCostModel | None) -> XgbCostModel | None:
         model: a directory that ``save()`` wrote, a model, or None to go back to the shipped ones.
 
     Raises:
-        NoModel, CorruptFile, WrongVersion, SchemaMismatch: then nothing changes.
+        NoModel, CorruptFile, WrongVersion, SchemaMismatch, InvalidInput: then nothing changes.
     """
+    if model is not None and not isinstance(model, XgbCostModel):
+        model = as_path("model", model)
+        with file_errors(model):
+            model = models.load(model)
     chosen = models.use(model)
     winners.forget()
     forget_launches()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
@@ -147,6 +147,9 @@ class MeasurementTable:
         ):  # fmt: skip
             if unknown := set(found) - set(known):
                 raise CorruptFile(f"{path}: {name} {sorted(unknown)}: no release writes that")
+        _require_times(table, status, path)
+        _require_same(table, workload_index, ("m", "n", "k", *_names(CodeClass)), path)
+        _require_same(table, run_index, _names(RunInfo), path)
         return cls(
             _objects(table, workload_index, _workload, path),
             _build(table, config_rows, _config, path),
@@ -255,7 +258,8 @@ def _config_ids(table: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
     is_torch = np.asarray(kernel.to_numpy(zero_copy_only=False) == _TORCH)
     ids = _codes(table, "kernel")
     for field in fields(GemmConfig)[1:]:
-        values = table.column(field.name).cast("int32").fill_null(0).to_numpy().astype(np.int64)
+        values = table.column(field.name).cast("int32").fill_null(-1).to_numpy().astype(np.int64)
+        values = np.unique(values, return_inverse=True)[1]  # whatever the numbers, no two collide
         # Renumbered after each column, so that the product cannot overflow.
         ids = np.unique(ids * (values.max(initial=0) + 1) + values, return_inverse=True)[1]
     ids[is_torch] = -1
@@ -264,6 +268,36 @@ def _config_ids(table: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
     numbered = np.full(len(ids), -1, dtype=np.int64)
     numbered[~is_torch] = _dense(ids[~is_torch])
     return numbered, rows
+
+
+def _require_times(table: pa.Table, status: NDArray[np.object_], path: Path) -> None:
+    """Refuse rows without the latency that their status promises: the least would win."""
+    timed = np.isin(status.astype(str), ("ok", "too_slow"))
+    latency_us = _numbers(table, "latency_us", np.float64)[timed]
+    wrong = ~(np.isfinite(latency_us) & (latency_us > 0))
+    if wrong.any():
+        raise CorruptFile(
+            f"{path}: latency_us {latency_us[wrong][0]} in {wrong.sum()} rows that were timed: "
+            f"expected a time over 0; no release writes that"
+        )
+
+
+def _require_same(
+    table: pa.Table, codes: NDArray[np.int64], names: Sequence[str], path: Path
+) -> None:
+    """Refuse rows that differ in a column which all rows of one code share."""
+    _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+    for name in names:
+        values = table.column(name).combine_chunks()
+        is_text = hasattr(values, "indices")
+        values = values.indices if is_text else values.cast("int32")
+        numbers = np.asarray(values)
+        if not np.array_equal(numbers, numbers[first][inverse]):
+            raise CorruptFile(f"{path}: rows of one workload or run differ in {name}")
+
+
+def _names(cls: type) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(cls))
 
 
 def _build(

@@ -30,6 +30,7 @@ from costmodel.models.xgb import XgbCostModel
 from costmodel.space import SearchSpace, grid
 from costmodel.specialize import artifact_key, specialize
 from costmodel.target import Target
+from costmodel.untrusted import as_path, file_errors, require, require_count
 from costmodel.workload import CodeClass, Workload
 
 __all__ = ["Ranking", "answering_model", "named_model", "rank"]
@@ -115,8 +116,11 @@ def rank(
         NoModel, CorruptFile, WrongVersion, SchemaMismatch: ``model`` is a path without a usable
             model.
     """
-    if k is not None and k < 1:
-        raise InvalidInput(f"k={k}: expected at least 1")
+    require("workload", workload, Workload, "a Workload, such as Workload.dense(m, n, k)")
+    if k is not None:
+        require_count("k", k)
+    if target is not None:
+        require("target", target, Target, "a Target, such as Target.named('h100-sxm')")
     target = target or Target.current()
     chosen, reservation = answering_model(model, target, workload)
     candidates, failed = _candidates(workload, target, known_artifacts(chosen), configs)
@@ -170,14 +174,22 @@ def named_model(model: CostModel | str | PathLike[str] | None) -> CostModel | No
 
     Raises:
         NoModel, CorruptFile, WrongVersion, SchemaMismatch: no usable model at this path.
+        InvalidInput: neither a model nor a path.
     """
     if not isinstance(model, str | PathLike):
+        if model is not None and not hasattr(model, "predict"):
+            raise InvalidInput(
+                f"model is a {type(model).__name__}: expected a model, or the directory of one"
+            )
         return model
-    path = Path(model)
+    path = as_path("model", model)
     try:
-        stamp = (path / CARD).stat().st_mtime_ns
+        found_card = (path / CARD).stat()
+        # A new file may bear the time of the old one, by a coarse clock or one that was set back.
+        stamp = (found_card.st_mtime_ns, found_card.st_ino, found_card.st_size)
     except OSError:
-        return load(path)  # the error that tells what is wrong with the path
+        with file_errors(path):
+            return load(path)  # the error that tells what is wrong with the path
     with _lock:
         found = _models.get(path)
     if found is None or found[0] != stamp:
@@ -229,6 +241,9 @@ def _candidates(
         legal: Sequence[GemmConfig] = SearchSpace.of(workload, target).configs
         layout = _layout(workload, target, artifacts)
     else:
+        require("configs", configs, Sequence, "a list of GemmConfig")
+        for config in configs:
+            require("an entry of configs", config, GemmConfig, "a GemmConfig")
         legal = list(dict.fromkeys(configs))
         layout = _Layout.of(workload, target, artifacts, legal)
     rows = np.array([layout.row_of[config] for config in legal], dtype=np.intp)
@@ -273,4 +288,4 @@ def _drop_oldest(cache: dict[Any, Any], limit: int) -> None:
 
 _lock = threading.Lock()
 _layouts: dict[tuple[CodeClass, int, Target, int], _Layout] = {}
-_models: dict[Path, tuple[int, XgbCostModel]] = {}
+_models: dict[Path, tuple[tuple[int, int, int], XgbCostModel]] = {}

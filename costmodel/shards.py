@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, get_type_hints
 from uuid import uuid4
 
-from costmodel.errors import CorruptFile, InvalidInput, MixedData, WrongVersion
+from costmodel.errors import CorruptFile, FileError, InvalidInput, MixedData, WrongVersion
 from costmodel.target import Target
+from costmodel.untrusted import file_errors, parse_json, read_small_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,7 +27,9 @@ __all__ = [
     "SCHEMA",
     "Identity",
     "arrow_fields",
+    "compaction_lock",
     "new_shard_path",
+    "read_all",
     "read_json",
     "read_shards",
     "replace_file",
@@ -39,6 +43,8 @@ SCHEMA = 1
 """Version of the columns and of the card; raised when either changes its meaning."""
 
 _HEADER = b"costmodel"
+_ATTEMPTS = 5
+_MOST_ROWS = 10_000_000  # a few bytes may stand for billions of equal rows
 
 
 @dataclass(frozen=True)
@@ -129,22 +135,27 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write JSON, whole or not at all.
+
+    Raises:
+        FileError: it cannot be written.
+    """
     text = json.dumps(data, indent=1) + "\n"
-    replace_file(path, lambda file: file.write(text.encode()))
+    with file_errors(path):
+        replace_file(path, lambda file: file.write(text.encode()))
 
 
 def read_json(path: Path) -> Any:
     """Parsed JSON.
 
     Raises:
-        CorruptFile: not JSON.
+        CorruptFile: not JSON. FileError: it cannot be read.
     """
     try:
-        return json.loads(path.read_bytes())
-    except ValueError as error:
-        raise CorruptFile(
-            f"{path}: not JSON ({error}): restore it, or delete the dataset"
-        ) from None
+        with file_errors(path):
+            return parse_json(read_small_file(path))
+    except InvalidInput as error:
+        raise CorruptFile(f"{path}: {error}: restore it, or delete the dataset") from None
 
 
 def arrow_fields(cls: type, nullable: bool = False) -> list[pa.Field]:
@@ -164,6 +175,38 @@ def shard_paths(directory: Path, table: str) -> list[Path]:
     """The files of a table, oldest first: the compacted one, then shards as they were written."""
     compacted = directory / f"{table}.parquet"
     return [p for p in (compacted,) if p.exists()] + sorted(directory.glob(f"{table}-*.parquet"))
+
+
+def read_all(directory: Path, table: str, read: Callable[[list[Path]], pa.Table]) -> pa.Table:
+    """All files of a table, listed again where another process compacts them meanwhile.
+
+    Raises:
+        FileError: a file that is listed is not there, such as a link that leads nowhere.
+    """
+    for _ in range(_ATTEMPTS):
+        try:
+            return read(shard_paths(directory, table))
+        except FileNotFoundError as error:
+            missing = error
+    raise FileError(f"{missing}: it is listed in {directory}, and not there: take it away")
+
+
+@contextmanager
+def compaction_lock(directory: Path) -> Iterator[None]:
+    """Held by one process at a time: of two that merge at once, the slower would drop rows.
+
+    The lock is the directory's, and ends with its process, however that ends.
+    """
+    import fcntl
+
+    with file_errors(directory):
+        lock = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks: there only one may compact
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def sort_rows(table: pa.Table, names: Sequence[str]) -> pa.Table:
@@ -186,7 +229,11 @@ def new_shard_path(directory: Path, table: str) -> Path:
 
 
 def write_shard(path: Path, table: pa.Table, identity: Identity, **header: object) -> None:
-    """Write one Parquet file, compressed, whole or not at all."""
+    """Write one Parquet file, compressed, whole or not at all.
+
+    Raises:
+        FileError: it cannot be written.
+    """
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -196,9 +243,9 @@ def write_shard(path: Path, table: pa.Table, identity: Identity, **header: objec
     table = table.replace_schema_metadata({_HEADER: text.encode()})
     # Timings are nearly all distinct: split by byte, their exponents compress; a dictionary grows.
     floats = [f.name for f in table.schema if f.type == pa.float32()]
-    replace_file(
-        path,
-        lambda file: parquet.write_table(
+
+    def write(file: BinaryIO) -> None:
+        parquet.write_table(
             table,
             file,
             compression="zstd",
@@ -208,8 +255,10 @@ def write_shard(path: Path, table: pa.Table, identity: Identity, **header: objec
             dictionary_pagesize_limit=2**24,
             write_page_checksum=True,
             column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
-        ),
-    )
+        )
+
+    with file_errors(path):
+        replace_file(path, write)
 
 
 def read_shards(
@@ -218,9 +267,11 @@ def read_shards(
     """All rows of the given files, in their order; one dictionary per column.
 
     Raises:
-        CorruptFile: unreadable, foreign, or with other columns. WrongVersion: a newer schema.
-            or another version in a field of ``header``.
+        CorruptFile: unreadable, foreign, or with other columns.
+        WrongVersion: a newer schema, or another version in a field of ``header``.
         MixedData: of another device, toolchain or protocol than ``identity``.
+        FileNotFoundError: a file was taken away meanwhile, as compacting does.
+        FileError: a file that may not be read.
     """
     import pyarrow as pa
 
@@ -235,27 +286,37 @@ def _read_shard(
     from pyarrow import parquet
 
     again = "delete it and collect again: only its own rows are lost"
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise CorruptFile(f"{path}: expected a file, found a directory, a pipe or a device")
     try:
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
-            metadata = file.schema_arrow.metadata or {}
-            if _HEADER not in metadata:
-                raise CorruptFile(f"{path}: a Parquet file, but none of costmodel's; take it away")
-            found = json.loads(metadata[_HEADER])
-            identity.require_same(Identity.from_dict(found, path), path)
-            for name, value in header.items():
-                if found.get(name) != value:
-                    raise WrongVersion(
-                        f"{path}: {name} is {found.get(name)!r}, this release reads {value!r}: "
-                        f"compile again with `costmodel compile`"
-                    )
+            _check_header(path, file.schema_arrow.metadata or {}, identity, header)
+            if not file.schema_arrow.equals(schema):
+                names = sorted(set(file.schema_arrow.names) ^ set(schema.names))
+                raise CorruptFile(f"{path}: other columns than expected ({names[:8]}); {again}")
+            if file.metadata.num_rows > _MOST_ROWS:
+                raise CorruptFile(f"{path}: {file.metadata.num_rows} rows, more than any dataset")
             table = file.read()
+            table.validate(full=True)  # that texts are UTF-8 and indices point into dictionaries
+    except (FileError, FileNotFoundError):
+        raise
+    except PermissionError as error:
+        raise FileError(f"{path}: {error.strerror}: ask its owner for read permission") from None
     except (pa.ArrowException, OSError, ValueError) as error:
-        if isinstance(error, (CorruptFile, WrongVersion, MixedData)):
-            raise
-        if isinstance(error, (FileNotFoundError, PermissionError)):
-            raise
-        raise CorruptFile(f"{path}: unreadable ({error}); {again}") from None
-    if not table.schema.equals(schema):
-        names = set(table.schema.names) ^ set(schema.names)
-        raise CorruptFile(f"{path}: other columns than expected ({sorted(names)[:8]}); {again}")
+        raise CorruptFile(f"{path}: unreadable ({error!s:.200}); {again}") from None
     return table.replace_schema_metadata(None)
+
+
+def _check_header(
+    path: Path, metadata: Mapping[bytes, bytes], identity: Identity, header: Mapping[str, object]
+) -> None:
+    if _HEADER not in metadata:
+        raise CorruptFile(f"{path}: a Parquet file, but none of costmodel's; take it away")
+    found = parse_json(metadata[_HEADER])
+    identity.require_same(Identity.from_dict(found, path), path)
+    for name, value in header.items():
+        if found.get(name) != value:
+            raise WrongVersion(
+                f"{path}: {name} is {found.get(name)!r}, this release reads {value!r}: "
+                f"compile again with `costmodel compile`"
+            )

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, get_type_hints
 
 from costmodel.errors import InvalidInput, NoGpu, UnknownTarget
+from costmodel.untrusted import take
 
 __all__ = ["DEVICES", "Device", "Target", "Toolchain"]
 
@@ -101,7 +102,7 @@ class Target:
         Raises:
             UnknownTarget: no such name; the message lists those there are.
         """
-        device = DEVICES.get(name)
+        device = DEVICES.get(name) if isinstance(name, str) else None
         if device is None:
             raise UnknownTarget(
                 f"unknown target {name!r}: expected one of {', '.join(DEVICES)}; on the machine "
@@ -130,13 +131,26 @@ class Target:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Target:
-        """The inverse of :meth:`to_dict`."""
+        """The inverse of :meth:`to_dict`.
+
+        Raises:
+            InvalidInput: a field is missing or of another type, or a figure is not over 0.
+        """
         try:
-            device = Device(**{f.name: data["device"][f.name] for f in fields(Device)})
-            toolchain = Toolchain(**{f.name: data["toolchain"][f.name] for f in fields(Toolchain)})
-        except (KeyError, TypeError) as error:
-            raise InvalidInput(f"not a target: {error} in {str(data)[:200]}") from None
+            device = Device(**_typed(Device, take(data, "device", dict)))
+            toolchain = Toolchain(**_typed(Toolchain, take(data, "toolchain", dict)))
+        except InvalidInput as error:
+            raise InvalidInput(f"not a target: {error}") from None
         return cls(device, toolchain)
+
+
+def _typed(cls: type, data: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a flat dataclass, by its annotations."""
+    values = {name: take(data, name, kind) for name, kind in get_type_hints(cls).items()}
+    for name, value in values.items():
+        if not isinstance(value, str) and value <= 0:
+            raise InvalidInput(f"{name}={value!r}: expected a figure over 0")
+    return values
 
 
 @functools.cache

@@ -22,6 +22,7 @@ from costmodel.specialize import Specialization, specialize
 from costmodel.target import Target
 from costmodel.trial import Compile, Trial
 from costmodel.tuning_result import PREDICTED, Costs, TuningResult
+from costmodel.untrusted import require, require_count
 from costmodel.workload import Workload
 
 __all__ = ["MODES", "Mode", "check_mode", "compile_for_device", "tune", "untimed_because"]
@@ -67,10 +68,11 @@ def tune(
         NotRecorded: the recording does not hold this workload.
     """
     check_mode(mode)
-    if k < 1 or budget_s <= 0 or not (workload.m and workload.n and workload.k):
-        raise InvalidInput(
-            f"{workload}, k={k}, budget_s={budget_s:g}: expected sizes, k and a budget over 0"
-        )
+    require("workload", workload, Workload, "a Workload, such as Workload.dense(m, n, k)")
+    require_count("k", k)
+    require("budget_s", budget_s, (int, float), "seconds")
+    if not budget_s > 0 or not (workload.m and workload.n and workload.k):
+        raise InvalidInput(f"{workload}, budget_s={budget_s:g}: expected sizes and a budget over 0")
     start = time.perf_counter()
     replay = runner if isinstance(runner, ReplayRunner) else None
     target = target or (replay.target if replay else Target.current())
@@ -86,6 +88,8 @@ def tune(
         return _untimed(ranking, mode, k, reason, rank_s, compile_ or _nothing_to_compile)
     if runner is None:
         raise InvalidInput(f"mode={mode!r} times candidates: expected a runner, e.g. DeviceRunner")
+    if not hasattr(runner, "measure"):
+        raise InvalidInput(f"runner is a {type(runner).__name__}: expected a runner")
     compile_ = compile_ or (_nothing_to_compile if replay else compile_for_device)
     trial = Trial(ranking, runner, compile_, time.monotonic() + budget_s)
     if include_torch:

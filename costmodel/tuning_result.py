@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
-from math import isnan, nan
-from typing import Any, get_args
+from dataclasses import asdict, dataclass
+from math import isfinite, nan
+from typing import Any, cast, get_args, get_type_hints
 
 from costmodel.config import GemmConfig
-from costmodel.errors import InvalidInput
+from costmodel.errors import InvalidInput, UnsupportedDtype
 from costmodel.measurement import Measurement, Status
 from costmodel.target import Target
+from costmodel.untrusted import require_count, take
 from costmodel.workload import Workload
 
 __all__ = ["PREDICTED", "Costs", "TuningResult"]
@@ -96,7 +97,7 @@ class TuningResult:
         return dict(self.measured).get(self.config, Measurement("ok")).latency_us
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """JSON-ready; a number that JSON lacks (NaN, infinity) is null."""
         return {
             "workload": self.workload.to_dict(),
             "target": self.target.to_dict(),
@@ -104,7 +105,9 @@ class TuningResult:
             "reservation": self.reservation,
             "mode": self.mode,
             "k": self.k,
-            "ranked": [{"config": c.to_dict(), "predicted_us": us} for c, us in self.ranked],
+            "ranked": [
+                {"config": c.to_dict(), "predicted_us": _plain(us)} for c, us in self.ranked
+            ],
             "measured": [{"config": c.to_dict(), **_measurement(m)} for c, m in self.measured],
             "torch": _measurement(self.torch) if self.torch else None,
             "chosen": self.config.to_dict() if self.config else "torch",
@@ -122,55 +125,73 @@ class TuningResult:
             InvalidInput: with what is wrong; nothing but numbers, texts and names is accepted.
         """
         try:
-            chosen = data["chosen"]
-            return cls(
-                workload=Workload.from_dict(data["workload"]),
-                target=Target.from_dict(data["target"]),
-                model=str(data["model"]["name"]),
-                model_hash=str(data["model"]["hash"]),
-                reservation=str(data["reservation"]),
-                mode=str(data["mode"]),
-                k=int(data["k"]),
-                ranked=tuple(
-                    (GemmConfig.from_dict(row["config"]), _optional(row["predicted_us"]))
-                    for row in data["ranked"]
-                ),
-                measured=tuple(
-                    (GemmConfig.from_dict(row["config"]), _from_measurement(row))
-                    for row in data["measured"]
-                ),
-                torch=None if data["torch"] is None else _from_measurement(data["torch"]),
-                config=None if chosen == "torch" else GemmConfig.from_dict(chosen),
-                why=str(data["why"]),
-                source=str(data["source"]),
-                reliable=bool(data["reliable"]),
-                costs=Costs(**{f.name: data["costs"][f.name] for f in fields(Costs)}),
-            )
-        except InvalidInput:
-            raise
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise InvalidInput(f"not a tuning result: {type(error).__name__}: {error}") from None
+            return _read(data)
+        except (InvalidInput, UnsupportedDtype) as error:
+            raise InvalidInput(f"not a tuning result: {error}") from None
 
 
-def _measurement(m: Measurement) -> dict[str, Any]:
-    """A NaN is no JSON: what was not timed is null."""
-    row = asdict(m)
-    return {k: None if isinstance(v, float) and isnan(v) else v for k, v in row.items()}
-
-
-def _from_measurement(row: dict[str, Any]) -> Measurement:
-    if row["status"] not in get_args(Status):
-        raise InvalidInput(f"status={row['status']!r}: expected one of {get_args(Status)}")
-    names = ("latency_us", "p10_us", "p90_us")
-    times = {n: nan if row[n] is None else float(row[n]) for n in names}
-    return Measurement(
-        row["status"],
-        **times,
-        repeats=int(row["repeats"]),
-        clock_mhz=int(row["clock_mhz"]),
-        error=str(row["error"]),
+def _read(data: Any) -> TuningResult:
+    model, costs = take(data, "model", dict), take(data, "costs", dict)
+    texts = {name: take(data, name, str) for name in ("reservation", "mode", "why", "source")}
+    chosen, torch = data.get("chosen"), data.get("torch")
+    return TuningResult(
+        workload=Workload.from_dict(take(data, "workload", dict)),
+        target=Target.from_dict(take(data, "target", dict)),
+        model=take(model, "name", str),
+        model_hash=take(model, "hash", str),
+        k=require_count("k", take(data, "k", int)),
+        ranked=tuple(
+            (_config(row), _time_us(row, "predicted_us")) for row in _rows(data, "ranked")
+        ),
+        measured=tuple((_config(row), _from_measurement(row)) for row in _rows(data, "measured")),
+        torch=None if torch is None else _from_measurement(torch),
+        config=None if chosen == "torch" else GemmConfig.from_dict(chosen),
+        reliable=take(data, "reliable", bool),
+        costs=Costs(**{name: take(costs, name, kind) for name, kind in _COSTS.items()}),
+        **texts,
     )
 
 
-def _optional(value: Any) -> float | None:
-    return None if value is None else float(value)
+_COSTS = get_type_hints(Costs)
+
+
+def _rows(data: dict[str, Any], name: str) -> list[Any]:
+    return take(data, name, list)
+
+
+def _config(row: Any) -> GemmConfig:
+    return GemmConfig.from_dict(take(row, "config", dict))
+
+
+def _measurement(m: Measurement) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in asdict(m).items()}
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+def _from_measurement(row: Any) -> Measurement:
+    status = take(row, "status", str)
+    if status not in get_args(Status):
+        raise InvalidInput(f"status={status!r:.80}: expected one of {get_args(Status)}")
+    times = {name: _time_us(row, name) for name in ("latency_us", "p10_us", "p90_us")}
+    if status == "ok" and not times["latency_us"]:
+        raise InvalidInput("a measurement that is ok: expected a latency_us over 0")
+    return Measurement(
+        cast(Status, status),
+        **{name: nan if us is None else us for name, us in times.items()},
+        repeats=take(row, "repeats", int),
+        clock_mhz=take(row, "clock_mhz", int),
+        error=take(row, "error", str),
+    )
+
+
+def _time_us(row: Any, name: str) -> float | None:
+    """A time, or None where the row says that there is none."""
+    if isinstance(row, dict) and row.get(name, 0) is None:
+        return None
+    value = take(row, name, float)
+    if value < 0:
+        raise InvalidInput(f"{name}={value!r}: expected a time, or null")
+    return value

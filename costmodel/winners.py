@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
@@ -207,7 +207,9 @@ class Winners:
             key = winner_key(question, target, rows)
             if instead_of is not None:
                 self.cache.discard(key)
-            elif (found := self.cache.get(key)) is not None and _legal(found, target):
+            elif (found := self.cache.get(key)) is not None and _serves(
+                found, rows, target, question
+            ):
                 self._results[memory_key] = found
                 return found
             result = self._tuned(question, target, {})
@@ -262,6 +264,12 @@ def _fits(result: TuningResult, workload: Workload) -> bool:
     return result.config is None or not legality(result.config, workload, device)
 
 
-def _legal(result: TuningResult, target: Target) -> bool:
-    """Whether a winner from disk may run at all."""
-    return result.config is None or not legality(result.config, result.workload, target.device)
+def _serves(
+    result: TuningResult, rows: tuple[int, int], target: Target, question: Question
+) -> bool:
+    """Whether a winner from disk is one of these rows, as its key says, and may run at all."""
+    first, last = rows
+    of = result.workload
+    if not first <= of.m <= last or replace(question.workload, m=of.m) != of:
+        return False
+    return result.config is None or not legality(result.config, of, target.device)

@@ -64,7 +64,7 @@ class CodeClass:
     def __post_init__(self) -> None:
         for name in ("dtype", "out_dtype"):
             value = getattr(self, name)
-            if value not in DTYPES:
+            if not isinstance(value, str) or value not in DTYPES:
                 raise UnsupportedDtype(
                     f"{name}={value!r} has no kernel; expected one of {', '.join(DTYPES)}: "
                     f"convert the operands first"
@@ -73,8 +73,12 @@ class CodeClass:
             if getattr(self, name) not in get_args(Layout):
                 raise InvalidInput(f"{name}={getattr(self, name)!r}: expected row, col or strided")
         for name in ("a_align", "b_align", "c_align"):
-            if getattr(self, name) not in ALIGNMENTS:
-                raise InvalidInput(f"{name}={getattr(self, name)!r}: expected 16, 8, 4 or 2 bytes")
+            value = getattr(self, name)
+            if type(value) is not int or value not in ALIGNMENTS:
+                raise InvalidInput(f"{name}={value!r}: expected 16, 8, 4 or 2 bytes")
+        for name in ("wide", "bias"):
+            if type(getattr(self, name)) is not bool:
+                raise InvalidInput(f"{name}={getattr(self, name)!r}: expected true or false")
         if self.activation not in ACTIVATIONS:
             raise InvalidInput(
                 f"activation={self.activation!r}: expected one of {', '.join(ACTIVATIONS)}"
@@ -125,6 +129,8 @@ class Workload:
             value = getattr(self, name)
             if type(value) is not int or value < 0 or value > _INT32_MAX:
                 raise ShapeError(f"{name}={value!r}: expected an int from 0 to 2**31 - 1")
+        if not isinstance(self.code, CodeClass):
+            raise InvalidInput(f"code={self.code!r}: expected a CodeClass, see Workload.dense()")
 
     @classmethod
     def dense(
@@ -145,8 +151,8 @@ class Workload:
         shape = cls(m, n, k)  # validates the sizes before they are multiplied
         if "strided" in (a_layout, b_layout, c_layout):
             raise InvalidInput("a dense operand is row or col; strided ones need from_tensors()")
-        item = DTYPES.get(dtype, 2)
-        out_item = DTYPES.get(out_dtype or dtype, 2)
+        CodeClass(dtype=dtype, out_dtype=out_dtype or dtype)  # before their sizes are looked up
+        item, out_item = DTYPES[dtype], DTYPES[out_dtype or dtype]
 
         def align(rows: int, cols: int, layout: Layout, size: int) -> int:
             return alignment_class((cols if layout == "row" else rows) * size)
@@ -240,10 +246,14 @@ class Workload:
 
     @classmethod
     def from_dict(cls, row: dict[str, Any]) -> Workload:
-        """The inverse of :meth:`to_dict`; unknown keys are refused."""
+        """The inverse of :meth:`to_dict`; unknown keys are refused.
+
+        Raises:
+            InvalidInput, ShapeError, UnsupportedDtype: with what is wrong.
+        """
         names = {f.name for f in fields(CodeClass)}
-        unknown = set(row) - names - {"m", "n", "k"}
-        if unknown or not {"m", "n", "k"} <= set(row):
+        sizes = {"m", "n", "k"}
+        if not isinstance(row, dict) or not sizes <= set(row) <= names | sizes:
             raise InvalidInput(f"not a workload: {re.sub(r'[^ -~]', '?', str(row))[:200]}")
         code = CodeClass(**{k: v for k, v in row.items() if k in names})
         return cls(row["m"], row["n"], row["k"], code)

@@ -16,6 +16,7 @@ import torch
 from costmodel.config import GemmConfig
 from costmodel.kernels.check import count_mismatches
 from costmodel.launch import Plan, Workspace, interpret
+from costmodel.repacking import interpret_repack
 from costmodel.space import legality
 from costmodel.target import DEVICES
 from costmodel.workload import Workload
@@ -83,7 +84,14 @@ def run(
     if wide is not None:
         workload = replace(workload, code=replace(workload.code, wide=wide))
     plan = Plan.of(workload, config, sm_count)
-    interpret(plan, plan.arguments(a, b, out, bias, workspace))
+    workspace = workspace or Workspace(a.device)
+    copies = plan.aligned(a, b, workspace)
+    layouts = (workload.code.a_layout, workload.code.b_layout)
+    for x, copy, layout in zip((a, b), copies, layouts, strict=True):
+        if copy is not x:
+            whole(copy).fill_(NAN)
+            interpret_repack(x.T, copy.T) if layout == "col" else interpret_repack(x, copy)
+    interpret(plan, plan.arguments(*copies, out, bias, workspace))
 
 
 def check(
@@ -159,6 +167,24 @@ def test_any_layout_by_tma(a_layout: str, b_layout: str, c_layout: str) -> None:
         check(a, framed(40, 40, b_layout), config, framed(24, 40, c_layout, NAN))
         if b_layout == "col":
             check(a, framed(40, 23, "col"), config, framed(24, 23, c_layout, NAN))
+
+
+@pytest.mark.parametrize("b_layout", ["row", "col", "strided"])
+@pytest.mark.parametrize("a_layout", ["row", "col", "strided"])
+def test_tma_by_aligned_copies(a_layout: str, b_layout: str) -> None:
+    """Operands that TMA cannot address: neither their gaps nor those of the copies get in."""
+    a, b = framed(21, 17, a_layout), framed(17, 35, b_layout)
+    for config in (replace(TMA, split_k=2), replace(PERSISTENT, block_n=32, halves=True)):
+        check(a, b, replace(config, repack=True), framed(21, 35, fill=NAN))
+
+
+def test_only_what_needs_it_is_copied() -> None:
+    a, b, out = framed(24, 40), framed(40, 35), framed(24, 35, fill=NAN)
+    plan = Plan.of(Workload.from_tensors(a, b, out), replace(TMA, repack=True), SM_COUNT)
+    aligned_a, aligned_b = plan.aligned(a, b, Workspace(a.device))
+    assert aligned_a is a
+    assert aligned_b is not b
+    check(a, b, plan.config, out)
 
 
 def test_operands_with_one_value_for_all_rows() -> None:

@@ -18,7 +18,7 @@ PACKAGE = ROOT / "costmodel"
 
 LAYERS = (
     "kernels",
-    "errors",
+    "errors", "untrusted",
     # the problem, the machine, a point in the space; what the compiler is told; what may run
     "config", "workload", "target", "specialize", "space",
     # compiling

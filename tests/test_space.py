@@ -77,7 +77,9 @@ def test_every_point_is_legal_or_has_a_reason(workload: Workload, target: Target
         assert not legality(config, workload, target.device)
     for config, reason in space.rejected.items():
         assert reason == legality(config, workload, target.device)
-        assert re.match(r"(registers|threads|TMA|shared memory|tensor memory|workspace|grid): ", reason)
+        assert re.match(
+            r"(registers|threads|TMA|shared memory|tensor memory|workspace|grid): ", reason
+        )
         assert re.search(r"\d", reason) or reason.endswith("no contiguous dimension")
 
 
@@ -258,7 +260,9 @@ def test_distinct_binaries_are_distinct_programs() -> None:
         same = ("kernel", "block_m", "block_n", "block_k")
         family = [c for c in configs if all(getattr(c, f) == getattr(first, f) for f in same)]
         sample |= dict.fromkeys(family)
-    specs = dict.fromkeys(specialize(LARGE, c) for c in rng.sample(list(sample), min(24, len(sample))))
+    specs = dict.fromkeys(
+        specialize(LARGE, c) for c in rng.sample(list(sample), min(24, len(sample)))
+    )
     assert len(specs) >= 12
     artifacts = list(compile_many(specs, Target.named("h100-sxm"), n_jobs=2))
     assert [a.error for a in artifacts if not a.ok] == []

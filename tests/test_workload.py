@@ -56,10 +56,12 @@ def test_a_class_of_code_tells_the_truth_about_its_tensors(code: CodeClass, data
     assert w.code.a_layout == "row"
     promised = [x.data_ptr(), 2 * cols] + [2 * (cols + pad)] * (rows > 1)
     assert w.code.a_align == alignment_class(*promised)
+    if rows == 1 or cols == 1:
+        return  # row- and column-major at once: which it is called is free
     # The same memory seen from the side.
     turned = Workload.from_tensors(torch.empty(8, cols).half(), x.T, torch.empty(8, rows).half())
     assert turned.code.b_align == w.code.a_align
-    assert turned.code.b_layout == ("col" if rows > 1 and cols > 1 else turned.code.b_layout)
+    assert turned.code.b_layout == "col"
 
 
 @given(

@@ -6,6 +6,7 @@ and nothing else. What costmodel raises on purpose is one line on stderr and exi
 
 from __future__ import annotations
 
+import errno
 import sys
 import warnings
 from typing import Annotated, Any
@@ -30,6 +31,11 @@ class _Commands(TyperGroup):
                 return super().invoke(ctx)
             except CostModelError as error:
                 if ctx.params["debug"]:
+                    raise
+                print(f"error: {error}", file=sys.stderr)
+                raise typer.Exit(2) from None
+            except OSError as error:  # what may not be read or written is no fault of the program
+                if ctx.params["debug"] or error.errno == errno.EPIPE:
                     raise
                 print(f"error: {error}", file=sys.stderr)
                 raise typer.Exit(2) from None

@@ -158,7 +158,7 @@ def read_shapes(path: Path) -> list[tuple[int, int, int]]:
     with path.open(newline="", encoding="utf-8") as file:
         try:
             return [(int(row["m"]), int(row["n"]), int(row["k"])) for row in csv.DictReader(file)]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, csv.Error) as error:
             raise InvalidInput(
                 f"{path}: expected a CSV with the integer columns m,n,k ({error!r})"
             ) from None

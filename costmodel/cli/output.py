@@ -71,14 +71,16 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
     """A table on stdout; numbers to the right, floats shortened, None as a dash."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     cells = [list(row) for row in rows]
-    table = Table(title=title, title_justify="left")
+    # Text objects, because brackets in a text of ours or a compiler's are no markup.
+    table = Table(title=Text(title), title_justify="left")
     for i, name in enumerate(columns):
         numeric = any(isinstance(row[i], int | float) for row in cells)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in cells:
-        table.add_row(*(_text(value) for value in row))
+        table.add_row(*(Text(_text(value)) for value in row))
     # A file or a pipe has no width to fit.
     Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
 

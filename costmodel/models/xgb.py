@@ -45,7 +45,7 @@ class XgbParams:
     """
 
     rounds: int = 300
-    max_depth: int = 8
+    max_depth: int = 6
     learning_rate: float = 0.08
     min_child_weight: float = 2.0
     subsample: float = 0.8

@@ -10,6 +10,7 @@ from costmodel.config import GemmConfig
 from costmodel.errors import NotRecorded
 from costmodel.measurement import Candidate, Measurement
 from costmodel.target import Target
+from costmodel.untrusted import require
 from costmodel.workload import Workload
 
 if TYPE_CHECKING:
@@ -22,7 +23,10 @@ class ReplayRunner:
     """Answers from a dataset: a recorded outcome, failures too, or an error; never a guess."""
 
     def __init__(self, dataset: Dataset) -> None:
-        self.dataset = dataset
+        """Raises: InvalidInput: no dataset."""
+        from costmodel.dataset import Dataset
+
+        self.dataset = require("dataset", dataset, Dataset, "a Dataset, see Dataset.open(path)")
         self._outcomes: dict[Workload, dict[GemmConfig, Measurement]] = {}
 
     @property

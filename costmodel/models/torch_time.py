@@ -1,0 +1,95 @@
+"""What ``torch.matmul`` (cuBLAS) will take: so that it can be chosen where nothing is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, log, log2
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.target import Target
+from costmodel.workload import Workload
+
+if TYPE_CHECKING:
+    from xgboost import Booster
+
+__all__ = ["TORCH_FEATURES", "TorchTime"]
+
+_LAUNCH_US = 2.0  # the least that any launch takes
+_TILES = ((64, 64), (128, 128), (128, 256), (256, 128))  # such as cuBLAS has
+TORCH_FEATURES = (
+    "log2_m", "log2_n", "log2_k", "log2_a_align", "log2_b_align", "log2_c_align", "is_float16",
+    "a_is_col", "b_is_col", "log_compute", "log_memory",
+    *(f"{name}_{m}x{n}" for m, n in _TILES for name in ("log2_tiles", "tail", "log_wave_time")),
+)  # fmt: skip
+_PARAMS = {
+    "max_depth": 4, "eta": 0.05, "subsample": 0.8, "colsample_bytree": 0.6, "min_child_weight": 2,
+    "seed": 0, "tree_method": "hist",
+}  # fmt: skip
+_ROUNDS = 300
+_LEAST_WORKLOADS = 20
+
+
+class TorchTime:
+    """Boosted trees on log(latency / roofline) of a workload; one row per workload."""
+
+    def __init__(self) -> None:
+        self._booster: Booster | None = None
+
+    def fit(
+        self, workloads: Sequence[Workload], latency_us: Sequence[float], target: Target
+    ) -> TorchTime:
+        """Learn from timings of ``torch.matmul``; NaN are left out, too few teach nothing."""
+        import xgboost
+
+        known = [(w, us) for w, us in zip(workloads, latency_us, strict=True) if us > 0]
+        if len(known) < _LEAST_WORKLOADS:
+            return self
+        rows = np.array([_features(w, target) for w, _ in known], dtype=np.float32)
+        label = [log(us / _floor_us(w, target)) for w, us in known]
+        data = xgboost.DMatrix(rows, label=label, feature_names=list(TORCH_FEATURES), nthread=1)
+        self._booster = xgboost.train(
+            _PARAMS | {"nthread": 1}, data, num_boost_round=_ROUNDS, verbose_eval=False
+        )
+        return self
+
+    def predict(self, workload: Workload, target: Target) -> float:
+        """Latency in us; NaN where nothing was learned."""
+        if self._booster is None:
+            return float("nan")
+        row: NDArray[np.float32] = np.array([_features(workload, target)], dtype=np.float32)
+        return float(np.exp(self._booster.inplace_predict(row)[0])) * _floor_us(workload, target)
+
+    def dump(self) -> bytes:
+        """The trees as UBJ; empty where nothing was learned."""
+        return bytes(self._booster.save_raw(raw_format="ubj")) if self._booster else b""
+
+    @classmethod
+    def of(cls, booster: Any) -> TorchTime:
+        """From loaded trees."""
+        self = cls()
+        booster.set_param({"nthread": 1})
+        self._booster = booster
+        return self
+
+
+def _floor_us(workload: Workload, target: Target) -> float:
+    return target.device.roofline_us(workload.flops(), workload.bytes()) + _LAUNCH_US
+
+
+def _features(workload: Workload, target: Target) -> list[float]:
+    w, code, device = workload, workload.code, target.device
+    row = [
+        log2(w.m), log2(w.n), log2(w.k), log2(code.a_align), log2(code.b_align),
+        log2(code.c_align), float(code.dtype == "float16"), float(code.a_layout == "col"),
+        float(code.b_layout == "col"),
+        log(device.roofline_us(w.flops(), 0)), log(device.roofline_us(0, w.bytes())),
+    ]  # fmt: skip
+    for m, n in _TILES:
+        tiles = ceil(w.m / m) * ceil(w.n / n)
+        waves = tiles / device.sm_count
+        wave_us = m * n * w.k * 2 * device.sm_count / device.tflops / 1e6
+        row += [log2(tiles), ceil(waves) / waves, log(ceil(waves) * wave_us + 1)]
+    return row
