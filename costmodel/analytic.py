@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.candidates import ARTIFACT_COLUMNS, CONFIG_COLUMNS, Candidates
+from costmodel.space import repack_elements
 from costmodel.target import Device, Target
 from costmodel.workload import DTYPES, Workload
 
@@ -34,7 +35,7 @@ ANALYTIC_FEATURES = (
     "resident", "step_compute", "step_bytes", "step_load", "step_wait",
     # the time, as multiples of the workload's roofline: lower bounds, and an estimate in parts
     "compute_bound", "dram_bound", "l2_bound", "bound", "loop_estimate", "edge_estimate",
-    "split_estimate", "estimate", "roofline_us",
+    "split_estimate", "repack_estimate", "estimate", "roofline_us",
 )  # fmt: skip
 
 _SM_REGISTERS = 65_536
@@ -131,6 +132,9 @@ def _estimate(
     loop = rounds * g["steps_per_program"] * step
     edge = _LAUNCH_US + rounds * (_LATENCY_US + store)
     split = np.where(c["split_k"] > 1, rounds * sums, 0.0)
+    copies = [elements * item for elements in repack_elements(workload) if elements]
+    copy_us = sum(2 * size / (device.bandwidth_gbs * 1e3) + _LAUNCH_US for size in copies)
+    repack = np.where(c["repack"] > 0, copy_us, 0.0)
     roofline = g["roofline_us"]
     return {
         "resident": resident,
@@ -141,7 +145,8 @@ def _estimate(
         "loop_estimate": loop / roofline,
         "edge_estimate": edge / roofline,
         "split_estimate": split / roofline,
-        "estimate": (loop + edge + split) / roofline,
+        "repack_estimate": repack / roofline,
+        "estimate": (loop + edge + split + repack) / roofline,
     }
 
 

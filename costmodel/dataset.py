@@ -73,6 +73,7 @@ class Dataset:
         """
         path = as_path("path", path)
         require("target", target, Target, "a Target, such as Target.current()")
+        require("protocol", protocol, Mapping, "a mapping that is JSON-ready")
         identity = shards.Identity(target, protocol)
         with file_errors(path):
             there = (path / "card.json").exists()
@@ -172,7 +173,7 @@ class Dataset:
     def measurements(self, *roles: Role) -> MeasurementTable:
         """The rows of the given roles (all without any), each outcome once."""
         if not self._measurements:
-            table = MeasurementTable.of(self._read_measurements(), self.path)
+            table = MeasurementTable.of(self._read_measurements()[1], self.path)
             self._measurements[()] = table.take(table.kept_rows())
         if roles not in self._measurements:
             table = self._measurements[()]
@@ -183,7 +184,7 @@ class Dataset:
     def artifacts(self) -> ArtifactTable:
         """The compiled artifacts, by key."""
         if self._artifacts is None:
-            self._artifacts = ArtifactTable(self._read_artifacts())
+            self._artifacts = ArtifactTable(self._read_artifacts()[1])
         return self._artifacts
 
     def artifact(self, key: str) -> Artifact | None:
@@ -239,11 +240,10 @@ class Dataset:
             self._compact()
 
     def _compact(self) -> None:
-        old = shards.shard_paths(self.path, _ARTIFACTS)
-        rows = ArtifactTable(self._read_artifacts(old)).arrow()
+        old, rows = self._read_artifacts()
+        rows = ArtifactTable(rows).arrow()
         self._replace(_ARTIFACTS, old, shards.sort_rows(rows, _ARTIFACT_ORDER))
-        old = shards.shard_paths(self.path, _MEASUREMENTS)
-        rows = self._read_measurements(old)
+        old, rows = self._read_measurements()
         rows = rows.take(MeasurementTable.of(rows, self.path).kept_rows())
         self._replace(_MEASUREMENTS, old, shards.sort_rows(rows, _MEASUREMENT_ORDER))
         self._artifacts, self._measurements = None, {}
@@ -255,10 +255,10 @@ class Dataset:
         from pyarrow import compute
 
         part = Dataset.create(path, self.target, self.protocol)
-        rows = self._read_measurements()
+        _, rows = self._read_measurements()
         keys = pa.array([w.key() for w in workloads], pa.string())
         rows = rows.filter(compute.is_in(rows.column("workload").cast(pa.string()), keys))
-        artifacts = self._read_artifacts()
+        _, artifacts = self._read_artifacts()
         used = rows.column("artifact_key").cast(pa.string()).unique()
         artifacts = artifacts.filter(compute.is_in(artifacts.column("key"), used))
         part._write(shards.new_shard_path(part.path, _ARTIFACTS), artifacts)
@@ -308,20 +308,13 @@ class Dataset:
         self._write(merged, rows)
         for path in old:
             if path != merged:
-                path.unlink()
+                with file_errors(path):
+                    path.unlink()
 
-    def _read_artifacts(self, paths: Sequence[Path] | None = None) -> pa.Table:
-        schema, identity = ArtifactTable.schema(), self.identity
+    def _read_artifacts(self) -> tuple[list[Path], pa.Table]:
+        schema = ArtifactTable.schema()
+        return shards.read_all(self.path, _ARTIFACTS, schema, self.identity, ptx_schema=PTX_SCHEMA)
 
-        def read(paths: Sequence[Path]) -> pa.Table:
-            return shards.read_shards(paths, schema, identity, ptx_schema=PTX_SCHEMA)
-
-        return shards.read_all(self.path, _ARTIFACTS, read) if paths is None else read(paths)
-
-    def _read_measurements(self, paths: Sequence[Path] | None = None) -> pa.Table:
-        schema, identity = MeasurementTable.schema(), self.identity
-
-        def read(paths: Sequence[Path]) -> pa.Table:
-            return shards.read_shards(paths, schema, identity)
-
-        return shards.read_all(self.path, _MEASUREMENTS, read) if paths is None else read(paths)
+    def _read_measurements(self) -> tuple[list[Path], pa.Table]:
+        schema = MeasurementTable.schema()
+        return shards.read_all(self.path, _MEASUREMENTS, schema, self.identity)

@@ -121,6 +121,10 @@ def rank(
         require_count("k", k)
     if target is not None:
         require("target", target, Target, "a Target, such as Target.named('h100-sxm')")
+    if configs is not None:
+        require("configs", configs, Sequence, "a list of GemmConfig")
+        for config in configs:
+            require("an entry of configs", config, GemmConfig, "a GemmConfig")
     target = target or Target.current()
     chosen, reservation = answering_model(model, target, workload)
     candidates, failed = _candidates(workload, target, known_artifacts(chosen), configs)
@@ -241,9 +245,6 @@ def _candidates(
         legal: Sequence[GemmConfig] = SearchSpace.of(workload, target).configs
         layout = _layout(workload, target, artifacts)
     else:
-        require("configs", configs, Sequence, "a list of GemmConfig")
-        for config in configs:
-            require("an entry of configs", config, GemmConfig, "a GemmConfig")
         legal = list(dict.fromkeys(configs))
         layout = _Layout.of(workload, target, artifacts, legal)
     rows = np.array([layout.row_of[config] for config in legal], dtype=np.intp)

@@ -177,15 +177,19 @@ def shard_paths(directory: Path, table: str) -> list[Path]:
     return [p for p in (compacted,) if p.exists()] + sorted(directory.glob(f"{table}-*.parquet"))
 
 
-def read_all(directory: Path, table: str, read: Callable[[list[Path]], pa.Table]) -> pa.Table:
-    """All files of a table, listed again where another process compacts them meanwhile.
+def read_all(
+    directory: Path, table: str, schema: pa.Schema, identity: Identity, **header: object
+) -> tuple[list[Path], pa.Table]:
+    """The files of a table and all their rows; read again where another process compacts them.
 
     Raises:
+        As :func:`read_shards`.
         FileError: a file that is listed is not there, such as a link that leads nowhere.
     """
     for _ in range(_ATTEMPTS):
+        files = shard_paths(directory, table)
         try:
-            return read(shard_paths(directory, table))
+            return files, read_shards(files, schema, identity, **header)
         except FileNotFoundError as error:
             missing = error
     raise FileError(f"{missing}: it is listed in {directory}, and not there: take it away")

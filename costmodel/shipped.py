@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 from pathlib import Path
 
-from costmodel.errors import MissingData
+from costmodel.errors import MissingData, UnknownTarget
 
 __all__ = ["checkout", "recording"]
 
@@ -35,8 +36,10 @@ def recording(device: str, *, sample: bool = True) -> Path:
         sample: whether the sample will do; it has a few workloads to replay and no others.
 
     Raises:
-        MissingData: neither is there.
+        MissingData: neither is there. UnknownTarget: no name of a device, but a path.
     """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", device):
+        raise UnknownTarget(f"target {device!r}: expected a short name, such as h100-sxm")
     places = [Path(str(files("costmodel").joinpath("_models"))) / device / "replay"] * sample
     try:
         places.insert(0, checkout("datasets") / device)

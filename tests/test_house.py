@@ -43,8 +43,8 @@ LAYERS = (
 """Each part may import those before it, at any depth of its code, and none after it."""
 
 TOP_LEVEL = {
-    "README.md", "benchmarks", "costmodel", "datasets", "docs", "kernels", "models", "pyproject.toml",
-    "tests",
+    "README.md", "benchmarks", "costmodel", "datasets", "docs", "kernels", "models",
+    "pyproject.toml", "tests",
 }  # fmt: skip
 
 

@@ -279,7 +279,7 @@ def test_the_compiler_refuses_what_is_rejected_and_takes_what_is_legal() -> None
     rng = random.Random(1)
     rejected = [c for c, r in space.rejected.items() if r.startswith(("registers", "shared"))]
     near = sorted(rejected, key=lambda c: _bytes_of_stages(c))[:40]  # just over the limit
-    chosen = {c: False for c in (*rng.sample(near, 8), *rng.sample(rejected, 8))}
+    chosen = dict.fromkeys((*rng.sample(near, 8), *rng.sample(rejected, 8)), False)
     chosen |= dict.fromkeys(rng.sample(space.configs, 16), True)
     by_spec = {specialize(LARGE, c): c for c in chosen}
     for artifact in compile_many(by_spec, target, n_jobs=2):

@@ -125,8 +125,8 @@ EDITS = {
     "a function of another file": ("check.py", "atol + rtol", "rtol + atol", ""),
     "an operator": ("pointer.py", "first_step + per_split", "first_step - per_split", "pointer"),
     "a callee": ("tma.py", "acc = tl.dot(a, b, acc)", "acc += tl.dot(a, b)", "tma tma_persistent"),
-    "a callee of another file": ("epilogue.py", SPLIT_LOOP, SPLIT_LOOP.replace("SPLIT_K", "0, SPLIT_K"),
-                                 "pointer tma"),
+    "a callee of another file": ("epilogue.py", SPLIT_LOOP, 
+                                 SPLIT_LOOP.replace("SPLIT_K", "0, SPLIT_K"), "pointer tma"),
     "a callee of a callee": ("epilogue.py", "x < 0", "x <= 0", "pointer tma tma_persistent"),
     "a default": ("epilogue.py", "acc, bias_ptr, offs_n, N, ACTIVATION: tl.constexpr",
                   "acc, bias_ptr, offs_n, N, ACTIVATION: tl.constexpr = 'none'",
@@ -169,7 +169,8 @@ def test_hashes_tell_the_kernels_apart() -> None:
 def copies(text: str) -> set[tuple[str, int]]:
     """(instruction, bytes) of the asynchronous copies and plain global loads in some PTX."""
     found = {
-        ("cp.async", int(n)) for n in re.findall(r"cp\.async\.c[ag]\S* .*?, (?:0x)?(\d+)", text)
+        ("cp.async", int(n, 0))
+        for n in re.findall(r"cp\.async\.c[ag]\S* .*?, (0x[\da-f]+|\d+)", text)
     }
     for vector, bits in re.findall(r"ld\.global(?:\.[\w:]+)*?(\.v\d)?\.[bsuf](\d+)", text):
         found.add(("ld.global", int(vector[2:] or 1) * int(bits) // 8))

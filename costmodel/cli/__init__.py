@@ -7,6 +7,7 @@ and nothing else. What costmodel raises on purpose is one line on stderr and exi
 from __future__ import annotations
 
 import errno
+import io
 import sys
 import warnings
 from typing import Annotated, Any
@@ -63,4 +64,7 @@ def _options(
 
 def main() -> None:
     """The entry point of the ``costmodel`` program."""
+    for stream in (sys.stdout, sys.stderr):  # one that cannot show a dash prints "?", and goes on
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     app()

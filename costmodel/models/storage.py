@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from typing import Any, BinaryIO
 from costmodel.artifact_table import ArtifactTable
 from costmodel.errors import CorruptFile, InvalidInput, NoModel, SchemaMismatch, WrongVersion
 from costmodel.features import CONFIG_FEATURES, FEATURE_SCHEMA, FEATURES
+from costmodel.models.torch_time import TORCH_FEATURES, TorchTime
 from costmodel.models.xgb import XgbCostModel, XgbParams, content_hash
 from costmodel.ptx import PTX_SCHEMA
 from costmodel.shards import Identity, read_shards, replace_file, write_json, write_shard
@@ -24,6 +26,7 @@ FORMAT = 1
 
 CARD = "card.json"
 ARTIFACTS = "artifacts.parquet"
+TORCH = "torch.ubj"
 _HEADS = {True: ("model.ubj", FEATURES), False: ("config.ubj", CONFIG_FEATURES)}
 
 
@@ -36,11 +39,13 @@ def save(model: XgbCostModel, path: Path, raw: dict[bool, bytes]) -> Path:
     if model.target_ is None:
         raise NoModel(f"model {model.name!r} is not fitted: nothing to save, call fit() first")
     artifacts = model.artifacts  # read before anything is overwritten
+    torch_time = model.torch_time_.dump()
     path.mkdir(parents=True, exist_ok=True)
     card = {
         "format": FORMAT,
         "name": model.name,
         "hash": model.hash,
+        "torch_hash": hashlib.sha256(torch_time).hexdigest()[:16] if torch_time else "",
         "feature_schema": FEATURE_SCHEMA,
         "ptx_schema": PTX_SCHEMA,
         "features": list(FEATURES),
@@ -52,6 +57,9 @@ def save(model: XgbCostModel, path: Path, raw: dict[bool, bytes]) -> Path:
     }
     for ptx, (name, _) in _HEADS.items():
         replace_file(path / name, functools.partial(_put, raw[ptx]))
+    (path / TORCH).unlink(missing_ok=True)
+    if torch_time:
+        replace_file(path / TORCH, functools.partial(_put, torch_time))
     write_json(path / CARD, card)
     (path / ARTIFACTS).unlink(missing_ok=True)  # those of a model that lay here before
     if artifacts:
@@ -80,8 +88,6 @@ def load(path: Path, *, nthread: int = 1) -> XgbCostModel:
         WrongVersion: written by a newer release.
         SchemaMismatch: trained on other columns than this release computes.
     """
-    import xgboost
-
     card = read_card(path)
     _check_schema(path, card)
     raw = {ptx: _read(path / name) for ptx, (name, _) in _HEADS.items()}
@@ -89,18 +95,30 @@ def load(path: Path, *, nthread: int = 1) -> XgbCostModel:
         raise CorruptFile(f"{path}: the heads are not those of {CARD}; save the model again")
     model = XgbCostModel(card["params"], name=card["name"], nthread=nthread)
     for ptx, (name, expected) in _HEADS.items():
-        booster = xgboost.Booster()
-        try:
-            booster.load_model(bytearray(raw[ptx]))
-        except xgboost.core.XGBoostError as error:
-            reason = str(error).splitlines()[0][:200]
-            raise CorruptFile(f"{path / name}: not an XGBoost model in UBJ ({reason})") from None
-        _compare(path / name, booster.feature_names or (), expected)
-        model._install(ptx, raw[ptx], booster)
+        model._install(ptx, raw[ptx], _booster(path / name, raw[ptx], expected))
+    if card["torch_hash"]:
+        data = _read(path / TORCH)
+        if hashlib.sha256(data).hexdigest()[:16] != card["torch_hash"]:
+            raise CorruptFile(f"{path / TORCH}: not that of {CARD}; save the model again")
+        model.torch_time_ = TorchTime.of(_booster(path / TORCH, data, TORCH_FEATURES))
     model.target_, model.dtypes_ = card["target"], card["dtypes"]
     model.card_ = card["training"]
     model._directory = path
     return model
+
+
+def _booster(file: Path, raw: bytes, expected: tuple[str, ...]) -> Any:
+    """Trees from UBJ, of the columns that this release computes."""
+    import xgboost
+
+    booster = xgboost.Booster()
+    try:
+        booster.load_model(bytearray(raw))
+    except xgboost.core.XGBoostError as error:
+        reason = str(error).splitlines()[0][:200]
+        raise CorruptFile(f"{file}: not an XGBoost model in UBJ ({reason})") from None
+    _compare(file, booster.feature_names or (), expected)
+    return booster
 
 
 def read_card(path: Path) -> dict[str, Any]:
@@ -137,8 +155,8 @@ def read_card(path: Path) -> dict[str, Any]:
 
 
 _TYPES = {
-    "name": str, "hash": str, "feature_schema": int, "ptx_schema": int, "features": list,
-    "config_features": list, "training": dict,
+    "name": str, "hash": str, "torch_hash": str, "feature_schema": int, "ptx_schema": int,
+    "features": list, "config_features": list, "training": dict,
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from costmodel.workload import Workload
 if TYPE_CHECKING:
     from costmodel.artifact_table import ArtifactTable
     from costmodel.dataset import Dataset, Role
+    from costmodel.measurement import Measurement
 
 __all__ = ["TrainingTable"]
 
@@ -37,6 +38,8 @@ class TrainingTable:
         status: how measuring went, [n]; only ``ok`` rows are learned from.
         left_out: rows that did not come this far, by reason.
         artifacts: the compiled artifacts by key, which a model takes along; None without.
+        torch_us: what ``torch.matmul`` took, float64 [len(workloads)]; NaN where not timed, None
+            where nowhere.
     """
 
     target: Target
@@ -47,6 +50,7 @@ class TrainingTable:
     status: NDArray[np.object_] = field(repr=False)
     left_out: Mapping[str, int] = field(default_factory=dict)
     artifacts: ArtifactTable | None = field(default=None, repr=False)
+    torch_us: NDArray[np.float64] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         lengths = {
@@ -72,6 +76,7 @@ class TrainingTable:
             frame.status,
             frame.dropped,
             dataset.artifacts(),
+            np.array([_latency_us(dataset.torch(frame.workloads[w])) for w in used]),
         )
 
     def __len__(self) -> int:
@@ -131,6 +136,7 @@ class TrainingTable:
             self.latency_us[rows],
             self.status[rows],
             artifacts=self.artifacts,
+            torch_us=None if self.torch_us is None else self.torch_us[chosen],
         )
 
     def content_hash(self) -> str:
@@ -147,3 +153,7 @@ class TrainingTable:
             digest.update(np.ascontiguousarray(column).tobytes())
         digest.update("\n".join(map(str, self.status)).encode())
         return digest.hexdigest()[:16]
+
+
+def _latency_us(measurement: Measurement | None) -> float:
+    return measurement.latency_us if measurement is not None and measurement.ok else np.nan

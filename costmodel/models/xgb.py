@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from costmodel.candidates import Candidates
 from costmodel.errors import InvalidInput, NoModel
 from costmodel.features import CONFIG_FEATURES, FEATURES, design_matrix, has_artifact
+from costmodel.models.torch_time import TorchTime
 from costmodel.target import Target
 from costmodel.workload import Workload
 
@@ -77,6 +78,7 @@ class XgbCostModel:
     Attributes:
         target_, dtypes_: what it was trained on.
         card_: rows, workloads, dropped failures, hash of the data and date of the training.
+        torch_time_: predicts ``torch.matmul``, for choosing it where nothing is timed.
     """
 
     kind = "learned"
@@ -91,6 +93,7 @@ class XgbCostModel:
         self.card_: dict[str, Any] = {}
         self.target_: Target | None = None
         self.dtypes_: tuple[str, ...] = ()
+        self.torch_time_ = TorchTime()
         self._heads: dict[bool, Booster] = {}
         self._raw: dict[bool, bytes] = {}
         self._artifacts: ArtifactTable | None = None
@@ -124,6 +127,8 @@ class XgbCostModel:
             )
             booster = xgboost.train(params, data, num_boost_round=self.params.rounds)
             self._install(ptx, bytes(booster.save_raw(raw_format="ubj")), booster)
+        if table.torch_us is not None:
+            self.torch_time_.fit(table.workloads, table.torch_us.tolist(), table.target)
         used = np.unique(table.workload_index[ok])
         self.target_, self._artifacts, self._directory = table.target, table.artifacts, None
         self.dtypes_ = tuple(sorted({table.workloads[w].dtype for w in used}))
@@ -163,6 +168,10 @@ class XgbCostModel:
             log_multiple[rows] = learned + np.log(matrix[:, _ESTIMATE])
         roofline = target.device.roofline_us(workload.flops(), workload.bytes())
         return np.exp(log_multiple) * roofline
+
+    def predict_torch(self, workload: Workload, target: Target) -> float:
+        """Latency of ``torch.matmul`` in us; NaN where the training rows had none of it."""
+        return self.torch_time_.predict(workload, target)
 
     @property
     def artifacts(self) -> ArtifactTable | None:

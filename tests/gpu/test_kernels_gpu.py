@@ -123,9 +123,9 @@ def test_offsets_past_32_bits():
     del base, b
     a = torch.randn(50000, 16, device="cuda", dtype=torch.float16)
     b = torch.randn(16, 50000, device="cuda", dtype=torch.float16)
-    for config in (config, GemmConfig("tma", 128, 256, 64, 8, 3)):
+    for other in (config, GemmConfig("tma", 128, 256, 64, 8, 3)):
         out = torch.full((50000, 50000), float("nan"), device="cuda", dtype=torch.float16)
-        assert not launch(a, b, out, config)
+        assert not launch(a, b, out, other)
         ref = a[-64:].double() @ b.double()
         torch.testing.assert_close(out[-64:].double(), ref, atol=0.02, rtol=5e-3)
 
