@@ -96,6 +96,7 @@ class XgbCostModel:
         self.torch_time_ = TorchTime()
         self._heads: dict[bool, Booster] = {}
         self._raw: dict[bool, bytes] = {}
+        self._hash = ""
         self._artifacts: ArtifactTable | None = None
         self._directory: Path | None = None
 
@@ -210,7 +211,9 @@ class XgbCostModel:
     @property
     def hash(self) -> str:
         """16 hex digits of the trees and of the columns they expect; empty before ``fit``."""
-        return content_hash(self._raw) if self._raw else ""
+        if not self._hash and self._raw:
+            self._hash = content_hash(self._raw)
+        return self._hash
 
     def save(self, path: str | Path) -> Path:
         """Write the model to a directory (created if need be) and return it.
@@ -234,6 +237,7 @@ class XgbCostModel:
         booster.set_param({"nthread": self.nthread})
         self._heads[ptx] = booster
         self._raw[ptx] = raw
+        self._hash = ""
 
 
 def content_hash(raw: Mapping[bool, bytes]) -> str:
