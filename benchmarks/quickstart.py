@@ -41,7 +41,7 @@ def on_gpu() -> bool:
 
 def replayed() -> bool:
     """Tune shapes that were recorded on an H100; whether that worked."""
-    print("No NVIDIA GPU here: REPLAY of timings that were recorded on an H100.\n")
+    print("No NVIDIA GPU here: REPLAY of timings that were recorded on an H100.\n", flush=True)
     command = [sys.executable, "-m", "costmodel", "tune", "--replay", "--target", "h100-sxm"]
     codes = [
         subprocess.run([*command, *map(str, shape)], check=False).returncode for shape in SHAPES

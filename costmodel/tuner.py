@@ -75,6 +75,8 @@ def tune(
     require("workload", workload, Workload, "a Workload, such as Workload.dense(m, n, k)")
     require_count("k", k)
     require("budget_s", budget_s, (int, float), "seconds")
+    if runner is not None and not hasattr(runner, "measure"):
+        raise InvalidInput(f"runner is a {type(runner).__name__}: expected a DeviceRunner or such")
     if not budget_s > 0 or not (workload.m and workload.n and workload.k):
         raise InvalidInput(f"{workload}, budget_s={budget_s:g}: expected sizes and a budget over 0")
     start = time.perf_counter()
@@ -93,8 +95,6 @@ def tune(
         return _or_torch(result, ranking, model) if include_torch else result
     if runner is None:
         raise InvalidInput(f"mode={mode!r} times candidates: expected a runner, e.g. DeviceRunner")
-    if not hasattr(runner, "measure"):
-        raise InvalidInput(f"runner is a {type(runner).__name__}: expected a runner")
     compile_ = compile_ or (_nothing_to_compile if replay else compile_for_device)
     trial = Trial(ranking, runner, compile_, time.monotonic() + budget_s)
     if include_torch:
