@@ -14,10 +14,11 @@ from collections.abc import Collection as Container
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
+from typing import get_args
 
 from costmodel.artifact import Artifact
 from costmodel.compiler import compile_many, duplicates
-from costmodel.config import GemmConfig
+from costmodel.config import GemmConfig, KernelName
 from costmodel.dataset import Dataset, Role, RunInfo
 from costmodel.measurement import Candidate, TuningRecord
 from costmodel.runner.device import DeviceRunner
@@ -30,6 +31,8 @@ _FINALISTS = 6
 _ANCHOR_WORKLOADS = 4
 _DRIFT_LIMIT = 0.05
 _ANCHOR_BYTES = 2**24  # smaller ones are too short to tell a card from noise
+
+KERNELS = get_args(KernelName)
 
 log = logging.getLogger("costmodel")
 
@@ -149,14 +152,15 @@ class Collection:
 
     def _remaining(self, jobs: Iterable[Job]) -> Iterator[Job]:
         """Jobs less what is recorded, and less what is known to repeat it."""
-        hashes: dict[str, str] = {
-            name: kernel_hash(name) for name in {c.kernel for j in jobs for c in j.configs}
-        }
         for job in jobs:
-            done = self._dataset.measured(job.workload, hashes)
+            done = self._done(job.workload)
             left = _distinct(job, self._known(job), done)
             if left:
                 yield Job(job.workload, tuple(c.config for c in left), job.role)
+
+    def _done(self, workload: Workload) -> set[GemmConfig]:
+        """What is recorded of the kernels as they are now."""
+        return self._dataset.measured(workload, {name: kernel_hash(name) for name in KERNELS})
 
     def _known(self, job: Job) -> dict[Specialization, Artifact]:
         """The artifacts of a job that are recorded already."""
@@ -168,7 +172,7 @@ class Collection:
         start = monotonic()
         by_spec = compiling.wait_for([specialize(job.workload, c) for c in job.configs])
         waited = monotonic()
-        done = self._dataset.measured(job.workload)
+        done = self._done(job.workload)
         everything = Job(job.workload, (*done, *job.configs), job.role)
         candidates = _distinct(everything, self._known(everything) | by_spec, done)
         torch = self._runner.measure_torch(job.workload)

@@ -196,7 +196,7 @@ class Workload:
         a_layout, a_align, a_span = _memory(a)
         b_layout, b_align, b_span = _memory(b)
         c_layout, c_align, c_span = _memory(out)
-        if m and n and c_span < m * n - 1:
+        if _overlaps_itself(out):
             raise LayoutError("out overlaps itself: expected distinct elements, e.g. torch.empty")
         code = CodeClass(
             dtype=_name(a.dtype),
@@ -283,3 +283,15 @@ def _memory(x: torch.Tensor) -> tuple[Layout, int, int]:
         return "strided", alignment_class(item), span
     layout, extent = contiguous
     return layout, alignment_class(x.data_ptr(), lead * item, extent * item), span
+
+
+def _overlaps_itself(x: torch.Tensor) -> bool:
+    """Whether two elements of a matrix are one in memory."""
+    (rows, cols), (row_stride, col_stride) = x.shape, x.stride()
+    if rows == 0 or cols == 0:
+        return False
+    if rows == 1 or cols == 1:
+        return (rows > 1 and row_stride == 0) or (cols > 1 and col_stride == 0)
+    # i * row_stride + j * col_stride repeats after col_stride / g rows and row_stride / g columns.
+    g = gcd(row_stride, col_stride)
+    return g == 0 or (col_stride // g < rows and row_stride // g < cols)

@@ -16,7 +16,8 @@ def count_mismatches(out_ptr, ref_ptr, count_ptr, size, atol, rtol, BLOCK: tl.co
     mask = offs < size
     out = tl.load(out_ptr + offs, mask=mask, other=0.0).to(tl.float32)
     ref = tl.load(ref_ptr + offs, mask=mask, other=0.0)
-    near = tl.abs(out - ref) <= atol + rtol * tl.abs(ref)
+    # An infinite reference has no tolerance: any number would be within it.
+    near = (tl.abs(out - ref) <= atol + rtol * tl.abs(ref)) & (tl.abs(ref) < float("inf"))
     # A reference past the range of the output rounds to infinity there, and must do so here.
     near = near | (out == ref.to(out_ptr.dtype.element_ty).to(tl.float32))
     bad = tl.sum(tl.where(mask & (near == 0), 1, 0))

@@ -314,6 +314,14 @@ def test_what_counts_as_wrong(out: float, ref: float, wrong: bool) -> None:
     assert mismatches(outs, refs, 40) == wrong
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+def test_an_infinite_reference_has_no_tolerance() -> None:
+    refs = torch.full((20,), float("inf"))
+    assert mismatches(torch.ones(20).half(), refs, 20, rtol=1e-2) == 20
+    assert mismatches(refs.half(), refs, 20, rtol=1e-2) == 0
+
+
 def test_every_wrong_element_counts_and_no_other() -> None:
     refs = torch.randn(100)
     outs = refs.half()

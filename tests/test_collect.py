@@ -266,7 +266,6 @@ def start_child(dataset: Dataset, count: int, first_path: str = "", mark: str = 
     )
 
 
-@pytest.mark.xfail(strict=True, reason="_measure() takes rows of the changed kernel for done")
 def test_rows_of_a_kernel_that_has_changed_are_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

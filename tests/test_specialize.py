@@ -70,7 +70,7 @@ def test_everything_in_the_class_of_code_matters() -> None:
     )  # fmt: skip
     assert len(changes) == len(CodeClass.__dataclass_fields__)
     config = GemmConfig("pointer", 64, 64, 64)
-    codes = [LARGE.code, *(replace(LARGE.code, **c) for c in changes)]  # type: ignore[arg-type]
+    codes = [LARGE.code, *(replace(LARGE.code, **c) for c in changes)]
     keys = {artifact_key(specialize(replace(LARGE, code=c), config), H100) for c in codes}
     assert len(keys) == len(changes) + 1
 

@@ -144,7 +144,7 @@ def test_keys_are_equal_only_for_equal_workloads(
 def test_every_class_of_code_has_its_own_key() -> None:
     aligns = (16, 8, 4, 2)
     few = [
-        CodeClass(dtype, out, *lay, *al, wide, bias, act)
+        CodeClass(dtype, out, *lay, *al, wide, bias, act)  # type: ignore[call-arg]
         for dtype, out in itertools.product(DTYPES, DTYPES)
         for lay in itertools.product(get_args(Layout), repeat=3)
         for al in itertools.product(aligns, aligns[:2], aligns[2:])
@@ -236,3 +236,22 @@ def test_small_is_every_side_up_to_512() -> None:
     assert Workload.dense(512, 512, 512).is_small()
     for shape in ((513, 1, 1), (1, 513, 1), (1, 1, 513)):
         assert not Workload.dense(*shape).is_small()
+
+
+@given(
+    st.tuples(st.integers(0, 7), st.integers(0, 7)),
+    st.tuples(st.integers(0, 9), st.integers(0, 9)),
+)
+def test_an_out_that_overlaps_itself_is_refused(
+    shape: tuple[int, int], strides: tuple[int, int]
+) -> None:
+    """Against the definition: two elements at one offset."""
+    (m, n), (row_stride, col_stride) = shape, strides
+    out = torch.empty(200, dtype=torch.float16).as_strided(shape, strides)
+    offsets = [i * row_stride + j * col_stride for i in range(m) for j in range(n)]
+    a, b = torch.empty(m, 3).half(), torch.empty(3, n).half()
+    if len(set(offsets)) < len(offsets):
+        with pytest.raises(LayoutError, match="overlaps itself"):
+            Workload.from_tensors(a, b, out)
+    else:
+        Workload.from_tensors(a, b, out)

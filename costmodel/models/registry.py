@@ -11,11 +11,12 @@ from pathlib import Path
 
 from costmodel.artifact import Artifact
 from costmodel.candidates import CostModel
-from costmodel.errors import FileError, ModelError
+from costmodel.errors import FileError, InvalidInput, ModelError
 from costmodel.models.baselines import RuleHeuristic
 from costmodel.models.storage import CARD
 from costmodel.models.xgb import XgbCostModel
 from costmodel.target import Target
+from costmodel.untrusted import as_path
 from costmodel.workload import Workload
 
 __all__ = ["find_model", "known_artifacts", "load", "model_directory", "shipped_models", "use"]
@@ -29,7 +30,7 @@ def load(path: str | Path) -> XgbCostModel:
         CorruptFile, WrongVersion: not a model, or one of a newer release.
         SchemaMismatch: trained on other features than this release computes.
     """
-    return XgbCostModel.load(path)
+    return XgbCostModel.load(as_path("path", path))
 
 
 def use(model: str | Path | XgbCostModel | None) -> XgbCostModel | None:
@@ -42,6 +43,10 @@ def use(model: str | Path | XgbCostModel | None) -> XgbCostModel | None:
         As :func:`load`; then what was used before stays in use.
     """
     chosen = load(model) if isinstance(model, str | Path) else model
+    if chosen is not None and not isinstance(chosen, XgbCostModel):
+        raise InvalidInput(
+            f"model is a {type(model).__name__}: expected a model, or the path of one"
+        )
     with _lock:
         _used[:] = [] if chosen is None else [chosen]
     return chosen

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
-from dataclasses import asdict, fields
+import os
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, get_type_hints
 
 from costmodel.artifact_table import ArtifactTable
-from costmodel.errors import CorruptFile, InvalidInput, NoModel, SchemaMismatch, WrongVersion
+from costmodel.errors import (
+    CorruptFile,
+    FileError,
+    InvalidInput,
+    NoModel,
+    SchemaMismatch,
+    WrongVersion,
+)
 from costmodel.features import CONFIG_FEATURES, FEATURE_SCHEMA, FEATURES
 from costmodel.models.torch_time import TORCH_FEATURES, TorchTime
 from costmodel.models.xgb import XgbCostModel, XgbParams, content_hash
 from costmodel.ptx import PTX_SCHEMA
 from costmodel.shards import Identity, read_shards, replace_file, write_json, write_shard
 from costmodel.target import Target
+from costmodel.untrusted import file_errors, parse_json, read_small_file, take
+from costmodel.workload import DTYPES
 
 __all__ = ["CARD", "FORMAT", "load", "load_artifacts", "read_card", "save"]
 
@@ -127,17 +136,21 @@ def read_card(path: Path) -> dict[str, Any]:
     Raises:
         NoModel, CorruptFile, WrongVersion: as :func:`load`.
     """
-    if not path.exists():
+    with file_errors(path):
+        there = os.path.lexists(path) and path.stat() is not None
+    if not there:
         raise NoModel(f"no model at {path}: expected a directory that save() wrote")
     if not path.is_dir():
         raise CorruptFile(f"{path} is a file: expected the directory that save() wrote")
     file = path / CARD
     try:
-        card = json.loads(_read(file))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise CorruptFile(f"{file}: not JSON ({error})") from None
+        card = parse_json(_read(file))
+    except InvalidInput as error:
+        raise CorruptFile(f"{file}: {error}") from None
     if not isinstance(card, dict) or type(card.get("format")) is not int:
         raise CorruptFile(f"{file}: not the card of a costmodel model")
+    if card["format"] < 1:
+        raise CorruptFile(f"{file}: format {card['format']}: expected 1 or more")
     if card["format"] > FORMAT:
         raise WrongVersion(
             f"{file}: format {card['format']}, this release reads up to {FORMAT}; upgrade costmodel"
@@ -145,10 +158,11 @@ def read_card(path: Path) -> dict[str, Any]:
     try:
         card["target"] = Target.from_dict(card["target"])
         card["params"] = _params(card["params"])
-        card["dtypes"] = tuple(map(str, card["dtypes"]))
         for name, kind in _TYPES.items():
-            if not isinstance(card[name], kind):
-                raise InvalidInput(f"{name}={card[name]!r}: expected {kind.__name__}")
+            take(card, name, kind)
+        if not set(card["dtypes"]) <= set(DTYPES):
+            raise InvalidInput(f"dtypes={card['dtypes']!r:.80}: expected some of {list(DTYPES)}")
+        card["dtypes"] = tuple(card["dtypes"])
     except (KeyError, TypeError, InvalidInput) as error:
         raise CorruptFile(f"{file}: {type(error).__name__}: {error}") from None
     return card
@@ -156,16 +170,16 @@ def read_card(path: Path) -> dict[str, Any]:
 
 _TYPES = {
     "name": str, "hash": str, "torch_hash": str, "feature_schema": int, "ptx_schema": int,
-    "features": list, "config_features": list, "training": dict,
+    "features": list, "config_features": list, "training": dict, "dtypes": list,
 }  # fmt: skip
 
 
 def _params(found: dict[str, Any]) -> XgbParams:
     """Numbers only, under the names that there are."""
-    names = {f.name for f in fields(XgbParams)}
-    if set(found) != names or not all(type(v) in (int, float) for v in found.values()):
-        raise InvalidInput(f"params: expected a number for each of {sorted(names)}")
-    return XgbParams(**found)
+    kinds = get_type_hints(XgbParams)
+    if not isinstance(found, dict) or set(found) != set(kinds):
+        raise InvalidInput(f"params: expected a number for each of {sorted(kinds)}")
+    return XgbParams(**{name: take(found, name, kind) for name, kind in kinds.items()})
 
 
 def _check_schema(path: Path, card: dict[str, Any]) -> None:
@@ -202,8 +216,9 @@ def _put(data: bytes, stream: BinaryIO) -> None:
 
 def _read(file: Path) -> bytes:
     try:
-        return file.read_bytes()
-    except FileNotFoundError:
-        raise CorruptFile(
-            f"{file.parent}: not a model directory, {file.name} is not there"
-        ) from None
+        with file_errors(file):
+            return read_small_file(file)
+    except FileError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
+    raise CorruptFile(f"{file.parent}: not a model directory, {file.name} is not there")

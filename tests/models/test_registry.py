@@ -7,6 +7,7 @@ import os
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,19 @@ import pytest
 
 from costmodel import features
 from costmodel.candidates import Candidates
-from costmodel.errors import CorruptFile, ModelError, NoModel, SchemaMismatch, WrongVersion
+from costmodel.errors import (
+    CorruptFile,
+    CostModelError,
+    FileError,
+    ModelError,
+    NoModel,
+    SchemaMismatch,
+    WrongVersion,
+)
 from costmodel.models import (
     RuleHeuristic,
     XgbCostModel,
+    XgbParams,
     find_model,
     known_artifacts,
     load,
@@ -341,3 +351,45 @@ def test_all_refusals_are_of_the_projects_own_tree(saved: Path) -> None:
     edit_card(saved, feature_schema=99)
     with pytest.raises(ModelError):
         load(saved)
+
+
+@pytest.mark.parametrize("name", ["card.json", "model.ubj", "torch.ubj"])
+@pytest.mark.parametrize("kind", ["directory", "pipe", "device", "loop"])
+def test_what_is_no_file_is_not_read(
+    tmp_path: Path, make_training_table: Any, make_workloads: Any, name: str, kind: str
+) -> None:
+    table = make_training_table(make_workloads(25, 2), rows=10)
+    table = replace(table, torch_us=np.full(25, 9.0))
+    path = XgbCostModel(XgbParams(rounds=2, max_depth=2)).fit(table).save(tmp_path / "model")
+    file = path / name
+    file.unlink()
+    if kind == "directory":
+        file.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(file)
+    else:
+        file.symlink_to("/dev/zero" if kind == "device" else file)
+    with pytest.raises(FileError):
+        load(path)
+
+
+@pytest.mark.parametrize("path", [5, None, [], b"x", "a" * 5000, "a\0b"])
+def test_a_path_that_is_none(path: Any) -> None:
+    with pytest.raises(CostModelError):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("format", -1), ("ptx_schema", True), ("dtypes", "float16"), ("dtypes", ["float99"]),
+     ("params", {"rounds": 1}), ("features", {}), ("training", [])],
+)  # fmt: skip
+def test_a_card_of_the_wrong_types(
+    tmp_path: Path, make_training_table: Any, make_workloads: Any, name: str, value: Any
+) -> None:
+    table = make_training_table(make_workloads(5, 2), rows=10)
+    path = XgbCostModel(XgbParams(rounds=2, max_depth=2)).fit(table).save(tmp_path / "model")
+    card = json.loads((path / "card.json").read_text())
+    (path / "card.json").write_text(json.dumps(card | {name: value}))
+    with pytest.raises(CorruptFile):
+        load(path)
