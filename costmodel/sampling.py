@@ -130,7 +130,7 @@ def _aligned(rng: np.random.Generator) -> tuple[int, int, int]:
     m = _rows(rng) if rng.random() < 0.5 else _log_uniform(rng, 1, 16384)
     low = 16 if rng.random() < 0.2 else 256
     n = max(_log_uniform(rng, low, 131072) // 16, 1) * 16
-    return m, n, max(_log_uniform(rng, low, 32768) // 16, 1) * 16
+    return m, n, max(_log_uniform(rng, low, 131072) // 16, 1) * 16
 
 
 def _round(rng: np.random.Generator) -> tuple[int, int, int]:
