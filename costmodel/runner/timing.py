@@ -43,6 +43,8 @@ _session: Session | None = None
 def start(protocol: TimingProtocol, device_index: int, seed: int) -> None:
     """Set the process up. Called once in each fresh one."""
     global _session
+    # Under TRITON_INTERPRET the kernels would run on the CPU, and what that takes means nothing.
+    os.environ.pop("TRITON_INTERPRET", None)
     _session = Session(protocol, device_index, seed)
 
 
