@@ -179,14 +179,15 @@ def test_operands_beyond_the_memory_are_a_row(runner: DeviceRunner) -> None:
     assert statuses(runner.measure(SHAPE, candidates(GOOD))) == ["ok"]
 
 
-def test_interpreted_kernels_are_never_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_interpreter_is_never_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timing process compiles, whatever the caller's process does: as fast as ever."""
+    with DeviceRunner() as runner:
+        compiled = runner.measure(SHAPE, candidates(GOOD))
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with DeviceRunner() as runner:
-        try:
-            measured = runner.measure(SHAPE, candidates(GOOD))
-        except Exception:
-            return
-    assert "ok" not in statuses(measured)
+        measured = runner.measure(SHAPE, candidates(GOOD))
+    assert statuses(measured) == statuses(compiled)
+    assert measured[0].latency_us < 2 * compiled[0].latency_us
 
 
 # --- times ---------------------------------------------------------------------------------------
