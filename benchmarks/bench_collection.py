@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from common import Results, Row, announce, at_exit_code, parser, until, versions
 
-from costmodel.collect import Collection, Job
+from costmodel.collect import Job, collect
 from costmodel.compiler import compile_many
 from costmodel.dataset import Dataset
 from costmodel.runner.device import DeviceRunner
@@ -76,7 +76,7 @@ def main() -> None:
         run = current_run()
         runner.measure_torch(Workload.dense(256, 256, 256))  # the timing process is up
         for job in until(deadline, todo):
-            progress = Collection(dataset, runner, run, cache=Path(folder)).collect([job])
+            progress = collect([job], dataset, runner, run, cache=Path(folder))
             results.add({
                 "what": f"timing {job.workload}", "timed": progress.rows,
                 "ok": progress.ok_rows, "seconds": progress.timing_s,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from costmodel.collect import Collection, Job, Progress
+from costmodel.collect import Job, Progress, collect
 from costmodel.dataset import Dataset
 from costmodel.heldout import eval_workloads
 from costmodel.runner.device import DeviceRunner
@@ -70,9 +70,10 @@ def main() -> None:
             )
 
         spent = time.monotonic() - begin
-        collection = Collection(dataset, runner, run, budget_s=args.budget_s - spent)
         try:
-            progress = collection.collect(todo, show)
+            progress = collect(
+                todo, dataset, runner, run, budget_s=args.budget_s - spent, on_job=show
+            )
         finally:
             dataset.compact()
     seconds = time.monotonic() - begin

@@ -17,15 +17,17 @@ from time import monotonic
 from typing import get_args
 
 from costmodel.artifact import Artifact
-from costmodel.compiler import compile_many, duplicates
+from costmodel.candidates import Candidates
+from costmodel.compiler import compile_many
 from costmodel.config import GemmConfig, KernelName
 from costmodel.dataset import Dataset, Role, RunInfo
+from costmodel.duplicates import identities
 from costmodel.measurement import Candidate, TuningRecord
 from costmodel.runner.device import DeviceRunner
 from costmodel.specialize import Specialization, artifact_key, kernel_hash, specialize
 from costmodel.workload import Workload
 
-__all__ = ["Collection", "Job", "Progress", "collect"]
+__all__ = ["Job", "Progress", "collect"]
 
 _FINALISTS = 6
 _ANCHOR_WORKLOADS = 4
@@ -103,14 +105,14 @@ class Collection:
         """
         todo = list(self._remaining(jobs))
         self.progress.jobs = len(todo)
-        anchors = self._anchors() if todo else []
+        anchors = self._anchors() if todo else {}
         specs = dict.fromkeys(
             specialize(j.workload, c) for j in (*anchors, *todo) for c in j.configs
         )
         compiling = _Compiling(specs, self._dataset, self._n_jobs, self._cache)
         try:
-            for anchor in anchors:
-                self._time_again(anchor, compiling)
+            for anchor, first_us in anchors.items():
+                self._time_again(anchor, first_us, compiling)
             for job in todo:
                 if monotonic() > self._deadline:
                     break
@@ -120,19 +122,19 @@ class Collection:
             compiling.stop()
         return self.progress
 
-    def _anchors(self) -> list[Job]:
-        """A few workloads of earlier runs, each with the best that was found for it."""
+    def _anchors(self) -> dict[Job, float]:
+        """A few workloads of earlier runs, each with the best that was found, and its latency."""
         recorded = sorted(self._dataset.workloads("train", "eval"), key=Workload.key)
         large = [w for w in recorded if w.bytes() >= _ANCHOR_BYTES]
-        found = []
+        found = {}
         for workload in large[:: max(len(large) // _ANCHOR_WORKLOADS, 1)][:_ANCHOR_WORKLOADS]:
             ok = {c: m for c, m in self._dataset.recorded(workload).items() if m.ok}
             if ok:
                 best = min(ok, key=lambda c: ok[c].latency_us)
-                found.append(Job(workload, (best,), "anchor"))
+                found[Job(workload, (best,), "anchor")] = ok[best].latency_us
         return found
 
-    def _time_again(self, job: Job, compiling: _Compiling) -> None:
+    def _time_again(self, job: Job, first_us: float, compiling: _Compiling) -> None:
         """Time an anchor and say how far this card is from the recorded run."""
         (config,) = job.configs
         spec = specialize(job.workload, config)
@@ -141,13 +143,12 @@ class Collection:
         record = TuningRecord(job.workload, config, artifact.key, again)
         self._dataset.append_measurements([record], run=self._run, role="anchor")
         if again.ok:
-            first = self._dataset.recorded(job.workload)[config].latency_us
-            drift = again.latency_us / first - 1
+            drift = again.latency_us / first_us - 1
             self.progress.drift[job.workload.key()] = drift
             if abs(drift) > _DRIFT_LIMIT:
                 log.warning(
                     "%s took %.2f us, %.2f in an earlier run (%+.0f %%): another card, clocks or "
-                    "load?", job.workload, again.latency_us, first, 100 * drift,
+                    "load?", job.workload, again.latency_us, first_us, 100 * drift,
                 )  # fmt: skip
 
     def _remaining(self, jobs: Iterable[Job]) -> Iterator[Job]:
@@ -187,7 +188,7 @@ class Collection:
         self._dataset.append_measurements(
             records, run=self._run, role=job.role, torch={job.workload: torch}
         )
-        self._dataset.append_measurements(again, run=self._run, role="anchor", torch={})
+        self._dataset.append_measurements(again, run=self._run, role="anchor")
         self._count(records, compiling, waited - start, monotonic() - waited)
 
     def _finalists(self, workload: Workload, records: Sequence[TuningRecord]) -> list[TuningRecord]:
@@ -237,18 +238,16 @@ def _latency(record: TuningRecord) -> float:
 def _distinct(
     job: Job, artifacts: Mapping[Specialization, Artifact], done: Container[GemmConfig]
 ) -> list[Candidate]:
-    """Candidates not done yet, less those whose binary and launch repeat another's."""
-    repeated = duplicates(artifacts.values())
-    seen: set[tuple[object, ...]] = set()
+    """Candidates not done yet, less those that do the same as another."""
+    configs = sorted(dict.fromkeys(job.configs), key=lambda c: c not in done)
+    found = [artifacts.get(specialize(job.workload, c)) for c in configs]
+    numbers = identities(job.workload, Candidates.of(configs, found)).tolist()
+    seen: set[int] = set()
     result = []
-    for config in sorted(job.configs, key=lambda c: c not in done):
-        spec = specialize(job.workload, config)
-        artifact = artifacts.get(spec)
-        key: object = spec if artifact is None else repeated.get(artifact.key, artifact.key)
-        launch = (key, config.group_m, config.split_k, config.repack)
-        if launch not in seen and config not in done:
+    for config, artifact, number in zip(configs, found, numbers, strict=True):
+        if number not in seen and config not in done:
             result.append(Candidate(config, artifact))
-        seen.add(launch)
+        seen.add(number)
     return result
 
 

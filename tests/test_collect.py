@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -340,3 +341,36 @@ def test_memory_does_not_grow_with_the_workloads(tmp_path: Path) -> None:
     assert progress.statuses["crashed"] >= 60
     assert progress.statuses["compile_error"] >= 200
     assert max(resident_mib[250:]) - max(resident_mib[50:100]) < 8
+
+
+class SlowerRunner(FakeRunner):
+    """Another card: everything takes a fifth longer."""
+
+    def outcome(self, candidate: Candidate) -> Measurement:
+        first = super().outcome(candidate)
+        return replace(first, latency_us=1.2 * first.latency_us)
+
+
+def test_a_later_run_times_anchors_again_and_tells_the_drift(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The best of a large workload of an earlier run; small ones are too short to tell."""
+    large = Job(Workload.dense(1024, 4096, 1024), GOOD[:2])
+    dataset = create(tmp_path / "data")
+    assert run([large, *jobs_of(1)], dataset, FakeRunner()).drift == {}
+    recorded = dataset.recorded(large.workload)
+    best = min(recorded, key=lambda c: recorded[c].latency_us)
+    later = replace(RUN, run_id="later")
+    progress = collect(
+        jobs_of(2), dataset, SlowerRunner(), later, n_jobs=2, cache=dataset.path / "cache"
+    )
+    assert progress.drift == pytest.approx({large.workload.key(): 0.2}, abs=1e-6)
+    assert "in an earlier run" in caplog.text
+    anchors = dataset.measurements("anchor")
+    again = [
+        anchors.latency_us[row]
+        for row in anchors.rows_of[large.workload]
+        if anchors.configs[anchors.config_index[row]] == best
+    ]
+    assert max(again) == pytest.approx(1.2 * recorded[best].latency_us)
+    assert run(jobs_of(2), dataset, SlowerRunner()).drift == {}, "nothing to do, nothing timed"

@@ -27,7 +27,7 @@ class Request:
         workload: the problem.
         config: what to time; None for ``torch.matmul``.
         best_us: the best latency of the workload so far, for stopping early.
-        compare: time these too, interleaved with ``config``, ``rounds`` times (finalists).
+        compare: time these in turn instead of ``config``, ``rounds`` times (finalists).
     """
 
     workload: Workload
