@@ -14,12 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
+import costmodel
 from costmodel.collect import Job, Progress, collect
 from costmodel.dataset import Dataset
 from costmodel.heldout import eval_workloads
 from costmodel.runner.device import DeviceRunner
 from costmodel.runner.identity import current_run
-from costmodel.sampling import RandomSampler, training_workloads
+from costmodel.sampling import ModelSampler, RandomSampler, Sampler, training_workloads
 from costmodel.space import SearchSpace
 from costmodel.target import Target
 
@@ -32,11 +33,18 @@ def jobs(args: argparse.Namespace, target: Target) -> list[Job]:
         result += [Job(w, SearchSpace.of(w, target).configs, "eval") for w in held_out]
     if "train" in args.parts:
         rng = np.random.default_rng(args.seed)
-        sampler = RandomSampler(args.configs)
+        sampler = sampler_of(args)
         for workload in training_workloads(args.workloads, target, args.dtypes, args.seed):
             chosen = sampler.sample(SearchSpace.of(workload, target), rng)
             result.append(Job(workload, tuple(chosen)))
     return result
+
+
+def sampler_of(args: argparse.Namespace) -> Sampler:
+    """Led by an earlier model if one is named: most rows near the best, where it must be exact."""
+    if args.led_by is None:
+        return RandomSampler(args.configs)
+    return ModelSampler(costmodel.load(args.led_by), args.configs, share=0.4)
 
 
 def main() -> None:
@@ -46,6 +54,7 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["float16"])
     parser.add_argument("--workloads", type=int, default=100)
     parser.add_argument("--configs", type=int, default=300)
+    parser.add_argument("--led-by", type=Path, metavar="MODEL")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--budget-s", type=float, default=540)

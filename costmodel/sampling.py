@@ -12,12 +12,13 @@ from costmodel.config import GemmConfig
 from costmodel.heldout import is_held_out
 from costmodel.space import SearchSpace
 from costmodel.target import Target
-from costmodel.workload import Workload
+from costmodel.workload import Layout, Workload
 
 __all__ = ["ModelSampler", "RandomSampler", "Sampler", "training_workloads"]
 
 _MAX_BYTES = 2**30
 _MAX_FLOPS = 6e11
+_TRANSPOSED_SHARE = 0.3
 _ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
          6144, 8192, 16384)  # fmt: skip
 # (n, k) of layers of well-known models that are not in the eval list.
@@ -80,7 +81,8 @@ def training_workloads(
     """Distinct workloads to learn from, none of them held out.
 
     Four kinds in turn: layers of known models, log-uniform sizes in steps of 16, powers of two and
-    their sums, and ragged ones (odd sizes, so that some operand is not aligned).
+    their sums, and ragged ones (odd sizes, so that some operand is not aligned). In three of ten
+    B is the transpose of a row-major matrix, as the weight of ``nn.Linear`` is.
     What would take over a millisecond or a gibibyte is left out.
 
     Args:
@@ -96,7 +98,9 @@ def training_workloads(
     while len(found) < count:
         m, n, k = kinds[turn % len(kinds)](rng)
         turn += 1
-        workload = Workload.dense(m, n, k, str(rng.choice(list(dtypes))))
+        dtype = str(rng.choice(list(dtypes)))
+        b_layout: Layout = "col" if rng.random() < _TRANSPOSED_SHARE else "row"
+        workload = Workload.dense(m, n, k, dtype, b_layout=b_layout)
         # Tiny products tell little: what they take is mostly the launch.
         if workload.bytes() < 2**20 and rng.random() < 0.8:
             continue

@@ -188,12 +188,13 @@ def _arguments(spec: Specialization) -> tuple[dict[str, str], dict[str, int]]:
         "a_ptr": code.a_align, "b_ptr": code.b_align, "c_ptr": code.c_align,
         "bias_ptr": out_item, "partial_ptr": 16, "arrivals_ptr": 4,
     }  # fmt: skip
-    # The class also divides the leading stride and the extent of the contiguous dimension.
+    # The class also divides the leading stride and the extent of the contiguous dimension. Not so
+    # the descriptors' operands: their rows may be padded copies, whose extents are still any.
     for layout, align, size, lead_row, extent_row, lead_col, extent_col in (
         (code.a_layout, code.a_align, item, "stride_am", "K", "stride_ak", "M"),
         (code.b_layout, code.b_align, item, "stride_bk", "N", "stride_bn", "K"),
         (code.c_layout, code.c_align, out_item, "stride_cm", "N", "stride_cn", "M"),
-    ):
+    )[0 if spec.kernel == "pointer" else 2 :]:
         if layout == "strided":
             continue
         lead, extent = (lead_row, extent_row) if layout == "row" else (lead_col, extent_col)
@@ -218,11 +219,19 @@ def kernel_function(name: str) -> Any:
     }[name]
 
 
+def _launched(name: str) -> list[Any]:
+    """What a measurement of this kernel may launch: itself, and before it the copies it needs."""
+    from costmodel.kernels.repack import repack_rows
+
+    kernel = kernel_function(name)
+    return [kernel] if name == "pointer" else [kernel, repack_rows]
+
+
 @functools.cache
 def kernel_hash(name: str) -> str:
     """Hash of a kernel's code and of all it calls: comments, names of files and lines left out."""
     seen: dict[str, str] = {}
-    queue = [kernel_function(name)]
+    queue = _launched(name)
     while queue:
         fn = queue.pop()
         if fn.__name__ in seen:

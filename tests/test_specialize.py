@@ -128,6 +128,7 @@ EDITS = {
     "a callee of another file": ("epilogue.py", SPLIT_LOOP, 
                                  SPLIT_LOOP.replace("SPLIT_K", "0, SPLIT_K"), "pointer tma"),
     "a callee of a callee": ("epilogue.py", "x < 0", "x <= 0", "pointer tma tma_persistent"),
+    "the copy before a kernel": ("repack.py", "other=0.0", "other=1.0", "tma tma_persistent"),
     "a default": ("epilogue.py", "acc, bias_ptr, offs_n, N, ACTIVATION: tl.constexpr",
                   "acc, bias_ptr, offs_n, N, ACTIVATION: tl.constexpr = 'none'",
                   "pointer tma tma_persistent"),
@@ -205,3 +206,18 @@ def test_alignment_decides_how_memory_is_read(tmp_path: Path) -> None:
     assert "st.global.v4.b32" in ptx["aligned"]
     assert "st.global.v4.b32" in ptx["rows of 1000"]
     assert "st.global.b16" in ptx["rows of 2 bytes"]
+
+
+@pytest.mark.compile
+def test_copied_operands_promise_nothing_about_the_sizes(tmp_path: Path) -> None:
+    """Their rows are padded, M, N and K are not: stores of C go by what C promises."""
+    config = GemmConfig("tma", 64, 64, 64, 4, 3, repack=True)
+    cases = {
+        "st.global.b16": Workload.dense(1001, 1001, 1001),
+        "st.global.b32": Workload.dense(1002, 1002, 1001),
+    }
+    specs = {specialize(w, config): store for store, w in cases.items()}
+    for artifact in compile_many(specs, Target.named("h100-sxm"), n_jobs=2, dump=tmp_path):
+        ptx = (tmp_path / f"{artifact.key}.ptx").read_text()
+        stores = set(re.findall(r"st\.global(?:\.v\d)?\.b\d+", ptx))
+        assert stores == {specs[artifact.spec]}
