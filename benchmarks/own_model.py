@@ -160,7 +160,8 @@ def main() -> int:
         folder = Path(name)
         if shipped_models():
             print("a model is shipped: going on with a copy without it", file=sys.stderr)
-            environment = {**os.environ, "PYTHONPATH": str(copy_without_models(folder))}
+            paths = [str(copy_without_models(folder)), *filter(None, [os.getenv("PYTHONPATH")])]
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
             command = [sys.executable, __file__, *sys.argv[1:]]
             return subprocess.run(command, env=environment, check=False).returncode
         # Winners of earlier days must not answer, and none of this stays.
