@@ -1,6 +1,8 @@
 """Record the reference dataset: the eval list exhaustively, and training workloads by sample.
 
 Run it on the card that the dataset is named after, as often as it takes: what is recorded is kept.
+Several may record into one folder at once, each on a card of its own: one the eval list, say, and
+others a part each of the training workloads.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ def jobs(args: argparse.Namespace, target: Target) -> list[Job]:
     if "train" in args.parts:
         rng = np.random.default_rng(args.seed)
         sampler = sampler_of(args)
-        for workload in training_workloads(args.workloads, target, args.dtypes, args.seed):
+        drawn = training_workloads(args.workloads, target, args.dtypes, args.seed)
+        for workload in drawn[args.skip :]:
             chosen = sampler.sample(SearchSpace.of(workload, target), rng)
             result.append(Job(workload, tuple(chosen)))
     return result
@@ -53,10 +56,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--dtypes", nargs="+", default=["float16"])
     parser.add_argument("--workloads", type=int, default=100)
+    parser.add_argument("--skip", type=int, default=0, help="training workloads left to others")
     parser.add_argument("--configs", type=int, default=300)
     parser.add_argument("--led-by", type=Path, metavar="MODEL")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--jobs", type=int, help="compiling processes")
     parser.add_argument("--budget-s", type=float, default=540)
     args = parser.parse_args()
     begin = time.monotonic()
@@ -81,7 +86,13 @@ def main() -> None:
         spent = time.monotonic() - begin
         try:
             progress = collect(
-                todo, dataset, runner, run, budget_s=args.budget_s - spent, on_job=show
+                todo,
+                dataset,
+                runner,
+                run,
+                n_jobs=args.jobs,
+                budget_s=args.budget_s - spent,
+                on_job=show,
             )
         finally:
             dataset.compact()
