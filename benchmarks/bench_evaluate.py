@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 from common import Results, Row, at_exit_code, find_model, note, versions
@@ -45,6 +46,8 @@ def main() -> None:
     # The versions that timed, not those that evaluate.
     torch = ", ".join(sorted({run.torch for run in dataset.runs()}))
     software = versions(dataset.target, torch=torch, model=f"{model.name} {model.hash}")
+    if any(m.kind == "peer" for m in models):
+        software["nvMatmulHeuristics"] = version("nvidia-matmul-heuristics")
     results = Results("evaluate", dataset.target, args.results, software, summarize)
     results.add(*evaluate(dataset, models, dataset.target))
     results.show()

@@ -153,12 +153,12 @@ def _draw(plot: Callable[[Any, Results], None], results: Results, path: Path) ->
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingData("plots need matplotlib: run `pip install 'costmodel[plots]'`") from None
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
     plot(axes, results)
     axes.grid(alpha=0.3)
     axes.set_title(f"{results['device']}, {results['date']}", fontsize=9)
-    axes.legend(fontsize=8)
+    figure.legend(loc="outside right center", fontsize=8)
     figure.savefig(path, dpi=150, metadata={"Software": None})
 
 
@@ -166,7 +166,7 @@ def _plot_kept(axes: Any, results: Results) -> None:
     """Speed kept by each model over the number of configurations that are timed."""
     for entry in results["rows"]:
         kept = {int(k): value["geomean_pct"] for k, value in entry["regret"].items()}
-        style = {"learned": "o-", "oracle": "k:"}.get(entry["kind"], ".--")
+        style = {"learned": "o-", "oracle": "k:", "peer": "s-."}.get(entry["kind"], ".--")
         axes.plot([*kept], [*kept.values()], style, label=entry["name"])
     axes.set_xscale("log", base=2)
     axes.set_xticks([*kept], [*kept])
