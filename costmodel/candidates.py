@@ -17,7 +17,7 @@ from costmodel.artifact import Artifact
 from costmodel.config import GemmConfig
 from costmodel.measurement import Candidate
 from costmodel.ptx import PTX_FEATURES
-from costmodel.target import Target
+from costmodel.target import Device, Target
 from costmodel.workload import Workload
 
 __all__ = ["ARTIFACT_COLUMNS", "CONFIG_COLUMNS", "Candidates", "CostModel"]
@@ -74,6 +74,13 @@ class Candidates:
             self.config_columns[index],
             self.artifact_columns[index],
         )
+
+    def fits(self, device: Device) -> NDArray[np.bool_]:
+        """Which may launch, bool [n]: False where the binary is known to need more shared memory
+        than a block has. What has no artifact may."""
+        shared = self.artifact_columns[:, ARTIFACT_COLUMNS.index("shared_bytes")]
+        too_large: NDArray[np.bool_] = shared > device.shared_bytes
+        return ~too_large
 
     def candidate(self, row: int) -> Candidate:
         return Candidate(self.configs[row], self.artifacts[row])

@@ -18,7 +18,7 @@ from costmodel.candidates import Candidates, CostModel
 from costmodel.duplicates import identities
 from costmodel.errors import MissingData
 from costmodel.heldout import is_ragged
-from costmodel.target import Target
+from costmodel.target import Device, Target
 from costmodel.workload import Workload
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def evaluate(dataset: Dataset, models: Sequence[CostModel], target: Target) -> l
     Raises:
         MissingData: the dataset holds no eval rows, or none that worked.
     """
-    problems = _problems(dataset.frame("eval"))
+    problems = _problems(dataset.frame("eval"), target.device)
     if not problems:
         raise MissingData(
             f"{dataset.path} holds no working eval rows: record them with `costmodel collect`, or "
@@ -101,10 +101,12 @@ def evaluate(dataset: Dataset, models: Sequence[CostModel], target: Target) -> l
     return entries
 
 
-def _problems(frame: Frame) -> list[_Problem]:
+def _problems(frame: Frame, device: Device) -> list[_Problem]:
     problems = []
     for workload in frame.workloads:
         part = frame.of_workload(workload)
+        # As rank() does: what is known not to launch is nobody's pick.
+        part = part.take(np.flatnonzero(part.candidates.fits(device)))
         latency = np.where(part.ok, part.latency_us, np.nan)
         if part.ok.any():
             # One program has one latency, whichever of its names a model ranks first.

@@ -131,7 +131,7 @@ def rank(
     if not len(candidates):
         raise InvalidInput(
             f"no configuration to rank for {workload} on {target.device.name}: {failed} are known "
-            f"not to compile, and nothing else is legal"
+            f"not to compile or to fit, and nothing else is legal"
         )
     cost = chosen.predict(workload, candidates, target)
     order = _distinct_order(workload, candidates, cost, k)
@@ -226,10 +226,12 @@ class _Layout:
             found = artifacts.find(keys)
         else:
             found = [artifacts.get(key) for key in keys]
+        candidates = Candidates.of(configs, found)
+        failed = np.array([a is not None and not a.ok for a in found], dtype=bool)
         return cls(
             {config: row for row, config in enumerate(configs)},
-            Candidates.of(configs, found),
-            np.array([a is not None and not a.ok for a in found], dtype=bool),
+            candidates,
+            failed | ~candidates.fits(target.device),
             artifacts,
         )
 
@@ -240,7 +242,7 @@ def _candidates(
     artifacts: Mapping[str, Artifact],
     configs: Sequence[GemmConfig] | None,
 ) -> tuple[Candidates, int]:
-    """The batch to rank, and how many were left out because they are known not to compile."""
+    """The batch to rank, and how many were left out: known not to compile, or to fit."""
     if configs is None:
         legal: Sequence[GemmConfig] = SearchSpace.of(workload, target).configs
         layout = _layout(workload, target, artifacts)

@@ -92,6 +92,19 @@ def test_failed_picks_are_wasted(dataset: Dataset) -> None:
     assert entry["aligned"]["1"]["worst_pct"] == 25.0  # timeout: as the slowest, 10 / 40
 
 
+def test_what_is_known_not_to_launch_is_nobodys_pick(tmp_path: Path) -> None:
+    data = Dataset.create(tmp_path, TARGET, {})
+    large = GemmConfig("pointer", 128, 64, 64, num_stages=5)
+    for config, latency_us in ((CONFIGS[0], 10.0), (large, np.inf)):
+        spec, over = specialize(ALIGNED, config), TARGET.device.shared_bytes + 1
+        key = artifact_key(spec, TARGET)
+        shared = 0 if config in CONFIGS else over
+        data.append_artifacts([Artifact(key, spec, shared_bytes=shared, ptx_hash=key)])
+        data.append_measurements([record(ALIGNED, config, latency_us)], run=RUN, role="eval")
+    entry = by_name(evaluate(data, [ByGroup(-1)], TARGET))["group -1"]
+    assert entry["regret"]["1"]["worst_pct"] == 100.0
+
+
 def test_references_stand_beside_the_models(dataset: Dataset) -> None:
     entries = by_name(evaluate(dataset, [], TARGET))
     assert set(entries) == {"random", "oracle"}

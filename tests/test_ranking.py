@@ -31,7 +31,10 @@ FAILS = "does not compile"
 
 
 def artifact(workload: Workload, config: GemmConfig) -> Artifact:
-    """A made-up binary; those of 5 stages fail, those with 160 registers repeat those without."""
+    """A made-up binary; those with 160 registers repeat those without.
+
+    Those of 5 stages do not compile, those of 6 need more shared memory than there is.
+    """
     spec = specialize(workload, config)
     key = artifact_key(spec, H100)
     if config.num_stages == 5:
@@ -40,7 +43,10 @@ def artifact(workload: Workload, config: GemmConfig) -> Artifact:
     same = artifact_key(specialize(workload, replace(config, maxnreg=0)), H100)
     shown = same if config.maxnreg == 160 else key
     registers = 40 + config.block_m * config.block_n // (32 * config.num_warps)
-    return Artifact(key, spec, registers=registers, shared_bytes=4096, ptx_hash=shown, ptx=counts)
+    shared_bytes = H100.device.shared_bytes + 1 if config.num_stages == 6 else 4096
+    return Artifact(
+        key, spec, registers=registers, shared_bytes=shared_bytes, ptx_hash=shown, ptx=counts
+    )
 
 
 def artifacts_of(workloads: Sequence[Workload]) -> ArtifactTable:
@@ -84,11 +90,11 @@ def model() -> XgbCostModel:
 
 
 @pytest.mark.parametrize("workload", [EVEN, ODD], ids=str)
-def test_the_order_is_the_models_over_all_that_compiles(
+def test_the_order_is_the_models_over_all_that_can_run(
     model: XgbCostModel, workload: Workload
 ) -> None:
     found = rank(workload, H100, model)
-    legal = [c for c in SearchSpace.of(workload, H100).configs if c.num_stages != 5]
+    legal = [c for c in SearchSpace.of(workload, H100).configs if c.num_stages not in (5, 6)]
     assert set(found.configs) <= set(legal)
     assert all(c.maxnreg != 160 or replace(c, maxnreg=0) not in found.configs
                for c in found.configs)  # fmt: skip

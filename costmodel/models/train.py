@@ -116,9 +116,10 @@ def speed_kept(model: CostModel, table: TrainingTable) -> KeptReport:
     """What the model's first 1 and 8 keep of each workload's best measured row."""
     ok = table.ok()
     latency = np.where(ok, table.latency_us, np.nan)
+    fits = table.candidates.fits(table.target.device)
     kept = []
     for w, workload in enumerate(table.workloads):
-        rows = np.flatnonzero(table.workload_index == w)
+        rows = np.flatnonzero((table.workload_index == w) & fits)
         if ok[rows].any():
             cost = model.predict(workload, table.candidates.take(rows), table.target)
             kept.append([metrics.speed_kept(latency[rows], cost, k) for k in (1, 8)])
