@@ -14,9 +14,10 @@ from costmodel.artifact import Artifact, ArtifactStatus
 from costmodel.candidates import ARTIFACT_COLUMNS
 from costmodel.config import KernelName
 from costmodel.errors import CorruptFile, CostModelError
+from costmodel.kernel_code import kernel_hash
 from costmodel.ptx import PTX_FEATURES
 from costmodel.shards import arrow_fields
-from costmodel.specialize import Specialization, kernel_hash
+from costmodel.specialize import Specialization
 from costmodel.workload import CodeClass
 
 if TYPE_CHECKING:

@@ -22,9 +22,10 @@ from costmodel.compiler import compile_many
 from costmodel.config import GemmConfig, KernelName
 from costmodel.dataset import Dataset, Role, RunInfo
 from costmodel.duplicates import identities
+from costmodel.kernel_code import kernel_hash
 from costmodel.measurement import Candidate, TuningRecord
 from costmodel.runner.device import DeviceRunner
-from costmodel.specialize import Specialization, artifact_key, kernel_hash, specialize
+from costmodel.specialize import Specialization, artifact_key, specialize
 from costmodel.workload import Workload
 
 __all__ = ["Job", "Progress", "collect"]

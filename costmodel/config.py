@@ -7,9 +7,9 @@ from typing import Any, Literal, get_args
 
 from costmodel.errors import InvalidInput
 
-__all__ = ["GemmConfig", "KernelName"]
+__all__ = ["GemmConfig", "KernelName", "n_parts"]
 
-KernelName = Literal["pointer", "tma", "tma_persistent"]
+KernelName = Literal["pointer", "tma", "tma_persistent", "warp_specialized"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -17,9 +17,10 @@ class GemmConfig:
     """One way to compute a matrix product.
 
     Attributes:
-        kernel: ``pointer``, ``tma`` or ``tma_persistent``.
-        block_m, block_n, block_k: the tile of C that a program computes, and the step along K.
-        num_warps: warps of a program.
+        kernel: ``pointer``, ``tma``, ``tma_persistent`` or ``warp_specialized``.
+        block_m, block_n, block_k: the tile of C that a program computes, and the step along K:
+            powers of two, but for ``warp_specialized`` M may be 192 and N the sum of two powers.
+        num_warps: warps of a program; of ``warp_specialized`` those that multiply.
         num_stages: depth of the software pipeline.
         maxnreg: upper limit of registers per thread; 0 leaves it to ptxas.
         halves: the epilogue stores the tile in two halves (TMA kernels).
@@ -52,7 +53,8 @@ class GemmConfig:
             value = getattr(self, name)
             if type(value) is not int or not (0 if name == "maxnreg" else 1) <= value <= 4096:
                 raise InvalidInput(f"{name}={value!r}: expected a small positive integer")
-        for name in ("block_m", "block_n", "block_k", "num_warps"):
+        any_side = self.kernel == "warp_specialized"
+        for name in ("block_k",) if any_side else ("block_m", "block_n", "block_k", "num_warps"):
             value = getattr(self, name)
             if value & (value - 1):
                 raise InvalidInput(f"{name}={value}: expected a power of two")
@@ -96,6 +98,15 @@ class GemmConfig:
             "repack" * self.repack,
         ]
         return " ".join(p for p in parts if p)
+
+
+def n_parts(block_n: int) -> tuple[int, int]:
+    """The greatest power of two in ``block_n``, and the rest: 0 where it is a power of two itself.
+
+    Each part has an accumulator of its own (``warp_specialized``).
+    """
+    first = 1 << (block_n.bit_length() - 1)
+    return first, block_n - first
 
 
 _INTEGERS = (

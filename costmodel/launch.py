@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from costmodel.config import GemmConfig
 from costmodel.errors import CompileError, LaunchError
+from costmodel.kernel_code import kernel_function
 from costmodel.space import launch_blocks, repack_elements, workspace_bytes
 from costmodel.specialize import (
     Specialization,
-    kernel_function,
+    descriptor_blocks,
     source,
     specialize,
-    stores_by_descriptor,
 )
 from costmodel.target import Target
-from costmodel.workload import CodeClass, Workload
+from costmodel.workload import Workload
 
 if TYPE_CHECKING:
     import torch
@@ -151,26 +151,15 @@ class Plan:
     def descriptors(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> dict[str, Any]:
         """The tensor descriptors, by argument name; none for a pointer kernel."""
         code = self.spec.code
-        if self.config.kernel == "pointer":
-            return {}
-        a_block, b_block, c_block = descriptor_blocks(self.config, code)
-        found = {
-            "a_desc": _descriptor(a if code.a_layout == "row" else a.T, a_block),
-            "b_desc": _descriptor(b if code.b_layout == "row" else b.T, b_block),
+        matrices = {
+            "a": a if code.a_layout == "row" else a.T,
+            "b": b if code.b_layout == "row" else b.T,
+            "c": out,
         }
-        if stores_by_descriptor(code):
-            found["c_desc"] = _descriptor(out, c_block)
-        return found
-
-
-def descriptor_blocks(
-    config: GemmConfig, code: CodeClass
-) -> tuple[list[int], list[int], list[int]]:
-    """Block shapes of the descriptors of A, B and C, in the order of their memory."""
-    m, n, k = config.block_m, config.block_n, config.block_k
-    a = [k, m] if code.a_layout == "col" else [m, k]
-    b = [n, k] if code.b_layout == "col" else [k, n]
-    return a, b, [m, n // 2 if config.halves else n]
+        return {
+            name: _descriptor(matrices[name[0]], list(block))
+            for name, block in descriptor_blocks(self.spec).items()
+        }
 
 
 def _descriptor(x: torch.Tensor, block: list[int]) -> Any:

@@ -124,22 +124,22 @@ class _Direct:
         cls, plan: Plan, kernel: Kernel, operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     ) -> _Direct | None:
         """None where this Triton is built in another way: then its own wrappers are used."""
-        expected = _POINTER if plan.config.kernel == "pointer" else _TMA
-        names = kernel.names[len(expected) :]
-        has_scratch = names[: len(_SCRATCH)] == _SCRATCH
-        if kernel.names[: len(expected)] != expected:
+        if "bias_ptr" not in kernel.names:
             return None
-        run: Any = kernel.run
+        head = kernel.names[: kernel.names.index("bias_ptr")]
+        names = kernel.names[len(head) + 1 :]
+        has_scratch = names[: len(_SCRATCH)] == _SCRATCH
         describe = None
         try:
+            run: Any = kernel.run
             if run.global_scratch_size or run.profile_scratch_size:
                 return None
             flags = (run.launch_cooperative_grid, run.launch_pdl)
             launch = run.launch
-            if plan.config.kernel != "pointer":
+            if head != _POINTERS:
                 wrapped = inspect.getclosurevars(launch).nonlocals
                 launch = wrapped["launcher"]
-                describe = _describer(plan, tuple(wrapped["tensordesc_meta"]))
+                describe = _describer(plan, head, tuple(wrapped["tensordesc_meta"]))
         except (ImportError, AttributeError, KeyError, TypeError):
             return None
         numbers = plan.numbers(*operands)
@@ -169,7 +169,7 @@ class _Direct:
                 if len(self._kept) >= _KEPT_DESCRIPTORS:
                     self._kept.clear()
                 self._kept[addresses] = found
-            first = (*found, addresses[2])
+            first = found
         last: tuple[int | None, ...] = (None if bias is None else bias.data_ptr(),)
         if scratch is not None:
             last = (*last, scratch[0].data_ptr(), scratch[1].data_ptr())
@@ -178,22 +178,27 @@ class _Direct:
         self._launch(blocks, 1, 1, stream, *self._before, *first, *last, *self._numbers)
 
 
-_POINTER = ("a_ptr", "b_ptr", "c_ptr", "bias_ptr")
-_TMA = ("a_desc", "b_desc", "c_desc", "c_ptr", "bias_ptr")
+_POINTERS = ("a_ptr", "b_ptr", "c_ptr")
 _SCRATCH = ("partial_ptr", "arrivals_ptr")
 
 
-def _describer(plan: Plan, layouts: tuple[Any, ...]) -> Callable[..., tuple[Any, ...]]:
-    """Makes the arguments that stand for the descriptors of a kernel, in its order."""
+def _describer(
+    plan: Plan, names: tuple[str, ...], layouts: tuple[Any, ...]
+) -> Callable[..., tuple[Any, ...]]:
+    """Makes the arguments of these names: descriptors, and perhaps the address of C."""
     from triton.backends.nvidia.driver import make_tensordesc_arg
 
     def describe(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[Any, ...]:
         found = plan.descriptors(a, b, out)
+        layout_of = dict(zip(found, layouts, strict=True))
         arguments: list[Any] = []
-        for descriptor, layout in zip(found.values(), layouts, strict=True):
-            # [the map, sizes, strides]: nothing of it holds on to the tensor.
-            arguments += make_tensordesc_arg(descriptor, layout)
-        return (*arguments,) if "c_desc" in found else (*arguments, None)
+        for name in names:
+            if name in found:
+                # [the map, sizes, strides]: nothing of it holds on to the tensor.
+                arguments += make_tensordesc_arg(found[name], layout_of[name])
+            else:
+                arguments.append(out.data_ptr() if name == "c_ptr" else None)
+        return tuple(arguments)
 
     return describe
 

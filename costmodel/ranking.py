@@ -23,11 +23,12 @@ from costmodel.candidates import Candidates, CostModel
 from costmodel.config import GemmConfig
 from costmodel.duplicates import identities
 from costmodel.errors import InvalidInput
+from costmodel.grid import grid
 from costmodel.metrics import top_rows
 from costmodel.models.registry import find_model, known_artifacts, load
 from costmodel.models.storage import CARD
 from costmodel.models.xgb import XgbCostModel
-from costmodel.space import SearchSpace, grid
+from costmodel.space import SearchSpace
 from costmodel.specialize import artifact_key, specialize
 from costmodel.target import Target
 from costmodel.untrusted import as_path, file_errors, require, require_count

@@ -1,21 +1,20 @@
-"""Which configurations there are, and which of them may run: the only place where that is said.
+"""Which configurations may run: the only place where that is said.
 
-:func:`grid` lists the points worth having; :func:`legality` says why one cannot run;
-:class:`SearchSpace` is the grid less what cannot run and what would only repeat another point.
+:func:`legality` says why one cannot run; :class:`SearchSpace` is the grid less what cannot run and
+what would only repeat another point.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from costmodel.config import GemmConfig
-from costmodel.specialize import stores_by_descriptor
+from costmodel.config import GemmConfig, n_parts
+from costmodel.grid import grid
+from costmodel.specialize import multiply_registers, stores_by_descriptor
 from costmodel.target import Device, Target
 from costmodel.workload import DTYPES, CodeClass, Workload
 
-__all__ = ["SearchSpace", "grid", "launch_blocks", "legality", "workspace_bytes"]
+__all__ = ["SearchSpace", "launch_blocks", "legality", "workspace_bytes"]
 
 _WORKSPACE_LIMIT_BYTES = 2**30
 _MAX_GRID = 2**31 - 1
@@ -75,6 +74,7 @@ def legality(config: GemmConfig, workload: Workload, device: Device) -> str:
     """
     code = workload.code
     checks = (
+        _warp_groups(config, code, device),
         _registers(config, device),
         _threads(config),
         _tma(config, code, device),
@@ -89,7 +89,7 @@ def legality(config: GemmConfig, workload: Workload, device: Device) -> str:
 def launch_blocks(config: GemmConfig, m: int, n: int, sm_count: int) -> int:
     """How many programs a launch has."""
     tiles = -(-m // config.block_m) * -(-n // config.block_n)
-    if config.kernel == "tma_persistent":
+    if config.kernel in ("tma_persistent", "warp_specialized"):
         return min(tiles, sm_count)
     return tiles * config.split_k
 
@@ -135,6 +135,8 @@ def shared_bytes_at_least(config: GemmConfig, code: CodeClass, arch: int) -> int
     asynchronous copy moves at least 4 bytes: an operand aligned to 2 has no pipeline.
     """
     item = code.itemsize
+    if config.kernel == "warp_specialized":
+        return _ring_bytes(config, code)
     buffers = config.num_stages if uses_wgmma(config, arch) else max(config.num_stages - 1, 0)
     if config.num_stages == 1:
         buffers = 0  # then the only buffer may be reused by the epilogue, or be in registers
@@ -152,7 +154,43 @@ def shared_bytes_at_least(config: GemmConfig, code: CodeClass, arch: int) -> int
     return a_buffers * a + b_buffers * b
 
 
+def _ring_bytes(config: GemmConfig, code: CodeClass) -> int:
+    """Stages, the blocks that C is stored from, and two barriers a stage."""
+    first, rest = n_parts(config.block_n)
+    width = (first // 2 if config.halves else first) + rest
+    stage = (config.block_m + config.block_n) * config.block_k * code.itemsize
+    c_block = config.block_m * width * DTYPES[code.out_dtype]
+    return config.num_stages * (stage + 16) + c_block
+
+
+def _warp_groups(config: GemmConfig, code: CodeClass, device: Device) -> str:
+    """What the warp-specialised kernel asks for; nothing of the others."""
+    if config.kernel != "warp_specialized":
+        return ""
+    if device.arch // 10 != 9:
+        return f"warp groups: sm_{device.arch} has no wgmma (sm_90 only)"
+    if config.num_warps not in (8, 12):
+        return f"warp groups: {config.num_warps} warps multiply; it takes 8 or 12"
+    if config.split_k > 1 or config.maxnreg or config.flatten:
+        return "warp groups: no split-K, maxnreg or flatten; the kernel has its own ways"
+    groups, spare = divmod(config.num_warps, 4)
+    rows, odd = divmod(config.block_m, groups)
+    if spare or odd or rows not in (64, 128, 256):
+        return f"warp groups: {config.block_m} rows cannot be dealt to {groups} groups in 64s"
+    first, rest = n_parts(config.block_n)
+    if first > 256 or first < 32 or rest & (rest - 1) or 0 < rest < 16:
+        return f"warp groups: {config.block_n} columns are no one or two powers of two, 16 to 256"
+    need = rows * config.block_n // 128 + _WGMMA_SPARE_REGISTERS
+    if need > multiply_registers(config.num_warps):
+        return f"registers: {need} a thread, {multiply_registers(config.num_warps)} are there"
+    if not stores_by_descriptor(code):
+        return "TMA: C must be row-major and aligned to 16 bytes, it is stored by TMA only"
+    return ""
+
+
 def _registers(config: GemmConfig, device: Device) -> str:
+    if config.kernel == "warp_specialized":
+        return ""  # see _warp_groups: they are dealt out by the kernel
     threads = 32 * config.num_warps
     limit = min(config.maxnreg or 255, _SM_REGISTERS // threads)
     if config.maxnreg and config.maxnreg < 32:
@@ -236,112 +274,3 @@ def _effective(config: GemmConfig, workload: Workload) -> GemmConfig:
     """The configuration with launch arguments cut to what makes a difference."""
     tiles_m = max(-(-workload.m // config.block_m), 1)
     return config if config.group_m <= tiles_m else replace(config, group_m=tiles_m)
-
-
-@functools.cache
-def grid() -> tuple[GemmConfig, ...]:
-    """Every point worth having on some workload or device; none twice."""
-    points = (*_pointer(), *_pointer_split(), *_small(), *_tma_plain(), *_tma_split(),
-              *_tma_persistent())  # fmt: skip
-    points = (*points, *_group_variants(points), *_register_variants(points))
-    return tuple(dict.fromkeys((*points, *_repack_variants(points))))
-
-
-def _tiles(rows: tuple[int, ...], columns: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    return ((m, n) for m in rows for n in columns if 512 <= m * n <= 32768)
-
-
-def _warps(area: int) -> tuple[int, ...]:
-    """Warp counts that give a thread a sensible share of the tile."""
-    return {512: (2, 4), 1024: (2, 4), 2048: (4,), 4096: (4,), 8192: (4, 8), 16384: (4, 8)}.get(
-        area, (8,)
-    )
-
-
-def _pointer() -> Iterator[GemmConfig]:
-    for m, n in _tiles((16, 32, 64, 128, 256), (16, 32, 64, 128, 256)):
-        for k in (32, 64, 128):
-            for warps in _warps(m * n):
-                for stages in (2, 3, 4, 5) if k < 128 else (2, 3, 5):
-                    yield GemmConfig("pointer", m, n, k, warps, stages)
-
-
-def _pointer_split() -> Iterator[GemmConfig]:
-    for m, n in _tiles((16, 32, 64, 128), (32, 64, 128)):
-        for k in (64, 128):
-            for stages in (3, 5):
-                for split in (2, 4, 8, 16):
-                    yield GemmConfig("pointer", m, n, k, 4, stages, split_k=split)
-
-
-def _small() -> Iterator[GemmConfig]:
-    """The rule for small sizes chooses among these."""
-    for m, n in _tiles((16, 32, 64), (32, 64)):
-        for k in (16, 32):
-            for warps in (1, 2, 4):
-                for stages in (1, 2):
-                    yield GemmConfig("pointer", m, n, k, warps, stages)
-
-
-def _tma_plain() -> Iterator[GemmConfig]:
-    for m, n in _tiles((16, 32, 64, 128, 256), (32, 64, 128, 256)):
-        for k in (64, 128, 256):
-            for warps in _warps(m * n):
-                for stages in (3, 4, 5, 6, 8):
-                    if k == 256 and (m * n > 4096 or stages > 5):
-                        continue
-                    for halves in (False, True) if m * n >= 16384 else (False,):
-                        yield GemmConfig("tma", m, n, k, warps, stages, halves=halves)
-
-
-def _tma_split() -> Iterator[GemmConfig]:
-    for m, n in _tiles((16, 32, 64, 128), (32, 64, 128, 256)):
-        for k in (64, 128, 256) if m * n <= 2048 else (64, 128):
-            for stages in (4, 6) if m * n <= 8192 else (3, 4):
-                warps = 8 if m * n > 16384 else 4
-                for split in (2, 4, 8, 16) if m * n <= 8192 else (2, 4, 8):
-                    yield GemmConfig("tma", m, n, k, warps, stages, split_k=split)
-
-
-def _tma_persistent() -> Iterator[GemmConfig]:
-    for m, n in _tiles((64, 128, 256), (64, 128, 256)):
-        for k in (64, 128):
-            for warps in _warps(m * n):
-                for stages in (3, 4, 5, 6):
-                    for halves in (False, True) if m * n >= 16384 else (False,):
-                        for flatten in (False, True):
-                            yield GemmConfig(
-                                "tma_persistent", m, n, k, warps, stages,
-                                halves=halves, flatten=flatten,
-                            )  # fmt: skip
-
-
-def _group_variants(points: tuple[GemmConfig, ...]) -> Iterator[GemmConfig]:
-    """Other tile orders, for the large tiles that large problems want."""
-    for point in points:
-        large = min(point.block_m, point.block_n) >= 128 and point.block_k == 64
-        if large and point.split_k == 1 and point.num_stages in (3, 4):
-            for group in (1, 4, 16):
-                yield replace(point, group_m=group)
-
-
-def _register_variants(points: tuple[GemmConfig, ...]) -> Iterator[GemmConfig]:
-    """Register limits, where they may buy another block per multiprocessor."""
-    for point in points:
-        area = point.block_m * point.block_n
-        if point.split_k > 1 or point.halves or point.block_k != 64 or point.num_stages != 4:
-            continue
-        if point.kernel == "tma_persistent" or area < 2048:
-            continue
-        for limit in (80, 96, 128, 160):
-            yield replace(point, maxnreg=limit)
-
-
-def _repack_variants(points: tuple[GemmConfig, ...]) -> Iterator[GemmConfig]:
-    """The TMA kernels for operands that TMA cannot address as they are.
-
-    They pay for large products, so the smallest tiles are left out.
-    """
-    for point in points:
-        if point.kernel != "pointer" and point.block_m * point.block_n >= 2048:
-            yield replace(point, repack=True)

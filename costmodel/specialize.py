@@ -7,15 +7,12 @@ said as divisibility. So the number of binaries is finite, and each is known bef
 
 from __future__ import annotations
 
-import ast
-import functools
 import hashlib
-import inspect
-import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from costmodel.config import GemmConfig
+from costmodel.config import GemmConfig, n_parts
+from costmodel.kernel_code import kernel_function, kernel_hash
 from costmodel.target import Target
 from costmodel.workload import DTYPES, CodeClass, Workload
 
@@ -27,8 +24,8 @@ __all__ = [
     "Specialization",
     "artifact_key",
     "constants",
-    "kernel_function",
-    "kernel_hash",
+    "descriptor_blocks",
+    "multiply_registers",
     "repack_source",
     "source",
     "specialize",
@@ -70,10 +67,7 @@ def source(spec: Specialization) -> tuple[ASTSource, dict[str, Any]]:
 
     Arguments are typed in the order of the kernel's signature; ``constexpr`` ones are baked in.
     """
-    from triton.compiler import ASTSource
-
-    kernel, _, _, _, num_warps, num_stages, maxnreg, _, _, _ = spec.config_binary
-    fn = kernel_function(kernel)
+    fn = kernel_function(spec.kernel)
     types, attrs = _arguments(spec)
     baked = constants(spec)
     signature = {name: "constexpr" if name in baked else types[name] for name in fn.arg_names}
@@ -83,10 +77,40 @@ def source(spec: Specialization) -> tuple[ASTSource, dict[str, Any]]:
         for name, value in attrs.items()
         if name in index and name not in baked and value > 1
     }
+    return _source_class(spec)(fn, signature, baked, attributes), _options(spec)
+
+
+def _source_class(spec: Specialization) -> type[ASTSource]:
+    if spec.kernel == "warp_specialized":
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        return GluonASTSource  # type: ignore[no-any-return]
+    from triton.compiler import ASTSource
+
+    return ASTSource  # type: ignore[no-any-return]
+
+
+def _options(spec: Specialization) -> dict[str, Any]:
+    """Compile options."""
+    _, _, _, _, num_warps, num_stages, maxnreg, *_ = spec.config_binary
+    if spec.kernel == "warp_specialized":
+        # One group of four is launched, and its warp-specialised region adds the others and the
+        # copying warp, which takes the place of four. The registers are dealt out anew there.
+        threads = 32 * (num_warps + 4)
+        return {"num_warps": 4, "maxnreg": _SM_REGISTERS // threads // 8 * 8}
     options: dict[str, Any] = {"num_warps": num_warps, "num_stages": num_stages}
-    if maxnreg:
-        options["maxnreg"] = maxnreg
-    return ASTSource(fn, signature, constexprs=baked, attrs=attributes), options
+    return options | ({"maxnreg": maxnreg} if maxnreg else {})
+
+
+_SM_REGISTERS = 65536
+COPY_REGISTERS = 24
+"""Registers of a thread that only copies (``warp_specialized``): the least there is."""
+
+
+def multiply_registers(num_warps: int) -> int:
+    """Registers of a thread that multiplies (``warp_specialized``), in units of 8."""
+    per_group = _SM_REGISTERS // 128 - COPY_REGISTERS
+    return per_group // (num_warps // 4) // 8 * 8
 
 
 REPACK_BLOCK = (16, 256)
@@ -125,45 +149,75 @@ def repack_source(dtype: str, unit_stride: bool) -> tuple[ASTSource, dict[str, A
 
 def constants(spec: Specialization) -> dict[str, Any]:
     """Arguments whose value is part of the binary."""
-    kernel, bm, bn, bk, _, _, _, halves, flatten, split = spec.config_binary
     code = spec.code
-    baked: dict[str, Any] = {
-        "BLOCK_M": bm, "BLOCK_N": bn, "BLOCK_K": bk, "WIDE": code.wide,
-        "ACTIVATION": code.activation,
-    }  # fmt: skip
+    if spec.kernel == "warp_specialized":
+        baked = _warp_specialized_constants(spec)
+    elif spec.kernel == "pointer":
+        baked = _tile_constants(spec) | _pointer_constants(spec)
+    else:
+        baked = _tile_constants(spec) | _tma_constants(spec)
+    baked["ACTIVATION"] = code.activation
     if not code.bias:
         baked["bias_ptr"] = None
-    if code.c_layout != "strided":
-        baked["stride_cn" if code.c_layout == "row" else "stride_cm"] = 1
-    if kernel == "pointer":
-        item = code.itemsize
-        baked |= {
-            "EVEN_K": spec.even_k,
-            "SPLIT": split,
-            "A_CONTIGUOUS": code.a_align // item if code.a_layout == "col" else 1,
-            "B_CONTIGUOUS": code.b_align // item if code.b_layout == "row" else 1,
-        }
-        if code.a_layout != "strided":
-            baked["stride_ak" if code.a_layout == "row" else "stride_am"] = 1
-        if code.b_layout != "strided":
-            baked["stride_bn" if code.b_layout == "row" else "stride_bk"] = 1
-    else:
-        baked |= {
-            "A_COL": code.a_layout == "col", "B_COL": code.b_layout == "col", "HALVES": halves,
-        }  # fmt: skip
-        baked["c_ptr" if stores_by_descriptor(code) else "c_desc"] = None
-        if kernel == "tma_persistent":
-            baked["FLATTEN"] = flatten
-        else:
-            baked["SPLIT"] = split
-    if kernel != "tma_persistent" and not split:
-        baked |= {"partial_ptr": None, "arrivals_ptr": None, "SPLIT_K": 1}
     return baked
+
+
+def _tile_constants(spec: Specialization) -> dict[str, Any]:
+    """Of the Triton kernels."""
+    kernel, bm, bn, bk, _, _, _, _, _, split = spec.config_binary
+    baked: dict[str, Any] = {
+        "BLOCK_M": bm, "BLOCK_N": bn, "BLOCK_K": bk, "WIDE": spec.code.wide,
+    }  # fmt: skip
+    if spec.code.c_layout != "strided":
+        baked["stride_cn" if spec.code.c_layout == "row" else "stride_cm"] = 1
+    if kernel != "tma_persistent":
+        baked["SPLIT"] = split
+        if not split:
+            baked |= {"partial_ptr": None, "arrivals_ptr": None, "SPLIT_K": 1}
+    return baked
+
+
+def _pointer_constants(spec: Specialization) -> dict[str, Any]:
+    code, item = spec.code, spec.code.itemsize
+    baked: dict[str, Any] = {
+        "EVEN_K": spec.even_k,
+        "A_CONTIGUOUS": code.a_align // item if code.a_layout == "col" else 1,
+        "B_CONTIGUOUS": code.b_align // item if code.b_layout == "row" else 1,
+    }
+    if code.a_layout != "strided":
+        baked["stride_ak" if code.a_layout == "row" else "stride_am"] = 1
+    if code.b_layout != "strided":
+        baked["stride_bn" if code.b_layout == "row" else "stride_bk"] = 1
+    return baked
+
+
+def _tma_constants(spec: Specialization) -> dict[str, Any]:
+    *_, halves, flatten, _ = spec.config_binary
+    baked: dict[str, Any] = {
+        "A_COL": spec.code.a_layout == "col", "B_COL": spec.code.b_layout == "col",
+        "HALVES": halves,
+    }  # fmt: skip
+    baked["c_ptr" if stores_by_descriptor(spec.code) else "c_desc"] = None
+    if spec.kernel == "tma_persistent":
+        baked["FLATTEN"] = flatten
+    return baked
+
+
+def _warp_specialized_constants(spec: Specialization) -> dict[str, Any]:
+    _, bm, bn, bk, num_warps, num_stages, _, halves, _, _ = spec.config_binary
+    first, rest = n_parts(bn)
+    baked: dict[str, Any] = {
+        "ROWS": bm // (num_warps // 4), "BLOCK_N1": first, "BLOCK_N2": rest, "BLOCK_K": bk,
+        "STAGES": num_stages, "GROUPS": num_warps // 4,
+        "A_COL": spec.code.a_layout == "col", "B_COL": spec.code.b_layout == "col",
+        "HALVES": halves, "COPY_REGISTERS": COPY_REGISTERS,
+        "MULTIPLY_REGISTERS": multiply_registers(num_warps),
+    }  # fmt: skip
+    return baked if rest else baked | {"b2_desc": None, "c2_desc": None}
 
 
 def _arguments(spec: Specialization) -> tuple[dict[str, str], dict[str, int]]:
     """Triton types of the arguments, and what divides them (pointers in bytes)."""
-    _, bm, bn, bk, _, _, _, halves, _, _ = spec.config_binary
     code = spec.code
     in_type, out_type = _TRITON_TYPE[code.dtype], _TRITON_TYPE[code.out_dtype]
     item, out_item = code.itemsize, 2
@@ -176,14 +230,8 @@ def _arguments(spec: Specialization) -> tuple[dict[str, str], dict[str, int]]:
         "a_ptr": f"*{in_type}", "b_ptr": f"*{in_type}", "c_ptr": f"*{out_type}",
         "bias_ptr": f"*{out_type}", "partial_ptr": "*fp32", "arrivals_ptr": "*i32",
     }  # fmt: skip
-    a_block = (bk, bm) if code.a_layout == "col" else (bm, bk)
-    b_block = (bn, bk) if code.b_layout == "col" else (bk, bn)
-    c_width = bn // 2 if halves else bn
-    types |= {
-        "a_desc": f"tensordesc<{in_type}[{a_block[0]}, {a_block[1]}]>",
-        "b_desc": f"tensordesc<{in_type}[{b_block[0]}, {b_block[1]}]>",
-        "c_desc": f"tensordesc<{out_type}[{bm}, {c_width}]>",
-    }
+    for name, block in descriptor_blocks(spec).items():
+        types[name] = _descriptor_type(spec, name, block)
     divides = {
         "a_ptr": code.a_align, "b_ptr": code.b_align, "c_ptr": code.c_align,
         "bias_ptr": out_item, "partial_ptr": 16, "arrivals_ptr": 4,
@@ -203,50 +251,46 @@ def _arguments(spec: Specialization) -> tuple[dict[str, str], dict[str, int]]:
     return types, divides
 
 
+def descriptor_blocks(spec: Specialization) -> dict[str, tuple[int, int]]:
+    """Shapes of the blocks that descriptors copy, in the order of memory, by argument name.
+
+    In the order of the kernel's arguments; none for the pointer kernel.
+    """
+    kernel, bm, bn, bk, num_warps, _, _, halves, _, _ = spec.config_binary
+    if kernel == "pointer":
+        return {}
+    grouped = kernel == "warp_specialized"
+    rows = bm // (num_warps // 4) if grouped else bm
+    first, rest = n_parts(bn) if grouped else (bn, 0)
+    b_turned = spec.code.b_layout == "col"
+    blocks = {
+        "a_desc": (bk, rows) if spec.code.a_layout == "col" else (rows, bk),
+        "b_desc": (first, bk) if b_turned else (bk, first),
+    }
+    if rest:
+        blocks["b2_desc"] = (rest, bk) if b_turned else (bk, rest)
+    if stores_by_descriptor(spec.code):
+        blocks["c_desc"] = (rows, first // 2 if halves else first)
+        if rest:
+            blocks["c2_desc"] = (rows, rest)
+    return blocks
+
+
+def _descriptor_type(spec: Specialization, name: str, block: tuple[int, int]) -> str:
+    dtype = spec.code.out_dtype if name.startswith("c") else spec.code.dtype
+    text = f"{_TRITON_TYPE[dtype]}[{block[0]}, {block[1]}]"
+    if spec.kernel != "warp_specialized":
+        return f"tensordesc<{text}>"
+    # Gluon wants the layout in shared memory said, here the widest swizzle of 16-bit elements.
+    from triton.experimental.gluon import language as gl
+
+    layout = gl.NVMMASharedLayout.get_default_for(list(block), gl.float16)
+    return f"tensordesc<{text},{layout!r}>"
+
+
 def stores_by_descriptor(code: CodeClass) -> bool:
     """Whether TMA may write C: row-major and 16-byte aligned."""
     return code.c_layout == "row" and code.c_align == 16
-
-
-@functools.cache
-def kernel_function(name: str) -> Any:
-    from costmodel.kernels import pointer, tma
-
-    return {
-        "pointer": pointer.gemm_pointer,
-        "tma": tma.gemm_tma,
-        "tma_persistent": tma.gemm_tma_persistent,
-    }[name]
-
-
-def _launched(name: str) -> list[Any]:
-    """What a measurement of this kernel may launch: itself, and before it the copies it needs."""
-    from costmodel.kernels.repack import repack_rows
-
-    kernel = kernel_function(name)
-    return [kernel] if name == "pointer" else [kernel, repack_rows]
-
-
-@functools.cache
-def kernel_hash(name: str) -> str:
-    """Hash of a kernel's code and of all it calls: comments, names of files and lines left out."""
-    seen: dict[str, str] = {}
-    queue = _launched(name)
-    while queue:
-        fn = queue.pop()
-        if fn.__name__ in seen:
-            continue
-        tree = ast.parse(textwrap.dedent(inspect.getsource(fn.fn)))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
-                node.body = node.body[1:]
-        # Unparsed, since what ast.dump prints differs from one Python to the next.
-        seen[fn.__name__] = ast.unparse(tree)
-        called = (getattr(n.func, "id", "") for n in ast.walk(tree) if isinstance(n, ast.Call))
-        scope = fn.fn.__globals__
-        queue += [scope[c] for c in called if hasattr(scope.get(c), "arg_names")]
-    text = "\n".join(f"{k}:{v}" for k, v in sorted(seen.items()))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def artifact_key(spec: Specialization, target: Target) -> str:

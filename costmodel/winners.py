@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Protocol, get_args
 from costmodel.cache import WinnerCache
 from costmodel.candidates import CostModel
 from costmodel.config import KernelName
+from costmodel.kernel_code import kernel_hash
 from costmodel.measurement import Runner
 from costmodel.models.baselines import RuleHeuristic
 from costmodel.ranking import answering_model
 from costmodel.runner.protocol import TimingProtocol
 from costmodel.space import legality
-from costmodel.specialize import kernel_hash
 from costmodel.target import Target
 from costmodel.trial import Compile
 from costmodel.tuner import compile_for_device, tune, untimed_because

@@ -25,9 +25,9 @@ from pyarrow import parquet
 from costmodel.collect import Job, Progress, collect
 from costmodel.config import GemmConfig
 from costmodel.dataset import Dataset, RunInfo
+from costmodel.kernel_code import kernel_hash
 from costmodel.measurement import Candidate, Measurement
 from costmodel.runner.protocol import TimingProtocol
-from costmodel.specialize import kernel_hash
 from costmodel.target import Target
 from costmodel.workload import Workload
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.config import GemmConfig, KernelName
+from costmodel.config import GemmConfig, KernelName, n_parts
 from costmodel.errors import InvalidInput
-from costmodel.space import grid
+from costmodel.grid import grid
 
 powers = st.sampled_from([16, 32, 64, 128, 256, 512])
 configs = st.builds(
@@ -46,6 +46,24 @@ def test_names_are_equal_only_for_equal_configurations(
 ) -> None:
     near = replace(one, **{name: getattr(other, name) for name in taken_over})
     assert (str(one) == str(near)) == (one == near)
+
+
+def test_only_the_warp_specialized_kernel_has_sides_that_are_no_power_of_two() -> None:
+    assert GemmConfig("warp_specialized", 192, 96, 64, 12)
+    for field in ("block_m", "block_n", "num_warps"):
+        for kernel in ("pointer", "tma", "tma_persistent"):
+            with pytest.raises(InvalidInput, match=f"{field}=.*power of two"):
+                GemmConfig(**(GOOD.to_dict() | {"kernel": kernel, field: 96}))
+    with pytest.raises(InvalidInput, match=r"block_k=.*power of two"):
+        GemmConfig("warp_specialized", 128, 128, 96, 8)
+
+
+@given(st.integers(1, 2**20))
+def test_a_width_falls_into_a_power_of_two_and_a_smaller_rest(block_n: int) -> None:
+    first, rest = n_parts(block_n)
+    assert first + rest == block_n
+    assert first & (first - 1) == 0
+    assert 0 <= rest < first
 
 
 def test_names_tell_the_whole_grid_apart() -> None:

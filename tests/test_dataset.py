@@ -28,9 +28,10 @@ from costmodel.artifact import Artifact
 from costmodel.config import GemmConfig
 from costmodel.dataset import Dataset, RunInfo
 from costmodel.errors import CorruptFile, FileError, MissingData, MixedData, WrongVersion
+from costmodel.kernel_code import kernel_hash
 from costmodel.measurement import Measurement, TuningRecord
 from costmodel.ptx import PTX_FEATURES
-from costmodel.specialize import artifact_key, kernel_hash, specialize
+from costmodel.specialize import artifact_key, specialize
 from costmodel.target import Target, Toolchain
 from costmodel.workload import Workload
 

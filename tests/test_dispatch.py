@@ -27,12 +27,13 @@ from costmodel.errors import (
     ShapeError,
     UnsupportedDtype,
 )
+from costmodel.kernel_code import kernel_function
 from costmodel.launch import Plan
 from costmodel.measurement import Measurement, TuningRecord
 from costmodel.models import RandomModel
 from costmodel.runner.replay import ReplayRunner
 from costmodel.space import SearchSpace, legality
-from costmodel.specialize import constants, kernel_function, specialize
+from costmodel.specialize import constants, specialize
 from costmodel.target import Target, Toolchain
 from costmodel.winners import Question, Winners, bucket, winner_key
 from costmodel.workload import Workload

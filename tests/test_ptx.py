@@ -199,9 +199,11 @@ def test_golden_main_loop_does_one_step_of_the_tile(name: str) -> None:
     # mma.sync has the work of one warp, wgmma of four, tcgen05.mma of the block.
     warps = {80: 1, 90: 4, 100: config.num_warps}[case["arch"]]
     assert features["loop_mma_flops"] * config.num_warps / warps == work
-    persistent = config.kernel == "tma_persistent"
-    assert features["loop_depth"] == (2 if persistent else 1)
-    assert (features["loop_bulk_load"] > 0) == (config.kernel != "pointer")
+    # Tiles around steps; and around both, where warps share the work out, the wait for work.
+    depth = {"pointer": 1, "tma": 1, "tma_persistent": 2, "warp_specialized": 3}[config.kernel]
+    assert features["loop_depth"] == depth
+    # Where warps share the work out, another one copies, in a loop of its own.
+    assert (features["loop_bulk_load"] > 0) == config.kernel.startswith("tma")
     assert (features["loop_cp_async"] > 0) == (config.kernel == "pointer")
 
 

@@ -22,10 +22,10 @@ from costmodel.compiler import compile_many
 from costmodel.config import KernelName
 from costmodel.dataset import Dataset
 from costmodel.heldout import eval_workloads, is_held_out
+from costmodel.kernel_code import kernel_hash
 from costmodel.measurement_table import Role
 from costmodel.models import XgbCostModel, load
 from costmodel.runner import ReplayRunner
-from costmodel.specialize import kernel_hash
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "h100-sxm"

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 
 from costmodel.compiler import compile_many
 from costmodel.config import GemmConfig
-from costmodel.space import SearchSpace, grid, launch_blocks, legality, workspace_bytes
+from costmodel.grid import grid
+from costmodel.space import (
+    SearchSpace,
+    launch_blocks,
+    legality,
+    shared_bytes_at_least,
+    workspace_bytes,
+)
 from costmodel.specialize import specialize
 from costmodel.target import DEVICES, Target, Toolchain
 from costmodel.workload import ACTIVATIONS, DTYPES, CodeClass, Layout, Workload
@@ -184,6 +191,65 @@ def test_the_small_rule_has_its_points() -> None:
 )
 def test_hopeless_configurations(config: GemmConfig, reason: str) -> None:
     assert re.match(reason, legality(config, LARGE, H100.device))
+
+
+GROUPS = GemmConfig("warp_specialized", 192, 96, 64, 12, 5, halves=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"num_warps": 4}, "warp groups: 4 warps multiply"),
+        ({"num_warps": 16}, "warp groups: 16 warps multiply"),
+        ({"num_warps": 8}, "warp groups: 192 rows cannot be dealt to 2"),
+        ({"block_m": 128}, "warp groups: 128 rows cannot be dealt to 3"),
+        ({"block_n": 112}, "warp groups: 112 columns are no one or two"),
+        ({"block_n": 72}, "warp groups: 72 columns are no one or two"),
+        ({"block_n": 512}, "warp groups: 512 columns are no one or two"),
+        ({"block_n": 288}, "registers: 170 a thread, 160 are there"),
+        ({"split_k": 2}, "warp groups: no split-K"),
+        ({"maxnreg": 128}, "warp groups: no split-K, maxnreg"),
+        ({"num_stages": 7}, "shared memory: .* of|shared memory: the buffers take"),
+    ],
+)
+def test_what_warp_groups_cannot_do(change: dict[str, Any], reason: str) -> None:
+    assert not legality(GROUPS, LARGE, H100.device)
+    assert re.match(reason, legality(replace(GROUPS, **change), LARGE, H100.device))
+
+
+def test_warp_groups_are_hoppers_and_store_by_tma() -> None:
+    for name, target in TARGETS.items():
+        legal = not legality(GROUPS, LARGE, target.device)
+        assert legal == (target.device.arch == 90), name
+    for change in ({"a_align": 8}, {"c_align": 8}, {"c_layout": "col"}):
+        workload = replace(LARGE, code=replace(LARGE.code, **change))
+        assert legality(GROUPS, workload, H100.device).startswith("TMA: ")
+
+
+@pytest.mark.compile
+@pytest.mark.timeout(600)
+def test_what_is_known_of_the_shared_memory_of_warp_groups_is_exact() -> None:
+    """Every part of the sum, and no spill."""
+    tiles = (
+        (128, 256, 64, 8, 3),
+        (256, 128, 64, 8, 3),
+        (128, 160, 64, 8, 5),
+        (192, 96, 128, 12, 2),
+    )
+    configs = [
+        GemmConfig("warp_specialized", *tile, halves=halves)
+        for tile in tiles
+        for halves in (False, True)
+    ]
+    specs = {
+        specialize(w, c): c
+        for w in (LARGE, Workload.dense(64, 64, 64, "bfloat16", a_layout="col", b_layout="col"))
+        for c in configs
+    }
+    for artifact in compile_many(specs, Target.named("h100-sxm"), n_jobs=2):
+        assert (artifact.error, artifact.spill_bytes) == ("", 0)
+        least = shared_bytes_at_least(specs[artifact.spec], artifact.spec.code, 90)
+        assert 0 <= artifact.shared_bytes - least <= 256
 
 
 def test_a_spill_is_no_reason() -> None:

@@ -10,21 +10,24 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.compiler import compile_many
-from costmodel.config import GemmConfig
-from costmodel.space import SearchSpace, grid
-from costmodel.specialize import artifact_key, constants, kernel_hash, specialize
+from costmodel.config import GemmConfig, KernelName
+from costmodel.grid import grid
+from costmodel.kernel_code import kernel_hash
+from costmodel.space import SearchSpace
+from costmodel.specialize import artifact_key, constants, specialize
 from costmodel.target import Target, Toolchain
 from costmodel.workload import CodeClass, Workload
 
 H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
 LARGE = Workload.dense(4096, 4096, 4096)
-KERNELS = ("pointer", "tma", "tma_persistent")
+KERNELS = get_args(KernelName)
 
 
 # --- the key -------------------------------------------------------------------------------------
@@ -56,10 +59,10 @@ def test_sizes_and_launch_arguments_make_no_difference(kernel: str) -> None:
 
 
 def test_a_tail_of_k_matters_to_the_pointer_kernel_only() -> None:
-    for kernel, differs in (("pointer", True), ("tma", False), ("tma_persistent", False)):
+    for kernel in KERNELS:
         config = GemmConfig(kernel, 64, 64, 64)  # type: ignore[arg-type]
         even, odd = (specialize(replace(LARGE, k=k), config) for k in (4096, 4097))
-        assert (even != odd) == differs
+        assert (even != odd) == (kernel == "pointer")
 
 
 def test_everything_in_the_class_of_code_matters() -> None:
@@ -107,10 +110,10 @@ for folder in sys.argv[1:]:
     for name in [n for n in sys.modules if n.split(".")[0] == "costmodel"]:
         del sys.modules[name]
     sys.path.insert(0, folder)
-    import costmodel.specialize as s
-    assert s.__file__.startswith(folder)
-    names = ("pointer", "tma", "tma_persistent")
-    print(json.dumps({n: s.kernel_hash(n) for n in names}))
+    import costmodel.kernel_code as code
+    assert code.__file__.startswith(folder)
+    names = ("pointer", "tma", "tma_persistent", "warp_specialized")
+    print(json.dumps({n: code.kernel_hash(n) for n in names}))
     sys.path.pop(0)
 """
 
@@ -128,7 +131,11 @@ EDITS = {
     "a callee of another file": ("epilogue.py", SPLIT_LOOP, 
                                  SPLIT_LOOP.replace("SPLIT_K", "0, SPLIT_K"), "pointer tma"),
     "a callee of a callee": ("epilogue.py", "x < 0", "x <= 0", "pointer tma tma_persistent"),
-    "the copy before a kernel": ("repack.py", "other=0.0", "other=1.0", "tma tma_persistent"),
+    "the copy before a kernel": ("repack.py", "other=0.0", "other=1.0",
+                                 "tma tma_persistent warp_specialized"),
+    "a function that is handed over": ("warp_specialized.py", "filled += 1", "filled += 2",
+                                       "warp_specialized"),
+    "its callee": ("warp_specialized.py", "acc < 0", "acc <= 0", "warp_specialized"),
     "a default": ("epilogue.py", "acc, bias_ptr, offs_n, N, ACTIVATION: tl.constexpr",
                   "acc, bias_ptr, offs_n, N, ACTIVATION: tl.constexpr = 'none'",
                   "pointer tma tma_persistent"),

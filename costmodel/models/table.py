@@ -62,7 +62,7 @@ class TrainingTable:
     @classmethod
     def from_dataset(cls, dataset: Dataset, role: Role = "train") -> TrainingTable:
         """The rows of one role; those of a kernel that has changed since are left out."""
-        from costmodel.specialize import kernel_hash
+        from costmodel.kernel_code import kernel_hash
 
         hashes = {name: kernel_hash(name) for name in get_args(KernelName)}
         frame = dataset.frame(role, kernel_hashes=hashes)

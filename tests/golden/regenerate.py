@@ -21,12 +21,14 @@ POINTER = GemmConfig("pointer", 64, 64, 32, num_warps=4, num_stages=3)
 SPLIT = replace(POINTER, split_k=2)
 TMA = GemmConfig("tma", 64, 64, 64, num_warps=4, num_stages=3)
 PERSISTENT = replace(TMA, kernel="tma_persistent")
+GROUPS = GemmConfig("warp_specialized", 192, 96, 64, num_warps=12, num_stages=4, halves=True)
 CASES: dict[str, tuple[int, GemmConfig]] = {
     "sm_80-pointer": (80, POINTER),
     "sm_90-pointer": (90, POINTER),
     "sm_90-pointer-split": (90, SPLIT),
     "sm_90-tma": (90, TMA),
     "sm_90-tma_persistent": (90, PERSISTENT),
+    "sm_90-warp_specialized": (90, GROUPS),
     "sm_100-pointer": (100, POINTER),
     "sm_100-tma": (100, TMA),
     "sm_100-tma_persistent": (100, PERSISTENT),

@@ -30,12 +30,20 @@ CONFIGS = [
     GemmConfig("tma", 64, 64, 64, 4, 4, split_k=4),
     GemmConfig("tma_persistent", 128, 128, 64, 4, 4, flatten=True),
     GemmConfig("tma_persistent", 128, 256, 64, 8, 3, halves=True),
+    GemmConfig("warp_specialized", 128, 256, 64, 8, 3),
+    GemmConfig("warp_specialized", 256, 128, 64, 8, 3, halves=True),
+    GemmConfig("warp_specialized", 128, 160, 64, 8, 4),
+    GemmConfig("warp_specialized", 128, 192, 64, 8, 4, halves=True, group_m=1),
+    GemmConfig("warp_specialized", 192, 96, 128, 12, 2),
+    GemmConfig("warp_specialized", 192, 128, 64, 12, 4, halves=True),
+    GemmConfig("warp_specialized", 128, 64, 64, 8, 6, repack=True),
     GemmConfig("tma", 64, 128, 64, 4, 4, repack=True),
     GemmConfig("tma", 64, 64, 64, 4, 4, split_k=4, repack=True),
     GemmConfig("tma_persistent", 128, 256, 64, 8, 3, halves=True, repack=True),
 ]
 SHAPES = [(1, 1, 1), (1, 64, 40), (17, 33, 2), (33, 777, 555), (128, 128, 1001), (250, 466, 1000),
-          (256, 512, 4096), (1000, 1000, 1000), (333, 50257, 64), (5, 7, 15)]  # fmt: skip
+          (256, 512, 4096), (1000, 1000, 1000), (333, 50257, 64), (5, 7, 15),
+          (2040, 3080, 200)]  # fmt: skip
 
 
 def launch(a, b, out, config, bias=None, activation="none"):

@@ -13,9 +13,10 @@ import torch
 
 from costmodel.compiler import compile_many
 from costmodel.config import GemmConfig
+from costmodel.grid import grid
 from costmodel.measurement import Candidate, Measurement
 from costmodel.runner.device import DeviceRunner
-from costmodel.space import SearchSpace, grid, legality
+from costmodel.space import SearchSpace, legality
 from costmodel.specialize import specialize
 from costmodel.target import Target
 from costmodel.workload import Workload

@@ -1,0 +1,120 @@
+"""The points worth having on some workload or device, whether or not they may run on this one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import replace
+
+from costmodel.config import GemmConfig
+
+__all__ = ["grid"]
+
+
+@functools.cache
+def grid() -> tuple[GemmConfig, ...]:
+    """Every point worth having on some workload or device; none twice."""
+    points = (*_pointer(), *_pointer_split(), *_small(), *_tma_plain(), *_tma_split(),
+              *_tma_persistent())  # fmt: skip
+    points = (*points, *_group_variants(points), *_register_variants(points))
+    return tuple(dict.fromkeys((*points, *_repack_variants(points))))
+
+
+def _tiles(rows: tuple[int, ...], columns: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    return ((m, n) for m in rows for n in columns if 512 <= m * n <= 32768)
+
+
+def _warps(area: int) -> tuple[int, ...]:
+    """Warp counts that give a thread a sensible share of the tile."""
+    return {512: (2, 4), 1024: (2, 4), 2048: (4,), 4096: (4,), 8192: (4, 8), 16384: (4, 8)}.get(
+        area, (8,)
+    )
+
+
+def _pointer() -> Iterator[GemmConfig]:
+    for m, n in _tiles((16, 32, 64, 128, 256), (16, 32, 64, 128, 256)):
+        for k in (32, 64, 128):
+            for warps in _warps(m * n):
+                for stages in (2, 3, 4, 5) if k < 128 else (2, 3, 5):
+                    yield GemmConfig("pointer", m, n, k, warps, stages)
+
+
+def _pointer_split() -> Iterator[GemmConfig]:
+    for m, n in _tiles((16, 32, 64, 128), (32, 64, 128)):
+        for k in (64, 128):
+            for stages in (3, 5):
+                for split in (2, 4, 8, 16):
+                    yield GemmConfig("pointer", m, n, k, 4, stages, split_k=split)
+
+
+def _small() -> Iterator[GemmConfig]:
+    """The rule for small sizes chooses among these."""
+    for m, n in _tiles((16, 32, 64), (32, 64)):
+        for k in (16, 32):
+            for warps in (1, 2, 4):
+                for stages in (1, 2):
+                    yield GemmConfig("pointer", m, n, k, warps, stages)
+
+
+def _tma_plain() -> Iterator[GemmConfig]:
+    for m, n in _tiles((16, 32, 64, 128, 256), (32, 64, 128, 256)):
+        for k in (64, 128, 256):
+            for warps in _warps(m * n):
+                for stages in (3, 4, 5, 6, 8):
+                    if k == 256 and (m * n > 4096 or stages > 5):
+                        continue
+                    for halves in (False, True) if m * n >= 16384 else (False,):
+                        yield GemmConfig("tma", m, n, k, warps, stages, halves=halves)
+
+
+def _tma_split() -> Iterator[GemmConfig]:
+    for m, n in _tiles((16, 32, 64, 128), (32, 64, 128, 256)):
+        for k in (64, 128, 256) if m * n <= 2048 else (64, 128):
+            for stages in (4, 6) if m * n <= 8192 else (3, 4):
+                warps = 8 if m * n > 16384 else 4
+                for split in (2, 4, 8, 16) if m * n <= 8192 else (2, 4, 8):
+                    yield GemmConfig("tma", m, n, k, warps, stages, split_k=split)
+
+
+def _tma_persistent() -> Iterator[GemmConfig]:
+    for m, n in _tiles((64, 128, 256), (64, 128, 256)):
+        for k in (64, 128):
+            for warps in _warps(m * n):
+                for stages in (3, 4, 5, 6):
+                    for halves in (False, True) if m * n >= 16384 else (False,):
+                        for flatten in (False, True):
+                            yield GemmConfig(
+                                "tma_persistent", m, n, k, warps, stages,
+                                halves=halves, flatten=flatten,
+                            )  # fmt: skip
+
+
+def _group_variants(points: tuple[GemmConfig, ...]) -> Iterator[GemmConfig]:
+    """Other tile orders, for the large tiles that large problems want."""
+    for point in points:
+        large = min(point.block_m, point.block_n) >= 128 and point.block_k == 64
+        if large and point.split_k == 1 and point.num_stages in (3, 4):
+            for group in (1, 4, 16):
+                yield replace(point, group_m=group)
+
+
+def _register_variants(points: tuple[GemmConfig, ...]) -> Iterator[GemmConfig]:
+    """Register limits, where they may buy another block per multiprocessor."""
+    for point in points:
+        area = point.block_m * point.block_n
+        if point.split_k > 1 or point.halves or point.block_k != 64 or point.num_stages != 4:
+            continue
+        if point.kernel == "tma_persistent" or area < 2048:
+            continue
+        for limit in (80, 96, 128, 160):
+            yield replace(point, maxnreg=limit)
+
+
+def _repack_variants(points: tuple[GemmConfig, ...]) -> Iterator[GemmConfig]:
+    """The TMA kernels for operands that TMA cannot address as they are.
+
+    They pay for large products, so the smallest tiles are left out.
+    """
+    for point in points:
+        if point.kernel != "pointer" and point.block_m * point.block_n >= 2048:
+            yield replace(point, repack=True)
