@@ -19,6 +19,7 @@ from statistics import median
 from common import Results, Row, announce, at_exit_code, parser, versions
 
 import costmodel
+from costmodel.errors import CostModelError
 from costmodel.target import Target
 
 SMALL = ((256, 256, 256), (16, 1024, 1024))
@@ -53,13 +54,15 @@ def warm_row(m: int, n: int, k: int, model: Path | None, *, into: bool) -> Row:
     out = torch.empty(m, n, dtype=torch.float16, device="cuda") if into else None
     costmodel.matmul(a, b, out=out, mode="predict", model=model)
     result = costmodel.result_for(a, b, out=out, mode="predict", model=model)
+    if result is None or result.config is None:
+        raise CostModelError(f"{m}x{n}x{k}: torch was chosen, which says nothing of a launch")
     matmul_us = host_us(
         lambda: costmodel.matmul(a, b, out=out, mode="predict", model=model),
         torch.cuda.synchronize,
     )
     torch_us = host_us(lambda: torch.mm(a, b, out=out), torch.cuda.synchronize)
     return {
-        "workload": f"{m}x{n}x{k}", "out": into, "chosen": str(result.chosen) if result else "",
+        "workload": f"{m}x{n}x{k}", "out": into, "chosen": str(result.chosen),
         "matmul_us": matmul_us, "torch_mm_us": torch_us, "ratio": matmul_us / torch_us,
     }  # fmt: skip
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from costmodel.launch import Kernel, Plan, Workspace
 from costmodel.repacking import Repack
+from costmodel.runner.reference import torch_product
 from costmodel.tuning_result import TuningResult
 
 __all__ = ["Launch", "TorchLaunch", "TritonLaunch"]
@@ -30,16 +30,7 @@ class TorchLaunch:
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
     ) -> None:
         """Queue it on the current stream of the operands' device."""
-        if bias is None:
-            torch.mm(a, b, out=out)
-        else:
-            torch.addmm(bias, a, b, out=out)
-        if self._activation == "relu":
-            out.relu_()
-        elif self._activation == "silu":
-            functional.silu(out, inplace=True)
-        elif self._activation == "gelu":
-            out.copy_(functional.gelu(out))
+        torch_product(a, b, out, bias, self._activation)
 
 
 class TritonLaunch:

@@ -16,14 +16,15 @@ class TimingProtocol:
 
     A replay is one CUDA graph of several launches, each on operands of its own. Before each
     replay the L2 cache is filled with other data, by reading, outside the timed region; a first
-    replay, which sends the graph to the device, is not timed. Replays are queued behind one
-    another, so that the host is never waited for. The latency is the time of a replay over its
-    launches.
+    replay, which sends the graph to the device, is not timed. What is timed is queued while the
+    device is busy, so that the host is never waited for. The latency is the time of a replay over
+    its launches.
 
     Attributes:
         cache: ``cold`` as above; ``hot`` launches on one set of operands and fills nothing.
         repeats: timed replays of a configuration; their quantiles are kept.
-        replay_us: how long a replay is meant to take, which sets its number of launches.
+        replay_us: how long a replay is meant to take, which sets its number of launches: replays
+            that turn out far shorter are made again. Starting one costs some 4 us.
         max_launches: at most this many launches in a replay.
         idle: rest before a replay, as a multiple of its time, where one launch takes over
             ``idle_from_us``: large products without rests make the card throttle.
@@ -42,18 +43,25 @@ class TimingProtocol:
     max_launches: int = 40
     idle: float = 0.5
     idle_from_us: float = 100.0
-    early_factor: float = 3.0
+    early_factor: float = 1.5
     stop_factor: float = 30.0
     rtol: tuple[tuple[str, float], ...] = (("bfloat16", 1.6e-2), ("float16", 2e-3))
     atol: tuple[tuple[str, float], ...] = (("bfloat16", 8e-3), ("float16", 1e-3))
     limit_s: float = 60.0
-    version: int = 2
+    version: int = 3
 
     def __post_init__(self) -> None:
         if self.cache not in ("cold", "hot"):
             raise InvalidInput(f"cache={self.cache!r}: expected cold or hot")
         if self.repeats < 1 or self.max_launches < 1 or self.replay_us <= 0 or self.limit_s <= 0:
             raise InvalidInput(f"repeats, launches, times and limits must be positive: {self}")
+
+    def launches(self, about_us: float) -> int:
+        """Launches in a replay of what takes about this long; two, where not one is long."""
+        # A launch is measured with its start, which short ones pay only once in a replay.
+        wanted = round(self.replay_us / max(about_us - 2.0, 2.0))
+        least = 2 if about_us < 4 * self.replay_us else 1
+        return min(max(wanted, least), self.max_launches)
 
     def tolerance(self, dtype: str, k: int) -> tuple[float, float]:
         """(atol, rtol) for an output of this type and a sum over k."""

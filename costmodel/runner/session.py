@@ -27,6 +27,8 @@ __all__ = ["Session"]
 
 _MAX_OPERAND_BYTES = 24 * 2**30
 _CHECK_BLOCK = 4096
+_BUSY_CYCLES = 400_000  # 0.2 ms and more: the host queues a launch in less, even a loaded one
+_MUCH_SLOWER = 3.0
 
 
 class Session:
@@ -105,39 +107,47 @@ class Session:
         launch, bad = self._passed(config)
         if bad is not None:
             return bad
-        first_us = self._first_us(launch)
-        if first_us > self._protocol.stop_factor * best_us:
-            # A replay has no host to wait for: a short kernel is not condemned for a late launch.
-            graph, _ = self._capture(launch, float("inf"))
-            first_us = min(first_us, *self._replay(graph, 1, first_us, 1))
-        if first_us > self._protocol.stop_factor * best_us:
-            slow = f"one launch took {first_us:.0f} us, the best so far {best_us:.1f}"
-            return Measurement("too_slow", first_us, repeats=1, error=slow)
-        slow_one = first_us > self._protocol.early_factor * best_us
-        graph, launches = self._capture(launch, first_us)
-        times = self._replay(graph, launches, first_us, 1 if slow_one else self._protocol.repeats)
+        protocol = self._protocol
+        about_us = self._look(launch)
+        if about_us > protocol.stop_factor * best_us:
+            # The host may have been late; a replay of one launch has none to wait for.
+            graph = self._capture(launch, 1)
+            about_us = min(about_us, *self._replay(graph, 1, about_us, 1))
+        if about_us > protocol.stop_factor * best_us:
+            slow = f"one launch took {about_us:.0f} us, the best so far {best_us:.1f}"
+            return Measurement("too_slow", about_us, repeats=1, error=slow)
+        launches = protocol.launches(about_us)
+        graph = self._capture(launch, launches)
+        times = self._replay(graph, launches, about_us, 1)
+        if launches < 0.8 * (wanted := protocol.launches(times[0])):
+            # It takes far less than it seemed to: starting the replay weighs too much.
+            launches, graph = wanted, self._capture(launch, wanted)
+            times = self._replay(graph, launches, times[0], 1)
+        if times[0] <= protocol.early_factor * best_us:
+            more = protocol.repeats - 1
+            times += self._replay(graph, launches, times[0], more, sent=True)
         return self._summary(times)
 
     def _compare(self, configs: Sequence[GemmConfig | None], rounds: int) -> list[Measurement]:
         result = [Measurement("wrong_result")] * len(configs)
-        first_us = {}
-        launchers = {}
+        about_us, launchers = {}, {}
         for i, config in enumerate(configs):
             launch, bad = self._passed(config)
             if bad is not None:
                 result[i] = bad
             else:
-                launchers[i], first_us[i] = launch, self._first_us(launch)
+                launchers[i], about_us[i] = launch, self._look(launch)
         graphs = {}
         for i, launch in launchers.items():
             # Starting a replay takes a while too: it must weigh on all alike, so all that are near
             # the fastest have as many launches as that.
-            like_us = max(min(first_us.values()), first_us[i] / self._protocol.early_factor)
-            graphs[i] = (*self._capture(launch, like_us), first_us[i])
+            like_us = max(min(about_us.values()), about_us[i] / _MUCH_SLOWER)
+            launches = self._protocol.launches(like_us)
+            graphs[i] = (self._capture(launch, launches), launches, like_us)
         times: dict[int, list[float]] = {i: [] for i in graphs}
         for turn in range(rounds):
             for i in graphs if turn % 2 == 0 else reversed(graphs):
-                times[i] += self._replay(*graphs[i], repeats=1)
+                times[i] += self._replay(*graphs[i], repeats=1, sent=turn > 0)
         for i, measured in times.items():
             result[i] = self._summary(measured)
         return result
@@ -211,31 +221,26 @@ class Session:
             return ""
         return f"{wrong} of {flat.numel()} elements are off by more than {atol:g} + {rtol:g} |ref|"
 
-    def _first_us(self, launch: Callable[[Operands], None]) -> float:
-        """About what a cold launch takes: the better of two, since the host may be late."""
-        return min(self._time_once(launch), self._time_once(launch))
-
-    def _time_once(self, launch: Callable[[Operands], None]) -> float:
-        """One cold launch in us, for deciding how to go on."""
+    def _look(self, launch: Callable[[Operands], None]) -> float:
+        """About what a cold launch takes, in us, for deciding how to go on."""
         begin, end = _event(), _event()
-        # Twice, so that the launch is queued before the device comes to it: how many launches
-        # a replay has must depend on the kernel, not on how busy the host is.
-        for _ in range(2):
-            self._other.max()
+        self._busy()
+        self._other.max()
         begin.record()
         launch(self._sets[0])  # the gate has launched on these: nothing is left to prepare
         end.record()
         end.synchronize()
         return float(begin.elapsed_time(end)) * 1e3
 
-    def _capture(
-        self, launch: Callable[[Operands], None], first_us: float
-    ) -> tuple[torch.cuda.CUDAGraph, int]:
+    def _busy(self) -> None:
+        """Keep the device from what comes next until the host has queued it."""
         import torch
 
-        # A launch is measured with its start, which short ones pay only once in a replay.
-        wanted = round(self._protocol.replay_us / max(first_us - 2.0, 2.0))
-        launches = min(max(wanted, 1), self._protocol.max_launches)
+        torch.cuda._sleep(_BUSY_CYCLES)  # type: ignore[no-untyped-call]
+
+    def _capture(self, launch: Callable[[Operands], None], launches: int) -> torch.cuda.CUDAGraph:
+        import torch
+
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(capture_error_mode="thread_local")
         try:
@@ -243,18 +248,31 @@ class Session:
                 launch(self._sets[i % len(self._sets)])
         finally:
             graph.capture_end()
-        return graph, launches
+        return graph
 
     def _replay(
-        self, graph: torch.cuda.CUDAGraph, launches: int, first_us: float, repeats: int
+        self,
+        graph: torch.cuda.CUDAGraph,
+        launches: int,
+        about_us: float,
+        repeats: int,
+        sent: bool = False,
     ) -> list[float]:
-        """us per launch of each replay, after one that sends the graph to the device."""
+        """us per launch of each replay, after one that sends the graph to the device.
+
+        Args:
+            sent: it is there already.
+        """
         events = []
-        graph.replay()
+        if sent:
+            self._busy()
+        else:
+            graph.replay()
         for _ in range(repeats):
-            if first_us > self._protocol.idle_from_us:
+            if about_us > self._protocol.idle_from_us:
                 self._stream.synchronize()
-                time.sleep(self._protocol.idle * launches * first_us / 1e6)
+                time.sleep(self._protocol.idle * launches * about_us / 1e6)
+                self._busy()
             begin, end = _event(), _event()
             self._fill_cache()
             begin.record(self._stream)
