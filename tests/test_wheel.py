@@ -107,7 +107,10 @@ def test_it_ranks(program: Program) -> None:
 
 
 def test_tests_pass_against_it(program: Program) -> None:
-    files = ("test_metrics.py", "test_heldout.py", "test_ptx.py", "test_replay.py")
+    files = [
+        "test_metrics.py", "test_heldout.py", "test_ptx.py", "test_ptx_loops.py",
+        "test_ptx_input.py", "test_replay.py",
+    ]  # fmt: skip
     options = ("-p", "no:cacheprovider", "--import-mode=importlib")
     # Tests are given by path and know nothing of the repository but their own data.
     output = program("-m", "pytest", *options, *(str(ROOT / "tests" / name) for name in files))

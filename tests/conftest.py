@@ -1,0 +1,23 @@
+"""The modules beside the tests can be imported by name, and the benchmark scripts by fixture."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+
+# pytest imports the tests by their paths (importlib mode), so their folder is not on the path.
+# Last on it, it hides nothing.
+sys.path.append(str(HERE))
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a script by name, as Python does that runs it: its folder comes first."""
+    monkeypatch.syspath_prepend(str(HERE.parent / "benchmarks"))
+    return importlib.import_module

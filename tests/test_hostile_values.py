@@ -1,0 +1,101 @@
+"""Whatever stands in JSON of ours: an error of ours, or a value that can be used."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostile_examples import CONFIGS, RESULT, TARGET, A
+
+from costmodel.cache import WinnerCache
+from costmodel.config import GemmConfig
+from costmodel.errors import CostModelError, InvalidInput
+from costmodel.target import Target
+from costmodel.tuning_result import TuningResult
+from costmodel.untrusted import parse_json
+from costmodel.workload import Workload
+
+HOSTILE: tuple[Any, ...] = (
+    None, True, -1, 10**400, float("nan"), float("inf"), -1.5, "", "x" * 10, "../../etc", "\ud800",
+    "__import__('os').abort()", [], {}, [[]], {"a": 1}, 2**63, 10**9,
+)  # fmt: skip
+
+
+def places(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where a value stands in nested JSON: all of them."""
+    yield path
+    if isinstance(data, dict | list):
+        for name, value in data.items() if isinstance(data, dict) else enumerate(data):
+            yield from places(value, (*path, name))
+
+
+def changed(data: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    result = copy.deepcopy(data)
+    place = result
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = value
+    return result
+
+
+READERS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "result": (RESULT.to_dict(), TuningResult.from_dict),
+    "config": (CONFIGS[0].to_dict(), GemmConfig.from_dict),
+    "workload": (A.to_dict(), Workload.from_dict),
+    "target": (TARGET.to_dict(), Target.from_dict),
+}
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_any_value_in_any_place_is_refused_or_can_be_used(kind: str) -> None:
+    data, read = READERS[kind]
+    for place in places(data):
+        for value in HOSTILE:
+            try:
+                found = read(changed(data, place, value))
+            except CostModelError:
+                continue
+            assert len(str(found)) < 100_000, (place, value)
+            json.dumps(found.to_dict(), allow_nan=False)
+            hash(found.workload if kind == "result" else found)
+            if kind == "result":
+                assert found.costs.total_s >= 0 or place[0] == "costs"
+                assert found.best_triton is None or found.best_triton[1].latency_us > 0
+
+
+@pytest.mark.parametrize("value", [None, 5, "x", [], b"x"])
+def test_what_is_no_object_is_refused(value: Any) -> None:
+    for read in (read for _, read in READERS.values()):
+        with pytest.raises(InvalidInput):
+            read(value)
+
+
+def test_numbers_that_json_lacks_are_null_in_a_result_and_kept_on_disk(tmp_path: Path) -> None:
+    odd = dataclasses.replace(RESULT, ranked=((CONFIGS[0], float("inf")),))
+    cache = WinnerCache(tmp_path)
+    cache.put({"name": "odd"}, odd)
+    found = cache.get({"name": "odd"})
+    assert found is not None
+    assert found.ranked == ((CONFIGS[0], None),)
+
+
+# --- json -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[" * 200_000, '{"a":' * 100_000, '{"a": NaN}', "[-Infinity]", "1e999", "1" * 5000,
+     '{"a": 1, "a": 2}', "\x80", "{'a': 1}", "[1,]"],
+)  # fmt: skip
+def test_json_is_read_by_the_letter(text: str) -> None:
+    with pytest.raises(InvalidInput, match="not JSON"):
+        parse_json(text)
+    with pytest.raises(InvalidInput, match="not JSON"):
+        parse_json(text.encode("latin-1"))
