@@ -1,16 +1,19 @@
-"""How fast data is collected: binaries compiled a second, and rows timed a second on one GPU.
+"""How fast data is collected: binaries compiled a second, and rows timed a second by GPU.
 
 The two run at once in a collection; here one after the other, so that neither waits. The workloads
-take under 200 us each.
+take under 200 us each. Where there are two GPUs, a process on each times all of it at once.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -42,46 +45,87 @@ def jobs(target: Target, every: int) -> list[Job]:
 def summarize(rows: list[Row]) -> Row:
     """Rates over all workloads together."""
     compiled = next(row for row in rows if "compiled" in row)
-    timed = [row for row in rows if "timed" in row]
-    seconds = sum(row["seconds"] for row in timed)
+    rates = {}
+    for gpus in (1, 2):
+        timed = [row for row in rows if row.get("gpus") == gpus]
+        seconds = sum(row["seconds"] for row in timed)
+        rates[gpus] = sum(row["timed"] for row in timed) / seconds if timed else None
     return {
-        "rows_per_s_1gpu": sum(row["timed"] for row in timed) / seconds if timed else None,
-        "rows_per_s_2gpu": None,
+        "rows_per_s_1gpu": rates[1],
+        "rows_per_s_2gpu": rates[2],
         "compiles_per_s": compiled["compiled"] / compiled["seconds"],
         "cores": compiled["cores"],
     }
 
 
+def timed_jobs(folder: Path, every: int, deadline: float) -> Iterator[Row]:
+    """Time every job on the first visible GPU; the binaries are in Triton's cache already."""
+    target = Target.current()
+    with DeviceRunner() as runner:
+        dataset = Dataset.create(folder, target, runner.protocol.to_dict())
+        run = current_run()
+        runner.measure_torch(Workload.dense(256, 256, 256))  # the timing process is up
+        for job in until(deadline, jobs(target, every)):
+            progress = collect([job], dataset, runner, run)
+            yield {
+                "what": f"timing {job.workload}", "timed": progress.rows, "ok": progress.ok_rows,
+                "seconds": progress.timing_s,
+            }  # fmt: skip
+
+
+def at_once(folder: Path, every: int, gpus: int) -> Row:
+    """Rows of a process on each GPU, over the seconds that the slower one timed."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[:gpus]
+    children = [
+        subprocess.Popen(
+            [sys.executable, __file__, "--timing", str(folder / f"gpu-{i}"), "--every", str(every)],
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": device}, stdout=subprocess.PIPE, text=True,
+        )
+        for i, device in enumerate(visible)
+    ]  # fmt: skip
+    found = [json.loads(child.communicate()[0]) for child in children]
+    rows = [row for part in found for row in part]
+    return {
+        "what": f"timing on {gpus} GPUs", "gpus": gpus, "timed": sum(r["timed"] for r in rows),
+        "ok": sum(r["ok"] for r in rows),
+        "seconds": max(sum(row["seconds"] for row in part) for part in found),
+    }  # fmt: skip
+
+
 def main() -> None:
-    args = parser(__doc__).parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--timing", type=Path, help=argparse.SUPPRESS)
+    args = arguments.parse_args()
+    if args.timing:
+        print(json.dumps(list(timed_jobs(args.timing, args.every, float("inf")))))
+        return
     target = Target.current()
     todo = jobs(target, args.every)
     specs = list(dict.fromkeys(specialize(j.workload, c) for j in todo for c in j.configs))
-    deadline = announce(args.budget_s, binaries=len(specs), timings=CONFIGS * len(todo))
+    deadline = announce(args.budget_s, binaries=len(specs), timings=2 * CONFIGS * len(todo))
     results = Results("collection", target, args.results, versions(target), summarize)
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
-        # The process that times, not started yet, finds there what is compiled.
-        os.environ["TRITON_CACHE_DIR"] = folder
-        runner = stack.enter_context(DeviceRunner())
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        # The processes that time, not started yet, find there what is compiled.
+        os.environ["TRITON_CACHE_DIR"] = name
         start = time.perf_counter()
-        artifacts = list(compile_many(specs, target, cache=Path(folder)))
+        artifacts = list(compile_many(specs, target, cache=folder))
         results.add({
             "what": "compiling", "compiled": len(artifacts),
             "failed": sum(not a.ok for a in artifacts), "cores": os.cpu_count(),
             "seconds": time.perf_counter() - start,
         })  # fmt: skip
-        dataset = Dataset.create(Path(folder) / "data", target, runner.protocol.to_dict())
-        dataset.append_artifacts(artifacts)
-        run = current_run()
-        runner.measure_torch(Workload.dense(256, 256, 256))  # the timing process is up
-        for job in until(deadline, todo):
-            progress = collect([job], dataset, runner, run, cache=Path(folder))
-            results.add({
-                "what": f"timing {job.workload}", "timed": progress.rows,
-                "ok": progress.ok_rows, "seconds": progress.timing_s,
-            })  # fmt: skip
+        for row in timed_jobs(folder / "data", args.every, deadline):
+            results.add({"gpus": 1, **row})
+        if gpu_count() > 1:
+            results.add(at_once(folder, args.every, 2))
     results.show()
+
+
+def gpu_count() -> int:
+    import torch
+
+    return torch.cuda.device_count()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,14 @@ K = 8
 
 
 def recorded_best(dataset: Dataset | None, workload: Workload) -> GemmConfig | None:
-    """The fastest configuration of the recorded rows; None where the workload is not there."""
+    """The fastest configuration of the recorded rows; None where the workload is not there.
+
+    Of bfloat16, where that is not recorded, the one of float16: the same instructions run.
+    """
     outcomes = dataset.recorded(workload) if dataset else {}
+    if dataset and not outcomes:
+        halves = replace(workload.code, dtype="float16", out_dtype="float16")
+        outcomes = dataset.recorded(replace(workload, code=halves))
     works = [c for c, m in outcomes.items() if m.ok]
     return min(works, key=lambda c: outcomes[c].latency_us, default=None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from benchmark_fakes import FAILED, H100, WORKLOAD, A, B, C, FakeRunner, compiled, ok
 
 from costmodel.config import GemmConfig
+from costmodel.measurement import Measurement
 from costmodel.models import RuleHeuristic
 from costmodel.ranking import rank
 from costmodel.report import read_results
@@ -194,3 +196,16 @@ def test_a_workload_that_a_run_did_not_reach_is_left_out(script: Any) -> None:
     run = {WORKLOAD.key(): {"torch": 1.0, "triton_best": 1.0, "model_top8": 1.0, "default": 1.0}}
     assert len(script("bench_kernels").rows_of([winner], [run, run])) == 1
     assert script("bench_kernels").rows_of([winner], [run, {}]) == []
+
+
+def test_bfloat16_goes_by_what_float16_showed(script: Any) -> None:
+    class Recorded:
+        def recorded(self, workload: Workload) -> dict[GemmConfig, Measurement]:
+            of_half = {A: Measurement("ok", 2.0), B: Measurement("ok", 1.0)}
+            return of_half if workload == WORKLOAD else {}
+
+    best = script("bench_kernels").recorded_best
+    twin = replace(WORKLOAD.code, dtype="bfloat16", out_dtype="bfloat16")
+    assert best(Recorded(), replace(WORKLOAD, code=twin)) == best(Recorded(), WORKLOAD) == B
+    assert best(Recorded(), replace(WORKLOAD, m=3)) is None
+    assert best(None, WORKLOAD) is None

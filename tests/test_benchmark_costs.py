@@ -98,8 +98,11 @@ def test_dispatch_by_hand(script: Any) -> None:
 def test_collection_by_hand(script: Any) -> None:
     compiling = {"compiled": 300, "failed": 3, "cores": 16, "seconds": 10.0}
     summarize = script("bench_collection").summarize
-    rows = [compiling, {"timed": 300, "ok": 290, "seconds": 1.0}, {"timed": 100, "seconds": 1.0}]
-    assert summarize(rows) == {
+    one = [{"gpus": 1, "timed": rows, "seconds": 1.0} for rows in (300, 100)]
+    two = {"gpus": 2, "timed": 780, "seconds": 2.0}
+    expected = {
         "rows_per_s_1gpu": 200.0, "rows_per_s_2gpu": None, "compiles_per_s": 30.0, "cores": 16,
     }  # fmt: skip
+    assert summarize([compiling, *one]) == expected
+    assert summarize([compiling, *one, two]) == expected | {"rows_per_s_2gpu": 390.0}
     assert summarize([compiling])["rows_per_s_1gpu"] is None
