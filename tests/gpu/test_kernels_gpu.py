@@ -119,6 +119,22 @@ def test_split_k_is_bitwise_repeatable(config):
     assert all(torch.equal(results[0], r) for r in results)
 
 
+@pytest.mark.parametrize("config", [c for c in CONFIGS if c.split_k > 1], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_split_k_is_as_exact_as_torch(config, dtype):
+    """In the root of the mean square and in the worst element, at most twice torch's error."""
+    torch.manual_seed(0)
+    for m, n, k in ((64, 320, 8192), (128, 128, 16384)):
+        a = torch.randn(m, k, device="cuda", dtype=dtype)
+        b = torch.randn(k, n, device="cuda", dtype=dtype)
+        out = torch.full((m, n), float("nan"), device="cuda", dtype=dtype)
+        assert not launch(a, b, out, config)
+        ref = a.double() @ b.double()
+        ours, torchs = ((x.double() - ref).abs() for x in (out, a @ b))
+        assert ours.max() <= 2 * torchs.max()
+        assert ours.square().mean().sqrt() <= 2 * torchs.square().mean().sqrt()
+
+
 def test_offsets_past_32_bits():
     config = GemmConfig("pointer", 64, 64, 32, 4, 3)
     a = torch.randn(64, 32, device="cuda", dtype=torch.float16)
