@@ -58,14 +58,13 @@ def summarize(rows: list[Row]) -> Row:
     }
 
 
-def timed_jobs(folder: Path, every: int, deadline: float) -> Iterator[Row]:
+def timed_jobs(folder: Path, todo: list[Job], target: Target, deadline: float) -> Iterator[Row]:
     """Time every job on the first visible GPU; the binaries are in Triton's cache already."""
-    target = Target.current()
     with DeviceRunner() as runner:
         dataset = Dataset.create(folder, target, runner.protocol.to_dict())
         run = current_run()
         runner.measure_torch(Workload.dense(256, 256, 256))  # the timing process is up
-        for job in until(deadline, jobs(target, every)):
+        for job in until(deadline, todo):
             progress = collect([job], dataset, runner, run)
             yield {
                 "what": f"timing {job.workload}", "timed": progress.rows, "ok": progress.ok_rows,
@@ -96,11 +95,11 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--timing", type=Path, help=argparse.SUPPRESS)
     args = arguments.parse_args()
-    if args.timing:
-        print(json.dumps(list(timed_jobs(args.timing, args.every, float("inf")))))
-        return
     target = Target.current()
     todo = jobs(target, args.every)
+    if args.timing:
+        print(json.dumps(list(timed_jobs(args.timing, todo, target, float("inf")))))
+        return
     specs = list(dict.fromkeys(specialize(j.workload, c) for j in todo for c in j.configs))
     deadline = announce(args.budget_s, binaries=len(specs), timings=2 * CONFIGS * len(todo))
     results = Results("collection", target, args.results, versions(target), summarize)
@@ -115,7 +114,7 @@ def main() -> None:
             "failed": sum(not a.ok for a in artifacts), "cores": os.cpu_count(),
             "seconds": time.perf_counter() - start,
         })  # fmt: skip
-        for row in timed_jobs(folder / "data", args.every, deadline):
+        for row in timed_jobs(folder / "data", todo, target, deadline):
             results.add({"gpus": 1, **row})
         if gpu_count() > 1:
             results.add(at_once(folder, args.every, 2))

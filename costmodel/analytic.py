@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from costmodel.candidates import ARTIFACT_COLUMNS, CONFIG_COLUMNS, Candidates
 from costmodel.space import repack_elements
-from costmodel.target import Device, Target
+from costmodel.target import SM_REGISTERS, Device, Target
 from costmodel.workload import DTYPES, Workload
 
 __all__ = ["ANALYTIC_FEATURES", "analytic_columns", "occupancy"]
@@ -38,7 +38,6 @@ ANALYTIC_FEATURES = (
     "split_estimate", "repack_estimate", "estimate", "roofline_us",
 )  # fmt: skip
 
-_SM_REGISTERS = 65_536
 _SM_WARPS = 64
 _SM_BLOCKS = 32
 _BLOCK_RESERVED_BYTES = 1024  # what CUDA keeps of shared memory for each block
@@ -60,7 +59,7 @@ def occupancy(registers: Column, shared_bytes: Column, num_warps: Column, device
     Source: NVIDIA's occupancy tables; registers are given to warps in units of 256.
     """
     per_warp = np.ceil(np.maximum(registers, 16) * 32 / 256) * 256
-    by_registers = np.floor(np.floor(_SM_REGISTERS / per_warp) / num_warps)
+    by_registers = np.floor(np.floor(SM_REGISTERS / per_warp) / num_warps)
     by_shared = np.floor(device.sm_shared_bytes / (shared_bytes + _BLOCK_RESERVED_BYTES))
     by_warps = np.floor(_SM_WARPS / num_warps)
     blocks = np.minimum(np.minimum(by_registers, by_shared), np.minimum(by_warps, _SM_BLOCKS))

@@ -11,7 +11,7 @@ import torch
 
 from costmodel.launch import Kernel, Plan, Workspace
 from costmodel.repacking import Repack
-from costmodel.runner.reference import torch_product
+from costmodel.torch_product import torch_product
 from costmodel.tuning_result import TuningResult
 
 __all__ = ["Launch", "TorchLaunch", "TritonLaunch"]

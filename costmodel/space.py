@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from costmodel.config import GemmConfig, n_parts
 from costmodel.grid import grid
 from costmodel.specialize import multiply_registers, stores_by_descriptor
-from costmodel.target import Device, Target
+from costmodel.target import SM_REGISTERS, Device, Target
 from costmodel.workload import DTYPES, CodeClass, Workload
 
 __all__ = ["SearchSpace", "launch_blocks", "legality", "workspace_bytes"]
@@ -20,7 +20,6 @@ _WORKSPACE_LIMIT_BYTES = 2**30
 _MAX_GRID = 2**31 - 1
 # ptxas keeps some registers beside the accumulators of one wgmma for addresses and descriptors.
 _WGMMA_SPARE_REGISTERS = 26
-_SM_REGISTERS = 65536
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ def legality(config: GemmConfig, workload: Workload, device: Device) -> str:
     """
     code = workload.code
     checks = (
-        _warp_groups(config, code, device),
+        _warp_groups(config, device),
         _registers(config, device),
         _threads(config),
         _tma(config, code, device),
@@ -163,7 +162,7 @@ def _ring_bytes(config: GemmConfig, code: CodeClass) -> int:
     return config.num_stages * (stage + 16) + c_block
 
 
-def _warp_groups(config: GemmConfig, code: CodeClass, device: Device) -> str:
+def _warp_groups(config: GemmConfig, device: Device) -> str:
     """What the warp-specialised kernel asks for; nothing of the others."""
     if config.kernel != "warp_specialized":
         return ""
@@ -173,26 +172,23 @@ def _warp_groups(config: GemmConfig, code: CodeClass, device: Device) -> str:
         return f"warp groups: {config.num_warps} warps multiply; it takes 8 or 12"
     if config.split_k > 1 or config.maxnreg or config.flatten:
         return "warp groups: no split-K, maxnreg or flatten; the kernel has its own ways"
-    groups, spare = divmod(config.num_warps, 4)
+    groups = config.num_warps // 4
     rows, odd = divmod(config.block_m, groups)
-    if spare or odd or rows not in (64, 128, 256):
+    if odd or rows not in (64, 128, 256):
         return f"warp groups: {config.block_m} rows cannot be dealt to {groups} groups in 64s"
     first, rest = n_parts(config.block_n)
     if first > 256 or first < 32 or rest & (rest - 1) or 0 < rest < 16:
         return f"warp groups: {config.block_n} columns are no one or two powers of two, 16 to 256"
-    need = rows * config.block_n // 128 + _WGMMA_SPARE_REGISTERS
-    if need > multiply_registers(config.num_warps):
-        return f"registers: {need} a thread, {multiply_registers(config.num_warps)} are there"
-    if not stores_by_descriptor(code):
-        return "TMA: C must be row-major and aligned to 16 bytes, it is stored by TMA only"
     return ""
 
 
 def _registers(config: GemmConfig, device: Device) -> str:
-    if config.kernel == "warp_specialized":
-        return ""  # see _warp_groups: they are dealt out by the kernel
     threads = 32 * config.num_warps
-    limit = min(config.maxnreg or 255, _SM_REGISTERS // threads)
+    if config.kernel == "warp_specialized":
+        need = config.block_m * config.block_n // threads + _WGMMA_SPARE_REGISTERS
+        dealt = multiply_registers(config.num_warps)
+        return f"registers: {need} a thread, {dealt} are there" if need > dealt else ""
+    limit = min(config.maxnreg or 255, SM_REGISTERS // threads)
     if config.maxnreg and config.maxnreg < 32:
         return f"registers: maxnreg={config.maxnreg} is under the 32 that addressing takes"
     if config.maxnreg > 255:
@@ -218,6 +214,8 @@ def _threads(config: GemmConfig) -> str:
 def _tma(config: GemmConfig, code: CodeClass, device: Device) -> str:
     if config.kernel == "pointer":
         return "repack: the pointer kernel addresses any operand" if config.repack else ""
+    if config.kernel == "warp_specialized" and not stores_by_descriptor(code):
+        return "TMA: C must be row-major and aligned to 16 bytes, it is stored by TMA only"
     if device.arch < 90:
         return f"TMA: sm_{device.arch} has no tensor memory accelerator (sm_90 on)"
     if config.repack:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from costmodel.config import GemmConfig, n_parts
 from costmodel.kernel_code import kernel_function, kernel_hash
-from costmodel.target import Target
+from costmodel.target import SM_REGISTERS, Target
 from costmodel.workload import DTYPES, CodeClass, Workload
 
 if TYPE_CHECKING:
@@ -97,19 +97,18 @@ def _options(spec: Specialization) -> dict[str, Any]:
         # One group of four is launched, and its warp-specialised region adds the others and the
         # copying warp, which takes the place of four. The registers are dealt out anew there.
         threads = 32 * (num_warps + 4)
-        return {"num_warps": 4, "maxnreg": _SM_REGISTERS // threads // 8 * 8}
+        return {"num_warps": 4, "maxnreg": SM_REGISTERS // threads // 8 * 8}
     options: dict[str, Any] = {"num_warps": num_warps, "num_stages": num_stages}
     return options | ({"maxnreg": maxnreg} if maxnreg else {})
 
 
-_SM_REGISTERS = 65536
 COPY_REGISTERS = 24
 """Registers of a thread that only copies (``warp_specialized``): the least there is."""
 
 
 def multiply_registers(num_warps: int) -> int:
     """Registers of a thread that multiplies (``warp_specialized``), in units of 8."""
-    per_group = _SM_REGISTERS // 128 - COPY_REGISTERS
+    per_group = SM_REGISTERS // 128 - COPY_REGISTERS
     return per_group // (num_warps // 4) // 8 * 8
 
 

@@ -12,7 +12,10 @@ from typing import Any, get_type_hints
 from costmodel.errors import InvalidInput, NoGpu, UnknownTarget
 from costmodel.untrusted import take
 
-__all__ = ["DEVICES", "Device", "Target", "Toolchain"]
+__all__ = ["DEVICES", "SM_REGISTERS", "Device", "Target", "Toolchain"]
+
+SM_REGISTERS = 65_536
+"""Registers of a multiprocessor, on every GPU since 2012; also what one block may have."""
 
 
 @dataclass(frozen=True, slots=True)

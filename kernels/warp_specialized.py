@@ -15,16 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-
-@gluon.jit
-def walk_tiles(tile, tiles_m, tiles_n, GROUP_M):
-    """(row, column) of a tile, as ``epilogue.grouped_tile``."""
-    per_group = GROUP_M * tiles_n
-    group = tile // per_group
-    first_m = group * GROUP_M
-    group_rows = gl.minimum(tiles_m - first_m, GROUP_M)
-    inside = tile % per_group
-    return first_m + inside % group_rows, inside // group_rows
+from .epilogue import activate, grouped_tile
 
 
 @gluon.jit
@@ -53,7 +44,7 @@ def fill_stages(
     steps = gl.cdiv(K, BLOCK_K)
     filled = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        tile_m, tile_n = walk_tiles(tile, tiles_m, tiles_n, GROUP_M)
+        tile_m, tile_n = grouped_tile(tile, tiles_m, tiles_n, GROUP_M)
         m_start = tile_m * BLOCK_M
         n_start = tile_n * BLOCK_N
         for step in range(steps):
@@ -75,20 +66,11 @@ def fill_stages(
 @gluon.jit
 def finish_part(acc, c_desc, c_block, bias_ptr, m_start, n_start, N, ACTIVATION: gl.constexpr):
     """Epilogue, as ``epilogue.finish``, and store of one part of a group's rows."""
-    gl.static_assert(
-        ACTIVATION == "none" or ACTIVATION == "relu" or ACTIVATION == "gelu" or ACTIVATION == "silu"
-    )
     if bias_ptr is not None:
         offs_n = n_start + gl.arange(0, acc.shape[1], layout=gl.SliceLayout(0, acc.type.layout))
         bias = gl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0).to(gl.float32)
         acc += gl.expand_dims(bias, 0)
-    if ACTIVATION == "relu":
-        # A comparison keeps NaN; maximum(x, 0) would hide it.
-        acc = gl.where(acc < 0, 0.0, acc)
-    elif ACTIVATION == "gelu":
-        acc = 0.5 * acc * (1.0 + gl.erf(acc * 0.7071067811865476))
-    elif ACTIVATION == "silu":
-        acc = acc / (1.0 + gl.exp(-acc))
+    acc = activate(acc, ACTIVATION)
     # The store before this one has to have read the block.
     tma.store_wait(pendings=0)
     c_block.store(acc.to(c_desc.dtype))
@@ -112,7 +94,7 @@ def multiply_rows(
     steps = gl.cdiv(K, BLOCK_K)
     used = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        tile_m, tile_n = walk_tiles(tile, tiles_m, tiles_n, GROUP_M)
+        tile_m, tile_n = grouped_tile(tile, tiles_m, tiles_n, GROUP_M)
         m_start = (tile_m * GROUPS + INDEX) * ROWS
         n_start = tile_n * (BLOCK_N1 + BLOCK_N2)
         acc = gl.zeros([ROWS, BLOCK_N1], gl.float32, LAYOUT1)
@@ -207,6 +189,7 @@ def gemm_warp_specialized(
     descs = (a_desc, b_desc, b2_desc)
     ring = (a_ring, b_ring, b2_ring, full, empty)
     out = (c_desc, c2_desc, c_ring, c2_ring, bias_ptr)
+    # Written out, since constants in a tuple that has a name are constants no longer.
     if GROUPS == 2:
         gl.warp_specialize(
             [

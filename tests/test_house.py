@@ -26,7 +26,7 @@ LAYERS = (
     # data
     "shards", "artifact_table", "measurement_table", "frame", "dataset",
     # running
-    "launch", "repacking", "runner",
+    "launch", "repacking", "torch_product", "runner",
     # judging
     "duplicates", "heldout", "metrics", "evaluate",
     # models

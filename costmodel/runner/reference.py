@@ -11,40 +11,19 @@ from costmodel.workload import Workload
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["reference_product", "torch_launcher", "torch_product"]
+__all__ = ["reference_product", "torch_launcher"]
 
 
 def torch_launcher(workload: Workload) -> Callable[[Operands], None]:
     """What queues the product by ``torch.mm`` (cuBLAS) on the current stream."""
+    from costmodel.torch_product import torch_product
+
     activation = workload.code.activation
 
     def launch(operands: Operands) -> None:
         torch_product(*operands, activation)
 
     return launch
-
-
-def torch_product(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    out: torch.Tensor,
-    bias: torch.Tensor | None,
-    activation: str,
-) -> None:
-    """Queue out = act(a @ b + bias) by ``torch.mm`` (cuBLAS), as fast as torch can."""
-    import torch
-    from torch.nn import functional
-
-    if bias is None:
-        torch.mm(a, b, out=out)
-    else:
-        torch.addmm(bias, a, b, out=out)
-    if activation == "relu":
-        out.relu_()
-    elif activation == "silu":
-        functional.silu(out, inplace=True)
-    elif activation == "gelu":
-        out.copy_(functional.gelu(out))
 
 
 def reference_product(
