@@ -77,9 +77,24 @@ class TritonLaunch:
             if plan.workspace_bytes:
                 scratch = workspace.get(plan.workspace_bytes, plan.tiles)
             if self._repack is not None:
-                a, b = self._repack(a, b, workspace, stream)
+                # All copies of a stream go to one place: no other thread's may come between.
+                with _copying:
+                    copies = self._repack(a, b, workspace, stream)
+                    self._queue(stream, (*copies, out), bias, scratch)
+                return
+        self._queue(stream, (a, b, out), bias, scratch)
+
+    def _queue(
+        self,
+        stream: int,
+        operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        bias: torch.Tensor | None,
+        scratch: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> None:
+        a, b, out = operands
+        plan = self._plan
         if self._direct is not None:
-            self._direct(plan.blocks, stream, (a, b, out), bias, scratch)
+            self._direct(plan.blocks, stream, operands, bias, scratch)
             return
         arguments = plan.numbers(a, b, out) | plan.descriptors(a, b, out)
         arguments |= {"a_ptr": a, "b_ptr": b, "c_ptr": out, "bias_ptr": bias}
@@ -206,4 +221,5 @@ def _workspace(index: int, stream: int) -> Workspace:
 
 
 _lock = threading.Lock()
+_copying = threading.Lock()
 _workspaces: dict[tuple[int, int], Workspace] = {}
