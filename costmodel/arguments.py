@@ -17,7 +17,7 @@ from costmodel.workload import ACTIVATIONS, DTYPES
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["check_arguments", "require_disjoint"]
+__all__ = ["check_arguments", "require_disjoint", "span_bytes"]
 
 
 def check_arguments(
@@ -64,8 +64,8 @@ def require_disjoint(out: torch.Tensor, x: torch.Tensor, name: str) -> None:
     Raises:
         LayoutError: they overlap, or lie so that this cannot be ruled out.
     """
-    (out_first, out_last), (x_first, x_last) = _span_bytes(out), _span_bytes(x)
-    if out_last <= x_first or x_last <= out_first or _side_by_side(out, x):
+    apart = x.data_ptr() - out.data_ptr()
+    if not -span_bytes(x) < apart < span_bytes(out) or _side_by_side(out, x):
         return
     raise LayoutError(
         f"out shares memory with {name}, which is read while out is written: pass an out of its "
@@ -118,13 +118,12 @@ def _check_devices(given: dict[str, torch.Tensor]) -> None:
         raise DeviceError(f"{found}: expected all on one GPU")
 
 
-def _span_bytes(x: torch.Tensor) -> tuple[int, int]:
-    """The first address of a tensor and the one past its last; equal where it is empty."""
-    first = x.data_ptr()
+def span_bytes(x: torch.Tensor) -> int:
+    """Bytes from the first address of a tensor to the one past its last; 0 where it is empty."""
     if x.numel() == 0:
-        return first, first
+        return 0
     elements = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
-    return first, first + elements * x.element_size()
+    return elements * x.element_size()
 
 
 def _side_by_side(x: torch.Tensor, y: torch.Tensor) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from costmodel import models
-from costmodel.arguments import check_arguments, require_disjoint
+from costmodel.arguments import check_arguments, require_disjoint, span_bytes
 from costmodel.cache import WinnerCache
 from costmodel.candidates import CostModel
 from costmodel.errors import CompileError, CostModelError, LaunchError
@@ -40,7 +40,8 @@ _KEPT_LAUNCHES = 4096
 
 log = logging.getLogger("costmodel")
 winners = Winners(WinnerCache())
-_launches: dict[Any, Launch] = {}
+# With the bytes that out, a, b and bias span.
+_launches: dict[Any, tuple[Launch, tuple[int, ...]]] = {}
 
 
 def matmul(
@@ -75,16 +76,14 @@ def matmul(
         CostModelError: an untuned call while a CUDA graph is captured.
     """
     key = _key(a, b, out, bias, activation, mode, model)
-    launch = _launches.get(key)
-    if launch is None:
+    found = _launches.get(key)
+    if found is None:
         return _first_call(key, a, b, out, bias, activation, mode, model)
+    launch, spans = found
     if out is None:
         out = a.new_empty((a.shape[0], b.shape[1]))
     else:
-        require_disjoint(out, a, "a")
-        require_disjoint(out, b, "b")
-        if bias is not None:
-            require_disjoint(out, bias, "bias")
+        _require_apart(out, (a, b, bias), spans)
     launch(a, b, out, bias)
     return out
 
@@ -124,8 +123,8 @@ def result_for(
     model: ModelLike = None,
 ) -> TuningResult | None:
     """What :func:`matmul` goes by for such operands; None before its first call, or if empty."""
-    launch = _launches.get(_key(a, b, out, bias, activation, mode, model))
-    return launch.result if launch is not None else None
+    found = _launches.get(_key(a, b, out, bias, activation, mode, model))
+    return found[0].result if found is not None else None
 
 
 def _key(
@@ -152,6 +151,17 @@ def _key(
         )  # fmt: skip
     except (AttributeError, RuntimeError, TypeError):
         return None  # no dense tensors: the validation says what they are
+
+
+def _require_apart(
+    out: torch.Tensor, inputs: tuple[torch.Tensor | None, ...], spans: tuple[int, ...]
+) -> None:
+    """As :func:`require_disjoint` of each input, the bytes that all of them span being known."""
+    first = out.data_ptr()
+    last = first + spans[0]
+    for x, span, name in zip(inputs, spans[1:], ("a", "b", "bias"), strict=True):
+        if x is not None and x.data_ptr() < last and first < x.data_ptr() + span:
+            require_disjoint(out, x, name)
 
 
 def _described(x: torch.Tensor) -> Any:
@@ -192,7 +202,8 @@ def _first_call(
     if len(_launches) >= _KEPT_LAUNCHES:
         _launches.clear()
     if key is not None:
-        _launches[key] = launch
+        operands = (result, a, b, bias)
+        _launches[key] = launch, tuple(0 if x is None else span_bytes(x) for x in operands)
     launch(a, b, result, bias)
     return result
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import costmodel
+from costmodel import dispatch
 from costmodel.arguments import check_arguments, require_disjoint
 from costmodel.cache import WinnerCache
 from costmodel.config import GemmConfig
@@ -325,3 +326,35 @@ def test_a_plan_fills_every_argument_that_is_not_baked(kernel: str, split: int) 
     baked = constants(specialize(workload, config))
     names = set(kernel_function(kernel).arg_names) - set(baked)
     assert {n for n in names if values.get(n) is None} == set()
+
+
+def test_a_known_call_refuses_an_out_that_shares_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the first call does: the addresses may be others each time."""
+    memory = torch.zeros(4096, dtype=torch.float16)
+    a, b, bias = half(4, 8), memory[1000 : 1000 + 8 * 16].view(8, 16), half(16)
+    launched = []
+
+    def launch(*operands: torch.Tensor) -> None:
+        launched.append(operands)
+
+    monkeypatch.setattr(dispatch, "_prepare", lambda *_: launch)
+    monkeypatch.setattr(dispatch, "check_arguments", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    dispatch.forget_launches()
+    try:
+        first = costmodel.matmul(a, b, out=memory[:64].view(4, 16), bias=bias)
+        assert first.data_ptr() == memory.data_ptr()
+        # Multiples of 8 elements, which have the alignment of the first: the same kind of call.
+        for start in range(0, 1300, 8):
+            out = memory[start : start + 64].view(4, 16)
+            if start + 64 <= 1000 or start >= 1000 + 8 * 16:
+                assert costmodel.matmul(a, b, out=out, bias=bias) is out
+            else:
+                with pytest.raises(LayoutError, match="out shares memory with b"):
+                    costmodel.matmul(a, b, out=out, bias=bias)
+        kept = len(launched)
+        assert len(dispatch._launches) == 1
+        assert kept == 1 + sum(s + 64 <= 1000 or s >= 1128 for s in range(0, 1300, 8))
+    finally:
+        dispatch.forget_launches()
