@@ -247,6 +247,8 @@ def test_a_bug_of_the_runner_is_not_hidden(tmp_path: Path) -> None:
 
 def main(folder: str, count: str) -> None:
     """What the child of the tests below runs."""
+    # A shell starts what it runs in the background with SIGINT ignored, and that is inherited.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     dataset = Dataset.open(folder)
     print("ready", flush=True)
     run(

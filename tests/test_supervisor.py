@@ -252,6 +252,8 @@ def test_death_is_seen_though_a_fork_keeps_the_pipe_open(here: ModuleType, tmp_p
 
 PARENT = """
 import functools, os, signal, sys, threading, pathlib
+# A shell starts what it runs in the background with SIGINT ignored, and that is inherited.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {tests!r})
 import test_supervisor as here
 from costmodel.supervisor import SupervisedWorker
