@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from common import Results, Row, announce, at_exit_code, parser, versions
+from common import Results, Row, announce, at_exit_code, find_model, parser, versions
 
 import costmodel
 from costmodel.errors import CostModelError
@@ -62,7 +62,7 @@ def warm_row(m: int, n: int, k: int, model: Path | None, *, into: bool) -> Row:
     )
     torch_us = host_us(lambda: torch.mm(a, b, out=out), torch.cuda.synchronize)
     return {
-        "workload": f"{m}x{n}x{k}", "out": into, "chosen": str(result.chosen),
+        "group": "known", "workload": f"{m}x{n}x{k}", "out": into, "chosen": str(result.chosen),
         "matmul_us": matmul_us, "torch_mm_us": torch_us, "ratio": matmul_us / torch_us,
     }  # fmt: skip
 
@@ -117,7 +117,9 @@ def main() -> None:
         return
     target = Target.current()
     announce(args.budget_s, binaries=20, timings=40, seconds=60)
-    results = Results("dispatch", target, args.results, versions(target), summarize)
+    model = find_model(args.model, target)
+    software = versions(target, model=f"{model.name} {model.hash}")
+    results = Results("dispatch", target, args.results, software, summarize)
     for size in SMALL:
         for into in (False, True):
             results.add(warm_row(*size, args.model, into=into))
@@ -127,7 +129,9 @@ def main() -> None:
             for mode in modes:
                 seconds = first_call_s(mode, args.model, Path(folder))
             what = "warm caches" if name == "warm" else name
-            results.add({"workload": workload, "first_call": what, "seconds": seconds})
+            results.add({
+                "group": "first", "workload": workload, "first_call": what, "seconds": seconds,
+            })  # fmt: skip
     results.show()
 
 
