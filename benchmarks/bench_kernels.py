@@ -1,9 +1,10 @@
 """The speed of what is chosen, relative to torch, on the eval list.
 
 Three choices for each workload: the Triton configuration that was fastest in the recorded
-exhaustive rows, the best of the model's top 8, and the tuner's default (torch is a candidate). They are frozen in
-a file; then three fresh processes, one after the other, time each beside torch, in turn. What
-counts is the best of the three runs, torch's too: cuBLAS itself may differ between processes.
+exhaustive rows, the best of the model's top 8, and the tuner's default (torch is a candidate).
+They are frozen in a file; then three fresh processes, one after the other, time each beside torch,
+in turn. What counts is the best of the three runs, torch's too: cuBLAS itself may differ between
+processes.
 """
 
 from __future__ import annotations
