@@ -58,14 +58,19 @@ def check_arguments(
                 require_disjoint(out, x, name)
 
 
-def require_disjoint(out: torch.Tensor, x: torch.Tensor, name: str) -> None:
+def require_disjoint(
+    out: torch.Tensor, x: torch.Tensor, name: str, spans: tuple[int, int] | None = None
+) -> None:
     """Refuse an ``out`` that shares memory with an input.
+
+    Args:
+        spans: :func:`span_bytes` of both, where they are known.
 
     Raises:
         LayoutError: they overlap, or lie so that this cannot be ruled out.
     """
-    apart = x.data_ptr() - out.data_ptr()
-    if not -span_bytes(x) < apart < span_bytes(out) or _side_by_side(out, x):
+    out_bytes, x_bytes = spans or (span_bytes(out), span_bytes(x))
+    if not -x_bytes < x.data_ptr() - out.data_ptr() < out_bytes or _side_by_side(out, x):
         return
     raise LayoutError(
         f"out shares memory with {name}, which is read while out is written: pass an out of its "

@@ -83,7 +83,9 @@ def matmul(
     if out is None:
         out = a.new_empty((a.shape[0], b.shape[1]))
     else:
-        _require_apart(out, (a, b, bias), spans)
+        for x, span, name in zip((a, b, bias), spans[1:], ("a", "b", "bias"), strict=True):
+            if x is not None:
+                require_disjoint(out, x, name, (spans[0], span))
     launch(a, b, out, bias)
     return out
 
@@ -151,17 +153,6 @@ def _key(
         )  # fmt: skip
     except (AttributeError, RuntimeError, TypeError):
         return None  # no dense tensors: the validation says what they are
-
-
-def _require_apart(
-    out: torch.Tensor, inputs: tuple[torch.Tensor | None, ...], spans: tuple[int, ...]
-) -> None:
-    """As :func:`require_disjoint` of each input, the bytes that all of them span being known."""
-    first = out.data_ptr()
-    last = first + spans[0]
-    for x, span, name in zip(inputs, spans[1:], ("a", "b", "bias"), strict=True):
-        if x is not None and x.data_ptr() < last and first < x.data_ptr() + span:
-            require_disjoint(out, x, name)
 
 
 def _described(x: torch.Tensor) -> Any:

@@ -17,6 +17,7 @@ from costmodel.tuning_result import TuningResult
 __all__ = ["Launch", "TorchLaunch", "TritonLaunch"]
 
 _KEPT_DESCRIPTORS = 256
+_Matrices = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # A, B and C
 
 
 class TorchLaunch:
@@ -41,7 +42,7 @@ class TritonLaunch:
         plan: Plan,
         kernel: Kernel,
         device_index: int,
-        operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        operands: _Matrices,
         result: TuningResult,
     ) -> None:
         self.result = result
@@ -87,15 +88,15 @@ class TritonLaunch:
     def _queue(
         self,
         stream: int,
-        operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        operands: _Matrices,
         bias: torch.Tensor | None,
         scratch: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> None:
-        a, b, out = operands
         plan = self._plan
         if self._direct is not None:
             self._direct(plan.blocks, stream, operands, bias, scratch)
             return
+        a, b, out = operands
         arguments = plan.numbers(a, b, out) | plan.descriptors(a, b, out)
         arguments |= {"a_ptr": a, "b_ptr": b, "c_ptr": out, "bias_ptr": bias}
         if scratch is not None:
@@ -126,9 +127,7 @@ class _Direct:
         self._kept: dict[tuple[int, int, int], tuple[Any, ...]] = {}
 
     @classmethod
-    def of(
-        cls, plan: Plan, kernel: Kernel, operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-    ) -> _Direct | None:
+    def of(cls, plan: Plan, kernel: Kernel, operands: _Matrices) -> _Direct | None:
         """None where this Triton is built in another way: then its own wrappers are used."""
         if "bias_ptr" not in kernel.names:
             return None
@@ -161,7 +160,7 @@ class _Direct:
         self,
         blocks: int,
         stream: int,
-        operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        operands: _Matrices,
         bias: torch.Tensor | None,
         scratch: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> None:
