@@ -143,7 +143,7 @@ def summarize(rows: list[Row]) -> Row:
     )
     chosen = [row for row in rows if row["default_config"] != "torch"]
     summary["triton_chosen_share"] = len(chosen) / len(rows)
-    for choice in CHOICES[:2]:  # the worst of the default are all torch itself
+    for choice in CHOICES:
         summary[f"{choice}_five_worst"] = five_worst(rows, choice)
     summary["not_timed"] = sum(row["default"] is None for row in rows)
     return summary

@@ -176,6 +176,7 @@ def test_kernels_by_hand(script: Any) -> None:
         "default_worst_run": 0.75, "triton_chosen_share": 0.5,
         "triton_best_five_worst": "64x4096x1024 1.250",
         "model_top8_five_worst": "16x4096x1024 0.500, 64x4096x1024 0.800",
+        "default_five_worst": "64x4096x1024 0.800, 16x4096x1024 1.000",
         "not_timed": 0,
     }  # fmt: skip
 
