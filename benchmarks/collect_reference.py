@@ -1,8 +1,7 @@
 """Record the reference dataset: the eval list exhaustively, and training workloads by sample.
 
 Run it on the card that the dataset is named after, as often as it takes: what is recorded is kept.
-Several may record into one folder at once, each on a card of its own: one the eval list, say, and
-others a part each of the training workloads.
+Several may record into one folder at once, each on a card of its own and a part of the workloads.
 """
 
 from __future__ import annotations
@@ -25,22 +24,32 @@ from costmodel.runner.identity import current_run
 from costmodel.sampling import ModelSampler, RandomSampler, Sampler, training_workloads
 from costmodel.space import SearchSpace
 from costmodel.target import Target
+from costmodel.workload import Workload
 
 
 def jobs(args: argparse.Namespace, target: Target) -> list[Job]:
     """What the parts asked for consist of."""
     result: list[Job] = []
     if "eval" in args.parts:
-        held_out = eval_workloads(args.dtypes[0])[:: args.every]
+        held_out = sorted(eval_workloads(args.dtypes[0]), key=Workload.flops, reverse=True)
         result += [Job(w, SearchSpace.of(w, target).configs, "eval") for w in held_out]
     if "train" in args.parts:
         rng = np.random.default_rng(args.seed)
         sampler = sampler_of(args)
         drawn = training_workloads(args.workloads, target, args.dtypes, args.seed)
-        for workload in drawn[args.skip :]:
+        for workload in drawn:
             chosen = sampler.sample(SearchSpace.of(workload, target), rng)
             result.append(Job(workload, tuple(chosen)))
-    return result
+    part, parts = args.part
+    return result[part - 1 :: parts]
+
+
+def share(text: str) -> tuple[int, int]:
+    """``I/N``: which of how many equal parts."""
+    part, parts = (int(number) for number in text.split("/"))
+    if not 1 <= part <= parts:
+        raise argparse.ArgumentTypeError(f"{text}: expected I/N with I from 1 to N, such as 1/2")
+    return part, parts
 
 
 def sampler_of(args: argparse.Namespace) -> Sampler:
@@ -56,11 +65,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--dtypes", nargs="+", default=["float16"])
     parser.add_argument("--workloads", type=int, default=100)
-    parser.add_argument("--skip", type=int, default=0, help="training workloads left to others")
+    parser.add_argument("--part", type=share, default=(1, 1), metavar="I/N", help="of the jobs")
     parser.add_argument("--configs", type=int, default=300)
     parser.add_argument("--led-by", type=Path, metavar="MODEL")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--jobs", type=int, help="compiling processes")
     parser.add_argument("--budget-s", type=float, default=540)
     args = parser.parse_args()

@@ -157,18 +157,19 @@ def _resources(
     accumulators = c["block_m"] * c["block_n"] / (32 * c["num_warps"])
     registers = np.minimum(accumulators + _OTHER_REGISTERS, 255)
     registers = np.where(c["maxnreg"] > 0, np.minimum(registers, c["maxnreg"]), registers)
+    # Launched once per multiprocessor; they store one tile while the stages already hold the next.
+    stays = (c["is_persistent"] > 0) | (c["is_warp_specialized"] > 0)
     stage_bytes = (c["block_m"] + c["block_n"]) * c["block_k"] * item
-    epilogue = c["block_m"] * c["block_n"] * DTYPES[workload.code.out_dtype] / (1 + c["halves"])
-    # A persistent kernel stores one tile while the stages already hold the next.
+    epilogue = c["block_m"] * c["stored_n"] * DTYPES[workload.code.out_dtype]
     pipeline = c["num_stages"] * stage_bytes
-    shared = np.where(c["is_persistent"] > 0, pipeline + epilogue, np.maximum(pipeline, epilogue))
+    shared = np.where(stays, pipeline + epilogue, np.maximum(pipeline, epilogue))
     if binary:
         known = dict(zip(ARTIFACT_COLUMNS[:3], candidates.artifact_columns.T, strict=False))
         there = ~np.isnan(known["registers"])
         registers = np.where(there, known["registers"], registers)
         shared = np.where(there, known["shared_bytes"], shared)
     blocks = occupancy(registers, shared, c["num_warps"], device)
-    blocks = np.where(c["is_persistent"] > 0, 1.0, blocks)  # launched once per multiprocessor
+    blocks = np.where(stays, 1.0, blocks)
     return {
         "registers_used": registers,
         "shared_used": shared,

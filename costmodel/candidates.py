@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.artifact import Artifact
-from costmodel.config import GemmConfig
+from costmodel.config import GemmConfig, stored_columns
 from costmodel.measurement import Candidate
 from costmodel.ptx import PTX_FEATURES
 from costmodel.target import Device, Target
@@ -23,8 +23,9 @@ from costmodel.workload import Workload
 __all__ = ["ARTIFACT_COLUMNS", "CONFIG_COLUMNS", "Candidates", "CostModel"]
 
 CONFIG_COLUMNS = (
-    "is_pointer", "is_tma", "is_persistent", "block_m", "block_n", "block_k", "num_warps",
-    "num_stages", "maxnreg", "halves", "flatten", "repack", "group_m", "split_k",
+    "is_pointer", "is_tma", "is_persistent", "is_warp_specialized", "block_m", "block_n",
+    "block_k", "num_warps", "num_stages", "maxnreg", "halves", "flatten", "repack", "group_m",
+    "split_k", "stored_n",
 )  # fmt: skip
 ARTIFACT_COLUMNS = ("registers", "spill_bytes", "shared_bytes", *PTX_FEATURES)
 
@@ -105,9 +106,10 @@ class CostModel(Protocol):
 
 def _config_row(c: GemmConfig) -> tuple[float, ...]:
     return (
-        c.kernel == "pointer", c.kernel == "tma", c.kernel == "tma_persistent", c.block_m,
-        c.block_n, c.block_k, c.num_warps, c.num_stages, c.maxnreg, c.halves, c.flatten,
-        c.repack, c.group_m, c.split_k,
+        c.kernel == "pointer", c.kernel == "tma", c.kernel == "tma_persistent",
+        c.kernel == "warp_specialized", c.block_m, c.block_n, c.block_k, c.num_warps,
+        c.num_stages, c.maxnreg, c.halves, c.flatten, c.repack, c.group_m, c.split_k,
+        stored_columns(c.kernel, c.block_n, c.halves),
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from costmodel.candidates import Candidates, CostModel
 from costmodel.errors import NoModel
 from costmodel.models import (
     NvMatmulHeuristics,
+    PaperEstimate,
     PtxScore,
     RuleHeuristic,
     StaticRank,
@@ -63,6 +64,7 @@ def compared_models(dataset: Dataset, model: XgbCostModel | None) -> tuple[list[
     models += [
         StaticRank().fit(TrainingTable.from_dataset(dataset)),
         RuleHeuristic(),
+        PaperEstimate(),
         PtxScore(),
         PtxScore.hopper(),
     ]

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from costmodel.errors import InvalidInput
 
-__all__ = ["GemmConfig", "KernelName", "n_parts"]
+__all__ = ["GemmConfig", "KernelName", "n_parts", "stored_columns"]
 
 KernelName = Literal["pointer", "tma", "tma_persistent", "warp_specialized"]
 
@@ -23,7 +23,8 @@ class GemmConfig:
         num_warps: warps of a program; of ``warp_specialized`` those that multiply.
         num_stages: depth of the software pipeline.
         maxnreg: upper limit of registers per thread; 0 leaves it to ptxas.
-        halves: the epilogue stores the tile in two halves (TMA kernels).
+        halves: the epilogue stores the tile in two halves (TMA kernels; of ``warp_specialized``
+            one accumulator only: two are always stored in parts).
         flatten: one loop over tiles and steps (``tma_persistent``).
         repack: operands that TMA cannot address are first copied into aligned rows (TMA kernels);
             a launch argument: the binary is that of aligned operands.
@@ -107,6 +108,15 @@ def n_parts(block_n: int) -> tuple[int, int]:
     """
     first = 1 << (block_n.bit_length() - 1)
     return first, block_n - first
+
+
+def stored_columns(kernel: str, block_n: int, halves: bool) -> int:
+    """Columns of the block that the TMA kernels store a tile of C through, part by part."""
+    if kernel == "warp_specialized":
+        block_n, rest = n_parts(block_n)
+        if rest:
+            return rest
+    return block_n // 2 if halves else block_n
 
 
 _INTEGERS = (

@@ -15,7 +15,7 @@ __all__ = ["grid"]
 def grid() -> tuple[GemmConfig, ...]:
     """Every point worth having on some workload or device; none twice."""
     points = (*_pointer(), *_pointer_split(), *_small(), *_tma_plain(), *_tma_split(),
-              *_tma_persistent())  # fmt: skip
+              *_tma_persistent(), *_warp_specialized())  # fmt: skip
     points = (*points, *_group_variants(points), *_register_variants(points))
     return tuple(dict.fromkeys((*points, *_repack_variants(points))))
 
@@ -89,11 +89,28 @@ def _tma_persistent() -> Iterator[GemmConfig]:
                             )  # fmt: skip
 
 
+def _warp_specialized() -> Iterator[GemmConfig]:
+    """Two or three groups of four warps; widths between powers of two have two accumulators."""
+    for m, warps in ((128, 8), (192, 12), (256, 8)):
+        for n in (64, 96, 128, 160, 192, 256):
+            for stages in range(3, 8):
+                # One program has a multiprocessor to itself: a shallow ring would leave room idle.
+                if (m + n) * 64 * 2 * stages < _RING_BYTES:
+                    continue
+                one_accumulator = not n & (n - 1)
+                for halves in (False, True) if one_accumulator and n >= 128 else (False,):
+                    yield GemmConfig("warp_specialized", m, n, 64, warps, stages, halves=halves)
+
+
+_RING_BYTES = 96 * 1024
+
+
 def _group_variants(points: tuple[GemmConfig, ...]) -> Iterator[GemmConfig]:
     """Other tile orders, for the large tiles that large problems want."""
     for point in points:
         large = min(point.block_m, point.block_n) >= 128 and point.block_k == 64
-        if large and point.split_k == 1 and point.num_stages in (3, 4):
+        depths = (3, 4, 5, 6) if point.kernel == "warp_specialized" else (3, 4)
+        if large and point.split_k == 1 and point.num_stages in depths:
             for group in (1, 4, 16):
                 yield replace(point, group_m=group)
 
@@ -104,7 +121,7 @@ def _register_variants(points: tuple[GemmConfig, ...]) -> Iterator[GemmConfig]:
         area = point.block_m * point.block_n
         if point.split_k > 1 or point.halves or point.block_k != 64 or point.num_stages != 4:
             continue
-        if point.kernel == "tma_persistent" or area < 2048:
+        if point.kernel in ("tma_persistent", "warp_specialized") or area < 2048:
             continue
         for limit in (80, 96, 128, 160):
             yield replace(point, maxnreg=limit)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from costmodel.config import GemmConfig, n_parts
+from costmodel.config import GemmConfig, n_parts, stored_columns
 from costmodel.grid import grid
 from costmodel.specialize import multiply_registers, stores_by_descriptor
 from costmodel.target import SM_REGISTERS, Device, Target
@@ -145,8 +145,8 @@ def shared_bytes_at_least(config: GemmConfig, code: CodeClass, arch: int) -> int
         epilogue = 0
         if config.kernel == "tma_persistent" and stores_by_descriptor(code):
             # The store of one tile overlaps the loads of the next: the tile has its own place.
-            size = config.block_m * config.block_n * DTYPES[code.out_dtype]
-            epilogue = size // 2 if config.halves else size
+            width = stored_columns(config.kernel, config.block_n, config.halves)
+            epilogue = config.block_m * width * DTYPES[code.out_dtype]
         return buffers * (a + b) + epilogue
     a_buffers = buffers if code.a_align >= 4 and code.a_layout != "strided" else 0
     b_buffers = buffers if code.b_align >= 4 and code.b_layout != "strided" else 0
@@ -155,8 +155,7 @@ def shared_bytes_at_least(config: GemmConfig, code: CodeClass, arch: int) -> int
 
 def _ring_bytes(config: GemmConfig, code: CodeClass) -> int:
     """Stages, the blocks that C is stored from, and two barriers a stage."""
-    first, rest = n_parts(config.block_n)
-    width = (first // 2 if config.halves else first) + rest
+    width = stored_columns(config.kernel, config.block_n, config.halves)
     stage = (config.block_m + config.block_n) * config.block_k * code.itemsize
     c_block = config.block_m * width * DTYPES[code.out_dtype]
     return config.num_stages * (stage + 16) + c_block
@@ -179,6 +178,8 @@ def _warp_groups(config: GemmConfig, device: Device) -> str:
     first, rest = n_parts(config.block_n)
     if first > 256 or first < 32 or rest & (rest - 1) or 0 < rest < 16:
         return f"warp groups: {config.block_n} columns are no one or two powers of two, 16 to 256"
+    if rest and config.halves:
+        return "warp groups: two accumulators are stored in parts as wide as the second"
     return ""
 
 

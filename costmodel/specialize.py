@@ -11,7 +11,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from costmodel.config import GemmConfig, n_parts
+from costmodel.config import GemmConfig, n_parts, stored_columns
 from costmodel.kernel_code import kernel_function, kernel_hash
 from costmodel.target import SM_REGISTERS, Target
 from costmodel.workload import DTYPES, CodeClass, Workload
@@ -203,16 +203,15 @@ def _tma_constants(spec: Specialization) -> dict[str, Any]:
 
 
 def _warp_specialized_constants(spec: Specialization) -> dict[str, Any]:
-    _, bm, bn, bk, num_warps, num_stages, _, halves, _, _ = spec.config_binary
+    _, bm, bn, bk, num_warps, num_stages, *_ = spec.config_binary
     first, rest = n_parts(bn)
     baked: dict[str, Any] = {
         "ROWS": bm // (num_warps // 4), "BLOCK_N1": first, "BLOCK_N2": rest, "BLOCK_K": bk,
         "STAGES": num_stages, "GROUPS": num_warps // 4,
         "A_COL": spec.code.a_layout == "col", "B_COL": spec.code.b_layout == "col",
-        "HALVES": halves, "COPY_REGISTERS": COPY_REGISTERS,
-        "MULTIPLY_REGISTERS": multiply_registers(num_warps),
+        "COPY_REGISTERS": COPY_REGISTERS, "MULTIPLY_REGISTERS": multiply_registers(num_warps),
     }  # fmt: skip
-    return baked if rest else baked | {"b2_desc": None, "c2_desc": None}
+    return baked if rest else baked | {"b2_desc": None}
 
 
 def _arguments(spec: Specialization) -> tuple[dict[str, str], dict[str, int]]:
@@ -269,9 +268,7 @@ def descriptor_blocks(spec: Specialization) -> dict[str, tuple[int, int]]:
     if rest:
         blocks["b2_desc"] = (rest, bk) if b_turned else (bk, rest)
     if stores_by_descriptor(spec.code):
-        blocks["c_desc"] = (rows, first // 2 if halves else first)
-        if rest:
-            blocks["c2_desc"] = (rows, rest)
+        blocks["c_desc"] = (rows, stored_columns(kernel, bn, halves))
     return blocks
 
 

@@ -79,14 +79,27 @@ def finish_part(acc, c_desc, c_block, bias_ptr, m_start, n_start, N, ACTIVATION:
 
 
 @gluon.jit
+def finish_rows(acc, c_desc, c_block, bias_ptr, m_start, n_start, N, ACTIVATION: gl.constexpr):
+    """``finish_part`` for an accumulator as wide as the block, or 2, 4, ... times as wide."""
+    WIDTH: gl.constexpr = acc.shape[1]
+    if WIDTH == c_desc.block_shape[1]:
+        finish_part(acc, c_desc, c_block, bias_ptr, m_start, n_start, N, ACTIVATION)
+    else:
+        HALF: gl.constexpr = WIDTH // 2
+        left, right = gl.split(gl.permute(gl.reshape(acc, [acc.shape[0], 2, HALF]), [0, 2, 1]))
+        finish_rows(left, c_desc, c_block, bias_ptr, m_start, n_start, N, ACTIVATION)
+        finish_rows(right, c_desc, c_block, bias_ptr, m_start, n_start + HALF, N, ACTIVATION)
+
+
+@gluon.jit
 def multiply_rows(
     ring, out, M, N, K, GROUP_M, INDEX: gl.constexpr, ROWS: gl.constexpr, BLOCK_N1: gl.constexpr,
     BLOCK_N2: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
-    A_COL: gl.constexpr, B_COL: gl.constexpr, HALVES: gl.constexpr, ACTIVATION: gl.constexpr,
+    A_COL: gl.constexpr, B_COL: gl.constexpr, ACTIVATION: gl.constexpr,
 ):  # fmt: skip
     """A multiplying group of four warps: rows [INDEX * ROWS, (INDEX + 1) * ROWS) of each tile."""
     a_ring, b_ring, b2_ring, full, empty = ring
-    c_desc, c2_desc, c_ring, c2_ring, bias_ptr = out
+    c_desc, c_ring, bias_ptr = out
     c_block = c_ring.index(INDEX)
     LAYOUT1: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N1, 16])
     tiles_m = gl.cdiv(M, ROWS * GROUPS)
@@ -127,27 +140,19 @@ def multiply_rows(
         else:
             acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(empty.index((used + STAGES - 1) % STAGES), pred=steps > 0)
-        if HALVES:
-            HALF: gl.constexpr = BLOCK_N1 // 2
-            left, right = gl.split(gl.permute(gl.reshape(acc, [ROWS, 2, HALF]), [0, 2, 1]))
-            finish_part(left, c_desc, c_block, bias_ptr, m_start, n_start, N, ACTIVATION)
-            finish_part(right, c_desc, c_block, bias_ptr, m_start, n_start + HALF, N, ACTIVATION)
-        else:
-            finish_part(acc, c_desc, c_block, bias_ptr, m_start, n_start, N, ACTIVATION)
+        finish_rows(acc, c_desc, c_block, bias_ptr, m_start, n_start, N, ACTIVATION)
         if BLOCK_N2 > 0:
-            c2_block = c2_ring.index(INDEX)
             n2_start = n_start + BLOCK_N1
-            finish_part(acc2, c2_desc, c2_block, bias_ptr, m_start, n2_start, N, ACTIVATION)
+            finish_rows(acc2, c_desc, c_block, bias_ptr, m_start, n2_start, N, ACTIVATION)
     tma.store_wait(pendings=0)
 
 
 @gluon.jit
 def gemm_warp_specialized(
-    a_desc, b_desc, b2_desc, c_desc, c2_desc, bias_ptr, M, N, K, GROUP_M,
+    a_desc, b_desc, b2_desc, c_desc, bias_ptr, M, N, K, GROUP_M,
     ROWS: gl.constexpr, BLOCK_N1: gl.constexpr, BLOCK_N2: gl.constexpr, BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr, GROUPS: gl.constexpr, A_COL: gl.constexpr, B_COL: gl.constexpr,
-    HALVES: gl.constexpr, ACTIVATION: gl.constexpr, COPY_REGISTERS: gl.constexpr,
-    MULTIPLY_REGISTERS: gl.constexpr,
+    ACTIVATION: gl.constexpr, COPY_REGISTERS: gl.constexpr, MULTIPLY_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """C[M, N] = act(A @ B + bias), each program walking over tiles of GROUPS * ROWS rows.
 
@@ -158,8 +163,9 @@ def gemm_warp_specialized(
         a_desc: A[M, K] in blocks [ROWS, BLOCK_K], or with A_COL its transpose in blocks
             [BLOCK_K, ROWS]; b_desc: B[K, N] in blocks [BLOCK_K, BLOCK_N1], or with B_COL its
             transpose; b2_desc: the same with BLOCK_N2, None where that is 0.
-        c_desc: C[M, N] in blocks [ROWS, BLOCK_N1] (half as wide with HALVES); c2_desc: in blocks
-            [ROWS, BLOCK_N2], or None.
+        c_desc: C[M, N] in blocks of ROWS rows, through which a group stores its accumulators,
+            part by part: their widths are powers of two times that of the block. A narrow block
+            leaves room for another stage.
         bias_ptr: bias[N] or None.
         COPY_REGISTERS, MULTIPLY_REGISTERS: of a thread of either kind.
     """
@@ -174,12 +180,8 @@ def gemm_warp_specialized(
         b2_ring = gl.allocate_shared_memory(
             b2_desc.dtype, [STAGES] + b2_desc.block_shape, b2_desc.layout
         )
-        c2_ring = gl.allocate_shared_memory(
-            c2_desc.dtype, [GROUPS] + c2_desc.block_shape, c2_desc.layout
-        )
     else:
         b2_ring = b_ring
-        c2_ring = c_ring
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
@@ -188,15 +190,15 @@ def gemm_warp_specialized(
     fence_async_shared()
     descs = (a_desc, b_desc, b2_desc)
     ring = (a_ring, b_ring, b2_ring, full, empty)
-    out = (c_desc, c2_desc, c_ring, c2_ring, bias_ptr)
+    out = (c_desc, c_ring, bias_ptr)
     # Written out, since constants in a tuple that has a name are constants no longer.
     if GROUPS == 2:
         gl.warp_specialize(
             [
                 (multiply_rows, (ring, out, M, N, K, GROUP_M, 0, ROWS, BLOCK_N1, BLOCK_N2, BLOCK_K,
-                                 STAGES, GROUPS, A_COL, B_COL, HALVES, ACTIVATION)),
+                                 STAGES, GROUPS, A_COL, B_COL, ACTIVATION)),
                 (multiply_rows, (ring, out, M, N, K, GROUP_M, 1, ROWS, BLOCK_N1, BLOCK_N2, BLOCK_K,
-                                 STAGES, GROUPS, A_COL, B_COL, HALVES, ACTIVATION)),
+                                 STAGES, GROUPS, A_COL, B_COL, ACTIVATION)),
                 (fill_stages, (descs, ring, M, N, K, GROUP_M, ROWS, BLOCK_N1, BLOCK_N2, BLOCK_K,
                                STAGES, GROUPS, A_COL, B_COL)),
             ],
@@ -207,11 +209,11 @@ def gemm_warp_specialized(
         gl.warp_specialize(
             [
                 (multiply_rows, (ring, out, M, N, K, GROUP_M, 0, ROWS, BLOCK_N1, BLOCK_N2, BLOCK_K,
-                                 STAGES, GROUPS, A_COL, B_COL, HALVES, ACTIVATION)),
+                                 STAGES, GROUPS, A_COL, B_COL, ACTIVATION)),
                 (multiply_rows, (ring, out, M, N, K, GROUP_M, 1, ROWS, BLOCK_N1, BLOCK_N2, BLOCK_K,
-                                 STAGES, GROUPS, A_COL, B_COL, HALVES, ACTIVATION)),
+                                 STAGES, GROUPS, A_COL, B_COL, ACTIVATION)),
                 (multiply_rows, (ring, out, M, N, K, GROUP_M, 2, ROWS, BLOCK_N1, BLOCK_N2, BLOCK_K,
-                                 STAGES, GROUPS, A_COL, B_COL, HALVES, ACTIVATION)),
+                                 STAGES, GROUPS, A_COL, B_COL, ACTIVATION)),
                 (fill_stages, (descs, ring, M, N, K, GROUP_M, ROWS, BLOCK_N1, BLOCK_N2, BLOCK_K,
                                STAGES, GROUPS, A_COL, B_COL)),
             ],

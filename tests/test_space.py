@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.compiler import compile_many
-from costmodel.config import GemmConfig
+from costmodel.config import GemmConfig, KernelName
 from costmodel.grid import grid
 from costmodel.space import (
     SearchSpace,
@@ -147,7 +147,7 @@ def test_a_large_product_has_1500_configurations() -> None:
     major = {replace(c, maxnreg=0, group_m=1) for c in configs}
     assert len(configs) - len(major) <= len(configs) / 3
     assert {c.maxnreg for c in configs} >= {0, 80, 96, 128, 160}
-    assert {c.kernel for c in configs} == {"pointer", "tma", "tma_persistent"}
+    assert {c.kernel for c in configs} == set(get_args(KernelName))
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -193,7 +193,7 @@ def test_hopeless_configurations(config: GemmConfig, reason: str) -> None:
     assert re.match(reason, legality(config, LARGE, H100.device))
 
 
-GROUPS = GemmConfig("warp_specialized", 192, 96, 64, 12, 5, halves=True)
+GROUPS = GemmConfig("warp_specialized", 192, 96, 64, 12, 5)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_what_is_known_of_the_shared_memory_of_warp_groups_is_exact() -> None:
     configs = [
         GemmConfig("warp_specialized", *tile, halves=halves)
         for tile in tiles
-        for halves in (False, True)
+        for halves in ((False, True) if tile[1] in (128, 256) else (False,))
     ]
     specs = {
         specialize(w, c): c

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from costmodel.models.baselines import RandomModel, RuleHeuristic, StaticRank
+from costmodel.models.baselines import PaperEstimate, RandomModel, RuleHeuristic, StaticRank
 from costmodel.models.peers import NvMatmulHeuristics
 from costmodel.models.ptx_score import PtxScore
 from costmodel.models.registry import (
@@ -20,6 +20,7 @@ from costmodel.models.xgb import XgbCostModel, XgbParams
 
 __all__ = [
     "NvMatmulHeuristics",
+    "PaperEstimate",
     "PtxScore",
     "RandomModel",
     "RuleHeuristic",

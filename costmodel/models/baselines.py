@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.analytic import analytic_columns
 from costmodel.candidates import Candidates
 from costmodel.config import GemmConfig
 from costmodel.models.rules import rule_cost
@@ -17,7 +18,7 @@ from costmodel.workload import Workload
 if TYPE_CHECKING:
     from costmodel.models.table import TrainingTable
 
-__all__ = ["RandomModel", "RuleHeuristic", "StaticRank"]
+__all__ = ["PaperEstimate", "RandomModel", "RuleHeuristic", "StaticRank"]
 
 
 class RandomModel:
@@ -100,6 +101,23 @@ class RuleHeuristic:
     ) -> NDArray[np.float64]:
         """Distance from what the rules want, float64 [n]."""
         return rule_cost(workload, candidates.config_columns, target)
+
+
+class PaperEstimate:
+    """The latency as :mod:`costmodel.analytic` works it out on paper: nothing of it is learned."""
+
+    kind = "baseline"
+    name = "estimate"
+    predicts_latency = True
+    hash = "builtin"
+
+    def predict(
+        self, workload: Workload, candidates: Candidates, target: Target
+    ) -> NDArray[np.float64]:
+        """Microseconds, float64 [n]; registers and shared memory as compiled, where known."""
+        columns = analytic_columns(workload, candidates, target, binary=True)
+        microseconds: NDArray[np.float64] = columns["estimate"] * columns["roofline_us"]
+        return microseconds
 
 
 def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -57,6 +57,7 @@ class NvMatmulHeuristics:
         proposals = self.propose(workload, target)
         # Its proposals do not say how operands are copied; the TMA kernel is the better one.
         base = 0.01 * c["is_pointer"] + 0.005 * c["is_persistent"] + 0.001 * c["maxnreg"]
+        base += 0.005 * c["is_warp_specialized"]
         base += 1e-4 * c["halves"] + 2e-4 * c["flatten"]
         distance = np.tile(base, (len(proposals), 1))
         for row, proposal in enumerate(proposals):

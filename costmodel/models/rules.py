@@ -78,7 +78,7 @@ def rule_cost(
     # The rules know nothing of these: leave them alone unless nothing else is on offer.
     cost += 0.5 * (c["maxnreg"] > 0) + 0.05 * c["halves"] + 0.05 * c["flatten"]
     cost += 0.5 * np.where(want.tma, c["is_pointer"], 1 - c["is_pointer"])
-    cost += 0.1 * c["is_persistent"]
+    cost += 0.1 * c["is_persistent"] + 0.1 * c["is_warp_specialized"]
     return cost
 
 

@@ -21,7 +21,7 @@ POINTER = GemmConfig("pointer", 64, 64, 32, num_warps=4, num_stages=3)
 SPLIT = replace(POINTER, split_k=2)
 TMA = GemmConfig("tma", 64, 64, 64, num_warps=4, num_stages=3)
 PERSISTENT = replace(TMA, kernel="tma_persistent")
-GROUPS = GemmConfig("warp_specialized", 192, 96, 64, num_warps=12, num_stages=4, halves=True)
+GROUPS = GemmConfig("warp_specialized", 192, 96, 64, num_warps=12, num_stages=4)
 CASES: dict[str, tuple[int, GemmConfig]] = {
     "sm_80-pointer": (80, POINTER),
     "sm_90-pointer": (90, POINTER),

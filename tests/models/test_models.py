@@ -16,6 +16,7 @@ from costmodel.config import GemmConfig
 from costmodel.errors import InvalidInput, NoModel
 from costmodel.models import (
     NvMatmulHeuristics,
+    PaperEstimate,
     PtxScore,
     RandomModel,
     RuleHeuristic,
@@ -155,6 +156,17 @@ class TestStaticRank(CostModelContract):
         index, nan = np.array([0]), np.array([np.nan])
         table = TrainingTable(target, (LARGE,), index, Candidates.of([config]), nan, status)
         assert StaticRank().fit(table).speed_ == {}
+
+
+class TestPaperEstimate(CostModelContract):
+    @pytest.fixture
+    def model(self) -> PaperEstimate:
+        return PaperEstimate()
+
+    def test_no_estimate_beats_the_roofline(self, target: Target) -> None:
+        configs = SearchSpace.of(LARGE, target).configs
+        cost = PaperEstimate().predict(LARGE, Candidates.of(configs), target)
+        assert (cost >= target.device.roofline_us(LARGE.flops(), LARGE.bytes())).all()
 
 
 class TestRuleHeuristic(CostModelContract):
