@@ -85,7 +85,8 @@ def test_every_point_is_legal_or_has_a_reason(workload: Workload, target: Target
     for config, reason in space.rejected.items():
         assert reason == legality(config, workload, target.device)
         assert re.match(
-            r"(registers|threads|TMA|shared memory|tensor memory|workspace|grid): ", reason
+            r"(warp groups|registers|threads|TMA|shared memory|tensor memory|workspace|grid): ",
+            reason,
         )
         assert re.search(r"\d", reason) or reason.endswith("no contiguous dimension")
 
@@ -302,7 +303,7 @@ def test_programs_and_workspace_cover_the_output(
                  for i in (*range(0, m, config.block_m), m - 1)
                  for j in (*range(0, n, config.block_n), n - 1)})  # fmt: skip
     blocks = launch_blocks(config, m, n, sm_count)
-    if config.kernel == "tma_persistent":
+    if config.kernel in ("tma_persistent", "warp_specialized"):
         assert blocks == min(tiles, sm_count)
     else:
         assert blocks == tiles * config.split_k
