@@ -101,20 +101,27 @@ def test_strategies_from_end_to_end(script: Any, tmp_path: Path) -> None:
 # --- kernels ------------------------------------------------------------------------------------
 
 
-def frozen(script: Any, torch_us: float) -> tuple[dict[str, Any], GemmConfig]:
-    """What is frozen where the model's fifth choice takes 20 us and all others 50."""
+def frozen(script: Any, torch_us: float, b_us: float = 15.0) -> tuple[dict[str, Any], GemmConfig]:
+    """What is frozen where A and B were the best recorded, the model's fifth choice takes 20 us
+    and all but B take 50."""
     bench = script("bench_kernels")
     favourite = rank(WORKLOAD, H100, RuleHeuristic(), 8).configs[4]
-    runner = FakeRunner({None: torch_us, favourite: 20.0})
+    runner = FakeRunner({None: torch_us, favourite: 20.0, B: b_us})
     ahead = script("common").CompiledAhead(compiled)
-    return bench.freeze("o_proj", WORKLOAD, A, runner, H100, RuleHeuristic(), ahead), favourite
+    winner = bench.freeze("o_proj", WORKLOAD, [A, B], runner, H100, RuleHeuristic(), ahead)
+    return winner, favourite
 
 
 def test_the_best_of_the_top_and_the_default_are_frozen(script: Any) -> None:
     winner, favourite = frozen(script, torch_us=30.0)
-    assert winner["triton_best"] == A.to_dict()
+    assert winner["triton_best"] == B.to_dict()
     assert winner["model_top8"] == winner["default"] == favourite.to_dict()
     assert json.loads(json.dumps(winner)) == winner
+
+
+def test_the_best_known_may_be_the_models(script: Any) -> None:
+    winner, favourite = frozen(script, torch_us=30.0, b_us=25.0)
+    assert winner["triton_best"] == favourite.to_dict()
 
 
 def test_the_default_may_be_torch(script: Any) -> None:
@@ -125,14 +132,14 @@ def test_the_default_may_be_torch(script: Any) -> None:
 
 def test_frozen_winners_are_timed_beside_torch(script: Any) -> None:
     winner, favourite = frozen(script, torch_us=10.0)
-    runner = FakeRunner({None: 12.0, favourite: 16.0, A: 10.0})
+    runner = FakeRunner({None: 12.0, favourite: 16.0, B: 10.0})
     found = script("bench_kernels").measure([winner], runner, float("inf"))
     assert found == {
         WORKLOAD.key(): {
             "torch": 12.0, "triton_best": 10.0, "model_top8": 16.0, "default": 12.0,
         }
     }  # fmt: skip
-    assert runner.compared == [(None, A, favourite)]
+    assert runner.compared == [(None, B, favourite)]
 
 
 def kernels_rows(bench: ModuleType) -> list[dict[str, Any]]:
@@ -204,8 +211,8 @@ def test_bfloat16_goes_by_what_float16_showed(script: Any) -> None:
             of_half = {A: Measurement("ok", 2.0), B: Measurement("ok", 1.0)}
             return of_half if workload == WORKLOAD else {}
 
-    best = script("bench_kernels").recorded_best
+    best = script("bench_kernels").recorded_finalists
     twin = replace(WORKLOAD.code, dtype="bfloat16", out_dtype="bfloat16")
-    assert best(Recorded(), replace(WORKLOAD, code=twin)) == best(Recorded(), WORKLOAD) == B
-    assert best(Recorded(), replace(WORKLOAD, m=3)) is None
-    assert best(None, WORKLOAD) is None
+    assert best(Recorded(), replace(WORKLOAD, code=twin)) == best(Recorded(), WORKLOAD) == [B, A]
+    assert best(Recorded(), replace(WORKLOAD, m=3)) == []
+    assert best(None, WORKLOAD) == []
