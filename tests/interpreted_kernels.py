@@ -254,6 +254,31 @@ def test_splits(config: GemmConfig, k: int, split_k: int) -> None:
     assert torch.equal(out, again)
 
 
+@pytest.mark.parametrize(
+    ("config", "split_k"),
+    [(TMA, 2), (TMA, 8), (TMA, 11), (POINTER, 17), (replace(TMA, block_m=64, block_n=64), 3),
+     (replace(POINTER, block_m=128, block_n=128), 3)],
+    ids=str,
+)  # fmt: skip
+def test_splits_are_added_in_order(config: GemmConfig, split_k: int) -> None:
+    """Batches of 8, 2 and 1 partial tiles, full and not; the largest tile in two pieces."""
+    config = replace(config, split_k=split_k)
+    m, n, k = config.block_m, config.block_n, 16 * split_k
+    a, b, out = framed(m, k), framed(k, n), framed(m, n, fill=NAN)
+    a[:, -1], b[-1], a[0, 0] = 0.0, 0.0, float("inf")  # of the last split and of the first
+    a[1, -1], b[-1, 0] = NAN, 1.0
+    workspace = Workspace(a.device)
+    run(a, b, out, config, workspace=workspace)
+    partial, _ = workspace.get(4 * split_k * m * n, 1)
+    total = torch.zeros(m, n)
+    for part in partial[: split_k * m * n].view(split_k, m, n):
+        total += part
+    assert torch.equal(out.nan_to_num(7.0), total.half().nan_to_num(7.0))
+    assert out[1].isnan().all()
+    assert out[0].isinf().all()
+    assert out[2:].isfinite().all()
+
+
 # --- epilogue ------------------------------------------------------------------------------------
 
 

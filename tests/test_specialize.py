@@ -117,7 +117,7 @@ for folder in sys.argv[1:]:
     sys.path.pop(0)
 """
 
-SPLIT_LOOP = "        for s in tl.range(SPLIT_K):\n"
+SPLIT_LOOP = "    for start in tl.range(0, SPLIT_K, BATCH):\n"
 EDITS = {
     # name: file, old, new, kernels that change
     "a comment": ("pointer.py", "    if SPLIT:\n", "    if SPLIT:  # a comment\n", ""),
@@ -129,7 +129,7 @@ EDITS = {
     "an operator": ("pointer.py", "first_step + per_split", "first_step - per_split", "pointer"),
     "a callee": ("tma.py", "acc = tl.dot(a, b, acc)", "acc += tl.dot(a, b)", "tma tma_persistent"),
     "a callee of another file": ("epilogue.py", SPLIT_LOOP, 
-                                 SPLIT_LOOP.replace("SPLIT_K", "0, SPLIT_K"), "pointer tma"),
+                                 SPLIT_LOOP.replace("SPLIT_K", "SPLIT_K + 0"), "pointer tma"),
     "a callee of a callee": ("epilogue.py", "x < 0", "x <= 0",
                              "pointer tma tma_persistent warp_specialized"),
     "the copy before a kernel": ("repack.py", "other=0.0", "other=1.0",
