@@ -131,8 +131,8 @@ def _estimate(
     loop = rounds * g["steps_per_program"] * step
     edge = _LAUNCH_US + rounds * (_LATENCY_US + store)
     split = np.where(c["split_k"] > 1, rounds * sums, 0.0)
-    copies = [elements * item for elements in repack_elements(workload) if elements]
-    copy_us = sum(2 * size / (device.bandwidth_gbs * 1e3) + _LAUNCH_US for size in copies)
+    copied = sum(repack_elements(workload)) * item
+    copy_us = 2 * copied / (device.bandwidth_gbs * 1e3) + _LAUNCH_US
     repack = np.where(c["repack"] > 0, copy_us, 0.0)
     roofline = g["roofline_us"]
     return {

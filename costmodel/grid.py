@@ -31,6 +31,11 @@ def _warps(area: int) -> tuple[int, ...]:
     )
 
 
+def _splits(area: int) -> tuple[int, ...]:
+    """Split-K factors; a small tile has few partial sums to add up, so it may have many splits."""
+    return (2, 4, 8, 16, 32) if area <= 1024 else (2, 4, 8, 16)
+
+
 def _pointer() -> Iterator[GemmConfig]:
     for m, n in _tiles((16, 32, 64, 128, 256), (16, 32, 64, 128, 256)):
         for k in (32, 64, 128):
@@ -43,7 +48,7 @@ def _pointer_split() -> Iterator[GemmConfig]:
     for m, n in _tiles((16, 32, 64, 128), (32, 64, 128)):
         for k in (64, 128):
             for stages in (3, 5):
-                for split in (2, 4, 8, 16):
+                for split in _splits(m * n):
                     yield GemmConfig("pointer", m, n, k, 4, stages, split_k=split)
 
 
@@ -57,8 +62,10 @@ def _small() -> Iterator[GemmConfig]:
 
 
 def _tma_plain() -> Iterator[GemmConfig]:
-    for m, n in _tiles((16, 32, 64, 128, 256), (32, 64, 128, 256)):
+    for m, n in _tiles((16, 32, 64, 128, 256), (16, 32, 64, 128, 256)):
         for k in (64, 128, 256):
+            if n == 16 and k == 64:
+                continue
             for warps in _warps(m * n):
                 for stages in (3, 4, 5, 6, 8):
                     if k == 256 and (m * n > 4096 or stages > 5):
@@ -68,11 +75,13 @@ def _tma_plain() -> Iterator[GemmConfig]:
 
 
 def _tma_split() -> Iterator[GemmConfig]:
-    for m, n in _tiles((16, 32, 64, 128), (32, 64, 128, 256)):
+    for m, n in _tiles((16, 32, 64, 128), (16, 32, 64, 128, 256)):
         for k in (64, 128, 256) if m * n <= 2048 else (64, 128):
+            if n == 16 and k == 64:
+                continue
             for stages in (4, 6) if m * n <= 8192 else (3, 4):
                 warps = 8 if m * n > 16384 else 4
-                for split in (2, 4, 8, 16) if m * n <= 8192 else (2, 4, 8):
+                for split in _splits(m * n) if m * n <= 8192 else (2, 4, 8):
                     yield GemmConfig("tma", m, n, k, warps, stages, split_k=split)
 
 

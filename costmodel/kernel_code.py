@@ -27,10 +27,10 @@ def kernel_function(name: str) -> Any:
 
 def _launched(name: str) -> list[Any]:
     """What a measurement of this kernel may launch: itself, and before it the copies it needs."""
-    from costmodel.kernels.repack import repack_rows
+    from costmodel.kernels.repack import repack_operands
 
     kernel = kernel_function(name)
-    return [kernel] if name == "pointer" else [kernel, repack_rows]
+    return [kernel] if name == "pointer" else [kernel, repack_operands]
 
 
 @functools.cache

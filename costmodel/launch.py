@@ -48,7 +48,7 @@ class Workspace:
         return partial, self._at_least("arrivals", tiles, torch.int32)
 
     def copy_of(self, name: str, x: torch.Tensor, code_layout: str, elements: int) -> torch.Tensor:
-        """A matrix like ``x`` with rows aligned to 16 bytes, or columns for a ``col`` layout.
+        """A matrix like ``x`` with aligned rows, or columns for a ``col`` layout.
 
         Args:
             name: which operand: each has a place of its own.

@@ -96,15 +96,16 @@ def launch_blocks(config: GemmConfig, m: int, n: int, sm_count: int) -> int:
 def repack_elements(workload: Workload) -> tuple[int, int]:
     """Elements of the aligned copies of A and of B, 0 for one that is addressed as it is.
 
-    Rows are padded to 16 bytes.
+    Rows are padded to 128 bytes, a line of the cache, so that TMA's rows of 128 bytes cross no
+    more lines than they must; rows under 128 bytes only to the 16 that TMA asks for.
     """
     code = workload.code
-    per_16_bytes = 16 // code.itemsize
 
     def size(rows: int, cols: int, layout: str) -> int:
         if layout == "col":
             rows, cols = cols, rows
-        return rows * -(-cols // per_16_bytes) * per_16_bytes
+        unit = (128 if cols * code.itemsize >= 128 else 16) // code.itemsize
+        return rows * -(-cols // unit) * unit
 
     a, b = code.needs_repack()
     return (

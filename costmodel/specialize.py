@@ -26,6 +26,7 @@ __all__ = [
     "constants",
     "descriptor_blocks",
     "multiply_registers",
+    "repack_constants",
     "repack_source",
     "source",
     "specialize",
@@ -113,36 +114,57 @@ def multiply_registers(num_warps: int) -> int:
 
 
 REPACK_BLOCK = (16, 256)
-"""Rows and columns that one program of ``repack_rows`` copies."""
+"""Rows and columns that one program of ``repack_operands`` copies."""
+
+_REPACK_TYPES = {
+    "ptr": "*{element}", "copy_ptr": "*{element}", "rows": "i32", "cols": "i32",
+    "row_stride": "i64", "col_stride": "i64", "copy_stride": "i64",
+}  # fmt: skip
 
 
-def repack_source(dtype: str, unit_stride: bool) -> tuple[ASTSource, dict[str, Any]]:
-    """The Triton source and compile options of the copy into aligned rows.
+def repack_constants(a_unit: bool | None, b_unit: bool | None) -> dict[str, Any]:
+    """Arguments of ``repack_operands`` that are part of the binary; see :func:`repack_source`."""
+    baked: dict[str, Any] = {"BLOCK_ROWS": REPACK_BLOCK[0], "BLOCK_COLS": REPACK_BLOCK[1]}
+    for operand, unit in (("a", a_unit), ("b", b_unit)):
+        if unit is None:
+            baked |= {f"{operand}_{name}": None for name in _REPACK_TYPES} | {"a_blocks": None}
+        elif unit:
+            baked[f"{operand}_col_stride"] = 1
+    return baked
+
+
+def repack_source(
+    dtype: str, a_unit: bool | None, b_unit: bool | None
+) -> tuple[ASTSource, dict[str, Any]]:
+    """The Triton source and compile options of the copies into aligned rows.
 
     Args:
         dtype: of the elements.
-        unit_stride: the columns of the source are contiguous.
+        a_unit, b_unit: the elements of a row are contiguous in the source; None for an operand
+            that is not copied. Rows are those of memory: a ``col`` operand's are its columns.
     """
     from triton.compiler import ASTSource
 
-    from costmodel.kernels.repack import repack_rows
+    from costmodel.kernels.repack import repack_operands
 
     element = _TRITON_TYPE[dtype]
-    signature = {
-        "src_ptr": f"*{element}", "dst_ptr": f"*{element}", "rows": "i32", "cols": "i32",
-        "src_row_stride": "i64", "src_col_stride": "i64", "dst_row_stride": "i64",
+    baked = repack_constants(a_unit, b_unit)
+    signature = {"a_blocks": "i32"}
+    signature |= {
+        f"{operand}_{name}": type_.format(element=element)
+        for operand in "ab" for name, type_ in _REPACK_TYPES.items()
     }  # fmt: skip
-    baked: dict[str, Any] = {"BLOCK_ROWS": REPACK_BLOCK[0], "BLOCK_COLS": REPACK_BLOCK[1]}
-    if unit_stride:
-        baked["src_col_stride"] = 1
     signature |= dict.fromkeys(baked, "constexpr")
-    index = {name: i for i, name in enumerate(repack_rows.arg_names)}
-    # The rows of the copy are whole vectors of 16 bytes.
+    # In the order of the kernel's own; the rows of a copy are whole vectors of 16 bytes.
+    names = repack_operands.arg_names
+    divides = {"copy_ptr": 16, "copy_stride": 16 // DTYPES[dtype]}
     attributes = {
-        (index["dst_ptr"],): [["tt.divisibility", 16]],
-        (index["dst_row_stride"],): [["tt.divisibility", 16 // DTYPES[dtype]]],
-    }
-    source = ASTSource(repack_rows, signature, constexprs=baked, attrs=attributes)
+        (names.index(f"{operand}_{name}"),): [["tt.divisibility", value]]
+        for operand in "ab" for name, value in divides.items()
+        if f"{operand}_{name}" not in baked
+    }  # fmt: skip
+    ordered = {name: signature[name] for name in names}
+    source = ASTSource(repack_operands, ordered, constexprs=baked, attrs=attributes)
     return source, {"num_warps": 4, "num_stages": 1}
 
 

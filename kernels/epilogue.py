@@ -57,6 +57,31 @@ def store_tile(
 
 
 @triton.jit
+def load_partials(ptrs, start, end, SIZE: tl.constexpr, BATCH: tl.constexpr):
+    """The partial tiles start, ..., start + BATCH - 1, SIZE elements apart; zeros from end on."""
+    parts = ()
+    for i in tl.static_range(BATCH):
+        s = start + i
+        parts += (tl.load(ptrs + s * SIZE, mask=s < end, other=0.0, cache_modifier=".cg"),)
+    return parts
+
+
+@triton.jit
+def add_partials(parts, ptrs, SPLIT_K, SIZE: tl.constexpr, BATCH: tl.constexpr):
+    """The sum of SPLIT_K partial tiles in order; ``parts`` are the first BATCH of them.
+
+    A batch is asked for at the end of a turn of the loop: were its loads and its additions in one
+    block of code, ptxas would mix them, to wait for each load alone.
+    """
+    acc = tl.zeros(ptrs.shape, tl.float32)
+    for start in tl.range(0, SPLIT_K, BATCH):
+        for i in tl.static_range(BATCH):
+            acc += parts[i]
+        parts = load_partials(ptrs, start + BATCH, SPLIT_K, SIZE, BATCH)
+    return acc
+
+
+@triton.jit
 def sum_partials(
     acc, partial_ptr, arrivals_ptr, tile, split, SPLIT_K,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -69,16 +94,31 @@ def sum_partials(
     Returns:
         (sum, True) in the last CTA of the tile; (anything, False) in the others.
     """
+    SIZE: tl.constexpr = BLOCK_M * BLOCK_N
+    # Loads of 64 registers a thread (with four warps) are under way at a time: enough to keep the
+    # memory busy, and few enough that as many CTAs share a multiprocessor as before. A tile of
+    # more than that is added up in two halves, as its sum takes many registers itself.
+    BATCH: tl.constexpr = min(8, max(1, 8192 // SIZE))
+    PIECES: tl.constexpr = 2 if SIZE > 8192 else 1
     offs = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    first = partial_ptr + tile.to(tl.int64) * SPLIT_K * (BLOCK_M * BLOCK_N)
-    tl.store(first + split * (BLOCK_M * BLOCK_N) + offs, acc)
+    first = partial_ptr + tile.to(tl.int64) * SPLIT_K * SIZE
+    tl.store(first + split * SIZE + offs, acc)
     # Every thread's part must be written before the one thread that counts releases it.
     tl.debug_barrier()
     arrived = tl.atomic_add(arrivals_ptr + tile, 1, sem="acq_rel", scope="gpu")
     is_last = arrived == SPLIT_K - 1
+    rows = tl.arange(0, BLOCK_M // PIECES)[:, None]
+    ptrs = first + rows * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    parts = load_partials(ptrs, 0, tl.where(is_last, SPLIT_K, 0), SIZE, BATCH)
     if is_last:
-        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        for s in tl.range(SPLIT_K):
-            acc += tl.load(first + s * (BLOCK_M * BLOCK_N) + offs, cache_modifier=".cg")
+        top = add_partials(parts, ptrs, SPLIT_K, SIZE, BATCH)
+        if PIECES == 1:
+            acc = top
+        else:
+            ptrs += SIZE // 2
+            parts = load_partials(ptrs, 0, SPLIT_K, SIZE, BATCH)
+            bottom = add_partials(parts, ptrs, SPLIT_K, SIZE, BATCH)
+            both = tl.permute(tl.join(top, bottom), (2, 0, 1))
+            acc = tl.reshape(both, (BLOCK_M, BLOCK_N))
         tl.store(arrivals_ptr + tile, 0)
     return acc, is_last

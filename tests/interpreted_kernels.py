@@ -86,11 +86,10 @@ def run(
     plan = Plan.of(workload, config, sm_count)
     workspace = workspace or Workspace(a.device)
     copies = plan.aligned(a, b, workspace)
-    layouts = (workload.code.a_layout, workload.code.b_layout)
-    for x, copy, layout in zip((a, b), copies, layouts, strict=True):
+    for x, copy in zip((a, b), copies, strict=True):
         if copy is not x:
             whole(copy).fill_(NAN)
-            interpret_repack(x.T, copy.T) if layout == "col" else interpret_repack(x, copy)
+    interpret_repack(plan, (a, b), copies)
     interpret(plan, plan.arguments(*copies, out, bias, workspace))
 
 
@@ -178,6 +177,54 @@ def test_tma_by_aligned_copies(a_layout: str, b_layout: str) -> None:
         check(a, b, replace(config, repack=True), framed(21, 35, fill=NAN))
 
 
+def check_copy(x: torch.Tensor, copy: torch.Tensor, memory: torch.Tensor, layout: str) -> None:
+    """As ``x``, its rows aligned and padded with zeros, and nothing written past the last."""
+    assert torch.equal(copy, x)
+    rows = copy.T if layout == "col" else copy
+    lead = rows.stride(0)
+    assert rows.stride(1) == 1
+    assert (2 * lead) % (128 if rows.shape[1] >= 64 else 16) == 0
+    filled = memory[: rows.shape[0] * lead].view(-1, lead)
+    assert not filled[:, rows.shape[1] :].any()
+    assert memory[filled.numel() :].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "copied"),
+    [
+        ((21, 24, "col"), (24, 40, "row"), (True, False)),
+        ((37, 280, "strided"), (280, 5, "col"), (True, False)),
+        ((21, 24, "row"), (24, 35, "row"), (False, True)),
+        ((24, 21, "col"), (21, 300, "strided"), (False, True)),
+        ((19, 301, "row"), (301, 70, "col"), (True, True)),
+        ((70, 19, "col"), (19, 515, "row"), (True, True)),
+        ((33, 17, "strided"), (17, 66, "strided"), (True, True)),
+        ((1, 1, "row"), (1, 1, "row"), (True, True)),
+    ],
+)
+def test_copies_in_one_launch(
+    a: tuple[int, int, str], b: tuple[int, int, str], copied: tuple[bool, bool]
+) -> None:
+    """Of A, B or both, of several blocks each way; the frames of the operands are not read."""
+    operands, out = (framed(*a), framed(*b)), framed(a[0], b[1])
+    workload = Workload.from_tensors(*operands, out)
+    assert workload.code.needs_repack() == copied
+    plan = Plan.of(workload, replace(TMA, repack=True), SM_COUNT)
+    workspace = Workspace(out.device)
+    for name, x, elements in zip("ab", operands, plan.repacked, strict=True):
+        # More memory than the copy takes, as an earlier call may have left it behind.
+        workspace.copy_of(name, x.new_empty(1, 1), "row", elements + 100)
+    copies = plan.aligned(*operands, workspace)
+    for copy, is_copied in zip(copies, copied, strict=True):
+        if is_copied:
+            whole(copy).fill_(NAN)
+    interpret_repack(plan, operands, copies)
+    for x, copy, is_copied, (_, _, layout) in zip(operands, copies, copied, (a, b), strict=True):
+        assert (copy is not x) == is_copied
+        if is_copied:
+            check_copy(x, copy, whole(copy), layout)
+
+
 def test_only_what_needs_it_is_copied() -> None:
     a, b, out = framed(24, 40), framed(40, 35), framed(24, 35, fill=NAN)
     plan = Plan.of(Workload.from_tensors(a, b, out), replace(TMA, repack=True), SM_COUNT)
@@ -252,6 +299,31 @@ def test_splits(config: GemmConfig, k: int, split_k: int) -> None:
     again = framed(20, 40, fill=NAN)
     check(a, b, config, again, workspace=workspace)
     assert torch.equal(out, again)
+
+
+@pytest.mark.parametrize(
+    ("config", "split_k"),
+    [(TMA, 2), (TMA, 8), (TMA, 11), (POINTER, 17), (replace(TMA, block_m=64, block_n=64), 3),
+     (replace(POINTER, block_m=128, block_n=128), 3)],
+    ids=str,
+)  # fmt: skip
+def test_splits_are_added_in_order(config: GemmConfig, split_k: int) -> None:
+    """Batches of 8, 2 and 1 partial tiles, full and not; the largest tile in two pieces."""
+    config = replace(config, split_k=split_k)
+    m, n, k = config.block_m, config.block_n, 16 * split_k
+    a, b, out = framed(m, k), framed(k, n), framed(m, n, fill=NAN)
+    a[:, -1], b[-1], a[0, 0] = 0.0, 0.0, float("inf")  # of the last split and of the first
+    a[1, -1], b[-1, 0] = NAN, 1.0
+    workspace = Workspace(a.device)
+    run(a, b, out, config, workspace=workspace)
+    partial, _ = workspace.get(4 * split_k * m * n, 1)
+    total = torch.zeros(m, n)
+    for part in partial[: split_k * m * n].view(split_k, m, n):
+        total += part
+    assert torch.equal(out.nan_to_num(7.0), total.half().nan_to_num(7.0))
+    assert out[1].isnan().all()
+    assert out[0].isinf().all()
+    assert out[2:].isfinite().all()
 
 
 # --- epilogue ------------------------------------------------------------------------------------

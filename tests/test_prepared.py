@@ -9,8 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from costmodel import prepared
+from costmodel import prepared, repacking
+from costmodel.config import GemmConfig
+from costmodel.launch import Plan, Workspace
 from costmodel.prepared import TritonLaunch
+from costmodel.target import Target, Toolchain
+from costmodel.workload import Workload
 
 
 def test_no_threads_copies_come_between_anothers_and_its_product(
@@ -46,3 +50,26 @@ def test_no_threads_copies_come_between_anothers_and_its_product(
     for before, after in zip(queued[::2], queued[1::2], strict=True):
         assert before == ("copies", after[1])
         assert after[0] == "product"
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "launches"),
+    [(1001, 50, [(7 * 4 + 63 * 1, 28)]), (96, 50, [(6, None)]), (96, 64, [])],
+)
+def test_all_copies_are_one_launch(
+    k: int, n: int, launches: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In blocks of 16 rows and 256 columns; none where both operands are aligned."""
+    queued: list[object] = []
+
+    def load(dtype: str, a_unit: bool | None, b_unit: bool | None, *_: object) -> object:
+        return lambda blocks, stream, arguments: queued.append((blocks, arguments.get("a_blocks")))
+
+    monkeypatch.setattr(repacking, "load_repack", load)
+    a, b, out = (torch.zeros(*shape).half() for shape in ((100, k), (k, n), (100, n)))
+    config = GemmConfig("tma", 64, 64, 64, repack=True)
+    plan = Plan.of(Workload.from_tensors(a, b, out), config, 132)
+    target = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
+    copies = repacking.Repack(plan, target, 0)(a, b, Workspace(a.device), 0)
+    assert queued == launches
+    assert [x.stride(0) for x in copies] == [-(-k // 64) * 64 if k % 8 else k, 56 if n % 8 else n]

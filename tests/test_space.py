@@ -172,6 +172,19 @@ def test_the_small_rule_has_its_points() -> None:
         assert {c.block_k for c in small} == {16, 32}
 
 
+def test_few_columns_over_a_long_sum_have_narrow_tiles_and_many_splits() -> None:
+    for b_layout in ("row", "col"):
+        configs = SearchSpace.of(Workload.dense(64, 16, 16384, b_layout=b_layout), H100).configs
+        narrow = [c for c in configs if c.kernel == "tma" and c.block_n == 16]
+        assert {c.block_k for c in narrow} == {128, 256}
+        assert {c.split_k for c in narrow} == {1, 2, 4, 8, 16, 32}
+        many = [c for c in configs if c.split_k == 32]
+        assert {c.kernel for c in many} == {"pointer", "tma"}
+        assert max(c.block_m * c.block_n for c in many) == 1024
+    # Their partial sums of a large product would pass what a workspace may take.
+    assert not any(c.split_k == 32 for c in SearchSpace.of(LARGE, H100).configs)
+
+
 # --- why not -------------------------------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ from costmodel.config import GemmConfig, KernelName
 from costmodel.grid import grid
 from costmodel.kernel_code import kernel_hash
 from costmodel.space import SearchSpace
-from costmodel.specialize import artifact_key, constants, specialize
+from costmodel.specialize import artifact_key, constants, repack_source, specialize
 from costmodel.target import Target, Toolchain
 from costmodel.workload import CodeClass, Workload
 
@@ -120,7 +120,7 @@ for folder in sys.argv[1:]:
     sys.path.pop(0)
 """
 
-SPLIT_LOOP = "        for s in tl.range(SPLIT_K):\n"
+SPLIT_LOOP = "    for start in tl.range(0, SPLIT_K, BATCH):\n"
 EDITS = {
     # name: file, old, new, kernels that change
     "a comment": ("pointer.py", "    if SPLIT:\n", "    if SPLIT:  # a comment\n", ""),
@@ -132,7 +132,7 @@ EDITS = {
     "an operator": ("pointer.py", "first_step + per_split", "first_step - per_split", "pointer"),
     "a callee": ("tma.py", "acc = tl.dot(a, b, acc)", "acc += tl.dot(a, b)", "tma tma_persistent"),
     "a callee of another file": ("epilogue.py", SPLIT_LOOP, 
-                                 SPLIT_LOOP.replace("SPLIT_K", "0, SPLIT_K"), "pointer tma"),
+                                 SPLIT_LOOP.replace("SPLIT_K", "SPLIT_K + 0"), "pointer tma"),
     "a callee of a callee": ("epilogue.py", "x < 0", "x <= 0",
                              "pointer tma tma_persistent warp_specialized"),
     "the copy before a kernel": ("repack.py", "other=0.0", "other=1.0",
@@ -233,3 +233,20 @@ def test_copied_operands_promise_nothing_about_the_sizes(tmp_path: Path) -> None
         ptx = (tmp_path / f"{artifact.key}.ptx").read_text()
         stores = set(re.findall(r"st\.global(?:\.v\d)?\.b\d+", ptx))
         assert stores == {specs[artifact.spec]}
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("b_unit", [True, False, None])
+@pytest.mark.parametrize("a_unit", [True, False, None])
+def test_copies_are_stored_in_whole_vectors(a_unit: bool | None, b_unit: bool | None) -> None:
+    """Of A, B or both, whose rows are contiguous or not: 8 elements a store, nothing beside."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    if a_unit is None and b_unit is None:
+        return
+    src, options = repack_source("float16", a_unit, b_unit)
+    compiled = triton.compile(src, target=GPUTarget("cuda", 90, 32), options=options)
+    stores = re.findall(r"st\.global\S*", compiled.asm["ptx"])
+    assert set(stores) == {"st.global.v4.b32"}
+    assert len(stores) == 4 * ((a_unit is not None) + (b_unit is not None))

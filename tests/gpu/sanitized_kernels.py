@@ -23,6 +23,8 @@ CONFIGS = [
     GemmConfig("pointer", 32, 32, 32, 4, 2, split_k=3),
     GemmConfig("tma", 64, 64, 64, 4, 3),
     GemmConfig("tma", 64, 64, 64, 4, 3, split_k=2),
+    GemmConfig("tma", 32, 16, 128, 4, 4, split_k=2),
+    GemmConfig("tma", 128, 128, 64, 4, 3, split_k=3),
     GemmConfig("tma", 64, 64, 64, 4, 3, repack=True),
     GemmConfig("tma_persistent", 128, 128, 64, 8, 3, halves=True, flatten=True),
     GemmConfig("warp_specialized", 128, 96, 64, 8, 3),
