@@ -68,7 +68,8 @@ def _tma_plain() -> Iterator[GemmConfig]:
                 continue
             for warps in _warps(m * n):
                 for stages in (3, 4, 5, 6, 8):
-                    if k == 256 and (m * n > 4096 or stages > 5):
+                    # A thin product wants all of its operands on the way at once.
+                    if k == 256 and (m * n > 4096 or (stages > 5 and m * n > 1024)):
                         continue
                     for halves in (False, True) if m * n >= 16384 else (False,):
                         yield GemmConfig("tma", m, n, k, warps, stages, halves=halves)

@@ -134,7 +134,7 @@ def test_cross_validation_reports_every_workload_once(
     report = cross_validate(table, folds=2, params=replace(fast_params, rounds=20))
     assert len(report.kept) == len(table.workloads)
     assert (report.kept <= 1 + 1e-12).all()
-    assert (report.kept[:, 1] >= report.kept[:, 0]).all()
+    assert (report.kept[:, 1] >= report.kept[:, 0] - 1e-12).all()
     assert "40 workloads: kept@1" in str(report)
 
 
