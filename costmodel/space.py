@@ -73,7 +73,7 @@ def legality(config: GemmConfig, workload: Workload, device: Device) -> str:
     """
     code = workload.code
     checks = (
-        _warp_groups(config, device),
+        _warp_groups(config, code, device),
         _registers(config, device),
         _threads(config),
         _tma(config, code, device),
@@ -162,12 +162,14 @@ def _ring_bytes(config: GemmConfig, code: CodeClass) -> int:
     return config.num_stages * (stage + 16) + c_block
 
 
-def _warp_groups(config: GemmConfig, device: Device) -> str:
+def _warp_groups(config: GemmConfig, code: CodeClass, device: Device) -> str:
     """What the warp-specialised kernel asks for; nothing of the others."""
     if config.kernel != "warp_specialized":
         return ""
     if device.arch // 10 != 9:
         return f"warp groups: sm_{device.arch} has no wgmma (sm_90 only)"
+    if code.dtype == "float32":
+        return "warp groups: float32 operands have no kernel there, 16-bit ones do"
     if config.num_warps not in (8, 12):
         return f"warp groups: {config.num_warps} warps multiply; it takes 8 or 12"
     if config.split_k > 1 or config.maxnreg or config.flatten:

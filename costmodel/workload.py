@@ -16,22 +16,57 @@ from costmodel.errors import InvalidInput, LayoutError, ShapeError, UnsupportedD
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ACTIVATIONS", "DTYPES", "CodeClass", "Layout", "Workload", "alignment_class"]
+__all__ = [
+    "ACTIVATIONS",
+    "DTYPES",
+    "OUT_DTYPES",
+    "CodeClass",
+    "Layout",
+    "Workload",
+    "alignment_class",
+]
 
 Layout = Literal["row", "col", "strided"]
 """Which dimension is contiguous: the last (``row``), the first (``col``), or neither."""
 
-DTYPES = {"float16": 2, "bfloat16": 2}
+DTYPES = {"float16": 2, "bfloat16": 2, "float32": 4}
 """Element types of A, B and C, with their size in bytes. All accumulate in float32."""
+
+OUT_DTYPES = {
+    "float16": ("float16", "float32"),
+    "bfloat16": ("bfloat16", "float32"),
+    "float32": ("float32",),
+}
+"""Which types C may have, by the type of A and B; the first is the default."""
 
 ACTIVATIONS = ("none", "relu", "gelu", "silu")
 ALIGNMENTS = (16, 8, 4, 2)
 _INT32_MAX = 2**31 - 1
 
 
-def alignment_class(*values_bytes: int) -> int:
-    """The widest of 16, 8, 4 or 2 bytes that divides every given address, stride and extent."""
-    return max(gcd(16, *values_bytes), 2)
+def alignment_class(*values_bytes: int, item: int = 2) -> int:
+    """The widest of 16, 8, 4 or 2 bytes that divides every given address, stride and extent.
+
+    Args:
+        item: bytes of an element, to which all of them are aligned in any case.
+    """
+    return max(gcd(16, *values_bytes), item)
+
+
+def _require_dtypes(dtype: object, out_dtype: object) -> None:
+    """Refuse types, and pairs of types, for which there is no kernel."""
+    for name, value in (("dtype", dtype), ("out_dtype", out_dtype)):
+        if not isinstance(value, str) or value not in DTYPES:
+            raise UnsupportedDtype(
+                f"{name}={value!r} has no kernel; expected one of {', '.join(DTYPES)}: "
+                f"convert the operands first"
+            )
+    allowed = OUT_DTYPES[str(dtype)]
+    if out_dtype not in allowed:
+        raise UnsupportedDtype(
+            f"out_dtype={out_dtype!r} of {dtype} operands has no kernel; expected "
+            f"{' or '.join(allowed)}: convert the result afterwards"
+        )
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -40,13 +75,16 @@ class CodeClass:
 
     Attributes:
         dtype: element type of A and B.
-        out_dtype: element type of C.
+        out_dtype: element type of C, one of ``OUT_DTYPES[dtype]``.
         a_layout: layout of A[m, k]; likewise ``b_layout`` of B[k, n] and ``c_layout`` of C[m, n].
         a_align: alignment of A in bytes (16, 8, 4 or 2): what divides its address, its leading
             stride and the extent of its contiguous dimension; likewise ``b_align``, ``c_align``.
+            At least the size of an element.
         wide: offsets into some operand may pass 2**31 elements, so they are 64-bit.
         bias: a row vector bias[n] is added.
         activation: applied last, one of ``ACTIVATIONS``.
+        tf32: float32 operands are rounded to TF32 (10 bits of mantissa) and multiplied on the
+            tensor cores; otherwise float32 is IEEE throughout.
     """
 
     dtype: str = "float16"
@@ -60,15 +98,10 @@ class CodeClass:
     wide: bool = False
     bias: bool = False
     activation: str = "none"
+    tf32: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("dtype", "out_dtype"):
-            value = getattr(self, name)
-            if not isinstance(value, str) or value not in DTYPES:
-                raise UnsupportedDtype(
-                    f"{name}={value!r} has no kernel; expected one of {', '.join(DTYPES)}: "
-                    f"convert the operands first"
-                )
+        _require_dtypes(self.dtype, self.out_dtype)
         for name in ("a_layout", "b_layout", "c_layout"):
             if getattr(self, name) not in get_args(Layout):
                 raise InvalidInput(f"{name}={getattr(self, name)!r}: expected row, col or strided")
@@ -76,17 +109,29 @@ class CodeClass:
             value = getattr(self, name)
             if type(value) is not int or value not in ALIGNMENTS:
                 raise InvalidInput(f"{name}={value!r}: expected 16, 8, 4 or 2 bytes")
-        for name in ("wide", "bias"):
+            item = DTYPES[self.out_dtype if name == "c_align" else self.dtype]
+            if value < item:
+                raise InvalidInput(f"{name}={value}: expected at least an element, {item} bytes")
+        for name in ("wide", "bias", "tf32"):
             if type(getattr(self, name)) is not bool:
                 raise InvalidInput(f"{name}={getattr(self, name)!r}: expected true or false")
         if self.activation not in ACTIVATIONS:
             raise InvalidInput(
                 f"activation={self.activation!r}: expected one of {', '.join(ACTIVATIONS)}"
             )
+        if self.tf32 and self.dtype != "float32":
+            raise InvalidInput(
+                f"tf32=True with {self.dtype} operands: expected float32 ones; leave it out, "
+                f"16-bit operands are on the tensor cores anyway"
+            )
 
     @property
     def itemsize(self) -> int:
         return DTYPES[self.dtype]
+
+    @property
+    def out_itemsize(self) -> int:
+        return DTYPES[self.out_dtype]
 
     def repacked(self) -> CodeClass:
         """The class after A and B are copied, where need be, into rows aligned to 16 bytes."""
@@ -110,9 +155,10 @@ class CodeClass:
         layouts = "".join(x[0] for x in (self.a_layout, self.b_layout, self.c_layout))
         out = "" if self.out_dtype == self.dtype else f">{self.out_dtype}"
         extras = ("-wide" * self.wide) + ("-bias" * self.bias)
+        tf32 = "-tf32" * self.tf32
         act = "" if self.activation == "none" else f"-{self.activation}"
         aligns = f"{self.a_align}.{self.b_align}.{self.c_align}"
-        return f"{self.dtype}{out}-{layouts.replace('s', 'x')}-{aligns}{extras}{act}"
+        return f"{self.dtype}{out}-{layouts.replace('s', 'x')}-{aligns}{extras}{act}{tf32}"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -146,16 +192,27 @@ class Workload:
         bias: bool = False,
         activation: str = "none",
         out_dtype: str | None = None,
+        tf32: bool = False,
     ) -> Workload:
-        """The workload of freshly allocated operands: no gaps between rows, aligned bases."""
+        """The workload of freshly allocated operands: no gaps between rows, aligned bases.
+
+        Args:
+            m, n, k: the sizes; dtype: the element type of A and B.
+            a_layout, b_layout, c_layout: ``row`` or ``col``.
+            out_dtype: element type of C; default: ``dtype``.
+            bias, activation, tf32: as :class:`CodeClass` has them.
+
+        Raises:
+            ShapeError, UnsupportedDtype, InvalidInput: with what is wrong.
+        """
         shape = cls(m, n, k)  # validates the sizes before they are multiplied
         if "strided" in (a_layout, b_layout, c_layout):
             raise InvalidInput("a dense operand is row or col; strided ones need from_tensors()")
-        CodeClass(dtype=dtype, out_dtype=out_dtype or dtype)  # before their sizes are looked up
+        _require_dtypes(dtype, out_dtype or dtype)  # before their sizes are looked up
         item, out_item = DTYPES[dtype], DTYPES[out_dtype or dtype]
 
         def align(rows: int, cols: int, layout: Layout, size: int) -> int:
-            return alignment_class((cols if layout == "row" else rows) * size)
+            return alignment_class((cols if layout == "row" else rows) * size, item=size)
 
         code = CodeClass(
             dtype=dtype,
@@ -169,6 +226,7 @@ class Workload:
             wide=max(m * k, k * n, m * n) > _INT32_MAX,
             bias=bias,
             activation=activation,
+            tf32=tf32,
         )
         return replace(shape, code=code)
 
@@ -181,6 +239,7 @@ class Workload:
         *,
         bias: bool = False,
         activation: str = "none",
+        tf32: bool = False,
     ) -> Workload:
         """The workload of these operands, from their sizes, strides and addresses.
 
@@ -210,6 +269,7 @@ class Workload:
             wide=max(a_span, b_span, c_span) > _INT32_MAX,
             bias=bias,
             activation=activation,
+            tf32=tf32,
         )
         return cls(m, n, k, code)
 
@@ -228,7 +288,7 @@ class Workload:
 
     def bytes(self) -> int:
         """The least traffic with device memory: each input read once, C written once."""
-        item, out_item = self.code.itemsize, DTYPES[self.code.out_dtype]
+        item, out_item = self.code.itemsize, self.code.out_itemsize
         bias = self.n * out_item if self.code.bias else 0
         return (self.m * self.k + self.k * self.n) * item + self.m * self.n * out_item + bias
 
@@ -280,9 +340,9 @@ def _memory(x: torch.Tensor) -> tuple[Layout, int, int]:
         lead = col_stride if cols > 1 else 0
         contiguous = ("col", rows)
     else:
-        return "strided", alignment_class(item), span
+        return "strided", alignment_class(item, item=item), span
     layout, extent = contiguous
-    return layout, alignment_class(x.data_ptr(), lead * item, extent * item), span
+    return layout, alignment_class(x.data_ptr(), lead * item, extent * item, item=item), span
 
 
 def _overlaps_itself(x: torch.Tensor) -> bool:
