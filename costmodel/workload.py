@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 __all__ = [
     "ACTIVATIONS",
     "DTYPES",
+    "KINDS",
     "OUT_DTYPES",
     "CodeClass",
     "Layout",
     "Workload",
     "alignment_class",
+    "kind_options",
 ]
 
 Layout = Literal["row", "col", "strided"]
@@ -31,6 +33,9 @@ Layout = Literal["row", "col", "strided"]
 
 DTYPES = {"float16": 2, "bfloat16": 2, "float32": 4}
 """Element types of A, B and C, with their size in bytes. All accumulate in float32."""
+
+KINDS = (*DTYPES, "tf32")
+"""What is multiplied: an element type, which for float32 means IEEE, or float32 as TF32."""
 
 OUT_DTYPES = {
     "float16": ("float16", "float32"),
@@ -51,6 +56,11 @@ def alignment_class(*values_bytes: int, item: int = 2) -> int:
         item: bytes of an element, to which all of them are aligned in any case.
     """
     return max(gcd(16, *values_bytes), item)
+
+
+def kind_options(kind: str) -> dict[str, Any]:
+    """The options of :meth:`Workload.dense` for one of ``KINDS``: ``dtype``, and ``tf32``."""
+    return {"dtype": "float32", "tf32": True} if kind == "tf32" else {"dtype": kind}
 
 
 def _require_dtypes(dtype: object, out_dtype: object) -> None:
@@ -128,6 +138,11 @@ class CodeClass:
     @property
     def itemsize(self) -> int:
         return DTYPES[self.dtype]
+
+    @property
+    def kind(self) -> str:
+        """What is multiplied, one of ``KINDS``: each has a speed and an exactness of its own."""
+        return "tf32" if self.tf32 else self.dtype
 
     @property
     def out_itemsize(self) -> int:
