@@ -124,7 +124,7 @@ def _problem(
         case (int() as m, int() as n, int() as k):
             return Workload.dense(m, n, k, **_types(dtype, out_dtype, tf32)), device
         case (torch.Tensor() as a, torch.Tensor() as b):
-            result = None if out_dtype is None else getattr(torch, out_dtype, out_dtype)
+            result: Any = None if out_dtype is None else getattr(torch, out_dtype, out_dtype)
             check_arguments(a, b, None, None, None, tf32, result)
             out = torch.empty((a.shape[0], b.shape[1]), dtype=result or a.dtype, device=a.device)
             multiplies = _types(str(a.dtype).removeprefix("torch."), None, tf32)

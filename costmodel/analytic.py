@@ -176,7 +176,7 @@ def _resources(
         "occupancy": blocks,
         "warps_per_sm": blocks * c["num_warps"],
         "accumulators_per_thread": accumulators,
-        # Hopper's tensor-core instruction wants 64 rows and a whole warp group, and no IEEE float32.
+        # Hopper's tensor-core instruction wants 64 rows, a whole warp group, and no IEEE float32.
         "wgmma_shape": (
             (c["block_m"] >= 64) & (c["num_warps"] >= 4) & (workload.code.kind != "float32")
         ).astype(np.float64),
