@@ -26,7 +26,7 @@ from costmodel.space import (
 )
 from costmodel.specialize import specialize
 from costmodel.target import DEVICES, Target, Toolchain
-from costmodel.workload import Workload
+from costmodel.workload import KINDS, Workload, kind_options
 
 TOOLS = Toolchain("3.6.0", "12.8")
 TARGETS = {name: Target.named(name, TOOLS) for name in DEVICES}
@@ -140,9 +140,9 @@ def test_a_large_product_has_1500_configurations() -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", KINDS)
 def test_every_target_has_a_space(name: str, dtype: str) -> None:
-    space = SearchSpace.of(Workload.dense(4096, 4096, 4096, dtype), TARGETS[name])
+    space = SearchSpace.of(Workload.dense(4096, 4096, 4096, **kind_options(dtype)), TARGETS[name])
     kernels = {c.kernel for c in space.configs}
     assert len(space) >= 500
     assert ("tma" in kernels) == (space.target.device.arch >= 90)
