@@ -143,7 +143,7 @@ def _types(dtype: str, out_dtype: str | None, tf32: bool | None) -> dict[str, An
 
 
 def _precision(code: CodeClass) -> dict[str, Any]:
-    """The options of ``matmul`` that a call without any would have, where they say the same."""
+    """The options that make ``matmul`` compute this class; None where a call without them does."""
     widened = code.out_dtype != code.dtype
     return {
         "tf32": code.tf32 if code.dtype == "float32" else None,

@@ -78,7 +78,7 @@ def legality(config: GemmConfig, workload: Workload, device: Device) -> str:
         _threads(config),
         _tma(config, code, device),
         _shared(config, code.repacked() if config.repack else code, device),
-        _tensor_memory(config, device),
+        _tensor_memory(config, code, device),
         _workspace(config, workload),
         _grid(config, workload, device),
     )
@@ -244,8 +244,8 @@ def _shared(config: GemmConfig, code: CodeClass, device: Device) -> str:
     return ""
 
 
-def _tensor_memory(config: GemmConfig, device: Device) -> str:
-    if device.arch // 10 != 10:
+def _tensor_memory(config: GemmConfig, code: CodeClass, device: Device) -> str:
+    if device.arch // 10 != 10 or code.kind == "float32":
         return ""
     columns = config.block_n * max(config.block_m // 128, 1)
     return f"tensor memory: {columns} columns of 512" if columns > 512 else ""

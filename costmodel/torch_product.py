@@ -31,9 +31,9 @@ def torch_product(
             _product(a, b, out, bias)
     elif out.dtype is a.dtype:
         _product(a, b, out, bias)
-    elif a.is_cuda:
+    elif a.is_cuda and a.numel() and b.numel():
         _widened_product(a, b, out, bias)
-    else:  # cuBLAS alone widens its result
+    else:  # cuBLAS alone widens its result; of nothing there is nothing to widen
         _product(a.float(), b.float(), out, bias)
     if activation == "relu":
         out.relu_()

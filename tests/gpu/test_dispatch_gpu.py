@@ -221,6 +221,9 @@ def test_sizes_of_zero(winners):
     assert costmodel.matmul(a[:0], b).shape == (0, 32)
     assert costmodel.matmul(a, b[:, :0]).shape == (16, 0)
     assert (costmodel.matmul(a[:, :0], b[:0]) == 0).all()
+    wide = costmodel.matmul(a[:, :0], b[:0], bias=bias.float(), out_dtype=torch.float32)
+    assert torch.equal(wide, bias.float().expand(16, 32))
+    assert costmodel.matmul(a[:0].float(), b.float(), tf32=True).shape == (0, 32)
     c = costmodel.matmul(a[:, :0], b[:0], bias=bias, activation="relu")
     torch.testing.assert_close(c, bias.relu().expand(16, 32))
 
