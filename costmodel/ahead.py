@@ -15,11 +15,12 @@ from costmodel.errors import InvalidInput
 from costmodel.measurement import Runner
 from costmodel.ranking import named_model
 from costmodel.target import Target
+from costmodel.torch_product import torch_multiplies_in_tf32
 from costmodel.tuner import check_mode
 from costmodel.tuner import tune as tune_with
 from costmodel.tuning_result import TuningResult
 from costmodel.winners import Question
-from costmodel.workload import Workload
+from costmodel.workload import CodeClass, Workload
 
 __all__ = ["tune", "warmup"]
 
@@ -30,6 +31,8 @@ def warmup(
     problems: Iterable[Problem],
     *,
     dtype: str = "float16",
+    out_dtype: str | None = None,
+    tf32: bool | None = None,
     device: int | None = None,
     bias: bool = False,
     activation: str | None = None,
@@ -40,6 +43,8 @@ def warmup(
 
     Args:
         problems: (m, n, k) with row-major operands of ``dtype``, or workloads with dense ones.
+        dtype: float16, bfloat16 or float32; out_dtype: of the result, default: the same.
+        tf32: as :func:`costmodel.matmul` has it: None follows torch's switch.
         device: CUDA device; default: the current one.
 
     Returns:
@@ -52,12 +57,14 @@ def warmup(
     index = torch.cuda.current_device() if device is None else device
     results = []
     for problem in problems:
-        workload = _workload(problem, dtype, bias, activation)
+        types = _types(dtype, out_dtype, tf32)
+        workload = _workload(problem, types, bias, activation)
         act = workload.code.activation
         a, b, out, row = _blank_operands(workload, index)
         options: dict[str, Any] = {
             "out": out if workload.code.c_layout == "col" else None, "bias": row,
             "activation": None if act == "none" else act, "mode": mode, "model": model,
+            **_precision(workload.code),
         }  # fmt: skip
         dispatch.matmul(a, b, **options)
         results.append(dispatch.result_for(a, b, **options))
@@ -67,6 +74,8 @@ def warmup(
 def tune(
     *problem: Any,
     dtype: str = "float16",
+    out_dtype: str | None = None,
+    tf32: bool | None = None,
     mode: str = "auto",
     model: ModelLike = None,
     k: int = 8,
@@ -79,13 +88,16 @@ def tune(
 
     Args:
         problem: ``m, n, k``, or a :class:`Workload`, or two matrices on a GPU.
+        dtype: float16, bfloat16 or float32, for ``m, n, k``; out_dtype: of the result, default:
+            that of the operands; tf32: as :func:`costmodel.matmul` has it: None follows torch's
+            switch. A :class:`Workload` has its own.
         runner: what times; with one, nothing is kept. A ``ReplayRunner`` needs no GPU.
         device: CUDA device; default: that of the matrices, or the current one.
 
     The others are those of :func:`costmodel.tuner.tune`.
     """
     check_mode(mode)
-    workload, device = _problem(problem, dtype, device)
+    workload, device = _problem(problem, dtype, out_dtype, tf32, device)
     if runner is not None:
         return tune_with(
             workload, runner=runner, model=model, k=k, mode=mode, include_torch=include_torch,
@@ -100,28 +112,52 @@ def tune(
 
 
 def _problem(
-    problem: tuple[Any, ...], dtype: str, device: int | None
+    problem: tuple[Any, ...],
+    dtype: str,
+    out_dtype: str | None,
+    tf32: bool | None,
+    device: int | None,
 ) -> tuple[Workload, int | None]:
     match problem:
         case (Workload() as workload,):
             return workload, device
         case (int() as m, int() as n, int() as k):
-            return Workload.dense(m, n, k, dtype), device
+            return Workload.dense(m, n, k, **_types(dtype, out_dtype, tf32)), device
         case (torch.Tensor() as a, torch.Tensor() as b):
-            check_arguments(a, b, None, None, None)
-            out = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
-            return Workload.from_tensors(a, b, out), a.get_device()
+            result: Any = None if out_dtype is None else getattr(torch, out_dtype, out_dtype)
+            check_arguments(a, b, None, None, None, tf32, result)
+            out = torch.empty((a.shape[0], b.shape[1]), dtype=result or a.dtype, device=a.device)
+            multiplies = _types(str(a.dtype).removeprefix("torch."), None, tf32)
+            return Workload.from_tensors(a, b, out, tf32=multiplies["tf32"]), a.get_device()
     raise InvalidInput(
         f"tune({', '.join(type(p).__name__ for p in problem)}): expected m, n, k, or a Workload, "
         f"or two matrices"
     )
 
 
-def _workload(problem: Problem, dtype: str, bias: bool, activation: str | None) -> Workload:
+def _types(dtype: str, out_dtype: str | None, tf32: bool | None) -> dict[str, Any]:
+    """The options of ``Workload.dense``; float32 follows torch's switch where nothing is said."""
+    if tf32 is None:
+        tf32 = dtype == "float32" and torch_multiplies_in_tf32()
+    return {"dtype": dtype, "out_dtype": out_dtype, "tf32": tf32}
+
+
+def _precision(code: CodeClass) -> dict[str, Any]:
+    """The options that make ``matmul`` compute this class; None where a call without them does."""
+    widened = code.out_dtype != code.dtype
+    return {
+        "tf32": code.tf32 if code.dtype == "float32" else None,
+        "out_dtype": getattr(torch, code.out_dtype) if widened else None,
+    }
+
+
+def _workload(
+    problem: Problem, types: dict[str, Any], bias: bool, activation: str | None
+) -> Workload:
     if isinstance(problem, Workload):
         return problem
     m, n, k = problem
-    return Workload.dense(m, n, k, dtype, bias=bias, activation=activation or "none")
+    return Workload.dense(m, n, k, **types, bias=bias, activation=activation or "none")
 
 
 def _blank_operands(
@@ -130,11 +166,15 @@ def _blank_operands(
     """Operands of a workload with dense layouts, of whatever numbers are in memory."""
     code = workload.code
 
-    def blank(rows: int, cols: int, layout: str) -> torch.Tensor:
+    def blank(rows: int, cols: int, layout: str, dtype: str) -> torch.Tensor:
         shape = (cols, rows) if layout == "col" else (rows, cols)
-        x = torch.empty(shape, dtype=getattr(torch, code.dtype), device=f"cuda:{index}")
+        x = torch.empty(shape, dtype=getattr(torch, dtype), device=f"cuda:{index}")
         return x.T if layout == "col" else x
 
     m, n, k = workload.m, workload.n, workload.k
-    bias = blank(1, n, "row")[0] if code.bias else None
-    return blank(m, k, code.a_layout), blank(k, n, code.b_layout), blank(m, n, code.c_layout), bias
+    return (
+        blank(m, k, code.a_layout, code.dtype),
+        blank(k, n, code.b_layout, code.dtype),
+        blank(m, n, code.c_layout, code.out_dtype),
+        blank(1, n, "row", code.out_dtype)[0] if code.bias else None,
+    )

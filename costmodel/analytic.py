@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from costmodel.candidates import ARTIFACT_COLUMNS, CONFIG_COLUMNS, Candidates
 from costmodel.space import repack_elements
 from costmodel.target import SM_REGISTERS, Device, Target
-from costmodel.workload import DTYPES, Workload
+from costmodel.workload import Workload
 
 __all__ = ["ANALYTIC_FEATURES", "analytic_columns", "occupancy"]
 
@@ -83,14 +83,15 @@ def analytic_columns(
     out |= _grid(m, n, k, c, out["occupancy"], device)
     out |= _traffic(workload, m, n, k, c, out, device)
 
-    # Blocks that share a multiprocessor share its tensor cores: the fullest one decides.
-    sm_flops_us = device.tflops * 1e6 / device.sm_count
+    # Blocks that share a multiprocessor share its arithmetic units: the fullest one decides.
+    kind = workload.code.kind
+    sm_flops_us = device.tflops_of(kind) * 1e6 / device.sm_count
     program_flops = 2 * c["block_m"] * c["block_n"] * c["block_k"] * out["steps_per_program"]
     compute_us = np.ceil(out["programs"] / device.sm_count) * program_flops / sm_flops_us
     bytes_us = device.bandwidth_gbs * 1e3
     dram_us = (out["dram_traffic"] + out["split_traffic"]) / bytes_us
     l2_us = (out["operand_traffic"] + out["split_traffic"]) / (bytes_us * _L2_SPEEDUP)
-    roofline = device.roofline_us(workload.flops(), workload.bytes())
+    roofline = device.roofline_us(workload.flops(), workload.bytes(), kind)
     out["compute_bound"] = compute_us / roofline
     out["dram_bound"] = dram_us / roofline
     out["l2_bound"] = l2_us / roofline
@@ -109,7 +110,7 @@ def _estimate(
     busy = np.minimum(np.ceil(g["programs"] / resident), device.sm_count)
     a_bytes, b_bytes = (c[side] * c["block_k"] * item for side in ("block_m", "block_n"))
     step_flops = 2 * c["block_m"] * c["block_n"] * c["block_k"]
-    compute = step_flops * resident * device.sm_count / (device.tflops * 1e6)
+    compute = step_flops * resident * device.sm_count / (device.tflops_of(code.kind) * 1e6)
     share_gbs = np.minimum(device.bandwidth_gbs * _L2_SPEEDUP / busy, _SM_BANDWIDTH_GBS)
     bytes_ = (a_bytes + b_bytes) * resident / (share_gbs * 1e3)
     # The load unit takes an instruction of a warp, or 128 bytes of a wider one, each clock.
@@ -125,7 +126,7 @@ def _estimate(
     step = np.maximum(np.maximum(compute, bytes_), np.maximum(loads, wait))
     rounds = np.ceil(g["programs"] / (device.sm_count * resident))
     tile = c["block_m"] * c["block_n"]
-    store = tile * DTYPES[code.out_dtype] * resident / (share_gbs * 1e3)
+    store = tile * code.out_itemsize * resident / (share_gbs * 1e3)
     # The last block of a tile to arrive reads the partial sums of the others, all by itself.
     sums = (1 + c["split_k"]) * tile * 4 / (_SM_BANDWIDTH_GBS * 1e3) + 2 * _LATENCY_US
     loop = rounds * g["steps_per_program"] * step
@@ -160,7 +161,7 @@ def _resources(
     # Launched once per multiprocessor; they store one tile while the stages already hold the next.
     stays = (c["is_persistent"] > 0) | (c["is_warp_specialized"] > 0)
     stage_bytes = (c["block_m"] + c["block_n"]) * c["block_k"] * item
-    epilogue = c["block_m"] * c["stored_n"] * DTYPES[workload.code.out_dtype]
+    epilogue = c["block_m"] * c["stored_n"] * workload.code.out_itemsize
     pipeline = c["num_stages"] * stage_bytes
     shared = np.where(stays, pipeline + epilogue, np.maximum(pipeline, epilogue))
     if binary:
@@ -176,8 +177,10 @@ def _resources(
         "occupancy": blocks,
         "warps_per_sm": blocks * c["num_warps"],
         "accumulators_per_thread": accumulators,
-        # Hopper's tensor-core instruction wants 64 rows and a whole warp group.
-        "wgmma_shape": ((c["block_m"] >= 64) & (c["num_warps"] >= 4)).astype(np.float64),
+        # Hopper's tensor-core instruction wants 64 rows, a whole warp group, and no IEEE float32.
+        "wgmma_shape": (
+            (c["block_m"] >= 64) & (c["num_warps"] >= 4) & (workload.code.kind != "float32")
+        ).astype(np.float64),
         "rows_per_warp": c["block_m"] / c["num_warps"],
     }
 
@@ -229,7 +232,7 @@ def _traffic(
     device: Device,
 ) -> dict[str, Column]:
     """Bytes that programs ask for, that reach device memory, and that are under way at once."""
-    item, out_item = workload.code.itemsize, DTYPES[workload.code.out_dtype]
+    item, out_item = workload.code.itemsize, workload.code.out_itemsize
     stage_bytes = (c["block_m"] + c["block_n"]) * c["block_k"] * item
     program_bytes = stage_bytes * g["steps_per_program"]
     running = np.minimum(g["programs"], device.sm_count * g["occupancy"])

@@ -12,7 +12,7 @@ from costmodel.errors import (
     ShapeError,
     UnsupportedDtype,
 )
-from costmodel.workload import ACTIVATIONS, DTYPES
+from costmodel.workload import ACTIVATIONS, DTYPES, OUT_DTYPES
 
 if TYPE_CHECKING:
     import torch
@@ -26,11 +26,16 @@ def check_arguments(
     out: torch.Tensor | None,
     bias: torch.Tensor | None,
     activation: str | None,
+    tf32: bool | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> None:
     """Refuse what no kernel can compute. Only metadata is read.
 
+    Args:
+        as of :func:`costmodel.matmul`.
+
     Raises:
-        InvalidInput: no tensors, or an unknown activation.
+        InvalidInput: no tensors, an unknown activation, or TF32 for 16-bit operands.
         ShapeError, UnsupportedDtype, LayoutError, GradientError, DeviceError: see the message.
     """
     import torch
@@ -43,7 +48,7 @@ def check_arguments(
         if x.layout != torch.strided:
             raise LayoutError(f"{name} is {x.layout}: expected a dense tensor, e.g. x.to_dense()")
     _check_shapes(a, b, out, bias)
-    _check_dtypes(given)
+    _check_dtypes(given, tf32, out_dtype)
     if (activation or "none") not in ACTIVATIONS:
         raise InvalidInput(f"activation={activation!r}: expected one of {', '.join(ACTIVATIONS)}")
     if torch.is_grad_enabled() and (wants := [n for n, x in given.items() if x.requires_grad]):
@@ -100,15 +105,53 @@ def _check_shapes(
         raise LayoutError("bias is not contiguous: expected stride 1; call bias.contiguous()")
 
 
-def _check_dtypes(given: dict[str, torch.Tensor]) -> None:
-    names = {name: str(x.dtype).removeprefix("torch.") for name, x in given.items()}
-    expected = f"expected one of {', '.join(DTYPES)}, the same for all tensors: convert with x.to()"
+def _check_dtypes(
+    given: dict[str, torch.Tensor], tf32: bool | None, out_dtype: torch.dtype | None
+) -> None:
+    names = {name: _name(x.dtype) for name, x in given.items()}
+    expected = f"expected one of {', '.join(DTYPES)}, the same for a and b: convert with x.to()"
     for name, dtype in names.items():
         if dtype not in DTYPES:
             raise UnsupportedDtype(f"{name} is {dtype}, for which there is no kernel; {expected}")
-    if len(set(names.values())) > 1:
-        found = ", ".join(f"{name} is {dtype}" for name, dtype in names.items())
-        raise UnsupportedDtype(f"{found}; {expected}")
+    if names["a"] != names["b"]:
+        raise UnsupportedDtype(f"a is {names['a']}, b is {names['b']}; {expected}")
+    if tf32 is not None and type(tf32) is not bool:
+        raise InvalidInput(f"tf32={tf32!r}: expected True, False, or None to follow torch's switch")
+    if tf32 and names["a"] != "float32":
+        raise InvalidInput(
+            f"tf32=True with {names['a']} operands: expected float32 ones; leave it out, 16-bit "
+            f"operands are on the tensor cores anyway"
+        )
+    result = _check_result(names, out_dtype)
+    if names.get("bias", result) != result:
+        raise UnsupportedDtype(
+            f"bias is {names['bias']}, the result {result}: expected the same, bias is added to "
+            f"the result; convert it with bias.to()"
+        )
+
+
+def _check_result(names: dict[str, str], out_dtype: torch.dtype | None) -> str:
+    """The type of the result, by ``out``, ``out_dtype`` or the operands."""
+    import torch
+
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        raise InvalidInput(f"out_dtype={out_dtype!r}: expected a torch.dtype, as torch.float32")
+    wanted = names.get("out", names["a"]) if out_dtype is None else _name(out_dtype)
+    if names.get("out", wanted) != wanted:
+        raise UnsupportedDtype(
+            f"out is {names['out']}, out_dtype {wanted}: expected the same; leave out_dtype away "
+            f"where there is an out"
+        )
+    if wanted not in OUT_DTYPES[names["a"]]:
+        raise UnsupportedDtype(
+            f"{'out' if 'out' in names else 'out_dtype'} is {wanted}, a is {names['a']}: expected "
+            f"a result of {' or '.join(OUT_DTYPES[names['a']])}; convert it afterwards with x.to()"
+        )
+    return wanted
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _check_devices(given: dict[str, torch.Tensor]) -> None:

@@ -26,6 +26,7 @@ from costmodel.models.xgb import XgbCostModel
 from costmodel.prepared import Launch, TorchLaunch, TritonLaunch
 from costmodel.ranking import named_model
 from costmodel.space import legality
+from costmodel.torch_product import torch_multiplies_in_tf32
 from costmodel.tuner import check_mode
 from costmodel.tuning_result import TuningResult
 from costmodel.untrusted import as_path, file_errors
@@ -51,6 +52,8 @@ def matmul(
     out: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     activation: str | None = None,
+    tf32: bool | None = None,
+    out_dtype: torch.dtype | None = None,
     mode: str = "auto",
     model: ModelLike = None,
 ) -> torch.Tensor:
@@ -60,10 +63,15 @@ def matmul(
     winner on disk. Winners are shared by buckets of m.
 
     Args:
-        a: [m, k]; b: [k, n]; float16 or bfloat16, any strides, on one NVIDIA GPU.
-        out: [m, n] of the same type, to write to; it may share no memory with the inputs.
-        bias: [n] of the same type.
+        a: [m, k]; b: [k, n]; both float16, bfloat16 or float32, any strides, on one NVIDIA GPU.
+        out: [m, n] to write to, of the type of a and b or float32; it may share no memory with the
+            inputs.
+        bias: [n] of the type of the result.
         activation: ``relu``, ``gelu`` (exact) or ``silu``; applied last.
+        tf32: whether float32 operands are multiplied as TF32; else in IEEE float32. Default: as
+            torch's switch has it, ``torch.backends.cuda.matmul.fp32_precision``.
+        out_dtype: type of the result where there is no ``out``: that of a and b, the default, or
+            float32.
         mode: ``auto``; ``predict`` (the model's first choice, untimed), ``heuristic`` (rules, no
             model) or ``exhaustive`` (time the whole space).
         model: a model, or the directory of one; default: that of :func:`use`, else the shipped.
@@ -75,13 +83,16 @@ def matmul(
         InvalidInput, UnsupportedDtype, GradientError: operands that cannot be used.
         CostModelError: an untuned call while a CUDA graph is captured.
     """
-    key = _key(a, b, out, bias, activation, mode, model)
+    if tf32 is None:
+        tf32 = _as_torch(a)
+    key = _key(a, b, out, bias, activation, tf32, out_dtype, mode, model)
     found = _launches.get(key)
     if found is None:
-        return _first_call(key, a, b, out, bias, activation, mode, model)
+        return _first_call(key, a, b, out, bias, activation, tf32, out_dtype, mode, model)
     launch, spans = found
     if out is None:
-        out = a.new_empty((a.shape[0], b.shape[1]))
+        shape = (a.shape[0], b.shape[1])  # a keyword less is half a microsecond less
+        out = a.new_empty(shape) if out_dtype is None else a.new_empty(shape, dtype=out_dtype)
     else:
         for x, span, name in zip((a, b, bias), spans[1:], ("a", "b", "bias"), strict=True):
             if x is not None:
@@ -121,12 +132,21 @@ def result_for(
     out: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     activation: str | None = None,
+    tf32: bool | None = None,
+    out_dtype: torch.dtype | None = None,
     mode: str = "auto",
     model: ModelLike = None,
 ) -> TuningResult | None:
     """What :func:`matmul` goes by for such operands; None before its first call, or if empty."""
-    found = _launches.get(_key(a, b, out, bias, activation, mode, model))
+    if tf32 is None:
+        tf32 = _as_torch(a)
+    found = _launches.get(_key(a, b, out, bias, activation, tf32, out_dtype, mode, model))
     return found[0].result if found is not None else None
+
+
+def _as_torch(a: torch.Tensor) -> bool | None:
+    """Whether torch itself would multiply by TF32; None where that is no question."""
+    return torch_multiplies_in_tf32() if getattr(a, "dtype", None) is torch.float32 else None
 
 
 def _key(
@@ -135,6 +155,8 @@ def _key(
     out: torch.Tensor | None,
     bias: torch.Tensor | None,
     activation: str | None,
+    tf32: bool | None,
+    out_dtype: torch.dtype | None,
     mode: str,
     model: ModelLike,
 ) -> Any:
@@ -149,7 +171,7 @@ def _key(
             (a.requires_grad or b.requires_grad) and torch.is_grad_enabled(),
             None if out is None else _described(out),
             None if bias is None else _described(bias),
-            activation, mode, model if model is None else _identity(model),
+            activation, tf32, out_dtype, mode, model if model is None else _identity(model),
         )  # fmt: skip
     except (AttributeError, RuntimeError, TypeError):
         return None  # no dense tensors: the validation says what they are
@@ -175,11 +197,13 @@ def _first_call(
     out: torch.Tensor | None,
     bias: torch.Tensor | None,
     activation: str | None,
+    tf32: bool | None,
+    out_dtype: torch.dtype | None,
     mode: str,
     model: ModelLike,
 ) -> torch.Tensor:
     check_mode(mode)
-    check_arguments(a, b, out, bias, activation)
+    check_arguments(a, b, out, bias, activation, tf32, out_dtype)
     index = a.get_device()
     with torch.cuda.device(index):
         if torch.cuda.is_current_stream_capturing():
@@ -188,8 +212,8 @@ def _first_call(
                 f"{b.shape[1]}] came while a CUDA graph is captured, where nothing may be timed "
                 f"or loaded: call matmul once before, or costmodel.warmup([(m, n, k)])"
             )
-    result = a.new_empty((a.shape[0], b.shape[1])) if out is None else out
-    launch = _prepare(a, b, result, bias, activation or "none", mode, model)
+    result = a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype) if out is None else out
+    launch = _prepare(a, b, result, bias, activation or "none", bool(tf32), mode, model)
     if len(_launches) >= _KEPT_LAUNCHES:
         _launches.clear()
     if key is not None:
@@ -205,12 +229,15 @@ def _prepare(
     out: torch.Tensor,
     bias: torch.Tensor | None,
     activation: str,
+    tf32: bool,
     mode: str,
     model: ModelLike,
 ) -> Launch:
-    workload = Workload.from_tensors(a, b, out, bias=bias is not None, activation=activation)
+    workload = Workload.from_tensors(
+        a, b, out, bias=bias is not None, activation=activation, tf32=tf32
+    )
     if not (workload.m and workload.n and workload.k):
-        return TorchLaunch(activation)
+        return TorchLaunch(activation, tf32=tf32)
     if os.environ.get("TRITON_INTERPRET", "0").lower() not in ("", "0", "false", "off", "no"):
         raise CostModelError(
             "TRITON_INTERPRET is set: Triton would interpret the kernels on the CPU, and timings "
@@ -219,18 +246,18 @@ def _prepare(
     index = a.get_device()
     question = Question(workload, index, mode, named_model(model))
     result = winners.find(question)
-    launch = _load(result, workload, index, (a, b, out), activation)
+    launch = _load(result, workload, index, (a, b, out))
     if launch is None:
         log.warning("%s no longer works for %s: tuning again", result.chosen, workload)
         result = winners.find(question, instead_of=result)
-        launch = _load(result, workload, index, (a, b, out), activation)
+        launch = _load(result, workload, index, (a, b, out))
     if launch is None:
         warnings.warn(
             f"no configuration of {workload} can be loaded: torch computes it",
             RuntimeWarning,
             stacklevel=4,
         )
-        return TorchLaunch(activation, result)
+        return TorchLaunch(activation, result, tf32)
     return launch
 
 
@@ -239,11 +266,10 @@ def _load(
     workload: Workload,
     index: int,
     operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    activation: str,
 ) -> Launch | None:
     """The launch of a result; where that was only predicted, of the next choices too."""
     if result.config is None:
-        return TorchLaunch(activation, result)
+        return TorchLaunch(workload.code.activation, result, workload.code.tf32)
     configs = [result.config] if result.timed else [config for config, _ in result.ranked]
     for config in configs:
         if legality(config, workload, result.target.device):

@@ -25,7 +25,7 @@ FEATURE_SCHEMA = 3
 _WORKLOAD_FEATURES = (
     "log_m", "log_n", "log_k", "log_flops", "log_bytes", "balance", "small_m",
     "a_align", "b_align", "c_align", "a_layout", "b_layout", "c_layout",
-    "is_bfloat16", "wide", "bias", "activation",
+    "is_bfloat16", "item_bytes", "out_bytes", "tf32", "wide", "bias", "activation",
     "arch", "sm_count", "machine_balance", "l2_mib",
 )  # fmt: skip
 _PTX_DERIVED = (
@@ -83,7 +83,7 @@ def design_matrix(
 def _workload_values(workload: Workload, target: Target) -> dict[str, float]:
     code, device = workload.code, target.device
     flops, bytes_ = max(workload.flops(), 1), max(workload.bytes(), 1)
-    machine_balance = device.tflops * 1e3 / device.bandwidth_gbs
+    machine_balance = device.tflops_of(code.kind) * 1e3 / device.bandwidth_gbs
     return {
         "log_m": log2(max(workload.m, 1)),
         "log_n": log2(max(workload.n, 1)),
@@ -99,6 +99,9 @@ def _workload_values(workload: Workload, target: Target) -> dict[str, float]:
         "b_layout": _LAYOUTS.index(code.b_layout),
         "c_layout": _LAYOUTS.index(code.c_layout),
         "is_bfloat16": code.dtype == "bfloat16",
+        "item_bytes": code.itemsize,
+        "out_bytes": code.out_itemsize,
+        "tf32": code.tf32,
         "wide": code.wide,
         "bias": code.bias,
         "activation": ACTIVATIONS.index(code.activation),

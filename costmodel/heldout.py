@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from costmodel.workload import Workload
+from costmodel.workload import Workload, kind_options
 
 __all__ = ["EVAL_WORKLOADS", "EvalWorkload", "eval_pairs", "eval_workloads", "is_held_out",
            "is_ragged"]  # fmt: skip
@@ -75,8 +75,9 @@ EVAL_WORKLOADS: tuple[EvalWorkload, ...] = (
 
 
 def eval_workloads(dtype: str = "float16") -> list[Workload]:
-    """The eval list as dense row-major workloads."""
-    return [Workload.dense(e.m, e.n, e.k, dtype) for e in EVAL_WORKLOADS]
+    """The eval list as dense row-major workloads of one of ``costmodel.workload.KINDS``."""
+    types = kind_options(dtype)
+    return [Workload.dense(e.m, e.n, e.k, **types) for e in EVAL_WORKLOADS]
 
 
 def eval_pairs() -> frozenset[tuple[int, int]]:

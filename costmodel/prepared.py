@@ -23,15 +23,17 @@ _Matrices = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # A, B and C
 class TorchLaunch:
     """The product by ``torch.mm`` (cuBLAS). Serves what no kernel can: sizes of 0."""
 
-    def __init__(self, activation: str, result: TuningResult | None = None) -> None:
+    def __init__(
+        self, activation: str, result: TuningResult | None = None, tf32: bool = False
+    ) -> None:
         self.result = result
-        self._activation = activation
+        self._activation, self._tf32 = activation, tf32
 
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
     ) -> None:
         """Queue it on the current stream of the operands' device."""
-        torch_product(a, b, out, bias, self._activation)
+        torch_product(a, b, out, bias, self._activation, self._tf32)
 
 
 class TritonLaunch:

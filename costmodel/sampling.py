@@ -12,7 +12,7 @@ from costmodel.config import GemmConfig
 from costmodel.heldout import is_held_out
 from costmodel.space import SearchSpace
 from costmodel.target import Target
-from costmodel.workload import Layout, Workload
+from costmodel.workload import Layout, Workload, kind_options
 
 __all__ = ["ModelSampler", "RandomSampler", "Sampler", "training_workloads"]
 
@@ -88,7 +88,7 @@ def training_workloads(
     Args:
         count: how many.
         target: the device must hold the operands.
-        dtypes: drawn from with equal chance.
+        dtypes: of :data:`costmodel.workload.KINDS`; drawn from with equal chance.
         seed: the same seed gives the same list.
     """
     rng = np.random.default_rng(seed)
@@ -100,7 +100,7 @@ def training_workloads(
         turn += 1
         dtype = str(rng.choice(list(dtypes)))
         b_layout: Layout = "col" if rng.random() < _TRANSPOSED_SHARE else "row"
-        workload = Workload.dense(m, n, k, dtype, b_layout=b_layout)
+        workload = Workload.dense(m, n, k, **kind_options(dtype), b_layout=b_layout)
         # Tiny products tell little: what they take is mostly the launch.
         if workload.bytes() < 2**20 and rng.random() < 0.8:
             continue

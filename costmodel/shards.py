@@ -39,8 +39,11 @@ __all__ = [
     "write_shard",
 ]
 
-SCHEMA = 1
-"""Version of the columns and of the card; raised when either changes its meaning."""
+SCHEMA = 2
+"""Version of the columns and of the card; raised when either changes. Older ones are read too."""
+
+_ADDED: dict[str, object] = {"tf32": False}
+"""Columns that came after schema 1, and what all rows from before them would have there."""
 
 _HEADER = b"costmodel"
 _ATTEMPTS = 5
@@ -75,9 +78,9 @@ class Identity:
         """
         if not isinstance(data, dict) or type(data.get("schema")) is not int:
             raise CorruptFile(f"{path}: expected costmodel's header, found {str(data)[:80]}")
-        if data["schema"] != SCHEMA:
+        if not 1 <= data["schema"] <= SCHEMA:
             raise WrongVersion(
-                f"{path}: written with schema {data['schema']}, this release reads {SCHEMA}: "
+                f"{path}: written with schema {data['schema']}, this release reads 1 to {SCHEMA}: "
                 f"use the release that wrote it, or a newer one"
             )
         protocol = data.get("protocol")
@@ -295,13 +298,17 @@ def _read_shard(
     try:
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
             _check_header(path, file.schema_arrow.metadata or {}, identity, header)
-            if not file.schema_arrow.equals(schema):
+            added = [n for n in _ADDED if n in schema.names and n not in file.schema_arrow.names]
+            if not file.schema_arrow.equals(pa.schema([f for f in schema if f.name not in added])):
                 names = sorted(set(file.schema_arrow.names) ^ set(schema.names))
                 raise CorruptFile(f"{path}: other columns than expected ({names[:8]}); {again}")
             if file.metadata.num_rows > _MOST_ROWS:
                 raise CorruptFile(f"{path}: {file.metadata.num_rows} rows, more than any dataset")
             table = file.read()
             table.validate(full=True)  # that texts are UTF-8 and indices point into dictionaries
+            for name in added:
+                column = pa.array([_ADDED[name]] * table.num_rows, schema.field(name).type)
+                table = table.add_column(schema.get_field_index(name), schema.field(name), column)
     except (FileError, FileNotFoundError):
         raise
     except PermissionError as error:

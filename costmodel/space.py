@@ -12,7 +12,7 @@ from costmodel.config import GemmConfig, n_parts, stored_columns
 from costmodel.grid import grid
 from costmodel.specialize import multiply_registers, stores_by_descriptor
 from costmodel.target import SM_REGISTERS, Device, Target
-from costmodel.workload import DTYPES, CodeClass, Workload
+from costmodel.workload import CodeClass, Workload
 
 __all__ = ["SearchSpace", "launch_blocks", "legality", "workspace_bytes"]
 
@@ -73,12 +73,12 @@ def legality(config: GemmConfig, workload: Workload, device: Device) -> str:
     """
     code = workload.code
     checks = (
-        _warp_groups(config, device),
-        _registers(config, device),
+        _warp_groups(config, code, device),
+        _registers(config, code, device),
         _threads(config),
         _tma(config, code, device),
         _shared(config, code.repacked() if config.repack else code, device),
-        _tensor_memory(config, device),
+        _tensor_memory(config, code, device),
         _workspace(config, workload),
         _grid(config, workload, device),
     )
@@ -122,8 +122,13 @@ def workspace_bytes(config: GemmConfig, m: int, n: int) -> int:
     return tiles * config.split_k * config.block_m * config.block_n * 4
 
 
-def uses_wgmma(config: GemmConfig, arch: int) -> bool:
-    """Whether Triton multiplies with Hopper's warpgroup instruction rather than mma.sync."""
+def uses_wgmma(config: GemmConfig, code: CodeClass, arch: int) -> bool:
+    """Whether Triton multiplies with Hopper's warpgroup instruction.
+
+    Otherwise it is mma.sync, or FMA for IEEE float32, which no tensor core multiplies.
+    """
+    if code.kind == "float32":
+        return False
     return arch // 10 == 9 and config.block_m >= 64 and config.num_warps >= 4
 
 
@@ -131,13 +136,13 @@ def shared_bytes_at_least(config: GemmConfig, code: CodeClass, arch: int) -> int
     """Shared memory that the pipeline's buffers take for certain.
 
     A warpgroup instruction reads its operands while the next stage is being written, so there are
-    as many buffers as stages; mma.sync first loads them to registers and needs one fewer. An
-    asynchronous copy moves at least 4 bytes: an operand aligned to 2 has no pipeline.
+    as many buffers as stages; mma.sync and FMA first load them to registers and need one fewer.
+    An asynchronous copy moves at least 4 bytes: an operand aligned to 2 has no pipeline.
     """
     item = code.itemsize
     if config.kernel == "warp_specialized":
         return _ring_bytes(config, code)
-    buffers = config.num_stages if uses_wgmma(config, arch) else max(config.num_stages - 1, 0)
+    buffers = config.num_stages if uses_wgmma(config, code, arch) else max(config.num_stages - 1, 0)
     if config.num_stages == 1:
         buffers = 0  # then the only buffer may be reused by the epilogue, or be in registers
     a = config.block_m * config.block_k * item
@@ -147,7 +152,7 @@ def shared_bytes_at_least(config: GemmConfig, code: CodeClass, arch: int) -> int
         if config.kernel == "tma_persistent" and stores_by_descriptor(code):
             # The store of one tile overlaps the loads of the next: the tile has its own place.
             width = stored_columns(config.kernel, config.block_n, config.halves)
-            epilogue = config.block_m * width * DTYPES[code.out_dtype]
+            epilogue = config.block_m * width * code.out_itemsize
         return buffers * (a + b) + epilogue
     a_buffers = buffers if code.a_align >= 4 and code.a_layout != "strided" else 0
     b_buffers = buffers if code.b_align >= 4 and code.b_layout != "strided" else 0
@@ -158,16 +163,18 @@ def _ring_bytes(config: GemmConfig, code: CodeClass) -> int:
     """Stages, the blocks that C is stored from, and two barriers a stage."""
     width = stored_columns(config.kernel, config.block_n, config.halves)
     stage = (config.block_m + config.block_n) * config.block_k * code.itemsize
-    c_block = config.block_m * width * DTYPES[code.out_dtype]
+    c_block = config.block_m * width * code.out_itemsize
     return config.num_stages * (stage + 16) + c_block
 
 
-def _warp_groups(config: GemmConfig, device: Device) -> str:
+def _warp_groups(config: GemmConfig, code: CodeClass, device: Device) -> str:
     """What the warp-specialised kernel asks for; nothing of the others."""
     if config.kernel != "warp_specialized":
         return ""
     if device.arch // 10 != 9:
         return f"warp groups: sm_{device.arch} has no wgmma (sm_90 only)"
+    if code.dtype == "float32":
+        return "warp groups: float32 operands have no kernel there, 16-bit ones do"
     if config.num_warps not in (8, 12):
         return f"warp groups: {config.num_warps} warps multiply; it takes 8 or 12"
     if config.split_k > 1 or config.maxnreg or config.flatten:
@@ -184,7 +191,7 @@ def _warp_groups(config: GemmConfig, device: Device) -> str:
     return ""
 
 
-def _registers(config: GemmConfig, device: Device) -> str:
+def _registers(config: GemmConfig, code: CodeClass, device: Device) -> str:
     threads = 32 * config.num_warps
     if config.kernel == "warp_specialized":
         need = config.block_m * config.block_n // threads + _WGMMA_SPARE_REGISTERS
@@ -197,7 +204,7 @@ def _registers(config: GemmConfig, device: Device) -> str:
         return f"registers: maxnreg={config.maxnreg} is over the 255 that a thread can have"
     if config.maxnreg % 8:
         return f"registers: maxnreg={config.maxnreg} is no multiple of 8"
-    if uses_wgmma(config, device.arch):
+    if uses_wgmma(config, code, device.arch):
         groups = config.num_warps // 4
         groups_n = max(groups // (config.block_m // 64), 1)
         # One instruction holds 64 x N/128 accumulators a thread, and ptxas cannot spill them.
@@ -239,8 +246,8 @@ def _shared(config: GemmConfig, code: CodeClass, device: Device) -> str:
     return ""
 
 
-def _tensor_memory(config: GemmConfig, device: Device) -> str:
-    if device.arch // 10 != 10:
+def _tensor_memory(config: GemmConfig, code: CodeClass, device: Device) -> str:
+    if device.arch // 10 != 10 or code.kind == "float32":
         return ""
     columns = config.block_n * max(config.block_m // 128, 1)
     return f"tensor memory: {columns} columns of 512" if columns > 512 else ""

@@ -188,6 +188,8 @@ def _tile_constants(spec: Specialization) -> dict[str, Any]:
     kernel, bm, bn, bk, _, _, _, _, _, split = spec.config_binary
     baked: dict[str, Any] = {
         "BLOCK_M": bm, "BLOCK_N": bn, "BLOCK_K": bk, "WIDE": spec.code.wide,
+        # 16-bit operands have one precision only: the compiler looks at this for float32.
+        "PRECISION": "tf32" if spec.code.tf32 else "ieee",
     }  # fmt: skip
     if spec.code.c_layout != "strided":
         baked["stride_cn" if spec.code.c_layout == "row" else "stride_cm"] = 1
@@ -240,7 +242,7 @@ def _arguments(spec: Specialization) -> tuple[dict[str, str], dict[str, int]]:
     """Triton types of the arguments, and what divides them (pointers in bytes)."""
     code = spec.code
     in_type, out_type = _TRITON_TYPE[code.dtype], _TRITON_TYPE[code.out_dtype]
-    item, out_item = code.itemsize, 2
+    item, out_item = code.itemsize, code.out_itemsize
     types = dict.fromkeys(
         ("M", "N", "K", "GROUP_M", "SPLIT_K", "stride_am", "stride_ak", "stride_bk", "stride_bn",
          "stride_cm", "stride_cn"), "i64" if code.wide else "i32",
@@ -299,10 +301,10 @@ def _descriptor_type(spec: Specialization, name: str, block: tuple[int, int]) ->
     text = f"{_TRITON_TYPE[dtype]}[{block[0]}, {block[1]}]"
     if spec.kernel != "warp_specialized":
         return f"tensordesc<{text}>"
-    # Gluon wants the layout in shared memory said, here the widest swizzle of 16-bit elements.
+    # Gluon wants the layout in shared memory said, here the widest swizzle of the elements.
     from triton.experimental.gluon import language as gl
 
-    layout = gl.NVMMASharedLayout.get_default_for(list(block), gl.float16)
+    layout = gl.NVMMASharedLayout.get_default_for(list(block), getattr(gl, dtype))
     return f"tensordesc<{text},{layout!r}>"
 
 

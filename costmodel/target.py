@@ -52,9 +52,23 @@ class Device:
     def capability(self) -> str:
         return f"sm_{self.arch}"
 
-    def roofline_us(self, flops: int, bytes_: int) -> float:
+    def tflops_of(self, kind: str) -> float:
+        """TFLOP/s by the data sheet of one of :data:`costmodel.workload.KINDS`.
+
+        TF32 has half the tensor-core rate of 16 bits. IEEE float32 has no tensor cores: it takes
+        the 128 FMA units of a multiprocessor (64 on an A100), one each a clock.
+        """
+        if kind == "tf32":
+            return self.tflops / 2
+        if kind == "float32":
+            units = 64 if self.arch == 80 else 128
+            return 2 * units * self.sm_count * self.clock_mhz / 1e6
+        return self.tflops
+
+    def roofline_us(self, flops: int, bytes_: int, kind: str = "float16") -> float:
         """The least time by the data sheet: the larger of arithmetic and traffic, in us."""
-        return max(flops / self.tflops / 1e6, bytes_ / self.bandwidth_gbs / 1e3, 0.1)
+        arithmetic_us = flops / self.tflops_of(kind) / 1e6
+        return max(arithmetic_us, bytes_ / self.bandwidth_gbs / 1e3, 0.1)
 
 
 _MIB = 2**20

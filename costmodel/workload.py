@@ -9,110 +9,42 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass, fields, replace
 from math import gcd
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
-from costmodel.errors import InvalidInput, LayoutError, ShapeError, UnsupportedDtype
+from costmodel.code_class import (
+    ACTIVATIONS,
+    DTYPES,
+    KINDS,
+    OUT_DTYPES,
+    CodeClass,
+    Layout,
+    alignment_class,
+    require_dtypes,
+)
+from costmodel.errors import InvalidInput, LayoutError, ShapeError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ACTIVATIONS", "DTYPES", "CodeClass", "Layout", "Workload", "alignment_class"]
+__all__ = [
+    "ACTIVATIONS",
+    "DTYPES",
+    "KINDS",
+    "OUT_DTYPES",
+    "CodeClass",
+    "Layout",
+    "Workload",
+    "alignment_class",
+    "kind_options",
+]
 
-Layout = Literal["row", "col", "strided"]
-"""Which dimension is contiguous: the last (``row``), the first (``col``), or neither."""
-
-DTYPES = {"float16": 2, "bfloat16": 2}
-"""Element types of A, B and C, with their size in bytes. All accumulate in float32."""
-
-ACTIVATIONS = ("none", "relu", "gelu", "silu")
-ALIGNMENTS = (16, 8, 4, 2)
 _INT32_MAX = 2**31 - 1
+_ALIGNED_HALVES = CodeClass()
 
 
-def alignment_class(*values_bytes: int) -> int:
-    """The widest of 16, 8, 4 or 2 bytes that divides every given address, stride and extent."""
-    return max(gcd(16, *values_bytes), 2)
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class CodeClass:
-    """What the compiled code depends on, besides the configuration and the toolchain.
-
-    Attributes:
-        dtype: element type of A and B.
-        out_dtype: element type of C.
-        a_layout: layout of A[m, k]; likewise ``b_layout`` of B[k, n] and ``c_layout`` of C[m, n].
-        a_align: alignment of A in bytes (16, 8, 4 or 2): what divides its address, its leading
-            stride and the extent of its contiguous dimension; likewise ``b_align``, ``c_align``.
-        wide: offsets into some operand may pass 2**31 elements, so they are 64-bit.
-        bias: a row vector bias[n] is added.
-        activation: applied last, one of ``ACTIVATIONS``.
-    """
-
-    dtype: str = "float16"
-    out_dtype: str = "float16"
-    a_layout: Layout = "row"
-    b_layout: Layout = "row"
-    c_layout: Layout = "row"
-    a_align: int = 16
-    b_align: int = 16
-    c_align: int = 16
-    wide: bool = False
-    bias: bool = False
-    activation: str = "none"
-
-    def __post_init__(self) -> None:
-        for name in ("dtype", "out_dtype"):
-            value = getattr(self, name)
-            if not isinstance(value, str) or value not in DTYPES:
-                raise UnsupportedDtype(
-                    f"{name}={value!r} has no kernel; expected one of {', '.join(DTYPES)}: "
-                    f"convert the operands first"
-                )
-        for name in ("a_layout", "b_layout", "c_layout"):
-            if getattr(self, name) not in get_args(Layout):
-                raise InvalidInput(f"{name}={getattr(self, name)!r}: expected row, col or strided")
-        for name in ("a_align", "b_align", "c_align"):
-            value = getattr(self, name)
-            if type(value) is not int or value not in ALIGNMENTS:
-                raise InvalidInput(f"{name}={value!r}: expected 16, 8, 4 or 2 bytes")
-        for name in ("wide", "bias"):
-            if type(getattr(self, name)) is not bool:
-                raise InvalidInput(f"{name}={getattr(self, name)!r}: expected true or false")
-        if self.activation not in ACTIVATIONS:
-            raise InvalidInput(
-                f"activation={self.activation!r}: expected one of {', '.join(ACTIVATIONS)}"
-            )
-
-    @property
-    def itemsize(self) -> int:
-        return DTYPES[self.dtype]
-
-    def repacked(self) -> CodeClass:
-        """The class after A and B are copied, where need be, into rows aligned to 16 bytes."""
-        return replace(
-            self,
-            a_layout="row" if self.a_layout == "strided" else self.a_layout,
-            b_layout="row" if self.b_layout == "strided" else self.b_layout,
-            a_align=16,
-            b_align=16,
-        )
-
-    def needs_repack(self) -> tuple[bool, bool]:
-        """Whether A, and whether B, lies so that TMA cannot address it."""
-        return (
-            self.a_layout == "strided" or self.a_align < 16,
-            self.b_layout == "strided" or self.b_align < 16,
-        )
-
-    def key(self) -> str:
-        """A readable name, unique to the class."""
-        layouts = "".join(x[0] for x in (self.a_layout, self.b_layout, self.c_layout))
-        out = "" if self.out_dtype == self.dtype else f">{self.out_dtype}"
-        extras = ("-wide" * self.wide) + ("-bias" * self.bias)
-        act = "" if self.activation == "none" else f"-{self.activation}"
-        aligns = f"{self.a_align}.{self.b_align}.{self.c_align}"
-        return f"{self.dtype}{out}-{layouts.replace('s', 'x')}-{aligns}{extras}{act}"
+def kind_options(kind: str) -> dict[str, Any]:
+    """The options of :meth:`Workload.dense` for one of ``KINDS``: ``dtype``, and ``tf32``."""
+    return {"dtype": "float32", "tf32": True} if kind == "tf32" else {"dtype": kind}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -122,7 +54,7 @@ class Workload:
     m: int
     n: int
     k: int
-    code: CodeClass = CodeClass()
+    code: CodeClass = _ALIGNED_HALVES
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k"):
@@ -146,16 +78,27 @@ class Workload:
         bias: bool = False,
         activation: str = "none",
         out_dtype: str | None = None,
+        tf32: bool = False,
     ) -> Workload:
-        """The workload of freshly allocated operands: no gaps between rows, aligned bases."""
+        """The workload of freshly allocated operands: no gaps between rows, aligned bases.
+
+        Args:
+            m, n, k: the sizes; dtype: the element type of A and B.
+            a_layout, b_layout, c_layout: ``row`` or ``col``.
+            out_dtype: element type of C; default: ``dtype``.
+            bias, activation, tf32: as :class:`CodeClass` has them.
+
+        Raises:
+            ShapeError, UnsupportedDtype, InvalidInput: with what is wrong.
+        """
         shape = cls(m, n, k)  # validates the sizes before they are multiplied
         if "strided" in (a_layout, b_layout, c_layout):
             raise InvalidInput("a dense operand is row or col; strided ones need from_tensors()")
-        CodeClass(dtype=dtype, out_dtype=out_dtype or dtype)  # before their sizes are looked up
+        require_dtypes(dtype, out_dtype or dtype)  # before their sizes are looked up
         item, out_item = DTYPES[dtype], DTYPES[out_dtype or dtype]
 
         def align(rows: int, cols: int, layout: Layout, size: int) -> int:
-            return alignment_class((cols if layout == "row" else rows) * size)
+            return alignment_class((cols if layout == "row" else rows) * size, item=size)
 
         code = CodeClass(
             dtype=dtype,
@@ -169,6 +112,7 @@ class Workload:
             wide=max(m * k, k * n, m * n) > _INT32_MAX,
             bias=bias,
             activation=activation,
+            tf32=tf32,
         )
         return replace(shape, code=code)
 
@@ -181,6 +125,7 @@ class Workload:
         *,
         bias: bool = False,
         activation: str = "none",
+        tf32: bool = False,
     ) -> Workload:
         """The workload of these operands, from their sizes, strides and addresses.
 
@@ -210,6 +155,7 @@ class Workload:
             wide=max(a_span, b_span, c_span) > _INT32_MAX,
             bias=bias,
             activation=activation,
+            tf32=tf32,
         )
         return cls(m, n, k, code)
 
@@ -228,7 +174,7 @@ class Workload:
 
     def bytes(self) -> int:
         """The least traffic with device memory: each input read once, C written once."""
-        item, out_item = self.code.itemsize, DTYPES[self.code.out_dtype]
+        item, out_item = self.code.itemsize, self.code.out_itemsize
         bias = self.n * out_item if self.code.bias else 0
         return (self.m * self.k + self.k * self.n) * item + self.m * self.n * out_item + bias
 
@@ -280,9 +226,9 @@ def _memory(x: torch.Tensor) -> tuple[Layout, int, int]:
         lead = col_stride if cols > 1 else 0
         contiguous = ("col", rows)
     else:
-        return "strided", alignment_class(item), span
+        return "strided", alignment_class(item, item=item), span
     layout, extent = contiguous
-    return layout, alignment_class(x.data_ptr(), lead * item, extent * item), span
+    return layout, alignment_class(x.data_ptr(), lead * item, extent * item, item=item), span
 
 
 def _overlaps_itself(x: torch.Tensor) -> bool:

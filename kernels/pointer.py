@@ -14,6 +14,7 @@ def gemm_pointer(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     EVEN_K: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr,
     B_CONTIGUOUS: tl.constexpr, A_CONTIGUOUS: tl.constexpr, ACTIVATION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """C[M, N] = act(A[M, K] @ B[K, N] + bias[N]), one tile of C (or a split of one) per program.
 
@@ -27,6 +28,7 @@ def gemm_pointer(
         WIDE: offsets may pass 2**31 elements; the strides are 64-bit then.
         A_CONTIGUOUS, B_CONTIGUOUS: how many elements of A along M, and of B along N, lie side
             by side with a whole vector inside or outside the matrix (1 where K is contiguous).
+        PRECISION: of float32 operands: ``ieee``, or ``tf32`` to multiply on the tensor cores.
     """
     tl.static_assert(BLOCK_M >= 16 and BLOCK_N >= 16 and BLOCK_K >= 16)
     tl.device_assert(GROUP_M > 0, "GROUP_M must be positive")
@@ -74,7 +76,7 @@ def gemm_pointer(
             inside = tl.arange(0, BLOCK_K) < K - step * BLOCK_K
             a = tl.load(a_ptrs, mask=inside[None, :], other=0.0)
             b = tl.load(b_ptrs, mask=inside[:, None], other=0.0)
-        acc = tl.dot(a, b, acc)
+        acc = tl.dot(a, b, acc, input_precision=PRECISION)
         a_ptrs += BLOCK_K * stride_ak
         b_ptrs += BLOCK_K * stride_bk
 

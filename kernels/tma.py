@@ -12,7 +12,7 @@ from .epilogue import finish, grouped_tile, store_tile, sum_partials
 @triton.jit
 def load_product(
     acc, a_desc, b_desc, m_start, n_start, first_step, steps,
-    BLOCK_K: tl.constexpr, A_COL: tl.constexpr, B_COL: tl.constexpr,
+    BLOCK_K: tl.constexpr, A_COL: tl.constexpr, B_COL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """acc + A[m tile, :] @ B[:, n tile] over the given steps of BLOCK_K."""
     for step in range(first_step, steps):
@@ -25,7 +25,7 @@ def load_product(
             b = b_desc.load([n_start, k_start]).T
         else:
             b = b_desc.load([k_start, n_start])
-        acc = tl.dot(a, b, acc)
+        acc = tl.dot(a, b, acc, input_precision=PRECISION)
     return acc
 
 
@@ -76,7 +76,7 @@ def gemm_tma(
     M, N, K, stride_cm, stride_cn, GROUP_M, SPLIT_K,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     A_COL: tl.constexpr, B_COL: tl.constexpr, HALVES: tl.constexpr,
-    SPLIT: tl.constexpr, WIDE: tl.constexpr, ACTIVATION: tl.constexpr,
+    SPLIT: tl.constexpr, WIDE: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """C[M, N] = act(A @ B + bias), one tile of C (or a split of one) per program.
 
@@ -87,7 +87,7 @@ def gemm_tma(
             blocks [BLOCK_K, BLOCK_M]; b_desc likewise: B[K, N], or with B_COL [N, K].
         c_desc: C[M, N] in blocks [BLOCK_M, BLOCK_N] (half as wide with HALVES), or None: then
             c_ptr and its strides are used.
-        bias_ptr, partial_ptr, arrivals_ptr: as in ``gemm_pointer``.
+        bias_ptr, partial_ptr, arrivals_ptr, PRECISION: as in ``gemm_pointer``.
     """
     tl.static_assert(BLOCK_M >= 16 and BLOCK_N >= 16 and BLOCK_K >= 16)
     tl.device_assert(GROUP_M > 0, "GROUP_M must be positive")
@@ -110,7 +110,7 @@ def gemm_tma(
     n_start = tile_n * BLOCK_N
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     acc = load_product(
-        acc, a_desc, b_desc, m_start, n_start, first_step, steps, BLOCK_K, A_COL, B_COL
+        acc, a_desc, b_desc, m_start, n_start, first_step, steps, BLOCK_K, A_COL, B_COL, PRECISION
     )
     if SPLIT:
         acc, is_last = sum_partials(
@@ -134,7 +134,7 @@ def gemm_tma_persistent(
     M, N, K, stride_cm, stride_cn, GROUP_M,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     A_COL: tl.constexpr, B_COL: tl.constexpr, HALVES: tl.constexpr, FLATTEN: tl.constexpr,
-    WIDE: tl.constexpr, ACTIVATION: tl.constexpr,
+    WIDE: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """As ``gemm_tma``, but each program walks over tiles: the grid is as many as fit the GPU.
 
@@ -151,7 +151,9 @@ def gemm_tma_persistent(
         m_start = tile_m * BLOCK_M
         n_start = tile_n * BLOCK_N
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        acc = load_product(acc, a_desc, b_desc, m_start, n_start, 0, steps, BLOCK_K, A_COL, B_COL)
+        acc = load_product(
+            acc, a_desc, b_desc, m_start, n_start, 0, steps, BLOCK_K, A_COL, B_COL, PRECISION
+        )
         store_product(
             acc, c_ptr, c_desc, bias_ptr, m_start, n_start, M, N, stride_cm, stride_cn,
             BLOCK_M, BLOCK_N, HALVES, WIDE, ACTIVATION,

@@ -1,8 +1,8 @@
 """The kernels against float64 on the CPU; ``test_kernels.py`` runs these where Triton interprets.
 
-In float16 only: the interpreter of Triton 3.6.0 computes garbage in bfloat16. That type is tested
-on a GPU (``gpu/test_kernels_gpu.py``). Tiles are small, since an interpreted program takes some
-milliseconds.
+In float16 and float32 only: the interpreter of Triton 3.6.0 computes garbage in bfloat16, and knows
+no TF32. Those are tested on a GPU (``gpu/test_kernels_gpu.py``). Tiles are small, since an
+interpreted program takes some milliseconds.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from costmodel.config import GemmConfig
 from costmodel.kernels.check import count_mismatches
 from costmodel.launch import Plan, Workspace, interpret
 from costmodel.repacking import interpret_repack
+from costmodel.runner.protocol import TimingProtocol
 from costmodel.space import legality
 from costmodel.target import DEVICES
 from costmodel.workload import Workload
@@ -43,19 +44,25 @@ CONFIGS = [
 ]
 
 
-def framed(rows: int, cols: int, layout: str = "row", fill: float | None = None) -> torch.Tensor:
+def framed(
+    rows: int,
+    cols: int,
+    layout: str = "row",
+    fill: float | None = None,
+    dtype: torch.dtype = torch.float16,
+) -> torch.Tensor:
     """A matrix inside a buffer of NaN: rows before and after, and 8 elements between its rows.
 
     Its base and its rows are 16-byte aligned, so that what TMA asks of them holds if the extent
     does. It is random, or all ``fill``.
     """
     if layout == "strided":
-        buffer = torch.full((2 * rows + 2, 3 * cols), NAN, dtype=torch.float16)
+        buffer = torch.full((2 * rows + 2, 3 * cols), NAN, dtype=dtype)
         view = buffer[1:-1:2, 1::3]
     else:
         outer, inner = (rows, cols) if layout == "row" else (cols, rows)
         lead = -(-inner // 8) * 8 + 8
-        view = torch.full((outer + 2, lead), NAN, dtype=torch.float16)[1:-1, :inner]
+        view = torch.full((outer + 2, lead), NAN, dtype=dtype)[1:-1, :inner]
         view = view if layout == "row" else view.T
     view.copy_(torch.randn(rows, cols) if fill is None else torch.full((rows, cols), fill))
     return view
@@ -98,9 +105,9 @@ def check(
 ) -> None:
     """Run on a poisoned output: right everywhere, and nothing written beside it."""
     run(a, b, out, config, **options)
-    torch.testing.assert_close(
-        out.double(), a.double() @ b.double(), atol=1e-3 * a.shape[1] ** 0.5, rtol=2e-3
-    )
+    code = Workload.from_tensors(a, b, out).code
+    atol, rtol = TimingProtocol().tolerance(code, a.shape[1])
+    torch.testing.assert_close(out.double(), a.double() @ b.double(), atol=atol, rtol=rtol)
     assert int(whole(out).isnan().sum()) == whole(out).numel() - out.numel(), "wrote beside C"
 
 
@@ -260,6 +267,54 @@ def test_offsets_past_32_bits() -> None:
     assert Workload.from_tensors(a, b, out).code.wide
     run(a, b, out, POINTER)
     torch.testing.assert_close(out.double(), a.double() @ b.double(), atol=4e-3, rtol=2e-3)
+
+
+# --- other types ---------------------------------------------------------------------------------
+
+TYPES = [(torch.float32, torch.float32), (torch.float16, torch.float32)]
+"""Types of A and B, and of C, beside float16 throughout."""
+
+
+@pytest.mark.parametrize(("dtype", "out_dtype"), TYPES)
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_float32_of_ragged_sizes(
+    config: GemmConfig, dtype: torch.dtype, out_dtype: torch.dtype
+) -> None:
+    """The other dimension of what is contiguous may be anything; an aligned C goes by TMA."""
+    for m, n, k in ((24, 40, 35), (37, 8, 1)):
+        a_layout, b_layout = ("row", "col") if config.kernel == "pointer" else ("col", "row")
+        m = m if config.kernel == "pointer" else 24
+        a, b = framed(m, k, a_layout, dtype=dtype), framed(k, n, b_layout, dtype=dtype)
+        check(a, b, config, framed(m, n, fill=NAN, dtype=out_dtype))
+
+
+@pytest.mark.parametrize(("dtype", "out_dtype"), TYPES)
+@pytest.mark.parametrize("c_layout", ["row", "col", "strided"])
+@pytest.mark.parametrize("b_layout", ["row", "col", "strided"])
+@pytest.mark.parametrize("a_layout", ["row", "col", "strided"])
+def test_float32_of_any_layout(
+    a_layout: str, b_layout: str, c_layout: str, dtype: torch.dtype, out_dtype: torch.dtype
+) -> None:
+    """By pointers, and by TMA from aligned copies of what it cannot address."""
+    a, b = framed(20, 34, a_layout, dtype=dtype), framed(34, 18, b_layout, dtype=dtype)
+    for config in (POINTER, replace(TMA, repack=True)):
+        check(a, b, config, framed(20, 18, c_layout, NAN, out_dtype))
+
+
+@pytest.mark.parametrize(("dtype", "out_dtype"), TYPES)
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_float32_epilogue(
+    config: GemmConfig, activation: str, dtype: torch.dtype, out_dtype: torch.dtype
+) -> None:
+    """Nothing is rounded to 16 bits on the way: bias, activation and result are float32."""
+    a, b = framed(20, 24, dtype=dtype), framed(24, 40, dtype=dtype)
+    function = getattr(torch.nn.functional, activation, lambda x: x)
+    for bias in (None, framed(1, 40, dtype=out_dtype)[0]):
+        out = framed(20, 40, fill=NAN, dtype=out_dtype)
+        run(a, b, out, config, bias, activation)
+        ref = function(a.double() @ b.double() + (0 if bias is None else bias.double()))
+        torch.testing.assert_close(out.double(), ref, atol=2e-5, rtol=1e-5)
 
 
 # --- order of tiles, splits ----------------------------------------------------------------------

@@ -188,10 +188,26 @@ def test_compile_needs_no_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        (("--dtype", "float32"), "64x96x128-float32-rrr-16.16.16"),
+        (("--dtype", "float32", "--tf32"), "64x96x128-float32-rrr-16.16.16-tf32"),
+        (("--out-dtype", "float32"), "64x96x128-float16>float32-rrr-16.16.16"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*rules of thumb rank:RuntimeWarning")
+def test_element_types_are_options(options: tuple[str, ...], key: str) -> None:
+    found = run_json("rank", 64, 96, 128, *options, "--target", "h100-sxm", "--top", 1)
+    assert costmodel.Workload.from_dict(found["workload"]).key() == key
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("rank", 64, 64, 64, "--target", "vax"), "unknown target 'vax'"),
         (("rank", 64, 64, 64, "--dtype", "float64"), "has no kernel"),
+        (("rank", 64, 64, 64, "--dtype", "float32", "--out-dtype", "float16"), "expected float32"),
+        (("rank", 64, 64, 64, "--tf32"), "expected float32 ones"),
         (("rank", 64, 64, 64, "--a-layout", "diagonal"), "a_layout"),
         (("rank", 64, 64, 64, "--target", "h100-sxm", "--model", "/nowhere"), "no model at"),
         (("train", "/nowhere", "--out", "/nowhere"), "no dataset at"),

@@ -274,7 +274,7 @@ def test_rows_of_a_kernel_that_has_changed_are_measured_again(
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     copy_package = importlib.import_module("faulty_kernels").copy_package
-    edit = ("acc = tl.dot(a, b, acc)", "acc += tl.dot(a, b)")
+    edit = ("acc = tl.dot(a, b, acc, ", "acc += tl.dot(a, b, None, ")
     before = copy_package(tmp_path / "before", {"kernels/pointer.py": edit})
     dataset, jobs = create(tmp_path / "data"), jobs_of(2)
     with start_child(dataset, 1, str(before)) as process:

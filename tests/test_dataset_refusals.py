@@ -19,6 +19,7 @@ from pyarrow import parquet
 from costmodel.dataset import Dataset
 from costmodel.errors import CorruptFile, FileError, MissingData, MixedData, WrongVersion
 from costmodel.target import Target
+from costmodel.workload import Workload
 
 
 @pytest.fixture
@@ -141,6 +142,25 @@ def test_newer_schemas_are_refused(dataset: Dataset) -> None:
     (dataset.path / "card.json").write_text(json.dumps(card | {"schema": 99}))
     with pytest.raises(WrongVersion, match="99"):
         Dataset.open(dataset.path)
+
+
+def test_what_schema_1_wrote_is_read_and_added_to(dataset: Dataset) -> None:
+    """It had no TF32: no row of it is."""
+    dataset.append_artifacts([artifact(A, c) for c in CONFIGS])
+    dataset.append_measurements(records(A), run=RUN)
+    for shard in dataset.path.glob("*.parquet"):
+        rewrite(shard, parquet.ParquetFile(shard).read().drop_columns(["tf32"]), schema=1)
+    card = json.loads((dataset.path / "card.json").read_text())
+    (dataset.path / "card.json").write_text(json.dumps(card | {"schema": 1}))
+    old = Dataset.open(dataset.path)
+    assert old.recorded(A) == {r.config: r.measurement for r in records(A)}
+    assert dict(old.artifacts()) == {a.key: a for a in (artifact(A, c) for c in CONFIGS)}
+    tf32 = Workload.dense(64, 4000, 1024, "float32", tf32=True)
+    old.append_measurements(records(tf32), run=RUN)
+    old.compact()
+    again = Dataset.open(dataset.path)
+    assert {w.code.kind for w in again.workloads()} == {"float16", "tf32"}
+    assert again.recorded(tf32) == {r.config: r.measurement for r in records(tf32)}
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import costmodel
-from costmodel import dispatch
+from costmodel import ahead, dispatch
 from costmodel.arguments import check_arguments, require_disjoint
 from costmodel.cache import WinnerCache
 from costmodel.config import GemmConfig
@@ -58,7 +60,21 @@ REFUSED = [
     ({"bias": half(1, 16)}, ShapeError, "bias"),
     ({"bias": half(32)[::2]}, LayoutError, "contiguous"),
     ({"a": half(4, 8, dtype=torch.bfloat16)}, UnsupportedDtype, "a is bfloat16, b is float16"),
-    ({"out": half(4, 16, dtype=torch.float32)}, UnsupportedDtype, "out is float32"),
+    ({"out": half(4, 16, dtype=torch.bfloat16)}, UnsupportedDtype, "out is bfloat16, a is float16"),
+    ({"out": half(4, 16, dtype=torch.float64)}, UnsupportedDtype, "out is float64"),
+    ({"out": half(4, 16, dtype=torch.float32)}, DeviceError, "a is on cpu"),
+    ({"out_dtype": torch.float32}, DeviceError, "a is on cpu"),
+    ({"out_dtype": torch.bfloat16}, UnsupportedDtype, "out_dtype is bfloat16, a is float16"),
+    ({"out_dtype": "float32"}, InvalidInput, "torch.dtype"),
+    ({"out_dtype": torch.float32, "out": half(4, 16)}, UnsupportedDtype, "out is float16, out_dt"),
+    ({"out_dtype": torch.float32, "bias": half(16)}, UnsupportedDtype, "bias is float16, the res"),
+    ({"bias": half(16, dtype=torch.float32)}, UnsupportedDtype, "bias is float32, the result"),
+    ({"tf32": True}, InvalidInput, "tf32=True with float16 operands"),
+    ({"tf32": "yes"}, InvalidInput, "tf32='yes'"),
+    ({"tf32": False}, DeviceError, "a is on cpu"),
+    ({"a": half(4, 8, dtype=torch.float32)}, UnsupportedDtype, "a is float32, b is float16"),
+    ({"a": A.float(), "b": B.float(), "out": half(4, 16)}, UnsupportedDtype, "out is float16"),
+    ({"a": A.float(), "b": B.float(), "tf32": True}, DeviceError, "a is on cpu"),
     ({"activation": "tanh"}, InvalidInput, "relu"),
     ({"mode": "fastest"}, InvalidInput, "exhaustive"),
     ({"a": [[1.0]]}, InvalidInput, "list"),
@@ -81,7 +97,7 @@ def test_refused_with_a_clear_error(
 
 
 @pytest.mark.parametrize(
-    "name", ["float8_e4m3fn", "float8_e5m2", "int8", "float32", "float64", "complex64", "bool"]
+    "name", ["float8_e4m3fn", "float8_e5m2", "int8", "float64", "complex64", "bool"]
 )
 def test_dtypes_without_a_kernel_are_named_at_once(name: str) -> None:
     other = torch.empty(8, 16, dtype=getattr(torch, name))
@@ -307,25 +323,126 @@ def test_whatever_else_a_choice_rests_on_is_in_the_key(monkeypatch: pytest.Monke
         replace(ask, model=RandomModel(seed=1)),
         replace(ask, workload=Workload.dense(*SIZES[0], bias=True)),
         replace(ask, workload=Workload.dense(*SIZES[0], "bfloat16")),
+        replace(ask, workload=Workload.dense(*SIZES[0], "float32")),
+        replace(ask, workload=Workload.dense(*SIZES[0], "float32", tf32=True)),
+        replace(ask, workload=Workload.dense(*SIZES[0], out_dtype="float32")),
         replace(ask, workload=Workload.dense(*SIZES[0], b_layout="col")),
     ]
-    assert all(winner_key(other, H100, (1, 2)) != key for other in others)
+    keys = [winner_key(other, H100, (1, 2)) for other in others]
+    assert all(one != other for one, other in itertools.combinations([key, *keys], 2))
     monkeypatch.setattr(torch, "__version__", "2.99")
     assert winner_key(ask, H100, (1, 2)) != key
 
 
 @pytest.mark.parametrize("kernel", ["pointer", "tma", "tma_persistent"])
 @pytest.mark.parametrize("split", [1, 4])
-def test_a_plan_fills_every_argument_that_is_not_baked(kernel: str, split: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_plan_fills_every_argument_that_is_not_baked(
+    kernel: str, split: int, dtype: torch.dtype
+) -> None:
     if kernel == "tma_persistent" and split > 1:
         pytest.skip("not in the space")
-    workload = Workload.dense(64, 128, 256)
+    workload = Workload.dense(64, 128, 256, str(dtype).removeprefix("torch."))
     config = GemmConfig(kernel, 64, 64, 64, 4, 3, split_k=split)  # type: ignore[arg-type]
-    a, b, out = half(64, 256), half(256, 128), half(64, 128)
+    a, b, out = (half(*shape, dtype=dtype) for shape in ((64, 256), (256, 128), (64, 128)))
     values = Plan.of(workload, config, 132).arguments(a, b, out)
     baked = constants(specialize(workload, config))
     names = set(kernel_function(kernel).arg_names) - set(baked)
     assert {n for n in names if values.get(n) is None} == set()
+
+
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
+    """``matmul`` without a GPU: nothing is computed; what first calls asked for, in order."""
+    asked: list[tuple[Any, ...]] = []
+
+    def prepare(*arguments: Any) -> Callable[..., None]:
+        asked.append(arguments)
+        return lambda *_: None
+
+    monkeypatch.setattr(dispatch, "_prepare", prepare)
+    monkeypatch.setattr("costmodel.arguments._check_devices", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    dispatch.forget_launches()
+    before = torch.backends.cuda.matmul.fp32_precision
+    yield asked
+    torch.backends.cuda.matmul.fp32_precision = before
+    dispatch.forget_launches()
+
+
+def test_float32_follows_the_switch_of_torch_at_every_call(prepared: list[tuple[Any, ...]]) -> None:
+    a, b = half(4, 8, dtype=torch.float32), half(8, 16, dtype=torch.float32)
+    switch: Any = torch.backends.cuda.matmul
+    for _ in range(2):  # the second time both are known
+        for setting in ("ieee", "tf32"):
+            switch.fp32_precision = setting
+            costmodel.matmul(a, b)
+    assert [arguments[5] for arguments in prepared] == [False, True]
+    for setting in ("ieee", "tf32"):
+        switch.fp32_precision = setting
+        for tf32 in (False, True):
+            costmodel.matmul(a, b, tf32=tf32)
+    assert len(prepared) == 2, "explicit or not, it is one kind of call"
+
+
+def test_16_bits_do_not_look_at_the_switch(
+    prepared: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "torch_multiplies_in_tf32", lambda: pytest.fail("looked"))
+    for _ in range(2):
+        assert costmodel.matmul(A, B).dtype == torch.float16
+    assert len(prepared) == 1
+    with pytest.raises(InvalidInput, match="tf32=True with float16 operands"):
+        costmodel.matmul(A, B, tf32=True)
+
+
+def test_the_result_may_be_asked_for_in_float32(prepared: list[tuple[Any, ...]]) -> None:
+    for _ in range(2):
+        for dtype in (torch.float16, torch.bfloat16):
+            a, b = A.to(dtype), B.to(dtype)
+            wide = costmodel.matmul(a, b, out_dtype=torch.float32)
+            assert (wide.shape, wide.dtype) == ((4, 16), torch.float32)
+            assert costmodel.matmul(a, b).dtype == dtype
+            out = half(4, 16, dtype=torch.float32)
+            assert costmodel.matmul(a, b, out=out, out_dtype=torch.float32) is out
+            assert costmodel.matmul(a, b, out=out, bias=out[0].clone()) is out
+    assert [arguments[2].dtype for arguments in prepared[:3]] == [
+        torch.float32, torch.float16, torch.float32,
+    ]  # fmt: skip
+    assert len(prepared) == 8
+
+
+def test_a_workload_is_warmed_up_as_the_call_will_be(prepared: list[tuple[Any, ...]]) -> None:
+    """The options that ``warmup`` adds give the key of a call without any."""
+    for workload, options in (
+        (Workload.dense(4, 16, 8), {}),
+        (Workload.dense(4, 16, 8, "float32", tf32=True), {"tf32": True}),
+        (Workload.dense(4, 16, 8, out_dtype="float32"), {"out_dtype": torch.float32}),
+    ):
+        dtype = getattr(torch, workload.dtype)
+        a, b = A.to(dtype), B.to(dtype)
+        costmodel.matmul(a, b, **ahead._precision(workload.code))
+        count = len(prepared)
+        costmodel.matmul(a, b, **options)  # type: ignore[arg-type]
+        assert len(prepared) == count
+
+
+@pytest.mark.parametrize("setting", ["ieee", "tf32"])
+def test_ahead_of_time_float32_follows_the_switch_too(
+    prepared: list[tuple[Any, ...]], setting: str
+) -> None:
+    torch.backends.cuda.matmul.fp32_precision = setting
+    follows = setting == "tf32"
+    assert ahead._types("float32", None, None)["tf32"] == follows
+    assert not ahead._types("float32", None, False)["tf32"]
+    assert not ahead._types("float16", None, None)["tf32"]
+    found, _ = ahead._problem((A.float(), B.float()), "float16", None, None, None)
+    assert found.code.kind == ("tf32" if follows else "float32")
+    found, _ = ahead._problem((A, B), "float16", "float32", None, None)
+    assert (found.dtype, found.code.out_dtype) == ("float16", "float32")
+    found, _ = ahead._problem((4, 16, 8), "float32", None, True, None)
+    assert found.code.tf32
 
 
 def test_a_known_call_refuses_an_out_that_shares_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ LAYERS = (
     "kernels",
     "errors", "untrusted",
     # the problem, the machine, a point in the space; what the compiler is told; what may run
-    "config", "workload", "target", "kernel_code", "specialize", "grid", "space",
+    "config", "code_class", "workload", "target", "kernel_code", "specialize", "grid", "space",
     # compiling
     "ptx_flow", "ptx", "artifact", "measurement", "candidates", "supervisor", "compiler",
     # data

@@ -22,7 +22,7 @@ from costmodel.ranking import rank
 from costmodel.space import SearchSpace
 from costmodel.specialize import artifact_key, specialize
 from costmodel.target import Target, Toolchain
-from costmodel.workload import Workload
+from costmodel.workload import Workload, kind_options
 
 H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
 SHAPES = [(64, 4096, 1024), (2048, 2048, 2048), (333, 1024, 4096)]
@@ -166,20 +166,26 @@ def test_a_path_without_a_model_is_an_error(tmp_path: Path) -> None:
         rank(EVEN, H100, tmp_path)
 
 
-@pytest.mark.parametrize("what", ["device", "dtype"])
+@pytest.mark.parametrize("what", ["device", "bfloat16", "float32", "tf32"])
 def test_a_model_that_knows_nothing_of_it_is_passed_over(
     model: XgbCostModel, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("costmodel.models.registry.shipped_models", dict)
     monkeypatch.setattr("costmodel.models.registry._warned", set())
     target = Target.named("a100-sxm", H100.toolchain) if what == "device" else H100
-    workload = Workload.dense(512, 512, 2048, "bfloat16") if what == "dtype" else EVEN
+    workload = EVEN if what == "device" else Workload.dense(512, 512, 2048, **kind_options(what))
     with pytest.warns(RuntimeWarning, match="rules of thumb"):
         found = rank(workload, target, model, 8)
     assert found.model == "heuristic"
     assert "made-up was trained on" in found.reservation
+    assert what == "device" or f"not on {what}" in found.reservation
     assert found.configs[0] == rank(workload, target, RuleHeuristic(), 1).configs[0]
     assert found.predicted_us(0) is None
+
+
+def test_a_float32_result_counts_as_the_type_that_is_multiplied(model: XgbCostModel) -> None:
+    wide = Workload.dense(512, 512, 2048, out_dtype="float32")
+    assert rank(wide, H100, model, 8).model == "made-up"
 
 
 def test_to_dict_is_json(model: XgbCostModel) -> None:

@@ -57,6 +57,11 @@ def test_the_ground_is_covered() -> None:
     assert len({w.code.key() for w in MANY}) >= 8
 
 
+def test_float32_is_drawn_in_ieee_and_in_tf32() -> None:
+    kinds = {w.code.kind for w in training_workloads(40, H100, ("float32", "tf32"))}
+    assert kinds == {"float32", "tf32"}
+
+
 def test_nothing_that_the_device_cannot_hold() -> None:
     small = replace(H100, device=replace(H100.device, memory_bytes=2**30))
     found = training_workloads(100, small)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
+from code_classes import code_classes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,11 +21,12 @@ from costmodel.space import (
     launch_blocks,
     legality,
     shared_bytes_at_least,
+    uses_wgmma,
     workspace_bytes,
 )
 from costmodel.specialize import specialize
 from costmodel.target import DEVICES, Target, Toolchain
-from costmodel.workload import ACTIVATIONS, DTYPES, CodeClass, Layout, Workload
+from costmodel.workload import KINDS, Workload, kind_options
 
 TOOLS = Toolchain("3.6.0", "12.8")
 TARGETS = {name: Target.named(name, TOOLS) for name in DEVICES}
@@ -33,20 +35,7 @@ LARGE = Workload.dense(4096, 4096, 4096)
 
 targets = st.sampled_from(list(TARGETS.values()))
 sizes = st.one_of(st.integers(1, 300), st.integers(1, 200_000), st.sampled_from([1, 2**31 - 1]))
-classes = st.builds(
-    CodeClass,
-    dtype=st.sampled_from(list(DTYPES)),
-    out_dtype=st.sampled_from(list(DTYPES)),
-    a_layout=st.sampled_from(get_args(Layout)),
-    b_layout=st.sampled_from(get_args(Layout)),
-    c_layout=st.sampled_from(get_args(Layout)),
-    a_align=st.sampled_from([2, 4, 8, 16]),
-    b_align=st.sampled_from([2, 4, 8, 16]),
-    c_align=st.sampled_from([2, 4, 8, 16]),
-    wide=st.booleans(),
-    bias=st.booleans(),
-    activation=st.sampled_from(ACTIVATIONS),
-)
+classes = code_classes()
 # An output of over 2 TiB fits no GPU, and no grid of programs.
 workloads = st.builds(Workload, sizes, sizes, sizes, classes).filter(lambda w: w.m * w.n <= 2**40)
 
@@ -152,9 +141,9 @@ def test_a_large_product_has_1500_configurations() -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", KINDS)
 def test_every_target_has_a_space(name: str, dtype: str) -> None:
-    space = SearchSpace.of(Workload.dense(4096, 4096, 4096, dtype), TARGETS[name])
+    space = SearchSpace.of(Workload.dense(4096, 4096, 4096, **kind_options(dtype)), TARGETS[name])
     kernels = {c.kernel for c in space.configs}
     assert len(space) >= 500
     assert ("tma" in kernels) == (space.target.device.arch >= 90)
@@ -264,6 +253,51 @@ def test_what_is_known_of_the_shared_memory_of_warp_groups_is_exact() -> None:
         assert (artifact.error, artifact.spill_bytes) == ("", 0)
         least = shared_bytes_at_least(specs[artifact.spec], artifact.spec.code, 90)
         assert 0 <= artifact.shared_bytes - least <= 256
+
+
+@pytest.mark.compile
+@pytest.mark.timeout(600)
+def test_what_is_legal_for_float32_compiles_and_takes_the_memory_that_is_said() -> None:
+    """Of each kernel and layout, in IEEE and in TF32; with 16-bit operands of a float32 C too."""
+    configs = [
+        GemmConfig("pointer", 64, 32, 16, 4, 3),
+        GemmConfig("tma", 64, 64, 32, 4, 3),
+        GemmConfig("tma", 16, 32, 64, 4, 4, split_k=2),
+        GemmConfig("tma_persistent", 64, 64, 32, 4, 4, halves=True, flatten=True),
+    ]
+    by_spec: dict[Any, GemmConfig] = {}
+    for layouts in ({}, {"a_layout": "col"}, {"b_layout": "col"}):
+        for types in ({"dtype": "float32"}, {"dtype": "float32", "tf32": True},
+                      {"out_dtype": "float32"}):  # fmt: skip
+            workload = Workload.dense(1024, 1024, 1024, **types, **layouts)
+            for config in configs:
+                assert not legality(config, workload, H100.device)
+                by_spec[specialize(workload, config)] = config
+    for artifact in compile_many(by_spec, Target.named("h100-sxm"), n_jobs=2):
+        config, code = by_spec[artifact.spec], artifact.spec.code
+        assert not artifact.error, (str(config), code.key())
+        assert artifact.shared_bytes >= shared_bytes_at_least(config, code, 90)
+        wgmma = artifact.ptx["loop_wgmma"] > 0
+        assert wgmma == uses_wgmma(config, code, 90), (str(config), code.key())
+        assert (artifact.ptx["all_mma_flops"] > 0) == (code.kind != "float32")
+
+
+def test_warp_groups_multiply_16_bits_only_and_store_float32_too() -> None:
+    wide = Workload.dense(4096, 4096, 4096, out_dtype="float32")
+    assert not legality(replace(GROUPS, num_stages=2), wide, H100.device)
+    for tf32 in (False, True):
+        workload = Workload.dense(4096, 4096, 4096, "float32", tf32=tf32)
+        assert "float32 operands" in legality(GROUPS, workload, H100.device)
+
+
+def test_float32_takes_twice_the_memory() -> None:
+    for tf32 in (False, True):
+        workload = Workload.dense(4096, 4096, 4096, "float32", tf32=tf32)
+        config = GemmConfig("tma", 128, 128, 64, 8, 3)
+        stages = 3 if tf32 else 2  # FMA loads a stage to registers first, as mma.sync does
+        assert shared_bytes_at_least(config, workload.code, 90) == stages * 4 * 2 * 128 * 64
+        assert not legality(config, workload, H100.device)
+        assert legality(replace(config, num_stages=6), workload, H100.device).startswith("shared")
 
 
 def test_a_spill_is_no_reason() -> None:

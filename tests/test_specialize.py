@@ -67,13 +67,15 @@ def test_a_tail_of_k_matters_to_the_pointer_kernel_only() -> None:
 
 def test_everything_in_the_class_of_code_matters() -> None:
     changes = (
-        {"dtype": "bfloat16"}, {"out_dtype": "bfloat16"}, {"a_layout": "col"}, {"b_layout": "col"},
-        {"c_layout": "strided"}, {"a_align": 8}, {"b_align": 4}, {"c_align": 2}, {"wide": True},
-        {"bias": True}, {"activation": "relu"},
+        {"dtype": "bfloat16"}, {"out_dtype": "float16"}, {"dtype": "float32"},
+        {"dtype": "float32", "tf32": True},
+        {"a_layout": "col"}, {"b_layout": "col"}, {"c_layout": "strided"}, {"a_align": 8},
+        {"b_align": 4}, {"c_align": 4}, {"wide": True}, {"bias": True}, {"activation": "relu"},
     )  # fmt: skip
-    assert len(changes) == len(CodeClass.__dataclass_fields__)
+    assert {name for change in changes for name in change} == {*CodeClass.__dataclass_fields__}
     config = GemmConfig("pointer", 64, 64, 64)
-    codes = [LARGE.code, *(replace(LARGE.code, **c) for c in changes)]
+    base = replace(LARGE.code, out_dtype="float32")
+    codes = [base, *(replace(base, **c) for c in changes)]
     keys = {artifact_key(specialize(replace(LARGE, code=c), config), H100) for c in codes}
     assert len(keys) == len(changes) + 1
 
@@ -130,7 +132,8 @@ EDITS = {
                                 "tl.static_assert((BLOCK_M >= 16) and (BLOCK_N >= 0x10)", ""),
     "a function of another file": ("check.py", "atol + rtol", "rtol + atol", ""),
     "an operator": ("pointer.py", "first_step + per_split", "first_step - per_split", "pointer"),
-    "a callee": ("tma.py", "acc = tl.dot(a, b, acc)", "acc += tl.dot(a, b)", "tma tma_persistent"),
+    "a callee": ("tma.py", "acc = tl.dot(a, b, acc, ", "acc += tl.dot(a, b, None, ",
+                 "tma tma_persistent"),
     "a callee of another file": ("epilogue.py", SPLIT_LOOP, 
                                  SPLIT_LOOP.replace("SPLIT_K", "SPLIT_K + 0"), "pointer tma"),
     "a callee of a callee": ("epilogue.py", "x < 0", "x <= 0",

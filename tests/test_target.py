@@ -56,6 +56,17 @@ def test_roofline_is_the_slower_of_arithmetic_and_traffic() -> None:
     assert device.roofline_us(0, 0) > 0
 
 
+def test_each_kind_of_operand_has_its_rate() -> None:
+    """Of an H100 and an A100, by NVIDIA's data sheets."""
+    h100, a100 = DEVICES["h100-sxm"], DEVICES["a100-sxm"]
+    assert h100.tflops_of("float16") == h100.tflops_of("bfloat16") == 989
+    assert h100.tflops_of("tf32") == pytest.approx(494.5)
+    assert h100.tflops_of("float32") == pytest.approx(67, rel=0.01)
+    assert a100.tflops_of("float32") == pytest.approx(19.5, rel=0.01)
+    assert h100.roofline_us(67 * 10**6, 0, "float32") == pytest.approx(1.0, rel=0.01)
+    assert h100.roofline_us(0, 3350 * 10**3, "float32") == pytest.approx(1.0)
+
+
 def test_the_toolchain_is_the_installed_one() -> None:
     import triton
 

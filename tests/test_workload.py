@@ -8,29 +8,24 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from code_classes import TYPES, code_classes
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from costmodel.errors import CostModelError, InvalidInput, LayoutError, ShapeError, UnsupportedDtype
-from costmodel.workload import ACTIVATIONS, DTYPES, CodeClass, Layout, Workload, alignment_class
+from costmodel.workload import (
+    ACTIVATIONS,
+    DTYPES,
+    KINDS,
+    CodeClass,
+    Layout,
+    Workload,
+    alignment_class,
+    kind_options,
+)
 
 sizes = st.integers(0, 2**31 - 1)
-layouts = st.sampled_from(get_args(Layout))
-alignments = st.sampled_from([2, 4, 8, 16])
-classes = st.builds(
-    CodeClass,
-    dtype=st.sampled_from(list(DTYPES)),
-    out_dtype=st.sampled_from(list(DTYPES)),
-    a_layout=layouts,
-    b_layout=layouts,
-    c_layout=layouts,
-    a_align=alignments,
-    b_align=alignments,
-    c_align=alignments,
-    wide=st.booleans(),
-    bias=st.booleans(),
-    activation=st.sampled_from(ACTIVATIONS),
-)
+classes = code_classes()
 workloads = st.builds(Workload, sizes, sizes, sizes, classes)
 
 
@@ -66,27 +61,32 @@ def test_a_class_of_code_tells_the_truth_about_its_tensors(code: CodeClass, data
 
 @given(
     st.tuples(*[st.integers(1, 70)] * 3),
-    st.sampled_from(["float16", "bfloat16"]),
+    st.sampled_from(TYPES),
     st.tuples(*[st.sampled_from(["row", "col"])] * 3),
 )
 def test_dense_is_what_fresh_tensors_are(
-    shape: tuple[int, int, int], dtype: str, layouts: tuple[Layout, Layout, Layout]
+    shape: tuple[int, int, int],
+    types: tuple[str, str, bool],
+    layouts: tuple[Layout, Layout, Layout],
 ) -> None:
-    m, n, k = shape
+    (m, n, k), (dtype, out_dtype, tf32) = shape, types
     # One row or one column is row- and column-major at once: which it is called is free.
     assume("col" not in layouts or min(shape) > 1)
 
-    def fresh(rows: int, cols: int, layout: Layout) -> torch.Tensor:
-        kind = getattr(torch, dtype)
+    def fresh(rows: int, cols: int, layout: Layout, name: str) -> torch.Tensor:
+        kind = getattr(torch, name)
         if layout == "row":
             return torch.empty(rows, cols, dtype=kind)
         return torch.empty(cols, rows, dtype=kind).T
 
-    a, b, out = fresh(m, k, layouts[0]), fresh(k, n, layouts[1]), fresh(m, n, layouts[2])
+    a, b = fresh(m, k, layouts[0], dtype), fresh(k, n, layouts[1], dtype)
+    out = fresh(m, n, layouts[2], out_dtype)
+    a_layout, b_layout, c_layout = layouts
     dense = Workload.dense(
-        m, n, k, dtype, a_layout=layouts[0], b_layout=layouts[1], c_layout=layouts[2]
-    )
-    assert Workload.from_tensors(a, b, out) == dense
+        m, n, k, dtype, out_dtype=out_dtype, tf32=tf32, a_layout=a_layout, b_layout=b_layout,
+        c_layout=c_layout,
+    )  # fmt: skip
+    assert Workload.from_tensors(a, b, out, tf32=tf32) == dense
 
 
 @pytest.mark.parametrize(
@@ -113,6 +113,27 @@ def test_layouts_of_views(
     assert (code.a_layout, code.a_align) == (layout, align)
 
 
+@pytest.mark.parametrize(
+    ("shape", "strides", "layout", "align"),
+    [
+        ((5, 64), (64, 2), "strided", 4),
+        ((4, 8), (8, 1), "row", 16),
+        ((4, 6), (6, 1), "row", 8),
+        ((4, 5), (8, 1), "row", 4),
+        ((5, 4), (1, 5), "col", 4),
+    ],
+)
+def test_elements_of_four_bytes_are_aligned_to_them(
+    shape: tuple[int, int], strides: tuple[int, int], layout: Layout, align: int
+) -> None:
+    a = torch.empty(10_000).as_strided(shape, strides)
+    code = Workload.from_tensors(a, torch.empty(shape[1], 8), torch.empty(shape[0], 8)).code
+    assert (code.a_layout, code.a_align) == (layout, align)
+    shifted = torch.frombuffer(bytearray(66), dtype=torch.float32, count=16, offset=2)
+    code = Workload.from_tensors(shifted.view(4, 4), torch.empty(4, 8), torch.empty(4, 8)).code
+    assert code.a_align == 4, "which is as far as torch itself goes"
+
+
 def test_offsets_past_31_bits_are_wide() -> None:
     meta = torch.empty(2**31, 1, dtype=torch.float16, device="meta")
     for rows, stride, wide in ((64, 2**26, True), (32, 2**26, False), (33, 2**26, True)):
@@ -136,6 +157,8 @@ def test_round_trip_through_json(workload: Workload) -> None:
 def test_keys_are_equal_only_for_equal_workloads(
     one: Workload, other: Workload, taken_over: set[str]
 ) -> None:
+    if taken_over & (coupled := {"dtype", "out_dtype", "tf32", "a_align", "b_align", "c_align"}):
+        taken_over = taken_over | coupled  # which of these go together is not free
     changes = {name: other.to_dict()[name] for name in taken_over}
     near = Workload.from_dict(one.to_dict() | changes)
     assert (one.key() == near.key()) == (one == near)
@@ -144,10 +167,11 @@ def test_keys_are_equal_only_for_equal_workloads(
 def test_every_class_of_code_has_its_own_key() -> None:
     aligns = (16, 8, 4, 2)
     few = [
-        CodeClass(dtype, out, *lay, *al, wide, bias, act)  # type: ignore[call-arg]
-        for dtype, out in itertools.product(DTYPES, DTYPES)
+        CodeClass(dtype, out, *lay, *al, wide, bias, act, tf32)
+        for dtype, out, tf32 in TYPES
         for lay in itertools.product(get_args(Layout), repeat=3)
         for al in itertools.product(aligns, aligns[:2], aligns[2:])
+        if min(al[:2]) >= DTYPES[dtype] and al[2] >= DTYPES[out]
         for wide, bias in itertools.product((False, True), repeat=2)
         for act in ACTIVATIONS
     ]
@@ -166,7 +190,7 @@ def test_sizes_are_checked(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize(
     "dtype",
-    ["float64", "float32", "int8", "complex64", "float8_e4m3fn", "float8_e5m2", "", "half",
+    ["float64", "tf32", "int8", "complex64", "float8_e4m3fn", "float8_e5m2", "", "half",
      "__import__('os').system('true')"],
 )  # fmt: skip
 def test_dtypes_without_a_kernel(dtype: str) -> None:
@@ -177,10 +201,35 @@ def test_dtypes_without_a_kernel(dtype: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("dtype", "out_dtype"),
+    [
+        ("float16", "bfloat16"), ("bfloat16", "float16"), ("float32", "float16"),
+        ("float32", "bfloat16"),
+    ],
+)  # fmt: skip
+def test_types_that_do_not_go_together(dtype: str, out_dtype: str) -> None:
+    for make in (CodeClass, lambda **types: Workload.dense(1, 1, 1, **types)):
+        with pytest.raises(UnsupportedDtype, match=f"'{out_dtype}' of {dtype} operands.*float32"):
+            make(dtype=dtype, out_dtype=out_dtype)
+
+
+def test_what_is_multiplied_has_a_name() -> None:
+    for kind in KINDS:
+        code = Workload.dense(8, 8, 8, **kind_options(kind)).code
+        assert code.kind == kind
+        assert code.tf32 == (kind == "tf32") == code.key().endswith("-tf32")
+        assert code.itemsize == code.out_itemsize == DTYPES[code.dtype]
+    assert Workload.dense(8, 8, 8, out_dtype="float32").code.kind == "float16"
+
+
+@pytest.mark.parametrize(
     "change",
     [
         {"a_layout": "diagonal"}, {"b_align": 3}, {"c_align": 32}, {"activation": "tanh"},
-        {"activation": "__import__('os')"},
+        {"activation": "__import__('os')"}, {"tf32": True}, {"tf32": 1},
+        {"tf32": True, "dtype": "bfloat16", "out_dtype": "bfloat16"},
+        {"c_align": 2, "out_dtype": "float32"},
+        {"a_align": 2, "dtype": "float32", "out_dtype": "float32"},
     ],
 )  # fmt: skip
 def test_code_classes_are_checked(change: dict[str, Any]) -> None:
@@ -228,6 +277,9 @@ def test_work_and_traffic() -> None:
     w = Workload.dense(2, 3, 5, bias=True)
     assert w.flops() == 60
     assert w.bytes() == 2 * (2 * 5 + 5 * 3 + 2 * 3 + 3)
+    assert Workload.dense(2, 3, 5, "float32", bias=True).bytes() == 2 * w.bytes()
+    wide = Workload.dense(2, 3, 5, bias=True, out_dtype="float32")
+    assert wide.bytes() == w.bytes() + 2 * (2 * 3 + 3)
     assert w.nk == (3, 5)
     assert str(w) == w.key() == "2x3x5-float16-rrr-2.2.2-bias"
 

@@ -30,6 +30,8 @@ def compile_space(
     n: N,
     k: K,
     dtype: output.Dtype = "float16",
+    out_dtype: output.OutDtype = None,
+    tf32: output.Tf32 = False,
     a_layout: output.ALayout = "row",
     b_layout: output.BLayout = "row",
     target: output.TargetName = None,
@@ -45,7 +47,7 @@ def compile_space(
     from costmodel.space import SearchSpace
     from costmodel.specialize import specialize
 
-    workload = output.workload_of(m, n, k, dtype, a_layout, b_layout)
+    workload = output.workload_of(m, n, k, dtype, a_layout, b_layout, out_dtype, tf32)
     found = output.find_target(target)
     space = SearchSpace.of(workload, found)
     by_spec = {specialize(workload, config): config for config in reversed(space.configs)}
@@ -80,7 +82,9 @@ def collect(
     shapes: Annotated[
         Path | None, typer.Option(help="Instead of drawing: a CSV with columns name,m,n,k.")
     ] = None,
-    dtypes: Annotated[str, typer.Option(help="Element types, separated by commas.")] = "float16",
+    dtypes: Annotated[
+        str, typer.Option(help="float16, bfloat16, float32 or tf32, separated by commas.")
+    ] = "float16",
     configs: Annotated[int, typer.Option(min=1, help="Configurations of each workload.")] = 200,
     seed: Annotated[int, typer.Option(help="Of the draws: the same one resumes.")] = 0,
     sampler: Annotated[
@@ -136,13 +140,14 @@ def _workloads(
     shapes: Path | None, count: int, target: Target, dtypes: Sequence[str], seed: int
 ) -> list[Workload]:
     from costmodel.sampling import training_workloads
-    from costmodel.workload import Workload
+    from costmodel.workload import Workload, kind_options
 
     if shapes is None:
-        for dtype in dtypes:
-            Workload.dense(1, 1, 1, dtype)  # a wrong name is an error before anything is drawn
+        for dtype in dtypes:  # a wrong name is an error before anything is drawn
+            Workload.dense(1, 1, 1, **kind_options(dtype))
         return training_workloads(count, target, dtypes, seed)
-    return [Workload.dense(*size, dtype) for dtype in dtypes for size in read_shapes(shapes)]
+    sizes = read_shapes(shapes)
+    return [Workload.dense(*size, **kind_options(dtype)) for dtype in dtypes for size in sizes]
 
 
 def read_shapes(path: Path) -> list[tuple[int, int, int]]:

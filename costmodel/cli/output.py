@@ -15,14 +15,18 @@ if TYPE_CHECKING:
     from costmodel.workload import Workload
 
 __all__ = [
-    "DEFAULT_TARGET", "ALayout", "AsJson", "BLayout", "Dtype", "K", "M", "N", "TargetName",
-    "find_target", "note", "print_json", "print_table", "workload_of",
+    "DEFAULT_TARGET", "ALayout", "AsJson", "BLayout", "Dtype", "K", "M", "N", "OutDtype",
+    "TargetName", "Tf32", "find_target", "note", "print_json", "print_table", "workload_of",
 ]  # fmt: skip
 
 M = Annotated[int, typer.Argument(help="Rows of A and C.", metavar="M")]
 N = Annotated[int, typer.Argument(help="Columns of B and C.", metavar="N")]
 K = Annotated[int, typer.Argument(help="Columns of A, rows of B.", metavar="K")]
-Dtype = Annotated[str, typer.Option(help="Element type: float16 or bfloat16.")]
+Dtype = Annotated[str, typer.Option(help="Element type: float16, bfloat16 or float32.")]
+OutDtype = Annotated[
+    str | None, typer.Option(help="Element type of C: that of A and B, or float32.")
+]
+Tf32 = Annotated[bool, typer.Option("--tf32", help="Multiply float32 as TF32 on tensor cores.")]
 ALayout = Annotated[str, typer.Option(help="Contiguous dimension of A: row or col.")]
 BLayout = Annotated[str, typer.Option(help="Contiguous dimension of B: row or col.")]
 TargetName = Annotated[
@@ -35,12 +39,22 @@ DEFAULT_TARGET = "h100-sxm"
 _PIPE_WIDTH = 160
 
 
-def workload_of(m: int, n: int, k: int, dtype: str, a_layout: str, b_layout: str) -> Workload:
+def workload_of(
+    m: int,
+    n: int,
+    k: int,
+    dtype: str,
+    a_layout: str,
+    b_layout: str,
+    out_dtype: str | None = None,
+    tf32: bool = False,
+) -> Workload:
     """The workload that the common arguments name."""
     from costmodel.workload import Workload
 
     # Layouts are checked where they are used; a wrong one is InvalidInput there.
-    return Workload.dense(m, n, k, dtype, a_layout=a_layout, b_layout=b_layout)  # type: ignore[arg-type]
+    layouts: dict[str, Any] = {"a_layout": a_layout, "b_layout": b_layout}
+    return Workload.dense(m, n, k, dtype, **layouts, out_dtype=out_dtype, tf32=tf32)
 
 
 def find_target(name: str | None) -> Target:

@@ -28,6 +28,8 @@ def rank(
     n: N,
     k: K,
     dtype: output.Dtype = "float16",
+    out_dtype: output.OutDtype = None,
+    tf32: output.Tf32 = False,
     a_layout: output.ALayout = "row",
     b_layout: output.BLayout = "row",
     target: output.TargetName = None,
@@ -38,7 +40,7 @@ def rank(
     """Rank the configurations of a product, the fastest first; needs no GPU, compiles nothing."""
     from costmodel.ranking import rank as rank_space
 
-    workload = output.workload_of(m, n, k, dtype, a_layout, b_layout)
+    workload = output.workload_of(m, n, k, dtype, a_layout, b_layout, out_dtype, tf32)
     ranking = rank_space(workload, output.find_target(target), model, top)
     if as_json:
         output.print_json(ranking.to_dict())
@@ -57,6 +59,8 @@ def tune(
     n: N,
     k: K,
     dtype: output.Dtype = "float16",
+    out_dtype: output.OutDtype = None,
+    tf32: output.Tf32 = False,
     a_layout: output.ALayout = "row",
     b_layout: output.BLayout = "row",
     replay: Annotated[
@@ -72,7 +76,7 @@ def tune(
     """Rank, time the best few, keep the winner; without a GPU from recorded timings."""
     import costmodel
 
-    workload = output.workload_of(m, n, k, dtype, a_layout, b_layout)
+    workload = output.workload_of(m, n, k, dtype, a_layout, b_layout, out_dtype, tf32)
     if replay or data is not None or not _has_gpu():
         result = _replay(workload, data, target, model, top, mode)
     else:
@@ -136,6 +140,8 @@ def explain(
     k: K,
     place: Annotated[int, typer.Argument(min=1, help="As `costmodel rank` numbers them.")] = 1,
     dtype: output.Dtype = "float16",
+    out_dtype: output.OutDtype = None,
+    tf32: output.Tf32 = False,
     a_layout: output.ALayout = "row",
     b_layout: output.BLayout = "row",
     target: output.TargetName = None,
@@ -146,12 +152,14 @@ def explain(
     from costmodel.errors import InvalidInput
     from costmodel.ranking import rank as rank_space
 
-    workload = output.workload_of(m, n, k, dtype, a_layout, b_layout)
+    workload = output.workload_of(m, n, k, dtype, a_layout, b_layout, out_dtype, tf32)
     ranking = rank_space(workload, output.find_target(target), model)
     if place > len(ranking):
         raise InvalidInput(f"place {place}: the space has {len(ranking)} distinct configurations")
     best, chosen = (_facts(ranking, row) for row in (0, place - 1))
-    roofline_us = ranking.target.device.roofline_us(workload.flops(), workload.bytes())
+    roofline_us = ranking.target.device.roofline_us(
+        workload.flops(), workload.bytes(), workload.code.kind
+    )
     if as_json:
         head = ranking.to_dict()
         del head["ranked"]

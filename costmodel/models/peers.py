@@ -74,8 +74,13 @@ class NvMatmulHeuristics:
         """Its proposals for a workload, best first, in the words of :class:`GemmConfig`.
 
         Raises:
-            NoModel: the package is not installed, or does not know the device.
+            NoModel: the package is not installed, or does not know the device or the types.
         """
+        if workload.dtype not in _PRECISIONS:
+            raise NoModel(
+                f"nvMatmulHeuristics is not asked about {workload.dtype} here: expected one of "
+                f"{', '.join(_PRECISIONS)}"
+            )
         if min(workload.m, workload.n, workload.k) == 0:
             return []
         nv, interface = _interface(target.device.name)

@@ -4,6 +4,10 @@ Small products (every side ≤ 512) want small tiles: 32 to 64 a side, steps of 
 four warps, one or two stages. Large ones want 128 to 256 a side, steps of 32 to 64, eight warps,
 four or five stages. A tile is never wider than the product, and where too few tiles are left to
 fill the GPU, K is split.
+
+These are for 16 bits. TF32 takes half the step along K, which is as many bytes. IEEE float32 has no
+tensor cores: tiles of at most 64 a side, since accumulators and fragments fill the registers, and
+the compiler writes every multiplication of a step down.
 """
 
 from __future__ import annotations
@@ -37,8 +41,14 @@ class Wanted(NamedTuple):
 
 
 def wanted(workload: Workload, target: Target) -> Wanted:
-    """The rules: a pure function of the sizes and of the number of multiprocessors."""
-    return _small(workload) if workload.is_small() else _large(workload, target.device.sm_count)
+    """The rules: a pure function of sizes, element types and the number of multiprocessors."""
+    sm_count = target.device.sm_count
+    if workload.code.kind == "float32":
+        return _without_tensor_cores(workload, sm_count)
+    want = _small(workload) if workload.is_small() else _large(workload, sm_count)
+    if workload.code.kind == "tf32":
+        return want._replace(block_k=max(want.block_k // 2, 16))
+    return want
 
 
 def heuristic_order(
@@ -104,12 +114,26 @@ def _large(w: Workload, sm_count: int) -> Wanted:
     # Fewer tiles than multiprocessors: smaller ones, as long as they are worth loading.
     while _tiles(w, block_m, block_n) < sm_count and block_n > (32 if block_m <= 64 else 128):
         block_n //= 2
-    idle = sm_count // max(_tiles(w, block_m, block_n), 1)
-    steps = max(w.k // 64, 1)
-    split = 1 << (max(min(idle, steps // 8, 16), 1).bit_length() - 1)
+    split = _split(w, _tiles(w, block_m, block_n), sm_count)
     area = block_m * block_n
     block_k = _fit(64 if area > 2048 else 128, w.k)
     return Wanted(block_m, block_n, block_k, 8 if area > 16384 else 4, 4, split, 8, tma=True)
+
+
+def _without_tensor_cores(w: Workload, sm_count: int) -> Wanted:
+    block_m, block_n = _fit(64, w.m), _fit(64, w.n, least=32)
+    if _tiles(w, block_m, block_n) < sm_count:
+        block_m = min(block_m, 32)
+    split = _split(w, _tiles(w, block_m, block_n), sm_count)
+    block_k = _fit(64 if split > 1 else 32, w.k)  # a split waits less often with longer steps
+    return Wanted(block_m, block_n, block_k, 4, 3, split, 8, tma=False)
+
+
+def _split(w: Workload, tiles: int, sm_count: int) -> int:
+    """Splits of K, a power of two, that occupy idle multiprocessors with 8 steps or more each."""
+    idle = sm_count // max(tiles, 1)
+    steps = max(w.k // 64, 1)
+    return 1 << (max(min(idle, steps // 8, 16), 1).bit_length() - 1)
 
 
 def _tiles(w: Workload, block_m: int, block_n: int) -> int:

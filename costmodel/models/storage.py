@@ -26,7 +26,7 @@ from costmodel.ptx import PTX_SCHEMA
 from costmodel.shards import Identity, read_shards, replace_file, write_json, write_shard
 from costmodel.target import Target
 from costmodel.untrusted import file_errors, parse_json, read_small_file, take
-from costmodel.workload import DTYPES
+from costmodel.workload import KINDS
 
 __all__ = ["CARD", "FORMAT", "load", "load_artifacts", "read_card", "save"]
 
@@ -160,8 +160,8 @@ def read_card(path: Path) -> dict[str, Any]:
         card["params"] = _params(card["params"])
         for name, kind in _TYPES.items():
             take(card, name, kind)
-        if not set(card["dtypes"]) <= set(DTYPES):
-            raise InvalidInput(f"dtypes={card['dtypes']!r:.80}: expected some of {list(DTYPES)}")
+        if not set(card["dtypes"]) <= set(KINDS):
+            raise InvalidInput(f"dtypes={card['dtypes']!r:.80}: expected some of {list(KINDS)}")
         card["dtypes"] = tuple(card["dtypes"])
     except (KeyError, TypeError, InvalidInput) as error:
         raise CorruptFile(f"{file}: {type(error).__name__}: {error}") from None

@@ -101,7 +101,9 @@ class TrainingTable:
     def roofline_us(self) -> NDArray[np.float64]:
         """The roofline of each row's workload, float64 [n]."""
         device = self.target.device
-        each = np.array([device.roofline_us(w.flops(), w.bytes()) for w in self.workloads])
+        each = np.array(
+            [device.roofline_us(w.flops(), w.bytes(), w.code.kind) for w in self.workloads]
+        )
         return each[self.workload_index] if len(each) else np.empty(0)
 
     def groups(self) -> NDArray[np.intp]:

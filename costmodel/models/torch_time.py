@@ -21,6 +21,7 @@ _LAUNCH_US = 2.0  # the least that any launch takes
 _TILES = ((64, 64), (128, 128), (128, 256), (256, 128))  # such as cuBLAS has
 TORCH_FEATURES = (
     "log2_m", "log2_n", "log2_k", "log2_a_align", "log2_b_align", "log2_c_align", "is_float16",
+    "item_bytes", "out_bytes", "tf32",
     "a_is_col", "b_is_col", "log_compute", "log_memory",
     *(f"{name}_{m}x{n}" for m, n in _TILES for name in ("log2_tiles", "tail", "log_wave_time")),
 )  # fmt: skip
@@ -76,20 +77,24 @@ class TorchTime:
 
 
 def _floor_us(workload: Workload, target: Target) -> float:
-    return target.device.roofline_us(workload.flops(), workload.bytes()) + _LAUNCH_US
+    return (
+        target.device.roofline_us(workload.flops(), workload.bytes(), workload.code.kind)
+        + _LAUNCH_US
+    )
 
 
 def _features(workload: Workload, target: Target) -> list[float]:
     w, code, device = workload, workload.code, target.device
     row = [
         log2(w.m), log2(w.n), log2(w.k), log2(code.a_align), log2(code.b_align),
-        log2(code.c_align), float(code.dtype == "float16"), float(code.a_layout == "col"),
+        log2(code.c_align), float(code.dtype == "float16"),
+        code.itemsize, code.out_itemsize, float(code.tf32), float(code.a_layout == "col"),
         float(code.b_layout == "col"),
-        log(device.roofline_us(w.flops(), 0)), log(device.roofline_us(0, w.bytes())),
+        log(device.roofline_us(w.flops(), 0, code.kind)), log(device.roofline_us(0, w.bytes())),
     ]  # fmt: skip
     for m, n in _TILES:
         tiles = ceil(w.m / m) * ceil(w.n / n)
         waves = tiles / device.sm_count
-        wave_us = m * n * w.k * 2 * device.sm_count / device.tflops / 1e6
+        wave_us = m * n * w.k * 2 * device.sm_count / device.tflops_of(code.kind) / 1e6
         row += [log2(tiles), ceil(waves) / waves, log(ceil(waves) * wave_us + 1)]
     return row

@@ -76,7 +76,7 @@ class XgbCostModel:
     predict the same quantity, so that a batch may hold both.
 
     Attributes:
-        target_, dtypes_: what it was trained on.
+        target_, dtypes_: what it was trained on; of types the kinds, see ``workload.KINDS``.
         card_: rows, workloads, dropped failures, hash of the data and date of the training.
         torch_time_: predicts ``torch.matmul``, for choosing it where nothing is timed.
     """
@@ -132,7 +132,7 @@ class XgbCostModel:
             self.torch_time_.fit(table.workloads, table.torch_us.tolist(), table.target)
         used = np.unique(table.workload_index[ok])
         self.target_, self._artifacts, self._directory = table.target, table.artifacts, None
-        self.dtypes_ = tuple(sorted({table.workloads[w].dtype for w in used}))
+        self.dtypes_ = tuple(sorted({table.workloads[w].code.kind for w in used}))
         self.card_ = {
             "rows": int(ok.sum()),
             "workloads": len(used),
@@ -167,7 +167,7 @@ class XgbCostModel:
             matrix = design_matrix(workload, part, target, ptx=ptx)
             learned = self._heads[ptx].inplace_predict(matrix)
             log_multiple[rows] = learned + np.log(matrix[:, _ESTIMATE])
-        roofline = target.device.roofline_us(workload.flops(), workload.bytes())
+        roofline = target.device.roofline_us(workload.flops(), workload.bytes(), workload.code.kind)
         return np.exp(log_multiple) * roofline
 
     def predict_torch(self, workload: Workload, target: Target) -> float:
@@ -197,8 +197,8 @@ class XgbCostModel:
         device = self.target_.device
         if target.device.name != device.name:
             return f"{self.name} was trained on {device.name}, not on {target.device.name}"
-        if workload is not None and workload.dtype not in self.dtypes_:
-            return f"{self.name} was trained on {', '.join(self.dtypes_)}, not on {workload.dtype}"
+        if workload is not None and (kind := workload.code.kind) not in self.dtypes_:
+            return f"{self.name} was trained on {', '.join(self.dtypes_)}, not on {kind}"
         return ""
 
     def with_threads(self, nthread: int) -> XgbCostModel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from costmodel.errors import InvalidInput
-from costmodel.workload import DTYPES, Layout, Workload
+from costmodel.workload import Layout, Workload
 
 if TYPE_CHECKING:
     import torch
@@ -44,11 +44,11 @@ class OperandPool:
         extents = (
             _Extent(w.m, w.k, code.a_layout, code.a_align, code.itemsize),
             _Extent(w.k, w.n, code.b_layout, code.b_align, code.itemsize),
-            _Extent(w.m, w.n, code.c_layout, code.c_align, DTYPES[code.out_dtype]),
-            _Extent(bias_rows, w.n, "row", 2, DTYPES[code.out_dtype]),
+            _Extent(w.m, w.n, code.c_layout, code.c_align, code.out_itemsize),
+            _Extent(bias_rows, w.n, "row", code.out_itemsize, code.out_itemsize),
         )
-        per_set = sum(e.size for e in extents)
-        in_data = self._draw(code.dtype, per_set * count)
+        per_set_bytes = sum(e.size_bytes for e in extents)
+        in_data = self._draw(code.dtype, per_set_bytes * count // code.itemsize)
         out_data = in_data.view(getattr(torch, code.out_dtype))
         result = []
         start = 0
@@ -56,7 +56,7 @@ class OperandPool:
             views = []
             for extent, data in zip(extents, (in_data, in_data, out_data, out_data), strict=True):
                 views.append(extent.view(data, start))
-                start += extent.size
+                start += extent.size_bytes
             a, b, out, bias = views
             if out_data.dtype != in_data.dtype and code.bias:
                 bias.normal_()  # the bits of the other type would be any number
@@ -92,11 +92,12 @@ class _Extent:
         self._transposed = layout == "col"
         # A shift of `align` bytes is aligned to that, and to no wider class below 16.
         self._shift = (align % 16) // item
-        grain = _GRAIN_BYTES // item
-        self.size = -(-(self._shape[0] * self._shape[1] + self._shift) // grain) * grain
+        self._item = item
+        size_bytes = (self._shape[0] * self._shape[1] + self._shift) * item
+        self.size_bytes = -(-size_bytes // _GRAIN_BYTES) * _GRAIN_BYTES
 
-    def view(self, data: torch.Tensor, start: int) -> torch.Tensor:
+    def view(self, data: torch.Tensor, start_bytes: int) -> torch.Tensor:
         rows, cols = self._shape
-        first = start + self._shift
+        first = start_bytes // self._item + self._shift
         x = data[first : first + rows * cols].view(rows, cols)
         return x.T if self._transposed else x

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from costmodel.errors import InvalidInput
+from costmodel.workload import CodeClass
 
 __all__ = ["TimingProtocol"]
 
@@ -31,8 +32,12 @@ class TimingProtocol:
         early_factor: a configuration this many times slower than the best of its workload so far
             is replayed once only.
         stop_factor: one this many times slower is not replayed at all (``too_slow``).
-        rtol, atol: what a result may be off a float32 reference: ``atol * sqrt(k) + rtol * |ref|``
-            with operands of unit variance, before it is ``wrong_result``; per element type.
+        rtol, atol, growth: what a result may be off a float32 reference, which is IEEE, with
+            operands of unit variance, before it is ``wrong_result``:
+            ``atol * sqrt(k) + growth * k + rtol * |ref|``. Per kind of operand; ``16-bit>float32``
+            is a float32 result of 16-bit operands. What is rounded once at the end, or in the
+            operands as TF32 is, errs as sqrt(k); float32 sums round at each step, the reference's
+            too, and steps and sums both grow.
         limit_s: wall seconds before the timing process is killed (``timeout``).
         version: of the procedure itself; raised when a change to it changes what is measured.
     """
@@ -45,8 +50,15 @@ class TimingProtocol:
     idle_from_us: float = 100.0
     early_factor: float = 1.5
     stop_factor: float = 30.0
-    rtol: tuple[tuple[str, float], ...] = (("bfloat16", 1.6e-2), ("float16", 2e-3))
-    atol: tuple[tuple[str, float], ...] = (("bfloat16", 8e-3), ("float16", 1e-3))
+    rtol: tuple[tuple[str, float], ...] = (
+        ("bfloat16", 1.6e-2), ("float16", 2e-3), ("16-bit>float32", 2e-4), ("tf32", 2e-3),
+        ("float32", 1e-5),
+    )  # fmt: skip
+    atol: tuple[tuple[str, float], ...] = (
+        ("bfloat16", 8e-3), ("float16", 1e-3), ("16-bit>float32", 2e-4), ("tf32", 3e-3),
+        ("float32", 2e-6),
+    )  # fmt: skip
+    growth: tuple[tuple[str, float], ...] = (("16-bit>float32", 2.0**-20), ("float32", 2.0**-22))
     limit_s: float = 60.0
     version: int = 3
 
@@ -63,11 +75,15 @@ class TimingProtocol:
         least = 2 if about_us < 4 * self.replay_us else 1
         return min(max(wanted, least), self.max_launches)
 
-    def tolerance(self, dtype: str, k: int) -> tuple[float, float]:
-        """(atol, rtol) for an output of this type and a sum over k."""
-        return float(dict(self.atol)[dtype] * max(k, 1) ** 0.5), dict(self.rtol)[dtype]
+    def tolerance(self, code: CodeClass, k: int) -> tuple[float, float]:
+        """(atol, rtol) for a result of this class of code and a sum over k: they hold for
+        ``|out - ref| <= atol + rtol * |ref|``."""
+        kind = code.kind if code.out_dtype == code.dtype else "16-bit>float32"
+        k = max(k, 1)
+        atol = dict(self.atol)[kind] * k**0.5 + dict(self.growth).get(kind, 0.0) * k
+        return atol, dict(self.rtol)[kind]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, as datasets keep it."""
         data = asdict(self)
-        return data | {"rtol": dict(self.rtol), "atol": dict(self.atol)}
+        return data | {name: dict(getattr(self, name)) for name in ("rtol", "atol", "growth")}

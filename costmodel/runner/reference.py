@@ -18,10 +18,10 @@ def torch_launcher(workload: Workload) -> Callable[[Operands], None]:
     """What queues the product by ``torch.mm`` (cuBLAS) on the current stream."""
     from costmodel.torch_product import torch_product
 
-    activation = workload.code.activation
+    activation, tf32 = workload.code.activation, workload.code.tf32
 
     def launch(operands: Operands) -> None:
-        torch_product(*operands, activation)
+        torch_product(*operands, activation, tf32)
 
     return launch
 
@@ -29,8 +29,11 @@ def torch_launcher(workload: Workload) -> Callable[[Operands], None]:
 def reference_product(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str
 ) -> torch.Tensor:
-    """act(A @ B + bias) in float32, whose error is far under what 16 bits can hold."""
-    product = a.float() @ b.float()
+    """act(A @ B + bias) in IEEE float32, whatever torch's switch for TF32 says."""
+    from costmodel.torch_product import float32_precision
+
+    with float32_precision(tf32=False):
+        product = a.float() @ b.float()
     if bias is not None:
         product += bias.float()
     function = _activation(activation)

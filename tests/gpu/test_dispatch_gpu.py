@@ -21,13 +21,13 @@ from costmodel.launch import Plan, interpret
 from costmodel.prepared import TorchLaunch
 from costmodel.target import Target
 from costmodel.winners import Question, Winners, bucket, winner_key
-from costmodel.workload import Workload
+from costmodel.workload import Workload, kind_options
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
     # These tests are about dispatch: whichever model is shipped may rank, or none.
-    pytest.mark.filterwarnings("ignore:no model is shipped:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:.*rules of thumb rank:RuntimeWarning"),
 ]
 
 TIMED = (192, 1024, 2048)
@@ -70,6 +70,109 @@ def require_close(c, a, b, bias=None, activation="none"):
     tolerance = 2e-3 if c.dtype == torch.float16 else 1.6e-2
     bad = ~((c.double() - ref).abs() <= tolerance * (ref.abs() + a.shape[1] ** 0.5))
     assert not bad.any(), f"{int(bad.sum())} of {bad.numel()} wrong"
+
+
+@pytest.fixture
+def switch():
+    """Torch's own switch for TF32, put back afterwards."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    yield matmul
+    matmul.fp32_precision = before
+
+
+def worst_error(c, a, b):
+    """In units of what a sum over k of products of unit variance grows to."""
+    return float((c.double() - a.double() @ b.double()).abs().max()) / a.shape[1] ** 0.5
+
+
+@pytest.mark.parametrize("mode", ["predict", "heuristic", "auto"])
+def test_float32_is_ieee_or_tf32_as_asked(winners, switch, mode):
+    for m, n, k in [(1, 64, 40), (33, 777, 555), (256, 640, 1024)]:
+        a, b = operands(m, n, k, torch.float32)
+        for b_ in (b, b.T.contiguous().T):
+            for setting in ("ieee", "tf32"):
+                switch.fp32_precision = setting
+                for _ in range(2):
+                    ieee = costmodel.matmul(a, b_, tf32=False, mode=mode)
+                    coarse = costmodel.matmul(a, b_, tf32=True, mode=mode)
+                    assert worst_error(ieee, a, b) < 2e-5
+                    assert 2e-5 < worst_error(coarse, a, b) < 4e-3 or k == 40
+                assert switch.fp32_precision == setting
+
+
+def test_float32_follows_the_switch(winners, switch):
+    a, b = operands(200, 320, 768, torch.float32)
+    for _ in range(2):
+        for setting, tf32 in (("ieee", False), ("tf32", True)):
+            switch.fp32_precision = setting
+            c = costmodel.matmul(a, b, mode="predict")
+            assert torch.equal(c, costmodel.matmul(a, b, tf32=tf32, mode="predict"))
+            assert (worst_error(c, a, b) > 2e-5) == tf32
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
+def test_float32_by_torch_is_as_asked(switch, tf32, activation):
+    a, b = operands(100, 384, 512, torch.float32)
+    bias = torch.randn(384, device="cuda")
+    function = getattr(torch.nn.functional, activation or "", lambda x: x)
+    for setting in ("ieee", "tf32"):
+        switch.fp32_precision = setting
+        for row in (None, bias):
+            out = torch.full((100, 384), float("nan"), device="cuda")
+            TorchLaunch(activation or "none", tf32=tf32)(a, b, out, row)
+            ref = function(a.double() @ b.double() + (0 if row is None else row.double()))
+            error = float((out.double() - ref).abs().max())
+            assert error < (0.1 if tf32 else 1e-3)
+            assert (error > 1e-3) == tf32
+        assert switch.fp32_precision == setting
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
+def test_float32_results_of_16_bits(winners, dtype, activation):
+    """By a kernel and by torch, with ``out`` and with ``out_dtype``: not rounded to 16 bits."""
+    for m, n, k in ((100, 384, 256), (256, 1024, 1024)):
+        a, b = operands(m, n, k, dtype)
+        bias = torch.randn(n, device="cuda")
+        function = getattr(torch.nn.functional, activation or "", lambda x: x)
+        for row in (None, bias):
+            ref = function(a.double() @ b.double() + (0 if row is None else row.double()))
+            out, by_torch = (torch.full((m, n), float("nan"), device="cuda") for _ in range(2))
+            TorchLaunch(activation or "none")(a, b, by_torch, row)
+            for mode in ("predict", "heuristic"):
+                options = {"bias": row, "activation": activation, "mode": mode}
+                assert costmodel.matmul(a, b, out=out, **options) is out
+                made = costmodel.matmul(a, b, out_dtype=torch.float32, **options)
+                assert made.dtype == torch.float32
+                for c in (out, made, by_torch):
+                    torch.testing.assert_close(c.double(), ref, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["float32", "tf32", "float16"])
+def test_float32_is_timed_beside_torch(cold, kind):
+    """Every candidate and torch pass the gate of their kind."""
+    workload = Workload.dense(
+        256, 1024, 2048, **kind_options(kind), out_dtype="float32", bias=True, activation="relu"
+    )
+    result = costmodel.tune(workload, k=4)
+    assert result.torch is not None
+    assert result.torch.ok
+    assert [m.error for _, m in result.measured if not m.ok] == []
+    assert result.costs.timed >= 4
+
+
+def test_warmup_of_other_types_leaves_nothing_to_do(cold, switch, monkeypatch):
+    switch.fp32_precision = "tf32"
+    costmodel.warmup([(40, 384, 512)], dtype="float32", mode="predict")
+    costmodel.warmup([(40, 384, 512)], out_dtype="float32", mode="predict")
+    calls = []
+    monkeypatch.setattr(dispatch, "_prepare", lambda *args: calls.append(args))
+    a, b = operands(40, 384, 512, torch.float32)
+    costmodel.matmul(a, b, mode="predict")
+    costmodel.matmul(a.half(), b.half(), out_dtype=torch.float32, mode="predict")
+    assert not calls
 
 
 @pytest.mark.parametrize("mode", ["predict", "heuristic"])
@@ -118,6 +221,9 @@ def test_sizes_of_zero(winners):
     assert costmodel.matmul(a[:0], b).shape == (0, 32)
     assert costmodel.matmul(a, b[:, :0]).shape == (16, 0)
     assert (costmodel.matmul(a[:, :0], b[:0]) == 0).all()
+    wide = costmodel.matmul(a[:, :0], b[:0], bias=bias.float(), out_dtype=torch.float32)
+    assert torch.equal(wide, bias.float().expand(16, 32))
+    assert costmodel.matmul(a[:0].float(), b.float(), tf32=True).shape == (0, 32)
     c = costmodel.matmul(a[:, :0], b[:0], bias=bias, activation="relu")
     torch.testing.assert_close(c, bias.relu().expand(16, 32))
 

@@ -8,6 +8,7 @@ import torch
 from costmodel.config import GemmConfig
 from costmodel.launch import Plan, Workspace, load
 from costmodel.repacking import Repack
+from costmodel.runner.protocol import TimingProtocol
 from costmodel.space import legality
 from costmodel.specialize import specialize
 from costmodel.target import Target
@@ -51,8 +52,10 @@ SHAPES = [(1, 1, 1), (1, 64, 40), (17, 33, 2), (33, 777, 555), (128, 128, 1001),
           (2040, 3080, 200)]  # fmt: skip
 
 
-def launch(a, b, out, config, bias=None, activation="none"):
-    workload = Workload.from_tensors(a, b, out, bias=bias is not None, activation=activation)
+def launch(a, b, out, config, bias=None, activation="none", tf32=False):
+    workload = Workload.from_tensors(
+        a, b, out, bias=bias is not None, activation=activation, tf32=tf32
+    )
     target = Target.current()
     if reason := legality(config, workload, target.device):
         return reason
@@ -97,6 +100,109 @@ def test_matches_float64_in_every_layout(config, dtype):
                 assert out[0].isnan().all(), "wrote before the output"
                 assert out[-1].isnan().all(), "wrote past the output"
     assert ran >= 10
+
+
+FLOAT32_CONFIGS = [
+    GemmConfig("pointer", 16, 32, 16, 1, 1),
+    GemmConfig("pointer", 16, 64, 64, 4, 3, split_k=4),
+    GemmConfig("pointer", 32, 32, 32, 2, 2),
+    GemmConfig("pointer", 64, 64, 32, 4, 3),
+    GemmConfig("tma", 16, 32, 64, 4, 4, split_k=8),
+    GemmConfig("tma", 64, 64, 32, 4, 4),
+    GemmConfig("tma", 64, 64, 32, 4, 3, repack=True),
+    GemmConfig("tma_persistent", 64, 64, 32, 4, 3, flatten=True),
+]
+TF32_CONFIGS = [
+    *FLOAT32_CONFIGS,
+    GemmConfig("pointer", 128, 256, 32, 8, 4),
+    GemmConfig("pointer", 128, 128, 32, 8, 3, group_m=1),
+    GemmConfig("tma", 64, 128, 64, 4, 4),
+    GemmConfig("tma", 64, 64, 64, 4, 4, split_k=4),
+    GemmConfig("tma", 128, 128, 64, 8, 3, halves=True),
+    GemmConfig("tma", 64, 32, 64, 4, 4, repack=True),
+    GemmConfig("tma_persistent", 128, 128, 64, 8, 2),
+]
+
+
+@pytest.mark.parametrize(
+    ("config", "tf32"),
+    [*((c, False) for c in FLOAT32_CONFIGS), *((c, True) for c in TF32_CONFIGS)],
+    ids=str,
+)
+def test_float32_matches_float64_in_every_layout(config, tf32):
+    """As exactly as the gate asks: what is called IEEE is not TF32."""
+    torch.manual_seed(0)
+    ran = 0
+    for m, n, k in SHAPES:
+        for a_t, b_t in ((False, False), (True, False), (False, True), (True, True)):
+            for pad in (0, 4, 3):
+                a = nan_framed(m, k, torch.float32, a_t, pad)
+                b = nan_framed(k, n, torch.float32, b_t, pad)
+                out = torch.full((m + 2, n), float("nan"), device="cuda")
+                if launch(a, b, out[1:-1], config, tf32=tf32):
+                    continue
+                ran += 1
+                code = Workload.from_tensors(a, b, out[1:-1], tf32=tf32).code
+                atol, rtol = TimingProtocol().tolerance(code, k)
+                ref = a.double() @ b.double()
+                bad = ~((out[1:-1].double() - ref).abs() <= atol + rtol * ref.abs())
+                assert not bad.any(), (m, n, k, a_t, b_t, pad, int(bad.sum()))
+                assert out[0].isnan().all(), "wrote before the output"
+                assert out[-1].isnan().all(), "wrote past the output"
+    assert ran >= 10
+
+
+@pytest.mark.parametrize("config", TF32_CONFIGS, ids=str)
+def test_tf32_is_what_was_asked_for(config):
+    """It errs as 10 bits of mantissa do, so the tensor cores are in use."""
+    a, b = torch.randn(256, 512, device="cuda"), torch.randn(512, 384, device="cuda")
+    ref = a.double() @ b.double()
+    errors = []
+    for tf32 in (False, True):
+        if max(config.block_m, config.block_n) > 64 and not tf32:
+            errors.append(1e-4)  # large tiles without tensor cores take long to compile
+            continue
+        out = torch.empty(256, 384, device="cuda")
+        assert not launch(a, b, out, config, tf32=tf32)
+        errors.append(float((out.double() - ref).abs().max()))
+    ieee, coarse = errors
+    assert ieee <= 1e-3 < coarse
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])
+def test_float32_results_of_16_bits(config, dtype, activation):
+    """The accumulator is stored as it is: bias and activation in float32, nothing rounded."""
+    torch.manual_seed(0)
+    function = getattr(torch.nn.functional, activation, lambda x: x)
+    for m, n, k in ((256, 384, 512), (40, 776, 1000)):
+        a, b = (torch.randn(s, device="cuda").to(dtype) for s in ((m, k), (k, n)))
+        for b_ in (b, b.T.contiguous().T):
+            for bias in (None, torch.randn(n, device="cuda")):
+                out = torch.full((m, n), float("nan"), device="cuda")
+                if reason := launch(a, b_, out, config, bias, activation):
+                    # A float32 tile takes twice the place, so that fewer stages fit.
+                    assert reason.startswith(("shared memory", "TMA"))
+                    continue
+                code = Workload.from_tensors(a, b_, out).code
+                atol, rtol = TimingProtocol().tolerance(code, k)
+                ref = function(a.double() @ b.double() + (0 if bias is None else bias.double()))
+                torch.testing.assert_close(out.double(), ref, atol=atol, rtol=rtol)
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu", "silu"])
+def test_float32_epilogue(tf32, activation):
+    function = getattr(torch.nn.functional, activation, lambda x: x)
+    a, b = torch.randn(256, 512, device="cuda"), torch.randn(512, 384, device="cuda")
+    bias = torch.randn(384, device="cuda")
+    ref = function(a.double() @ b.double() + bias.double())
+    tolerance = 0.1 if tf32 else 5e-4
+    for config in FLOAT32_CONFIGS:
+        out = torch.full((256, 384), float("nan"), device="cuda")
+        assert not launch(a, b, out, config, bias, activation, tf32)
+        torch.testing.assert_close(out.double(), ref, atol=tolerance, rtol=tolerance / 10)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)

@@ -17,7 +17,7 @@ from costmodel.candidates import ARTIFACT_COLUMNS, Candidates
 from costmodel.config import GemmConfig
 from costmodel.features import CONFIG_FEATURES, FEATURES, design_matrix, has_artifact
 from costmodel.target import DEVICES, Target
-from costmodel.workload import Workload
+from costmodel.workload import KINDS, Workload, kind_options
 
 MakeBatch = Callable[..., Candidates]
 LARGE = Workload.dense(4096, 4096, 4096)
@@ -65,6 +65,27 @@ def test_known_candidates_have_finite_features_at_any_size(
         assert matrix.dtype == np.float32
         assert matrix.shape == (40, len(FEATURES if ptx else CONFIG_FEATURES))
         assert np.isfinite(matrix).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_operand_is_told_apart(
+    kind: str, target: Target, make_batch: MakeBatch
+) -> None:
+    workload = Workload.dense(4096, 4096, 4096, **kind_options(kind))
+    matrix = design_matrix(workload, make_batch(workload, 20), target, ptx=True)
+    code = workload.code
+    for name, value in (
+        ("item_bytes", code.itemsize), ("out_bytes", code.out_itemsize), ("tf32", code.tf32),
+        ("is_bfloat16", kind == "bfloat16"),
+    ):  # fmt: skip
+        assert (column(matrix, name) == value).all()
+    # Of the data sheet's rate of the kind: the same share of it, whatever the rate.
+    flops_us = workload.flops() / target.device.tflops_of(kind) / 1e6
+    assert column(matrix, "roofline_us") == pytest.approx(flops_us, rel=1e-5)
+    assert (column(matrix, "compute_bound") >= 0.99).all()
+    assert (column(matrix, "estimate") > 0.99).all()
+    if kind == "float32":
+        assert not column(matrix, "wgmma_shape").any()
 
 
 def test_rows_follow_the_order_of_the_candidates(target: Target, make_batch: MakeBatch) -> None:

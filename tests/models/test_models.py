@@ -27,9 +27,10 @@ from costmodel.models import (
     heuristic_order,
     peers,
 )
+from costmodel.models.rules import wanted
 from costmodel.space import SearchSpace
 from costmodel.target import Target
-from costmodel.workload import Workload
+from costmodel.workload import Workload, kind_options
 
 MakeBatch = Callable[..., Candidates]
 LARGE = Workload.dense(4096, 4096, 4096)
@@ -197,6 +198,25 @@ class TestRuleHeuristic(CostModelContract):
         best = heuristic_config(workload, SearchSpace.of(workload, target).configs, target)
         assert best.block_m == 16
 
+    @pytest.mark.parametrize("side", [64, 256, 1000, 4096])
+    def test_ieee_float32_gets_small_tiles(self, side: int, target: Target) -> None:
+        """No tensor cores: the compiler writes every multiplication of a step down."""
+        workload = Workload.dense(side, side, side, "float32")
+        configs = SearchSpace.of(workload, target).configs
+        for best in heuristic_order(workload, configs, target)[:8]:
+            assert best.kernel == "pointer"
+            assert max(best.block_m, best.block_n) <= 64
+            assert best.block_k <= 64
+            assert best.block_m * best.block_n * best.block_k <= 2048 * 32 * best.num_warps
+
+    @pytest.mark.parametrize("side", [64, 256, 1000, 4096])
+    def test_tf32_takes_half_the_step_of_16_bits(self, side: int, target: Target) -> None:
+        half = wanted(Workload.dense(side, side, side), target)
+        tf32 = wanted(Workload.dense(side, side, side, "float32", tf32=True), target)
+        assert tf32 == half._replace(block_k=half.block_k // 2)
+        wide = wanted(Workload.dense(side, side, side, out_dtype="float32"), target)
+        assert wide == half
+
     def test_few_tiles_and_a_long_k_are_split(self, target: Target) -> None:
         workload = Workload.dense(128, 128, 16384)
         best = heuristic_config(workload, SearchSpace.of(workload, target).configs, target)
@@ -297,7 +317,11 @@ class TestXgbCostModel(CostModelContract):
         self, model: XgbCostModel, target: Target
     ) -> None:
         assert model.answers(LARGE, target) == ""
-        assert "bfloat16" in model.answers(Workload.dense(64, 64, 64, "bfloat16"), target)
+        for kind in ("bfloat16", "float32", "tf32"):
+            other = Workload.dense(64, 64, 64, **kind_options(kind))
+            assert model.answers(other, target).endswith(f"not on {kind}")
+        wide = Workload.dense(64, 64, 64, out_dtype="float32")
+        assert model.answers(wide, target) == "", "what is multiplied is float16"
         elsewhere = Target.named("a100-sxm", target.toolchain)
         assert "a100-sxm" in model.answers(LARGE, elsewhere)
 
