@@ -1,7 +1,7 @@
 """The evaluation protocol: how much speed each model's ranking keeps on the eval workloads.
 
-What counts as the space of a workload is every configuration that was measured on it, failures
-too; equal programs are ranked once. ``torch.matmul`` never enters it.
+What counts as the space of a workload is every legal configuration that was measured on it,
+failures too; equal programs are ranked once. ``torch.matmul`` never enters it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from costmodel.candidates import Candidates, CostModel
 from costmodel.duplicates import identities
 from costmodel.errors import MissingData
 from costmodel.heldout import is_ragged
+from costmodel.space import legality
 from costmodel.target import Device, Target
 from costmodel.workload import Workload
 
@@ -105,8 +106,9 @@ def _problems(frame: Frame, device: Device) -> list[_Problem]:
     problems = []
     for workload in frame.workloads:
         part = frame.of_workload(workload)
-        # As rank() does: what is known not to launch is nobody's pick.
-        part = part.take(np.flatnonzero(part.candidates.fits(device)))
+        # As rank() does: what is known not to compile or launch is nobody's pick.
+        legal = [not legality(c, workload, device) for c in part.candidates.configs]
+        part = part.take(np.flatnonzero(part.candidates.fits(device) & np.array(legal, dtype=bool)))
         latency = np.where(part.ok, part.latency_us, np.nan)
         if part.ok.any():
             # One program has one latency, whichever of its names a model ranks first.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from costmodel.config import GemmConfig, n_parts, stored_columns
 from costmodel.grid import grid
-from costmodel.specialize import multiply_registers, stores_by_descriptor
+from costmodel.specialize import entry_registers, multiply_registers, stores_by_descriptor
 from costmodel.target import SM_REGISTERS, Device, Target
 from costmodel.workload import CodeClass, Workload
 
@@ -196,7 +196,9 @@ def _registers(config: GemmConfig, code: CodeClass, device: Device) -> str:
     if config.kernel == "warp_specialized":
         need = config.block_m * config.block_n // threads + _WGMMA_SPARE_REGISTERS
         dealt = multiply_registers(config.num_warps)
-        return f"registers: {need} a thread, {dealt} are there" if need > dealt else ""
+        if need > dealt:
+            return f"registers: {need} a thread, {dealt} are there"
+        return _one_instruction(n_parts(config.block_n)[0], entry_registers(config.num_warps))
     limit = min(config.maxnreg or 255, SM_REGISTERS // threads)
     if config.maxnreg and config.maxnreg < 32:
         return f"registers: maxnreg={config.maxnreg} is under the 32 that addressing takes"
@@ -207,11 +209,15 @@ def _registers(config: GemmConfig, code: CodeClass, device: Device) -> str:
     if uses_wgmma(config, code, device.arch):
         groups = config.num_warps // 4
         groups_n = max(groups // (config.block_m // 64), 1)
-        # One instruction holds 64 x N/128 accumulators a thread, and ptxas cannot spill them.
-        width = min(config.block_n // groups_n, 256)
-        need = width // 2 + _WGMMA_SPARE_REGISTERS
-        if limit < need:
-            return f"registers: one wgmma of width {width} needs {need}, the limit is {limit}"
+        return _one_instruction(min(config.block_n // groups_n, 256), limit)
+    return ""
+
+
+def _one_instruction(width: int, limit: int) -> str:
+    """One wgmma holds 64 x width / 128 accumulators a thread, and ptxas cannot spill them."""
+    need = width // 2 + _WGMMA_SPARE_REGISTERS
+    if limit < need:
+        return f"registers: one wgmma of width {width} needs {need}, the limit is {limit}"
     return ""
 
 

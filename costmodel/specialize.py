@@ -25,6 +25,7 @@ __all__ = [
     "artifact_key",
     "constants",
     "descriptor_blocks",
+    "entry_registers",
     "multiply_registers",
     "repack_constants",
     "repack_source",
@@ -95,16 +96,22 @@ def _options(spec: Specialization) -> dict[str, Any]:
     """Compile options."""
     _, _, _, _, num_warps, num_stages, maxnreg, *_ = spec.config_binary
     if spec.kernel == "warp_specialized":
-        # One group of four is launched, and its warp-specialised region adds the others and the
-        # copying warp, which takes the place of four. The registers are dealt out anew there.
-        threads = 32 * (num_warps + 4)
-        return {"num_warps": 4, "maxnreg": SM_REGISTERS // threads // 8 * 8}
+        # One group of four is launched, and its warp-specialised region adds the others.
+        return {"num_warps": 4, "maxnreg": entry_registers(num_warps)}
     options: dict[str, Any] = {"num_warps": num_warps, "num_stages": num_stages}
     return options | ({"maxnreg": maxnreg} if maxnreg else {})
 
 
 COPY_REGISTERS = 24
 """Registers of a thread that only copies (``warp_specialized``): the least there is."""
+
+
+def entry_registers(num_warps: int) -> int:
+    """Registers of every thread at entry (``warp_specialized``), before they are dealt out anew.
+
+    The copying warp takes the place of four. ptxas compiles each instruction for so many.
+    """
+    return SM_REGISTERS // (32 * (num_warps + 4)) // 8 * 8
 
 
 def multiply_registers(num_warps: int) -> int:

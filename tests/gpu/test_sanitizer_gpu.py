@@ -51,7 +51,9 @@ def test_the_sanitizer_finds_nothing(tool: str) -> None:
 def reported(text: str) -> list[list[tuple[str, int]]]:
     """The places, file and line, that each error in the output of a sanitizer names."""
     errors = re.findall(
-        r"^=+ +(?:Error|ERROR|Warning|WARN|Invalid|Race|Program).*\n(?:^=+ {2,}\S.*\n)*", text, re.M
+        r"^=+ +(?:Error|ERROR:|Warning|WARN|Invalid|Race|Program).*\n(?:^=+ {2,}\S.*\n)*",
+        text,
+        re.M,
     )
     return [
         [(file, int(line)) for file, line in re.findall(r"(\w+\.py):(\d+)", error)]
