@@ -56,6 +56,9 @@ CHOICES = ("triton_best", "model_top8", "default")
 RUNS = 3
 K = 8
 FINALISTS = 6
+COMPUTE_BOUND = 295.0
+"""FLOP a byte, from which on arithmetic bounds a product of 16-bit types: the H100's 989 TFLOP/s
+over 3.35 TB/s, by the data sheet."""
 
 
 def recorded_finalists(dataset: Dataset | None, workload: Workload) -> list[GemmConfig]:
@@ -125,6 +128,7 @@ def row_of(winner: Row, runs: Sequence[Row]) -> Row:
         "name": winner["name"],
         "workload": f"{workload.m}x{workload.n}x{workload.k}",
         "torch_us": torch_us,
+        "flops_per_byte": round(workload.flops() / workload.bytes(), 1),
     }
     for choice in CHOICES:
         us = _best(runs, choice)
@@ -144,6 +148,11 @@ def summarize(rows: list[Row]) -> Row:
         speeds = [row[choice] for row in rows if row[choice]]
         summary[f"{choice}_geomean"] = geomean(speeds) if speeds else None
         summary[f"{choice}_worst"] = min(speeds, default=None)
+    compute_bound = [row for row in rows if row["flops_per_byte"] >= COMPUTE_BOUND]
+    for choice in ("triton_best", "model_top8"):
+        speeds = [row[choice] for row in compute_bound if row[choice]]
+        summary[f"{choice}_compute_bound_geomean"] = geomean(speeds) if speeds else None
+    summary["compute_bound_workloads"] = len(compute_bound)
     summary["default_worst_run"] = min(
         (row["default_worst_run"] for row in rows if row["default_worst_run"]), default=None
     )

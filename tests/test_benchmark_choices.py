@@ -172,6 +172,17 @@ def test_the_best_of_the_runs_counts(script: Any) -> None:
     assert (second["default"], second["default_config"]) == (1.0, "torch")
 
 
+def test_what_arithmetic_bounds_is_summed_up_apart(script: Any) -> None:
+    bench = script("bench_kernels")
+    rows = [
+        {**row, "flops_per_byte": f} for row, f in zip(kernels_rows(bench), (400, 20), strict=True)
+    ]
+    summary = bench.summarize(rows)
+    assert summary["compute_bound_workloads"] == 1
+    assert summary["triton_best_compute_bound_geomean"] == pytest.approx(1.25)
+    assert summary["model_top8_compute_bound_geomean"] == pytest.approx(0.8)
+
+
 def test_kernels_by_hand(script: Any) -> None:
     bench = script("bench_kernels")
     summary = bench.summarize(kernels_rows(bench))
@@ -180,7 +191,8 @@ def test_kernels_by_hand(script: Any) -> None:
         "triton_best_geomean": pytest.approx(1.25), "triton_best_worst": 1.25,
         "model_top8_geomean": pytest.approx(0.4**0.5), "model_top8_worst": 0.5,
         "default_geomean": pytest.approx(0.8**0.5), "default_worst": 0.8,
-        "default_worst_run": 0.75, "triton_chosen_share": 0.5,
+        "triton_best_compute_bound_geomean": None, "model_top8_compute_bound_geomean": None,
+        "compute_bound_workloads": 0, "default_worst_run": 0.75, "triton_chosen_share": 0.5,
         "triton_best_five_worst": "64x4096x1024 1.250",
         "model_top8_five_worst": "16x4096x1024 0.500, 64x4096x1024 0.800",
         "default_five_worst": "64x4096x1024 0.800, 16x4096x1024 1.000",
