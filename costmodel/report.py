@@ -103,7 +103,7 @@ def _table(name: str, columns: Sequence[str], folder: Path) -> str:
         cells = [[key, _text(value)] for key, value in results["summary"].items()]
     lines = [titles, ["---"] * len(titles), *cells]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"{table}\n\n{_source(results)}\n"
+    return f"{table}\n\n{_source(results, folder)}\n"
 
 
 def _column(column: str) -> tuple[str, str]:
@@ -131,9 +131,16 @@ def _text(value: Any) -> str:
     return str(value).replace("|", "\\|")
 
 
-def _source(results: Results) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-    return f"<sub>{results['device']}, {results['date']}; {versions}</sub>"
+def _source(results: Results, folder: Path) -> str:
+    """What it was measured on and with; a model that is no longer the one evaluated is marked."""
+    versions = dict(results["versions"])
+    evaluated = folder / f"evaluate-{results['target']}.json"
+    if "model" in versions and evaluated.is_file():
+        now = read_results(evaluated)["versions"].get("model")
+        if versions["model"] != now:
+            versions["an earlier model:"] = versions.pop("model")
+    used = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return f"<sub>{results['device']}, {results['date']}; {used}</sub>"
 
 
 def _draw_plots(benchmarks: Path) -> list[str]:

@@ -64,6 +64,23 @@ def test_a_table_of_the_summary(readme: Path) -> None:
     assert lines[2:4] == ["| ratio | 0.9877 |", "| count | 3 |"]
 
 
+@pytest.mark.parametrize(
+    ("evaluated", "marked"),
+    [("xgb 1", "model xgb 1"), ("xgb 2", "an earlier model: xgb 1"), (None, "model xgb 1")],
+)
+def test_results_of_another_model_than_the_one_evaluated_are_marked(
+    readme: Path, evaluated: str | None, marked: str
+) -> None:
+    file = results_file(readme.parent)
+    file.write_text(json.dumps(RESULTS | {"versions": {"model": evaluated}}))
+    if evaluated is None:
+        file.unlink()
+    kernels = RESULTS | {"bench": "kernels", "versions": {"triton": "3.6.0", "model": "xgb 1"}}
+    file.with_name("kernels-h100-sxm.json").write_text(json.dumps(kernels))
+    lines = lines_of(readme, "<!-- table: kernels-h100-sxm | name -->")
+    assert lines[-1] == f"<sub>NVIDIA H100, 2026-11-28; triton 3.6.0, {marked}</sub>"
+
+
 def test_what_is_out_of_date_is_named_and_left_alone(readme: Path) -> None:
     lines_of(readme, ROWS)
     assert outdated(readme) == []
