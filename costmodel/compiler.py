@@ -18,8 +18,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from queue import LifoQueue
 from typing import Any
@@ -31,7 +30,7 @@ from costmodel.specialize import Specialization, artifact_key, source
 from costmodel.supervisor import Crashed, Done, Outcome, SupervisedWorker, TimedOut
 from costmodel.target import Target
 
-__all__ = ["CompileFunction", "compile_many", "compile_spec", "duplicates"]
+__all__ = ["CompileFunction", "CompilePool", "compile_many", "compile_spec", "duplicates"]
 
 CompileFunction = Callable[[Specialization, Target, Path | None], Artifact]
 
@@ -97,78 +96,137 @@ def compile_many(
     cache: Path | None = None,
     compile_function: CompileFunction = compile_spec,
 ) -> Generator[Artifact, None, None]:
-    """Compile in supervised child processes; joblib spreads the work over them.
+    """Compile in supervised child processes that end with it; see :class:`CompilePool`.
 
     Args:
-        specs: what to compile; each distinct one is compiled once.
-        target: its architecture is compiled for.
-        n_jobs: child processes at a time; default: the cores that this process may use.
-        limit_s: wall seconds per specialization; then its status is ``timeout``.
-        progress: show a bar on stderr, if that is a terminal.
-        dump: as for :func:`compile_spec`.
-        cache: a folder of Triton's cache to leave the binaries in, for a process that is to load
-            them; by default they are thrown away.
-        compile_function: runs in the children; importable by name.
-
-    Yields:
-        One artifact per distinct specialization, in the order in which they are done. Closing
-        the iterator kills the children.
+        specs, target, progress, dump, cache, compile_function: of :meth:`CompilePool.compile`.
+        n_jobs, limit_s: of :class:`CompilePool`.
     """
-    import joblib
-    from rich.console import Console
-    from rich.progress import track
-
-    todo = list(dict.fromkeys(specs))
-    jobs = joblib.cpu_count() if n_jobs is None else n_jobs
-    if jobs < 1:
-        raise InvalidInput(f"n_jobs={n_jobs}: expected a positive number of processes")
-    compile_one = functools.partial(
-        _compile_in_child,
-        target=target,
-        dump=dump,
-        cache=cache,
-        compile_function=compile_function,
-    )
-    with ExitStack() as stack:
-        scratch = stack.enter_context(
-            # A killed ptxas may still be writing when its folder goes.
-            tempfile.TemporaryDirectory(prefix="costmodel-", ignore_cleanup_errors=True)
+    with CompilePool(n_jobs, limit_s) as pool:
+        yield from pool.compile(
+            specs,
+            target,
+            progress=progress,
+            dump=dump,
+            cache=cache,
+            compile_function=compile_function,
         )
-        idle: LifoQueue[SupervisedWorker[Specialization, Artifact]] = LifoQueue()
-        for _ in range(min(jobs, len(todo))):
-            worker = SupervisedWorker(
-                compile_one,
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """What a child is asked to compile, and how."""
+
+    spec: Specialization
+    target: Target
+    dump: Path | None
+    cache: Path | None
+    compile_function: CompileFunction
+
+
+class CompilePool:
+    """Supervised compiling children: started when they are needed, and kept until it is closed.
+
+    joblib's threads spread the work over them. For one :meth:`compile` at a time.
+
+    Args:
+        n_jobs: child processes at most; default: the cores that this process may use.
+        limit_s: wall seconds per specialization; then its status is ``timeout``.
+    """
+
+    def __init__(self, n_jobs: int | None = None, limit_s: float = 60.0) -> None:
+        import joblib
+
+        self._jobs = joblib.cpu_count() if n_jobs is None else n_jobs
+        if self._jobs < 1:
+            raise InvalidInput(f"n_jobs={n_jobs}: expected a positive number of processes")
+        # A killed ptxas may still be writing when its folder goes.
+        self._scratch = tempfile.TemporaryDirectory(prefix="costmodel-", ignore_cleanup_errors=True)
+        self._workers: list[SupervisedWorker[_Item, Artifact]] = [
+            SupervisedWorker(
+                _compile_in_child,
                 limit_s=limit_s,
-                setup=functools.partial(_set_up_child, scratch),
+                setup=functools.partial(_set_up_child, self._scratch.name),
                 items_per_child=_COMPILES_PER_CHILD,
             )
-            idle.put(stack.enter_context(worker))
+            for _ in range(self._jobs)
+        ]
+        # Last in, first out: few items are compiled by the children that are there already.
+        self._idle: LifoQueue[SupervisedWorker[_Item, Artifact]] = LifoQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
 
-        def supervised(spec: Specialization) -> Artifact:
-            worker = idle.get()
-            start = time.perf_counter()
-            try:
-                outcome = worker.run(spec)
-            finally:
-                idle.put(worker)
-            return _artifact(spec, target, outcome, time.perf_counter() - start)
+    def compile(
+        self,
+        specs: Iterable[Specialization],
+        target: Target,
+        *,
+        progress: bool = False,
+        dump: Path | None = None,
+        cache: Path | None = None,
+        compile_function: CompileFunction = compile_spec,
+    ) -> Generator[Artifact, None, None]:
+        """Compile each distinct specialization once.
 
+        Args:
+            specs: what to compile.
+            target: its architecture is compiled for.
+            progress: show a bar on stderr, if that is a terminal.
+            dump: as for :func:`compile_spec`.
+            cache: a folder of Triton's cache to leave the binaries in, for a process that is to
+                load them; by default they are thrown away.
+            compile_function: runs in the children; importable by name.
+
+        Yields:
+            One artifact per distinct specialization, in the order in which they are done. Closing
+            the iterator before its end closes the pool, and kills the children.
+        """
+        import joblib
+        from rich.console import Console
+        from rich.progress import track
+
+        todo = [_Item(spec, target, dump, cache, compile_function) for spec in dict.fromkeys(specs)]
         # Threads, because each only waits for a process of its own.
         parallel = joblib.Parallel(
-            n_jobs=min(jobs, max(len(todo), 1)),
+            n_jobs=min(self._jobs, max(len(todo), 1)),
             backend="threading",
             return_as="generator_unordered",
         )
-        artifacts = parallel(joblib.delayed(supervised)(spec) for spec in todo)
-        stack.callback(_close_quietly, artifacts)
-        for artifact in track(  # noqa: UP028 - a caller that stops early must not close joblib's
-            artifacts,
-            "compiling",
-            total=len(todo),
-            console=Console(stderr=True),
-            disable=not (progress and sys.stderr.isatty()),
-        ):
-            yield artifact
+        artifacts = parallel(joblib.delayed(self._supervised)(item) for item in todo)
+        try:
+            for artifact in track(  # noqa: UP028 - a caller that stops early must not close joblib's
+                artifacts,
+                "compiling",
+                total=len(todo),
+                console=Console(stderr=True),
+                disable=not (progress and sys.stderr.isatty()),
+            ):
+                yield artifact
+        except BaseException:
+            _close_quietly(artifacts)
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Kill the children, and what they are compiling."""
+        for worker in self._workers:
+            worker.close()
+        self._scratch.cleanup()
+
+    def __enter__(self) -> CompilePool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _supervised(self, item: _Item) -> Artifact:
+        worker = self._idle.get()
+        start = time.perf_counter()
+        try:
+            outcome = worker.run(item)
+        finally:
+            self._idle.put(worker)
+        return _artifact(item.spec, item.target, outcome, time.perf_counter() - start)
 
 
 def duplicates(artifacts: Iterable[Artifact]) -> dict[str, str]:
@@ -194,23 +252,16 @@ def _set_up_child(scratch: str) -> None:
     tempfile.tempdir = scratch
 
 
-def _compile_in_child(
-    spec: Specialization,
-    *,
-    target: Target,
-    dump: Path | None,
-    cache: Path | None,
-    compile_function: CompileFunction,
-) -> Artifact:
+def _compile_in_child(item: _Item) -> Artifact:
     from triton import knobs
 
     # Unless asked for, a cache of its own for each compile: nothing stale, nothing piles up.
     scratch = tempfile.tempdir
     with tempfile.TemporaryDirectory() as folder:
         tempfile.tempdir = folder
-        knobs.cache.dir = str(cache) if cache else folder
+        knobs.cache.dir = str(item.cache) if item.cache else folder
         try:
-            return compile_function(spec, target, dump)
+            return item.compile_function(item.spec, item.target, item.dump)
         finally:
             tempfile.tempdir = scratch
 

@@ -103,7 +103,18 @@ class SupervisedWorker(Generic[T, R]):
         self._items_per_child = items_per_child
         self._items = 0  # that the present child has had
         self._child: _Child | None = None
+        self._setting_up = False
         self._closed = False
+
+    def start(self) -> None:
+        """Start the child, if there is none, and do not wait for it: the first item will."""
+        if self._closed:
+            raise RuntimeError("this worker is closed: make another one")
+        if self._child is None:
+            self._child = _Child()
+            self._setting_up = True
+            with contextlib.suppress(OSError):  # dead already: the first item will tell
+                self._child.send(self._job)
 
     def run(self, item: T) -> Outcome[R]:
         """The outcome of one item.
@@ -154,13 +165,11 @@ class SupervisedWorker(Generic[T, R]):
         self.close()
 
     def _ready_child(self) -> _Child:
-        if self._closed:
-            raise RuntimeError("this worker is closed: make another one")
-        if self._child is None:
-            child = self._child = _Child()
+        self.start()
+        assert self._child is not None, "it was just started"
+        if self._setting_up:
             try:
-                child.send(self._job)
-                kind, value = pickle.loads(child.receive(START_LIMIT_S))
+                kind, value = pickle.loads(self._child.receive(START_LIMIT_S))
             except (OSError, EOFError) as error:  # TimeoutError is an OSError
                 raise RuntimeError(
                     f"a worker process could not start: {self._discard()}"
@@ -171,6 +180,7 @@ class SupervisedWorker(Generic[T, R]):
             if kind == "raised":
                 self._discard()
                 raise value
+            self._setting_up = False
         return self._child
 
     def _discard(self) -> str:

@@ -9,12 +9,13 @@ from dataclasses import replace
 from math import inf
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from costmodel.artifact import Artifact
 from costmodel.candidates import CostModel
 from costmodel.config import GemmConfig
 from costmodel.errors import InvalidInput
+from costmodel.kept import Kept
 from costmodel.measurement import Measurement, Runner
 from costmodel.models.baselines import RuleHeuristic
 from costmodel.models.xgb import XgbCostModel
@@ -26,6 +27,9 @@ from costmodel.trial import Compile, Trial
 from costmodel.tuning_result import PREDICTED, Costs, TuningResult
 from costmodel.untrusted import require, require_count
 from costmodel.workload import Workload
+
+if TYPE_CHECKING:
+    from costmodel.compiler import CompilePool
 
 __all__ = ["MODES", "Mode", "check_mode", "compile_for_device", "tune", "untimed_because"]
 
@@ -135,13 +139,23 @@ def untimed_because(workload: Workload, mode: str) -> str:
 
 
 def compile_for_device(specs: Sequence[Specialization], target: Target) -> Iterable[Artifact]:
-    """Compile in supervised children, into Triton's cache, where every process finds it."""
+    """Compile in supervised children, into Triton's cache, where every process finds it.
+
+    The children are kept for the next tuning, since each takes a second to start.
+    """
     import triton
 
-    from costmodel.compiler import compile_many
+    with _compilers.use() as pool:
+        yield from pool.compile(specs, target, cache=Path(triton.knobs.cache.dir))
 
-    cache = Path(triton.knobs.cache.dir)
-    return compile_many(specs, target, cache=cache, progress=False)
+
+def _new_pool() -> CompilePool:
+    from costmodel.compiler import CompilePool
+
+    return CompilePool()
+
+
+_compilers: Kept[CompilePool] = Kept(_new_pool)
 
 
 def _nothing_to_compile(specs: Sequence[Specialization], target: Target) -> Iterable[Artifact]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, get_args
 from costmodel.cache import WinnerCache
 from costmodel.candidates import CostModel
 from costmodel.config import KernelName
+from costmodel.kept import IDLE_S, Kept
 from costmodel.kernel_code import kernel_hash
 from costmodel.measurement import Runner
 from costmodel.models.baselines import RuleHeuristic
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from costmodel.runner.device import DeviceRunner
 
 __all__ = ["Bench", "Question", "TimingBench", "Winners", "bucket", "winner_key"]
-
-_IDLE_S = 15.0
 
 
 def bucket(m: int) -> tuple[int, int]:
@@ -96,45 +95,31 @@ def winner_key(question: Question, target: Target, rows: tuple[int, int]) -> dic
 
 
 class TimingBench:
-    """The timing process of one device: for one user at a time, and ended when nobody comes.
+    """The timing process of one device, for one user at a time; it takes seconds to start."""
 
-    It takes seconds to start, so that it is kept for the next workload; it holds device memory, so
-    that it is not kept for long.
-    """
-
-    def __init__(self, device_index: int, idle_s: float = _IDLE_S) -> None:
+    def __init__(self, device_index: int, idle_s: float = IDLE_S) -> None:
         self._index = device_index
-        self._idle_s = idle_s
-        self._lock = threading.Lock()
-        self._runner: DeviceRunner | None = None
-        self._timer: threading.Timer | None = None
+        self._kept: Kept[DeviceRunner] = Kept(self._started, idle_s)
+
+    def _started(self) -> DeviceRunner:
+        from costmodel.runner.device import DeviceRunner
+
+        runner = DeviceRunner(self._index)
+        runner.start()
+        return runner
 
     @contextmanager
     def runner(self) -> Iterator[Runner]:
         """The runner, while no other thread has it and the device has nothing else to do."""
         import torch
 
-        from costmodel.runner.device import DeviceRunner
-
-        with self._lock:
-            if self._timer is not None:
-                self._timer.cancel()
-            if self._runner is None:
-                self._runner = DeviceRunner(self._index)
+        with self._kept.use() as runner:
             torch.cuda.synchronize(self._index)
-            try:
-                yield self._runner
-            finally:
-                self._timer = threading.Timer(self._idle_s, self.close)
-                self._timer.daemon = True
-                self._timer.start()
+            yield runner
 
     def close(self) -> None:
         """End the process, if there is one; the next user starts another."""
-        with self._lock:
-            if self._runner is not None:
-                self._runner.close()
-                self._runner = None
+        self._kept.close()
 
 
 class Bench(Protocol):

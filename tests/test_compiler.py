@@ -17,7 +17,7 @@ from types import ModuleType
 import pytest
 
 from costmodel.artifact import Artifact
-from costmodel.compiler import compile_many, compile_spec, duplicates
+from costmodel.compiler import CompilePool, compile_many, compile_spec, duplicates
 from costmodel.config import GemmConfig
 from costmodel.errors import InvalidInput
 from costmodel.ptx import PTX_FEATURES
@@ -74,6 +74,29 @@ def litter(spec: Specialization, target: Target, dump: Path | None) -> Artifact:
 def gone(pid: int) -> bool:
     stat = Path(f"/proc/{pid}/stat")
     return not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] in "ZX"
+
+
+def test_a_pool_keeps_its_children_for_the_next_batch(here: ModuleType) -> None:
+    specs = [spec_of("pointer", 64, 64, depth) for depth in (128, 256, 512, 1024)]
+
+    def children(pool: CompilePool, *chosen: Specialization) -> set[int]:
+        made = pool.compile(chosen, FAKE_TARGET, compile_function=here.faulty_compile)
+        return {artifact.registers for artifact in made}
+
+    with CompilePool(2) as pool:
+        first = children(pool, *specs[:2])
+        assert children(pool, *specs[2:]) <= first
+        assert len(first) <= 2
+    assert all(gone(pid) for pid in first)
+
+
+def test_a_batch_that_is_left_early_closes_the_pool(here: ModuleType) -> None:
+    specs = [spec_of("pointer", 64, 64, depth) for depth in (128, 256, 512)]
+    pool = CompilePool(1)
+    batch = pool.compile(specs, FAKE_TARGET, compile_function=here.faulty_compile)
+    child = next(batch).registers
+    batch.close()
+    assert gone(child)
 
 
 def test_an_abort_and_a_hang_are_one_failed_row_each(here: ModuleType, tmp_path: Path) -> None:

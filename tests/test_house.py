@@ -22,7 +22,8 @@ LAYERS = (
     # the problem, the machine, a point in the space; what the compiler is told; what may run
     "config", "code_class", "workload", "target", "kernel_code", "specialize", "grid", "space",
     # compiling
-    "ptx_flow", "ptx", "artifact", "measurement", "candidates", "supervisor", "compiler",
+    "ptx_flow", "ptx", "artifact", "measurement", "candidates", "supervisor", "kept",
+    "compiler",
     # data
     "shards", "artifact_table", "measurement_table", "frame", "dataset",
     # running

@@ -152,6 +152,32 @@ def test_a_leaky_child_is_replaced_after_its_share(here: ModuleType) -> None:
     assert len({str(o) for o in (first, third, fifth)}) == 3
 
 
+def slow_to_set_up() -> None:
+    time.sleep(0.5)
+
+
+def test_a_child_can_be_started_ahead(here: ModuleType) -> None:
+    """``start`` does not wait; the first item waits only for what is left."""
+    with SupervisedWorker(here.act, limit_s=30, setup=here.slow_to_set_up) as worker:
+        begin = time.perf_counter()
+        worker.start()
+        worker.start()
+        assert time.perf_counter() - begin < 0.4
+        first = worker.run("pid")
+        assert worker.run("pid") == first
+    with pytest.raises(RuntimeError, match="closed"):
+        worker.start()
+
+
+@pytest.mark.parametrize("setup", ["abort", "bug"])
+def test_a_start_ahead_that_fails_is_told_by_the_first_item(here: ModuleType, setup: str) -> None:
+    worker = SupervisedWorker(here.act, limit_s=30, setup=functools.partial(here.act, setup))
+    worker.start()
+    with pytest.raises((RuntimeError, LookupError), match=r"could not start|a bug"):
+        worker.run("pid")
+    worker.close()
+
+
 def test_a_child_that_dies_idle_costs_no_item(here: ModuleType) -> None:
     with SupervisedWorker(here.act, limit_s=5.0) as worker:
         first = worker.run("pid")

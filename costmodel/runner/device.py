@@ -43,6 +43,10 @@ class DeviceRunner:
             setup=functools.partial(timing.start, self.protocol, device_index, seed),
         )
 
+    def start(self) -> None:
+        """Start the timing process now, in the background; else the first request does."""
+        self._worker.start()
+
     def measure(
         self, workload: Workload, candidates: Sequence[Candidate], best_us: float = inf
     ) -> list[Measurement]:
