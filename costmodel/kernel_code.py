@@ -1,56 +1,94 @@
-"""The kernels by name, and the identity of their code."""
+"""The kernels by name, and the identity of their code.
+
+The identity is read from the files: a process that only looks up what was tuned before needs
+neither Triton nor the kernels.
+"""
 
 from __future__ import annotations
 
 import ast
 import functools
 import hashlib
-import inspect
-import textwrap
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 __all__ = ["kernel_function", "kernel_hash"]
+
+_FOLDER = Path(__file__).parent / "kernels"
+_KERNELS = {  # name of a configuration: file, function
+    "pointer": ("pointer", "gemm_pointer"),
+    "tma": ("tma", "gemm_tma"),
+    "tma_persistent": ("tma", "gemm_tma_persistent"),
+    "warp_specialized": ("warp_specialized", "gemm_warp_specialized"),
+}
+_COPIES = ("repack", "repack_operands")
+
+_Function = tuple[str, str]  # file, name
 
 
 @functools.cache
 def kernel_function(name: str) -> Any:
     """The kernel of a configuration; Triton is imported when the first is asked for."""
-    from costmodel.kernels import pointer, tma, warp_specialized
+    import importlib
 
-    return {
-        "pointer": pointer.gemm_pointer,
-        "tma": tma.gemm_tma,
-        "tma_persistent": tma.gemm_tma_persistent,
-        "warp_specialized": warp_specialized.gemm_warp_specialized,
-    }[name]
-
-
-def _launched(name: str) -> list[Any]:
-    """What a measurement of this kernel may launch: itself, and before it the copies it needs."""
-    from costmodel.kernels.repack import repack_operands
-
-    kernel = kernel_function(name)
-    return [kernel] if name == "pointer" else [kernel, repack_operands]
+    file, function = _KERNELS[name]
+    return getattr(importlib.import_module(f"costmodel.kernels.{file}"), function)
 
 
 @functools.cache
 def kernel_hash(name: str) -> str:
-    """Hash of a kernel's code and of all it uses: comments, names of files and lines left out."""
+    """Hash of a kernel's code and of all it uses: comments, names of files and lines left out.
+
+    What a measurement of it may launch before it is part of it: the copies of its operands.
+    """
     seen: dict[str, str] = {}
-    queue = _launched(name)
+    queue = [_KERNELS[name]] if name == "pointer" else [_KERNELS[name], _COPIES]
     while queue:
-        fn = queue.pop()
-        if fn.__name__ in seen:
+        file, function = queue.pop()
+        if function in seen:
             continue
-        tree = ast.parse(textwrap.dedent(inspect.getsource(fn.fn)))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
-                node.body = node.body[1:]
+        node = _functions(file)[function]
         # Unparsed, since what ast.dump prints differs from one Python to the next.
-        seen[fn.__name__] = ast.unparse(tree)
-        # Not only what is called: a warp-specialised region is given its functions by name.
-        names = (n.id for n in ast.walk(tree) if isinstance(n, ast.Name))
-        scope = fn.fn.__globals__
-        queue += [scope[n] for n in names if hasattr(scope.get(n), "arg_names")]
+        seen[function] = ast.unparse(_without_docstring(node))
+        queue += _used(file, node)
     text = "\n".join(f"{k}:{v}" for k, v in sorted(seen.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _used(file: str, node: ast.FunctionDef) -> Iterator[_Function]:
+    """The functions of the kernels' files that are named in one of them.
+
+    Not only those called: a warp-specialised region is given its functions by name.
+    """
+    scope = _scope(file)
+    names = (n.id for n in ast.walk(node) if isinstance(n, ast.Name))
+    return (scope[name] for name in names if name in scope)
+
+
+@functools.cache
+def _scope(file: str) -> dict[str, _Function]:
+    """What the names of functions mean in a file: its own, and those it imports beside it."""
+    found: dict[str, _Function] = {name: (file, name) for name in _functions(file)}
+    for node in _tree(file).body:
+        if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module:
+            for alias in node.names:
+                found[alias.asname or alias.name] = (node.module, alias.name)
+    return found
+
+
+@functools.cache
+def _functions(file: str) -> dict[str, ast.FunctionDef]:
+    return {node.name: node for node in _tree(file).body if isinstance(node, ast.FunctionDef)}
+
+
+@functools.cache
+def _tree(file: str) -> ast.Module:
+    return ast.parse((_FOLDER / f"{file}.py").read_text(encoding="utf-8"))
+
+
+def _without_docstring(node: ast.FunctionDef) -> ast.FunctionDef:
+    if ast.get_docstring(node) is None:
+        return node
+    rest = ast.FunctionDef(**{**dict(ast.iter_fields(node)), "body": node.body[1:]})
+    return ast.copy_location(rest, node)
