@@ -46,11 +46,12 @@ if TYPE_CHECKING:
     from costmodel.ahead import tune, warmup
     from costmodel.config import GemmConfig
     from costmodel.dataset import Dataset
-    from costmodel.dispatch import matmul, result_for, use
+    from costmodel.dispatch import result_for, use
     from costmodel.models import XgbCostModel, load
     from costmodel.ranking import Ranking, rank
     from costmodel.runner.replay import ReplayRunner
     from costmodel.target import Target
+    from costmodel.torch_ops import matmul
     from costmodel.tuning_result import TuningResult
     from costmodel.workload import Workload
 
@@ -105,7 +106,7 @@ _WHERE = {
     "TuningResult": "tuning_result",
     "Workload": "workload",
     "load": "models",
-    "matmul": "dispatch",
+    "matmul": "torch_ops",
     "rank": "ranking",
     "result_for": "dispatch",
     "tune": "ahead",

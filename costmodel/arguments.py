@@ -17,7 +17,7 @@ from costmodel.workload import ACTIVATIONS, DTYPES, OUT_DTYPES
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["check_arguments", "require_disjoint", "span_bytes"]
+__all__ = ["check_arguments", "check_kinds", "require_disjoint", "span_bytes"]
 
 
 def check_arguments(
@@ -32,35 +32,62 @@ def check_arguments(
     """Refuse what no kernel can compute. Only metadata is read.
 
     Args:
-        as of :func:`costmodel.matmul`.
+        as of :func:`costmodel.matmul`, a and b matrices.
+
+    Raises:
+        as :func:`check_kinds`; ShapeError, LayoutError: see the message.
+    """
+    for name, x in (("a", a), ("b", b), ("out", out), ("bias", bias)):
+        if x is not None:
+            _check_dense(name, x)
+    _check_shapes(a, b, out, bias)
+    check_kinds(a, b, out, bias, activation, tf32, out_dtype)
+    if out is not None:
+        for name, x in (("a", a), ("b", b), ("bias", bias)):
+            if x is not None:
+                require_disjoint(out, x, name)
+
+
+def check_kinds(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    tf32: bool | None,
+    out_dtype: torch.dtype | None,
+) -> None:
+    """Refuse operands for what they are, whatever their shapes.
 
     Raises:
         InvalidInput: no tensors, an unknown activation, or TF32 for 16-bit operands.
-        ShapeError, UnsupportedDtype, LayoutError, GradientError, DeviceError: see the message.
+        UnsupportedDtype, LayoutError, GradientError, DeviceError: see the message.
     """
     import torch
 
     given = {"a": a, "b": b}
     given |= {name: x for name, x in (("out", out), ("bias", bias)) if x is not None}
     for name, x in given.items():
-        if not isinstance(x, torch.Tensor):
-            raise InvalidInput(f"{name} is a {type(x).__name__}: expected a torch.Tensor")
-        if x.layout != torch.strided:
-            raise LayoutError(f"{name} is {x.layout}: expected a dense tensor, e.g. x.to_dense()")
-    _check_shapes(a, b, out, bias)
+        _check_dense(name, x)
     _check_dtypes(given, tf32, out_dtype)
     if (activation or "none") not in ACTIVATIONS:
         raise InvalidInput(f"activation={activation!r}: expected one of {', '.join(ACTIVATIONS)}")
-    if torch.is_grad_enabled() and (wants := [n for n, x in given.items() if x.requires_grad]):
+    wants = [n for n, x in given.items() if x.requires_grad] if torch.is_grad_enabled() else []
+    if wants and out is not None:
         raise GradientError(
-            f"{', '.join(wants)} requires grad, and there is no backward: call it under "
-            f"torch.no_grad(), pass x.detach(), or use torch.matmul for training"
+            f"{', '.join(wants)} requires grad, and what is written to out has no gradient: leave "
+            f"out away, or call it under torch.no_grad()"
         )
     _check_devices(given)
-    if out is not None:
-        for name, x in given.items():
-            if name != "out":
-                require_disjoint(out, x, name)
+
+
+def _check_dense(name: str, x: torch.Tensor) -> None:
+    import torch
+
+    if not isinstance(x, torch.Tensor):
+        raise InvalidInput(f"{name} is a {type(x).__name__}: expected a torch.Tensor")
+    if x.layout != torch.strided:
+        raise LayoutError(f"{name} is {x.layout}: expected a dense tensor, e.g. x.to_dense()")
 
 
 def require_disjoint(

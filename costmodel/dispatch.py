@@ -17,9 +17,10 @@ import torch
 
 from costmodel import models
 from costmodel.arguments import check_arguments, require_disjoint, span_bytes
+from costmodel.batches import multiply_batches
 from costmodel.cache import WinnerCache
 from costmodel.candidates import CostModel
-from costmodel.errors import CompileError, CostModelError, LaunchError
+from costmodel.errors import CompileError, CostModelError, InvalidInput, LaunchError
 from costmodel.launch import Plan, load
 from costmodel.models.storage import CARD
 from costmodel.models.xgb import XgbCostModel
@@ -62,8 +63,13 @@ def matmul(
     The first call of a kind tunes: it ranks the space, times the top 8 beside torch and keeps the
     winner on disk. Winners are shared by buckets of m.
 
+    A tensor that requires grad gets its gradient, and ``torch.compile`` traces it without a break;
+    either goes by an operator of torch's, and takes the model of :func:`use` only.
+
     Args:
         a: [m, k]; b: [k, n]; both float16, bfloat16 or float32, any strides, on one NVIDIA GPU.
+            Leading batch dimensions and vectors are as in ``torch.matmul``; where both have
+            batches, torch multiplies.
         out: [m, n] to write to, of the type of a and b or float32; it may share no memory with the
             inputs.
         bias: [n] of the type of the result.
@@ -83,6 +89,8 @@ def matmul(
         InvalidInput, UnsupportedDtype, GradientError: operands that cannot be used.
         CostModelError: an untuned call while a CUDA graph is captured.
     """
+    if torch.compiler.is_compiling():
+        return _traced(a, b, out, bias, activation, tf32, out_dtype, mode, model)
     if tf32 is None:
         tf32 = _as_torch(a)
     key = _key(a, b, out, bias, activation, tf32, out_dtype, mode, model)
@@ -190,6 +198,37 @@ def _identity(model: ModelLike) -> Any:
     return path, os.stat(path).st_mtime_ns if os.path.exists(path) else 0
 
 
+def _is_batch(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return not getattr(a, "ndim", 2) == getattr(b, "ndim", 2) == 2
+
+
+def _traced(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    tf32: bool | None,
+    out_dtype: torch.dtype | None,
+    mode: str,
+    model: ModelLike,
+) -> torch.Tensor:
+    """The product as an operator of torch's: what is traced, and what is to have a gradient."""
+    if model is not None:
+        raise InvalidInput(
+            "model= with torch.compile or a tensor that requires grad: call costmodel.use(model) "
+            "before instead"
+        )
+    if _is_batch(a, b):
+        return multiply_batches(
+            matmul, a, b, out, bias=bias, activation=activation, tf32=tf32, out_dtype=out_dtype,
+            mode=mode,
+        )  # fmt: skip
+    operator = torch.ops.costmodel.matmul  # of costmodel.torch_ops
+    found = operator(a, b, bias, activation or "none", tf32, out_dtype, mode)
+    return found if out is None else out.copy_(found)
+
+
 def _first_call(
     key: Any,
     a: torch.Tensor,
@@ -203,7 +242,14 @@ def _first_call(
     model: ModelLike,
 ) -> torch.Tensor:
     check_mode(mode)
+    if _is_batch(a, b):
+        return multiply_batches(
+            matmul, a, b, out, bias=bias, activation=activation, tf32=tf32, out_dtype=out_dtype,
+            mode=mode, model=model,
+        )  # fmt: skip
     check_arguments(a, b, out, bias, activation, tf32, out_dtype)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (a, b, bias) if x is not None):
+        return _traced(a, b, out, bias, activation, tf32, out_dtype, mode, model)
     index = a.get_device()
     with torch.cuda.device(index):
         if torch.cuda.is_current_stream_capturing():

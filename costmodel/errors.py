@@ -8,7 +8,7 @@
     │   ├── LayoutError               `out` that cannot be written (overlapping, wrong strides)
     │   └── DeviceError               tensors on the CPU, or on several GPUs
     ├── UnsupportedDtype (TypeError)  a dtype, or a mix of dtypes, that no kernel has
-    ├── GradientError (RuntimeError)  a tensor that requires grad (there is no backward)
+    ├── GradientError (RuntimeError)  out= with a tensor that requires grad
     ├── IllegalConfig (ValueError)    a configuration that cannot run, with the reasons
     ├── UnknownTarget (LookupError)   a device that has no entry and cannot be asked
     ├── NoGpu (RuntimeError)          timing or launching was asked for without a usable GPU
@@ -80,7 +80,7 @@ class UnsupportedDtype(CostModelError, TypeError):
 
 
 class GradientError(CostModelError, RuntimeError):
-    """A tensor that requires grad: the kernels have no backward."""
+    """A result that would lose its gradient: ``out=`` where a tensor requires grad."""
 
 
 class IllegalConfig(CostModelError, ValueError):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch.nn import functional
 
-__all__ = ["float32_precision", "torch_multiplies_in_tf32", "torch_product"]
+__all__ = ["activated", "float32_precision", "torch_multiplies_in_tf32", "torch_product"]
 
 
 def torch_product(
@@ -41,6 +41,11 @@ def torch_product(
         functional.silu(out, inplace=True)
     elif activation == "gelu":
         out.copy_(functional.gelu(out))
+
+
+def activated(x: torch.Tensor, activation: str) -> torch.Tensor:
+    """act(x) by torch, in a tensor of its own unless the activation is ``none``."""
+    return x if activation == "none" else getattr(functional, activation)(x)
 
 
 def torch_multiplies_in_tf32() -> bool:

@@ -52,8 +52,10 @@ def half(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
 A, B = half(4, 8), half(8, 16)
 
 REFUSED = [
-    ({"a": half(4)}, ShapeError, "2 dimensions"),
-    ({"a": half(2, 4, 8)}, ShapeError, "2 dimensions"),
+    ({"a": half(4)}, ShapeError, r"columns in a \(4\) as rows in b \(8\)"),
+    ({"a": half(2, 4, 8)}, DeviceError, "a is on cpu"),
+    ({"a": half(2, 4, 8), "b": half(2, 8, 16)}, DeviceError, "a is on cpu"),
+    ({"a": half(2, 4, 8), "out": half(8, 16)}, ShapeError, r"expected \[2, 4, 16\]"),
     ({"b": half(7, 16)}, ShapeError, r"columns in a \(8\) as rows in b \(7\)"),
     ({"out": half(4, 15)}, ShapeError, r"out has shape \[4, 15\]: expected \[4, 16\]"),
     ({"bias": half(4)}, ShapeError, "bias"),
@@ -79,8 +81,9 @@ REFUSED = [
     ({"mode": "fastest"}, InvalidInput, "exhaustive"),
     ({"a": [[1.0]]}, InvalidInput, "list"),
     ({"b": A.to_sparse()}, LayoutError, "to_dense"),
-    ({"a": half(4, 8).requires_grad_()}, GradientError, "no_grad"),
-    ({"bias": half(16).requires_grad_()}, GradientError, "bias"),
+    ({"a": half(4, 8).requires_grad_()}, DeviceError, "a is on cpu"),
+    ({"a": half(4, 8).requires_grad_(), "out": half(4, 16)}, GradientError, "no_grad"),
+    ({"bias": half(16).requires_grad_(), "out": half(4, 16)}, GradientError, "bias"),
     ({}, DeviceError, "a is on cpu"),
     ({"a": A.to("meta"), "b": B.to("meta")}, DeviceError, "a is on meta"),
 ]

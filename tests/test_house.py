@@ -37,7 +37,7 @@ LAYERS = (
     # choosing
     "shipped", "ranking", "tuning_result", "trial", "tuner", "cache", "winners",
     # launching what was chosen
-    "arguments", "prepared", "dispatch", "ahead",
+    "arguments", "batches", "prepared", "dispatch", "torch_ops", "nn", "ahead",
     # people
     "costmodel", "report", "doctor", "cli", "__main__",
 )  # fmt: skip

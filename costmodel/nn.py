@@ -1,0 +1,72 @@
+"""``Linear`` by :func:`costmodel.matmul`: the layer of ``torch.nn``, with the same parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from costmodel.errors import InvalidInput
+from costmodel.torch_ops import matmul
+from costmodel.tuner import check_mode
+from costmodel.workload import ACTIVATIONS
+
+__all__ = ["Linear", "replace_linear"]
+
+
+class Linear(torch.nn.Linear):
+    """act(x @ weight.T + bias): ``torch.nn.Linear``, whose state it loads and saves.
+
+    Args:
+        args, keywords: of ``torch.nn.Linear``.
+        activation: fused into the product: ``relu``, ``gelu`` or ``silu``.
+        mode: of :func:`costmodel.matmul`.
+
+    Raises:
+        InvalidInput: an unknown activation or mode.
+    """
+
+    def __init__(
+        self, *args: Any, activation: str | None = None, mode: str = "auto", **keywords: Any
+    ) -> None:
+        if (activation or "none") not in ACTIVATIONS:
+            raise InvalidInput(
+                f"activation={activation!r}: expected one of {', '.join(ACTIVATIONS)}"
+            )
+        check_mode(mode)
+        super().__init__(*args, **keywords)
+        self.activation, self.mode = activation, mode
+
+    @classmethod
+    def of(
+        cls, layer: torch.nn.Linear, *, activation: str | None = None, mode: str = "auto"
+    ) -> Linear:
+        """One with the parameters of another layer, not copies of them."""
+        made = cls(
+            layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta",
+            activation=activation, mode=mode,
+        )  # fmt: skip
+        made.weight, made.bias = layer.weight, layer.bias
+        return made.train(layer.training)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [..., in_features]; returns [..., out_features]."""
+        return matmul(x, self.weight.T, bias=self.bias, activation=self.activation, mode=self.mode)
+
+
+def replace_linear(module: torch.nn.Module, *, mode: str = "auto") -> int:
+    """Replace every ``torch.nn.Linear`` inside a module, in place; those of subclasses stay.
+
+    Returns:
+        how many were replaced.
+    """
+    found = [
+        (parent, name, child)
+        for parent in module.modules()
+        for name, child in parent.named_children()
+        if type(child) is torch.nn.Linear
+    ]
+    made = {id(child): Linear.of(child, mode=mode) for _, _, child in found}
+    for parent, name, child in found:
+        setattr(parent, name, made[id(child)])  # a layer that is shared stays shared
+    return len(made)

@@ -1,0 +1,97 @@
+"""The product as an operator of torch's: for tracing, for gradients, and for Inductor.
+
+``torch.ops.costmodel.matmul`` is what :func:`costmodel.matmul` calls under ``torch.compile`` and
+where a gradient is wanted; all other calls go straight to the dispatcher.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from costmodel.dispatch import matmul
+from costmodel.errors import ShapeError
+
+__all__ = ["external_matmul", "matmul"]
+
+
+@torch.library.custom_op("costmodel::matmul", mutates_args=(), device_types="cuda")
+def _matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str,
+    tf32: bool | None,
+    out_dtype: torch.dtype | None,
+    mode: str,
+) -> torch.Tensor:
+    """act(a @ b + bias) of a[m, k] and b[k, n]; see :func:`costmodel.matmul`."""
+    with torch.no_grad():
+        return matmul(
+            a, b, bias=bias, activation=activation, tf32=tf32, out_dtype=out_dtype, mode=mode
+        )
+
+
+@_matmul.register_fake
+def _(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str,
+    tf32: bool | None,
+    out_dtype: torch.dtype | None,
+    mode: str,
+) -> torch.Tensor:
+    if not a.dim() == b.dim() == 2 or a.shape[1] != b.shape[0]:
+        raise ShapeError(f"a{list(a.shape)} @ b{list(b.shape)}: expected [m, k] @ [k, n]")
+    return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype or a.dtype)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    a, b, bias, activation, tf32, _, mode = inputs
+    ctx.save_for_backward(a, b, bias)
+    ctx.options = activation, tf32, mode
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    """Gradients of a, b and bias. What went into the activation is computed again."""
+    a, b, bias = ctx.saved_tensors
+    activation, tf32, mode = ctx.options
+    if activation != "none":
+        before = _matmul(a, b, bias, "none", tf32, grad.dtype, mode)
+        grad = _through(activation, grad, before)
+    of_a = of_b = of_bias = None
+    if ctx.needs_input_grad[2]:
+        of_bias = grad.sum(0)
+    # A sum's gradient is one number with strides of 0, which no kernel is made for.
+    grad = grad.to(a.dtype).contiguous()
+    if ctx.needs_input_grad[0]:
+        of_a = _matmul(grad, b.T, None, "none", tf32, None, mode)
+    if ctx.needs_input_grad[1]:
+        of_b = _matmul(a.T, grad, None, "none", tf32, None, mode)
+    return of_a, of_b, of_bias, None, None, None, None
+
+
+def _through(activation: str, grad: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """The gradient before an activation, by torch's own formulas."""
+    if activation == "relu":
+        return torch.ops.aten.threshold_backward(grad, before, 0)  # type: ignore[no-any-return]
+    if activation == "gelu":
+        return torch.ops.aten.gelu_backward(grad, before)  # type: ignore[no-any-return]
+    # Written out, since torch's own cannot be differentiated again.
+    x = before.to(torch.promote_types(before.dtype, torch.float32))
+    sigmoid = torch.sigmoid(x)
+    return grad * (sigmoid * (1 + x * (1 - sigmoid))).to(grad.dtype)
+
+
+_matmul.register_autograd(_backward, setup_context=_keep)
+
+
+def external_matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    """out = a @ b, as Inductor wants it of an external product.
+
+    ``torch._inductor.config.external_matmul.append(external_matmul)`` makes it a candidate of
+    ``mode="max-autotune"``.
+    """
+    return matmul(a, b, out=out)

@@ -1,0 +1,216 @@
+"""The product as an operator of torch's. Its kernel is for GPUs: here the CPU has one by torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import costmodel
+from costmodel import batches
+from costmodel.batches import multiply_batches
+from costmodel.errors import GradientError, InvalidInput, LayoutError, ShapeError, UnsupportedDtype
+from costmodel.nn import Linear, replace_linear
+from costmodel.torch_ops import external_matmul
+from costmodel.torch_product import activated
+
+ACTIVATIONS = ["none", "relu", "gelu", "silu"]
+
+
+def by_torch(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str,
+    tf32: bool | None,
+    out_dtype: torch.dtype | None,
+    mode: str,
+) -> torch.Tensor:
+    product = a @ b if bias is None else a @ b + bias
+    return activated(product, activation).to(out_dtype or a.dtype).clone()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _on_the_cpu() -> Iterator[None]:
+    costmodel.matmul  # noqa: B018 - registers the operator
+    library = torch.library.Library("costmodel", "FRAGMENT")
+    torch.library.register_kernel("costmodel::matmul", "cpu", by_torch, lib=library)
+    yield
+    library._destroy()
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator, dtype=dtype).requires_grad_(grad)
+
+
+# --- the operator -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_it_passes_torchs_own_checks(activation: str, with_bias: bool, grad: bool) -> None:
+    bias = random(5, grad=grad) if with_bias else None
+    arguments = (random(4, 3, grad=grad), random(3, 5, grad=grad), bias, activation, None, None,
+                 "auto")  # fmt: skip
+    torch.library.opcheck(torch.ops.costmodel.matmul.default, arguments)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gradients_are_those_of_finite_differences(activation: str) -> None:
+    a, b, bias = (random(*s, dtype=torch.float64, grad=True) for s in ((4, 3), (3, 5), (5,)))
+
+    def product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> Any:
+        return torch.ops.costmodel.matmul(a, b, bias, activation, None, None, "auto")
+
+    assert torch.autograd.gradcheck(product, (a, b, bias))
+    if activation != "relu":  # which has a corner
+        assert torch.autograd.gradgradcheck(product, (a, b, bias))
+
+
+def test_a_gradient_with_no_strides_is_no_trouble() -> None:
+    a, b = random(4, 3, grad=True), random(3, 5)
+    torch.ops.costmodel.matmul(a, b, None, "none", None, None, "auto").sum().backward()
+    torch.testing.assert_close(a.grad, torch.ones(4, 5) @ b.T)
+    assert b.grad is None
+
+
+def test_the_fake_kernel_knows_the_result() -> None:
+    a, b = (torch.empty(s, device="meta", dtype=torch.float16) for s in ((4, 3), (3, 5)))
+    found = torch.ops.costmodel.matmul(a, b, None, "none", None, torch.float32, "auto")
+    assert (found.shape, found.dtype) == ((4, 5), torch.float32)
+    with pytest.raises(ShapeError, match=r"a\[4, 3\] @ b\[4, 3\]"):
+        torch.ops.costmodel.matmul(a, a, None, "none", None, None, "auto")
+
+
+# --- torch.compile ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (2, 4, 3), (2, 2, 4, 3), (3,)])
+def test_it_compiles_without_a_break(shape: tuple[int, ...]) -> None:
+    def step(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return costmodel.matmul(x * 2, w, bias=bias, activation="relu") + 1
+
+    x, w, bias = random(*shape), random(3, 5), random(5)
+    found = torch.compile(step, fullgraph=True, backend="aot_eager")(x, w, bias)
+    torch.testing.assert_close(found, torch.relu(x * 2 @ w + bias) + 1)
+
+
+def test_a_compiled_layer_is_trained() -> None:
+    torch.manual_seed(0)
+    plain = torch.nn.Linear(3, 5)
+    ours = Linear.of(plain, activation="silu")
+    compiled: Any = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    x = random(2, 4, 3)
+    compiled(x).square().sum().backward()
+    found = [p.grad.clone() for p in plain.parameters() if p.grad is not None]
+    plain.zero_grad()
+    torch.nn.functional.silu(plain(x)).square().sum().backward()
+    torch.testing.assert_close(found, [p.grad for p in plain.parameters()])
+
+
+def test_a_model_cannot_be_traced() -> None:
+    step: Any = torch.compile(
+        lambda a, b: costmodel.matmul(a, b, model="some/folder"), backend="eager", fullgraph=True
+    )
+    with pytest.raises(Exception, match=r"costmodel\.use"):
+        step(random(4, 3), random(3, 5))
+
+
+def test_out_has_no_gradient() -> None:
+    a, b = random(4, 3, grad=True), random(3, 5)
+    with pytest.raises(GradientError, match="leave out away"):
+        costmodel.matmul(a, b, out=torch.empty(4, 5))
+
+
+def test_inductor_is_given_what_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("costmodel.torch_ops.matmul", lambda a, b, out: asked.append((a, b, out)))
+    external_matmul(1, 2, out=3)  # type: ignore[arg-type]
+    assert asked == [(1, 2, 3)]
+
+
+# --- batches ------------------------------------------------------------------------------------
+
+
+def two_matrices(
+    a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None, **_: Any
+) -> torch.Tensor:
+    assert a.ndim == b.ndim == 2
+    return torch.mm(a, b, out=out)
+
+
+sides = st.integers(0, 4)
+
+
+@settings(deadline=None)
+@given(st.lists(sides, max_size=4), st.lists(sides, max_size=1), sides, st.booleans())
+def test_batches_are_as_torch_has_them(
+    lead: list[int], columns: list[int], k: int, transposed: bool
+) -> None:
+    a, b = random(*lead, k), random(k, *columns)
+    if transposed and len(lead) == 1:
+        a = random(k, *lead).T
+    expected = torch.matmul(a, b)
+    torch.testing.assert_close(multiply_batches(two_matrices, a, b, None), expected)
+    if expected.ndim:
+        out = torch.full_like(expected, float("nan"))
+        assert multiply_batches(two_matrices, a, b, out) is out
+        torch.testing.assert_close(out, expected)
+
+
+def test_batches_on_both_sides_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "check_kinds", lambda *_: None)
+    a, b, bias = random(2, 1, 4, 3), random(5, 3, 6), random(6)
+    expected = torch.relu(a @ b + bias)
+    found = multiply_batches(two_matrices, a, b, None, bias=bias, activation="relu")
+    torch.testing.assert_close(found, expected)
+    out = torch.empty_like(expected)
+    assert multiply_batches(two_matrices, a, b, out, bias=bias, activation="relu") is out
+    torch.testing.assert_close(out, expected)
+    with pytest.raises(UnsupportedDtype, match="out_dtype"):
+        multiply_batches(two_matrices, a, b, None, out_dtype=torch.float64)
+
+
+def test_what_is_no_batch_is_refused() -> None:
+    with pytest.raises(ShapeError, match="expected vectors"):
+        multiply_batches(two_matrices, torch.tensor(1.0), random(3, 5), None)
+    with pytest.raises(ShapeError, match=r"expected \[2, 4, 5\]"):
+        multiply_batches(two_matrices, random(2, 4, 3), random(3, 5), torch.empty(2, 5, 4))
+    out = torch.empty(4, 2, 5).transpose(0, 1)
+    with pytest.raises(LayoutError, match="no rows of one matrix"):
+        multiply_batches(two_matrices, random(2, 4, 3), random(3, 5), out)
+
+
+# --- the layer ----------------------------------------------------------------------------------
+
+
+def test_a_layer_takes_over_the_parameters() -> None:
+    plain = torch.nn.Linear(3, 5, bias=False).eval()
+    ours = Linear.of(plain, mode="predict")
+    assert ours.weight is plain.weight
+    assert ours.bias is None
+    assert not ours.training
+    assert ours.state_dict().keys() == plain.state_dict().keys()
+    Linear(3, 5, bias=False).load_state_dict(plain.state_dict())
+    for bad in ({"activation": "tanh"}, {"mode": "fastest"}):
+        with pytest.raises(InvalidInput):
+            Linear(3, 5, **bad)  # type: ignore[arg-type]
+
+
+def test_layers_are_replaced_wherever_they_are() -> None:
+    shared = torch.nn.Linear(4, 4)
+    module = torch.nn.Sequential(
+        shared, torch.nn.ReLU(), torch.nn.Sequential(torch.nn.Linear(4, 2), shared)
+    )
+    weights = dict(module.state_dict())
+    assert replace_linear(module) == 2
+    assert module[0] is module[2][1]
+    assert [type(layer) for layer in (module[0], module[2][0])] == [Linear, Linear]
+    assert all(weights[name] is not None for name in module.state_dict())
+    assert replace_linear(module) == 0
