@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from costmodel.config import GemmConfig
     from costmodel.dataset import Dataset
     from costmodel.dispatch import matmul, result_for, use
+    from costmodel.explanation import Explanation, explain
     from costmodel.models import XgbCostModel, load
     from costmodel.ranking import Ranking, rank
     from costmodel.runner.replay import ReplayRunner
@@ -62,6 +63,7 @@ __all__ = [
     "CostModelError",
     "Dataset",
     "DeviceError",
+    "Explanation",
     "FileError",
     "GemmConfig",
     "GradientError",
@@ -86,6 +88,7 @@ __all__ = [
     "Workload",
     "WrongVersion",
     "__version__",
+    "explain",
     "load",
     "matmul",
     "rank",
@@ -98,12 +101,14 @@ __all__ = [
 
 _WHERE = {
     "Dataset": "dataset",
+    "Explanation": "explanation",
     "GemmConfig": "config",
     "Ranking": "ranking",
     "ReplayRunner": "runner.replay",
     "Target": "target",
     "TuningResult": "tuning_result",
     "Workload": "workload",
+    "explain": "explanation",
     "load": "models",
     "matmul": "dispatch",
     "rank": "ranking",

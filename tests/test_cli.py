@@ -129,17 +129,39 @@ def test_rank_lists_configurations_with_predictions(model: Path) -> None:
     assert "predicted us" in table.stdout
 
 
-def test_explain_shows_what_the_model_saw(model: Path) -> None:
+def test_explain_says_why_the_first_are_first(model: Path) -> None:
     arguments = (RECORDED.m, RECORDED.n, RECORDED.k, "--target", "h100-sxm", "--model", model)
-    ranked = run_json("rank", *arguments, "--top", 3)["ranked"]
-    found = run_json("explain", *arguments[:3], 3, *arguments[3:])
-    assert found["explained"]["config"] == ranked[2]["config"]
-    assert found["best"]["config"] == ranked[0]["config"]
-    assert found["explained"]["prediction"]["predicted_us"] == ranked[2]["predicted_us"]
-    assert found["explained"]["on paper"]["tiles"] >= 1
-    beyond = run("explain", *arguments[:3], 10**6, *arguments[3:])
+    ranked = run_json("rank", *arguments, "--top", 5)["ranked"]
+    found = run_json("explain", *arguments, "--top", 2)
+    assert [row["place"] for row in found["explained"]] == [1, 2]
+    for row, expected in zip(found["explained"], ranked, strict=False):
+        assert row["config"] == expected["config"]
+        assert row["predicted_us"] == pytest.approx(expected["predicted_us"])
+        assert row["grid"]["tiles"] >= 1
+    table = run("explain", *arguments).stdout
+    assert all(text in table for text in ("waves", "latency x bandwidth", "on average"))
+
+
+def test_explain_shows_one_beside_the_first(model: Path) -> None:
+    size, options = (RECORDED.m, RECORDED.n, RECORDED.k), ("--target", "h100-sxm", "--model", model)
+    ranked = run_json("rank", *size, *options, "--top", 5)["ranked"]
+    first, fifth = run_json("explain", *size, 5, *options)["explained"]
+    assert (first["place"], fifth["place"]) == (1, 5)
+    assert fifth["config"] == ranked[4]["config"]
+    beyond = run("explain", *size, 10**6, *options)
     assert beyond.exit_code == 2
     assert "distinct configurations" in beyond.stderr
+
+
+@pytest.mark.filterwarnings("ignore:.*rules of thumb rank:RuntimeWarning")
+def test_explain_where_the_rules_answer(model: Path) -> None:
+    arguments = ("explain", 64, 96, 1280, "--dtype", "float32", "--target", "h100-sxm")
+    found = run_json(*arguments, "--model", model)
+    assert "only a trained model" in found["no_factors"]
+    assert found["explained"][0]["factors"] is None
+    people = run(*arguments, "--model", model)
+    assert "rules" in people.stdout
+    assert "no factors of a model" in people.stderr
 
 
 def test_evaluate_prints_the_contract(data: Path, model: Path) -> None:

@@ -30,11 +30,11 @@ LAYERS = (
     # judging
     "duplicates", "heldout", "metrics", "evaluate",
     # models
-    "analytic", "features", "models", "comparison",
+    "analytic", "features", "concepts", "models", "comparison",
     # the loop that feeds them
     "sampling", "collect",
     # choosing
-    "shipped", "ranking", "tuning_result", "trial", "tuner", "cache", "winners",
+    "shipped", "ranking", "explanation", "tuning_result", "trial", "tuner", "cache", "winners",
     # launching what was chosen
     "arguments", "prepared", "dispatch", "ahead",
     # people
