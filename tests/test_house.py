@@ -30,7 +30,7 @@ LAYERS = (
     # judging
     "duplicates", "heldout", "metrics", "evaluate",
     # models
-    "analytic", "features", "concepts", "models", "comparison",
+    "analytic", "features", "concepts", "models", "correlation", "comparison",
     # the loop that feeds them
     "sampling", "collect",
     # choosing
@@ -38,7 +38,7 @@ LAYERS = (
     # launching what was chosen
     "arguments", "prepared", "dispatch", "ahead",
     # people
-    "costmodel", "report", "doctor", "cli", "__main__",
+    "costmodel", "report", "html_page", "html_report", "doctor", "cli", "__main__",
 )  # fmt: skip
 """Each part may import those before it, at any depth of its code, and none after it."""
 
