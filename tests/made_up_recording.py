@@ -51,9 +51,11 @@ def record(dataset: Dataset, workload: Workload, role: Any, count: int) -> None:
     dataset.append_measurements(rows, run=RUN, role=role, torch=torch)
 
 
-def write_recording(path: Path, target: Target = TARGET) -> Dataset:
+def write_recording(
+    path: Path, target: Target = TARGET, protocol: dict[str, Any] | None = None
+) -> Dataset:
     """Rows of all of TRAINING, and of two eval workloads, one of them ragged."""
-    dataset = Dataset.create(path, target, {"repeats": 5})
+    dataset = Dataset.create(path, target, protocol or {"repeats": 5})
     for workload in TRAINING:
         record(dataset, workload, "train", 40)
     for workload in (RECORDED, eval_workloads()[-9]):

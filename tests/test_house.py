@@ -34,7 +34,8 @@ LAYERS = (
     # the loop that feeds them
     "sampling", "collect",
     # choosing
-    "shipped", "ranking", "explanation", "tuning_result", "trial", "tuner", "cache", "winners",
+    "shipped", "ranking", "explanation", "tuning_result", "trial", "tuner", "cache",
+    "from_use", "winners",
     # launching what was chosen
     "arguments", "prepared", "dispatch", "ahead",
     # people
