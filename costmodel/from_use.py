@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from costmodel.artifact import Artifact
 from costmodel.cache import CacheEntry, WinnerCache
 from costmodel.candidates import Candidates
 from costmodel.config import GemmConfig
-from costmodel.errors import MissingData
+from costmodel.errors import FileError, MissingData
 from costmodel.heldout import is_held_out
 from costmodel.kernel_code import kernel_hash
 from costmodel.measurement import Measurement
+from costmodel.models.registry import model_directory
+from costmodel.models.storage import load_artifacts
 from costmodel.models.table import TrainingTable
 from costmodel.space import legality
 from costmodel.specialize import artifact_key, specialize
@@ -93,7 +96,7 @@ def with_use(dataset: Dataset, cache: WinnerCache) -> tuple[TrainingTable, dict[
     dropped = Counter(used.dropped)
     dropped["in the data set already"] = len(used.rows) - len(new)
     keys = [artifact_key(specialize(w, config), dataset.target) for w, config, _ in new]
-    artifacts = dataset.artifacts().find(keys)
+    artifacts = _artifacts(dataset, keys)
     card = {
         "rows": len(new),
         "workloads": len({workload for workload, _, _ in new}),
@@ -102,6 +105,19 @@ def with_use(dataset: Dataset, cache: WinnerCache) -> tuple[TrainingTable, dict[
     }
     candidates = Candidates.of([config for _, config, _ in new], artifacts)
     return _joined(table, new, candidates, used.torch_us), card
+
+
+def _artifacts(dataset: Dataset, keys: Sequence[str]) -> list[Artifact | None]:
+    """The binaries of these keys: as the data set knows them, else the shipped model."""
+    found = dataset.artifacts().find(keys)
+    directory = model_directory(dataset.target)
+    if directory is None or None not in found:
+        return found
+    try:
+        shipped = load_artifacts(directory, dataset.target).find(keys)
+    except FileError:  # then these rows are learned from by their configurations
+        return found
+    return [own or other for own, other in zip(found, shipped, strict=True)]
 
 
 def used_rows(cache: WinnerCache, target: Target, protocol: Mapping[str, Any]) -> UsedRows:
