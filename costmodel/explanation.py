@@ -22,6 +22,7 @@ from costmodel.errors import InvalidInput
 from costmodel.features import FEATURES
 from costmodel.models.xgb import XgbCostModel
 from costmodel.ranking import Ranking, answering_model, rank
+from costmodel.space import legality
 from costmodel.target import Target
 from costmodel.untrusted import require_count
 from costmodel.workload import Workload
@@ -119,21 +120,26 @@ def explain(
     *,
     top: int = 3,
     places: Sequence[int] | None = None,
+    against: GemmConfig | None = None,
 ) -> Explanation:
     """Why the first ``top`` configurations of a ranking are where they are; needs no GPU.
 
     Args:
         target, model: as for :func:`costmodel.rank`.
         places: explain these instead, counted from 1.
+        against: explain the first and this one instead.
 
     Raises:
-        InvalidInput: top < 1, or a place that the ranking does not have.
+        InvalidInput: top < 1, or a place or a configuration that the ranking does not have.
         As :func:`costmodel.rank`, for target and model.
     """
     require_count("top", top)
     for place in places or ():
         require_count("a place", place)
-    ranking = rank(workload, target, model, top if places is None else None)
+    few = places is None and against is None
+    ranking = rank(workload, target, model, top if few else None)
+    if against is not None:
+        places = tuple(dict.fromkeys((1, _place(ranking, against))))
     if places is None:
         places = range(1, len(ranking) + 1)
     if beyond := [place for place in places if place > len(ranking)]:
@@ -155,6 +161,17 @@ def explain(
             for i, row in enumerate(rows)
         ),
     )  # fmt: skip
+
+
+def _place(ranking: Ranking, config: GemmConfig) -> int:
+    """Where a configuration stands, from 1."""
+    if config in ranking.configs:
+        return ranking.configs.index(config) + 1
+    why = legality(config, ranking.workload, ranking.target.device)
+    raise InvalidInput(
+        f"{config} is not in the ranking of {ranking.workload}: "
+        f"{why or 'it is not in the space, is known not to compile, or does as another one does'}"
+    )
 
 
 def _contributions(

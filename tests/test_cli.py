@@ -62,7 +62,7 @@ def test_every_command_says_what_it_does(command: str) -> None:
 def test_the_names_are_a_contract() -> None:
     from typer.main import get_command
 
-    assert set(get_command(app).commands) == set(COMMANDS)  # type: ignore[attr-defined]
+    assert tuple(get_command(app).commands) == COMMANDS  # type: ignore[attr-defined]
 
 
 def test_the_program_runs_without_a_gpu_in_sight() -> None:
@@ -106,6 +106,9 @@ def test_explain_shows_one_beside_the_first(model: Path) -> None:
     first, fifth = run_json("explain", *size, 5, *options)["explained"]
     assert (first["place"], fifth["place"]) == (1, 5)
     assert fifth["config"] == ranked[4]["config"]
+    name = str(costmodel.GemmConfig.from_dict(ranked[4]["config"]))
+    named = run_json("explain", *size, *options, "--against", name)["explained"]
+    assert named == [first, fifth]
     beyond = run("explain", *size, 10**6, *options)
     assert beyond.exit_code == 2
     assert "distinct configurations" in beyond.stderr
@@ -190,6 +193,7 @@ def test_element_types_are_options(options: tuple[str, ...], key: str) -> None:
         (("rank", 64, 64, 64, "--tf32"), "expected float32 ones"),
         (("rank", 64, 64, 64, "--a-layout", "diagonal"), "a_layout"),
         (("rank", 64, 64, 64, "--target", "h100-sxm", "--model", "/nowhere"), "no model at"),
+        (("explain", 64, 64, 64, "--target", "h100-sxm", "--against", "x"), "names no config"),
         (("train", "/nowhere", "--out", "/nowhere"), "no dataset at"),
         (("evaluate", "--data", "/nowhere"), "no dataset at"),
         (("tune", 77, 78, 1790, "--replay", "--data", "DATA"), "was not recorded"),

@@ -11,6 +11,7 @@ import pytest
 import costmodel
 from costmodel.comparison import ConfigOnly
 from costmodel.concepts import CONCEPTS, OTHER, concept_of, grouped
+from costmodel.config import GemmConfig
 from costmodel.errors import InvalidInput
 from costmodel.explanation import WITH_PTX, WITHOUT_PTX, explain
 from costmodel.features import FEATURES
@@ -127,6 +128,16 @@ def test_places_that_are_not_there_are_refused() -> None:
         explain(SKINNY, TARGET, places=[0])
     with pytest.raises(InvalidInput, match="top"):
         explain(SKINNY, TARGET, top=0)
+
+
+def test_one_can_be_set_against_the_first() -> None:
+    ranking = rank(SKINNY, TARGET)
+    rows = explain(SKINNY, TARGET, against=ranking.configs[30]).rows
+    assert [row.place for row in rows] == [1, 31]
+    assert len(explain(SKINNY, TARGET, against=ranking.configs[0]).rows) == 1
+    giant = GemmConfig("pointer", 1024, 1024, 256)
+    with pytest.raises(InvalidInput, match="is not in the ranking"):
+        explain(SKINNY, TARGET, against=giant)
 
 
 def test_it_is_a_function_of_the_package() -> None:

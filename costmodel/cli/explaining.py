@@ -35,15 +35,23 @@ def explain(
     b_layout: output.BLayout = "row",
     target: output.TargetName = None,
     top: Annotated[int, typer.Option(min=1, help="How many of the ranking to explain.")] = 3,
+    against: Annotated[
+        str | None,
+        typer.Option(help='This one beside the first, such as "tma 128x256x64 w8 s4 g8".'),
+    ] = None,
     model: output.Model = None,
     as_json: AsJson = False,
 ) -> None:
     """Why the first configurations are first: on paper, and what the model adds; needs no GPU."""
+    from costmodel.config import parse_config
     from costmodel.explanation import explain as explain_ranking
 
     workload = output.workload_of(m, n, k, dtype, a_layout, b_layout, out_dtype, tf32)
     places = None if place is None else tuple(dict.fromkeys((1, place)))
-    found = explain_ranking(workload, output.find_target(target), model, top=top, places=places)
+    other = None if against is None else parse_config(against)
+    found = explain_ranking(
+        workload, output.find_target(target), model, top=top, places=places, against=other
+    )
     if as_json:
         output.print_json(found.to_dict())
         return
@@ -87,8 +95,8 @@ def _lines(row: Explained) -> dict[str, str]:
         "useful work in the tiles": f"{grid['useful_percent']:.0f} %",
         "waves": f"{grid['waves']:.2f}, the last {grid['last_wave_full_percent']:.0f} % full",
         "blocks of each multiprocessor": (
-            f"{grid['blocks_per_multiprocessor']:.2f}, the fullest one takes "
-            f"{grid['imbalance_percent']:.0f} % longer"
+            f"{grid['blocks_per_multiprocessor']:.2f} on average, "
+            f"{grid['imbalance_percent']:+.0f} % on the fullest"
         ),
         "of these at once": (
             f"{here['blocks_per_multiprocessor']:.0f}, limited by {here['limited_by']}"
