@@ -113,6 +113,33 @@ def test_a_model_without_reasons_is_explained_on_paper(
     assert found.to_dict()["explained"][0]["factors"] is None
 
 
+@pytest.mark.filterwarnings("ignore:.*rules of thumb rank:RuntimeWarning")
+@pytest.mark.parametrize("target", ["h100-sxm", "a100-sxm", "b200-sxm"])
+@pytest.mark.parametrize(
+    "workload",
+    [
+        Workload.dense(1, 1, 1),
+        Workload.dense(4096, 4096, 1, a_layout="col"),
+        Workload.dense(33, 77, 555, "float32"),
+        Workload.dense(33, 7776, 555, "float32", tf32=True, b_layout="col"),
+        Workload.dense(64, 512, 512, "bfloat16", bias=True, activation="gelu", out_dtype="float32"),
+        Workload.dense(200_000, 100_000, 64),
+    ],
+    ids=str,
+)
+def test_whatever_can_be_ranked_can_be_explained(workload: Workload, target: str) -> None:
+    found = explain(workload, Target.named(target, TARGET.toolchain), top=2)
+    assert bool(found.no_factors) == all(row.factors is None for row in found.rows)
+    for row in found.rows:
+        assert 0 < row.grid["useful_percent"] <= 100  # type: ignore[operator]
+        assert row.residency["bytes_wanted"] > 0  # type: ignore[operator]
+        if row.predicted_us is not None:
+            assert row.roofline["percent"] > 0  # type: ignore[operator]
+        values = [v for part in row.to_dict().values() if isinstance(part, dict)
+                  for v in part.values() if isinstance(v, float)]  # fmt: skip
+        assert np.isfinite(values).all()
+
+
 def test_splitting_k_has_its_price() -> None:
     rows = explain(SKINNY, TARGET, places=range(1, 40)).rows
     split = next(row for row in rows if row.config.split_k > 1)
