@@ -18,7 +18,7 @@ _EXACT: dict[str, tuple[str, ...]] = {
     "the device": ("arch", "sm_count", "machine_balance", "l2_mib"),
     "which kernel it is": (
         "is_pointer", "is_tma", "is_persistent", "is_warp_specialized", "flatten", "repack",
-        "repack_estimate",
+        "repack_estimate", "repack_share",
     ),
     "the shape of the tile": (
         "block_m", "block_n", "block_k", "tile_intensity", "rows_per_warp", "wgmma_shape",
@@ -26,10 +26,10 @@ _EXACT: dict[str, tuple[str, ...]] = {
     ),
     "the bounds and the estimate on paper": (
         "compute_bound", "dram_bound", "l2_bound", "bound", "loop_estimate", "edge_estimate",
-        "estimate", "roofline_us",
+        "estimate", "roofline_us", "loop_share", "dram_estimate", "log_estimate_us",
     ),
     "the tail of the last wave": (
-        "tiles_per_sm", "waves", "wave_efficiency", "last_wave", "sm_balance",
+        "tiles_per_sm", "waves", "wave_efficiency", "last_wave", "sm_balance", "tail_share",
     ),
     "how many blocks there are": ("tiles_m", "tiles_n", "tiles", "programs"),
     "padding of the tiles": ("useful_m", "useful_n", "useful_k", "useful", "even_k"),
@@ -38,13 +38,13 @@ _EXACT: dict[str, tuple[str, ...]] = {
     ),
     "traffic, and reuse in L2": (
         "group_m", "group_fill", "wave_footprint_l2", "operand_traffic", "dram_traffic",
-        "program_bytes",
+        "program_bytes", "dram_share", "a_straddle", "b_straddle", "c_straddle",
     ),
     "blocks and warps that share a multiprocessor": (
         "num_warps", "occupancy", "warps_per_sm", "resident", "shared_used", "shared_bytes",
         "static_shared_bytes",
     ),
-    "splitting k": ("split_k", "split_traffic", "split_estimate"),
+    "splitting k": ("split_k", "split_traffic", "split_estimate", "split_share"),
     "registers and spills": ("registers", "registers_used", "spill_bytes", "maxnreg"),
     "the instructions of the main loop": (
         "has_loop", "steps_per_iteration", "mma_per_iteration", "issue_bound",

@@ -34,7 +34,7 @@ WITHOUT_PTX = "configuration only"
 
 Facts = Mapping[str, float | str | None]
 
-_ESTIMATE = "_estimate"  # how the parts of the estimate are called among the columns
+_SHARE, _MULTIPLE = "_share", "_estimate"
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def _explained(
     known = not np.isnan(columns[0])
     binary = dict(zip(ARTIFACT_COLUMNS[:3], map(float, columns), strict=False)) if known else None
     head = "" if factors is None else WITH_PTX if known else WITHOUT_PTX
-    roofline_us = paper["roofline_us"]
+    roofline_us, paper_us = paper["roofline_us"], _paper_us(paper)
     return Explained(
         place=row + 1,
         config=config,
@@ -208,13 +208,9 @@ def _explained(
         roofline=_roofline(ranking.workload, target, roofline_us, predicted_us),
         grid=_grid(config, target, paper),
         residency=_residency(ranking.workload, config, target, paper),
-        traffic=_traffic(ranking.workload, paper),
+        traffic=_traffic(ranking.workload, paper, paper_us),
         binary=binary,
-        paper_us={
-            name.removesuffix(_ESTIMATE): value * roofline_us
-            for name, value in paper.items()
-            if name.endswith(_ESTIMATE) or name == "estimate"
-        },
+        paper_us=paper_us,
         start_us=start_us,
         factors=factors,
     )
@@ -296,11 +292,24 @@ def _limit(config: GemmConfig, target: Target, paper: Mapping[str, float]) -> st
     return " and ".join(name for name, limit in limits.items() if limit <= blocks)
 
 
-def _traffic(workload: Workload, paper: Mapping[str, float]) -> Facts:
+def _traffic(
+    workload: Workload, paper: Mapping[str, float], paper_us: Mapping[str, float]
+) -> Facts:
     return {
         "least_bytes": workload.bytes(),
         "device_memory_bytes": paper["dram_traffic"],
         "l2_bytes": paper["operand_traffic"],
         "split_k_bytes": paper["split_traffic"],
-        "split_k_us": paper["split_estimate"] * paper["roofline_us"],
+        "split_k_us": paper_us.get("split", 0.0),
     }
+
+
+def _paper_us(paper: Mapping[str, float]) -> dict[str, float]:
+    """The estimate in us, and its parts: shares of it, or like itself multiples of the roofline."""
+    whole_us = paper["estimate"] * paper["roofline_us"]
+    shares = {n.removesuffix(_SHARE): x for n, x in paper.items() if n.endswith(_SHARE)}
+    multiples = {n.removesuffix(_MULTIPLE): x for n, x in paper.items() if n.endswith(_MULTIPLE)}
+    parts_us = {name: x * whole_us for name, x in shares.items()} or {
+        name: x * paper["roofline_us"] for name, x in multiples.items()
+    }
+    return {**parts_us, "estimate": whole_us}
