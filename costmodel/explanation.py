@@ -52,7 +52,8 @@ class Explained:
         residency: blocks on a multiprocessor, what limits them, and bytes on their way.
         traffic: bytes that move, and what splitting k costs.
         binary: registers, spills and shared memory; None where it was never compiled.
-        paper_us: the parts of the estimate on paper, which the model starts from.
+        paper_us: the estimate on paper, which the model starts from, and what it is made of: parts
+            may run at the same time, so that they need not add up.
         start_us: the estimate times what the model adds to it on average.
         factors: what the model makes of each concept, as a factor on the latency:
             ``predicted_us = start_us * product of factors``. None where no learned model answered.

@@ -110,7 +110,7 @@ def _lines(row: Explained) -> dict[str, str]:
         ),
         "asked of L2": _bytes(traffic["l2_bytes"]),
         "binary": _binary(row),
-        "estimate on paper": f"{row.paper_us['estimate']:.4g} us: {_parts(row)}",
+        "estimate on paper": f"{row.paper_us['estimate']:.4g} us, of it {_parts(row)}",
     }
     if roof["percent"] is None:
         del lines["of the roofline"]
