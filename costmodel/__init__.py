@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from costmodel.config import GemmConfig
     from costmodel.dataset import Dataset
     from costmodel.dispatch import result_for, use
+    from costmodel.explanation import Explanation, explain
     from costmodel.models import XgbCostModel, load
     from costmodel.ranking import Ranking, rank
     from costmodel.runner.replay import ReplayRunner
@@ -63,6 +64,7 @@ __all__ = [
     "CostModelError",
     "Dataset",
     "DeviceError",
+    "Explanation",
     "FileError",
     "GemmConfig",
     "GradientError",
@@ -87,6 +89,7 @@ __all__ = [
     "Workload",
     "WrongVersion",
     "__version__",
+    "explain",
     "load",
     "matmul",
     "rank",
@@ -99,12 +102,14 @@ __all__ = [
 
 _WHERE = {
     "Dataset": "dataset",
+    "Explanation": "explanation",
     "GemmConfig": "config",
     "Ranking": "ranking",
     "ReplayRunner": "runner.replay",
     "Target": "target",
     "TuningResult": "tuning_result",
     "Workload": "workload",
+    "explain": "explanation",
     "load": "models",
     "matmul": "torch_ops",
     "rank": "ranking",
@@ -115,20 +120,34 @@ _WHERE = {
 }
 
 
-def train(dataset: Dataset | str | Path, **options: Any) -> XgbCostModel:
+def train(
+    dataset: Dataset | str | Path, *, add_cache: bool | str | Path = False, **options: Any
+) -> XgbCostModel:
     """Train a model on the training workloads of a dataset, or of a dataset directory.
 
-    Options are those of :func:`costmodel.models.train`: ``params``, ``name``, ``nthread``.
+    Other options are those of :func:`costmodel.models.train`: ``params``, ``name``, ``nthread``.
+
+    Args:
+        add_cache: learn also from what tuning has timed on this kind of device, as its cache of
+            winners has it: True is the cache that tuning uses, a path is another one. The card
+            of the model says what came of it, under ``from_use``.
 
     Raises:
         MissingData, CorruptFile, WrongVersion: no usable dataset at this path.
-        InvalidInput: no row to learn from.
+        MissingData: ``add_cache`` is no directory. InvalidInput: no row to learn from.
     """
     from costmodel import models
     from costmodel.dataset import Dataset
 
     opened = dataset if isinstance(dataset, Dataset) else Dataset.open(dataset)
-    return models.train(opened, **options)
+    if add_cache is False:
+        return models.train(opened, **options)
+    from costmodel.from_use import open_cache, with_use
+
+    table, card = with_use(opened, open_cache(None if add_cache is True else add_cache))
+    model = models.train(table, **options)
+    model.card_["from_use"] = card
+    return model
 
 
 def __getattr__(name: str) -> Any:

@@ -122,8 +122,13 @@ class WinnerCache:
 
     def entries(self) -> list[CacheEntry]:
         """All that is kept, by file name; what is no entry is left out."""
-        found = (self._read(path) for path in self._files("*.json"))
-        return [entry for entry in found if entry is not None]
+        return self.survey()[0]
+
+    def survey(self) -> tuple[list[CacheEntry], int]:
+        """All that is kept, by file name, and how many files are no entries."""
+        found = [self._read(path) for path in self._files("*.json")]
+        entries = [entry for entry in found if entry is not None]
+        return entries, len(found) - len(entries)
 
     def clear(self) -> int:
         """Remove all entries, and what crashed writers left; how many entries there were."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from costmodel.errors import InvalidInput
 
-__all__ = ["GemmConfig", "KernelName", "n_parts", "stored_columns"]
+__all__ = ["GemmConfig", "KernelName", "n_parts", "parse_config", "stored_columns"]
 
 KernelName = Literal["pointer", "tma", "tma_persistent", "warp_specialized"]
 
@@ -101,6 +102,27 @@ class GemmConfig:
         return " ".join(p for p in parts if p)
 
 
+def parse_config(text: str) -> GemmConfig:
+    """The configuration of this short name: the inverse of ``str(config)``.
+
+    Raises:
+        InvalidInput: no such name; the message shows one.
+    """
+    match = _NAME.fullmatch(text.strip())
+    if match is None:
+        raise InvalidInput(
+            f"{text!r:.100} names no configuration: expected something like "
+            f"'tma 128x256x64 w8 s4 g8', as `costmodel rank` lists them"
+        )
+    found: dict[str, Any] = match.groupdict()
+    marks = {name: found.pop(name) is not None for name in ("halves", "flatten", "repack")}
+    kernel = found.pop("kernel")
+    numbers: dict[str, Any] = {
+        name: int(value) for name, value in found.items() if value is not None
+    }
+    return GemmConfig(kernel=kernel, **numbers, **marks)
+
+
 def n_parts(block_n: int) -> tuple[int, int]:
     """The greatest power of two in ``block_n``, and the rest: 0 where it is a power of two itself.
 
@@ -119,6 +141,13 @@ def stored_columns(kernel: str, block_n: int, halves: bool) -> int:
     return block_n // 2 if halves else block_n
 
 
+_NAME = re.compile(
+    r"(?P<kernel>[a-z_]+) (?P<block_m>\d{1,4})x(?P<block_n>\d{1,4})x(?P<block_k>\d{1,4})"
+    r" w(?P<num_warps>\d{1,4}) s(?P<num_stages>\d{1,4}) g(?P<group_m>\d{1,4})"
+    r"(?: k(?P<split_k>\d{1,4}))?(?: r(?P<maxnreg>\d{1,4}))?"
+    r"(?P<halves> halves)?(?P<flatten> flat)?(?P<repack> repack)?",
+    re.ASCII,
+)
 _INTEGERS = (
     "block_m", "block_n", "block_k", "num_warps", "num_stages", "maxnreg", "group_m", "split_k",
 )  # fmt: skip

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from costmodel.dataset import Dataset
     from costmodel.frame import Frame
 
-__all__ = ["TOP_K", "evaluate"]
+__all__ = ["TOP_K", "Problem", "evaluate", "problems_of"]
 
 TOP_K = (1, 4, 8, 16)
 
@@ -34,12 +34,18 @@ _Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class _Problem:
-    """One eval workload: what there is to choose from, and what each choice gives."""
+class Problem:
+    """One eval workload: what there is to choose from, and what each choice gives.
+
+    Attributes:
+        candidates: all that is legal and was measured, failures too.
+        latency_us: float64 [n]; NaN where failed. Equal programs have the least of theirs.
+        identity: int64 [n], equal for candidates that do the same.
+    """
 
     workload: Workload
     candidates: Candidates
-    latency_us: _Floats  # NaN where failed
+    latency_us: _Floats
     identity: NDArray[np.int64]
 
 
@@ -76,7 +82,7 @@ def evaluate(dataset: Dataset, models: Sequence[CostModel], target: Target) -> l
     Raises:
         MissingData: the dataset holds no eval rows, or none that worked.
     """
-    problems = _problems(dataset.frame("eval"), target.device)
+    problems = problems_of(dataset.frame("eval"), target.device)
     if not problems:
         raise MissingData(
             f"{dataset.path} holds no working eval rows: record them with `costmodel collect`, or "
@@ -102,7 +108,8 @@ def evaluate(dataset: Dataset, models: Sequence[CostModel], target: Target) -> l
     return entries
 
 
-def _problems(frame: Frame, device: Device) -> list[_Problem]:
+def problems_of(frame: Frame, device: Device) -> list[Problem]:
+    """The workloads of a frame of which anything worked."""
     problems = []
     for workload in frame.workloads:
         part = frame.of_workload(workload)
@@ -115,15 +122,15 @@ def _problems(frame: Frame, device: Device) -> list[_Problem]:
             identity = identities(workload, part.candidates)
             best = np.full(len(identity), np.nan)
             np.fmin.at(best, identity, latency)
-            problems.append(_Problem(workload, part.candidates, best[identity], identity))
+            problems.append(Problem(workload, part.candidates, best[identity], identity))
     return problems
 
 
-def _scores(problems: Sequence[_Problem], cost: Callable[[_Problem], _Floats]) -> list[_Score]:
+def _scores(problems: Sequence[Problem], cost: Callable[[Problem], _Floats]) -> list[_Score]:
     return [_score(p, cost(p), False) for p in problems]
 
 
-def _score(problem: _Problem, cost: _Floats, is_latency: bool) -> _Score:
+def _score(problem: Problem, cost: _Floats, is_latency: bool) -> _Score:
     rows = metrics.distinct_rows(cost, problem.identity)
     latency, ranked = problem.latency_us[rows], cost[rows]
     return _Score(
@@ -134,7 +141,7 @@ def _score(problem: _Problem, cost: _Floats, is_latency: bool) -> _Score:
     )
 
 
-def _second_measurement(dataset: Dataset, problems: Sequence[_Problem]) -> list[_Score]:
+def _second_measurement(dataset: Dataset, problems: Sequence[Problem]) -> list[_Score]:
     """Rank by the first measurement, and judge by the anchors of each run."""
     anchors = dataset.measurements("anchor")
     scores = []
@@ -148,7 +155,7 @@ def _second_measurement(dataset: Dataset, problems: Sequence[_Problem]) -> list[
             cost = np.array([first.get(config, np.nan) for config in configs])
             # Without the pick itself among those timed again, nothing is known of it.
             if len(again) > 1 and np.nanmin(list(first.values())) in cost:
-                part = _Problem(
+                part = Problem(
                     problem.workload, Candidates.of(configs), anchors.latency_us[again],
                     np.arange(len(again)),
                 )  # fmt: skip

@@ -88,7 +88,7 @@ def winner_key(question: Question, target: Target, rows: tuple[int, int]) -> dic
         "model": model.name,
         "model_hash": str(getattr(model, "hash", "")),
         "mode": mode,
-        "k": question.k,
+        "top_k": question.k,
         "include_torch": question.include_torch,
         "protocol": TimingProtocol().to_dict() if timed else None,
     }

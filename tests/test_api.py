@@ -12,8 +12,9 @@ import pytest
 import costmodel
 
 NAMES = {
-    "Dataset", "GemmConfig", "Ranking", "ReplayRunner", "Target", "TuningResult", "Workload",
-    "__version__", "load", "matmul", "rank", "result_for", "train", "tune", "use", "warmup",
+    "Dataset", "Explanation", "GemmConfig", "Ranking", "ReplayRunner", "Target", "TuningResult",
+    "Workload", "__version__", "explain", "load", "matmul", "rank", "result_for", "train", "tune",
+    "use", "warmup",
 }  # fmt: skip
 
 

@@ -9,32 +9,22 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from made_up_recording import RECORDED, TARGET, TRAINING, write_recording
 from typer.testing import CliRunner, Result
 
 import costmodel
-from costmodel.artifact import Artifact
 from costmodel.cache import WinnerCache
 from costmodel.cli import app
-from costmodel.dataset import Dataset, RunInfo
+from costmodel.dataset import Dataset
 from costmodel.heldout import eval_workloads
-from costmodel.measurement import Measurement, TuningRecord
-from costmodel.ptx import PTX_FEATURES
 from costmodel.runner import ReplayRunner
 from costmodel.space import SearchSpace
-from costmodel.specialize import artifact_key, specialize
-from costmodel.target import Target, Toolchain
-from costmodel.workload import Workload
 
 COMMANDS = (
     "collect", "compile", "train", "evaluate", "rank", "tune", "explain", "bench", "report",
     "cache", "doctor",
 )  # fmt: skip
-TARGET = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
-RUN = RunInfo("run-1", "GPU-aaaa", "570.1", "2.11.0", "2026-11-27T12:00:00+00:00")
-TRAINING = [Workload.dense(m, n, k) for m in (64, 640, 2560) for n, k in ((2560, 640), (896, 3200))]
-RECORDED = eval_workloads()[20]
 
 
 def run(*arguments: object) -> Result:
@@ -47,41 +37,9 @@ def run_json(*arguments: object) -> Any:
     return json.loads(result.stdout)
 
 
-def latency_us(workload: Workload, block_m: int, block_n: int, stages: int) -> float:
-    """The law of the made-up machine: padding costs, and so do small tiles."""
-    tiles = -(-workload.m // block_m) * -(-workload.n // block_n)
-    return 2 + tiles * (block_m * block_n + 4000) * workload.k / 1e8 * (1 + 0.2 / stages)
-
-
-def record(dataset: Dataset, workload: Workload, role: Any, count: int) -> None:
-    configs = SearchSpace.of(workload, TARGET).configs
-    chosen = [configs[i] for i in np.random.default_rng(0).choice(len(configs), count, False)]
-    specs = {specialize(workload, c): c for c in chosen}
-    artifacts = [
-        Artifact(artifact_key(s, TARGET), s, registers=c.block_m, shared_bytes=4096 * c.num_stages,
-                 ptx_hash=artifact_key(s, TARGET), ptx=dict.fromkeys(PTX_FEATURES, 1.0))
-        for s, c in specs.items()
-    ]  # fmt: skip
-    rows = []
-    for i, c in enumerate(chosen):
-        us = latency_us(workload, c.block_m, c.block_n, c.num_stages)
-        outcome = Measurement("ok", us, us, us, 5) if i else Measurement("timeout", error="over")
-        key = artifact_key(specialize(workload, c), TARGET)
-        rows.append(TuningRecord(workload, c, key, outcome))
-    dataset.append_artifacts(artifacts)
-    torch = {workload: Measurement("ok", 1e4, 1e4, 1e4, 5)}
-    dataset.append_measurements(rows, run=RUN, role=role, torch=torch)
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("cli") / "data"
-    dataset = Dataset.create(path, TARGET, {"repeats": 5})
-    for workload in TRAINING:
-        record(dataset, workload, "train", 40)
-    for workload in (RECORDED, eval_workloads()[-9]):
-        record(dataset, workload, "eval", 60)
-    return path
+    return write_recording(tmp_path_factory.mktemp("cli") / "data").path
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +62,7 @@ def test_every_command_says_what_it_does(command: str) -> None:
 def test_the_names_are_a_contract() -> None:
     from typer.main import get_command
 
-    assert set(get_command(app).commands) == set(COMMANDS)  # type: ignore[attr-defined]
+    assert tuple(get_command(app).commands) == COMMANDS  # type: ignore[attr-defined]
 
 
 def test_the_program_runs_without_a_gpu_in_sight() -> None:
@@ -129,17 +87,42 @@ def test_rank_lists_configurations_with_predictions(model: Path) -> None:
     assert "predicted us" in table.stdout
 
 
-def test_explain_shows_what_the_model_saw(model: Path) -> None:
+def test_explain_says_why_the_first_are_first(model: Path) -> None:
     arguments = (RECORDED.m, RECORDED.n, RECORDED.k, "--target", "h100-sxm", "--model", model)
-    ranked = run_json("rank", *arguments, "--top", 3)["ranked"]
-    found = run_json("explain", *arguments[:3], 3, *arguments[3:])
-    assert found["explained"]["config"] == ranked[2]["config"]
-    assert found["best"]["config"] == ranked[0]["config"]
-    assert found["explained"]["prediction"]["predicted_us"] == ranked[2]["predicted_us"]
-    assert found["explained"]["on paper"]["tiles"] >= 1
-    beyond = run("explain", *arguments[:3], 10**6, *arguments[3:])
+    ranked = run_json("rank", *arguments, "--top", 5)["ranked"]
+    found = run_json("explain", *arguments, "--top", 2)
+    assert [row["place"] for row in found["explained"]] == [1, 2]
+    for row, expected in zip(found["explained"], ranked, strict=False):
+        assert row["config"] == expected["config"]
+        assert row["predicted_us"] == pytest.approx(expected["predicted_us"])
+        assert row["grid"]["tiles"] >= 1
+    table = run("explain", *arguments).stdout
+    assert all(text in table for text in ("waves", "latency x bandwidth", "on average"))
+
+
+def test_explain_shows_one_beside_the_first(model: Path) -> None:
+    size, options = (RECORDED.m, RECORDED.n, RECORDED.k), ("--target", "h100-sxm", "--model", model)
+    ranked = run_json("rank", *size, *options, "--top", 5)["ranked"]
+    first, fifth = run_json("explain", *size, 5, *options)["explained"]
+    assert (first["place"], fifth["place"]) == (1, 5)
+    assert fifth["config"] == ranked[4]["config"]
+    name = str(costmodel.GemmConfig.from_dict(ranked[4]["config"]))
+    named = run_json("explain", *size, *options, "--against", name)["explained"]
+    assert named == [first, fifth]
+    beyond = run("explain", *size, 10**6, *options)
     assert beyond.exit_code == 2
     assert "distinct configurations" in beyond.stderr
+
+
+@pytest.mark.filterwarnings("ignore:.*rules of thumb rank:RuntimeWarning")
+def test_explain_where_the_rules_answer(model: Path) -> None:
+    arguments = ("explain", 64, 96, 1280, "--dtype", "float32", "--target", "h100-sxm")
+    found = run_json(*arguments, "--model", model)
+    assert "only a trained model" in found["no_factors"]
+    assert found["explained"][0]["factors"] is None
+    people = run(*arguments, "--model", model)
+    assert "rules" in people.stdout
+    assert "no factors of a model" in people.stderr
 
 
 def test_evaluate_prints_the_contract(data: Path, model: Path) -> None:
@@ -210,6 +193,7 @@ def test_element_types_are_options(options: tuple[str, ...], key: str) -> None:
         (("rank", 64, 64, 64, "--tf32"), "expected float32 ones"),
         (("rank", 64, 64, 64, "--a-layout", "diagonal"), "a_layout"),
         (("rank", 64, 64, 64, "--target", "h100-sxm", "--model", "/nowhere"), "no model at"),
+        (("explain", 64, 64, 64, "--target", "h100-sxm", "--against", "x"), "names no config"),
         (("train", "/nowhere", "--out", "/nowhere"), "no dataset at"),
         (("evaluate", "--data", "/nowhere"), "no dataset at"),
         (("tune", 77, 78, 1790, "--replay", "--data", "DATA"), "was not recorded"),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.config import GemmConfig, KernelName, n_parts
+from costmodel.config import GemmConfig, KernelName, n_parts, parse_config
 from costmodel.errors import InvalidInput
 from costmodel.grid import grid
 
@@ -132,3 +132,24 @@ def test_kernels_are_known_by_name(value: Any) -> None:
 def test_foreign_rows_are_refused(row: Any) -> None:
     with pytest.raises(InvalidInput, match="not a configuration"):
         GemmConfig.from_dict(row)
+
+
+@given(configs)
+def test_a_short_name_says_all(config: GemmConfig) -> None:
+    assert parse_config(str(config)) == config
+
+
+def test_every_point_of_the_grid_has_a_name_of_its_own() -> None:
+    assert [parse_config(str(config)) for config in grid()] == list(grid())
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "tma", "tma 128x256x64", "tma 128x256 w8 s4 g8", "tma 128x256x64 w8 s4 g8 x",
+     "vax 128x256x64 w8 s4 g8", "tma 128x256x63 w8 s4 g8", "tma 128x256x64 w8 s0 g8",
+     "tma 99999x256x64 w8 s4 g8", "tma 128x256x64 w8 s4 g\u0668", "x" * 10**6],
+    ids=lambda text: text[:30],
+)  # fmt: skip
+def test_what_is_no_name_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput):
+        parse_config(text)

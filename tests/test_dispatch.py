@@ -331,6 +331,8 @@ def test_whatever_else_a_choice_rests_on_is_in_the_key(monkeypatch: pytest.Monke
         replace(ask, workload=Workload.dense(*SIZES[0], out_dtype="float32")),
         replace(ask, workload=Workload.dense(*SIZES[0], b_layout="col")),
     ]
+    n, k = ask.workload.n, ask.workload.k
+    assert (key["n"], key["k"], key["top_k"]) == (n, k, 8)
     keys = [winner_key(other, H100, (1, 2)) for other in others]
     assert all(one != other for one, other in itertools.combinations([key, *keys], 2))
     monkeypatch.setattr(torch, "__version__", "2.99")

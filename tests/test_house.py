@@ -31,15 +31,16 @@ LAYERS = (
     # judging
     "duplicates", "heldout", "metrics", "evaluate",
     # models
-    "analytic", "features", "models", "comparison",
+    "analytic", "features", "concepts", "models", "correlation", "comparison",
     # the loop that feeds them
     "sampling", "collect",
     # choosing
-    "shipped", "ranking", "tuning_result", "trial", "tuner", "cache", "winners",
+    "shipped", "ranking", "explanation", "tuning_result", "trial", "tuner", "cache",
+    "from_use", "winners",
     # launching what was chosen
     "arguments", "batches", "prepared", "dispatch", "torch_ops", "nn", "ahead",
     # people
-    "costmodel", "report", "doctor", "cli", "__main__",
+    "costmodel", "report", "html_page", "html_report", "doctor", "cli", "__main__",
 )  # fmt: skip
 """Each part may import those before it, at any depth of its code, and none after it."""
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from costmodel.cli import collecting, modelling, tuning, upkeep
+from costmodel.cli import collecting, explaining, modelling, tuning, upkeep
 from costmodel.errors import CostModelError
 
 __all__ = ["app", "main"]
@@ -50,7 +50,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for _module in (collecting, modelling, tuning, upkeep):
+for _module in (collecting, modelling, tuning, explaining, upkeep):
     for _name, _command in _module.COMMANDS.items():
         app.command(_name)(_command)
 

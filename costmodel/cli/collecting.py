@@ -209,4 +209,4 @@ class _progress_bar:
             output.note(f"{progress.jobs_done}/{progress.jobs} {job.workload} rows {progress.rows}")
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"compile": compile_space, "collect": collect}
+COMMANDS: dict[str, Callable[..., None]] = {"collect": collect, "compile": compile_space}

@@ -18,13 +18,18 @@ def train(
     dataset: Annotated[Path, typer.Argument(help="Folder that `costmodel collect` wrote.")],
     out: Annotated[Path, typer.Option(help="Folder to save the model in.")],
     name: Annotated[str, typer.Option(help="What results call the model.")] = "xgb",
+    add_cache: Annotated[
+        bool, typer.Option("--add-cache", help="Learn also from what tuning has timed here.")
+    ] = False,
+    cache_dir: Annotated[
+        Path | None, typer.Option(help="As --add-cache, with the winners of this folder.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a model on a dataset and save it; then costmodel.use(OUT) makes it answer."""
-    from costmodel.dataset import Dataset
-    from costmodel.models import train as fit
+    import costmodel
 
-    model = fit(Dataset.open(dataset), name=name)
+    model = costmodel.train(dataset, name=name, add_cache=cache_dir or add_cache)
     model.save(out)
     result = {"path": str(out), "name": model.name, "hash": model.hash, "training": model.card_}
     if as_json:
@@ -33,6 +38,9 @@ def train(
     card = model.card_
     rows = [["rows", card["rows"]], ["workloads", card["workloads"]]]
     rows += [[f"left out: {reason}", count] for reason, count in card["dropped"].items()]
+    if used := card.get("from_use"):
+        rows += [[f"of these from use: {name}", used[name]] for name in ("rows", "workloads")]
+        rows += [[f"left out of use: {why}", count] for why, count in used["dropped"].items()]
     output.print_table(f"model {model.name} ({model.hash}) in {out}", ["trained on", ""], rows)
 
 

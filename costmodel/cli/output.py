@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
     from costmodel.workload import Workload
 
 __all__ = [
-    "DEFAULT_TARGET", "ALayout", "AsJson", "BLayout", "Dtype", "K", "M", "N", "OutDtype",
-    "TargetName", "Tf32", "find_target", "note", "print_json", "print_table", "workload_of",
+    "DEFAULT_TARGET", "ALayout", "AsJson", "BLayout", "Dtype", "K", "M", "Model", "N",
+    "OutDtype", "TargetName", "Tf32", "find_target", "note", "print_json", "print_table",
+    "workload_of",
 ]  # fmt: skip
 
 M = Annotated[int, typer.Argument(help="Rows of A and C.", metavar="M")]
@@ -32,6 +34,9 @@ BLayout = Annotated[str, typer.Option(help="Contiguous dimension of B: row or co
 TargetName = Annotated[
     str | None,
     typer.Option("--target", help="Device, such as h100-sxm; default: the GPU of this machine."),
+]
+Model = Annotated[
+    Path | None, typer.Option(help="Folder of a model; default: the one shipped for the target.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines on stdout.")]
 

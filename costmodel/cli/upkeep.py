@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -55,10 +56,24 @@ def report(
     check: Annotated[
         bool, typer.Option("--check", help="Change nothing; exit 1 where README is out of date.")
     ] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Instead: write a page on how good a model is to this file.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Of --html: a dataset with eval rows; default: the H100's.")
+    ] = None,
+    model: output.Model = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make README's tables and plots from benchmarks/results/*.json, and from nothing else."""
+    """Make README's tables and plots from benchmarks/results/*.json; or a page with --html."""
+    from costmodel.errors import InvalidInput
     from costmodel.report import outdated, write
+
+    if html is not None and not check:
+        _html(html, data, model, as_json)
+        return
+    if html or data or model:
+        raise InvalidInput("--data and --model belong to --html PATH, and --check to README alone")
 
     readme = checkout("benchmarks").parent / "README.md"
     changed = outdated(readme) if check else write(readme)
@@ -69,6 +84,26 @@ def report(
     else:
         output.note("all parts are up to date")
     raise typer.Exit(1 if check and changed else 0)
+
+
+def _html(path: Path, data: Path | None, model: Path | None, as_json: bool) -> None:
+    from costmodel.dataset import Dataset
+    from costmodel.errors import MissingData
+    from costmodel.html_report import write_html
+    from costmodel.models import load, model_directory
+    from costmodel.shipped import recording
+
+    dataset = Dataset.open(data or recording(output.DEFAULT_TARGET, sample=False))
+    directory = model or model_directory(dataset.target)
+    try:
+        results = checkout("benchmarks") / "results"
+    except MissingData:  # an installed package has none, and the page does without
+        results = None
+    sections = write_html(path, dataset, load(directory) if directory else None, results)
+    if as_json:
+        output.print_json({"html": str(path), "sections": sections, "bytes": path.stat().st_size})
+    else:
+        output.print_table(f"written to {path}", ["section"], [[title] for title in sections])
 
 
 def cache(

@@ -170,6 +170,35 @@ class XgbCostModel:
         roofline = target.device.roofline_us(workload.flops(), workload.bytes(), workload.code.kind)
         return np.exp(log_multiple) * roofline
 
+    def contributions(
+        self, workload: Workload, candidates: Candidates, target: Target
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """What each feature does to a prediction: the SHAP values of the trees.
+
+        Returns:
+            (start_us, log_factors): float64 [n] and [n, len(FEATURES)], a column for each name of
+            :data:`FEATURES`, 0 where a head does not see it. :meth:`predict` is
+            ``start_us * exp(log_factors.sum(axis=1))``; the start is the estimate on paper times
+            what the trees add to it on average.
+        """
+        import xgboost
+
+        roofline = target.device.roofline_us(workload.flops(), workload.bytes(), workload.code.kind)
+        start_us = np.full(len(candidates), roofline)
+        log_factors = np.zeros((len(candidates), len(FEATURES)))
+        known = has_artifact(candidates)
+        for ptx, rows, names in ((True, known, FEATURES), (False, ~known, CONFIG_FEATURES)):
+            if not rows.any():
+                continue
+            part = candidates.take(np.flatnonzero(rows))
+            matrix = design_matrix(workload, part, target, ptx=ptx)
+            data = xgboost.DMatrix(matrix, feature_names=list(names), nthread=self.nthread)
+            shap = self._heads[ptx].predict(data, pred_contribs=True)
+            for column, name in enumerate(names):
+                log_factors[rows, FEATURES.index(name)] = shap[:, column]
+            start_us[rows] *= matrix[:, _ESTIMATE] * np.exp(shap[:, -1])  # the mean comes last
+        return start_us, log_factors
+
     def predict_torch(self, workload: Workload, target: Target) -> float:
         """Latency of ``torch.matmul`` in us; NaN where the training rows had none of it."""
         return self.torch_time_.predict(workload, target)
