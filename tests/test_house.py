@@ -36,6 +36,7 @@ LAYERS = (
     "sampling", "collect",
     # choosing
     "shipped", "ranking", "explanation", "tuning_result", "trial", "tuner", "cache",
+    "cache_bundle",
     "from_use", "winners",
     # launching what was chosen
     "arguments", "batches", "prepared", "dispatch", "torch_ops", "nn", "ahead",

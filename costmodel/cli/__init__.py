@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from costmodel.cli import collecting, explaining, modelling, tuning, upkeep
+from costmodel.cli import caching, collecting, explaining, modelling, tuning, upkeep
 from costmodel.errors import CostModelError
 
 __all__ = ["app", "main"]
@@ -23,6 +23,11 @@ __all__ = ["app", "main"]
 
 class _Commands(TyperGroup):
     """Turns the errors and warnings of the library into lines for people."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """In the order of the work, the one of groups of commands too."""
+        last = ("cache", "doctor")
+        return [*(name for name in super().list_commands(ctx) if name not in last), *last]
 
     def invoke(self, ctx: Any) -> Any:  # a click.Context, of typer's own copy since 0.29
         with warnings.catch_warnings():
@@ -53,6 +58,7 @@ app = typer.Typer(
 for _module in (collecting, modelling, tuning, explaining, upkeep):
     for _name, _command in _module.COMMANDS.items():
         app.command(_name)(_command)
+app.add_typer(caching.app, name="cache")
 
 
 @app.callback()

@@ -1,4 +1,4 @@
-"""``costmodel bench``, ``report``, ``cache`` and ``doctor``."""
+"""``costmodel bench``, ``report`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from costmodel.cli import output
 from costmodel.cli.output import AsJson
 from costmodel.shipped import checkout
-
-if TYPE_CHECKING:
-    from costmodel.cache import WinnerCache
 
 __all__ = ["COMMANDS"]
 
@@ -106,42 +103,6 @@ def _html(path: Path, data: Path | None, model: Path | None, as_json: bool) -> N
         output.print_table(f"written to {path}", ["section"], [[title] for title in sections])
 
 
-def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Forget all winners.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """List the winners that tuning has kept on disk."""
-    from costmodel.cache import WinnerCache
-
-    winners = WinnerCache()
-    if clear:
-        removed = winners.clear()
-        if as_json:
-            output.print_json({"path": _path(winners), "removed": removed})
-        else:
-            output.note(f"{removed} winners removed from {winners.path}")
-        return
-    entries = winners.entries()
-    if as_json:
-        rows = [
-            {"path": str(e.path), "key": dict(e.key), "result": e.result.to_dict()} for e in entries
-        ]
-        output.print_json({"path": _path(winners), "entries": rows})
-        return
-    output.print_table(
-        f"{len(entries)} winners in {winners.path}",
-        ["workload", "device", "chosen", "us", "model", "mode"],
-        [
-            [str(r.workload), r.target.device.name, str(r.chosen), r.latency_us, r.model, r.mode]
-            for r in (e.result for e in entries)
-        ],
-    )
-
-
-def _path(winners: WinnerCache) -> str | None:
-    return None if winners.path is None else str(winners.path)
-
-
 def doctor(as_json: AsJson = False) -> None:
     """Say what this set-up has and lacks; exit code 0 if costmodel can be used on it."""
     from costmodel.doctor import diagnose, usable
@@ -158,5 +119,5 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
-    "bench": bench, "report": report, "cache": cache, "doctor": doctor,
+    "bench": bench, "report": report, "doctor": doctor,
 }  # fmt: skip

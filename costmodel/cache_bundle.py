@@ -1,0 +1,95 @@
+"""Winners as one file, to take from one machine to others of its kind."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from costmodel.cache import SCHEMA, WinnerCache
+from costmodel.errors import CorruptFile, InvalidInput, WrongVersion
+from costmodel.shards import replace_file
+from costmodel.tuning_result import TuningResult
+from costmodel.untrusted import file_errors, parse_json, read_small_file, take
+
+__all__ = ["export_winners", "import_winners"]
+
+_MOST_BYTES = 256 * 2**20
+
+
+def export_winners(cache: WinnerCache, file: Path) -> int:
+    """Write all winners of a cache to a JSON file; returns how many.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    entries = cache.entries()
+    data = {
+        "winners": SCHEMA,
+        "entries": [{"key": dict(e.key), "result": e.result.to_dict()} for e in entries],
+    }
+    text = json.dumps(data, indent=1, allow_nan=False) + "\n"
+    replace_file(file, lambda stream: stream.write(text.encode()))
+    return len(entries)
+
+
+def import_winners(cache: WinnerCache, file: Path) -> Counter[str]:
+    """Add the winners of a file that :func:`export_winners` wrote; what is there already stays.
+
+    A key is believed only for what it is the key of: a winner of another device or toolchain is
+    kept, and never found there.
+
+    Returns:
+        how many were ``added``, ``known`` already, and ``refused`` as no winners.
+
+    Raises:
+        CorruptFile: no such file of winners. WrongVersion: of another release.
+    """
+    with file_errors(file):
+        text = read_small_file(file, _MOST_BYTES)
+    try:
+        data = parse_json(text)
+        version = take(data, "winners", int)
+        entries = take(data, "entries", list)
+    except InvalidInput as error:
+        raise CorruptFile(f"{file}: no file of winners ({error})") from None
+    if version != SCHEMA:
+        raise WrongVersion(f"{file}: winners of version {version}, this release reads {SCHEMA}")
+    counts: Counter[str] = Counter(added=0, known=0, refused=0)
+    for entry in entries:
+        try:
+            key = _key(take(entry, "key", dict))
+            result = TuningResult.from_dict(take(entry, "result", dict))
+            if not is_of(key, result):
+                raise InvalidInput("a key of another workload")
+        except InvalidInput:
+            counts["refused"] += 1
+            continue
+        if cache.get(key) is not None:
+            counts["known"] += 1
+        else:
+            cache.put(key, result)
+            counts["added"] += 1
+    return counts
+
+
+def is_of(key: Mapping[str, Any], result: TuningResult) -> bool:
+    """Whether a key, as ``winners.winner_key`` makes them, is one of this result's workload."""
+    workload = result.workload
+    told = {name: x for name, x in workload.to_dict().items() if name != "m"}
+    rows = key.get("m")
+    return (
+        isinstance(rows, list)
+        and len(rows) == 2
+        and all(type(row) is int for row in rows)
+        and rows[0] <= workload.m <= rows[1]
+        and all(key.get(name) == x for name, x in told.items())
+    )
+
+
+def _key(key: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(key.get("name"), str):
+        raise InvalidInput("a key without a name")
+    return key

@@ -1,0 +1,153 @@
+"""``costmodel cache``: the winners that tuning has kept on disk."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from costmodel.cli import output
+from costmodel.cli.output import AsJson
+
+if TYPE_CHECKING:
+    from costmodel.cache import CacheEntry, WinnerCache
+
+__all__ = ["app"]
+
+app = typer.Typer(help="What tuning has kept on disk; without a command it is listed.")
+
+Name = Annotated[str, typer.Argument(help="A part of the entry's file name, as `list` shows it.")]
+
+
+@app.callback(invoke_without_command=True)
+def cache(context: typer.Context, as_json: AsJson = False) -> None:
+    if context.invoked_subcommand is None:
+        list_winners(as_json)
+
+
+@app.command("list")
+def list_winners(as_json: AsJson = False) -> None:
+    """List the winners."""
+    winners = _cache()
+    entries = winners.entries()
+    if as_json:
+        output.print_json({"path": _path(winners), "entries": [_plain(e) for e in entries]})
+        return
+    output.print_table(
+        f"{len(entries)} winners in {winners.path}",
+        ["entry", "workload", "device", "chosen", "us", "model", "mode"],
+        [
+            [e.path.stem, str(r.workload), r.target.device.name, str(r.chosen), r.latency_us,
+             r.model, r.mode]
+            for e, r in ((e, e.result) for e in entries)
+        ],
+    )  # fmt: skip
+
+
+@app.command()
+def show(name: Name, as_json: AsJson = False) -> None:
+    """Show one winner: what it rests on, what was timed, and why it was chosen."""
+    from costmodel.errors import InvalidInput
+
+    found = [e for e in _cache().entries() if name in e.path.stem]
+    if len(found) != 1:
+        names = ", ".join(e.path.stem for e in found[:5]) or "none"
+        raise InvalidInput(
+            f"{name!r} is in the names of {len(found)} entries ({names}): expected 1"
+        )
+    (entry,) = found
+    if as_json:
+        output.print_json(_plain(entry))
+        return
+    result = entry.result
+    rows = [["chosen", str(result.chosen)], ["why", result.why], ["source", result.source]]
+    rows += [[name, str(value)] for name, value in entry.key.items()]
+    output.print_table(str(entry.path), ["", "value"], rows)
+    timed = [[str(c), m.latency_us if m.ok else None, m.status] for c, m in result.measured]
+    output.print_table("timed", ["config", "us", "status"], timed)
+
+
+@app.command()
+def verify(as_json: AsJson = False) -> None:
+    """Read every entry, and say which answer here; exit code 1 if a file is none."""
+    winners = _cache()
+    entries, unusable = winners.survey()
+    counts = Counter(_state(entry) for entry in entries)
+    if as_json:
+        output.print_json({"path": _path(winners), "unusable": unusable, **counts})
+    else:
+        rows = [[state, count] for state, count in [*counts.items(), ("no entry", unusable)]]
+        output.print_table(f"{winners.path}", ["entries", "count"], rows)
+    raise typer.Exit(1 if unusable else 0)
+
+
+@app.command()
+def clear(as_json: AsJson = False) -> None:
+    """Forget all winners."""
+    winners = _cache()
+    removed = winners.clear()
+    if as_json:
+        output.print_json({"path": _path(winners), "removed": removed})
+    else:
+        output.note(f"{removed} winners removed from {winners.path}")
+
+
+@app.command("export")
+def export_to(
+    file: Annotated[Path, typer.Argument(help="JSON file to write.")], as_json: AsJson = False
+) -> None:
+    """Write all winners to one file, for other machines of this kind."""
+    from costmodel.cache_bundle import export_winners
+
+    count = export_winners(_cache(), file)
+    if as_json:
+        output.print_json({"file": str(file), "exported": count})
+    else:
+        output.note(f"{count} winners written to {file}")
+
+
+@app.command("import")
+def import_from(
+    file: Annotated[Path, typer.Argument(help="A file that `cache export` wrote.")],
+    as_json: AsJson = False,
+) -> None:
+    """Add the winners of a file; those that are there already stay."""
+    from costmodel.cache_bundle import import_winners
+
+    counts = import_winners(_cache(), file)
+    if as_json:
+        output.print_json({"file": str(file), **counts})
+    else:
+        output.note(", ".join(f"{count} {what}" for what, count in counts.items()))
+
+
+def _cache() -> WinnerCache:
+    from costmodel.cache import WinnerCache
+
+    return WinnerCache()
+
+
+def _state(entry: CacheEntry) -> str:
+    """Whether what an entry rests on is what there is now, as far as can be told without a GPU."""
+    from typing import get_args
+
+    from costmodel.config import KernelName
+    from costmodel.kernel_code import kernel_hash
+    from costmodel.target import Toolchain
+
+    if entry.key.get("kernels") != {name: kernel_hash(name) for name in get_args(KernelName)}:
+        return "of other kernels"
+    tools = Toolchain.current(entry.result.target.device.arch)
+    if (entry.key.get("triton"), entry.key.get("ptxas")) != (tools.triton, tools.ptxas):
+        return "of another toolchain"
+    return "of these kernels and this toolchain"
+
+
+def _plain(entry: CacheEntry) -> dict[str, Any]:
+    return {"path": str(entry.path), "key": dict(entry.key), "result": entry.result.to_dict()}
+
+
+def _path(winners: WinnerCache) -> str | None:
+    return None if winners.path is None else str(winners.path)
