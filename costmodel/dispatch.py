@@ -79,7 +79,8 @@ def matmul(
         out_dtype: type of the result where there is no ``out``: that of a and b, the default, or
             float32.
         mode: ``auto``; ``predict`` (the model's first choice, untimed), ``heuristic`` (rules, no
-            model) or ``exhaustive`` (time the whole space).
+            model) or ``exhaustive`` (time the whole space). Under
+            ``torch.use_deterministic_algorithms``, ``auto`` predicts.
         model: a model, or the directory of one; default: that of :func:`use`, else the shipped.
 
     Returns:
@@ -93,6 +94,8 @@ def matmul(
         return _traced(a, b, out, bias, activation, tf32, out_dtype, mode, model)
     if tf32 is None:
         tf32 = _as_torch(a)
+    if mode == "auto" and torch.are_deterministic_algorithms_enabled():
+        mode = "predict"  # what was timed may be another choice, with other bits, in another run
     key = _key(a, b, out, bias, activation, tf32, out_dtype, mode, model)
     found = _launches.get(key)
     if found is None:

@@ -108,6 +108,21 @@ def test_dtypes_without_a_kernel_are_named_at_once(name: str) -> None:
         costmodel.matmul(A, other)
 
 
+@pytest.mark.parametrize(("mode", "then"), [("auto", "predict"), ("exhaustive", "exhaustive")])
+def test_no_timing_decides_where_torch_is_to_be_deterministic(
+    monkeypatch: pytest.MonkeyPatch, mode: str, then: str
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(dispatch, "_first_call", lambda *args: asked.append(args[-2]))
+    for enabled in (False, True):
+        torch.use_deterministic_algorithms(enabled)
+        try:
+            costmodel.matmul(A, B, mode=mode)
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert asked == [mode, then]
+
+
 def test_gradients_may_be_switched_off() -> None:
     with torch.no_grad(), pytest.raises(DeviceError):  # the next thing that is wrong
         costmodel.matmul(half(4, 8).requires_grad_(), B)
