@@ -30,7 +30,7 @@ LAYERS = (
     # judging
     "duplicates", "heldout", "metrics", "evaluate",
     # models
-    "analytic", "features", "models", "comparison",
+    "estimate", "analytic", "features", "models", "comparison",
     # the loop that feeds them
     "sampling", "collect",
     # choosing
