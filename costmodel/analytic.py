@@ -1,7 +1,8 @@
 """What can be worked out about a launch on paper: occupancy, waves, traffic, time bounds.
 
-Nothing here is timed, and nothing but a few constants of the estimate is fitted. The numbers are features for a learned model and the
-ground that the rule heuristic stands on; their ratios matter, their absolute accuracy does not.
+Nothing here is timed, and nothing is fitted but a few constants of the estimate. The numbers are
+features for a learned model and the ground that the rule heuristic stands on; their ratios matter,
+their absolute accuracy does not.
 """
 
 from __future__ import annotations

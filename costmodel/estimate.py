@@ -29,7 +29,7 @@ ESTIMATE_FEATURES = (
     # parts of the estimate, as shares of the whole
     "loop_share", "tail_share", "dram_share", "split_share", "repack_share",
     # traffic as a multiple of the roofline; the estimate as one, and in us
-    "dram_estimate", "estimate", "log_estimate_us",
+    "dram_estimate", "estimate", "log_estimate",
 )  # fmt: skip
 
 _LAUNCH_US = 0.7
@@ -61,6 +61,7 @@ _COPY_US, _COPY_SHARE = 1.43, 0.9
 class _Step:
     """Times of one block's step by itself, us [n], and its bytes with the lines they cross."""
 
+    warps: Column
     compute: Column
     loads: Column
     bytes_: Column
@@ -88,7 +89,7 @@ def estimate_columns(workload: Workload, c: Columns, g: Columns, device: Device)
     busy = np.clip(rest, 1, sm)
     steps = g["steps_per_program"]
     whole, parts = _step_us(step, occupancy, np.full_like(busy, sm), device)
-    ending, _ = _step_us(step, last, busy, device)
+    ending, last_parts = _step_us(step, last, busy, device)
     stored = c["block_m"] * c["block_n"] * workload.code.out_itemsize
     stored = stored * _STORE_FACTOR * (1 + _STORE_LINE_COST * lines["c_straddle"])
     store_whole = _EPILOGUE_US + stored * occupancy / _share(np.full_like(busy, sm), device)
@@ -106,7 +107,7 @@ def estimate_columns(workload: Workload, c: Columns, g: Columns, device: Device)
     split, copy = _split_us(c, g, device), _copy_us(workload, c, device)
     total = _LAUNCH_US + _slowest(loop, dram_us) + split + copy
     return lines | {
-        **parts,
+        **{name: np.where(full > 0, parts[name], last_parts[name]) for name in parts},
         "loop_share": loop / total,
         "tail_share": tail / total,
         "dram_share": dram_us / total,
@@ -114,7 +115,7 @@ def estimate_columns(workload: Workload, c: Columns, g: Columns, device: Device)
         "repack_share": copy / total,
         "dram_estimate": dram / (device.bandwidth_gbs * 1e3) / g["roofline_us"],
         "estimate": total / g["roofline_us"],
-        "log_estimate_us": np.log(total),
+        "log_estimate": np.log(total),
     }
 
 
@@ -141,7 +142,9 @@ def _step_us(step: _Step, resident: Column, busy: Column, device: Device) -> tup
         step.bytes_ * resident / _share(busy, device),
         step.bytes_ * step.dram_part * resident * busy / memory,
     )
-    compute, loads = step.compute * resident, step.loads * resident
+    # Each of the four quarters of a multiprocessor serves warps of its own only.
+    idle = np.maximum(1, 4 / (step.warps * resident))
+    compute, loads = step.compute * resident * idle, step.loads * resident
     alone = step.alone + step.serial * (step.compute + step.loads + bytes_us / resident)
     time = _slowest(compute, bytes_us, loads, alone)
     parts = {
@@ -175,6 +178,7 @@ def _step(
     out_bytes = workload.m * workload.n * code.out_itemsize
     asked = np.maximum(g["programs"] * g["steps_per_program"] * (a + b), 1)
     return _Step(
+        warps=c["num_warps"],
         compute=_compute_us(workload, c, g, tile, device),
         loads=np.where(pointer, requests * cost / device.clock_mhz, 0.0),
         bytes_=bytes_,
@@ -184,13 +188,11 @@ def _step(
     )
 
 
-def _compute_us(
-    workload: Workload, c: Columns, g: Columns, tile: Column, device: Device
-) -> Column:
+def _compute_us(workload: Workload, c: Columns, g: Columns, tile: Column, device: Device) -> Column:
     """Arithmetic of a step of one block that has a multiprocessor's units to itself."""
     kind, warps = workload.code.kind, c["num_warps"]
     flops_per_us = device.tflops_of(kind) * 1e6 / device.sm_count
-    ideal = 2 * tile * c["block_k"] / flops_per_us
+    ideal: Column = 2 * tile * c["block_k"] / flops_per_us
     if kind == "float32":
         return ideal / _FMA_SHARE
     # A wide instruction reads A and B from shared memory: a narrow one takes as long for less.
@@ -204,9 +206,7 @@ def _compute_us(
     rows = np.maximum(c["block_m"] / warps, 16)
     read = warps * (rows + tile / (warps * rows)) * c["block_k"] * workload.code.itemsize
     narrow = np.maximum(ideal / _MMA_SHARE, read / _SHARED_BYTES_PER_US)
-    # Each of the four quarters of a multiprocessor serves warps of its own only.
-    idle = np.maximum(1, 4 / (warps * np.minimum(g["occupancy"], 4)))
-    time: Column = np.where(g["wgmma_shape"] > 0, wide, narrow) * idle
+    time: Column = np.where(g["wgmma_shape"] > 0, wide, narrow)
     return time
 
 
@@ -252,8 +252,9 @@ def _dram_bytes(workload: Workload, c: Columns, g: Columns, device: Device) -> C
     lost_a = np.clip(rows * workload.k * item / kept - 1, 0, 1)
     touched = b + rows * (workload.k * item + workload.n * code.out_itemsize)
     lost_b = np.clip(touched / kept - 1, 0, 1)
-    traffic = a * (1 + lost_a * (rounds - 1)) + b * (1 + lost_b * (stripes - 1))
-    return traffic + workload.m * workload.n * code.out_itemsize
+    traffic: Column = a * (1 + lost_a * (rounds - 1)) + b * (1 + lost_b * (stripes - 1))
+    traffic += workload.m * workload.n * code.out_itemsize
+    return traffic
 
 
 def _split_us(c: Columns, g: Columns, device: Device) -> Column:
@@ -268,5 +269,6 @@ def _split_us(c: Columns, g: Columns, device: Device) -> Column:
 def _copy_us(workload: Workload, c: Columns, device: Device) -> Column:
     """Operands that TMA cannot address are copied by a launch of its own."""
     copied = 2 * sum(repack_elements(workload)) * workload.code.itemsize
-    time = copied / (_COPY_SHARE * device.bandwidth_gbs * 1e3) + _COPY_US
-    return np.where(c["repack"] > 0, time, 0.0)
+    copy_us = copied / (_COPY_SHARE * device.bandwidth_gbs * 1e3) + _COPY_US
+    time: Column = np.where(c["repack"] > 0, copy_us, 0.0)
+    return time

@@ -24,6 +24,7 @@ __all__ = [
     "KeptReport",
     "cross_validate",
     "folds_by_nk",
+    "legal_rows",
     "speed_kept",
     "train",
     "tune_hyperparameters",
@@ -117,7 +118,7 @@ def speed_kept(model: CostModel, table: TrainingTable) -> KeptReport:
     """What the model's first 1 and 8 keep of each workload's best measured row."""
     ok = table.ok()
     latency = np.where(ok, table.latency_us, np.nan)
-    fits = table.candidates.fits(table.target.device) & _legal(table)
+    fits = table.candidates.fits(table.target.device) & legal_rows(table)
     kept = []
     for w, workload in enumerate(table.workloads):
         rows = np.flatnonzero((table.workload_index == w) & fits)
@@ -127,7 +128,7 @@ def speed_kept(model: CostModel, table: TrainingTable) -> KeptReport:
     return KeptReport(np.array(kept, dtype=np.float64).reshape(-1, 2))
 
 
-def _legal(table: TrainingTable) -> NDArray[np.bool_]:
+def legal_rows(table: TrainingTable) -> NDArray[np.bool_]:
     """Which rows may run, bool [n]: what was recorded before a filter knew better is no pick."""
     device = table.target.device
     configs = zip(table.candidates.configs, table.workload_index.tolist(), strict=True)
