@@ -47,6 +47,8 @@ _FMA_SHARE = 0.6
 _SHARED_BYTES_PER_US = 152e3  # that a multiprocessor's warps read of their operands (mma.sync)
 _LOAD_COST = 2.8  # slots of the load unit for each of its instructions, asynchronous or not
 _UNPIPED_LOAD_COST = 3.7
+# As recorded: plain loads of B take three times as long where no step along K needs a mask.
+_UNMASKED_LOAD_COST = 12.0
 _UNPIPED_SERIAL = 0.4  # share of a step that does not run under the wait for its operands
 _POINTER_STEP_US = (0.023, 0.078)  # overhead of a step: asynchronous copies, or plain loads
 _TMA_STEP_US = 0.08
@@ -76,7 +78,7 @@ def estimate_columns(workload: Workload, c: Columns, g: Columns, device: Device)
     Args:
         c: columns of the configurations, see ``candidates.CONFIG_COLUMNS``.
         g: ``occupancy``, ``programs``, ``steps_per_program``, ``tiles_m``, ``tiles_n``,
-            ``wgmma_shape`` and ``roofline_us`` of each.
+            ``wgmma_shape``, ``even_k`` and ``roofline_us`` of each.
     """
     lines = _straddle(workload, c)
     dram = _dram_bytes(workload, c, g, device)
@@ -172,7 +174,9 @@ def _step(
         depth = np.where(pointer, 1.0, depth)
     # The load unit takes an instruction of a warp, or 128 bytes of a wider one, each few clocks.
     requests = a / (32 * min(code.a_align, 4)) + b / (32 * min(code.b_align, 4))
-    cost = _LOAD_COST if asynchronous else _UNPIPED_LOAD_COST
+    cost: float | Column = _LOAD_COST if asynchronous else _UNPIPED_LOAD_COST
+    if not asynchronous and code.b_align < 4:
+        cost = np.where(g["even_k"] > 0, _UNMASKED_LOAD_COST, cost)
     overhead = _POINTER_STEP_US[0 if asynchronous else 1]
     tile = c["block_m"] * c["block_n"]
     out_bytes = workload.m * workload.n * code.out_itemsize

@@ -199,6 +199,14 @@ def test_operands_aligned_to_two_bytes_are_not_pipelined(target: Target) -> None
     assert one(ragged, many, target)["estimate"] > one(aligned, few, target)["estimate"]
 
 
+def test_plain_loads_of_b_are_slow_where_k_is_a_whole_number_of_steps(target: Target) -> None:
+    config = GemmConfig("pointer", 64, 64, 64)
+    whole, masked = (one(Workload.dense(64, 8191, k), config, target) for k in (4096, 4088))
+    assert whole["estimate"] > 1.3 * masked["estimate"]
+    aligned = one(Workload.dense(64, 8192, 4096), config, target)
+    assert whole["estimate"] > 2 * aligned["estimate"]
+
+
 def test_rows_that_cross_lines_of_the_cache_cost_traffic(target: Target) -> None:
     plain = GemmConfig("tma", 128, 128, 64, 4, 4)
     whole, half, odd = (
