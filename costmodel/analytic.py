@@ -1,7 +1,8 @@
 """What can be worked out about a launch on paper: occupancy, waves, traffic, time bounds.
 
-Nothing here is fitted and nothing is timed. The numbers are features for a learned model and the
-ground that the rule heuristic stands on; their ratios matter, their absolute accuracy does not.
+Nothing here is timed, and nothing is fitted but a few constants of the estimate. The numbers are
+features for a learned model and the ground that the rule heuristic stands on; their ratios matter,
+their absolute accuracy does not.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.candidates import ARTIFACT_COLUMNS, CONFIG_COLUMNS, Candidates
-from costmodel.space import repack_elements
+from costmodel.estimate import ESTIMATE_FEATURES, estimate_columns
 from costmodel.target import SM_REGISTERS, Device, Target
 from costmodel.workload import Workload
 
@@ -30,12 +31,9 @@ ANALYTIC_FEATURES = (
     # traffic
     "tile_intensity", "program_bytes", "operand_traffic", "dram_traffic", "wave_footprint_l2",
     "split_traffic", "bytes_in_flight", "stages_per_step",
-    # a step of the main loop: blocks that share a multiprocessor, and what the step spends its
-    # time on, 1 for the slowest part
-    "resident", "step_compute", "step_bytes", "step_load", "step_wait",
-    # the time, as multiples of the workload's roofline: lower bounds, and an estimate in parts
-    "compute_bound", "dram_bound", "l2_bound", "bound", "loop_estimate", "edge_estimate",
-    "split_estimate", "repack_estimate", "estimate", "roofline_us",
+    "resident",
+    # the time, as multiples of the workload's roofline: lower bounds, then walked through
+    "compute_bound", "dram_bound", "l2_bound", "bound", "roofline_us", *ESTIMATE_FEATURES,
 )  # fmt: skip
 
 _SM_WARPS = 64
@@ -43,8 +41,6 @@ _SM_BLOCKS = 32
 _BLOCK_RESERVED_BYTES = 1024  # what CUDA keeps of shared memory for each block
 _OTHER_REGISTERS = 48  # addresses, loop counters and operand fragments beside the accumulators
 _LATENCY_US = 0.8  # one trip to device memory under load: how much must be in flight
-_LAUNCH_US = 1.5  # an empty kernel
-_SM_BANDWIDTH_GBS = 100.0  # what one multiprocessor reads at most, near 64 bytes a clock
 _L2_SPEEDUP = 4.0  # L2 bandwidth over that of device memory, as products reach it on an H100
 
 
@@ -96,58 +92,9 @@ def analytic_columns(
     out["dram_bound"] = dram_us / roofline
     out["l2_bound"] = l2_us / roofline
     out["bound"] = np.maximum(np.maximum(compute_us, dram_us), l2_us) / roofline
+    out["resident"] = np.minimum(out["occupancy"], np.ceil(out["programs"] / device.sm_count))
     out["roofline_us"] = np.full_like(compute_us, roofline)
-    out |= _estimate(workload, c, out, device)
-    return out
-
-
-def _estimate(
-    workload: Workload, c: dict[str, Column], g: dict[str, Column], device: Device
-) -> dict[str, Column]:
-    """Walk through a launch: rounds of blocks, each of steps, each as slow as its slowest part."""
-    code, item = workload.code, workload.code.itemsize
-    resident = np.minimum(g["occupancy"], np.ceil(g["programs"] / device.sm_count))
-    busy = np.minimum(np.ceil(g["programs"] / resident), device.sm_count)
-    a_bytes, b_bytes = (c[side] * c["block_k"] * item for side in ("block_m", "block_n"))
-    step_flops = 2 * c["block_m"] * c["block_n"] * c["block_k"]
-    compute = step_flops * resident * device.sm_count / (device.tflops_of(code.kind) * 1e6)
-    share_gbs = np.minimum(device.bandwidth_gbs * _L2_SPEEDUP / busy, _SM_BANDWIDTH_GBS)
-    bytes_ = (a_bytes + b_bytes) * resident / (share_gbs * 1e3)
-    # The load unit takes an instruction of a warp, or 128 bytes of a wider one, each clock.
-    a_loads, b_loads = (
-        bytes_side / (32 * np.minimum(align, 4))
-        for bytes_side, align in ((a_bytes, code.a_align), (b_bytes, code.b_align))
-    )
-    loads = np.where(c["is_pointer"] > 0, a_loads + b_loads, 0.0) * resident / device.clock_mhz
-    # Copies of fewer than 4 bytes are not asynchronous: such an operand is waited for.
-    piped = (c["is_pointer"] == 0) | (min(code.a_align, code.b_align) >= 4)
-    depth = np.where(piped, np.minimum(c["num_stages"], g["steps_per_program"]), 1.0)
-    wait = _LATENCY_US / depth
-    step = np.maximum(np.maximum(compute, bytes_), np.maximum(loads, wait))
-    rounds = np.ceil(g["programs"] / (device.sm_count * resident))
-    tile = c["block_m"] * c["block_n"]
-    store = tile * code.out_itemsize * resident / (share_gbs * 1e3)
-    # The last block of a tile to arrive reads the partial sums of the others, all by itself.
-    sums = (1 + c["split_k"]) * tile * 4 / (_SM_BANDWIDTH_GBS * 1e3) + 2 * _LATENCY_US
-    loop = rounds * g["steps_per_program"] * step
-    edge = _LAUNCH_US + rounds * (_LATENCY_US + store)
-    split = np.where(c["split_k"] > 1, rounds * sums, 0.0)
-    copied = sum(repack_elements(workload)) * item
-    copy_us = 2 * copied / (device.bandwidth_gbs * 1e3) + _LAUNCH_US
-    repack = np.where(c["repack"] > 0, copy_us, 0.0)
-    roofline = g["roofline_us"]
-    return {
-        "resident": resident,
-        "step_compute": compute / step,
-        "step_bytes": bytes_ / step,
-        "step_load": loads / step,
-        "step_wait": wait / step,
-        "loop_estimate": loop / roofline,
-        "edge_estimate": edge / roofline,
-        "split_estimate": split / roofline,
-        "repack_estimate": repack / roofline,
-        "estimate": (loop + edge + split + repack) / roofline,
-    }
+    return out | estimate_columns(workload, c, out, device)
 
 
 def _resources(

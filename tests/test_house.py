@@ -31,7 +31,7 @@ LAYERS = (
     # judging
     "duplicates", "heldout", "metrics", "evaluate",
     # models
-    "analytic", "features", "concepts", "models", "correlation", "comparison",
+    "estimate", "analytic", "features", "concepts", "models", "correlation", "comparison",
     # the loop that feeds them
     "sampling", "collect",
     # choosing

@@ -14,6 +14,7 @@ from costmodel import metrics
 from costmodel.errors import InvalidInput
 from costmodel.models.table import TrainingTable
 from costmodel.models.xgb import DEFAULTS, XgbCostModel, XgbParams
+from costmodel.space import legality
 
 if TYPE_CHECKING:
     from costmodel.candidates import CostModel
@@ -23,6 +24,7 @@ __all__ = [
     "KeptReport",
     "cross_validate",
     "folds_by_nk",
+    "legal_rows",
     "speed_kept",
     "train",
     "tune_hyperparameters",
@@ -116,7 +118,7 @@ def speed_kept(model: CostModel, table: TrainingTable) -> KeptReport:
     """What the model's first 1 and 8 keep of each workload's best measured row."""
     ok = table.ok()
     latency = np.where(ok, table.latency_us, np.nan)
-    fits = table.candidates.fits(table.target.device)
+    fits = table.candidates.fits(table.target.device) & legal_rows(table)
     kept = []
     for w, workload in enumerate(table.workloads):
         rows = np.flatnonzero((table.workload_index == w) & fits)
@@ -124,6 +126,13 @@ def speed_kept(model: CostModel, table: TrainingTable) -> KeptReport:
             cost = model.predict(workload, table.candidates.take(rows), table.target)
             kept.append([metrics.speed_kept(latency[rows], cost, k) for k in (1, 8)])
     return KeptReport(np.array(kept, dtype=np.float64).reshape(-1, 2))
+
+
+def legal_rows(table: TrainingTable) -> NDArray[np.bool_]:
+    """Which rows may run, bool [n]: what was recorded before a filter knew better is no pick."""
+    device = table.target.device
+    configs = zip(table.candidates.configs, table.workload_index.tolist(), strict=True)
+    return np.array([not legality(c, table.workloads[w], device) for c, w in configs], dtype=bool)
 
 
 def tune_hyperparameters(

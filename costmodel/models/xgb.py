@@ -1,6 +1,6 @@
 """The learned model: boosted trees on log(latency / estimate).
 
-The estimate is what :mod:`costmodel.analytic` works out on paper; the trees learn what it misses.
+The estimate is what :mod:`costmodel.estimate` works out on paper; the trees learn what it misses.
 So sizes that were not trained on start from arithmetic, not from the nearest leaf.
 """
 
@@ -46,11 +46,11 @@ class XgbParams:
     """
 
     rounds: int = 300
-    max_depth: int = 6
-    learning_rate: float = 0.08
+    max_depth: int = 8
+    learning_rate: float = 0.06
     min_child_weight: float = 2.0
     subsample: float = 0.8
-    colsample_bytree: float = 0.6
+    colsample_bytree: float = 0.4
     reg_lambda: float = 1.0
     nearness: float = 2.0
     floor: float = 0.05

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -165,34 +166,79 @@ def test_bounds_are_never_under_the_roofline(target: Target, make_batch: MakeBat
     assert (got["bound"] > 0.999).all()
 
 
-def test_an_estimate_is_the_sum_of_its_parts_and_near_the_roofline_where_that_can_be_met(
+def test_an_estimate_is_as_long_as_its_parts_and_near_the_roofline_where_that_can_be_met(
     target: Target, make_batch: MakeBatch
 ) -> None:
     got = analytic_columns(LARGE, make_batch(LARGE, 200), target, binary=True)
-    parts = got["loop_estimate"] + got["edge_estimate"] + got["split_estimate"]
-    np.testing.assert_allclose(got["estimate"], parts)
+    beside = got["split_share"] + got["repack_share"]
+    assert (np.maximum(got["loop_share"], got["dram_share"]) + beside < 1).all()
+    assert (got["tail_share"] <= got["loop_share"]).all()
     assert (got["estimate"] > 1).all()
+    np.testing.assert_allclose(
+        np.exp(got["log_estimate"]), got["estimate"] * got["roofline_us"], rtol=1e-9
+    )
     good = GemmConfig("tma_persistent", 128, 256, 64, num_warps=8, num_stages=4)
     assert one(LARGE, good, target)["estimate"] < 2
 
 
-def test_the_slowest_part_of_a_step_has_a_share_of_one(
-    target: Target, make_batch: MakeBatch
-) -> None:
+def test_the_slowest_part_of_a_step_takes_most_of_it(target: Target, make_batch: MakeBatch) -> None:
     got = analytic_columns(LARGE, make_batch(LARGE, 200), target, binary=True)
-    shares = [got[f"step_{part}"] for part in ("compute", "bytes", "load", "wait")]
-    np.testing.assert_allclose(np.max(shares, axis=0), 1)
+    shares = np.array([got[f"step_{part}"] for part in ("compute", "bytes", "load", "wait")])
+    assert (shares.max(axis=0) < 1).all()
+    assert (shares.sum(axis=0) > 1).all()
     tiny = one(Workload.dense(16, 16, 4096), GemmConfig("tma", 16, 32, 64, 4, 2), target)
-    assert tiny["step_wait"] == 1  # one block, two stages: it waits for memory
-    assert one(LARGE, GemmConfig("tma", 128, 256, 64, 8, 4), target)["step_compute"] == 1
+    assert tiny["step_wait"] > 0.95  # one block, two stages: it waits for memory
+    assert one(LARGE, GemmConfig("tma", 128, 256, 64, 8, 4), target)["step_compute"] > 0.8
 
 
 def test_operands_aligned_to_two_bytes_are_not_pipelined(target: Target) -> None:
     few, many = (GemmConfig("pointer", 64, 64, 64, 4, stages) for stages in (2, 5))
     ragged, aligned = Workload.dense(64, 1001, 1001), Workload.dense(64, 1008, 1008)
-    assert one(ragged, few, target)["loop_estimate"] == one(ragged, many, target)["loop_estimate"]
-    assert one(aligned, few, target)["loop_estimate"] > one(aligned, many, target)["loop_estimate"]
-    assert one(ragged, many, target)["loop_estimate"] > one(aligned, few, target)["loop_estimate"]
+    assert one(ragged, few, target)["estimate"] * 0.99 < one(ragged, many, target)["estimate"]
+    assert one(aligned, few, target)["estimate"] > 1.1 * one(aligned, many, target)["estimate"]
+    assert one(ragged, many, target)["estimate"] > one(aligned, few, target)["estimate"]
+
+
+def test_plain_loads_of_b_are_slow_where_k_is_a_whole_number_of_steps(target: Target) -> None:
+    config = GemmConfig("pointer", 64, 64, 64)
+    whole, masked = (one(Workload.dense(64, 8191, k), config, target) for k in (4096, 4088))
+    assert whole["estimate"] > 1.3 * masked["estimate"]
+    aligned = one(Workload.dense(64, 8192, 4096), config, target)
+    assert whole["estimate"] > 2 * aligned["estimate"]
+
+
+def test_rows_that_cross_lines_of_the_cache_cost_traffic(target: Target) -> None:
+    plain = GemmConfig("tma", 128, 128, 64, 4, 4)
+    whole, half, odd = (
+        one(Workload.dense(512, 512, k), plain, target)["a_straddle"] for k in (1024, 1056, 1032)
+    )
+    assert whole == 0 < half < odd
+    ragged = Workload.dense(512, 512, 1001)
+    copied = replace(plain, repack=True)
+    assert one(ragged, copied, target)["a_straddle"] == 0  # a copy has whole lines
+    assert one(ragged, GemmConfig("pointer", 64, 64, 64), target)["a_straddle"] > 0
+    col = Workload.dense(512, 512, 1032, a_layout="col")
+    assert one(col, plain, target)["a_straddle"] == 0  # its rows run along m
+
+
+def test_what_the_cache_loses_between_stripes_is_read_again(target: Target) -> None:
+    tall = Workload.dense(8192, 65536, 512)
+    low, high = (
+        one(tall, GemmConfig("tma", 128, 256, 64, 8, 4, group_m=group), target)["dram_estimate"]
+        for group in (4, 16)
+    )
+    assert low > 1.2 * high
+    small = Workload.dense(1024, 1024, 512)
+    one_stripe = one(small, GemmConfig("tma", 128, 256, 64, 8, 4, group_m=1), target)
+    assert one_stripe["dram_estimate"] * one_stripe["roofline_us"] == pytest.approx(
+        small.bytes() / target.device.bandwidth_gbs / 1e3
+    )
+
+
+def test_a_last_wave_that_is_nearly_empty_takes_nearly_as_long(target: Target) -> None:
+    config = GemmConfig("tma_persistent", 128, 128, 64, 8, 4)
+    fits, spills = (one(Workload.dense(1536, 128 * n, 8192), config, target) for n in (11, 12))
+    assert spills["log_estimate"] > fits["log_estimate"] + 0.4
 
 
 def test_the_last_block_of_a_split_tile_pays_for_the_sum(target: Target) -> None:
@@ -200,7 +246,7 @@ def test_the_last_block_of_a_split_tile_pays_for_the_sum(target: Target) -> None
     plain, four, eight = (
         one(workload, GemmConfig("tma", 128, 128, 64, split_k=split), target) for split in (1, 4, 8)
     )
-    assert plain["split_estimate"] == 0 < four["split_estimate"] < eight["split_estimate"]
+    assert plain["split_share"] == 0 < four["split_share"] < eight["split_share"]
     assert four["estimate"] < plain["estimate"]  # one tile on 132 SMs: splitting pays
 
 
