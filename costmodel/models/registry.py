@@ -12,8 +12,8 @@ from pathlib import Path
 from costmodel.artifact import Artifact
 from costmodel.candidates import CostModel
 from costmodel.errors import FileError, InvalidInput, ModelError
+from costmodel.models import storage
 from costmodel.models.baselines import RuleHeuristic
-from costmodel.models.storage import CARD
 from costmodel.models.xgb import XgbCostModel
 from costmodel.target import Target
 from costmodel.untrusted import as_path
@@ -57,7 +57,7 @@ def shipped_models() -> dict[str, Path]:
     root = _root()
     if not root.is_dir():
         return {}
-    return {d.name: d for d in sorted(root.iterdir()) if (d / CARD).is_file()}
+    return {d.name: d for d in sorted(root.iterdir()) if (d / storage.CARD).is_file()}
 
 
 def model_directory(target: Target) -> Path | None:
@@ -134,7 +134,8 @@ def _root() -> Path:
 
 @functools.cache
 def _load_shipped(directory: Path) -> XgbCostModel:
-    return load(directory)
+    """Its trees are parsed when they are first asked: a winner from the cache needs none."""
+    return storage.load(directory, parse=False)
 
 
 def _warn_once(text: str) -> None:

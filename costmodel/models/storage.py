@@ -28,7 +28,7 @@ from costmodel.target import Target
 from costmodel.untrusted import file_errors, parse_json, read_small_file, take
 from costmodel.workload import KINDS
 
-__all__ = ["CARD", "FORMAT", "load", "load_artifacts", "read_card", "save"]
+__all__ = ["CARD", "FORMAT", "load", "load_artifacts", "parse_head", "read_card", "save"]
 
 FORMAT = 1
 """Version of the layout of the directory and of its card."""
@@ -88,8 +88,12 @@ def load_artifacts(path: Path, target: Target) -> ArtifactTable:
     return ArtifactTable(read_shards(files, schema, Identity(target, {}), ptx_schema=PTX_SCHEMA))
 
 
-def load(path: Path, *, nthread: int = 1) -> XgbCostModel:
+def load(path: Path, *, nthread: int = 1, parse: bool = True) -> XgbCostModel:
     """Read a model directory.
+
+    Args:
+        parse: parse the trees now; else when they are first asked. The hashes of the card, which
+            vouch for them, are compared in any case.
 
     Raises:
         NoModel: nothing at this path.
@@ -103,17 +107,32 @@ def load(path: Path, *, nthread: int = 1) -> XgbCostModel:
     if content_hash(raw) != card["hash"]:
         raise CorruptFile(f"{path}: the heads are not those of {CARD}; save the model again")
     model = XgbCostModel(card["params"], name=card["name"], nthread=nthread)
-    for ptx, (name, expected) in _HEADS.items():
-        model._install(ptx, raw[ptx], _booster(path / name, raw[ptx], expected))
+    model._raw = raw
+    if parse:
+        for ptx, (name, _) in _HEADS.items():
+            model._install(ptx, raw[ptx], parse_head(ptx, raw[ptx], path / name))
     if card["torch_hash"]:
         data = _read(path / TORCH)
         if hashlib.sha256(data).hexdigest()[:16] != card["torch_hash"]:
             raise CorruptFile(f"{path / TORCH}: not that of {CARD}; save the model again")
-        model.torch_time_ = TorchTime.of(_booster(path / TORCH, data, TORCH_FEATURES))
+        trees = functools.partial(_booster, path / TORCH, data, TORCH_FEATURES)
+        model.torch_time_ = TorchTime.of(trees)
+        if parse:
+            model.torch_time_.parse()
     model.target_, model.dtypes_ = card["target"], card["dtypes"]
     model.card_ = card["training"]
     model._directory = path
     return model
+
+
+def parse_head(ptx: bool, raw: bytes, file: Path | None = None) -> Any:
+    """The trees of a head, from the content of its file.
+
+    Raises:
+        CorruptFile, SchemaMismatch: as :func:`load`.
+    """
+    name, expected = _HEADS[ptx]
+    return _booster(file or Path(name), raw, expected)
 
 
 def _booster(file: Path, raw: bytes, expected: tuple[str, ...]) -> Any:

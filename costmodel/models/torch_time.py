@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import ceil, log, log2
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,14 @@ class TorchTime:
 
     def __init__(self) -> None:
         self._booster: Booster | None = None
+        self._trees: Callable[[], Booster] | None = None
+
+    def parse(self) -> Booster | None:
+        """The trees, parsed when they are first asked; None where nothing was learned."""
+        if self._booster is None and self._trees is not None:
+            self._booster = self._trees()
+            self._booster.set_param({"nthread": 1})
+        return self._booster
 
     def fit(
         self, workloads: Sequence[Workload], latency_us: Sequence[float], target: Target
@@ -58,21 +66,22 @@ class TorchTime:
 
     def predict(self, workload: Workload, target: Target) -> float:
         """Latency in us; NaN where nothing was learned."""
-        if self._booster is None:
+        trees = self.parse()
+        if trees is None:
             return float("nan")
         row: NDArray[np.float32] = np.array([_features(workload, target)], dtype=np.float32)
-        return float(np.exp(self._booster.inplace_predict(row)[0])) * _floor_us(workload, target)
+        return float(np.exp(trees.inplace_predict(row)[0])) * _floor_us(workload, target)
 
     def dump(self) -> bytes:
         """The trees as UBJ; empty where nothing was learned."""
-        return bytes(self._booster.save_raw(raw_format="ubj")) if self._booster else b""
+        trees = self.parse()
+        return bytes(trees.save_raw(raw_format="ubj")) if trees else b""
 
     @classmethod
-    def of(cls, booster: Any) -> TorchTime:
-        """From loaded trees."""
+    def of(cls, trees: Callable[[], Booster]) -> TorchTime:
+        """From a function that loads the trees."""
         self = cls()
-        booster.set_param({"nthread": 1})
-        self._booster = booster
+        self._trees = trees
         return self
 
 

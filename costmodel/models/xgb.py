@@ -156,7 +156,7 @@ class XgbCostModel:
         Raises:
             NoModel: not fitted.
         """
-        if not self._heads:
+        if not self._raw:
             raise NoModel(f"model {self.name!r} is not fitted: call fit() or load one")
         known = has_artifact(candidates)
         log_multiple = np.empty(len(candidates), dtype=np.float64)
@@ -165,7 +165,7 @@ class XgbCostModel:
                 continue
             part = candidates if rows.all() else candidates.take(np.flatnonzero(rows))
             matrix = design_matrix(workload, part, target, ptx=ptx)
-            learned = self._heads[ptx].inplace_predict(matrix)
+            learned = self._head(ptx).inplace_predict(matrix)
             log_multiple[rows] = learned + np.log(matrix[:, _ESTIMATE])
         roofline = target.device.roofline_us(workload.flops(), workload.bytes(), workload.code.kind)
         return np.exp(log_multiple) * roofline
@@ -193,7 +193,7 @@ class XgbCostModel:
             part = candidates.take(np.flatnonzero(rows))
             matrix = design_matrix(workload, part, target, ptx=ptx)
             data = xgboost.DMatrix(matrix, feature_names=list(names), nthread=self.nthread)
-            shap = self._heads[ptx].predict(data, pred_contribs=True)
+            shap = self._head(ptx).predict(data, pred_contribs=True)
             for column, name in enumerate(names):
                 log_factors[rows, FEATURES.index(name)] = shap[:, column]
             start_us[rows] *= matrix[:, _ESTIMATE] * np.exp(shap[:, -1])  # the mean comes last
@@ -260,6 +260,14 @@ class XgbCostModel:
         from costmodel.models.storage import load
 
         return load(Path(path), nthread=nthread)
+
+    def _head(self, ptx: bool) -> Booster:
+        """A head, parsed when it is first asked: that imports xgboost, which takes a second."""
+        if ptx not in self._heads:
+            from costmodel.models.storage import parse_head
+
+            self._install(ptx, self._raw[ptx], parse_head(ptx, self._raw[ptx]))
+        return self._heads[ptx]
 
     def _install(self, ptx: bool, raw: bytes, booster: Booster) -> None:
         """Keep a head for prediction."""
