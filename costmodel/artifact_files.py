@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,7 +49,7 @@ class TableProgress:
     Attributes:
         path: the file.
         rows: artifacts in it, of all code classes.
-        there: of those asked for, how many it already had.
+        there: of those asked for, how many it already had, or another table has.
         compiled: how many were added, refused ones among them.
         refused: how many the compiler refused.
         left: how many are still missing: past the limit, or not compiled in time.
@@ -114,6 +114,7 @@ def extend_table(
     target: Target,
     folder: Path,
     *,
+    known: Container[str] = (),
     limit: int | None = None,
     n_jobs: int | None = None,
     progress: bool = True,
@@ -123,6 +124,7 @@ def extend_table(
 
     Args:
         specs: what it is to hold; what it has is kept.
+        known: keys that are in another table already, and need not be in this one.
         limit: at most so many now; default: all.
         n_jobs, progress, compile_function: as :func:`costmodel.compiler.compile_many` has them.
 
@@ -134,7 +136,8 @@ def extend_table(
     with file_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     table = ArtifactTable(read_tables([path] if os.path.lexists(path) else [], target))
-    missing = [spec for spec in specs if artifact_key(spec, target) not in table]
+    keys = {spec: artifact_key(spec, target) for spec in specs}
+    missing = [spec for spec, key in keys.items() if key not in table and key not in known]
     todo = missing[:limit]
     made = compile_many(
         todo, target, n_jobs=n_jobs, progress=progress, compile_function=compile_function
@@ -147,7 +150,7 @@ def extend_table(
             rows = _add(path, kept, target)
         compiled += len(kept)
         refused += sum(not artifact.ok for artifact in kept)
-    there = len(specs) - len(missing)
+    there = len(keys) - len(missing)
     return TableProgress(path, rows, there, compiled, refused, len(missing) - compiled)
 
 

@@ -7,22 +7,45 @@ import functools
 import hashlib
 import inspect
 import textwrap
+from importlib import import_module
 from typing import Any
 
-__all__ = ["kernel_function", "kernel_hash"]
+from costmodel.target import Toolchain
+
+__all__ = ["kernel_function", "kernel_hash", "kernel_trouble"]
+
+_MODULES = {
+    "pointer": "pointer", "tma": "tma", "tma_persistent": "tma",
+    "warp_specialized": "warp_specialized",
+}  # fmt: skip
 
 
 @functools.cache
 def kernel_function(name: str) -> Any:
-    """The kernel of a configuration; Triton is imported when the first is asked for."""
-    from costmodel.kernels import pointer, tma, warp_specialized
+    """The kernel of a configuration; Triton is imported when the first is asked for.
 
-    return {
-        "pointer": pointer.gemm_pointer,
-        "tma": tma.gemm_tma,
-        "tma_persistent": tma.gemm_tma_persistent,
-        "warp_specialized": warp_specialized.gemm_warp_specialized,
-    }[name]
+    Raises:
+        ImportError, AttributeError: the installed Triton lacks what this kernel uses.
+    """
+    return getattr(import_module(f"costmodel.kernels.{_MODULES[name]}"), f"gemm_{name}")
+
+
+def kernel_trouble(name: str, toolchain: Toolchain) -> str:
+    """Why a toolchain cannot have a kernel, as far as the installed Triton tells; else empty."""
+    import triton
+
+    return _trouble(name) if triton.__version__ == toolchain.triton else ""
+
+
+@functools.cache
+def _trouble(name: str) -> str:
+    import triton
+
+    try:
+        kernel_function(name)
+    except (ImportError, AttributeError) as error:  # Gluon is experimental: its names may go
+        return f"toolchain: Triton {triton.__version__} has no {name} kernel ({error})"
+    return ""
 
 
 def _launched(name: str) -> list[Any]:
@@ -35,7 +58,12 @@ def _launched(name: str) -> list[Any]:
 
 @functools.cache
 def kernel_hash(name: str) -> str:
-    """Hash of a kernel's code and of all it uses: comments, names of files and lines left out."""
+    """Hash of a kernel's code and of all it uses: comments, names of files and lines left out.
+
+    Empty for a kernel that the installed Triton cannot have.
+    """
+    if _trouble(name):
+        return ""
     seen: dict[str, str] = {}
     queue = _launched(name)
     while queue:

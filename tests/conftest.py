@@ -21,3 +21,11 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Imports a script by name, as Python does that runs it: its folder comes first."""
     monkeypatch.syspath_prepend(str(HERE.parent / "benchmarks"))
     return importlib.import_module
+
+
+@pytest.fixture(autouse=True)
+def no_tables_of_the_user(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """What a user has compiled on this machine would change what the tests see."""
+    monkeypatch.setenv("COSTMODEL_DATA_DIR", str(tmp_path_factory.getbasetemp() / "no-tables"))
