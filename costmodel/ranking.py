@@ -147,7 +147,7 @@ def rank(
         model=chosen.name,
         model_hash=str(getattr(chosen, "hash", "")),
         reservation=reservation,
-        head=_head(chosen, workload, target, unknown, len(candidates)),
+        head=_head(chosen, target, unknown, len(candidates)),
         predicts_latency=chosen.predicts_latency,
         candidates=candidates.take(order),
         cost=cost[order],
@@ -157,25 +157,19 @@ def rank(
     )
 
 
-def _head(
-    model: CostModel, workload: Workload, target: Target, unknown: int, considered: int
-) -> str:
-    """Which head of a learned model saw the configurations, for people."""
+def _head(model: CostModel, target: Target, unknown: int, considered: int) -> str:
+    """Which head of a learned model saw the configurations, in a line for people."""
     if not isinstance(model, XgbCostModel):
         return ""
-    toolchain = f"Triton {target.toolchain.triton} with ptxas {target.toolchain.ptxas}"
+    artifacts = f"artifacts of Triton {target.toolchain.triton}, ptxas {target.toolchain.ptxas}"
     if not unknown:
-        return f"PTX head: all {considered} configurations are known as {toolchain} compiles them"
-    m, n, k = workload.m, workload.n, workload.k
+        return f"PTX head: {artifacts} for all {considered} configurations"
+    lacking = f"no {artifacts}; `costmodel compile M N K --table` makes them"
     if unknown == considered:
-        return (
-            f"configuration-only head: of {considered} configurations none is known as {toolchain} "
-            f"compiles it; `costmodel compile {m} {n} {k} --table`, with the options of this "
-            f"product, makes the table"
-        )
+        return f"configuration-only head for all {considered} configurations: {lacking}"
     return (
         f"PTX head for {considered - unknown} of {considered} configurations, configuration-only "
-        f"head for the {unknown} that are not known as {toolchain} compiles them"
+        f"head for {unknown}: {lacking}"
     )
 
 

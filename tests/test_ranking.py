@@ -105,7 +105,9 @@ def test_the_order_is_the_models_over_all_that_can_run(
     assert found.failed == len(SearchSpace.of(workload, H100)) - len(legal)
     assert found.without_artifact == 0
     assert found.reservation == ""
-    assert found.head.startswith(f"PTX head: all {found.considered} configurations")
+    assert found.head == (
+        f"PTX head: artifacts of Triton 3.6.0, ptxas 12.8 for all {found.considered} configurations"
+    )
     assert (found.model, found.model_hash) == ("made-up", model.hash)
 
 
