@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def no_tables_of_the_user(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def no_tables_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What a user has compiled on this machine would change what the tests see."""
-    monkeypatch.setenv("COSTMODEL_DATA_DIR", str(tmp_path_factory.getbasetemp() / "no-tables"))
+    # Not by the fixture monkeypatch: it would then be undone after the tests' own fixtures.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COSTMODEL_DATA_DIR", str(tmp_path_factory.getbasetemp() / "no-tables"))
+        yield
