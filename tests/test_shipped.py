@@ -33,7 +33,12 @@ from costmodel.workload import Workload
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "h100-sxm"
-TABLES = [Toolchain("3.7.1", "12.8"), Toolchain("3.8.0", "12.9"), Toolchain("3.9.0", "13.4")]
+TABLES = [
+    Toolchain("3.7.0", "12.8"),
+    Toolchain("3.7.1", "12.8"),
+    Toolchain("3.8.0", "12.9"),
+    Toolchain("3.9.0", "13.4"),
+]
 
 
 @pytest.fixture(scope="module")
