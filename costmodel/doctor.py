@@ -62,6 +62,7 @@ def diagnose() -> list[Check]:
         _headers(),
         _interpreter(),
         _model(),
+        _artifacts(),
         _cache(),
         _datasets(),
     ]
@@ -192,6 +193,25 @@ def _model() -> Check:
         return Check("model", False, f"{lacking} (shipped: {', '.join(shipped) or 'none'})",
                      advice, "optional")  # fmt: skip
     return Check("model", True, ", ".join(found), need="optional")
+
+
+def _artifacts() -> Check:
+    """Whether the PTX head can answer with the installed Triton."""
+    from costmodel.models import known_artifacts, load, shipped_models
+    from costmodel.target import Target
+
+    name, advice = "artifacts", "PTX is not seen in ranking; costmodel compile M N K --table"
+    counts, toolchain = [], ""
+    try:
+        for device, path in shipped_models().items():
+            target = Target.named(device)
+            toolchain = f"Triton {target.toolchain.triton}, ptxas {target.toolchain.ptxas}"
+            counts.append(f"{len(known_artifacts(load(path), target))} for {device}")
+    except (CostModelError, ImportError, AttributeError, RuntimeError, OSError) as error:
+        return Check(name, False, _line(error), advice, "optional")
+    ok = any(not count.startswith("0 ") for count in counts)
+    found = f"{', '.join(counts) or 'none'}; {toolchain}"
+    return Check(name, ok, found, "" if ok else advice, "optional")
 
 
 def _cache() -> Check:

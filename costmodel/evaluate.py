@@ -6,7 +6,7 @@ failures too; equal programs are ranked once. ``torch.matmul`` never enters it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +59,12 @@ class _Score:
     mape_pct: float | None
 
 
-def evaluate(dataset: Dataset, models: Sequence[CostModel], target: Target) -> list[dict[str, Any]]:
+def evaluate(
+    dataset: Dataset,
+    models: Sequence[CostModel],
+    target: Target,
+    workloads: Collection[Workload] | None = None,
+) -> list[dict[str, Any]]:
     """Judge models on the eval rows of a dataset: the content of ``costmodel evaluate --json``.
 
     Added to the given models: ``random`` (the expected value of a random order), ``oracle`` (knows
@@ -71,6 +76,7 @@ def evaluate(dataset: Dataset, models: Sequence[CostModel], target: Target) -> l
         models: ``kind`` of each (learned, baseline or peer) is taken from its attribute of that
             name; a model without one is ``learned``.
         target: what the models predict for.
+        workloads: judge by these only; default: all that were recorded.
 
     Returns:
         One entry per model: ``name``, ``kind``, ``workloads`` (how many; in the noise ceiling each
@@ -82,7 +88,7 @@ def evaluate(dataset: Dataset, models: Sequence[CostModel], target: Target) -> l
     Raises:
         MissingData: the dataset holds no eval rows, or none that worked.
     """
-    problems = problems_of(dataset.frame("eval"), target.device)
+    problems = problems_of(dataset.frame("eval"), target.device, workloads)
     if not problems:
         raise MissingData(
             f"{dataset.path} holds no working eval rows: record them with `costmodel collect`, or "
@@ -108,10 +114,14 @@ def evaluate(dataset: Dataset, models: Sequence[CostModel], target: Target) -> l
     return entries
 
 
-def problems_of(frame: Frame, device: Device) -> list[Problem]:
-    """The workloads of a frame of which anything worked."""
+def problems_of(
+    frame: Frame, device: Device, wanted: Collection[Workload] | None = None
+) -> list[Problem]:
+    """The workloads of a frame of which anything worked; of those wanted, where that is said."""
     problems = []
-    for workload in frame.workloads:
+    for workload in (
+        frame.workloads if wanted is None else [w for w in frame.workloads if w in wanted]
+    ):
         part = frame.of_workload(workload)
         # As rank() does: what is known not to compile or launch is nobody's pick.
         legal = [not legality(c, workload, device) for c in part.candidates.configs]

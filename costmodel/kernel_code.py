@@ -10,10 +10,13 @@ import ast
 import functools
 import hashlib
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-__all__ = ["kernel_function", "kernel_hash"]
+from costmodel.target import Toolchain
+
+__all__ = ["kernel_function", "kernel_hash", "kernel_trouble"]
 
 _FOLDER = Path(__file__).parent / "kernels"
 _KERNELS = {  # name of a configuration: file, function
@@ -29,11 +32,31 @@ _Function = tuple[str, str]  # file, name
 
 @functools.cache
 def kernel_function(name: str) -> Any:
-    """The kernel of a configuration; Triton is imported when the first is asked for."""
-    import importlib
+    """The kernel of a configuration; Triton is imported when the first is asked for.
 
+    Raises:
+        ImportError, AttributeError: the installed Triton lacks what this kernel uses.
+    """
     file, function = _KERNELS[name]
-    return getattr(importlib.import_module(f"costmodel.kernels.{file}"), function)
+    return getattr(import_module(f"costmodel.kernels.{file}"), function)
+
+
+def kernel_trouble(name: str, toolchain: Toolchain) -> str:
+    """Why a toolchain cannot have a kernel, as far as the installed Triton tells; else empty."""
+    import triton
+
+    return _trouble(name) if triton.__version__ == toolchain.triton else ""
+
+
+@functools.cache
+def _trouble(name: str) -> str:
+    import triton
+
+    try:
+        kernel_function(name)
+    except (ImportError, AttributeError) as error:  # Gluon is experimental: its names may go
+        return f"toolchain: Triton {triton.__version__} has no {name} kernel ({error})"
+    return ""
 
 
 @functools.cache

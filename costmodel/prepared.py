@@ -141,6 +141,8 @@ class _Direct:
             run: Any = kernel.run
             if run.global_scratch_size or run.profile_scratch_size:
                 return None
+            if hasattr(run, "arg_annotations"):  # Triton 3.7 on: one C launcher for all binaries
+                return None
             flags = (run.launch_cooperative_grid, run.launch_pdl)
             launch = run.launch
             if head != _POINTERS:

@@ -25,7 +25,8 @@ from costmodel.duplicates import identities
 from costmodel.errors import InvalidInput
 from costmodel.grid import grid
 from costmodel.metrics import top_rows
-from costmodel.models.registry import find_model, known_artifacts, load
+from costmodel.models.known import known_artifacts
+from costmodel.models.registry import find_model, load
 from costmodel.models.storage import CARD
 from costmodel.models.xgb import XgbCostModel
 from costmodel.space import SearchSpace
@@ -48,6 +49,7 @@ class Ranking:
         workload, target: what was ranked, and where for.
         model, model_hash: which model answered.
         reservation: why it is not the first choice, or less exact than it could be; else empty.
+        head: which head of a learned model answered, in a line; empty of other models.
         candidates: the configurations in order, with the artifacts that are known.
         cost: float64 [n], ascending; a latency in us where ``predicts_latency``.
         considered: configurations that were ranked, duplicates among them.
@@ -60,6 +62,7 @@ class Ranking:
     model: str
     model_hash: str
     reservation: str
+    head: str
     predicts_latency: bool
     candidates: Candidates = field(repr=False)
     cost: NDArray[np.float64] = field(repr=False)
@@ -85,6 +88,7 @@ class Ranking:
             "target": self.target.to_dict(),
             "model": {"name": self.model, "hash": self.model_hash},
             "reservation": self.reservation,
+            "head": self.head,
             "considered": self.considered,
             "without_artifact": self.without_artifact,
             "failed": self.failed,
@@ -128,7 +132,7 @@ def rank(
             require("an entry of configs", config, GemmConfig, "a GemmConfig")
     target = target or Target.current()
     chosen, reservation = answering_model(model, target, workload)
-    candidates, failed = _candidates(workload, target, known_artifacts(chosen), configs)
+    candidates, failed = _candidates(workload, target, known_artifacts(chosen, target), configs)
     if not len(candidates):
         raise InvalidInput(
             f"no configuration to rank for {workload} on {target.device.name}: {failed} are known "
@@ -137,21 +141,35 @@ def rank(
     cost = chosen.predict(workload, candidates, target)
     order = _distinct_order(workload, candidates, cost, k)
     unknown = int(np.isnan(candidates.artifact_columns[:, 0]).sum())
-    if unknown and isinstance(chosen, XgbCostModel):
-        text = f"{unknown} of {len(candidates)} configurations have no artifact: ranked without"
-        reservation = "; ".join(filter(None, (reservation, text)))
     return Ranking(
         workload=workload,
         target=target,
         model=chosen.name,
         model_hash=str(getattr(chosen, "hash", "")),
         reservation=reservation,
+        head=_head(chosen, target, unknown, len(candidates)),
         predicts_latency=chosen.predicts_latency,
         candidates=candidates.take(order),
         cost=cost[order],
         considered=len(candidates),
         without_artifact=unknown,
         failed=failed,
+    )
+
+
+def _head(model: CostModel, target: Target, unknown: int, considered: int) -> str:
+    """Which head of a learned model saw the configurations, in a line for people."""
+    if not isinstance(model, XgbCostModel):
+        return ""
+    artifacts = f"artifacts of Triton {target.toolchain.triton}, ptxas {target.toolchain.ptxas}"
+    if not unknown:
+        return f"PTX head: {artifacts} for all {considered} configurations"
+    lacking = f"no {artifacts}; `costmodel compile M N K --table` makes them"
+    if unknown == considered:
+        return f"configuration-only head for all {considered} configurations: {lacking}"
+    return (
+        f"PTX head for {considered - unknown} of {considered} configurations, configuration-only "
+        f"head for {unknown}: {lacking}"
     )
 
 

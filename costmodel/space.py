@@ -7,9 +7,11 @@ what would only repeat another point.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import get_args
 
-from costmodel.config import GemmConfig, n_parts, stored_columns
+from costmodel.config import GemmConfig, KernelName, n_parts, stored_columns
 from costmodel.grid import grid
+from costmodel.kernel_code import kernel_trouble
 from costmodel.specialize import entry_registers, multiply_registers, stores_by_descriptor
 from costmodel.target import SM_REGISTERS, Device, Target
 from costmodel.workload import CodeClass, Workload
@@ -46,11 +48,12 @@ class SearchSpace:
         rejected: dict[GemmConfig, str] = {}
         redundant: dict[GemmConfig, str] = {}
         aligned = not any(workload.code.needs_repack())
+        toolchain = {name: kernel_trouble(name, target.toolchain) for name in get_args(KernelName)}
         for config in grid():
             if config.repack and aligned:
                 redundant[config] = "repack: every operand is aligned as it is"
                 continue
-            if reason := legality(config, workload, target.device):
+            if reason := toolchain[config.kernel] or legality(config, workload, target.device):
                 rejected[config] = reason
                 continue
             same = _effective(config, workload)

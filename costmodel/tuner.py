@@ -218,6 +218,7 @@ def _common(ranking: Ranking, mode: str, k: int) -> dict[str, Any]:
         "model": ranking.model,
         "model_hash": ranking.model_hash,
         "reservation": ranking.reservation,
+        "head": ranking.head,
         "mode": mode,
         "k": k,
         "ranked": tuple((c, ranking.predicted_us(i)) for i, c in enumerate(ranking.configs)),

@@ -55,6 +55,7 @@ class TuningResult:
         reliable: chosen as it would be again: false after a budget ran out or where candidates or
             torch could not be timed, and such a result is not kept on disk.
         costs: what each stage took.
+        head: which head of a learned model ranked, in a line; empty of other models.
     """
 
     workload: Workload
@@ -72,6 +73,7 @@ class TuningResult:
     source: str
     reliable: bool
     costs: Costs
+    head: str = ""
 
     @property
     def chosen(self) -> GemmConfig | str:
@@ -103,6 +105,7 @@ class TuningResult:
             "target": self.target.to_dict(),
             "model": {"name": self.model, "hash": self.model_hash},
             "reservation": self.reservation,
+            "head": self.head,
             "mode": self.mode,
             "k": self.k,
             "ranked": [
@@ -148,6 +151,7 @@ def _read(data: Any) -> TuningResult:
         config=None if chosen == "torch" else GemmConfig.from_dict(chosen),
         reliable=take(data, "reliable", bool),
         costs=Costs(**{name: take(costs, name, kind) for name, kind in _COSTS.items()}),
+        head=take(data, "head", str) if "head" in data else "",  # results of earlier releases
         **texts,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,3 +22,12 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Imports a script by name, as Python does that runs it: its folder comes first."""
     monkeypatch.syspath_prepend(str(HERE.parent / "benchmarks"))
     return importlib.import_module
+
+
+@pytest.fixture(autouse=True)
+def no_tables_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a user has compiled on this machine would change what the tests see."""
+    # Not by the fixture monkeypatch: it would then be undone after the tests' own fixtures.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COSTMODEL_DATA_DIR", str(tmp_path_factory.getbasetemp() / "no-tables"))
+        yield

@@ -25,7 +25,7 @@ LAYERS = (
     "ptx_flow", "ptx", "artifact", "measurement", "candidates", "supervisor", "kept",
     "compiler",
     # data
-    "shards", "artifact_table", "measurement_table", "frame", "dataset",
+    "shards", "artifact_table", "artifact_files", "measurement_table", "frame", "dataset",
     # running
     "launch", "repacking", "torch_product", "runner",
     # judging

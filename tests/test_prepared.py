@@ -11,7 +11,7 @@ import torch
 
 from costmodel import prepared, repacking
 from costmodel.config import GemmConfig
-from costmodel.launch import Plan, Workspace
+from costmodel.launch import Kernel, Plan, Workspace
 from costmodel.prepared import TritonLaunch
 from costmodel.target import Target, Toolchain
 from costmodel.workload import Workload
@@ -73,3 +73,19 @@ def test_all_copies_are_one_launch(
     copies = repacking.Repack(plan, target, 0)(a, b, Workspace(a.device), 0)
     assert queued == launches
     assert [x.stride(0) for x in copies] == [-(-k // 64) * 64 if k % 8 else k, 56 if n % 8 else n]
+
+
+def test_a_launcher_of_another_kind_is_called_by_tritons_own_wrapper() -> None:
+    """From Triton 3.7 on the C launcher takes other arguments, and in another order."""
+    a, b, out = (torch.zeros(64, 64).half() for _ in range(3))
+    plan = Plan.of(Workload.from_tensors(a, b, out), GemmConfig("pointer", 64, 64, 64), 132)
+    names = ("a_ptr", "b_ptr", "c_ptr", "bias_ptr", "partial_ptr", "arrivals_ptr", "M", "N", "K")
+    launched: list[object] = []
+    run = SimpleNamespace(
+        global_scratch_size=0, profile_scratch_size=0, launch_cooperative_grid=False,
+        launch_pdl=False, launch=lambda *arguments: launched.append(arguments),
+    )  # fmt: skip
+    kernel = Kernel(names, run, 7, (4, 1, 0))  # type: ignore[arg-type]
+    assert prepared._Direct.of(plan, kernel, (a, b, out)) is not None
+    run.arg_annotations = []
+    assert prepared._Direct.of(plan, kernel, (a, b, out)) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import random
 import re
 from collections import Counter
@@ -13,6 +15,7 @@ from code_classes import code_classes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from costmodel import kernel_code
 from costmodel.compiler import compile_many
 from costmodel.config import GemmConfig, KernelName
 from costmodel.grid import grid
@@ -399,3 +402,25 @@ def test_the_compiler_refuses_what_is_rejected_and_takes_what_is_legal() -> None
 
 def _bytes_of_stages(c: GemmConfig) -> int:
     return c.num_stages * c.block_k * (c.block_m + c.block_n)
+
+
+def test_a_kernel_that_this_triton_cannot_have_is_rejected_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def import_module(name: str) -> Any:
+        if name.endswith("warp_specialized"):
+            raise ImportError("cannot import name 'warpgroup_mma'")
+        return importlib.import_module(name)
+
+    for function in (kernel_code.kernel_function, kernel_code._trouble, kernel_code.kernel_hash):
+        monkeypatch.setattr(kernel_code, function.__name__, functools.cache(function.__wrapped__))
+    monkeypatch.setattr(kernel_code, "import_module", import_module)
+    space = SearchSpace.of(LARGE, Target.named("h100-sxm"))
+    assert {c.kernel for c in space.configs} == {"pointer", "tma", "tma_persistent"}
+    lacking = [r for c, r in space.rejected.items() if c.kernel == "warp_specialized"]
+    assert lacking
+    assert all("has no warp_specialized kernel (cannot import" in reason for reason in lacking)
+    assert kernel_code.kernel_hash("warp_specialized") == ""
+    elsewhere = Target.named("h100-sxm", Toolchain("0.0", "0.0"))
+    kernels = {c.kernel for c in SearchSpace.of(LARGE, elsewhere).configs}
+    assert "warp_specialized" in kernels, "of another Triton nothing is known"

@@ -46,8 +46,7 @@ def rank(
         for place, config in enumerate(ranking.configs, 1)
     ]
     output.print_table(_title(ranking), ["place", "config", "predicted us"], rows)
-    if ranking.predicts_latency and ranking.reservation:
-        output.note(ranking.reservation)
+    _note_model(ranking)
 
 
 def tune(
@@ -81,6 +80,13 @@ def tune(
         output.print_json(result.to_dict())
         return
     _print_result(result)
+
+
+def _note_model(answer: Ranking | TuningResult) -> None:
+    """Which head answered, and what is not as exact as it could be: a line each."""
+    for line in (answer.head, answer.reservation):
+        if answer.head and line:  # why a learned model did not answer was a warning
+            output.note(line)
 
 
 def _has_gpu() -> bool:
@@ -123,6 +129,7 @@ def _print_result(result: TuningResult) -> None:
     columns = ["config", "predicted us", "timed us", "status"]
     output.print_table(f"{title}\ntimings: {result.source}", columns, rows)
     costs = result.costs
+    _note_model(result)
     output.note(
         f"chosen: {result.chosen}: {result.why}\n"
         f"ranking {costs.rank_s:.2f} s, compiling {costs.compiled} {costs.compile_s:.2f} s, "

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from costmodel.models.baselines import PaperEstimate, RandomModel, RuleHeuristic, StaticRank
+from costmodel.models.known import known_artifacts
 from costmodel.models.peers import NvMatmulHeuristics
 from costmodel.models.ptx_score import PtxScore
 from costmodel.models.registry import (
     find_model,
-    known_artifacts,
     load,
     model_directory,
     shipped_models,

@@ -5,11 +5,9 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
-from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 
-from costmodel.artifact import Artifact
 from costmodel.candidates import CostModel
 from costmodel.errors import FileError, InvalidInput, ModelError
 from costmodel.models import storage
@@ -19,7 +17,7 @@ from costmodel.target import Target
 from costmodel.untrusted import as_path
 from costmodel.workload import Workload
 
-__all__ = ["find_model", "known_artifacts", "load", "model_directory", "shipped_models", "use"]
+__all__ = ["find_model", "load", "model_directory", "shipped_models", "use", "warn_once"]
 
 
 def load(path: str | Path) -> XgbCostModel:
@@ -84,28 +82,14 @@ def find_model(target: Target, workload: Workload | None = None) -> tuple[CostMo
     shipped, reason = _shipped(target)
     if shipped is not None and not (reason := shipped.answers(workload, target)):
         if reasons:
-            _warn_once(f"{'; '.join(reasons)}: the shipped model answers instead")
+            warn_once(f"{'; '.join(reasons)}: the shipped model answers instead")
         return shipped, "; ".join([*reasons, _reservation(shipped, target)]).strip("; ")
     text = "; ".join([*reasons, reason])
-    _warn_once(
+    warn_once(
         f"{text}: rules of thumb rank instead of a model; train one with `costmodel collect` and "
         f"`costmodel train`, and pass it to costmodel.use(path)"
     )
     return RuleHeuristic(), text
-
-
-def known_artifacts(model: CostModel) -> Mapping[str, Artifact]:
-    """The artifacts that came with a model, by key; empty where there are none.
-
-    A file that cannot be used is one warning: ranking then goes by the configurations alone.
-    """
-    if not isinstance(model, XgbCostModel):
-        return {}
-    try:
-        return model.artifacts or {}
-    except FileError as error:
-        _warn_once(f"the artifacts of model {model.name} cannot be used: {error}")
-        return {}
 
 
 def _shipped(target: Target) -> tuple[XgbCostModel | None, str]:
@@ -138,7 +122,8 @@ def _load_shipped(directory: Path) -> XgbCostModel:
     return storage.load(directory, parse=False)
 
 
-def _warn_once(text: str) -> None:
+def warn_once(text: str) -> None:
+    """Warn of something that does not change, the first time it is met."""
     with _lock:
         if text in _warned:
             return
