@@ -420,7 +420,7 @@ def test_a_kernel_that_this_triton_cannot_have_is_rejected_with_the_reason(
     lacking = [r for c, r in space.rejected.items() if c.kernel == "warp_specialized"]
     assert lacking
     assert all("has no warp_specialized kernel (cannot import" in reason for reason in lacking)
-    assert kernel_code.kernel_hash("warp_specialized") == ""
+    assert kernel_code.kernel_hash("warp_specialized"), "its text is there all the same"
     elsewhere = Target.named("h100-sxm", Toolchain("0.0", "0.0"))
     kernels = {c.kernel for c in SearchSpace.of(LARGE, elsewhere).configs}
     assert "warp_specialized" in kernels, "of another Triton nothing is known"

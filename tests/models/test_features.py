@@ -282,4 +282,4 @@ def test_the_features_of_a_whole_space_take_milliseconds(
         start = time.perf_counter()
         design_matrix(LARGE, batch, target, ptx=True)
         seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 5e-3
+    assert min(seconds) < 10e-3
