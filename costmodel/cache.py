@@ -23,8 +23,9 @@ from costmodel.errors import CorruptFile, InvalidInput
 from costmodel.shards import replace_file
 from costmodel.tuning_result import TuningResult
 from costmodel.untrusted import parse_json, read_small_file, take
+from costmodel.workload import Workload
 
-__all__ = ["SCHEMA", "CacheEntry", "WinnerCache", "cache_directory"]
+__all__ = ["SCHEMA", "CacheEntry", "WinnerCache", "cache_directory", "is_key_of"]
 
 SCHEMA = 1
 """Version of the files; those of another are ignored."""
@@ -188,6 +189,19 @@ class WinnerCache:
                 RuntimeWarning,
                 stacklevel=3,
             )
+
+
+def is_key_of(key: Mapping[str, Any], workload: Workload) -> bool:
+    """Whether a key, as ``winners.winner_key`` makes them, is one of this workload."""
+    told = {name: x for name, x in workload.to_dict().items() if name != "m"}
+    rows = key.get("m")
+    return (
+        isinstance(rows, list)
+        and len(rows) == 2
+        and all(type(row) is int for row in rows)
+        and rows[0] <= workload.m <= rows[1]
+        and all(key.get(name) == x for name, x in told.items())
+    )
 
 
 def _plain(key: Mapping[str, Any]) -> dict[str, Any]:

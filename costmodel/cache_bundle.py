@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from costmodel.cache import SCHEMA, WinnerCache
+from costmodel.cache import SCHEMA, WinnerCache, is_key_of
 from costmodel.errors import CorruptFile, InvalidInput, WrongVersion
 from costmodel.shards import replace_file
 from costmodel.tuning_result import TuningResult
@@ -62,7 +61,7 @@ def import_winners(cache: WinnerCache, file: Path) -> Counter[str]:
         try:
             key = _key(take(entry, "key", dict))
             result = TuningResult.from_dict(take(entry, "result", dict))
-            if not is_of(key, result):
+            if not is_key_of(key, result.workload):
                 raise InvalidInput("a key of another workload")
         except InvalidInput:
             counts["refused"] += 1
@@ -73,20 +72,6 @@ def import_winners(cache: WinnerCache, file: Path) -> Counter[str]:
             cache.put(key, result)
             counts["added"] += 1
     return counts
-
-
-def is_of(key: Mapping[str, Any], result: TuningResult) -> bool:
-    """Whether a key, as ``winners.winner_key`` makes them, is one of this result's workload."""
-    workload = result.workload
-    told = {name: x for name, x in workload.to_dict().items() if name != "m"}
-    rows = key.get("m")
-    return (
-        isinstance(rows, list)
-        and len(rows) == 2
-        and all(type(row) is int for row in rows)
-        and rows[0] <= workload.m <= rows[1]
-        and all(key.get(name) == x for name, x in told.items())
-    )
 
 
 def _key(key: dict[str, Any]) -> dict[str, Any]:

@@ -14,15 +14,14 @@ from collections.abc import Collection as Container
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import get_args
 
 from costmodel.artifact import Artifact
 from costmodel.candidates import Candidates
 from costmodel.compiler import compile_many
-from costmodel.config import GemmConfig, KernelName
+from costmodel.config import GemmConfig
 from costmodel.dataset import Dataset, Role, RunInfo
 from costmodel.duplicates import identities
-from costmodel.kernel_code import kernel_hash
+from costmodel.kernel_code import kernel_hashes
 from costmodel.measurement import Candidate, TuningRecord
 from costmodel.runner.device import DeviceRunner
 from costmodel.specialize import Specialization, artifact_key, specialize
@@ -34,8 +33,6 @@ _FINALISTS = 6
 _ANCHOR_WORKLOADS = 4
 _DRIFT_LIMIT = 0.05
 _ANCHOR_BYTES = 2**24  # smaller ones are too short to tell a card from noise
-
-KERNELS = get_args(KernelName)
 
 log = logging.getLogger("costmodel")
 
@@ -162,7 +159,7 @@ class Collection:
 
     def _done(self, workload: Workload) -> set[GemmConfig]:
         """What is recorded of the kernels as they are now."""
-        return self._dataset.measured(workload, {name: kernel_hash(name) for name in KERNELS})
+        return self._dataset.measured(workload, kernel_hashes())
 
     def _known(self, job: Job) -> dict[Specialization, Artifact]:
         """The artifacts of a job that are recorded already."""

@@ -34,7 +34,7 @@ WITHOUT_PTX = "configuration only"
 
 Facts = Mapping[str, float | str | None]
 
-_SHARE, _MULTIPLE = "_share", "_estimate"
+_SHARE = "_share"
 
 
 @dataclass(frozen=True)
@@ -306,11 +306,8 @@ def _traffic(
 
 
 def _paper_us(paper: Mapping[str, float]) -> dict[str, float]:
-    """The estimate in us, and its parts: shares of it, or like itself multiples of the roofline."""
+    """The estimate in us, and its parts, which are shares of it."""
     whole_us = paper["estimate"] * paper["roofline_us"]
     shares = {n.removesuffix(_SHARE): x for n, x in paper.items() if n.endswith(_SHARE)}
-    multiples = {n.removesuffix(_MULTIPLE): x for n, x in paper.items() if n.endswith(_MULTIPLE)}
-    parts_us = {name: x * whole_us for name, x in shares.items()} or {
-        name: x * paper["roofline_us"] for name, x in multiples.items()
-    }
+    parts_us = {name: x * whole_us for name, x in shares.items()}
     return {**parts_us, "estimate": whole_us}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from costmodel.artifact import Artifact
-from costmodel.cache import CacheEntry, WinnerCache
+from costmodel.cache import CacheEntry, WinnerCache, is_key_of
 from costmodel.candidates import Candidates
 from costmodel.config import GemmConfig
 from costmodel.errors import FileError, MissingData
@@ -160,20 +160,14 @@ def _foreign(entry: CacheEntry, target: Target, protocol: Mapping[str, Any]) -> 
     ):
         return "of another timing protocol"
     workload = result.workload
-    if not _is_of(key, workload, theirs.name):
+    named = str(key.get("name")).endswith(f"x{workload.n}x{workload.k}-{theirs.name}")
+    if not (named and is_key_of(key, workload)):
         return "not what its key says"
     if not (workload.m and workload.n and workload.k):
         return "empty product"
     if is_held_out(workload):
         return "held out for evaluation"
     return ""
-
-
-def _is_of(key: Mapping[str, Any], workload: Workload, device_name: str) -> bool:
-    """Whether a key of :func:`costmodel.winners.winner_key` is one of this workload."""
-    told = {name: x for name, x in workload.to_dict().items() if name != "m"}
-    name = f"x{workload.n}x{workload.k}-{device_name}"
-    return str(key.get("name")).endswith(name) and all(key.get(n) == x for n, x in told.items())
 
 
 def _unfit(entry: CacheEntry, config: GemmConfig, measurement: Measurement, target: Target) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from costmodel.target import Toolchain
 
-__all__ = ["kernel_function", "kernel_hash", "kernel_trouble"]
+__all__ = ["kernel_function", "kernel_hash", "kernel_hashes", "kernel_trouble"]
 
 _FOLDER = Path(__file__).parent / "kernels"
 _KERNELS = {  # name of a configuration: file, function
@@ -77,6 +77,11 @@ def kernel_hash(name: str) -> str:
         queue += _used(file, node)
     text = "\n".join(f"{k}:{v}" for k, v in sorted(seen.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def kernel_hashes() -> dict[str, str]:
+    """:func:`kernel_hash` of every kernel, by name."""
+    return {name: kernel_hash(name) for name in _KERNELS}
 
 
 def _used(file: str, node: ast.FunctionDef) -> Iterator[_Function]:

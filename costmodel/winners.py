@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Protocol
 
 from costmodel.cache import WinnerCache
 from costmodel.candidates import CostModel
-from costmodel.config import KernelName
 from costmodel.kept import IDLE_S, Kept
-from costmodel.kernel_code import kernel_hash
+from costmodel.kernel_code import kernel_hashes
 from costmodel.measurement import Runner
 from costmodel.models.baselines import RuleHeuristic
 from costmodel.ranking import answering_model
@@ -84,7 +83,7 @@ def winner_key(question: Question, target: Target, rows: tuple[int, int]) -> dic
         "ptxas": target.toolchain.ptxas,
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "",
-        "kernels": {name: kernel_hash(name) for name in get_args(KernelName)},
+        "kernels": kernel_hashes(),
         "model": model.name,
         "model_hash": str(getattr(model, "hash", "")),
         "mode": mode,

@@ -131,13 +131,10 @@ def _cache() -> WinnerCache:
 
 def _state(entry: CacheEntry) -> str:
     """Whether what an entry rests on is what there is now, as far as can be told without a GPU."""
-    from typing import get_args
-
-    from costmodel.config import KernelName
-    from costmodel.kernel_code import kernel_hash
+    from costmodel.kernel_code import kernel_hashes
     from costmodel.target import Toolchain
 
-    if entry.key.get("kernels") != {name: kernel_hash(name) for name in get_args(KernelName)}:
+    if entry.key.get("kernels") != kernel_hashes():
         return "of other kernels"
     tools = Toolchain.current(entry.result.target.device.arch)
     if (entry.key.get("triton"), entry.key.get("ptxas")) != (tools.triton, tools.ptxas):

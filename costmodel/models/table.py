@@ -6,13 +6,12 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.candidates import Candidates
-from costmodel.config import KernelName
 from costmodel.features import CONFIG_FEATURES, FEATURES, design_matrix
 from costmodel.target import Target
 from costmodel.workload import Workload
@@ -62,9 +61,9 @@ class TrainingTable:
     @classmethod
     def from_dataset(cls, dataset: Dataset, role: Role = "train") -> TrainingTable:
         """The rows of one role; those of a kernel that has changed since are left out."""
-        from costmodel.kernel_code import kernel_hash
+        from costmodel.kernel_code import kernel_hashes
 
-        hashes = {name: kernel_hash(name) for name in get_args(KernelName)}
+        hashes = kernel_hashes()
         frame = dataset.frame(role, kernel_hashes=hashes)
         used, index = np.unique(frame.workload_index, return_inverse=True)
         return cls(
