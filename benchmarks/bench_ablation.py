@@ -24,7 +24,7 @@ from costmodel.candidates import ARTIFACT_COLUMNS, CONFIG_COLUMNS
 from costmodel.dataset import Dataset
 from costmodel.features import CONFIG_FEATURES, FEATURES
 from costmodel.models import TrainingTable, XgbCostModel, XgbParams
-from costmodel.models.train import folds_by_nk, legal_rows
+from costmodel.models.folds import folds_by_nk, legal_rows
 from costmodel.shipped import recording
 
 PARAMS = XgbParams(rounds=150, max_depth=6, learning_rate=0.12)

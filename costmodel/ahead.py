@@ -19,6 +19,7 @@ from costmodel.torch_product import torch_multiplies_in_tf32
 from costmodel.tuner import check_mode
 from costmodel.tuner import tune as tune_with
 from costmodel.tuning_result import TuningResult
+from costmodel.uncertainty import TopK
 from costmodel.winners import Question
 from costmodel.workload import CodeClass, Workload
 
@@ -78,7 +79,7 @@ def tune(
     tf32: bool | None = None,
     mode: str = "auto",
     model: ModelLike = None,
-    k: int = 8,
+    k: TopK = 8,
     include_torch: bool = True,
     budget_s: float = inf,
     runner: Runner | None = None,

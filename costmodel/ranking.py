@@ -32,6 +32,7 @@ from costmodel.models.xgb import XgbCostModel
 from costmodel.space import SearchSpace
 from costmodel.specialize import artifact_key, specialize
 from costmodel.target import Target
+from costmodel.uncertainty import AUTO, DEFAULT_K, LIMIT, NEAR, Confidence, TopK
 from costmodel.untrusted import as_path, file_errors, require, require_count
 from costmodel.workload import CodeClass, Workload
 
@@ -39,6 +40,7 @@ __all__ = ["Ranking", "answering_model", "named_model", "rank"]
 
 _KEPT_LAYOUTS = 32
 _KEPT_MODELS = 8
+_SHOWN = (1, 4, 8, 16, LIMIT)
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Ranking:
         considered: configurations that were ranked, duplicates among them.
         without_artifact: how many of these the model judged by the configuration alone.
         failed: configurations left out because they are known not to compile.
+        confidence: how sure the order is; None where the model cannot tell.
     """
 
     workload: Workload
@@ -69,6 +72,7 @@ class Ranking:
     considered: int
     without_artifact: int
     failed: int
+    confidence: Confidence | None = None
 
     def __len__(self) -> int:
         return len(self.cost)
@@ -81,6 +85,22 @@ class Ranking:
         """The predicted latency of a row; None where the model only knows an order."""
         return float(self.cost[row]) if self.predicts_latency else None
 
+    def top_k(self, k: TopK) -> int:
+        """How many to time: k, or where it is ``"auto"`` as many as the confidence asks for."""
+        if k != AUTO:
+            return int(k)
+        return self.confidence.k if self.confidence else DEFAULT_K
+
+    def expected_kept(self, k: int) -> float | None:
+        """The speed that the best of the first k is expected to keep, from 0 to 1; None where the
+        model cannot tell."""
+        return self.confidence.kept_at(k) if self.confidence else None
+
+    @property
+    def doubt(self) -> str:
+        """Why the order should not be trusted; empty if it may be, or nothing is known of it."""
+        return self.confidence.doubt if self.confidence else ""
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {
@@ -92,6 +112,12 @@ class Ranking:
             "considered": self.considered,
             "without_artifact": self.without_artifact,
             "failed": self.failed,
+            "expected_kept": (
+                {str(k): self.confidence.kept_at(k) for k in _SHOWN} if self.confidence else None
+            ),
+            "sure": self.confidence.sure if self.confidence else None,
+            "doubt": self.doubt,
+            "auto_k": self.top_k("auto"),
             "ranked": [
                 {"config": config.to_dict(), "predicted_us": self.predicted_us(row)}
                 for row, config in enumerate(self.configs)
@@ -139,7 +165,13 @@ def rank(
             f"not to compile or to fit, and nothing else is legal"
         )
     cost = chosen.predict(workload, candidates, target)
-    order = _distinct_order(workload, candidates, cost, k)
+    # How sure the order is shows in more of it than may be asked for.
+    order = _distinct_order(workload, candidates, cost, None if k is None else max(k, NEAR + 1))
+    confidence = None
+    if isinstance(chosen, XgbCostModel):
+        ranked = candidates.take(order[: NEAR + 1])
+        confidence = chosen.confidence(workload, ranked, cost[order[: NEAR + 1]], target)
+    order = order[:k]
     unknown = int(np.isnan(candidates.artifact_columns[:, 0]).sum())
     return Ranking(
         workload=workload,
@@ -154,6 +186,7 @@ def rank(
         considered=len(candidates),
         without_artifact=unknown,
         failed=failed,
+        confidence=confidence,
     )
 
 

@@ -25,7 +25,8 @@ from costmodel.specialize import Specialization, specialize
 from costmodel.target import Target
 from costmodel.trial import Compile, Trial
 from costmodel.tuning_result import PREDICTED, Costs, TuningResult
-from costmodel.untrusted import require, require_count
+from costmodel.uncertainty import AUTO, LIMIT, TopK, require_top
+from costmodel.untrusted import require
 from costmodel.workload import Workload
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def tune(
     runner: Runner | None,
     target: Target | None = None,
     model: CostModel | str | PathLike[str] | None = None,
-    k: int = 8,
+    k: TopK = 8,
     mode: str = "auto",
     include_torch: bool = True,
     budget_s: float = inf,
@@ -61,7 +62,8 @@ def tune(
             a recording and needs no GPU. None is enough where nothing is timed.
         target: default: that of a replay's recording, else the current CUDA device.
         model: as for :func:`costmodel.ranking.rank`.
-        k: how many working candidates to time.
+        k: how many working candidates to time; ``"auto"``: as many as the model's confidence in
+            its ranking asks for, see :class:`costmodel.uncertainty.Confidence`.
         mode: ``auto`` times the top k; small problems, and operands that cannot be drawn for
             timing, are left to the prediction. ``predict`` takes the model's first choice and
             ``heuristic`` the rules', untimed; ``exhaustive`` times the whole space.
@@ -77,7 +79,7 @@ def tune(
     """
     check_mode(mode)
     require("workload", workload, Workload, "a Workload, such as Workload.dense(m, n, k)")
-    require_count("k", k)
+    require_top("k", k)
     require("budget_s", budget_s, (int, float), "seconds")
     if runner is not None and not hasattr(runner, "measure"):
         raise InvalidInput(f"runner is a {type(runner).__name__}: expected a DeviceRunner or such")
@@ -90,9 +92,10 @@ def tune(
         workload,
         target,
         RuleHeuristic() if mode == "heuristic" else model,
-        None if mode == "exhaustive" else _ATTEMPTS * k,
+        None if mode == "exhaustive" else _ATTEMPTS * (LIMIT if k == AUTO else int(k)),
         configs=replay.configs(workload) if replay else None,
     )
+    k = ranking.top_k(k)
     rank_s = time.perf_counter() - start
     if reason := untimed_because(workload, mode):
         result = _untimed(ranking, mode, k, reason, rank_s, compile_ or _nothing_to_compile)
@@ -103,13 +106,14 @@ def tune(
     trial = Trial(ranking, runner, compile_, time.monotonic() + budget_s)
     if include_torch:
         trial.time_torch()
-    trial.run(len(ranking) if mode == "exhaustive" else k)
+    wanted = len(ranking) if mode == "exhaustive" else k
+    trial.run(wanted)
     trial.rematch()
     choice = trial.choose()
     costs = Costs(rank_s, trial.compile_s, trial.measure_s, trial.compiled, len(trial.measured))
     name = target.device.name
     return TuningResult(
-        **_common(ranking, mode, k),
+        **_common(ranking, mode, k, wanted),
         measured=tuple(trial.measured.items()),
         torch=trial.torch,
         config=choice.config,
@@ -185,7 +189,7 @@ def _untimed(
     if chosen is None:
         warnings.warn(f"{ranking.workload}: {why}; torch computes it", RuntimeWarning, 3)
     return TuningResult(
-        **_common(ranking, mode, k),
+        **_common(ranking, mode, k, 1),
         measured=tuple(failures),
         torch=None,
         config=chosen,
@@ -211,8 +215,10 @@ def _or_torch(
     return replace(result, config=None, why=why)
 
 
-def _common(ranking: Ranking, mode: str, k: int) -> dict[str, Any]:
+def _common(ranking: Ranking, mode: str, k: int, looked_at: int) -> dict[str, Any]:
     return {
+        "expected_kept": ranking.expected_kept(looked_at),
+        "doubt": ranking.doubt,
         "workload": ranking.workload,
         "target": ranking.target,
         "model": ranking.model,

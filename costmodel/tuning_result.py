@@ -56,6 +56,9 @@ class TuningResult:
             torch could not be timed, and such a result is not kept on disk.
         costs: what each stage took.
         head: which head of a learned model ranked, in a line; empty of other models.
+        expected_kept: the share of the best speed, from 0 to 1, that the ranking promised to keep
+            by what was looked at; None where the model cannot tell.
+        doubt: why the ranking should not be trusted; empty if it may be.
     """
 
     workload: Workload
@@ -74,6 +77,13 @@ class TuningResult:
     reliable: bool
     costs: Costs
     head: str = ""
+    expected_kept: float | None = None
+    doubt: str = ""
+
+    @property
+    def sure(self) -> bool | None:
+        """Whether the ranking may be trusted; None where the model cannot tell."""
+        return None if self.expected_kept is None else not self.doubt
 
     @property
     def chosen(self) -> GemmConfig | str:
@@ -108,6 +118,9 @@ class TuningResult:
             "head": self.head,
             "mode": self.mode,
             "k": self.k,
+            "expected_kept": self.expected_kept,
+            "sure": self.sure,
+            "doubt": self.doubt,
             "ranked": [
                 {"config": c.to_dict(), "predicted_us": _plain(us)} for c, us in self.ranked
             ],
@@ -143,15 +156,16 @@ def _read(data: Any) -> TuningResult:
         model=take(model, "name", str),
         model_hash=take(model, "hash", str),
         k=require_count("k", take(data, "k", int)),
-        ranked=tuple(
-            (_config(row), _time_us(row, "predicted_us")) for row in _rows(data, "ranked")
-        ),
+        ranked=tuple((_config(row), _number(row, "predicted_us")) for row in _rows(data, "ranked")),
         measured=tuple((_config(row), _from_measurement(row)) for row in _rows(data, "measured")),
         torch=None if torch is None else _from_measurement(torch),
         config=None if chosen == "torch" else GemmConfig.from_dict(chosen),
         reliable=take(data, "reliable", bool),
         costs=Costs(**{name: take(costs, name, kind) for name, kind in _COSTS.items()}),
-        head=take(data, "head", str) if "head" in data else "",  # results of earlier releases
+        # Not in results of earlier releases.
+        head=take(data, "head", str) if "head" in data else "",
+        expected_kept=_number(data, "expected_kept") if "expected_kept" in data else None,
+        doubt=take(data, "doubt", str) if "doubt" in data else "",
         **texts,
     )
 
@@ -179,7 +193,7 @@ def _from_measurement(row: Any) -> Measurement:
     status = take(row, "status", str)
     if status not in get_args(Status):
         raise InvalidInput(f"status={status!r:.80}: expected one of {get_args(Status)}")
-    times = {name: _time_us(row, name) for name in ("latency_us", "p10_us", "p90_us")}
+    times = {name: _number(row, name) for name in ("latency_us", "p10_us", "p90_us")}
     if status == "ok" and not times["latency_us"]:
         raise InvalidInput("a measurement that is ok: expected a latency_us over 0")
     return Measurement(
@@ -191,11 +205,11 @@ def _from_measurement(row: Any) -> Measurement:
     )
 
 
-def _time_us(row: Any, name: str) -> float | None:
-    """A time, or None where the row says that there is none."""
+def _number(row: Any, name: str) -> float | None:
+    """A number of at least 0, such as a time; None where the row says that there is none."""
     if isinstance(row, dict) and row.get(name, 0) is None:
         return None
     value = take(row, name, float)
     if value < 0:
-        raise InvalidInput(f"{name}={value!r}: expected a time, or null")
+        raise InvalidInput(f"{name}={value!r}: expected a number of at least 0, or null")
     return value

@@ -26,6 +26,7 @@ from costmodel.target import Target
 from costmodel.trial import Compile
 from costmodel.tuner import compile_for_device, tune, untimed_because
 from costmodel.tuning_result import TuningResult
+from costmodel.uncertainty import TopK
 from costmodel.workload import Workload
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Question:
     device_index: int
     mode: str = "auto"
     model: CostModel | str | PathLike[str] | None = None
-    k: int = 8
+    k: TopK = 8
     include_torch: bool = True
 
 

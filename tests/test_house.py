@@ -29,7 +29,7 @@ LAYERS = (
     # running
     "launch", "repacking", "torch_product", "runner",
     # judging
-    "duplicates", "heldout", "metrics", "evaluate",
+    "duplicates", "heldout", "metrics", "evaluate", "coverage", "uncertainty",
     # models
     "estimate", "analytic", "features", "concepts", "models", "correlation", "comparison",
     # the loop that feeds them

@@ -14,6 +14,7 @@ from costmodel.cli.output import AsJson, K, M, N
 if TYPE_CHECKING:
     from costmodel.ranking import Ranking
     from costmodel.tuning_result import TuningResult
+    from costmodel.uncertainty import TopK
     from costmodel.workload import Workload
 
 __all__ = ["COMMANDS"]
@@ -63,7 +64,9 @@ def tune(
     ] = False,
     data: Annotated[Path | None, typer.Option(help="Dataset to replay.")] = None,
     target: Annotated[str, typer.Option(help="Whose recording to replay.")] = output.DEFAULT_TARGET,
-    top: Annotated[int, typer.Option(min=1, help="How many working candidates to time.")] = 8,
+    top: Annotated[
+        str, typer.Option(help="How many working candidates to time; auto: as many as it takes.")
+    ] = "8",
     mode: Annotated[str, typer.Option(help="auto, predict, heuristic or exhaustive.")] = "auto",
     model: output.Model = None,
     as_json: AsJson = False,
@@ -72,10 +75,11 @@ def tune(
     import costmodel
 
     workload = output.workload_of(m, n, k, dtype, a_layout, b_layout, out_dtype, tf32)
+    wanted = _count(top)
     if replay or data is not None or not _has_gpu():
-        result = _replay(workload, data, target, model, top, mode)
+        result = _replay(workload, data, target, model, wanted, mode)
     else:
-        result = costmodel.tune(workload, model=model, k=top, mode=mode)
+        result = costmodel.tune(workload, model=model, k=wanted, mode=mode)
     if as_json:
         output.print_json(result.to_dict())
         return
@@ -83,10 +87,28 @@ def tune(
 
 
 def _note_model(answer: Ranking | TuningResult) -> None:
-    """Which head answered, and what is not as exact as it could be: a line each."""
-    for line in (answer.head, answer.reservation):
+    """Which head answered, how sure it is, and what is not as exact as it could be: a line each."""
+    for line in (answer.head, _sureness(answer), answer.reservation):
         if answer.head and line:  # why a learned model did not answer was a warning
             output.note(line)
+
+
+def _sureness(answer: Ranking | TuningResult) -> str:
+    from costmodel.ranking import Ranking
+    from costmodel.uncertainty import in_words
+
+    if isinstance(answer, Ranking):
+        return in_words(answer.expected_kept(len(answer)), answer.doubt, len(answer))
+    if answer.mode == "exhaustive":
+        return ""
+    return in_words(answer.expected_kept, answer.doubt, answer.k if answer.timed else 1)
+
+
+def _count(top: str) -> TopK:
+    """What ``--top`` says."""
+    from costmodel.uncertainty import require_top
+
+    return require_top("--top", int(top) if top.lstrip("-").isdecimal() else top)
 
 
 def _has_gpu() -> bool:
@@ -101,7 +123,7 @@ def _has_gpu() -> bool:
 
 
 def _replay(
-    workload: Workload, data: Path | None, target: str, model: Path | None, top: int, mode: str
+    workload: Workload, data: Path | None, target: str, model: Path | None, top: TopK, mode: str
 ) -> TuningResult:
     from costmodel.dataset import Dataset
     from costmodel.runner import ReplayRunner

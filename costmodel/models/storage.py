@@ -25,6 +25,7 @@ from costmodel.models.xgb import XgbCostModel, XgbParams, content_hash
 from costmodel.ptx import PTX_SCHEMA
 from costmodel.shards import Identity, read_shards, replace_file, write_json, write_shard
 from costmodel.target import Target
+from costmodel.uncertainty import Uncertainty
 from costmodel.untrusted import file_errors, parse_json, read_small_file, take
 from costmodel.workload import KINDS
 
@@ -62,6 +63,7 @@ def save(model: XgbCostModel, path: Path, raw: dict[bool, bytes]) -> Path:
         "target": model.target_.to_dict(),
         "dtypes": list(model.dtypes_),
         "params": asdict(model.params),
+        **({"uncertainty": model.uncertainty_.to_dict()} if model.uncertainty_ else {}),
         "training": {"date": datetime.now(UTC).date().isoformat(), **model.card_},
     }
     for ptx, (name, _) in _HEADS.items():
@@ -121,6 +123,7 @@ def load(path: Path, *, nthread: int = 1, parse: bool = True) -> XgbCostModel:
             model.torch_time_.parse()
     model.target_, model.dtypes_ = card["target"], card["dtypes"]
     model.card_ = card["training"]
+    model.uncertainty_ = card.get("uncertainty")
     model._directory = path
     return model
 
@@ -182,6 +185,8 @@ def read_card(path: Path) -> dict[str, Any]:
         if not set(card["dtypes"]) <= set(KINDS):
             raise InvalidInput(f"dtypes={card['dtypes']!r:.80}: expected some of {list(KINDS)}")
         card["dtypes"] = tuple(card["dtypes"])
+        if "uncertainty" in card:  # not in models of earlier releases
+            card["uncertainty"] = Uncertainty.from_dict(card["uncertainty"])
     except (KeyError, TypeError, InvalidInput) as error:
         raise CorruptFile(f"{file}: {type(error).__name__}: {error}") from None
     return card

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel import metrics
-from costmodel.errors import InvalidInput
+from costmodel.models.calibrate import calibrate
+from costmodel.models.folds import folds_by_nk, legal_rows
 from costmodel.models.table import TrainingTable
 from costmodel.models.xgb import DEFAULTS, XgbCostModel, XgbParams
-from costmodel.space import legality
 
 if TYPE_CHECKING:
     from costmodel.candidates import CostModel
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 __all__ = [
     "KeptReport",
     "cross_validate",
-    "folds_by_nk",
-    "legal_rows",
     "speed_kept",
     "train",
     "tune_hyperparameters",
@@ -66,6 +64,7 @@ def train(
     params: XgbParams = DEFAULTS,
     name: str = "xgb",
     nthread: int = 2,
+    calibrated: bool = True,
 ) -> XgbCostModel:
     """Train a model on the training workloads of a dataset.
 
@@ -75,12 +74,16 @@ def train(
         data: a dataset, whose rows of role ``train`` are used, or a table.
         name: what results call the model.
         nthread: threads of the training; prediction uses one.
+        calibrated: learn also how sure the model may be, which takes as long again; without, and
+            with too few workloads to tell, ``k="auto"`` times a fixed number.
 
     Raises:
         InvalidInput: no row of status ok.
     """
     table = data if isinstance(data, TrainingTable) else TrainingTable.from_dataset(data)
     model = XgbCostModel(params, name=name, nthread=nthread).fit(table)
+    if calibrated:
+        model.uncertainty_ = calibrate(table, params, nthread=nthread)
     return model.with_threads(1)
 
 
@@ -96,24 +99,6 @@ def cross_validate(
     return KeptReport(np.concatenate(kept))
 
 
-def folds_by_nk(table: TrainingTable, folds: int, *, seed: int = 0) -> Iterator[NDArray[np.intp]]:
-    """Workloads of each fold; one pair (n, k) never lies in two.
-
-    Raises:
-        InvalidInput: fewer pairs than folds.
-    """
-    groups = table.groups()
-    pairs = np.unique(groups)
-    if not 2 <= folds <= len(pairs):
-        raise InvalidInput(
-            f"{folds} folds of {len(pairs)} pairs (n, k): expected at least 2 folds and as many "
-            f"pairs as folds"
-        )
-    np.random.default_rng(seed).shuffle(pairs)
-    for part in np.array_split(pairs, folds):
-        yield np.flatnonzero(np.isin(groups, part))
-
-
 def speed_kept(model: CostModel, table: TrainingTable) -> KeptReport:
     """What the model's first 1 and 8 keep of each workload's best measured row."""
     ok = table.ok()
@@ -126,13 +111,6 @@ def speed_kept(model: CostModel, table: TrainingTable) -> KeptReport:
             cost = model.predict(workload, table.candidates.take(rows), table.target)
             kept.append([metrics.speed_kept(latency[rows], cost, k) for k in (1, 8)])
     return KeptReport(np.array(kept, dtype=np.float64).reshape(-1, 2))
-
-
-def legal_rows(table: TrainingTable) -> NDArray[np.bool_]:
-    """Which rows may run, bool [n]: what was recorded before a filter knew better is no pick."""
-    device = table.target.device
-    configs = zip(table.candidates.configs, table.workload_index.tolist(), strict=True)
-    return np.array([not legality(c, table.workloads[w], device) for c, w in configs], dtype=bool)
 
 
 def tune_hyperparameters(

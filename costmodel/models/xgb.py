@@ -20,6 +20,7 @@ from costmodel.errors import InvalidInput, NoModel
 from costmodel.features import CONFIG_FEATURES, FEATURES, design_matrix, has_artifact
 from costmodel.models.torch_time import TorchTime
 from costmodel.target import Target
+from costmodel.uncertainty import NEAR, Confidence, Signals, Uncertainty
 from costmodel.workload import Workload
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class XgbCostModel:
         target_, dtypes_: what it was trained on; of types the kinds, see ``workload.KINDS``.
         card_: rows, workloads, dropped failures, hash of the data and date of the training.
         torch_time_: predicts ``torch.matmul``, for choosing it where nothing is timed.
+        uncertainty_: what it knows of its own errors; None where it was not calibrated.
     """
 
     kind = "learned"
@@ -94,6 +96,7 @@ class XgbCostModel:
         self.target_: Target | None = None
         self.dtypes_: tuple[str, ...] = ()
         self.torch_time_ = TorchTime()
+        self.uncertainty_: Uncertainty | None = None
         self._heads: dict[bool, Booster] = {}
         self._raw: dict[bool, bytes] = {}
         self._hash = ""
@@ -132,6 +135,7 @@ class XgbCostModel:
             self.torch_time_.fit(table.workloads, table.torch_us.tolist(), table.target)
         used = np.unique(table.workload_index[ok])
         self.target_, self._artifacts, self._directory = table.target, table.artifacts, None
+        self.uncertainty_ = None  # that of other trees
         self.dtypes_ = tuple(sorted({table.workloads[w].code.kind for w in used}))
         self.card_ = {
             "rows": int(ok.sum()),
@@ -169,6 +173,24 @@ class XgbCostModel:
             log_multiple[rows] = learned + np.log(matrix[:, _ESTIMATE])
         roofline = target.device.roofline_us(workload.flops(), workload.bytes(), workload.code.kind)
         return np.exp(log_multiple) * roofline
+
+    def confidence(
+        self, workload: Workload, ranked: Candidates, cost: NDArray[np.float64], target: Target
+    ) -> Confidence | None:
+        """How sure a ranking is; None where the model was not calibrated.
+
+        Args:
+            ranked: distinct candidates, best first; more than ``NEAR + 1`` are not looked at.
+            cost: what :meth:`predict` says of them, float64 [n].
+        """
+        if self.uncertainty_ is None:
+            return None
+        near = ranked.take(np.arange(min(NEAR, len(ranked))))
+        other = None
+        if has_artifact(near).all():
+            other = self.predict(workload, Candidates.of(near.configs), target)
+        doubt = self.uncertainty_.coverage.doubt(workload)
+        return self.uncertainty_.confidence(Signals.of(cost, other), doubt)
 
     def contributions(
         self, workload: Workload, candidates: Candidates, target: Target

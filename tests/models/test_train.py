@@ -25,7 +25,8 @@ from costmodel.models import (
     train,
     tune_hyperparameters,
 )
-from costmodel.models.train import folds_by_nk, speed_kept
+from costmodel.models.folds import folds_by_nk
+from costmodel.models.train import speed_kept
 from costmodel.specialize import artifact_key, specialize
 from costmodel.target import Target
 from costmodel.workload import Workload

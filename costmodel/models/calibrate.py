@@ -1,0 +1,156 @@
+"""Fits what a model knows of its own errors: to workloads that it was not trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.candidates import Candidates, CostModel
+from costmodel.coverage import Coverage
+from costmodel.duplicates import identities
+from costmodel.features import has_artifact
+from costmodel.metrics import top_rows
+from costmodel.models.folds import folds_by_nk, legal_rows
+from costmodel.models.table import TrainingTable
+from costmodel.models.xgb import XgbCostModel, XgbParams
+from costmodel.target import Target
+from costmodel.uncertainty import LIMIT, NEAR, LossLaw, Signals, Uncertainty
+from costmodel.workload import Workload
+
+__all__ = ["Outcome", "calibrate", "fit_law", "kept_curve", "outcomes"]
+
+_LEAST_WORKLOADS = 40
+_FOLDS = 2  # more would fit the errors of larger training sets, and cost as many trainings
+_FITTED_AT = (1, 2, 4, 8, 16, 32)
+# A compound of a mass near zero and a long tail: many workloads lose nothing, a few lose much.
+_TWEEDIE = {"power": 1.5, "alpha": 0.01, "max_iter": 1000}
+_PERCENT = 100.0  # in which the penalty above is scaled
+_LEAST_LOSS = 1e-4
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a ranking of one workload turned out that the model had not seen.
+
+    Attributes:
+        signals: what the ranking told beforehand.
+        kept: the speed that the first 1, 2, … :data:`LIMIT` kept, float64 [LIMIT].
+    """
+
+    workload: Workload
+    signals: Signals
+    kept: NDArray[np.float64]
+
+
+def calibrate(table: TrainingTable, params: XgbParams, *, nthread: int = 2) -> Uncertainty | None:
+    """What a model that is trained on this table will know of its errors.
+
+    Half of the workloads are ranked by a model of the other half, and the other way round: that
+    takes as long as the training itself. A model of all of them errs a little less.
+
+    Returns:
+        None where there are too few workloads to tell.
+    """
+    if len(table.workloads) < _LEAST_WORKLOADS or len(np.unique(table.groups())) < _FOLDS:
+        return None
+    found: dict[bool, list[Outcome]] = {True: [], False: []}
+    for held_out in folds_by_nk(table, _FOLDS, seed=params.seed):
+        rest = np.setdiff1d(np.arange(len(table.workloads)), held_out)
+        model = XgbCostModel(params, nthread=nthread).fit(table.of_workloads(rest))
+        model.with_threads(1)  # a few hundred rows at a time
+        for ptx, part in found.items():
+            part += outcomes(model, table.of_workloads(held_out), ptx=ptx)
+    return Uncertainty(
+        fit_law(found[True]),
+        fit_law(found[False]),
+        max((o.signals.disagreement for o in found[True]), default=0.0),
+        Coverage.of(table.workloads[w] for w in np.unique(table.workload_index[table.ok()])),
+    )
+
+
+def outcomes(model: CostModel, table: TrainingTable, *, ptx: bool) -> Iterator[Outcome]:
+    """Rank each workload of a table, and see what was kept.
+
+    Args:
+        model: has not seen these workloads; it has two heads.
+        ptx: as the PTX-aware head ranks, else as the other does. Workloads with a row whose
+            artifact is not known are left out of the first.
+    """
+    ok = table.ok()
+    fits = table.candidates.fits(table.target.device) & legal_rows(table)
+    order = np.argsort(table.workload_index, kind="stable")
+    bounds = np.searchsorted(table.workload_index[order], np.arange(len(table.workloads) + 1))
+    for w, workload in enumerate(table.workloads):
+        rows = order[bounds[w] : bounds[w + 1]]
+        rows = rows[fits[rows]]
+        candidates = table.candidates.take(rows)
+        if not ok[rows].any() or (ptx and not has_artifact(candidates).all()):
+            continue
+        latency_us = np.where(ok[rows], table.latency_us[rows], np.nan)
+        yield _outcome(model, workload, candidates, latency_us, table.target, ptx)
+
+
+def _outcome(
+    model: CostModel,
+    workload: Workload,
+    candidates: Candidates,
+    latency_us: NDArray[np.float64],
+    target: Target,
+    ptx: bool,
+) -> Outcome:
+    blank = Candidates.of(candidates.configs)
+    identity = identities(workload, candidates)
+    cost = model.predict(workload, candidates if ptx else blank, target)
+    ranked = top_rows(cost, identity, len(cost))
+    near = ranked[:NEAR]
+    other = model.predict(workload, blank.take(near), target) if ptx else None
+    return Outcome(
+        workload, Signals.of(cost[ranked], other), kept_curve(latency_us, identity, ranked)
+    )
+
+
+def kept_curve(
+    latency_us: NDArray[np.float64], identity: NDArray[np.int64], ranked: NDArray[np.intp]
+) -> NDArray[np.float64]:
+    """The speed that the first 1, 2, … :data:`LIMIT` of a ranking keep, float64 [LIMIT].
+
+    Args:
+        latency_us: [n], NaN where failed; at least one is not.
+        identity: int [n], equal for candidates that do the same: they share the least latency.
+        ranked: rows, best first, no two of one identity.
+    """
+    best = np.full(int(identity.max()) + 1, np.nan)
+    np.fmin.at(best, identity, latency_us)
+    ordered = best[identity[ranked]]
+    slowest = np.nanmax(latency_us)  # as in metrics.speed_kept: failing is as bad as being slow
+    least = np.minimum.accumulate(np.where(np.isnan(ordered), slowest, ordered))
+    index = np.minimum(np.arange(LIMIT), len(least) - 1)
+    kept: NDArray[np.float64] = np.nanmin(latency_us) / least[index]
+    return kept
+
+
+def fit_law(found: Sequence[Outcome]) -> LossLaw | None:
+    """The power law that describes outcomes best; None without enough of them."""
+    from sklearn.linear_model import TweedieRegressor
+
+    if len(found) < _LEAST_WORKLOADS:
+        return None
+    logs = np.array([o.signals.logs for o in found])
+    used = np.isfinite(logs).all(axis=0)
+    columns = np.concatenate(
+        [np.column_stack([logs[:, used], np.full(len(found), np.log(k))]) for k in _FITTED_AT]
+    )
+    lost = np.concatenate([[1 - o.kept[k - 1] for o in found] for k in _FITTED_AT])
+    mean, scale = columns.mean(axis=0), columns.std(axis=0)
+    scale[scale == 0] = 1.0
+    fitted = TweedieRegressor(**_TWEEDIE, link="log").fit(
+        (columns - mean) / scale, _PERCENT * np.maximum(lost, 0) + _LEAST_LOSS
+    )
+    exponents = np.zeros(3)
+    exponents[np.append(used, True)] = fitted.coef_ / scale
+    intercept = fitted.intercept_ - np.sum(fitted.coef_ / scale * mean) - np.log(_PERCENT)
+    apart, spread, slope = map(float, exponents)
+    return LossLaw(float(intercept), apart, spread, min(slope, 0.0))

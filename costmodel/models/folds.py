@@ -1,0 +1,39 @@
+"""Folds of training workloads that share no pair (n, k), and which of their rows count as picks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.errors import InvalidInput
+from costmodel.models.table import TrainingTable
+from costmodel.space import legality
+
+__all__ = ["folds_by_nk", "legal_rows"]
+
+
+def folds_by_nk(table: TrainingTable, folds: int, *, seed: int = 0) -> Iterator[NDArray[np.intp]]:
+    """Workloads of each fold; one pair (n, k) never lies in two.
+
+    Raises:
+        InvalidInput: fewer pairs than folds.
+    """
+    groups = table.groups()
+    pairs = np.unique(groups)
+    if not 2 <= folds <= len(pairs):
+        raise InvalidInput(
+            f"{folds} folds of {len(pairs)} pairs (n, k): expected at least 2 folds and as many "
+            f"pairs as folds"
+        )
+    np.random.default_rng(seed).shuffle(pairs)
+    for part in np.array_split(pairs, folds):
+        yield np.flatnonzero(np.isin(groups, part))
+
+
+def legal_rows(table: TrainingTable) -> NDArray[np.bool_]:
+    """Which rows may run, bool [n]: what was recorded before a filter knew better is no pick."""
+    device = table.target.device
+    configs = zip(table.candidates.configs, table.workload_index.tolist(), strict=True)
+    return np.array([not legality(c, table.workloads[w], device) for c, w in configs], dtype=bool)
