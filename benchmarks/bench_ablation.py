@@ -83,7 +83,7 @@ class Study:
                        setting.workloads, setting.per_workload)  # fmt: skip
         if same not in self._known:
             runs = [self._validate(setting, folds, seed) for seed in range(seeds)]
-            self._known[same] = _figures(runs)
+            self._known[same] = figures(runs)
         return {
             "group": setting.group,
             "setting": setting.name,
@@ -114,7 +114,7 @@ class Study:
                 part = np.flatnonzero((of_workload == w) & self.fits)
                 if self.ok[part].any():
                     cost = booster.inplace_predict(matrix[np.ix_(part, index)]) + floor[part]
-                    scores.append(_score(self.latency[part], cost))
+                    scores.append(score(self.latency[part], cost))
         return np.array(scores)
 
     def _train_rows(
@@ -129,12 +129,12 @@ class Study:
         return np.concatenate(rows)
 
 
-def _score(latency: NDArray[np.float64], cost: NDArray[np.float64]) -> tuple[float, float, float]:
+def score(latency: NDArray[np.float64], cost: NDArray[np.float64]) -> tuple[float, float, float]:
     kept = (metrics.speed_kept(latency, cost, k) for k in (1, 8))
     return (*kept, metrics.kendall_tau(latency, cost))  # type: ignore[return-value]
 
 
-def _figures(runs: Sequence[NDArray[np.float64]]) -> Row:
+def figures(runs: Sequence[NDArray[np.float64]]) -> Row:
     top1, top8 = ([100 * metrics.geomean(run[:, i]) for run in runs] for i in (0, 1))
     return {
         "top1_pct": round(float(np.mean(top1)), 2),

@@ -84,7 +84,9 @@ def kind_of(workload: Workload) -> str:
         f"{name} {layout}-major {'aligned' if align >= _ALIGNED_BYTES else 'unaligned'}"
         for name, layout, align in operands
     ]
-    return ", ".join([*words, *(["result wider than the operands"] if code.wide else [])])
+    if code.out_itemsize > code.itemsize:
+        words.append("result wider than the operands")
+    return ", ".join(words)
 
 
 def _three(data: Any, name: str) -> tuple[int, int, int]:

@@ -1,12 +1,12 @@
 """How sure a ranking is: the speed that its first k are expected to keep, and how many to time.
 
-Two signals are worth having, both of the first :data:`NEAR` of a ranking: how far the two heads
-disagree on them, and how far apart the model sees them. Where a model errs by more than they
-differ, the best is anywhere among them. The loss at k is a power law of both, and of k::
+One signal is worth having: how far the two heads disagree on the first :data:`NEAR` of a ranking,
+over how far apart the model sees these. Where a model errs by more than they differ, the best is
+anywhere among them. The loss is a power law of this ratio and of k::
 
-    1 - kept = exp(intercept) * (disagreement + 0.003) ** a * (spread + 0.01) ** b * k ** slope
+    1 - kept = exp(intercept) * ratio ** exponent * k ** slope
 
-Its four constants are fitted to workloads that the model was not trained on, see
+Its three constants are fitted to workloads that the model was not trained on, see
 :mod:`costmodel.models.calibrate`.
 """
 
@@ -24,7 +24,7 @@ from costmodel.errors import InvalidInput
 from costmodel.untrusted import require_count, take
 
 __all__ = [
-    "AUTO", "DEFAULT_K", "LIMIT", "NEAR", "Confidence", "LossLaw", "Signals", "TopK",
+    "AUTO", "DEFAULT_K", "LIMIT", "NEAR", "PRICE", "Confidence", "LossLaw", "Signals", "TopK",
     "Uncertainty", "in_words", "require_top",
 ]  # fmt: skip
 
@@ -36,10 +36,10 @@ LIMIT = 32
 """``auto`` times no more."""
 DEFAULT_K = 8
 """Where a model cannot tell how sure it is."""
+PRICE = 3e-4
+"""So much of the speed a further timing must promise. In cross-validation a price kept more than a
+target for all workloads did, at as many timings in all."""
 
-# A further timing must promise so much of the speed. On training folds such a price kept more than
-# the same number of timings did when each workload had to reach one and the same speed.
-_PRICE = 3e-4
 _LEAST_UNSURE = 16
 # Two heads may agree by chance, and costs may be equal: neither is a certainty.
 _DISAGREEMENT_FLOOR, _SPREAD_FLOOR = 0.003, 0.01
@@ -71,33 +71,26 @@ class Signals:
         return cls(apart, float(np.log(cost[last] / cost[0])))
 
     @property
-    def logs(self) -> tuple[float, float]:
-        """As the power law takes them."""
-        return (
-            log(self.disagreement + _DISAGREEMENT_FLOOR),
-            log(self.spread + _SPREAD_FLOOR),
-        )
+    def log_ratio(self) -> float:
+        """Log of disagreement over spread; NaN where only one head has answered."""
+        return log(self.disagreement + _DISAGREEMENT_FLOOR) - log(self.spread + _SPREAD_FLOOR)
 
 
 @dataclass(frozen=True, slots=True)
 class LossLaw:
-    """The expected loss of one head; exponents as in the module's docstring.
+    """The expected loss of one head, as in the module's docstring.
 
-    ``disagreement`` is 0 where the other head is not asked.
+    ``exponent`` is 0 where the other head is not asked.
     """
 
     intercept: float
-    disagreement: float
-    spread: float
+    exponent: float
     slope: float
 
     def loss(self, signals: Signals) -> float:
         """Of the first choice alone, from 0 to 1."""
-        apart, spread = signals.logs
-        exponent = self.intercept + self.spread * spread
-        if self.disagreement:
-            exponent += self.disagreement * apart
-        return exp(min(exponent, 0.0))
+        power = self.exponent * signals.log_ratio if self.exponent else 0.0
+        return exp(min(self.intercept + power, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +118,13 @@ class Confidence:
     @property
     def k(self) -> int:
         """How many to time: until one more promises less than it costs; more where unsure."""
-        ks = np.arange(1, LIMIT + 1)
-        k = int(ks[np.argmin(self.loss * ks**self.slope + _PRICE * ks)])
+        k = self.worth(PRICE)
         return k if self.sure else min(LIMIT, max(_LEAST_UNSURE, 2 * k))
+
+    def worth(self, price: float) -> int:
+        """How many are worth timing, up to :data:`LIMIT`, each for such a share of the speed."""
+        ks = np.arange(1, LIMIT + 1)
+        return int(ks[np.argmin(self.loss * ks**self.slope + price * ks)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,8 @@ def explain(
 
 def _print(found: Explanation) -> None:
     """A column for each configuration: the launch on paper, then the model's factors."""
+    from costmodel.uncertainty import DEFAULT_K, in_words
+
     ranking, rows = found.ranking, found.rows
     columns = ["", *(f"{row.place}: {row.config}" for row in rows)]
     bound = rows[0].roofline["bound"]
@@ -74,8 +76,10 @@ def _print(found: Explanation) -> None:
     else:
         title = "what the model makes of it, as a change of the latency"
         output.print_table(title, columns, _factor_rows(rows))
-    if ranking.reservation:
-        output.note(ranking.reservation)
+    sureness = in_words(ranking.expected_kept(DEFAULT_K), ranking.doubt, DEFAULT_K)
+    for line in (sureness, ranking.reservation):
+        if line:
+            output.note(line)
 
 
 def _side_by_side(lines: list[dict[str, str]]) -> list[list[str]]:

@@ -20,14 +20,15 @@ from costmodel.target import Target
 from costmodel.uncertainty import LIMIT, NEAR, LossLaw, Signals, Uncertainty
 from costmodel.workload import Workload
 
-__all__ = ["Outcome", "calibrate", "fit_law", "kept_curve", "outcomes"]
+__all__ = ["Outcome", "calibrate", "fit_law", "kept_curve", "outcomes", "power_law"]  # fmt: skip
 
 _LEAST_WORKLOADS = 40
-_FOLDS = 2  # more would fit the errors of larger training sets, and cost as many trainings
+_MANY_WORKLOADS = 400
 _FITTED_AT = (1, 2, 4, 8, 16, 32)
 # A compound of a mass near zero and a long tail: many workloads lose nothing, a few lose much.
 _TWEEDIE = {"power": 1.5, "alpha": 0.01, "max_iter": 1000}
 _PERCENT = 100.0  # in which the penalty above is scaled
+_CAUTION = 0.2  # signals count as so much less varied: what they tell is penalised more than k is
 _LEAST_LOSS = 1e-4
 
 
@@ -49,15 +50,17 @@ def calibrate(table: TrainingTable, params: XgbParams, *, nthread: int = 2) -> U
     """What a model that is trained on this table will know of its errors.
 
     Half of the workloads are ranked by a model of the other half, and the other way round: that
-    takes as long as the training itself. A model of all of them errs a little less.
+    takes as long as the training itself. A model of all of them errs a little less. Where they are
+    few, and training is quick, they are ranked by quarters, so that it errs not much less.
 
     Returns:
         None where there are too few workloads to tell.
     """
-    if len(table.workloads) < _LEAST_WORKLOADS or len(np.unique(table.groups())) < _FOLDS:
+    folds = 4 if len(table.workloads) < _MANY_WORKLOADS else 2
+    if len(table.workloads) < _LEAST_WORKLOADS or len(np.unique(table.groups())) < folds:
         return None
     found: dict[bool, list[Outcome]] = {True: [], False: []}
-    for held_out in folds_by_nk(table, _FOLDS, seed=params.seed):
+    for held_out in folds_by_nk(table, folds, seed=params.seed):
         rest = np.setdiff1d(np.arange(len(table.workloads)), held_out)
         model = XgbCostModel(params, nthread=nthread).fit(table.of_workloads(rest))
         model.with_threads(1)  # a few hundred rows at a time
@@ -134,23 +137,37 @@ def kept_curve(
 
 def fit_law(found: Sequence[Outcome]) -> LossLaw | None:
     """The power law that describes outcomes best; None without enough of them."""
-    from sklearn.linear_model import TweedieRegressor
-
     if len(found) < _LEAST_WORKLOADS:
         return None
-    logs = np.array([o.signals.logs for o in found])
+    logs = np.array([[o.signals.log_ratio] for o in found])
     used = np.isfinite(logs).all(axis=0)
+    law = power_law(logs[:, used], np.array([o.kept for o in found])).tolist()
+    return LossLaw(law[0], law[1] if used.all() else 0.0, min(law[-1], 0.0))
+
+
+def power_law(logs: NDArray[np.float64], kept: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Fit ``log(1 - kept[:, k - 1]) = intercept + logs @ exponents + slope * log(k)``.
+
+    Args:
+        logs: float64 [workloads, c], logs of what the loss may depend on.
+        kept: float64 [workloads, LIMIT].
+
+    Returns:
+        intercept, c exponents and the slope, float64 [c + 2].
+    """
+    from sklearn.linear_model import TweedieRegressor
+
     columns = np.concatenate(
-        [np.column_stack([logs[:, used], np.full(len(found), np.log(k))]) for k in _FITTED_AT]
+        [np.column_stack([logs, np.full(len(logs), np.log(k))]) for k in _FITTED_AT]
     )
-    lost = np.concatenate([[1 - o.kept[k - 1] for o in found] for k in _FITTED_AT])
+    lost = np.concatenate([1 - kept[:, k - 1] for k in _FITTED_AT])
     mean, scale = columns.mean(axis=0), columns.std(axis=0)
     scale[scale == 0] = 1.0
+    scale[:-1] /= _CAUTION
     fitted = TweedieRegressor(**_TWEEDIE, link="log").fit(
         (columns - mean) / scale, _PERCENT * np.maximum(lost, 0) + _LEAST_LOSS
     )
-    exponents = np.zeros(3)
-    exponents[np.append(used, True)] = fitted.coef_ / scale
-    intercept = fitted.intercept_ - np.sum(fitted.coef_ / scale * mean) - np.log(_PERCENT)
-    apart, spread, slope = map(float, exponents)
-    return LossLaw(float(intercept), apart, spread, min(slope, 0.0))
+    exponents = fitted.coef_ / scale
+    intercept = fitted.intercept_ - exponents @ mean - np.log(_PERCENT)
+    law: NDArray[np.float64] = np.concatenate([[intercept], exponents])
+    return law

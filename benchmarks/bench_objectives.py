@@ -1,0 +1,136 @@
+"""What the trees should learn: the latency, the order, or what is near the best; needs no GPU.
+
+The folds, the features and the small trees of ``bench ablation``. Regression is what is in use;
+``pairwise`` learns the order within a workload, and the classifier which configurations are within
+5 % of the best, from those that failed too. Blends add the two, each in units of its own spread
+within the workload. Writes ``objectives-<target>.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import xgboost
+from bench_ablation import PARAMS, figures, score
+from bench_transfer import Rows
+from common import Results, Row, at_exit_code, note, versions
+from numpy.typing import NDArray
+
+from costmodel.dataset import Dataset
+from costmodel.models import TrainingTable
+from costmodel.models.folds import folds_by_nk
+from costmodel.shipped import recording
+
+_NEAR_BEST = 1.05
+_Floats = NDArray[np.float64]
+Learned = Callable[[NDArray[np.intp]], _Floats]
+"""Costs of rows, lower is better, on a scale of its own."""
+
+
+def regression(study: Rows, seen: NDArray[np.bool_], seed: int) -> Learned:
+    """log(latency / estimate), near-best rows weighing most."""
+    rows = np.flatnonzero(seen & study.ok)
+    booster = _train(study, rows, seed, {}, label=study.label[rows], weight=study.weight[rows])
+    return lambda asked: booster.inplace_predict(study.matrix[asked]) + study.floor[asked]
+
+
+def pairwise(study: Rows, seen: NDArray[np.bool_], seed: int) -> Learned:
+    """Which of two configurations of a workload is faster, with the estimate to start from."""
+    rows = np.flatnonzero(seen & study.ok)
+    rows = rows[np.argsort(study.table.workload_index[rows], kind="stable")]
+    index = study.table.workload_index[rows]
+    speed = study.table.best_us()[index] / study.latency[rows]
+    options = {
+        "objective": "rank:pairwise", "lambdarank_pair_method": "topk",
+        "lambdarank_num_pair_per_sample": 32,
+    }  # fmt: skip
+    booster = _train(study, rows, seed, options, label=speed, qid=index)
+    return lambda asked: -booster.inplace_predict(study.matrix[asked])
+
+
+def classifier(study: Rows, seen: NDArray[np.bool_], seed: int) -> Learned:
+    """Minus the log odds of being within 5 % of the best; what failed is not."""
+    rows = np.flatnonzero(seen & (study.fits | study.ok))
+    best_us = study.table.best_us()[study.table.workload_index[rows]]
+    near = np.nan_to_num(study.latency[rows], nan=np.inf) <= _NEAR_BEST * best_us
+    options = {"objective": "binary:logistic"}
+    booster = _train(study, rows, seed, options, label=near.astype(np.float64))
+    return lambda asked: -booster.inplace_predict(study.matrix[asked], predict_type="margin")
+
+
+def _train(
+    study: Rows, rows: NDArray[np.intp], seed: int, options: dict[str, object], **data: _Floats
+) -> xgboost.Booster:
+    params = PARAMS.booster(study.nthread) | {"seed": seed} | options
+    matrix = xgboost.DMatrix(study.matrix[rows], nthread=study.nthread, **data)
+    return xgboost.train(params, matrix, num_boost_round=PARAMS.rounds)
+
+
+OBJECTIVES = {"regression": regression, "pairwise": pairwise, "classifier": classifier}
+BLENDS = {
+    **{name: {name: 1.0} for name in OBJECTIVES},
+    **{
+        f"regression + {weight:g} {name}": {"regression": 1.0, name: weight}
+        for name in ("pairwise", "classifier")
+        for weight in (0.25, 0.5, 1.0)
+    },
+}
+
+
+def blended(costs: dict[str, _Floats], weights: dict[str, float]) -> _Floats:
+    """The weighted sum of costs of one workload, each in units of its spread there."""
+    total = np.zeros(len(next(iter(costs.values()))))
+    for name, weight in weights.items():
+        total += weight * costs[name] / max(float(np.std(costs[name])), 1e-12)
+    return total
+
+
+def validate(study: Rows, folds: int, seed: int) -> dict[str, _Floats]:
+    """Kept at 1 and at 8, and tau, of each workload, for each blend."""
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in BLENDS}
+    of_workload = study.table.workload_index
+    for held_out in folds_by_nk(study.table, folds, seed=seed):
+        seen = ~np.isin(of_workload, held_out)
+        learned = {name: fit(study, seen, seed) for name, fit in OBJECTIVES.items()}
+        for w in held_out:
+            rows = np.flatnonzero((of_workload == w) & study.fits)
+            if not study.ok[rows].any():
+                continue
+            costs = {name: np.asarray(cost(rows), float) for name, cost in learned.items()}
+            for name, weights in BLENDS.items():
+                found[name].append(score(study.latency[rows], blended(costs, weights)))
+    return {name: np.array(scores) for name, scores in found.items()}
+
+
+def summarize(rows: list[Row]) -> Row:
+    """Top-1 of each."""
+    return {f"top1_pct, {row['objective']}": row["top1_pct"] for row in rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, help="dataset; default: the checkout's of the H100")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--folds", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=2, help="how often the folds are drawn anew")
+    parser.add_argument("--nthread", type=int, default=2)
+    args = parser.parse_args()
+    dataset = Dataset.open(args.data or recording("h100-sxm", sample=False))
+    study = Rows(TrainingTable.from_dataset(dataset), args.nthread)
+    torch = ", ".join(sorted({run.torch for run in dataset.runs()}))
+    software = versions(dataset.target, torch=torch, xgboost=xgboost.__version__)
+    results = Results("objectives", dataset.target, args.results, software, summarize)
+    runs = []
+    for seed in range(args.seeds):
+        runs.append(validate(study, args.folds, seed))
+        note(f"seed {seed + 1} of {args.seeds} done")
+    results.add(*({"objective": name, **figures([run[name] for run in runs])} for name in BLENDS))
+    results.show()
+
+
+if __name__ == "__main__":
+    sys.exit(at_exit_code(main))

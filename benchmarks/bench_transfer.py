@@ -1,0 +1,183 @@
+"""How far what was learned on one kind of product, or device, carries to another; needs no GPU.
+
+From recorded training rows only, of which each workload has a sample of its configurations (about
+235), not all: so the figures are not those of a whole space. Half of the workloads of the new kind
+are judged, by a model of the old kind that has seen none of their pairs (n, k), and of the other
+half none, a few or all; then the halves change places. ``--other`` names the dataset of another
+device, which is then a new kind as well. Writes ``transfer-<target>.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import xgboost
+from bench_ablation import PARAMS, Study, score
+from common import Results, Row, at_exit_code, note, versions
+from numpy.typing import NDArray
+
+from costmodel import metrics
+from costmodel.dataset import Dataset
+from costmodel.errors import MissingData
+from costmodel.features import FEATURES
+from costmodel.heldout import is_ragged
+from costmodel.models import TrainingTable
+from costmodel.shipped import recording
+from costmodel.workload import Workload
+
+SHOTS = (0, 2, 5, 10, 20)
+ALL, ALONE = "all there are", "all, and nothing of the old"
+_ESTIMATE = FEATURES.index("estimate")
+
+Part = tuple["Rows", NDArray[np.intp]]
+"""Rows of a study, by workload."""
+
+
+class Rows(Study):
+    """A study with what the trees learn: log(latency / estimate)."""
+
+    def __init__(self, table: TrainingTable, nthread: int) -> None:
+        super().__init__(table, nthread)
+        self.matrix = self.matrices[True]
+        self.floor = np.log(self.matrix[:, _ESTIMATE].astype(np.float64))
+        self.label = np.log(self.latency / table.roofline_us()) - self.floor
+
+    def rows(self, workloads: Sequence[int] | NDArray[np.intp]) -> NDArray[np.intp]:
+        """Those of some workloads that worked."""
+        return np.flatnonzero(np.isin(self.table.workload_index, workloads) & self.ok)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Workloads of the old kind, and of the new one; of one study or of two."""
+
+    name: str
+    old: Rows
+    new: Rows
+    of_old: NDArray[np.intp]
+    of_new: NDArray[np.intp]
+
+
+def pairs(study: Rows, other: Rows | None) -> Iterator[Pair]:
+    """The kinds that a recording tells apart, each way; and another device, where there is one."""
+    workloads = study.table.workloads
+
+    def split(left: str, right: str, is_right: Callable[[Workload], bool]) -> Iterator[Pair]:
+        there = np.array([is_right(w) for w in workloads], dtype=bool)
+        sides = np.flatnonzero(~there), np.flatnonzero(there)
+        yield Pair(f"{left} → {right}", study, study, *sides)
+        yield Pair(f"{right} → {left}", study, study, *sides[::-1])
+
+    yield from split("float16", "bfloat16", lambda w: w.code.dtype == "bfloat16")
+    yield from split("B row-major", "B column-major", lambda w: w.code.b_layout == "col")
+    yield next(split("aligned", "ragged", is_ragged))
+    if other is not None:
+        name = f"{study.table.target.device.name} → {other.table.target.device.name}"
+        each = (np.arange(len(s.table.workloads)) for s in (study, other))
+        yield Pair(name, study, other, *each)
+
+
+def halves(pair: Pair, seed: int) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp]]]:
+    """(judged, learned from) of the new workloads, both ways; no (n, k) is in both."""
+    workloads = pair.new.table.workloads
+    shapes = sorted({workloads[w].nk for w in pair.of_new})
+    np.random.default_rng(seed).shuffle(shapes)
+    first = set(shapes[: len(shapes) // 2])
+    inside = np.array([workloads[w].nk in first for w in pair.of_new])
+    for judged in (inside, ~inside):
+        yield pair.of_new[judged], pair.of_new[~judged]
+
+
+def validate(pair: Pair, nthread: int, seed: int = 0) -> Iterator[Row]:
+    """A row for each number of new workloads that were learned from."""
+    found: dict[str, list[NDArray[np.float64]]] = {}
+    learned: dict[str, list[int]] = {}
+    for judged, rest in halves(pair, seed):
+        taboo = {pair.new.table.workloads[w].nk for w in judged}
+        old = [w for w in pair.of_old if pair.old.table.workloads[w].nk not in taboo]
+        source = (pair.old, pair.old.rows(old))
+        drawn = np.random.default_rng(seed).permutation(rest)
+        for n in (*(n for n in SHOTS if n < len(rest)), ALL, ALONE):
+            chosen = drawn if isinstance(n, str) else drawn[:n]
+            few = (pair.new, pair.new.rows(chosen))
+            booster = learn([few] if n == ALONE else [source, few], nthread)
+            found.setdefault(str(n), []).append(judge(booster, pair.new, judged))
+            learned.setdefault(str(n), []).append(len(few[1]))
+    for shots, scores in found.items():
+        top1, top8, tau = np.concatenate(scores).T
+        yield {
+            "pair": pair.name, "new_workloads": shots,
+            "new_rows": round(float(np.mean(learned[shots]))), "workloads": len(top1),
+            "top1_pct": round(100 * metrics.geomean(top1), 2),
+            "top1_worst_pct": round(100 * float(top1.min()), 1),
+            "top8_pct": round(100 * metrics.geomean(top8), 2),
+            "top8_worst_pct": round(100 * float(top8.min()), 1),
+            "kendall_tau": round(float(tau.mean()), 4),
+        }  # fmt: skip
+
+
+def learn(parts: Sequence[Part], nthread: int) -> xgboost.Booster:
+    """A PTX-aware head of the trees of :mod:`bench_ablation`."""
+    data = xgboost.DMatrix(
+        np.concatenate([s.matrix[rows] for s, rows in parts]),
+        label=np.concatenate([s.label[rows] for s, rows in parts]),
+        weight=np.concatenate([s.weight[rows] for s, rows in parts]),
+        nthread=nthread,
+    )
+    return xgboost.train(PARAMS.booster(nthread), data, num_boost_round=PARAMS.rounds)
+
+
+def judge(
+    booster: xgboost.Booster, study: Rows, workloads: NDArray[np.intp]
+) -> NDArray[np.float64]:
+    """Kept at 1 and at 8, and tau, of each workload."""
+    scores = []
+    for w in workloads:
+        rows = np.flatnonzero((study.table.workload_index == w) & study.fits)
+        if study.ok[rows].any():
+            cost = booster.inplace_predict(study.matrix[rows]) + study.floor[rows]
+            scores.append(score(study.latency[rows], cost))
+    return np.array(scores).reshape(-1, 3)
+
+
+def summarize(rows: list[Row]) -> Row:
+    """What is kept without a single workload of the new kind, by pair."""
+    without = [row for row in rows if row["new_workloads"] == "0"]
+    return {
+        f"{top}_geomean_pct": {row["pair"]: row[f"{top}_pct"] for row in without}
+        for top in ("top1", "top8")
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, help="dataset; default: the checkout's of the H100")
+    parser.add_argument("--other", type=Path, help="dataset of another device")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--nthread", type=int, default=2)
+    args = parser.parse_args()
+    dataset = Dataset.open(args.data or recording("h100-sxm", sample=False))
+    study = Rows(TrainingTable.from_dataset(dataset), args.nthread)
+    other = None
+    if args.other is not None:
+        table = TrainingTable.from_dataset(Dataset.open(args.other))
+        if not table.ok().any():
+            raise MissingData(f"{args.other} holds no training rows: record them first")
+        other = Rows(table, args.nthread)
+    torch = ", ".join(sorted({run.torch for run in dataset.runs()}))
+    software = versions(dataset.target, torch=torch, xgboost=xgboost.__version__)
+    results = Results("transfer", dataset.target, args.results, software, summarize)
+    for pair in pairs(study, other):
+        rows = list(validate(pair, args.nthread))
+        results.add(*rows)
+        note(f"{pair.name}: top-1 {rows[0]['top1_pct']} % of none, {rows[-2]['top1_pct']} % of all")
+    results.show()
+
+
+if __name__ == "__main__":
+    sys.exit(at_exit_code(main))
