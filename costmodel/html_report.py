@@ -223,8 +223,10 @@ def _against_torch(name: str, results: Results) -> Section:
     return Section(f"Speed against torch: {name}", parts)
 
 
-def _reliability(name: str, results: Results) -> Section:
+def _reliability(name: str, results: Results) -> Section | None:
     """Whether the model knows how sure it is, and what timing by that costs."""
+    if not any(row.get("group") == "reliability" for row in results["rows"]):
+        return None
     rows = [row for row in results["rows"] if row.get("group") == "timings"]
     columns = ("where", "rule", "mean_k", "kept_pct", "worst_pct", "expected_pct", "fixed_k")
     text = (

@@ -213,7 +213,7 @@ def _plot_reliability(axes: Any, results: Results) -> None:
             ]
             style = {"color": f"C{shade}", "marker": marker, "linestyle": "none"}
             fill = {} if marker == "o" else {"markerfacecolor": "none"}
-            axes.plot(*points, **style, **fill, label=f"{where}, top-{k}")
+            axes.plot(*points, **style, **fill, label=f"{where:.20}, top-{k}".replace("$", r"\$"))
     axes.axline((1, 1), slope=1, color="k", linewidth=0.8, linestyle=":", label="as expected")
     axes.set_xscale("log")
     axes.set_yscale("log")

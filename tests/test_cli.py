@@ -14,8 +14,11 @@ from typer.testing import CliRunner, Result
 
 import costmodel
 from costmodel.cli import app
+from costmodel.coverage import Coverage
 from costmodel.heldout import eval_workloads
 from costmodel.space import SearchSpace
+from costmodel.uncertainty import LossLaw, Uncertainty
+from costmodel.workload import Workload
 
 COMMANDS = (
     "collect", "compile", "train", "evaluate", "rank", "tune", "explain", "bench", "report",
@@ -153,6 +156,34 @@ def test_tune_answers_from_a_recording_and_says_so(data: Path, model: Path) -> N
     people = run(*arguments, "--model", model)
     assert "REPLAY" in people.stderr
     assert "timings: replay" in people.stdout
+
+
+def test_tune_takes_auto_for_the_number_and_nothing_else_that_is_no_number(
+    data: Path, model: Path
+) -> None:
+    arguments = ("tune", RECORDED.m, RECORDED.n, RECORDED.k, "--replay", "--data", data)
+    found = run_json(*arguments, "--model", model, "--top", "auto")
+    assert found["k"] == 8, "a model of six workloads cannot tell how sure it is"
+    assert (found["expected_kept"], found["sure"]) == (None, None)
+    for wrong in ("many", "0", "-3", "1.5"):
+        refused = run(*arguments, "--model", model, "--top", wrong)
+        assert refused.exit_code == 2
+        assert "--top" in refused.stderr
+        assert "expected an int of at least 1" in refused.stderr
+
+
+def test_people_are_told_how_sure_it_is(model: Path, tmp_path: Path) -> None:
+    known = Uncertainty(LossLaw(-3.5, 0.0, -0.8), LossLaw(-3.5, 0.0, -0.8), 9.0,
+                        Coverage.of([Workload.dense(64, 64, 64), RECORDED]))  # fmt: skip
+    sure = costmodel.load(model)
+    sure.uncertainty_ = known
+    path = sure.save(tmp_path / "sure")
+    options = ("--target", "h100-sxm", "--model", path)
+    for command in ("rank", "explain"):
+        inside = run(command, RECORDED.m, RECORDED.n, RECORDED.k, *options)
+        assert "the best of the first 8 is expected to keep 99.4 %" in inside.stderr
+        beyond = run(command, RECORDED.m, RECORDED.n, 10 * RECORDED.k, *options)
+        assert f"unsure: k = {10 * RECORDED.k} is beyond" in beyond.stderr
 
 
 def test_compile_needs_no_gpu(tmp_path: Path) -> None:

@@ -45,6 +45,16 @@ CURVES: dict[str, Any] = KERNELS | {
 }
 
 
+CALIBRATION: dict[str, Any] = KERNELS | {
+    "bench": "calibration",
+    "rows": [
+        {"group": "reliability", "where": "held out", "k": 8, "expected_pct": 99.0,
+         "kept_pct": 99.5},
+        {"group": "timings", "where": "held out", "rule": "auto", "mean_k": 7.25},
+    ],
+}  # fmt: skip
+
+
 class Tags(HTMLParser):
     """Collects what a browser would see of a page."""
 
@@ -112,6 +122,17 @@ def test_the_page_has_its_sections_and_loads_nothing(
     assert f"{model.name} {model.hash}" in text
 
 
+def test_how_sure_the_model_is_is_shown(data: Dataset, model: XgbCostModel, tmp_path: Path) -> None:
+    folder = results_folder(tmp_path / "results", calibration_x=CALIBRATION)
+    text, titles = html_report(data, model, folder)
+    assert titles == [*SECTIONS, "How sure it is: calibration-x"]
+    assert text.count("<img ") == 4
+    assert "7.25" in text
+    assert_harmless(text)
+    folder = results_folder(tmp_path / "results", calibration_x=CALIBRATION | {"rows": []})
+    assert html_report(data, model, folder)[1] == SECTIONS
+
+
 def test_what_nobody_measured_is_left_out(
     data: Dataset, model: XgbCostModel, tmp_path: Path
 ) -> None:
@@ -137,7 +158,11 @@ def test_no_text_is_taken_for_html(model: XgbCostModel, tmp_path: Path) -> None:
     kernels = KERNELS | dict.fromkeys(("device", "date"), EVIL)
     kernels |= {"versions": {EVIL: EVIL}, "summary": {EVIL: EVIL}}
     curves = CURVES | {"rows": [row | {"curve": EVIL, EVIL: EVIL} for row in CURVES["rows"]]}
-    folder = results_folder(tmp_path / "results", kernels_float16=kernels, ablation_x=curves)
+    evil_rows = [row | {"where": EVIL, "rule": EVIL} for row in CALIBRATION["rows"]]
+    folder = results_folder(
+        tmp_path / "results", kernels_float16=kernels, ablation_x=curves,
+        calibration_x=CALIBRATION | {"rows": evil_rows},
+    )  # fmt: skip
     text, _ = html_report(hostile, evil_model, folder)
     assert_harmless(text)
     assert "<script" not in text
@@ -145,7 +170,7 @@ def test_no_text_is_taken_for_html(model: XgbCostModel, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", ["x", [1], {"a": 1}, None], ids=str)
-@pytest.mark.parametrize("bench", ["kernels_x", "ablation_x"])
+@pytest.mark.parametrize("bench", ["kernels_x", "ablation_x", "calibration_x"])
 def test_malformed_rows_are_one_clear_error(
     data: Dataset, tmp_path: Path, rows: Any, bench: str
 ) -> None:
@@ -154,8 +179,12 @@ def test_malformed_rows_are_one_clear_error(
         html_report(data, None, folder)
 
 
-@pytest.mark.parametrize("row", [{"default": "fast"}, {"default": []}, {"curve": {}}], ids=str)
-@pytest.mark.parametrize("bench", ["kernels_x", "ablation_x"])
+@pytest.mark.parametrize(
+    "row",
+    [{"default": "fast"}, {"default": []}, {"curve": {}}, {"group": "reliability", "where": []}],
+    ids=str,
+)
+@pytest.mark.parametrize("bench", ["kernels_x", "ablation_x", "calibration_x"])
 def test_odd_rows_are_shown_or_refused(
     data: Dataset, tmp_path: Path, row: dict[str, Any], bench: str
 ) -> None:

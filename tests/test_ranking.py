@@ -15,6 +15,7 @@ from costmodel.artifact import Artifact
 from costmodel.artifact_table import ArtifactTable
 from costmodel.candidates import Candidates
 from costmodel.config import GemmConfig
+from costmodel.coverage import Coverage
 from costmodel.errors import CorruptFile, InvalidInput, NoModel
 from costmodel.models import RuleHeuristic, TrainingTable, XgbCostModel, XgbParams
 from costmodel.ptx import PTX_FEATURES
@@ -22,6 +23,7 @@ from costmodel.ranking import rank
 from costmodel.space import SearchSpace
 from costmodel.specialize import artifact_key, specialize
 from costmodel.target import Target, Toolchain
+from costmodel.uncertainty import LossLaw, Uncertainty
 from costmodel.workload import Workload, kind_options
 
 H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
@@ -189,6 +191,62 @@ def test_a_model_that_knows_nothing_of_it_is_passed_over(
 def test_a_float32_result_counts_as_the_type_that_is_multiplied(model: XgbCostModel) -> None:
     wide = Workload.dense(512, 512, 2048, out_dtype="float32")
     assert rank(wide, H100, model, 8).model == "made-up"
+
+
+COVERED = Coverage.of([Workload.dense(1, 16, 16), Workload.dense(4096, 4096, 4096)])
+KNOWN = Uncertainty(LossLaw(-3.0, 0.5, -0.8), LossLaw(-2.5, 0.0, -0.7), 1.0, COVERED)
+
+
+@pytest.fixture
+def calibrated(model: XgbCostModel, tmp_path: Path) -> XgbCostModel:
+    copy = XgbCostModel.load(model.save(tmp_path / "copy"))
+    copy.uncertainty_ = KNOWN
+    return copy
+
+
+def test_how_sure_it_is_does_not_depend_on_how_many_are_asked_for(
+    calibrated: XgbCostModel,
+) -> None:
+    whole = rank(EVEN, H100, calibrated)
+    assert whole.confidence is not None
+    assert whole.confidence.slope == -0.8
+    assert whole.confidence.sure
+    for k in (1, 8, 40):
+        found = rank(EVEN, H100, calibrated, k)
+        assert found.configs == whole.configs[:k]
+        assert found.confidence == whole.confidence
+    assert whole.top_k("auto") == whole.confidence.k
+    assert whole.top_k(5) == 5
+
+
+def test_without_artifacts_the_other_law_speaks(calibrated: XgbCostModel) -> None:
+    unknown = Workload.dense(512, 2048, 4096, b_layout="col")
+    found = rank(unknown, H100, calibrated, 8)
+    assert found.confidence is not None
+    assert found.confidence.slope == -0.7
+    assert "B col-major" in found.doubt
+
+
+def test_beyond_the_training_more_is_timed_and_said(calibrated: XgbCostModel) -> None:
+    inside, beyond = (rank(replace(EVEN, m=m), H100, calibrated, 8) for m in (4096, 40960))
+    assert inside.doubt == ""
+    assert beyond.doubt == "m = 40960 is beyond what the model has seen (1 to 4096)"
+    assert beyond.top_k("auto") >= 16
+    data = beyond.to_dict()
+    assert (data["sure"], data["doubt"], data["auto_k"]) == (
+        False, beyond.doubt, beyond.top_k("auto"),
+    )  # fmt: skip
+    assert data["expected_kept"]["8"] == beyond.expected_kept(8)
+
+
+@pytest.mark.parametrize("which", ["uncalibrated", "rules"])
+def test_what_cannot_tell_how_sure_it_is_times_eight(model: XgbCostModel, which: str) -> None:
+    found = rank(EVEN, H100, model if which == "uncalibrated" else RuleHeuristic(), 8)
+    assert found.confidence is None
+    assert found.top_k("auto") == 8
+    assert found.expected_kept(8) is None
+    data = found.to_dict()
+    assert (data["expected_kept"], data["sure"], data["doubt"]) == (None, None, "")
 
 
 def test_to_dict_is_json(model: XgbCostModel) -> None:

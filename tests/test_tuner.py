@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,12 +20,14 @@ from costmodel.config import GemmConfig
 from costmodel.dataset import Dataset, RunInfo
 from costmodel.errors import InvalidInput, NoModel, NotRecorded
 from costmodel.measurement import Candidate, Measurement, TuningRecord
+from costmodel.ranking import rank
 from costmodel.runner.replay import ReplayRunner
 from costmodel.space import SearchSpace
 from costmodel.specialize import Specialization, artifact_key
 from costmodel.target import Target, Toolchain
 from costmodel.tuner import tune
 from costmodel.tuning_result import TuningResult
+from costmodel.uncertainty import Confidence, TopK
 from costmodel.workload import Workload
 
 H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
@@ -96,7 +99,7 @@ def compiles(specs: Sequence[Specialization], target: Target) -> Iterable[Artifa
 
 
 def run(
-    runner: FakeRunner, workload: Workload = LARGE, *, k: int = 4, **options: object
+    runner: FakeRunner, workload: Workload = LARGE, *, k: TopK = 4, **options: object
 ) -> TuningResult:
     settings = {"target": H100, "model": ByOrder(), "compile_": compiles, **options}
     return tune(workload, runner=runner, k=k, **settings)  # type: ignore[arg-type]
@@ -343,9 +346,77 @@ def test_a_budget_ends_the_trial_with_the_best_so_far() -> None:
     assert not result.reliable
 
 
+class Sure:
+    """As ``rank`` leaves a ranking whose model was calibrated."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, confidence: Confidence | None) -> None:
+        self.asked: list[int | None] = []
+
+        def ranks(*arguments: Any, **options: Any) -> Any:
+            self.asked.append(arguments[3])
+            return replace(rank(*arguments, **options), confidence=confidence)
+
+        monkeypatch.setattr("costmodel.tuner.rank", ranks)
+
+
+@pytest.mark.parametrize(
+    ("confidence", "timed"),
+    [
+        (Confidence(1e-4, -0.8), 1),
+        (Confidence(0.02, -0.8), Confidence(0.02, -0.8).k),
+        (Confidence(0.5, -0.5), 32),
+        (Confidence(1e-4, -0.8, "m is beyond"), 16),
+        (None, 8),
+    ],
+)
+def test_auto_times_as_many_as_the_ranking_is_unsure(
+    monkeypatch: pytest.MonkeyPatch, confidence: Confidence | None, timed: int
+) -> None:
+    Sure(monkeypatch, confidence)
+    runner = FakeRunner(lambda c: ok(50.0))
+    result = run(runner, k="auto")
+    assert runner.asked == first(timed)
+    assert result.k == timed
+    if confidence is None:
+        assert (result.expected_kept, result.sure, result.doubt) == (None, None, "")
+    else:
+        assert result.expected_kept == confidence.kept_at(timed)
+        assert (result.sure, result.doubt) == (confidence.sure, confidence.doubt)
+    assert TuningResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
+
+
+def test_what_fails_is_replaced_where_all_of_the_limit_are_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Sure(monkeypatch, Confidence(0.5, -0.5))
+    bad = first(20)
+    runner = FakeRunner(lambda c: Measurement("crashed") if c in bad else ok(50.0))
+    assert sum(m.ok for _, m in run(runner, k="auto").measured) == 32
+
+
+def test_an_untimed_choice_promises_what_the_first_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    sure = Confidence(0.02, -0.8)
+    Sure(monkeypatch, sure)
+    result = run(FakeRunner(lambda c: ok(50.0)), mode="predict", k="auto")
+    assert result.expected_kept == sure.kept_at(1)
+
+
+def test_results_of_earlier_releases_promise_nothing() -> None:
+    data = run(FakeRunner(lambda c: ok(50.0))).to_dict()
+    for name in ("expected_kept", "sure", "doubt"):
+        del data[name]
+    assert TuningResult.from_dict(data).sure is None
+
+
 def test_bad_input() -> None:
     runner = FakeRunner(lambda c: ok(50.0))
-    for options in ({"mode": "fast"}, {"k": 0}, {"budget_s": 0.0}, {"workload": Workload(0, 8, 8)}):
+    for options in (
+        {"mode": "fast"},
+        {"k": 0},
+        {"k": "all"},
+        {"budget_s": 0.0},
+        {"workload": Workload(0, 8, 8)},
+    ):
         with pytest.raises(InvalidInput):
             run(runner, **options)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="runner"):
