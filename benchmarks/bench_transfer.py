@@ -97,22 +97,24 @@ def validate(pair: Pair, nthread: int, seed: int = 0) -> Iterator[Row]:
     """A row for each number of new workloads that were learned from."""
     found: dict[str, list[NDArray[np.float64]]] = {}
     learned: dict[str, list[int]] = {}
-    for judged, rest in halves(pair, seed):
+    both = list(halves(pair, seed))
+    shots = [n for n in SHOTS if n < min(len(rest) for _, rest in both)]
+    for judged, rest in both:
         taboo = {pair.new.table.workloads[w].nk for w in judged}
         old = [w for w in pair.of_old if pair.old.table.workloads[w].nk not in taboo]
         source = (pair.old, pair.old.rows(old))
         drawn = np.random.default_rng(seed).permutation(rest)
-        for n in (*(n for n in SHOTS if n < len(rest)), ALL, ALONE):
+        for n in (*shots, ALL, ALONE):
             chosen = drawn if isinstance(n, str) else drawn[:n]
             few = (pair.new, pair.new.rows(chosen))
             booster = learn([few] if n == ALONE else [source, few], nthread)
             found.setdefault(str(n), []).append(judge(booster, pair.new, judged))
             learned.setdefault(str(n), []).append(len(few[1]))
-    for shots, scores in found.items():
+    for name, scores in found.items():
         top1, top8, tau = np.concatenate(scores).T
         yield {
-            "pair": pair.name, "new_workloads": shots,
-            "new_rows": round(float(np.mean(learned[shots]))), "workloads": len(top1),
+            "pair": pair.name, "new_workloads": name,
+            "new_rows": round(float(np.mean(learned[name]))), "workloads": len(top1),
             "top1_pct": round(100 * metrics.geomean(top1), 2),
             "top1_worst_pct": round(100 * float(top1.min()), 1),
             "top8_pct": round(100 * metrics.geomean(top8), 2),

@@ -1,6 +1,6 @@
-"""README's tables and plots, made from ``benchmarks/results/*.json`` and from nothing else.
+"""The tables of README and docs, and the plots: made from ``benchmarks/results/*.json`` alone.
 
-A table in README is a block that says what belongs in it::
+A table in a page is a block that says what belongs in it::
 
     <!-- table: evaluate-h100-sxm | name=model | regret.1.geomean_pct=top-1, % -->
     …
@@ -32,7 +32,7 @@ _BLOCK = re.compile(r"<!-- table: (?P<spec>[^\n]*?) -->\n(?P<body>.*?)<!-- end -
 
 
 def write(readme: Path) -> list[str]:
-    """Bring README's tables up to date and draw the plots.
+    """Bring the tables of README, and of ``docs/*.md`` beside it, up to date and draw the plots.
 
     Returns:
         The names of the tables that changed, and of the plots.
@@ -41,16 +41,22 @@ def write(readme: Path) -> list[str]:
         MissingData: a table names a results file that is not there.
         CorruptFile, InvalidInput: a results file is not one, or has no such column.
     """
-    text = _read(readme)
-    new, changed = _with_tables(text, readme.parent / "benchmarks/results")
-    if changed:
-        readme.write_text(new, encoding="utf-8")
-    return [*changed, *_draw_plots(readme.parent / "benchmarks")]
+    folder = readme.parent / "benchmarks"
+    made = {page: _with_tables(_read(page), folder / "results") for page in _pages(readme)}
+    for page, (text, changed) in made.items():
+        if changed:
+            page.write_text(text, encoding="utf-8")
+    return [*(name for _, changed in made.values() for name in changed), *_draw_plots(folder)]
 
 
 def outdated(readme: Path) -> list[str]:
-    """The names of README's tables that differ from their results files; changes nothing."""
-    return _with_tables(_read(readme), readme.parent / "benchmarks/results")[1]
+    """The names of the tables that differ from their results files; changes nothing."""
+    folder = readme.parent / "benchmarks/results"
+    return [name for page in _pages(readme) for name in _with_tables(_read(page), folder)[1]]
+
+
+def _pages(readme: Path) -> list[Path]:
+    return [readme, *sorted((readme.parent / "docs").glob("*.md"))]
 
 
 def read_results(path: Path) -> Results:

@@ -94,6 +94,17 @@ def test_what_is_out_of_date_is_named_and_left_alone(readme: Path) -> None:
     assert outdated(readme) == []
 
 
+def test_tables_of_the_docs_are_made_too(readme: Path) -> None:
+    readme.write_text("")
+    page = readme.parent / "docs" / "model.md"
+    page.parent.mkdir()
+    page.write_text(f"{ROWS}\nold\n<!-- end -->\n")
+    assert outdated(readme) == ["evaluate-h100-sxm"]
+    assert write(readme)[0] == "evaluate-h100-sxm"
+    assert "| xgb | 90.5 | 3.142 |" in page.read_text()
+    assert outdated(readme) == []
+
+
 def test_plots_are_drawn_for_the_benches_that_have_one(readme: Path) -> None:
     readme.write_text("")
     relative = [{"workload": "a", "triton_best": 1.01, "model_top8": 0.99, "default": 1.0}]

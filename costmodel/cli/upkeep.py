@@ -51,7 +51,7 @@ def bench(
 
 def report(
     check: Annotated[
-        bool, typer.Option("--check", help="Change nothing; exit 1 where README is out of date.")
+        bool, typer.Option("--check", help="Change nothing; exit 1 where a page is out of date.")
     ] = False,
     html: Annotated[
         Path | None, typer.Option(help="Instead: write a page on how good a model is to this file.")
@@ -62,7 +62,8 @@ def report(
     model: output.Model = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make README's tables and plots from benchmarks/results/*.json; or a page with --html."""
+    """Make the tables of README and docs, and the plots, from benchmarks/results/*.json; or a page
+    with --html."""
     from costmodel.errors import InvalidInput
     from costmodel.report import outdated, write
 

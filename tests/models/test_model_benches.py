@@ -1,0 +1,184 @@
+"""The benches of calibration, of transfer and of objectives, on a made-up machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from costmodel.models import TrainingTable
+from costmodel.models.calibrate import Outcome
+from costmodel.uncertainty import LIMIT, Confidence, Signals
+from costmodel.workload import Workload
+
+MakeTable = Callable[..., TrainingTable]
+MakeWorkloads = Callable[[int, int], list[Workload]]
+
+
+@pytest.fixture(scope="module")
+def mixed(make_training_table: MakeTable, make_workloads: MakeWorkloads) -> TrainingTable:
+    """Every third workload is of bfloat16; every (n, k) is there twice."""
+    sizes = make_workloads(15, 5)
+    sizes += [replace(w, m=w.m + 64) for w in sizes]
+    bfloat16 = Workload.dense(8, 8, 8, "bfloat16").code
+    return make_training_table(
+        [replace(w, code=bfloat16) if i % 3 == 0 else w for i, w in enumerate(sizes)], rows=25
+    )
+
+
+@pytest.fixture
+def small(script: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The scripts, with trees that take no time."""
+    params = replace(script("bench_ablation").PARAMS, rounds=8)
+    for name in ("bench_ablation", "bench_transfer", "bench_objectives"):
+        monkeypatch.setattr(script(name), "PARAMS", params)
+    return script
+
+
+# --- transfer -----------------------------------------------------------------------------------
+
+
+def test_transfer_judges_each_new_workload_once_and_shares_no_shape(
+    small: Any, mixed: TrainingTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = small("bench_transfer")
+    seen: list[set[int]] = []
+    judged: list[set[int]] = []
+    learn, judge = bench.learn, bench.judge
+
+    def learns(parts: Any, nthread: int) -> Any:
+        seen.append({int(s.table.workload_index[r]) for s, rows in parts for r in rows})
+        return learn(parts, nthread)
+
+    def judges(booster: Any, study: Any, workloads: Any) -> Any:
+        judged.append(set(workloads.tolist()))
+        return judge(booster, study, workloads)
+
+    monkeypatch.setattr(bench, "learn", learns)
+    monkeypatch.setattr(bench, "judge", judges)
+    study = bench.Rows(mixed, 1)
+    pair = next(p for p in bench.pairs(study, None) if p.name == "float16 → bfloat16")
+    rows = list(bench.validate(pair, 1))
+    shapes = [w.nk for w in mixed.workloads]
+    for learned, asked in zip(seen, judged, strict=True):
+        assert {shapes[w] for w in learned}.isdisjoint({shapes[w] for w in asked})
+    assert [row["new_workloads"] for row in rows] == ["0", "2", bench.ALL, bench.ALONE]
+    assert all(row["workloads"] == 10 for row in rows)
+    assert [row["new_rows"] > 0 for row in rows] == [False, True, True, True]
+    assert all(30 < row["top1_pct"] <= row["top8_pct"] <= 100 for row in rows)
+    assert all(mixed.workloads[w].code.dtype == "bfloat16" for asked in judged for w in asked)
+
+
+def test_transfer_to_another_device_reads_its_own_features(
+    small: Any, mixed: TrainingTable
+) -> None:
+    bench = small("bench_transfer")
+    slower = replace(mixed.target.device, name="h200-sxm", bandwidth_gbs=4800.0)
+    other = replace(mixed, target=replace(mixed.target, device=slower))
+    studies = bench.Rows(mixed, 1), bench.Rows(other, 1)
+    pair = list(bench.pairs(*studies))[-1]
+    assert pair.name == "h100-sxm → h200-sxm"
+    assert not np.array_equal(studies[0].matrix, studies[1].matrix)
+    rows = list(bench.validate(pair, 1))
+    assert rows[0]["workloads"] == len(mixed.workloads)
+    summary = bench.summarize(rows)
+    assert summary["top1_geomean_pct"] == {pair.name: rows[0]["top1_pct"]}
+    assert summary["top8_geomean_pct"] == {pair.name: rows[0]["top8_pct"]}
+
+
+# --- objectives ---------------------------------------------------------------------------------
+
+
+def test_each_objective_and_blend_is_judged_on_every_workload(
+    small: Any, mixed: TrainingTable
+) -> None:
+    bench = small("bench_objectives")
+    study = small("bench_transfer").Rows(mixed, 1)
+    found = bench.validate(study, 2, 0)
+    assert list(found) == list(bench.BLENDS)
+    assert all(scores.shape == (len(mixed.workloads), 3) for scores in found.values())
+    for name in bench.OBJECTIVES:
+        assert found[name][:, 2].mean() > 0.3, "each learns an order"
+
+
+def test_a_blend_of_a_cost_with_itself_ranks_as_the_cost(script: Any) -> None:
+    bench = script("bench_objectives")
+    one, other = np.array([3.0, 1.0, 2.0]), np.array([30.0, 50.0, 40.0])
+    assert np.argsort(bench.blended({"a": one}, {"a": 1.0})).tolist() == [1, 2, 0]
+    both = {"a": one, "b": other}
+    assert np.allclose(bench.blended(both, {"a": 1.0, "b": 0.0}), one / one.std())
+    assert np.argsort(bench.blended(both, {"a": 0.1, "b": 1.0})).tolist() == [0, 2, 1]
+    assert np.isfinite(bench.blended({"a": np.ones(3)}, {"a": 1.0})).all()
+
+
+def test_the_classifier_learns_from_what_failed(
+    small: Any, mixed: TrainingTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = small("bench_objectives")
+    study = small("bench_transfer").Rows(mixed, 1)
+    labels: dict[str, np.ndarray[Any, Any]] = {}
+
+    def trains(study: Any, rows: Any, seed: int, options: Any, **data: Any) -> None:
+        labels[options.get("objective", "")] = data["label"]
+
+    monkeypatch.setattr(bench, "_train", trains)
+    seen = np.ones(len(mixed), dtype=bool)
+    for learn in bench.OBJECTIVES.values():
+        learn(study, seen, 0)
+    failed = int((~mixed.ok() & study.fits).sum())  # what cannot run is nobody's pick
+    assert failed > 0
+    assert len(labels["binary:logistic"]) == len(labels[""]) + failed
+    assert set(labels["binary:logistic"]) == {0.0, 1.0}
+    assert labels["rank:pairwise"].max() == 1.0
+
+
+# --- calibration --------------------------------------------------------------------------------
+
+
+def judged(bench: Any, loss: float, slope: float, lost: float, fold: int = 0) -> Any:
+    kept = 1 - lost / np.arange(1, LIMIT + 1)
+    outcome = Outcome(Workload.dense(64, 64, 64), Signals(0.01, 0.2), kept)
+    return bench.Judged(outcome, Confidence(loss, slope), fold, 3, 0.5)
+
+
+def test_reliability_is_of_workloads_of_like_expectation(script: Any) -> None:
+    bench = script("bench_calibration")
+    every = [judged(bench, loss, -1.0, 2 * loss) for loss in np.linspace(0.01, 0.08, 8)]
+    rows = [row for row in bench.reliability("here", every) if row["k"] == 4]
+    assert [row["workloads"] for row in rows] == [2] * 4
+    assert [row["expected_pct"] for row in rows] == [98.12, 98.62, 99.12, 99.62]
+    for row in rows:
+        assert 100 - row["kept_pct"] == pytest.approx(2 * (100 - row["expected_pct"]), abs=0.02)
+
+
+def test_timings_are_beside_the_one_number_that_keeps_as_much(script: Any) -> None:
+    bench = script("bench_calibration")
+    hard, easy = judged(bench, 0.1, -1.0, 0.1), judged(bench, 1e-6, -1.0, 1e-6)
+    rows = {row["rule"]: row for row in bench.timings("here", [hard, easy])}
+    assert rows["k = 4"]["mean_k"] == rows["k = 4"]["fixed_k"] == 4.0
+    auto = rows["auto"]
+    assert auto["mean_k"] == (hard.confidence.k + 1) / 2
+    # All that is lost is lost by one of the two: its timings alone are worth having.
+    assert auto["fixed_k"] > 1.5 * auto["mean_k"]
+    assert auto["expected_pct"] == pytest.approx(auto["kept_pct"], abs=0.05)
+    assert (
+        bench.summarize([{**auto, "where": "held out"}])["held_out_auto_mean_k"] == (auto["mean_k"])
+    )
+
+
+def test_a_signal_that_tells_has_the_lower_deviance(script: Any) -> None:
+    bench = script("bench_calibration")
+    rng = np.random.default_rng(0)
+    every = []
+    for i in range(200):
+        apart = float(np.exp(rng.normal(-4, 1)))
+        part = judged(bench, 0.1, -1.0, min(apart, 0.9), fold=i % 4)
+        outcome = replace(part.outcome, signals=Signals(apart, 0.3))
+        every.append(replace(part, outcome=outcome, distance=float(rng.uniform())))
+    rows = {row["signals"]: row for row in bench.signals(every)}
+    assert rows["disagreement"]["deviance"] < 0.7 * rows["none"]["deviance"]
+    assert rows["distance"]["deviance"] > 0.9 * rows["none"]["deviance"]
+    assert rows["their ratio"]["rank_correlation_8"] > 0.9
