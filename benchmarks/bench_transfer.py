@@ -113,6 +113,7 @@ def validate(pair: Pair, nthread: int, seed: int = 0) -> Iterator[Row]:
     for name, scores in found.items():
         top1, top8, tau = np.concatenate(scores).T
         yield {
+            "group": "ends" if name in ("0", ALL, ALONE) else "between",
             "pair": pair.name, "new_workloads": name,
             "new_rows": round(float(np.mean(learned[name]))), "workloads": len(top1),
             "top1_pct": round(100 * metrics.geomean(top1), 2),
