@@ -125,7 +125,8 @@ def train(
 ) -> XgbCostModel:
     """Train a model on the training workloads of a dataset, or of a dataset directory.
 
-    Other options are those of :func:`costmodel.models.train`: ``params``, ``name``, ``nthread``.
+    Other options are those of :func:`costmodel.models.train`: ``params``, ``name``, ``nthread``,
+    ``calibrated``.
 
     Args:
         add_cache: learn also from what tuning has timed on this kind of device, as its cache of

@@ -24,6 +24,7 @@ __all__ = ["Outcome", "calibrate", "fit_law", "kept_curve", "outcomes", "power_l
 
 _LEAST_WORKLOADS = 40
 _MANY_WORKLOADS = 400
+_LEAST_ROWS = 40
 _FITTED_AT = (1, 2, 4, 8, 16, 32)
 # A compound of a mass near zero and a long tail: many workloads lose nothing, a few lose much.
 _TWEEDIE = {"power": 1.5, "alpha": 0.01, "max_iter": 1000}
@@ -80,7 +81,8 @@ def outcomes(model: CostModel, table: TrainingTable, *, ptx: bool) -> Iterator[O
     Args:
         model: has not seen these workloads; it has two heads.
         ptx: as the PTX-aware head ranks, else as the other does. Workloads with a row whose
-            artifact is not known are left out of the first.
+            artifact is not known are left out of the first; of either those of a few rows, such as
+            a tuning leaves: among those that were ranked first nothing is lost.
     """
     ok = table.ok()
     fits = table.candidates.fits(table.target.device) & legal_rows(table)
@@ -89,8 +91,10 @@ def outcomes(model: CostModel, table: TrainingTable, *, ptx: bool) -> Iterator[O
     for w, workload in enumerate(table.workloads):
         rows = order[bounds[w] : bounds[w + 1]]
         rows = rows[fits[rows]]
+        if len(rows) < _LEAST_ROWS or not ok[rows].any():
+            continue
         candidates = table.candidates.take(rows)
-        if not ok[rows].any() or (ptx and not has_artifact(candidates).all()):
+        if ptx and not has_artifact(candidates).all():
             continue
         latency_us = np.where(ok[rows], table.latency_us[rows], np.nan)
         yield _outcome(model, workload, candidates, latency_us, table.target, ptx)

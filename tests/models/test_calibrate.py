@@ -101,6 +101,16 @@ def test_what_is_expected_of_new_workloads_is_what_happens(
             assert 0.3 < (expected + 0.002) / (lost + 0.002) < 3
 
 
+def test_workloads_of_a_few_rows_and_without_artifacts_are_left_out(
+    trained: XgbCostModel, make_training_table: MakeTable, make_workloads: MakeWorkloads
+) -> None:
+    few = make_training_table(make_workloads(3, 5), rows=20)
+    assert list(outcomes(trained, few, ptx=False)) == []
+    bare = make_training_table(make_workloads(3, 5), artifacts=False)
+    assert list(outcomes(trained, bare, ptx=True)) == []
+    assert len(list(outcomes(trained, bare, ptx=False))) == 3
+
+
 def test_calibrating_is_deterministic(
     calibrated: XgbCostModel, table: TrainingTable, fast_params: XgbParams
 ) -> None:
