@@ -223,8 +223,10 @@ def _plot_reliability(axes: Any, results: Results) -> None:
     axes.axline((1, 1), slope=1, color="k", linewidth=0.8, linestyle=":", label="as expected")
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_major_formatter("{x:g}")
+    ticks = (0.01, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+    axes.set_xticks(ticks[1:], ticks[1:])
+    axes.set_yticks(ticks, ticks)
+    axes.minorticks_off()
     axes.set_xlabel("expected loss of speed, %")
     axes.set_ylabel("loss of speed, %")
 
