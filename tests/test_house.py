@@ -33,7 +33,7 @@ LAYERS = (
     # models
     "estimate", "analytic", "features", "concepts", "models", "correlation", "comparison",
     # the loop that feeds them
-    "sampling", "collect",
+    "sampling", "collect", "worklist",
     # choosing
     "shipped", "ranking", "explanation", "tuning_result", "trial", "tuner", "cache",
     "cache_bundle",
