@@ -61,7 +61,7 @@ def read_worklist(path: Path, identity: Identity) -> list[Job]:
         MixedData: drawn for another card, Triton or protocol than ``identity``.
     """
     if not path.is_file():
-        raise MissingData(f"no file {path}: draw one with `costmodel collect --write-worklist FILE`")
+        raise MissingData(f"no file {path}: `costmodel collect --write-worklist` draws one")
     rows = read_shards([path], _schema(), identity).to_pylist()
     jobs: dict[int, tuple[Workload, Role, list[GemmConfig]]] = {}
     configs: dict[tuple[Any, ...], GemmConfig] = {}
