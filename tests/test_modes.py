@@ -8,6 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ from dispatch_fakes import H100, MODEL, Machine, operands
 
 import costmodel
 from costmodel import ahead, dispatch
+from costmodel.background import Background
 from costmodel.config import GemmConfig
 from costmodel.errors import IllegalConfig, InvalidInput, LaunchError
 from costmodel.modes import MODES, TUNING_MODES
 from costmodel.space import SearchSpace
 from costmodel.target import Target
 from costmodel.tuning_result import PINNED, TuningResult
+from costmodel.winners import Question
 from costmodel.workload import Workload
 
 LARGE, SMALL = (24, 640, 128), (24, 48, 128)
@@ -82,9 +85,8 @@ def test_topk_has_winners_of_its_own(machine: Machine) -> None:
 
 @pytest.mark.parametrize("known", ["auto", "topk", "exhaustive"])
 def test_never_goes_by_what_was_tuned_before(machine: Machine, known: str) -> None:
-    question = dispatch.winners  # tuned by another process, as by `costmodel tune --mode`
-    tuned = question.tune(_question(LARGE, known))
-    machine.restart()
+    tuned = dispatch.winners.tune(_question(LARGE, known))
+    machine.restart()  # as after `costmodel tune --mode`
     timed = len(machine.bench.timed)
     before = costmodel.stats()
     found = ask(LARGE, "never")
@@ -106,9 +108,7 @@ def test_never_predicts_where_the_winner_no_longer_loads(machine: Machine) -> No
     assert [e.result.mode for e in dispatch.winners.cache.entries()] == ["auto", "predict"]
 
 
-def _question(size: tuple[int, int, int], mode: str) -> Any:
-    from costmodel.winners import Question
-
+def _question(size: tuple[int, int, int], mode: str) -> Question:
     return Question(Workload.dense(*size), -1, mode, MODEL)  # -1: the "device" of CPU tensors
 
 
@@ -349,8 +349,6 @@ def test_a_failure_in_the_background_leaves_the_prediction_and_warns_once(
 def test_a_full_queue_is_asked_again_later(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from costmodel.background import Background
-
     background = Background(dispatch._launches.discard, at_most=1)
     monkeypatch.setattr(dispatch, "_background", background)
     may_tune = threading.Event()
@@ -458,8 +456,6 @@ def test_warmup_covers_the_m_that_the_winner_may_not_run(
 
 
 def _with(result: TuningResult, config: GemmConfig) -> TuningResult:
-    from dataclasses import replace
-
     return replace(result, config=config, ranked=((config, None),))
 
 
