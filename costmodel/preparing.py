@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from costmodel.calls import Call
 from costmodel.capture import is_capturing
 from costmodel.config import GemmConfig
 from costmodel.counters import count
-from costmodel.errors import CostModelError, InvalidInput, LaunchError
+from costmodel.errors import CompileError, CostModelError, InvalidInput, LaunchError
 from costmodel.launch import Plan
 from costmodel.loading import bring, first_launch, loaded_configs
 from costmodel.models.baselines import RuleHeuristic
@@ -235,38 +236,54 @@ _warned = False
 
 
 def _meanwhile(product: _Product, winners: Winners, background: Background) -> Prepared:
-    """The winner if it is known; else what is at hand, with a job to find it."""
+    """The winner if it is in memory; else what is at hand, with a job to find it.
+
+    Even what is on disk is left to the job: its key takes the model, which takes seconds to load.
+    """
     question, workload = product.question, product.workload
-    if (found := _known(product, winners)) is not None:
-        return Prepared(_found(product, question, found, winners))
+    found = winners.known(question, on_disk=False)
+    if found is not None and (launch := product.of(found)) is not None:
+        return Prepared(launch)
     rows = winners.buckets.of(workload.m)
     key = rows, workload.n, workload.k, workload.code, question.device_index, question.model
-
-    def improve(switch: Callable[[], None]) -> None:
-        _bring(winners.find(replace(question, mode="predict")), question)
-        switch()
-        _bring(winners.find(question, wait=False), question)
-
-    accepted = background.submit(key, improve)
-    guess = winners.known(replace(question, mode="predict"))
-    launch = product.of(guess, only_loaded=True) if guess is not None else None
-    if launch is None:
+    accepted = background.submit(key, partial(_improve, question, winners))
+    guess = winners.known(replace(question, mode="predict"), on_disk=False)
+    at_hand = product.of(guess, only_loaded=True) if guess is not None else None
+    if at_hand is None:
         target = winners.target_of(question.device_index)
         why = "torch answers until a configuration was predicted in the background"
-        launch = product.by_torch(TuningResult.unranked(workload, target, "background", None, why))
-    return Prepared(launch, job=key, accepted=accepted)
+        result = TuningResult.unranked(workload, target, "background", None, why)
+        at_hand = product.by_torch(result)
+    return Prepared(at_hand, job=key, accepted=accepted)
+
+
+def _improve(question: Question, winners: Winners, switch: Callable[[], None]) -> None:
+    """The job: the prediction first, then the winner, each loaded before it is switched to."""
+    if winners.known(question) is None:
+        _bring(winners.find(replace(question, mode="predict")), question)
+        switch()
+    found = winners.find(question, wait=False)
+    try:
+        _bring(found, question)
+    except (CompileError, LaunchError) as error:
+        log.warning("%s no longer works: %.200s", found.chosen, error)
+        _bring(winners.find(question, instead_of=found, wait=False), question)
 
 
 def _bring(result: TuningResult, question: Question) -> None:
-    """Load the first choice that can be, so that no call has to wait for it."""
-    workload, error = question.workload, None
+    """Load the first choice that can be, so that no call has to wait for it.
+
+    Raises:
+        CompileError, LaunchError: none can be.
+    """
+    refused: CompileError | LaunchError | None = None
     for config in _choices(result):
-        plan = Plan.of(workload, config, result.target.device.sm_count)
+        plan = Plan.of(question.workload, config, result.target.device.sm_count)
         try:
             bring(plan, result.target, question.device_index)
-        except CostModelError as refused:
-            error = refused
+        except (CompileError, LaunchError) as error:
+            refused = error
         else:
             return
-    if error is not None:
-        raise error
+    if refused is not None:
+        raise refused

@@ -131,12 +131,12 @@ class Winners:
             result = self._find(*_at_the_end(question, rows), instead_of, wait)
         return result
 
-    def known(self, question: Question) -> TuningResult | None:
-        """The winner, if it is in memory or on disk; waits for no other thread."""
+    def known(self, question: Question, *, on_disk: bool = True) -> TuningResult | None:
+        """The winner, if it is in memory, or on disk; waits for no other thread."""
         rows = self.buckets.of(question.workload.m)
-        result = self._known(question, rows)
+        result = self._known(question, rows, on_disk)
         if result is not None and not _fits(result, question.workload):
-            result = self._known(*_at_the_end(question, rows))
+            result = self._known(*_at_the_end(question, rows), on_disk)
         return result
 
     def tune(self, question: Question, **options: Any) -> TuningResult:
@@ -170,12 +170,14 @@ class Winners:
             count(misses=1)
             return self._tuned(question, rows, {}, wait)
 
-    def _known(self, question: Question, rows: tuple[int, int]) -> TuningResult | None:
+    def _known(
+        self, question: Question, rows: tuple[int, int], on_disk: bool = True
+    ) -> TuningResult | None:
         memory_key = _memory_key(question, rows)
         if (found := self._results.get(memory_key)) is not None:
             count(memory_hits=1)
             return found
-        found = self.cache.get(self._key(question, rows))
+        found = self.cache.get(self._key(question, rows)) if on_disk else None
         if found is None or not _serves(found, rows, self._target(question), question):
             return None
         count(disk_hits=1)

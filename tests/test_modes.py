@@ -289,10 +289,12 @@ def test_a_winner_on_disk_that_is_not_loaded_waits_for_the_next_call(machine: Ma
 
 
 def test_the_background_answers_at_once_and_switches_twice(machine: Machine) -> None:
-    may_tune = threading.Event()
+    may_load, may_tune = threading.Event(), threading.Event()
+    machine.refuses = lambda _: not may_load.wait(30)
     machine.bench.before = lambda: may_tune.wait(30)
     before = costmodel.stats()
     assert ask(LARGE, "background").chosen == "torch"
+    may_load.set()
     until(lambda: ask(LARGE, "background").chosen != "torch")
     assert ask(LARGE, "background").mode == "predict"
     for _ in range(3):
@@ -306,11 +308,35 @@ def test_the_background_answers_at_once_and_switches_twice(machine: Machine) -> 
     assert machine.bench.waited == [False], "the caller's streams are left alone"
 
 
-def test_the_background_takes_a_winner_that_is_known(machine: Machine) -> None:
+def test_the_background_takes_a_winner_that_is_on_disk(machine: Machine) -> None:
     winner = ask(LARGE, "auto")
     machine.restart()
-    assert ask(LARGE, "background").config == winner.config
-    assert dispatch._background._thread is None
+    may_load = threading.Event()
+    machine.refuses = lambda _: not may_load.wait(30)
+    before = costmodel.stats()
+    assert ask(LARGE, "background").chosen == "torch", "loading takes its time"
+    may_load.set()
+    until(lambda: ask(LARGE, "background").config == winner.config)
+    done = costmodel.stats().since(before)
+    assert (done.disk_hits, done.tuned, done.predicted, done.loaded) == (1, 0, 0, 1)
+
+
+def test_a_winner_on_disk_that_no_longer_loads_is_replaced_in_the_background(
+    machine: Machine,
+) -> None:
+    winner = ask(LARGE, "auto")
+    assert winner.config is not None
+    machine.restart()
+    binary = winner.config.binary
+    machine.refuses = lambda spec: spec.config_binary == binary
+    before = costmodel.stats()
+    ask(LARGE, "background")
+    until(lambda: costmodel.stats().since(before).background_failed == 1)
+    assert costmodel.stats().since(before).tuned == 1, "once more, and the same one wins"
+    assert ask(LARGE, "background").chosen == "torch"
+    machine.refuses = lambda _: False
+    dispatch.forget_launches()
+    until(lambda: ask(LARGE, "background").timed)
 
 
 def test_a_small_product_is_only_predicted_in_the_background(machine: Machine) -> None:
