@@ -51,7 +51,7 @@ def compiles() -> Iterator[list[str]]:
 
     def listen(*, metadata, cache_hit, **_):
         if not cache_hit:
-            done.append(metadata["name"])
+            done.append(str(metadata.get("name")))
 
     before = triton.knobs.compilation.listener
     triton.knobs.compilation.listener = listen
