@@ -67,7 +67,9 @@ def tune(
     top: Annotated[
         str, typer.Option(help="How many working candidates to time; auto: as many as it takes.")
     ] = "8",
-    mode: Annotated[str, typer.Option(help="auto, predict, heuristic or exhaustive.")] = "auto",
+    mode: Annotated[
+        str, typer.Option(help="auto, predict, topk, heuristic or exhaustive.")
+    ] = "auto",
     model: output.Model = None,
     as_json: AsJson = False,
 ) -> None:
