@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from costmodel.config import GemmConfig
 from costmodel.errors import CompileError, LaunchError
 from costmodel.kernel_code import kernel_function
+from costmodel.launchers import building_launchers
 from costmodel.space import launch_blocks, repack_elements, workspace_bytes
 from costmodel.specialize import (
     Specialization,
@@ -21,6 +22,7 @@ from costmodel.specialize import (
     specialize,
 )
 from costmodel.target import Target
+from costmodel.triton_key import know_triton_key
 from costmodel.workload import Workload
 
 if TYPE_CHECKING:
@@ -215,9 +217,11 @@ def load_source(
     from triton.compiler.errors import CompilationError
     from triton.runtime.errors import OutOfResources, PTXASError
 
-    arch = target.device.arch
+    know_triton_key()
+    gpu = GPUTarget("cuda", target.device.arch, 32)
     try:
-        kernel = triton.compile(src, target=GPUTarget("cuda", arch, 32), options=options)
+        with building_launchers([src]):
+            kernel = triton.compile(src, target=gpu, options=options)
     except (CompilationError, PTXASError) as error:
         raise CompileError(f"{name} does not compile: {str(error)[:500]}") from None
     with torch.cuda.device(device_index):

@@ -1,4 +1,7 @@
-"""Compiles and times the candidates of one workload, in the order of a ranking, and chooses."""
+"""Compiles and times the candidates of one workload, in the order of a ranking, and chooses.
+
+What is compiled is timed while the rest is still being compiled.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from math import inf
 from typing import Protocol, TypeVar, runtime_checkable
 
 from costmodel.artifact import Artifact
+from costmodel.background import Background
 from costmodel.candidates import Candidates
 from costmodel.config import GemmConfig
 from costmodel.duplicates import identities
@@ -57,8 +61,7 @@ class _Compares(Protocol):
 
 @dataclass
 class Trial:
-    """One trial: :meth:`time_torch` (if torch is a candidate), :meth:`run`, :meth:`rematch` and
-    :meth:`choose`, in this order.
+    """One trial: :meth:`run`, :meth:`rematch` and :meth:`choose`, in this order.
 
     Attributes:
         ranking: the candidates, best first.
@@ -66,7 +69,8 @@ class Trial:
         deadline: of ``time.monotonic()``; past it nothing new is begun, once something is timed.
         torch: what ``torch.matmul`` took, once timed.
         measured: outcomes so far; of the finalists the one of their last comparison.
-        compiled, compile_s, measure_s: what it cost.
+        compiled: how many binaries were asked of the compiler.
+        compile_s, measure_s: wall seconds until they were there, and in the runner: they overlap.
     """
 
     ranking: Ranking
@@ -89,11 +93,12 @@ class Trial:
     def late(self) -> bool:
         return time.monotonic() > self.deadline
 
-    def time_torch(self) -> None:
-        self.torch = self._timed(self.runner.measure_torch, self.workload)
+    def run(self, wanted: int, *, with_torch: bool = False) -> None:
+        """Time candidates in the order of the ranking until so many work, or none is left.
 
-    def run(self, wanted: int) -> None:
-        """Time candidates in the order of the ranking until so many work, or none is left."""
+        Args:
+            with_torch: torch is a candidate too; it is timed while the first are compiled.
+        """
         row = 0
         while row < len(self.ranking) and not (self.late and self.measured):
             missing = wanted - len(self._working())
@@ -101,7 +106,8 @@ class Trial:
                 break
             batch = range(row, min(row + missing, row + _COMPILED_AT_ONCE, len(self.ranking)))
             row = batch.stop
-            self._measure(self._compile([self.ranking.candidates.candidate(i) for i in batch]))
+            self._try([self.ranking.candidates.candidate(i) for i in batch], with_torch)
+            with_torch = False
 
     def rematch(self) -> None:
         """Time the best few and torch again, in turn, so that a drift favours none of them."""
@@ -147,25 +153,25 @@ class Trial:
         final = self.finalists
         return sorted(works, key=lambda c: (c not in final, self.measured[c].latency_us))
 
-    def _compile(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """The candidates that compile and do what none before does, with their artifacts."""
-        start = time.perf_counter()
-        specs = {c.config: specialize(self.workload, c.config) for c in candidates}
-        made: dict[Specialization, Artifact] = {}
-        for done in self.compile_(list(specs.values()), self.ranking.target):
-            made[done.spec] = done
-            if self.late:
-                break
-        self.compiled += len(made)
-        self.compile_s += time.perf_counter() - start
-        ready = []
+    def _try(self, candidates: Sequence[Candidate], with_torch: bool) -> None:
+        """Compile candidates, and time each as soon as its binary is there."""
+        waiting: dict[Specialization, list[Candidate]] = {}
         for candidate in candidates:
-            artifact = made.get(specs[candidate.config], candidate.artifact)
-            if artifact is not None and not artifact.ok:
-                self._note(candidate.config, Measurement(artifact.status, error=artifact.error))
-            elif not made or specs[candidate.config] in made:
-                ready.append(Candidate(candidate.config, artifact))
-        return self._new(ready)
+            waiting.setdefault(specialize(self.workload, candidate.config), []).append(candidate)
+        before = self.compiled
+        with Background(self.compile_(list(waiting), self.ranking.target)) as made:
+            if with_torch:
+                self.torch = self._timed(self.runner.measure_torch, self.workload)
+            for artifacts in made:
+                self.compiled += len(artifacts)
+                self._measure(
+                    [Candidate(c.config, a) for a in artifacts for c in waiting.pop(a.spec, ())]
+                )
+                if self.late and self.measured:
+                    break
+        self.compile_s += made.seconds
+        if self.compiled == before:  # a runner that answers from a recording needs no binary
+            self._measure(candidates)
 
     def _new(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Without repetitions, some of which are known only once they are compiled."""
@@ -181,6 +187,15 @@ class Trial:
         return new
 
     def _measure(self, candidates: Sequence[Candidate]) -> None:
+        """Time what compiled, and does what none before does."""
+        fit = []
+        for candidate in candidates:
+            artifact = candidate.artifact
+            if artifact is not None and not artifact.ok:
+                self._note(candidate.config, Measurement(artifact.status, error=artifact.error))
+            else:
+                fit.append(candidate)
+        candidates = self._new(fit)
         for first in range(0, len(candidates), _TIMED_AT_ONCE):
             if self.late and self.measured:
                 return

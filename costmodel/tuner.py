@@ -8,14 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import inf
 from os import PathLike
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from costmodel.artifact import Artifact
 from costmodel.candidates import CostModel
+from costmodel.compile_pool import compile_for_device, start_compilers
 from costmodel.config import GemmConfig
 from costmodel.errors import InvalidInput
-from costmodel.kept import Kept
 from costmodel.measurement import Measurement, Runner
 from costmodel.models.baselines import RuleHeuristic
 from costmodel.models.xgb import XgbCostModel
@@ -28,10 +27,7 @@ from costmodel.tuning_result import PREDICTED, Costs, TuningResult
 from costmodel.untrusted import require, require_count
 from costmodel.workload import Workload
 
-if TYPE_CHECKING:
-    from costmodel.compiler import CompilePool
-
-__all__ = ["MODES", "Mode", "check_mode", "compile_for_device", "tune", "untimed_because"]
+__all__ = ["MODES", "Mode", "check_mode", "tune", "untimed_because"]
 
 Mode = Literal["auto", "predict", "heuristic", "exhaustive"]
 MODES: tuple[str, ...] = get_args(Mode)
@@ -86,6 +82,8 @@ def tune(
     start = time.perf_counter()
     replay = runner if isinstance(runner, ReplayRunner) else None
     target = target or (replay.target if replay else Target.current())
+    if compile_ is None and runner is not None and not replay:
+        start_compilers()
     ranking = rank(
         workload,
         target,
@@ -101,9 +99,7 @@ def tune(
         raise InvalidInput(f"mode={mode!r} times candidates: expected a runner, e.g. DeviceRunner")
     compile_ = compile_ or (_nothing_to_compile if replay else compile_for_device)
     trial = Trial(ranking, runner, compile_, time.monotonic() + budget_s)
-    if include_torch:
-        trial.time_torch()
-    trial.run(len(ranking) if mode == "exhaustive" else k)
+    trial.run(len(ranking) if mode == "exhaustive" else k, with_torch=include_torch)
     trial.rematch()
     choice = trial.choose()
     costs = Costs(rank_s, trial.compile_s, trial.measure_s, trial.compiled, len(trial.measured))
@@ -136,26 +132,6 @@ def untimed_because(workload: Workload, mode: str) -> str:
     if mode == "auto" and workload.is_small():
         return "every side is at most 512, timing would cost more than it gives"
     return ""
-
-
-def compile_for_device(specs: Sequence[Specialization], target: Target) -> Iterable[Artifact]:
-    """Compile in supervised children, into Triton's cache, where every process finds it.
-
-    The children are kept for the next tuning, since each takes a second to start.
-    """
-    import triton
-
-    with _compilers.use() as pool:
-        yield from pool.compile(specs, target, cache=Path(triton.knobs.cache.dir))
-
-
-def _new_pool() -> CompilePool:
-    from costmodel.compiler import CompilePool
-
-    return CompilePool()
-
-
-_compilers: Kept[CompilePool] = Kept(_new_pool)
 
 
 def _nothing_to_compile(specs: Sequence[Specialization], target: Target) -> Iterable[Artifact]:

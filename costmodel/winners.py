@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from costmodel.cache import WinnerCache
 from costmodel.candidates import CostModel
+from costmodel.compile_pool import compile_for_device
 from costmodel.kept import IDLE_S, Kept
 from costmodel.kernel_code import kernel_hashes
 from costmodel.measurement import Runner
@@ -24,7 +25,7 @@ from costmodel.runner.protocol import TimingProtocol
 from costmodel.space import legality
 from costmodel.target import Target
 from costmodel.trial import Compile
-from costmodel.tuner import compile_for_device, tune, untimed_because
+from costmodel.tuner import tune, untimed_because
 from costmodel.tuning_result import TuningResult
 from costmodel.workload import Workload
 

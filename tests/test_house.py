@@ -18,12 +18,12 @@ PACKAGE = ROOT / "costmodel"
 
 LAYERS = (
     "kernels",
-    "errors", "untrusted",
+    "errors", "untrusted", "folders", "remembered",
     # the problem, the machine, a point in the space; what the compiler is told; what may run
     "config", "code_class", "workload", "target", "kernel_code", "specialize", "grid", "space",
     # compiling
-    "ptx_flow", "ptx", "artifact", "measurement", "candidates", "supervisor", "kept",
-    "compiler",
+    "ptx_flow", "ptx", "artifact", "measurement", "candidates", "supervisor", "kept", "background",
+    "triton_key", "launchers", "compiler", "compile_pool",
     # data
     "shards", "artifact_table", "artifact_files", "measurement_table", "frame", "dataset",
     # running

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from costmodel.compiler import compile_many
+from costmodel.compile_pool import compile_many
 from costmodel.config import GemmConfig
 from costmodel.measurement import Candidate, Measurement
 from costmodel.runner.device import DeviceRunner
