@@ -43,11 +43,12 @@ log = logging.getLogger("costmodel")
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What to launch (None is torch), why, and whether it would be chosen again."""
+    """What to launch (None is torch), why, whether it would be chosen again, and by timing."""
 
     config: GemmConfig | None
     why: str
     reliable: bool
+    timed: bool = True
 
 
 @runtime_checkable
@@ -108,6 +109,8 @@ class Trial:
             row = batch.stop
             self._try([self.ranking.candidates.candidate(i) for i in batch], with_torch)
             with_torch = False
+            if self._no_room() is not None:
+                break
 
     def rematch(self) -> None:
         """Time the best few and torch again, in turn, so that a drift favours none of them."""
@@ -129,6 +132,12 @@ class Trial:
         """The fastest that works; torch where it is as fast, or where nothing else works."""
         works = self._working()
         torch = self.torch
+        if not works and (first := self._no_room()) is not None:
+            why = (
+                f"first choice of {self.ranking.model} that compiles: {self.measured[first].error}"
+            )
+            log.warning("%s is not timed: %s", self.workload, self.measured[first].error)
+            return Choice(first, why, reliable=False, timed=False)
         if not works:
             outcomes = Counter(m.status for m in self.measured.values())
             counts = ", ".join(f"{n} {status}" for status, n in outcomes.items()) or "none tried"
@@ -152,6 +161,11 @@ class Trial:
         works = [c for c, m in self.measured.items() if m.ok]
         final = self.finalists
         return sorted(works, key=lambda c: (c not in final, self.measured[c].latency_us))
+
+    def _no_room(self) -> GemmConfig | None:
+        """The first choice, if there is no device memory to time it or any other."""
+        lacking = {config for config, m in self.measured.items() if m.no_room}
+        return next((c for c in self.ranking.configs if c in lacking), None) if lacking else None
 
     def _try(self, candidates: Sequence[Candidate], with_torch: bool) -> None:
         """Compile candidates, and time each as soon as its binary is there."""

@@ -104,13 +104,14 @@ def tune(
     choice = trial.choose()
     costs = Costs(rank_s, trial.compile_s, trial.measure_s, trial.compiled, len(trial.measured))
     name = target.device.name
+    source = f"replay of {name}" if replay else f"device ({name})"
     return TuningResult(
         **_common(ranking, mode, k),
         measured=tuple(trial.measured.items()),
         torch=trial.torch,
         config=choice.config,
         why=choice.why,
-        source=f"replay of {name}" if replay else f"device ({name})",
+        source=source if choice.timed else PREDICTED,
         reliable=choice.reliable,
         costs=costs,
     )

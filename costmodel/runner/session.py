@@ -14,7 +14,8 @@ from costmodel.errors import CompileError, LaunchError
 from costmodel.launch import Plan, Workspace, load
 from costmodel.measurement import Measurement
 from costmodel.repacking import Repack
-from costmodel.runner.operands import OperandPool, Operands
+from costmodel.runner.clock import clock_reader
+from costmodel.runner.operands import OperandPool, Operands, set_count
 from costmodel.runner.protocol import TimingProtocol
 from costmodel.runner.reference import reference_product, torch_launcher
 from costmodel.target import Target
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Session"]
 
-_MAX_OPERAND_BYTES = 24 * 2**30
+_MARGIN_BYTES = 512 * 2**20  # of device memory, which is left to the program that waits
+_KEPT_BYTES = 2**30  # between workloads: a program may come to need what is held here
 _CHECK_BLOCK = 4096
 _BUSY_CYCLES = 400_000  # 0.2 ms and more: the host queues a launch in less, even a loaded one
 _MUCH_SLOWER = 3.0
@@ -50,7 +52,7 @@ class Session:
         self._other = torch.zeros(
             2 * self._target.device.l2_bytes // 4, dtype=torch.int32, device=self._device
         )
-        self._clock_mhz = _clock_reader(self._device)
+        self._clock_mhz = clock_reader(self._device)
         self._workload: Workload | None = None
         self._sets: list[Operands] = []
         self._reference: torch.Tensor | None = None
@@ -63,6 +65,23 @@ class Session:
         self._pool = OperandPool(self._device, int(time.time()))
         self._workspace = Workspace(self._device)
         torch.cuda.empty_cache()
+
+    def rest(self) -> None:
+        """Nothing is to be timed for now: give back what is held, if that is much."""
+        import torch
+
+        if torch.cuda.memory_reserved(self._device) > _KEPT_BYTES:
+            self.release()
+
+    def _room_bytes(self) -> int:
+        """Device memory that operands may take: what is free, and what they hold already."""
+        import torch
+
+        free, _ = torch.cuda.mem_get_info(self._device)
+        unused = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(
+            self._device
+        )
+        return int(free) + unused + self._pool.size_bytes - _MARGIN_BYTES
 
     def measure(self, workload: Workload, config: GemmConfig | None, best_us: float) -> Measurement:
         """Time one configuration, or torch for None; what is far slower than ``best_us`` less."""
@@ -89,12 +108,8 @@ class Session:
         if workload == self._workload:
             return
         self._workload, self._reference = None, None
-        target_device = self._target.device
-        # Enough sets that the first is out of the cache when it comes round again.
-        wanted = max(-(-3 * target_device.l2_bytes // (2 * max(workload.bytes(), 1))), 2)
-        affordable = max(_MAX_OPERAND_BYTES // max(workload.bytes(), 1), 1)
-        count = 1 if self._protocol.cache == "hot" else min(
-            wanted, affordable, self._protocol.max_launches
+        count = 1 if self._protocol.cache == "hot" else set_count(
+            workload, self._target.device.l2_bytes, self._protocol.max_launches, self._room_bytes()
         )  # fmt: skip
         self._sets = self._pool.sets(workload, count)
         a, b, _, bias = self._sets[0]
@@ -294,26 +309,3 @@ def _event() -> Any:
     import torch
 
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-def _clock_reader(device: torch.device) -> Callable[[], int]:
-    """The SM clock in MHz by NVML, read anew after 20 ms; 0 where NVML is not installed."""
-    import torch
-
-    try:
-        import pynvml
-    except ImportError:
-        return lambda: 0
-    pynvml.nvmlInit()
-    uuid = str(torch.cuda.get_device_properties(device).uuid)
-    handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
-    last = (0.0, 0)
-
-    def read() -> int:
-        nonlocal last
-        now = time.monotonic()
-        if now - last[0] > 0.02:
-            last = (now, int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)))
-        return last[1]
-
-    return read
