@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import platformdirs
+
 from costmodel.errors import InvalidInput
 
 __all__ = ["VARIABLE", "cache_directory"]
@@ -19,8 +21,6 @@ def cache_directory() -> Path:
     Raises:
         InvalidInput: there is none, as where no home directory is known.
     """
-    import platformdirs
-
     named = os.environ.get(VARIABLE, "")
     try:
         if named:

@@ -6,13 +6,14 @@ read anew in each process, which takes half a second. They hardly ever change.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from pathlib import Path
 
 from costmodel.remembered import remembered
 
-__all__ = ["know_triton_key"]
+__all__ = ["know_triton_key", "triton_files"]
 
 _lock = threading.Lock()
 
@@ -30,15 +31,21 @@ def know_triton_key() -> None:
         asked = getattr(own, "cache_info", None)  # an lru_cache: what we put there is none
         if own is None or asked is None or asked().currsize:
             return
-        files = _files(Path(cache.__file__).parents[1])
-        if not files:
+        if not (files := triton_files()):
             return
         key = remembered("triton", files, lambda: {"key": str(own())})["key"]
         cache.triton_key = lambda: key
 
 
-def _files(root: Path) -> list[Path]:
-    """All that Triton's key is made of, and more: the library, and its sources."""
+@functools.cache
+def triton_files() -> tuple[Path, ...]:
+    """All that Triton's key is made of, and more: its library, and what compiles.
+
+    None where Triton is built in another way.
+    """
+    import triton
+
+    root = Path(triton.__file__).parent
     library = [*root.glob("_C/libtriton.*")]
     sources = [
         Path(folder, name)
@@ -48,4 +55,4 @@ def _files(root: Path) -> list[Path]:
         for name in names
         if name.endswith(".py")
     ]
-    return [root / "__init__.py", *library, *sources] if library and sources else []
+    return (root / "__init__.py", *library, *sources) if library and sources else ()

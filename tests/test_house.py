@@ -23,7 +23,7 @@ LAYERS = (
     "config", "code_class", "workload", "target", "kernel_code", "specialize", "grid", "space",
     # compiling
     "ptx_flow", "ptx", "artifact", "measurement", "candidates", "supervisor", "kept", "background",
-    "triton_key", "launchers", "compiler", "compile_pool",
+    "triton_key", "launchers", "binaries", "compiler", "compile_pool",
     # data
     "shards", "artifact_table", "artifact_files", "measurement_table", "frame", "dataset",
     # running

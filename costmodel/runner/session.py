@@ -191,7 +191,7 @@ class Session:
         if config is None:
             return torch_launcher(self._workload)
         plan = Plan.of(self._workload, config, self._target.device.sm_count)
-        kernel = load(plan.spec, self._target, self._index)
+        kernel = load(plan.spec, self._target, self._index, remember=False)
         repack = Repack(plan, self._target, self._index) if config.repack else None
         stream = self._stream.cuda_stream
         prepared: dict[int, dict[str, Any]] = {}

@@ -208,7 +208,7 @@ def test_a_full_device_predicts_instead_of_running_out(free_bytes: int) -> None:
 
 def test_a_nearly_full_device_is_timed_with_less(runner: DeviceRunner) -> None:
     large = Workload.dense(8192, 8192, 8192)
-    with only_free(5 * 2**29), DeviceRunner() as tight:
+    with only_free(3 * 2**30), DeviceRunner() as tight:
         (measured,) = tight.measure(large, candidates(GOOD))
     assert measured.ok
     (expected,) = runner.measure(large, candidates(GOOD))
