@@ -35,7 +35,9 @@ from costmodel.triton_key import know_triton_key
 if TYPE_CHECKING:
     from triton.compiler import ASTSource
 
-__all__ = ["CompilePool", "compile_for_device", "compile_many", "start_compilers"]
+__all__ = [
+    "CompilePool", "compile_for_device", "compile_into_cache", "compile_many", "start_compilers",
+]  # fmt: skip
 
 _Task = Future[Artifact]
 
@@ -189,10 +191,18 @@ def compile_for_device(
 
     The children are kept for the next tuning, since each takes a second to start.
     """
+    with _compilers.use() as pool:
+        yield from compile_into_cache(pool, specs, target)
+
+
+def compile_into_cache(
+    pool: CompilePool, specs: Sequence[Specialization], target: Target
+) -> Generator[Artifact, None, None]:
+    """Compile by a pool into Triton's cache of this process, and build what launches it."""
     import triton
 
     sources = [_source_or_none(spec) for spec in dict.fromkeys(specs)]
-    with _compilers.use() as pool, building_launchers(filter(None, sources)):
+    with building_launchers(filter(None, sources)):
         yield from pool.compile(specs, target, cache=Path(triton.knobs.cache.dir))
 
 

@@ -3,39 +3,67 @@
 from __future__ import annotations
 
 import os
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmark_fakes import WORKLOAD
+from benchmark_fakes import H100, WORKLOAD, A, B, C, compiled
 
+from costmodel.specialize import specialize
 from costmodel.tuning_result import Costs
 
 
 class FakeTuning:
     def __init__(self, compiled: int, timed: int) -> None:
-        self.costs = Costs(compiled=compiled, timed=timed)
+        self.costs = Costs(0.1, 0.2, 0.3, compiled, timed)
 
 
 def test_tuning_cost_by_hand(script: Any) -> None:
     bench = script("bench_tuning_cost")
 
-    def row(topk_s: float, exhaustive_s: float, kept_us: float, inductor_s: float | None) -> Any:
+    def row(topk_s: float, exhaustive_s: float, kept_us: float, inductor: Any) -> Any:
         return bench.row_of(
             WORKLOAD, (FakeTuning(8, 8), topk_s), (FakeTuning(1000, 900), exhaustive_s),
-            {"topk": kept_us, "exhaustive": 10.0}, inductor_s,
+            {"topk": kept_us, "exhaustive": 10.0}, inductor,
         )  # fmt: skip
 
-    first, second = row(2.0, 40.0, 12.5, 6.0), row(4.0, 80.0, 20.0, None)
+    by_inductor = {"inductor_s": 6.0, "inductor_us": 15.0, "beside_inductor_us": 12.0}
+    first, second = row(2.0, 40.0, 12.5, by_inductor), row(4.0, 80.0, 20.0, {})
     assert (first["ratio"], first["speed_kept_pct"]) == (20.0, 80.0)
+    assert first["topk_stages"] == {"rank_s": 0.1, "compile_s": 0.2, "measure_s": 0.3}
     assert bench.summarize([first, second]) == {
         "workloads": 2, "exhaustive_s": 60.0, "exhaustive_compiled": 1000, "exhaustive_timed": 900,
         "topk_s": 3.0, "topk_compiled": 8, "topk_timed": 8, "ratio": 20.0,
         "speed_kept_pct": pytest.approx(100 * (0.8 * 0.5) ** 0.5),
-        "inductor_s": 6.0, "inductor_ratio": 3.0,
+        "inductor_s": 6.0, "inductor_ratio": 3.0, "faster_than_inductor": 1.25,
     }  # fmt: skip
     without = bench.summarize([second])
     assert without["inductor_s"] is without["inductor_ratio"] is None
+    assert without["faster_than_inductor"] is None
+    only_seconds = row(2.0, 40.0, 12.5, {"inductor_s": 6.0})
+    assert bench.summarize([only_seconds])["faster_than_inductor"] is None
+
+
+def test_shared_binaries_are_compiled_once_and_cost_what_they_took(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = script("bench_tuning_cost")
+    asked: list[int] = []
+
+    def compile_(pool: object, specs: Any, target: Any) -> Any:
+        asked.append(len(specs))
+        for artifact in compiled(specs, target):
+            yield replace(artifact, compile_s=0.5)
+
+    monkeypatch.setattr(bench, "compile_into_cache", compile_)
+    compiler = bench.Compiler(None)
+    specs = [specialize(WORKLOAD, config) for config in (A, B, C)]
+    assert [a.spec for a in compiler(specs[:2], H100)] == specs[:2]
+    assert {a.spec for a in compiler(specs, H100)} == set(specs)
+    assert (asked, compiler.reused) == ([2, 1], 2)
+    assert bench.compile_s(WORKLOAD, H100, compiler, 3) == pytest.approx(3 * 0.5 / 3)
 
 
 def test_compilers_start_from_empty_caches(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +85,7 @@ def test_inductor_that_fails_is_left_out(
 ) -> None:
     bench = script("bench_tuning_cost")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert bench.inductor_s(WORKLOAD) is None
+    assert bench.inductor(WORKLOAD, A) == {}
     assert "inductor left out" in capsys.readouterr().err
 
 
@@ -85,14 +113,38 @@ def test_dispatch_by_hand(script: Any) -> None:
     summarize = script("bench_dispatch").summarize
     assert summarize(rows) == {
         **warm, "first_call_s": None, "predict_first_call_s": None,
-        "warm_process_first_call_ms": None,
+        "warm_process_first_call_ms": None, "first_of_all_s": None,
     }  # fmt: skip
-    named = {"auto": 3.0, "predict": 1.5, "warm caches": 0.25}
+    named = {"auto": 3.0, "predict": 1.5, "first of all": 9.0, "warm caches": 0.25}
     rows += [{"first_call": name, "seconds": s} for name, s in named.items()]
     assert summarize(rows) == {
         **warm, "first_call_s": 3.0, "predict_first_call_s": 1.5,
-        "warm_process_first_call_ms": 250.0,
+        "warm_process_first_call_ms": 250.0, "first_of_all_s": 9.0,
     }  # fmt: skip
+
+
+def test_stages_are_those_since_the_watch_began(script: Any) -> None:
+    bench = script("bench_dispatch")
+
+    class Work:
+        def do(self, seconds: float) -> float:
+            time.sleep(seconds)
+            return seconds
+
+    stages = bench.Stages()
+    stages.watch(Work, "do", "work")
+    Work().do(0.01)
+    stages.begin()
+    assert [Work().do(seconds) for seconds in (0.01, 0.0, 0.02)] == [0.01, 0.0, 0.02]
+    first, second = stages.found
+    assert first["stage"] == second["stage"] == "work"
+    assert 0.01 <= first["took_s"] < second["took_s"]
+    assert first["at_s"] + first["took_s"] <= second["at_s"]
+
+
+def test_the_stages_of_a_first_call_are_functions_that_there_are(script: Any) -> None:
+    for owner, function, stage in script("bench_dispatch").first_call_stages():
+        assert callable(getattr(owner, function)), stage
 
 
 def test_collection_by_hand(script: Any) -> None:

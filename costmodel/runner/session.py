@@ -24,7 +24,10 @@ from costmodel.workload import Workload
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Session"]
+__all__ = ["Launch", "Session"]
+
+Launch = Callable[[Operands], None]
+"""Queues a product on the current stream."""
 
 _MARGIN_BYTES = 512 * 2**20  # of device memory, which is left to the program that waits
 _KEPT_BYTES = 2**30  # between workloads: a program may come to need what is held here
@@ -92,9 +95,14 @@ class Session:
             return self._measure(config, best_us)
 
     def compare(
-        self, workload: Workload, configs: Sequence[GemmConfig | None], rounds: int
+        self, workload: Workload, configs: Sequence[GemmConfig | Launch | None], rounds: int
     ) -> list[Measurement]:
-        """Time several in turn, so that a drift of the clocks meets all of them alike."""
+        """Time several in turn, so that a drift of the clocks meets all of them alike.
+
+        Args:
+            configs: None is torch; what else computes the product, and need not write it where the
+                operands say, is a function of them, whose result is not checked.
+        """
         import torch
 
         with torch.cuda.stream(self._stream):
@@ -142,7 +150,9 @@ class Session:
             times += self._replay(graph, launches, times[0], more, sent=True)
         return self._summary(times)
 
-    def _compare(self, configs: Sequence[GemmConfig | None], rounds: int) -> list[Measurement]:
+    def _compare(
+        self, configs: Sequence[GemmConfig | Launch | None], rounds: int
+    ) -> list[Measurement]:
         result = [Measurement("wrong_result")] * len(configs)
         about_us, launchers = {}, {}
         for i, config in enumerate(configs):
@@ -166,10 +176,11 @@ class Session:
             result[i] = self._summary(measured)
         return result
 
-    def _passed(
-        self, config: GemmConfig | None
-    ) -> tuple[Callable[[Operands], None], Measurement | None]:
+    def _passed(self, config: GemmConfig | Launch | None) -> tuple[Launch, Measurement | None]:
         """What launches a configuration, and why it must not be timed, if so."""
+        if callable(config):
+            config(self._sets[0])
+            return config, None
         try:
             launch = self._launcher(config)
         except CompileError as error:
@@ -185,7 +196,7 @@ class Session:
         p10, p50, p90 = np.quantile(times, (0.1, 0.5, 0.9))
         return Measurement("ok", float(p50), float(p10), float(p90), len(times), self._clock_mhz())
 
-    def _launcher(self, config: GemmConfig | None) -> Callable[[Operands], None]:
+    def _launcher(self, config: GemmConfig | None) -> Launch:
         """What queues one launch on the session's stream."""
         assert self._workload is not None
         if config is None:
@@ -207,7 +218,7 @@ class Session:
 
         return launch
 
-    def _gate(self, launch: Callable[[Operands], None], trusted: bool = False) -> str:
+    def _gate(self, launch: Launch, trusted: bool = False) -> str:
         """Launch on a poisoned output and compare: empty, or what is wrong.
 
         What is ``trusted`` (torch, whose split-K adds in 16 bits) need only write every element.
@@ -235,7 +246,7 @@ class Session:
             return ""
         return f"{wrong} of {flat.numel()} elements are off by more than {atol:g} + {rtol:g} |ref|"
 
-    def _look(self, launch: Callable[[Operands], None]) -> float:
+    def _look(self, launch: Launch) -> float:
         """About what a cold launch takes, in us, for deciding how to go on."""
         begin, end = _event(), _event()
         self._busy()
@@ -252,7 +263,7 @@ class Session:
 
         torch.cuda._sleep(_BUSY_CYCLES)  # type: ignore[no-untyped-call]
 
-    def _capture(self, launch: Callable[[Operands], None], launches: int) -> torch.cuda.CUDAGraph:
+    def _capture(self, launch: Launch, launches: int) -> torch.cuda.CUDAGraph:
         import torch
 
         graph = torch.cuda.CUDAGraph()
