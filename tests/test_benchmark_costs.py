@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-from benchmark_fakes import H100, WORKLOAD, A, B, C, compiled
+from benchmark_fakes import H100, WORKLOAD, A, B, C, FakeRunner, compiled
 
 from costmodel.specialize import specialize
+from costmodel.target import Target
 from costmodel.tuning_result import Costs
 
 
@@ -64,6 +66,70 @@ def test_shared_binaries_are_compiled_once_and_cost_what_they_took(
     assert {a.spec for a in compiler(specs, H100)} == set(specs)
     assert (asked, compiler.reused) == ([2, 1], 2)
     assert bench.compile_s(WORKLOAD, H100, compiler, 3) == pytest.approx(3 * 0.5 / 3)
+
+
+class FakePool:
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+
+    def start(self, count: int) -> None:
+        assert count == self.workers
+
+    def __enter__(self) -> FakePool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class FakeDevice(FakeRunner):
+    """As many of it as there are processes; each sees the caches that it was started with."""
+
+    started: ClassVar[list[str]] = []
+
+    def __init__(self) -> None:
+        super().__init__({None: 90.0})
+        self.started.append(os.environ["TRITON_CACHE_DIR"])
+
+    def __enter__(self) -> FakeDevice:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("arguments", "processes"), [([], 2 + 1), (["--full"], 2 + 2)])
+def test_the_whole_run_with_a_device_that_is_made_up(
+    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str],
+    processes: int, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    bench = script("bench_tuning_cost")
+    monkeypatch.setattr(Target, "current", lambda: H100)
+    monkeypatch.setattr(FakeDevice, "started", [])
+    monkeypatch.setattr(bench, "DeviceRunner", FakeDevice)
+    monkeypatch.setattr(bench, "CompilePool", FakePool)
+    monkeypatch.setattr(bench, "SIZES", ((16, 4096, 4096), (1000, 1000, 1000)))
+    monkeypatch.setattr(
+        bench, "compile_into_cache",
+        lambda pool, specs, target: (replace(a, compile_s=9.0) for a in compiled(specs, target)),
+    )  # fmt: skip
+    monkeypatch.setattr(bench, "inductor", lambda workload, ours: {"inductor_s": 4.0})
+    options = ["--workers", "3", "--results", str(tmp_path), *arguments]
+    monkeypatch.setattr("sys.argv", ["bench", *options])
+    bench.main()
+    data = json.loads((tmp_path / "tuning_cost-h100-sxm.json").read_text())
+    assert data["versions"]["compile_workers"] == "3"
+    assert len(set(FakeDevice.started)) == processes, "each from empty caches of its own"
+    first, second = data["rows"]
+    assert first["topk_timed"] == second["topk_timed"] == 8
+    assert second["exhaustive_timed"] > 500
+    assert (second["reused"] > 2 * first["reused"]) == (not arguments)
+    # Nine seconds each, by three workers, whoever compiled it: the clock saw much less.
+    for row in (first, second):
+        assert row["exhaustive_s"] == pytest.approx(3.0 * row["exhaustive_compiled"], rel=0.2)
+        assert row["exhaustive_s"] > 100 * row["exhaustive_wall_s"]
+    assert data["summary"]["inductor_s"] == 4.0
+    assert "16x4096x4096" in capsys.readouterr().out
 
 
 def test_compilers_start_from_empty_caches(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
