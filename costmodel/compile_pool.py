@@ -18,14 +18,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import LifoQueue
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from costmodel.artifact import Artifact
 from costmodel.compiler import CompileFunction, compile_spec, shorten
-from costmodel.config import KernelName
 from costmodel.errors import InvalidInput
 from costmodel.kept import Kept
-from costmodel.kernel_code import kernel_function
+from costmodel.kernel_code import import_kernels
 from costmodel.launchers import building_launchers
 from costmodel.specialize import Specialization, artifact_key, source
 from costmodel.supervisor import Crashed, Done, Outcome, SupervisedWorker, TimedOut
@@ -201,8 +200,8 @@ def compile_into_cache(
     """Compile by a pool into Triton's cache of this process, and build what launches it."""
     import triton
 
-    sources = [_source_or_none(spec) for spec in dict.fromkeys(specs)]
-    with building_launchers(filter(None, sources)):
+    sources = filter(None, map(_source_or_none, dict.fromkeys(specs)))
+    with building_launchers(sources):
         yield from pool.compile(specs, target, cache=Path(triton.knobs.cache.dir))
 
 
@@ -229,9 +228,7 @@ def _set_up_child(scratch: str) -> None:
     tempfile.tempdir = scratch
     # What each process needs once is done while nobody waits for it.
     know_triton_key()
-    for name in get_args(KernelName):
-        with suppress(ImportError, AttributeError):  # a kernel that this Triton cannot have
-            _ = kernel_function(name).cache_key
+    import_kernels()
 
 
 def _compile_in_child(item: _Item) -> Artifact:

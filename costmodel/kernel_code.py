@@ -10,6 +10,7 @@ import ast
 import functools
 import hashlib
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from typing import Any
 from costmodel.remembered import remembered
 from costmodel.target import Toolchain
 
-__all__ = ["kernel_function", "kernel_hash", "kernel_hashes", "kernel_trouble"]
+__all__ = [
+    "import_kernels", "kernel_function", "kernel_hash", "kernel_hashes", "kernel_trouble",
+]  # fmt: skip
 
 _FOLDER = Path(__file__).parent / "kernels"
 _KERNELS = {  # name of a configuration: file, function
@@ -40,6 +43,13 @@ def kernel_function(name: str) -> Any:
     """
     file, function = _KERNELS[name]
     return getattr(import_module(f"costmodel.kernels.{file}"), function)
+
+
+def import_kernels() -> None:
+    """Import all that this Triton can have, and have it hash them: a tenth of a second each."""
+    for name in _KERNELS:
+        with suppress(ImportError, AttributeError):
+            _ = kernel_function(name).cache_key
 
 
 def kernel_trouble(name: str, toolchain: Toolchain) -> str:

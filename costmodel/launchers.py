@@ -7,14 +7,12 @@ of a second, when a binary is first loaded. All that it depends on is known befo
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Hashable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 __all__ = ["building_launchers"]
-
-_AT_ONCE = 4
 
 log = logging.getLogger("costmodel")
 
@@ -25,16 +23,28 @@ def building_launchers(sources: Iterable[Any]) -> Iterator[None]:
 
     What goes wrong is left for Triton to meet again, and to report, when it loads the binary. From
     Triton 3.7 on one launcher serves all kernels, and there is nothing to build.
+
+    Args:
+        sources: read in a thread too, since making one may import its kernel.
     """
-    texts = [*filter(None, map(_text, sources))]
-    if not texts:
+    building = threading.Thread(target=_build_all, args=(sources,), name="costmodel-launchers")
+    building.start()
+    try:
         yield
-        return
+    finally:
+        building.join()
+
+
+def _build_all(sources: Iterable[Any]) -> None:
     # Threads, because each only waits for a C compiler.
-    with ThreadPoolExecutor(_AT_ONCE, "costmodel-launcher") as threads:
-        for text in texts:
-            threads.submit(_build, text)
-        yield
+    threads = [
+        threading.Thread(target=_build, args=(text,), name="costmodel-launcher")
+        for text in filter(None, map(_text, sources))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def _text(source: Any) -> str:

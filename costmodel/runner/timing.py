@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import inf
 
 from costmodel.config import GemmConfig
+from costmodel.kernel_code import import_kernels
 from costmodel.measurement import NO_ROOM, Measurement
 from costmodel.runner.operands import NoRoom
 from costmodel.runner.protocol import TimingProtocol
@@ -55,6 +56,7 @@ def start(protocol: TimingProtocol, device_index: int, seed: int) -> None:
     # Under TRITON_INTERPRET the kernels would run on the CPU, and what that takes means nothing.
     os.environ.pop("TRITON_INTERPRET", None)
     know_triton_key()
+    import_kernels()
     try:
         session = Session(protocol, device_index, seed)
         # What is slow the first time is done while nobody waits: cuBLAS, graphs, the check.
