@@ -60,6 +60,13 @@ class _Compares(Protocol):
     ) -> list[Measurement]: ...
 
 
+@runtime_checkable
+class _Rests(Protocol):
+    """A runner that holds device memory between two timings, and can give it back."""
+
+    def rest(self) -> None: ...
+
+
 @dataclass
 class Trial:
     """One trial: :meth:`run`, :meth:`rematch` and :meth:`choose`, in this order.
@@ -113,7 +120,17 @@ class Trial:
                 break
 
     def rematch(self) -> None:
-        """Time the best few and torch again, in turn, so that a drift favours none of them."""
+        """Time the best few and torch again, in turn, so that a drift favours none of them.
+
+        Nothing is timed after that: the runner may give back what it holds.
+        """
+        try:
+            self._compare()
+        finally:
+            if isinstance(self.runner, _Rests):
+                self.runner.rest()
+
+    def _compare(self) -> None:
         finalists: list[GemmConfig | None] = [*self._working()[:_FINALISTS]]
         if self.torch is not None and self.torch.ok:
             finalists.append(None)

@@ -116,7 +116,6 @@ class TimingBench:
         with self._kept.use() as runner:
             torch.cuda.synchronize(self._index)
             yield runner
-            runner.rest()
 
     def close(self) -> None:
         """End the process, if there is one; the next user starts another."""
