@@ -21,6 +21,7 @@ from costmodel.config import GemmConfig
 from costmodel.duplicates import identities
 from costmodel.measurement import Candidate, Measurement, Runner
 from costmodel.ranking import Ranking
+from costmodel.runner.device import DeviceRunner
 from costmodel.specialize import Specialization, specialize
 from costmodel.target import Target
 from costmodel.workload import Workload
@@ -231,9 +232,16 @@ class Trial:
             if self.late and self.measured:
                 return
             part = candidates[first : first + _TIMED_AT_ONCE]
-            outcomes = self._timed(self.runner.measure, self.workload, part)
+            outcomes = self._timed(self._outcomes, part)
             for candidate, measurement in zip(part, outcomes, strict=True):
                 self._note(candidate.config, measurement)
+
+    def _outcomes(self, candidates: Sequence[Candidate]) -> list[Measurement]:
+        """Measurements; a device is told the best so far, and gives up early what is far slower."""
+        if not isinstance(self.runner, DeviceRunner):
+            return self.runner.measure(self.workload, candidates)
+        best_us = min((m.latency_us for m in self.measured.values() if m.ok), default=inf)
+        return self.runner.measure(self.workload, candidates, best_us)
 
     def _note(self, config: GemmConfig, measurement: Measurement) -> None:
         self.measured[config] = measurement

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
 
 import pytest
 import torch
 
-from costmodel.artifact import Artifact
 from costmodel.config import GemmConfig
-from costmodel.measurement import NO_ROOM, Candidate, Measurement
+from costmodel.measurement import NO_ROOM, Measurement
 from costmodel.runner import timing
 from costmodel.runner.device import DeviceRunner
 from costmodel.runner.operands import NoRoom
 from costmodel.runner.protocol import TimingProtocol
 from costmodel.runner.timing import Request
-from costmodel.specialize import specialize
 from costmodel.workload import Workload
 
 SHAPE = Workload.dense(1024, 1024, 1024)
@@ -112,24 +109,3 @@ def test_resting_starts_no_process() -> None:
     with DeviceRunner() as runner:
         runner.rest()
         assert not runner._worker.running
-
-
-def test_the_best_of_a_workload_is_known_from_one_batch_to_the_next(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[float] = []
-    latencies = iter((50.0, 20.0, 30.0, 40.0, 10.0))
-
-    def answer(self: DeviceRunner, request: Request) -> list[Measurement]:
-        asked.append(request.best_us)
-        return [Measurement("ok", next(latencies))]
-
-    monkeypatch.setattr(DeviceRunner, "_ask", answer)
-    runner = DeviceRunner()
-    failed = Artifact("key", specialize(SHAPE, CONFIGS[0]), "compile_error", "no")
-    runner.measure(SHAPE, [Candidate(CONFIGS[0]), Candidate(CONFIGS[1])])
-    runner.measure(SHAPE, [Candidate(CONFIGS[1], failed)])
-    runner.measure(SHAPE, [Candidate(CONFIGS[2])])
-    runner.measure(Workload.dense(9, 9, 9), [Candidate(CONFIGS[2])])
-    runner.measure(SHAPE, [Candidate(CONFIGS[2])], best_us=25.0)
-    assert asked == [inf, 50.0, 20.0, inf, 25.0]

@@ -20,7 +20,9 @@ from costmodel.config import GemmConfig
 from costmodel.dataset import Dataset, RunInfo
 from costmodel.errors import InvalidInput, NoModel, NotRecorded
 from costmodel.measurement import NO_ROOM, Candidate, Measurement, TuningRecord
+from costmodel.runner.device import DeviceRunner
 from costmodel.runner.replay import ReplayRunner
+from costmodel.runner.timing import Request
 from costmodel.space import SearchSpace
 from costmodel.specialize import Specialization, artifact_key
 from costmodel.target import Target, Toolchain
@@ -283,6 +285,44 @@ def test_memory_for_one_candidate_is_no_reason_to_time_none() -> None:
     result = run(FakeRunner(lambda c: lacks if c == greedy else ok(50.0)))
     assert result.timed
     assert sum(m.ok for _, m in result.measured) == 4
+
+
+@pytest.mark.parametrize("budget_s", [np.inf, 1e-9])
+def test_a_runner_that_holds_memory_rests_once_all_is_timed(budget_s: float) -> None:
+    class Resting(ComparingRunner):
+        rested = 0
+
+        def rest(self) -> None:
+            self.rested += 1
+
+    runner = Resting(lambda c: ok(50.0))
+    run(runner, budget_s=budget_s)
+    assert runner.rested == 1
+    assert bool(runner.compared) == (budget_s == np.inf)
+
+
+def test_a_device_is_told_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few are there at a time: else each would be timed to the end."""
+    asked: list[float] = []
+    latencies = iter((50.0, 20.0, 30.0, 40.0))
+
+    def answer(self: DeviceRunner, request: Request) -> list[Measurement]:
+        if request.compare:
+            return [ok(20.0)] * len(request.compare)
+        asked.append(request.best_us)
+        return [ok(next(latencies))]
+
+    monkeypatch.setattr(DeviceRunner, "_ask", answer)
+
+    def one_by_one(specs: Sequence[Specialization], target: Target) -> Iterator[Artifact]:
+        for i, artifact in enumerate(compiles(specs, target)):
+            while len(asked) < i:
+                time.sleep(0.001)
+            yield artifact
+
+    with DeviceRunner() as runner:
+        run(runner, compile_=one_by_one, include_torch=False)  # type: ignore[arg-type]
+    assert asked == [np.inf, 50.0, 20.0, 20.0]
 
 
 def test_equal_binaries_are_timed_once() -> None:

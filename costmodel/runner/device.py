@@ -42,7 +42,6 @@ class DeviceRunner:
             limit_s=self.protocol.limit_s,
             setup=functools.partial(timing.start, self.protocol, device_index, seed),
         )
-        self._best: tuple[Workload | None, float] = (None, inf)
 
     def start(self) -> None:
         """Start the timing process now, in the background; else the first request does."""
@@ -53,13 +52,9 @@ class DeviceRunner:
     ) -> list[Measurement]:
         """One measurement per candidate, in order.
 
-        What is far slower than the best that was measured of the workload stops early.
-
         Args:
-            best_us: a latency already known for the workload, if that is less.
+            best_us: a latency already known for the workload; what is far slower stops early.
         """
-        known, known_us = self._best
-        best_us = min(best_us, known_us) if known == workload else best_us
         result = []
         for candidate in candidates:
             artifact = candidate.artifact
@@ -71,7 +66,6 @@ class DeviceRunner:
             if measurement.ok:
                 best_us = min(best_us, measurement.latency_us)
             result.append(measurement)
-        self._best = workload, best_us
         return result
 
     def measure_torch(self, workload: Workload) -> Measurement:
