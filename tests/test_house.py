@@ -27,7 +27,7 @@ LAYERS = (
     # data
     "shards", "artifact_table", "artifact_files", "measurement_table", "frame", "dataset",
     # running
-    "launch", "repacking", "torch_product", "runner",
+    "launch", "recorded", "repacking", "torch_product", "runner",
     # judging
     "duplicates", "heldout", "metrics", "evaluate",
     # models

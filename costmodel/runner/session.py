@@ -115,7 +115,8 @@ class Session:
 
         if workload == self._workload:
             return
-        self._workload, self._reference = None, None
+        # Dropped before the room is looked at: they hold what the pool is going to let go.
+        self._workload, self._sets, self._reference = None, [], None
         count = 1 if self._protocol.cache == "hot" else set_count(
             workload, self._target.device.l2_bytes, self._protocol.max_launches, self._room_bytes()
         )  # fmt: skip
