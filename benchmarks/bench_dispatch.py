@@ -111,11 +111,13 @@ class Stages:
 
 def first_call_stages() -> list[tuple[Any, str, str]]:
     """What a first call goes through: owner and name of a function, and of the stage."""
-    from costmodel import launch, supervisor, trial, tuner, winners
+    from costmodel import cache, launch, supervisor, target, trial, tuner, winners
     from costmodel.runner import device
 
     return [
+        (target, "_probe", "device and toolchain"),
         (winners, "winner_key", "key"),
+        (cache.WinnerCache, "get", "look up"),
         (tuner, "start_compilers", "start compilers"),
         (tuner, "rank", "rank"),
         (trial.Trial, "_try", "compile and time"),
@@ -124,6 +126,7 @@ def first_call_stages() -> list[tuple[Any, str, str]]:
         (device.DeviceRunner, "measure", "time"),
         (device.DeviceRunner, "rest", "rest"),
         (supervisor.SupervisedWorker, "_ready_child", "wait for a child"),
+        (launch, "recalled", "binary"),
         (launch, "load_source", "load"),
     ]
 
