@@ -201,10 +201,11 @@ def test_stages_are_those_since_the_watch_began(script: Any) -> None:
     stages.watch(Work, "do", "work")
     Work().do(0.01)
     stages.begin()
-    assert [Work().do(seconds) for seconds in (0.01, 0.0, 0.02)] == [0.01, 0.0, 0.02]
+    assert [Work().do(seconds) for seconds in (0.01, 0.02)] == [0.01, 0.02]
     first, second = stages.found
     assert first["stage"] == second["stage"] == "work"
-    assert 0.01 <= first["took_s"] < second["took_s"]
+    assert first["took_s"] >= 0.01
+    assert second["took_s"] >= 0.02
     assert first["at_s"] + first["took_s"] <= second["at_s"]
 
 
