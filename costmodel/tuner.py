@@ -19,6 +19,7 @@ from costmodel.measurement import Measurement, Runner
 from costmodel.models.baselines import RuleHeuristic
 from costmodel.models.xgb import XgbCostModel
 from costmodel.ranking import Ranking, answering_model, rank
+from costmodel.runner.device import DeviceRunner
 from costmodel.runner.replay import ReplayRunner
 from costmodel.specialize import Specialization, specialize
 from costmodel.target import Target
@@ -82,8 +83,8 @@ def tune(
     start = time.perf_counter()
     replay = runner if isinstance(runner, ReplayRunner) else None
     target = target or (replay.target if replay else Target.current())
-    if compile_ is None and runner is not None and not replay:
-        start_compilers()
+    if compile_ is None and isinstance(runner, DeviceRunner):
+        start_compilers()  # while the model ranks
     ranking = rank(
         workload,
         target,
