@@ -16,9 +16,8 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from costmodel.artifact import Artifact
 from costmodel.background import Background
-from costmodel.candidates import Candidates
 from costmodel.config import GemmConfig
-from costmodel.duplicates import identities
+from costmodel.duplicates import identity
 from costmodel.measurement import Candidate, Measurement, Runner
 from costmodel.ranking import Ranking
 from costmodel.runner.device import DeviceRunner
@@ -89,10 +88,10 @@ class Trial:
     torch: Measurement | None = None
     measured: dict[GemmConfig, Measurement] = field(default_factory=dict)
     finalists: list[GemmConfig] = field(default_factory=list)
-    tried: list[Candidate] = field(default_factory=list)
     compiled: int = 0
     compile_s: float = 0.0
     measure_s: float = 0.0
+    _seen: set[object] = field(default_factory=set)
 
     @property
     def workload(self) -> Workload:
@@ -207,15 +206,12 @@ class Trial:
 
     def _new(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Without repetitions, some of which are known only once they are compiled."""
-        every = [*self.tried, *candidates]
-        batch = Candidates.of([c.config for c in every], [c.artifact for c in every])
-        seen: set[int] = set()
         new = []
-        for i, identity in enumerate(identities(self.workload, batch).tolist()):
-            if identity not in seen and i >= len(self.tried):
-                new.append(every[i])
-            seen.add(identity)
-        self.tried += new
+        for candidate in candidates:
+            same = identity(self.workload, candidate.config, candidate.artifact)
+            if same is None or same not in self._seen:
+                new.append(candidate)
+                self._seen.add(same)
         return new
 
     def _measure(self, candidates: Sequence[Candidate]) -> None:
