@@ -15,11 +15,11 @@ from math import inf
 from typing import Protocol, TypeVar, runtime_checkable
 
 from costmodel.artifact import Artifact
-from costmodel.background import Background
 from costmodel.config import GemmConfig
 from costmodel.duplicates import identity
 from costmodel.measurement import Candidate, Measurement, Runner
 from costmodel.ranking import Ranking
+from costmodel.read_ahead import ReadAhead
 from costmodel.runner.device import DeviceRunner
 from costmodel.specialize import Specialization, specialize
 from costmodel.target import Target
@@ -190,7 +190,7 @@ class Trial:
         for candidate in candidates:
             waiting.setdefault(specialize(self.workload, candidate.config), []).append(candidate)
         before = self.compiled
-        with Background(self.compile_(list(waiting), self.ranking.target)) as made:
+        with ReadAhead(self.compile_(list(waiting), self.ranking.target)) as made:
             if with_torch:
                 self.torch = self._timed(self.runner.measure_torch, self.workload)
             for artifacts in made:

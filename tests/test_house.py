@@ -22,7 +22,7 @@ LAYERS = (
     # the problem, the machine, a point in the space; what the compiler is told; what may run
     "config", "code_class", "workload", "target", "kernel_code", "specialize", "grid", "space",
     # compiling
-    "ptx_flow", "ptx", "artifact", "measurement", "candidates", "supervisor", "kept", "background",
+    "ptx_flow", "ptx", "artifact", "measurement", "candidates", "supervisor", "kept", "read_ahead",
     "triton_key", "launchers", "binaries", "compiler", "compile_pool",
     # data
     "shards", "artifact_table", "artifact_files", "measurement_table", "frame", "dataset",

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from costmodel.background import Background
+from costmodel.read_ahead import ReadAhead
 
 
 def test_all_items_come_in_order() -> None:
-    with Background(range(100)) as batches:
+    with ReadAhead(range(100)) as batches:
         found = [x for batch in batches for x in batch]
     assert found == [*range(100)]
 
@@ -25,7 +25,7 @@ def test_it_reads_on_while_nobody_asks() -> None:
         yield 2
         read.set()
 
-    with Background(items()) as batches:
+    with ReadAhead(items()) as batches:
         assert read.wait(5)
         assert next(iter(batches)) == [1, 2]
 
@@ -38,7 +38,7 @@ def test_the_first_item_does_not_wait_for_the_second() -> None:
         assert more.wait(5)
         yield 2
 
-    with Background(items()) as batches:
+    with ReadAhead(items()) as batches:
         first = iter(batches)
         assert next(first) == [1]
         more.set()
@@ -50,7 +50,7 @@ def test_what_is_raised_comes_after_the_items_before_it() -> None:
         yield 1
         raise KeyError("a bug of ours")
 
-    with Background(items()) as batches:
+    with ReadAhead(items()) as batches:
         made = iter(batches)
         assert next(made) == [1]
         with pytest.raises(KeyError, match="a bug of ours"):
@@ -70,7 +70,7 @@ def test_leaving_early_waits_for_nothing_and_closes_the_generator() -> None:
             closed.set()
 
     start = time.perf_counter()
-    with Background(items()) as batches:
+    with ReadAhead(items()) as batches:
         next(iter(batches))
     assert time.perf_counter() - start < 1
     go_on.set()
@@ -78,7 +78,7 @@ def test_leaving_early_waits_for_nothing_and_closes_the_generator() -> None:
 
 
 def test_the_seconds_are_those_of_the_items_not_of_their_use() -> None:
-    with Background([1, 2]) as batches:
+    with ReadAhead([1, 2]) as batches:
         assert [*batches]
         time.sleep(1.0)
     assert batches.seconds < 1.0

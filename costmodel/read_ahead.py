@@ -8,12 +8,12 @@ from collections.abc import Generator, Iterable, Iterator
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
-__all__ = ["Background"]
+__all__ = ["ReadAhead"]
 
 T = TypeVar("T")
 
 
-class Background(Generic[T]):
+class ReadAhead(Generic[T]):
     """Reads an iterable from ``with`` on, whether its items are asked for or not.
 
     Iterating gives lists: all items that are there, as soon as there is one. What the iterable
@@ -32,9 +32,9 @@ class Background(Generic[T]):
         """Wall seconds until the iterable came to its end, or until now."""
         return (self._ended or time.perf_counter()) - self._began
 
-    def __enter__(self) -> Background[T]:
+    def __enter__(self) -> ReadAhead[T]:
         self._began = time.perf_counter()
-        threading.Thread(target=self._read, name="costmodel-background", daemon=True).start()
+        threading.Thread(target=self._read, name="costmodel-read-ahead", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
