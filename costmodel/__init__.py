@@ -43,10 +43,11 @@ from costmodel.errors import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from costmodel.ahead import tune, warmup
+    from costmodel.ahead import pin, tune, unpin, warmup
     from costmodel.config import GemmConfig
+    from costmodel.counters import Stats, stats
     from costmodel.dataset import Dataset
-    from costmodel.dispatch import result_for, use
+    from costmodel.dispatch import result_for, set_buckets, set_mode, use
     from costmodel.explanation import Explanation, explain
     from costmodel.models import XgbCostModel, load
     from costmodel.ranking import Ranking, rank
@@ -82,6 +83,7 @@ __all__ = [
     "ReplayRunner",
     "SchemaMismatch",
     "ShapeError",
+    "Stats",
     "Target",
     "TuningResult",
     "UnknownTarget",
@@ -92,10 +94,15 @@ __all__ = [
     "explain",
     "load",
     "matmul",
+    "pin",
     "rank",
     "result_for",
+    "set_buckets",
+    "set_mode",
+    "stats",
     "train",
     "tune",
+    "unpin",
     "use",
     "warmup",
 ]
@@ -106,15 +113,21 @@ _WHERE = {
     "GemmConfig": "config",
     "Ranking": "ranking",
     "ReplayRunner": "runner.replay",
+    "Stats": "counters",
     "Target": "target",
     "TuningResult": "tuning_result",
     "Workload": "workload",
     "explain": "explanation",
     "load": "models",
     "matmul": "torch_ops",
+    "pin": "ahead",
     "rank": "ranking",
     "result_for": "dispatch",
+    "set_buckets": "dispatch",
+    "set_mode": "dispatch",
+    "stats": "counters",
     "tune": "ahead",
+    "unpin": "ahead",
     "use": "dispatch",
     "warmup": "ahead",
 }

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import inf
 from os import PathLike
-from typing import Any, Literal, get_args
+from typing import Any
 
 from costmodel.artifact import Artifact
 from costmodel.candidates import CostModel
@@ -18,6 +18,7 @@ from costmodel.errors import InvalidInput
 from costmodel.measurement import Measurement, Runner
 from costmodel.models.baselines import RuleHeuristic
 from costmodel.models.xgb import XgbCostModel
+from costmodel.modes import check_tuning_mode
 from costmodel.ranking import Ranking, answering_model, rank
 from costmodel.runner.device import DeviceRunner
 from costmodel.runner.replay import ReplayRunner
@@ -28,10 +29,7 @@ from costmodel.tuning_result import PREDICTED, Costs, TuningResult
 from costmodel.untrusted import require, require_count
 from costmodel.workload import Workload
 
-__all__ = ["MODES", "Mode", "check_mode", "tune", "untimed_because"]
-
-Mode = Literal["auto", "predict", "heuristic", "exhaustive"]
-MODES: tuple[str, ...] = get_args(Mode)
+__all__ = ["tune", "untimed_because"]
 
 # So many candidates are tried for each one wanted before those that fail are no longer replaced.
 _ATTEMPTS = 4
@@ -60,8 +58,9 @@ def tune(
         model: as for :func:`costmodel.ranking.rank`.
         k: how many working candidates to time.
         mode: ``auto`` times the top k; small problems, and operands that cannot be drawn for
-            timing, are left to the prediction. ``predict`` takes the model's first choice and
-            ``heuristic`` the rules', untimed; ``exhaustive`` times the whole space.
+            timing, are left to the prediction. ``topk`` times small ones too. ``predict`` takes
+            the model's first choice and ``heuristic`` the rules', untimed; ``exhaustive`` times
+            the whole space.
         include_torch: ``torch.matmul`` (cuBLAS) is a candidate too; where nothing is timed, by
             what the model predicts of it.
         budget_s: stop compiling and timing after about so many seconds; the best so far wins.
@@ -72,7 +71,7 @@ def tune(
         InvalidInput: an unknown mode, k < 1, an empty product, or nothing to time with.
         NotRecorded: the recording does not hold this workload.
     """
-    check_mode(mode)
+    check_tuning_mode(mode)
     require("workload", workload, Workload, "a Workload, such as Workload.dense(m, n, k)")
     require_count("k", k)
     require("budget_s", budget_s, (int, float), "seconds")
@@ -116,12 +115,6 @@ def tune(
         reliable=choice.reliable,
         costs=costs,
     )
-
-
-def check_mode(mode: str) -> None:
-    """Raises: InvalidInput: not one of MODES."""
-    if mode not in MODES:
-        raise InvalidInput(f"mode={mode!r}: expected one of {', '.join(MODES)}")
 
 
 def untimed_because(workload: Workload, mode: str) -> str:
