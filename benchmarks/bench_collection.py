@@ -20,7 +20,7 @@ import numpy as np
 from common import Results, Row, announce, at_exit_code, parser, until, versions
 
 from costmodel.collect import Job, collect
-from costmodel.compiler import compile_many
+from costmodel.compile_pool import compile_many
 from costmodel.dataset import Dataset
 from costmodel.runner.device import DeviceRunner
 from costmodel.runner.identity import current_run

@@ -1,12 +1,21 @@
-"""What a call costs the host, and what the first one costs in a fresh process.
+"""What a call costs the host, and what the first one of a product costs.
 
 Warm calls are of products so short that the GPU waits for the host. First calls are timed in
-processes of their own, with CUDA and cuBLAS already started: with empty caches, tuning and
-predicting, and with the caches that such a call has filled.
+processes of their own, with torch, Triton and costmodel imported and CUDA and cuBLAS started:
+
+- ``auto`` and ``predict``: the second product of a process that began with empty caches. The
+  first was another one, in the same mode: what a process does once is done, but no binary is there.
+- ``first of all``: the first product of such a process, by ``auto``.
+- ``warm caches``: the same once more in a fresh process, with the caches that it filled.
+
+A row of a first call has its stages: when each began and how long it took, in seconds. They
+overlap; ``costs`` are those of the tuning's result.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import subprocess
 import sys
@@ -15,8 +24,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-from common import Results, Row, announce, at_exit_code, find_model, parser, versions
+from common import Results, Row, announce, at_exit_code, find_model, parser, until, versions
 
 import costmodel
 from costmodel.errors import CostModelError
@@ -24,6 +34,8 @@ from costmodel.target import Target
 
 SMALL = ((256, 256, 256), (16, 1024, 1024))
 LARGE = (4096, 4096, 4096)
+OTHER = (64, 2048, 2048)
+KINDS = (("auto",), ("predict",), ("first of all", "warm caches"))
 _CALLS, _REPEATS = 300, 9
 
 
@@ -67,9 +79,62 @@ def warm_row(m: int, n: int, k: int, model: Path | None, *, into: bool) -> Row:
     }  # fmt: skip
 
 
-def first_call_s(mode: str, model: Path | None, caches: Path) -> float:
-    """Seconds of the first ``matmul`` in a fresh process that has only these caches."""
+class Stages:
+    """When named functions were run, and how long they took, since the watch began."""
+
+    def __init__(self) -> None:
+        self.found: list[Row] = []
+        self._start = time.perf_counter()
+
+    def watch(self, owner: Any, function: str, stage: str) -> None:
+        """Note each run of a function of a module or class from now on."""
+        original = getattr(owner, function)
+
+        @functools.wraps(original)
+        def watched(*arguments: Any, **options: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return original(*arguments, **options)
+            finally:
+                took = time.perf_counter() - begin
+                if took > 1e-4:
+                    at_s = round(begin - self._start, 4)
+                    self.found.append({"stage": stage, "at_s": at_s, "took_s": round(took, 4)})
+
+        setattr(owner, function, watched)
+
+    def begin(self) -> None:
+        """Start the watch anew."""
+        self.found.clear()
+        self._start = time.perf_counter()
+
+
+def first_call_stages() -> list[tuple[Any, str, str]]:
+    """What a first call goes through: owner and name of a function, and of the stage."""
+    from costmodel import cache, launch, supervisor, target, trial, tuner, winners
+    from costmodel.runner import device
+
+    return [
+        (target, "_probe", "device and toolchain"),
+        (winners, "winner_key", "key"),
+        (cache.WinnerCache, "get", "look up"),
+        (tuner, "start_compilers", "start compilers"),
+        (tuner, "rank", "rank"),
+        (trial.Trial, "_try", "compile and time"),
+        (trial.Trial, "rematch", "time finalists"),
+        (device.DeviceRunner, "measure_torch", "time torch"),
+        (device.DeviceRunner, "measure", "time"),
+        (device.DeviceRunner, "rest", "rest"),
+        (supervisor.SupervisedWorker, "_ready_child", "wait for a child"),
+        (launch, "recalled", "binary"),
+        (launch, "load_source", "load"),
+    ]
+
+
+def first_call(kind: str, mode: str, model: Path | None, caches: Path) -> Row:
+    """The row of a first call in a fresh process that has only these caches."""
     command = [sys.executable, __file__, "--first-call", mode]
+    command += ["--after-another"] if kind == mode else []
     command += ["--model", str(model)] if model else []
     environment = {
         **os.environ,
@@ -77,22 +142,42 @@ def first_call_s(mode: str, model: Path | None, caches: Path) -> float:
         "COSTMODEL_CACHE_DIR": str(caches / "costmodel"),
     }
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return float(done.stdout.split()[-1])
+    workload = "x".join(map(str, LARGE))
+    return {"group": "first", "workload": workload, "first_call": kind,
+            **json.loads(done.stdout.splitlines()[-1])}  # fmt: skip
 
 
-def time_first_call(mode: str, model: Path | None) -> float:
-    """Seconds of the first call of this process."""
+def time_first_call(mode: str, model: Path | None, *, after_another: bool) -> Row:
+    """Seconds and stages of the first call of a product in this process."""
     import torch
+    import triton  # noqa: F401 - the program that multiplies has it
 
-    m, n, k = LARGE
-    a = torch.randn(m, k, dtype=torch.float16, device="cuda")
-    b = torch.randn(k, n, dtype=torch.float16, device="cuda")
+    def operands(m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        a = torch.randn(m, k, dtype=torch.float16, device="cuda")
+        return a, torch.randn(k, n, dtype=torch.float16, device="cuda")
+
+    a, b = operands(*LARGE)
+    other = operands(*OTHER)
     torch.mm(a, b)
+    matmul = costmodel.matmul
+    stages = Stages()
+    for owner, function, stage in first_call_stages():
+        stages.watch(owner, function, stage)
+    if after_another:
+        matmul(*other, mode=mode, model=model)
     torch.cuda.synchronize()
+    stages.begin()
     start = time.perf_counter()
-    costmodel.matmul(a, b, mode=mode, model=model)
+    matmul(a, b, mode=mode, model=model)
     torch.cuda.synchronize()
-    return time.perf_counter() - start
+    seconds = time.perf_counter() - start
+    result = costmodel.result_for(a, b, mode=mode, model=model)
+    assert result is not None
+    return {
+        "seconds": seconds, "chosen": str(result.chosen), "source": result.source,
+        "xgboost": "xgboost" in sys.modules, "costs": result.to_dict()["costs"],
+        "stages": stages.found,
+    }  # fmt: skip
 
 
 def summarize(rows: list[Row]) -> Row:
@@ -105,33 +190,32 @@ def summarize(rows: list[Row]) -> Row:
         "first_call_s": first.get("auto"),
         "predict_first_call_s": first.get("predict"),
         "warm_process_first_call_ms": 1e3 * warm_process_s if warm_process_s else None,
+        "first_of_all_s": first.get("first of all"),
     }
 
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--first-call", help="only print the seconds of the first call")
+    arguments.add_argument("--first-call", help="only print the row of a first call in this mode")
+    arguments.add_argument("--after-another", action="store_true", help="of a second product")
     args = arguments.parse_args()
     if args.first_call:
-        print(time_first_call(args.first_call, args.model))
+        row = time_first_call(args.first_call, args.model, after_another=args.after_another)
+        print(json.dumps(row))
         return
     target = Target.current()
-    announce(args.budget_s, binaries=20, timings=40, seconds=60)
+    deadline = announce(args.budget_s, binaries=40, timings=60, seconds=60)
     model = find_model(args.model, target)
     software = versions(target, model=f"{model.name} {model.hash}")
     results = Results("dispatch", target, args.results, software, summarize)
     for size in SMALL:
         for into in (False, True):
             results.add(warm_row(*size, args.model, into=into))
-    workload = "x".join(map(str, LARGE))
-    for name, modes in (("auto", ("auto",)), ("predict", ("predict",)), ("warm", ("auto",) * 2)):
+    for kinds in until(deadline, KINDS):
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            for mode in modes:
-                seconds = first_call_s(mode, args.model, Path(folder))
-            what = "warm caches" if name == "warm" else name
-            results.add({
-                "group": "first", "workload": workload, "first_call": what, "seconds": seconds,
-            })  # fmt: skip
+            for kind in kinds:
+                mode = "predict" if kind == "predict" else "auto"
+                results.add(first_call(kind, mode, args.model, Path(folder)))
     results.show()
 
 

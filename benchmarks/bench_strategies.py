@@ -27,6 +27,7 @@ from common import (
 
 from costmodel.artifact import Artifact
 from costmodel.candidates import CostModel
+from costmodel.compile_pool import compile_for_device
 from costmodel.config import GemmConfig
 from costmodel.dataset import Dataset
 from costmodel.heldout import eval_workloads
@@ -39,7 +40,6 @@ from costmodel.shipped import recording
 from costmodel.space import legality
 from costmodel.specialize import Specialization, specialize
 from costmodel.target import Target
-from costmodel.tuner import compile_for_device
 from costmodel.workload import Workload
 
 SQUARES = (256, 512, 1024, 2048, 4096)

@@ -1,22 +1,32 @@
-"""What tuning costs: the model's top 8 against the whole space, each from an empty compiler cache.
+"""What tuning costs: the model's top 8 against the whole space, and against Inductor.
 
-For each workload a fresh timing process and a fresh cache: the seconds of one first call. How fast
-the two winners are is then timed in turn. Inductor's Triton search is timed beside them, where it
-works.
+Wall seconds of a tuning: ranking, compiling from an empty compiler cache, timing, and timing the
+finalists in turn. Both ways have the same compile workers, as many as a top 8 can use, and a
+timing process, all of them started before: what a process pays once, it pays for either.
+
+Binaries do not depend on the sizes, so that products of one kind share nearly all. For the whole
+space each is compiled once, for the first workload that wants it; with the later ones
+``exhaustive_s`` is at least what all of theirs took, over the workers (``--full`` compiles anew).
+
+How fast the two winners are is timed in turn. Inductor searches its Triton templates, in a process
+of its own, from an empty cache, imports apart; then its kernel is timed in turn with ours.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any
 
+import joblib
 from common import (
     Results,
     Row,
@@ -31,16 +41,27 @@ from common import (
     versions,
 )
 
+from costmodel.artifact import Artifact
+from costmodel.cli.output import print_table
+from costmodel.compile_pool import CompilePool, compile_into_cache
+from costmodel.config import GemmConfig
 from costmodel.metrics import geomean
 from costmodel.models import XgbCostModel
+from costmodel.ranking import rank
 from costmodel.runner.device import DeviceRunner
 from costmodel.space import SearchSpace
+from costmodel.specialize import Specialization, specialize
 from costmodel.target import Target
 from costmodel.tuner import tune
 from costmodel.tuning_result import TuningResult
 from costmodel.workload import Workload
 
-SIZES = ((16, 4096, 4096), (4096, 4096, 4096), (1000, 1000, 1000), (1024, 4096, 14336))
+SIZES = (
+    (16, 4096, 4096), (4096, 4096, 4096), (1000, 1000, 1000), (1024, 4096, 14336),
+    (256, 1024, 8192),
+)  # fmt: skip
+_OTHER = (64, 2048, 2048)
+_TOP = 8
 _INDUCTOR_LIMIT_S = 120
 _CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 
@@ -60,17 +81,61 @@ def empty_caches() -> Iterator[None]:
                     os.environ[name] = value
 
 
+@dataclass
+class Compiler:
+    """Compiles into Triton's cache, each binary once, and knows what that took.
+
+    Attributes:
+        took_s: seconds that a worker had for each.
+        reused: how many were there already when they were last asked for.
+    """
+
+    pool: CompilePool
+    took_s: dict[Specialization, float] = field(default_factory=dict)
+    reused: int = 0
+    _made: dict[Specialization, Artifact] = field(default_factory=dict)
+
+    def __call__(self, specs: Sequence[Specialization], target: Target) -> Iterator[Artifact]:
+        missing = [spec for spec in specs if spec not in self._made]
+        for spec in specs:
+            if spec in self._made:
+                self.reused += 1
+                yield self._made[spec]
+        for artifact in compile_into_cache(self.pool, missing, target):
+            self._made[artifact.spec] = artifact
+            self.took_s[artifact.spec] = artifact.compile_s
+            yield artifact
+
+
+@contextmanager
+def started_runner() -> Iterator[DeviceRunner]:
+    """A timing process that is ready, with the compiler cache of this moment."""
+    with DeviceRunner() as runner:
+        runner.measure_torch(Workload.dense(*_OTHER))
+        yield runner
+
+
 def timed_tuning(
-    workload: Workload, target: Target, model: XgbCostModel, mode: str
+    workload: Workload,
+    target: Target,
+    model: XgbCostModel,
+    mode: str,
+    runner: DeviceRunner,
+    compiler: Compiler,
 ) -> tuple[TuningResult, float]:
-    """A tuning without torch, and its wall seconds: ranking, compiling, starting the timer."""
-    with empty_caches():
-        start = time.perf_counter()
-        with DeviceRunner() as runner:
-            result = tune(
-                workload, runner=runner, target=target, model=model, mode=mode, include_torch=False
-            )
-            return result, time.perf_counter() - start
+    """A tuning without torch, and its wall seconds."""
+    start = time.perf_counter()
+    result = tune(
+        workload, runner=runner, target=target, model=model, mode=mode, k=_TOP,
+        include_torch=False, compile_=compiler,
+    )  # fmt: skip
+    return result, time.perf_counter() - start
+
+
+def compile_s(workload: Workload, target: Target, compiler: Compiler, workers: int) -> float:
+    """The least wall seconds in which so many workers compile the space of a workload."""
+    specs = {specialize(workload, config) for config in SearchSpace.of(workload, target).configs}
+    return sum(compiler.took_s.get(spec, 0.0) for spec in specs) / workers
 
 
 def row_of(
@@ -78,7 +143,7 @@ def row_of(
     topk: tuple[TuningResult, float],
     exhaustive: tuple[TuningResult, float],
     final_us: dict[str, float | None],
-    inductor_s: float | None,
+    inductor: Row,
 ) -> Row:
     """A workload's row."""
     row: Row = {"workload": f"{workload.m}x{workload.n}x{workload.k}"}
@@ -86,18 +151,21 @@ def row_of(
         row[f"{name}_s"] = seconds
         row[f"{name}_compiled"] = result.costs.compiled
         row[f"{name}_timed"] = result.costs.timed
+        row[f"{name}_stages"] = {
+            stage: getattr(result.costs, stage) for stage in ("rank_s", "compile_s", "measure_s")
+        }
     row["ratio"] = row["exhaustive_s"] / row["topk_s"]
     best, kept = final_us["exhaustive"], final_us["topk"]
     row["speed_kept_pct"] = 100 * best / kept if best and kept else None
-    row["inductor_s"] = inductor_s
-    return row
+    return row | {"inductor_s": None, "inductor_us": None, "beside_inductor_us": None} | inductor
 
 
 def summarize(rows: list[Row]) -> Row:
-    """Means over the workloads; ratios are of the top 8's seconds."""
+    """Means over the workloads; ratios are of the top 8's seconds, and of kernels' speed."""
     kept = [row["speed_kept_pct"] for row in rows if row["speed_kept_pct"]]
     by_inductor = [row for row in rows if row["inductor_s"]]
     inductor = [row["inductor_s"] for row in by_inductor]
+    beside = [row for row in by_inductor if row["inductor_us"] and row["beside_inductor_us"]]
     topk_s = mean(row["topk_s"] for row in rows)
     summary: Row = {"workloads": len(rows)}
     for name in ("exhaustive", "topk"):
@@ -110,69 +178,126 @@ def summarize(rows: list[Row]) -> Row:
         "inductor_ratio": (
             mean(inductor) / mean(row["topk_s"] for row in by_inductor) if inductor else None
         ),
-    }
+        "faster_than_inductor": (
+            geomean([row["inductor_us"] / row["beside_inductor_us"] for row in beside])
+            if beside else None
+        ),
+    }  # fmt: skip
 
 
-def inductor_s(workload: Workload) -> float | None:
-    """Seconds of Inductor's first call, in a process of its own; None where that fails."""
-    sizes = [str(x) for x in (workload.m, workload.n, workload.k)]
+def inductor(workload: Workload, ours: GemmConfig | None) -> Row:
+    """Seconds of Inductor's first call, in a process of its own, and how fast its kernel is.
+
+    What fails is left out.
+    """
+    command = [sys.executable, __file__, "--inductor"]
+    command += [str(x) for x in (workload.m, workload.n, workload.k)]
+    if ours is not None:
+        command += ["--beside", json.dumps(ours.to_dict())]
     try:
         with empty_caches():
             done = subprocess.run(
-                [sys.executable, __file__, "--inductor", *sizes], capture_output=True, text=True,
-                timeout=_INDUCTOR_LIMIT_S, check=False,
-            )  # fmt: skip
+                command, capture_output=True, text=True, timeout=_INDUCTOR_LIMIT_S, check=False
+            )
     except subprocess.TimeoutExpired:
         note(f"inductor left out: over {_INDUCTOR_LIMIT_S} s")
-        return None
+        return {}
+    row: Row = {}
+    for line in done.stdout.splitlines():
+        if line.startswith("{"):
+            row |= json.loads(line)
     if done.returncode:
-        note(f"inductor left out: {done.stderr.strip().splitlines()[-1:]}")
-        return None
-    return float(done.stdout.split()[-1])
+        what = "inductor's kernel" if row else "inductor"
+        note(f"{what} left out: {done.stderr.strip().splitlines()[-1:]}")
+    return row
 
 
-def first_inductor_call(m: int, n: int, k: int) -> float:
-    """Seconds in which Inductor searches its Triton templates for a product; imports apart."""
+def print_inductor(m: int, n: int, k: int, ours: GemmConfig | None) -> None:
+    """Print how long Inductor searches its Triton templates, imports apart; then both kernels'
+    latencies, timed in turn."""
     import torch
     import torch._dynamo
     import torch._inductor.compile_fx
-    import torch._inductor.config as inductor
+    import torch._inductor.config as settings
 
-    config: Any = inductor
+    config: Any = settings
     config.max_autotune_gemm_backends = "TRITON"
     a = torch.randn(m, k, dtype=torch.float16, device="cuda")
     b = torch.randn(k, n, dtype=torch.float16, device="cuda")
     torch.mm(a, b)
     torch.cuda.synchronize()
     start = time.perf_counter()
-    torch.compile(torch.mm, mode="max-autotune-no-cudagraphs")(a, b)
+    product = torch.compile(torch.mm, mode="max-autotune-no-cudagraphs")
+    product(a, b)
     torch.cuda.synchronize()
-    return time.perf_counter() - start
+    print(json.dumps({"inductor_s": time.perf_counter() - start}), flush=True)
+
+    from costmodel.runner.protocol import TimingProtocol
+    from costmodel.runner.session import Session
+
+    session = Session(TimingProtocol(), 0, 0)
+    theirs, beside = session.compare(
+        Workload.dense(m, n, k), [lambda operands: product(*operands[:2]), ours], rounds=9
+    )
+    print(json.dumps({
+        "inductor_us": us_or_none(theirs), "beside_inductor_us": us_or_none(beside),
+    }))  # fmt: skip
 
 
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--inductor", type=int, nargs=3, metavar=("M", "N", "K"),
-                           help="only print the seconds of Inductor's first call")  # fmt: skip
+                           help="only print what Inductor's first call takes")  # fmt: skip
+    arguments.add_argument("--beside", help="a configuration, as JSON, to time beside Inductor's")
+    arguments.add_argument("--workers", type=int, default=min(joblib.cpu_count(), _TOP),
+                           help="compile processes of either way")  # fmt: skip
+    arguments.add_argument("--full", action="store_true",
+                           help="compile the whole space anew for each workload")  # fmt: skip
     args = arguments.parse_args()
     if args.inductor:
-        print(first_inductor_call(*args.inductor))
+        ours = GemmConfig.from_dict(json.loads(args.beside)) if args.beside else None
+        print_inductor(*args.inductor, ours)
         return
     target = Target.current()
     model = find_model(args.model, target)
     todo = [Workload.dense(*size) for size in SIZES[:: args.every]]
-    space = sum(len(SearchSpace.of(w, target)) for w in todo)
-    deadline = announce(args.budget_s, binaries=space, timings=space, seconds=40 * len(todo))
-    software = versions(target, model=f"{model.name} {model.hash}")
+    spaces = [len(SearchSpace.of(w, target)) for w in todo]
+    binaries = sum(spaces) if args.full else 1.3 * max(spaces)
+    deadline = announce(
+        args.budget_s, binaries=binaries * joblib.cpu_count() / args.workers,
+        timings=sum(spaces), seconds=20 * len(todo),
+    )  # fmt: skip
+    software = versions(
+        target, model=f"{model.name} {model.hash}", compile_workers=str(args.workers),
+        exhaustive="compiled anew" if args.full else "binaries shared",
+    )  # fmt: skip
     results = Results("tuning_cost", target, args.results, software, summarize)
-    for workload in until(deadline, todo):
-        topk = timed_tuning(workload, target, model, "auto")
-        exhaustive = timed_tuning(workload, target, model, "exhaustive")
-        winners = {"topk": topk[0].config, "exhaustive": exhaustive[0].config}
-        with DeviceRunner() as runner:
-            final = in_turn(runner, workload, winners)
-        final_us = {name: us_or_none(m) for name, m in final.items()}
-        results.add(row_of(workload, topk, exhaustive, final_us, inductor_s(workload)))
+    rank(Workload.dense(*_OTHER), target, model)  # what a process does once
+    with CompilePool(args.workers) as pool:
+        pool.start(args.workers)
+        topk = {}
+        for workload in until(deadline, todo):
+            with empty_caches(), started_runner() as runner:
+                topk[workload] = timed_tuning(
+                    workload, target, model, "auto", runner, Compiler(pool)
+                )
+        for group in [[w] for w in topk] if args.full else [[*topk]]:
+            with empty_caches(), started_runner() as runner:
+                compiler = Compiler(pool)
+                for workload in until(deadline, group):
+                    result, wall_s = timed_tuning(
+                        workload, target, model, "exhaustive", runner, compiler
+                    )
+                    seconds = max(wall_s, compile_s(workload, target, compiler, args.workers))
+                    winners = {"topk": topk[workload][0].config, "exhaustive": result.config}
+                    final = in_turn(runner, workload, winners)
+                    final_us = {name: us_or_none(m) for name, m in final.items()}
+                    beside = inductor(workload, winners["topk"])
+                    row = row_of(workload, topk[workload], (result, seconds), final_us, beside)
+                    results.add(row | {"exhaustive_wall_s": wall_s, "reused": compiler.reused})
+                    compiler.reused = 0
+    columns = ["workload", "topk_s", "exhaustive_s", "ratio", "speed_kept_pct", "inductor_s"]
+    print_table("seconds", columns, [tuple(row[name] for name in columns) for row in results.rows])
     results.show()
 
 

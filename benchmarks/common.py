@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import costmodel
 from costmodel.artifact import Artifact
 from costmodel.cli.output import note, print_table
+from costmodel.compile_pool import compile_for_device
 from costmodel.config import GemmConfig
 from costmodel.errors import CostModelError, NoModel
 from costmodel.measurement import Candidate, Measurement, Runner
@@ -20,7 +21,6 @@ from costmodel.models import XgbCostModel, load, model_directory
 from costmodel.shards import write_json
 from costmodel.specialize import Specialization
 from costmodel.target import Target
-from costmodel.tuner import compile_for_device
 from costmodel.workload import Workload
 
 __all__ = [

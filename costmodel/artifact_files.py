@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from costmodel.artifact import Artifact
 from costmodel.artifact_table import ArtifactTable
-from costmodel.compiler import CompileFunction, compile_many, compile_spec
+from costmodel.compile_pool import compile_many
+from costmodel.compiler import CompileFunction, compile_spec
 from costmodel.errors import InvalidInput
 from costmodel.ptx import PTX_SCHEMA
 from costmodel.shards import Identity, compaction_lock, read_shards, write_shard
@@ -126,7 +127,7 @@ def extend_table(
         specs: what it is to hold; what it has is kept.
         known: keys that are in another table already, and need not be in this one.
         limit: at most so many now; default: all.
-        n_jobs, progress, compile_function: as :func:`costmodel.compiler.compile_many` has them.
+        n_jobs, progress, compile_function: as :func:`costmodel.compile_pool.compile_many` has them.
 
     Raises:
         CorruptFile, WrongVersion, MixedData: the file there is no such table.

@@ -159,19 +159,35 @@ class ArtifactTable(Mapping[str, Artifact]):
 
     def _at(self, rows: Sequence[int]) -> list[Artifact]:
         new = [row for row in rows if row not in self._objects]
-        for row, values in zip(new, self._table.take(new).to_pylist() if new else (), strict=True):
-            self._objects[row] = _from_row(values)
+        if new:
+            self._objects.update(zip(new, self._read(new), strict=True))
         return [self._objects[row] for row in rows]
 
+    def _read(self, rows: Sequence[int]) -> Iterator[Artifact]:
+        """Rows as objects: by columns, since Arrow makes a dictionary of a row at some cost."""
+        part = self._table.select(_TEXT).take(rows)
+        columns = (part.column(name).to_pylist() for name in _TEXT)
+        counts = self._features[rows, -len(PTX_FEATURES) :].tolist()
+        for values, ptx in zip(zip(*columns, strict=True), counts, strict=True):
+            yield _from_row(dict(zip(_TEXT, values, strict=True)), ptx)
 
-def _from_row(values: dict[str, Any]) -> Artifact:
-    ok = values["status"] == "ok"
+
+_TEXT = ("key", *_BINARY, *_CODE, "even_k", *_RESULT)
+
+
+def _from_row(values: dict[str, Any], ptx: list[float]) -> Artifact:
     try:
-        code = CodeClass(**{name: values[name] for name in _CODE})
+        code = _code_class(*(values[name] for name in _CODE))
     except CostModelError as error:
         raise CorruptFile(f"artifact {values['key']}: {error}") from None
     spec = Specialization(tuple(values[name] for name in _BINARY), code, values["even_k"])
-    counts = {name: values[_PTX + name] for name in PTX_FEATURES} if ok else {}
+    counts = dict(zip(PTX_FEATURES, ptx, strict=True)) if values["status"] == "ok" else {}
     return Artifact(
         key=values["key"], spec=spec, ptx=counts, **{name: values[name] for name in _RESULT}
     )
+
+
+@functools.lru_cache(maxsize=256)
+def _code_class(*values: Any) -> CodeClass:
+    """Few, of many rows each."""
+    return CodeClass(**dict(zip(_CODE, values, strict=True)))

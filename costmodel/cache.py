@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import re
 import warnings
 from collections.abc import Mapping
@@ -20,18 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.errors import CorruptFile, InvalidInput
+from costmodel.folders import VARIABLE, cache_directory
 from costmodel.shards import replace_file
 from costmodel.tuning_result import TuningResult
 from costmodel.untrusted import parse_json, read_small_file, take
 from costmodel.workload import Workload
 
-__all__ = ["SCHEMA", "CacheEntry", "WinnerCache", "cache_directory", "is_key_of"]
+__all__ = ["SCHEMA", "CacheEntry", "WinnerCache", "is_key_of"]
 
 SCHEMA = 1
 """Version of the files; those of another are ignored."""
-
-VARIABLE = "COSTMODEL_CACHE_DIR"
-"""Environment variable that names another directory."""
 
 # An exhaustive tuning of the whole space takes about one.
 _MOST_BYTES = 16 * 2**20
@@ -46,30 +43,6 @@ class CacheEntry:
     path: Path
     key: Mapping[str, Any]
     result: TuningResult
-
-
-def cache_directory() -> Path:
-    """Where winners are kept: ``COSTMODEL_CACHE_DIR``, else the user's cache directory.
-
-    Raises:
-        InvalidInput: there is none, as where no home directory is known.
-    """
-    import platformdirs
-
-    named = os.environ.get(VARIABLE, "")
-    try:
-        if named:
-            return Path(named).expanduser().absolute()
-        path = Path(platformdirs.user_cache_dir("costmodel", appauthor=False))
-    except RuntimeError as error:  # newer releases say so; older ones give back the "~"
-        raise InvalidInput(f"{error}, or {VARIABLE}") from None
-    except FileNotFoundError:
-        raise InvalidInput(
-            f"{VARIABLE}={named!r} is relative, and the working directory was removed"
-        ) from None
-    if not path.is_absolute():
-        raise InvalidInput(f"no home directory is known ({path}): set HOME or {VARIABLE}")
-    return path
 
 
 class WinnerCache:

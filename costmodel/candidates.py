@@ -48,14 +48,23 @@ class Candidates:
 
     @classmethod
     def of(
-        cls, configs: Sequence[GemmConfig], artifacts: Sequence[Artifact | None] | None = None
+        cls,
+        configs: Sequence[GemmConfig],
+        artifacts: Sequence[Artifact | None] | None = None,
+        artifact_columns: NDArray[np.float64] | None = None,
     ) -> Candidates:
-        """Lay out configurations, and their artifacts where given, as columns."""
+        """Lay out configurations, and their artifacts where given, as columns.
+
+        Args:
+            artifact_columns: those of the artifacts, where they are there already.
+        """
         found = tuple(artifacts) if artifacts is not None else (None,) * len(configs)
         if len(found) != len(configs):
             raise ValueError(f"{len(configs)} configurations, but {len(found)} artifacts")
         columns = np.array([_config_row(c) for c in configs], dtype=np.float64)
-        rows = np.array([_artifact_row(a) for a in found], dtype=np.float64)
+        rows = artifact_columns
+        if rows is None:
+            rows = np.array([_artifact_row(a) for a in found], dtype=np.float64)
         return cls(
             tuple(configs),
             found,

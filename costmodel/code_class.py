@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from math import gcd
 from typing import Literal, get_args
@@ -133,6 +134,7 @@ class CodeClass:
     def out_itemsize(self) -> int:
         return DTYPES[self.out_dtype]
 
+    @functools.lru_cache(maxsize=256)  # noqa: B019 - classes are few, and asked a thousand times
     def repacked(self) -> CodeClass:
         """The class after A and B are copied, where need be, into rows aligned to 16 bytes."""
         return replace(
@@ -150,6 +152,7 @@ class CodeClass:
             self.b_layout == "strided" or self.b_align < 16,
         )
 
+    @functools.lru_cache(maxsize=256)  # noqa: B019
     def key(self) -> str:
         """A readable name, unique to the class."""
         layouts = "".join(x[0] for x in (self.a_layout, self.b_layout, self.c_layout))

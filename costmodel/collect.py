@@ -19,7 +19,7 @@ from time import monotonic
 
 from costmodel.artifact import Artifact
 from costmodel.candidates import Candidates
-from costmodel.compiler import compile_many
+from costmodel.compile_pool import compile_many
 from costmodel.config import GemmConfig
 from costmodel.dataset import Dataset, Role, RunInfo
 from costmodel.duplicates import identities

@@ -215,7 +215,7 @@ def _artifacts() -> Check:
 
 
 def _cache() -> Check:
-    from costmodel.cache import VARIABLE, cache_directory
+    from costmodel.folders import VARIABLE, cache_directory
 
     name = "cache"
     advice = f"winners last for one process only; set {VARIABLE} to a folder that can be written"

@@ -10,13 +10,17 @@ import ast
 import functools
 import hashlib
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from costmodel.remembered import remembered
 from costmodel.target import Toolchain
 
-__all__ = ["kernel_function", "kernel_hash", "kernel_hashes", "kernel_trouble"]
+__all__ = [
+    "import_kernels", "kernel_function", "kernel_hash", "kernel_hashes", "kernel_trouble",
+]  # fmt: skip
 
 _FOLDER = Path(__file__).parent / "kernels"
 _KERNELS = {  # name of a configuration: file, function
@@ -41,6 +45,13 @@ def kernel_function(name: str) -> Any:
     return getattr(import_module(f"costmodel.kernels.{file}"), function)
 
 
+def import_kernels() -> None:
+    """Import all that this Triton can have, and have it hash them: a tenth of a second each."""
+    for name in _KERNELS:
+        with suppress(ImportError, AttributeError):
+            _ = kernel_function(name).cache_key
+
+
 def kernel_trouble(name: str, toolchain: Toolchain) -> str:
     """Why a toolchain cannot have a kernel, as far as the installed Triton tells; else empty."""
     import triton
@@ -59,12 +70,32 @@ def _trouble(name: str) -> str:
     return ""
 
 
-@functools.cache
 def kernel_hash(name: str) -> str:
     """Hash of a kernel's code and of all it uses: comments, names of files and lines left out.
 
     What a measurement of it may launch before it is part of it: the copies of its operands.
     """
+    return _hashes()[name]
+
+
+def kernel_hashes() -> dict[str, str]:
+    """:func:`kernel_hash` of every kernel, by name."""
+    return dict(_hashes())
+
+
+@functools.cache
+def _hashes() -> dict[str, str]:
+    # Parsing takes 20 ms, which a program that only looks up a winner need not wait for.
+    files = [*_FOLDER.glob("*.py"), Path(__file__)]
+    found = remembered("kernels", files, _work_out_hashes)
+    return found if found.keys() == _KERNELS.keys() else _work_out_hashes()
+
+
+def _work_out_hashes() -> dict[str, str]:
+    return {name: _hash(name) for name in _KERNELS}
+
+
+def _hash(name: str) -> str:
     seen: dict[str, str] = {}
     queue = [_KERNELS[name]] if name == "pointer" else [_KERNELS[name], _COPIES]
     while queue:
@@ -77,11 +108,6 @@ def kernel_hash(name: str) -> str:
         queue += _used(file, node)
     text = "\n".join(f"{k}:{v}" for k, v in sorted(seen.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def kernel_hashes() -> dict[str, str]:
-    """:func:`kernel_hash` of every kernel, by name."""
-    return {name: kernel_hash(name) for name in _KERNELS}
 
 
 def _used(file: str, node: ast.FunctionDef) -> Iterator[_Function]:

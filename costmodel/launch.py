@@ -10,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from costmodel.binaries import MakeSource, compiled, recalled
 from costmodel.config import GemmConfig
-from costmodel.errors import CompileError, LaunchError
+from costmodel.errors import LaunchError
 from costmodel.kernel_code import kernel_function
 from costmodel.space import launch_blocks, repack_elements, workspace_bytes
 from costmodel.specialize import (
     Specialization,
+    artifact_key,
     descriptor_blocks,
     source,
     specialize,
@@ -194,38 +196,47 @@ class Kernel:
 
 
 @functools.lru_cache(maxsize=8192)
-def load(spec: Specialization, target: Target, device_index: int) -> Kernel:
+def load(
+    spec: Specialization, target: Target, device_index: int, *, remember: bool = True
+) -> Kernel:
     """Compile (or take from Triton's cache) and load a binary; remembered.
+
+    Args:
+        remember: where it lies in Triton's cache, for later processes too; else what is tried
+            once would be.
 
     Raises:
         CompileError: Triton or ptxas refused.
         LaunchError: the device lacks the resources.
     """
-    src, options = source(spec)
-    return load_source(src, options, spec.config_binary, target, device_index)
+    name, make = spec.config_binary, functools.partial(source, spec)
+    key = artifact_key(spec, target) if remember else None
+    return load_source(key, make, name, target, device_index)
 
 
 def load_source(
-    src: Any, options: dict[str, Any], name: object, target: Target, device_index: int
+    key: str | None, make_source: MakeSource, name: object, target: Target, device_index: int
 ) -> Kernel:
-    """As :func:`load`, from a Triton source; ``name`` is for messages."""
-    import torch
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler.errors import CompilationError
-    from triton.runtime.errors import OutOfResources, PTXASError
+    """As :func:`load`, from what makes a Triton source.
 
-    arch = target.device.arch
-    try:
-        kernel = triton.compile(src, target=GPUTarget("cuda", arch, 32), options=options)
-    except (CompilationError, PTXASError) as error:
-        raise CompileError(f"{name} does not compile: {str(error)[:500]}") from None
+    Args:
+        key: to remember it by; None is not to.
+        name: for messages.
+    """
+    import torch
+    from triton.runtime.errors import OutOfResources
+
+    if key is None:
+        kernel = compiled(make_source, name, target)
+    else:
+        kernel = recalled(key, make_source, name, target)
     with torch.cuda.device(device_index):
         try:
             kernel._init_handles()
         except OutOfResources as error:
             raise LaunchError(f"{name} does not fit the device: {error}") from None
-    return Kernel(tuple(src.fn.arg_names), kernel.run, kernel.function, kernel.packed_metadata)
+    names = tuple(kernel.src.fn.arg_names)
+    return Kernel(names, kernel.run, kernel.function, kernel.packed_metadata)
 
 
 def interpret(plan: Plan, arguments: dict[str, Any]) -> None:

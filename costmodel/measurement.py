@@ -11,7 +11,7 @@ from costmodel.artifact import Artifact
 from costmodel.config import GemmConfig
 from costmodel.workload import Workload
 
-__all__ = ["Candidate", "Measurement", "Runner", "Status", "TuningRecord"]
+__all__ = ["NO_ROOM", "Candidate", "Measurement", "Runner", "Status", "TuningRecord"]
 
 Status = Literal[
     "ok",
@@ -23,6 +23,10 @@ Status = Literal[
     "timeout",  # killed at its time limit
     "too_slow",  # correct, but stopped early: far slower than the best so far
 ]
+
+
+NO_ROOM = "no room in device memory to time anything"
+"""How the ``error`` begins where it is not the configuration that asks for too much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,11 @@ class Measurement:
     @property
     def ok(self) -> bool:
         return self.status == "ok"
+
+    @property
+    def no_room(self) -> bool:
+        """Whether nothing at all can be timed, for want of device memory."""
+        return self.status == "out_of_resources" and self.error.startswith(NO_ROOM)
 
 
 @dataclass(frozen=True, slots=True)

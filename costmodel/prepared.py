@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,11 +11,14 @@ from typing import Any
 import torch
 
 from costmodel.launch import Kernel, Plan, Workspace
+from costmodel.recorded import RecordedLaunch
 from costmodel.repacking import Repack
 from costmodel.torch_product import torch_product
 from costmodel.tuning_result import TuningResult
 
 __all__ = ["Launch", "TorchLaunch", "TritonLaunch"]
+
+log = logging.getLogger("costmodel")
 
 _KEPT_DESCRIPTORS = 256
 _Matrices = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # A, B and C
@@ -56,7 +60,7 @@ class TritonLaunch:
         if self._repack is not None:
             # Only the strides of the copies matter here, and these are the same at every call.
             a, b = plan.aligned(a, b, Workspace(torch.device("meta")))
-        self._direct = _Direct.of(plan, kernel, (a, b, out))
+        self._direct = _Direct.of(plan, kernel, (a, b, out)) or RecordedLaunch.of(plan, kernel)
 
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
@@ -96,8 +100,12 @@ class TritonLaunch:
     ) -> None:
         plan = self._plan
         if self._direct is not None:
-            self._direct(plan.blocks, stream, operands, bias, scratch)
-            return
+            try:
+                self._direct(plan.blocks, stream, operands, bias, scratch)
+                return
+            except LookupError as error:  # a Triton that is not as it was: its own way, then
+                log.info("%s", error)
+                self._direct = None
         a, b, out = operands
         arguments = plan.numbers(a, b, out) | plan.descriptors(a, b, out)
         arguments |= {"a_ptr": a, "b_ptr": b, "c_ptr": out, "bias_ptr": bias}

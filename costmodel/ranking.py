@@ -276,9 +276,10 @@ class _Layout:
         keys = [artifact_key(specialize(workload, config), target) for config in configs]
         if isinstance(artifacts, ArtifactTable):
             found = artifacts.find(keys)
+            candidates = Candidates.of(configs, found, artifacts.columns(keys))
         else:
             found = [artifacts.get(key) for key in keys]
-        candidates = Candidates.of(configs, found)
+            candidates = Candidates.of(configs, found)
         failed = np.array([a is not None and not a.ok for a in found], dtype=bool)
         return cls(
             {config: row for row, config in enumerate(configs)},

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from costmodel.launch import Kernel, Plan, Workspace, load_source
-from costmodel.specialize import REPACK_BLOCK, repack_source
+from costmodel.specialize import REPACK_BLOCK, repack_key, repack_source
 from costmodel.target import Target
 
 if TYPE_CHECKING:
@@ -25,8 +25,10 @@ def load_repack(
         dtype: of the operands.
         a_unit, b_unit: as of :func:`costmodel.specialize.repack_source`.
     """
-    src, options = repack_source(dtype, a_unit, b_unit)
-    return load_source(src, options, "repack", target, device_index)
+    make = functools.partial(repack_source, dtype, a_unit, b_unit)
+    return load_source(
+        repack_key(dtype, a_unit, b_unit, target), make, "repack", target, device_index
+    )
 
 
 def repack_launch(

@@ -28,6 +28,7 @@ __all__ = [
     "entry_registers",
     "multiply_registers",
     "repack_constants",
+    "repack_key",
     "repack_source",
     "source",
     "specialize",
@@ -322,8 +323,15 @@ def stores_by_descriptor(code: CodeClass) -> bool:
 
 def artifact_key(spec: Specialization, target: Target) -> str:
     """The identity of a binary: what it was made of, and what made it."""
-    parts = (
-        kernel_hash(spec.kernel), spec.config_binary, spec.code.key(), spec.even_k,
-        target.device.arch, target.toolchain.triton, target.toolchain.ptxas,
-    )  # fmt: skip
+    return _key(kernel_hash(spec.kernel), spec.config_binary, spec.code.key(), spec.even_k, target)
+
+
+def repack_key(dtype: str, a_unit: bool | None, b_unit: bool | None, target: Target) -> str:
+    """As :func:`artifact_key`, of what :func:`repack_source` gives the source of."""
+    return _key(kernel_hash("tma"), "repack", dtype, (a_unit, b_unit), target)
+
+
+def _key(code: str, what: object, kind: str, rest: object, target: Target) -> str:
+    toolchain = target.toolchain
+    parts = (code, what, kind, rest, target.device.arch, toolchain.triton, toolchain.ptxas)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]

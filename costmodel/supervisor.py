@@ -106,6 +106,11 @@ class SupervisedWorker(Generic[T, R]):
         self._setting_up = False
         self._closed = False
 
+    @property
+    def running(self) -> bool:
+        """Whether there is a child, as far as is known."""
+        return self._child is not None
+
     def start(self) -> None:
         """Start the child, if there is none, and do not wait for it: the first item will."""
         if self._closed:

@@ -1,4 +1,7 @@
-"""Compiles and times the candidates of one workload, in the order of a ranking, and chooses."""
+"""Compiles and times the candidates of one workload, in the order of a ranking, and chooses.
+
+What is compiled is timed while the rest is still being compiled.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,12 @@ from math import inf
 from typing import Protocol, TypeVar, runtime_checkable
 
 from costmodel.artifact import Artifact
-from costmodel.candidates import Candidates
 from costmodel.config import GemmConfig
-from costmodel.duplicates import identities
+from costmodel.duplicates import identity
 from costmodel.measurement import Candidate, Measurement, Runner
 from costmodel.ranking import Ranking
+from costmodel.read_ahead import ReadAhead
+from costmodel.runner.device import DeviceRunner
 from costmodel.specialize import Specialization, specialize
 from costmodel.target import Target
 from costmodel.workload import Workload
@@ -39,11 +43,12 @@ log = logging.getLogger("costmodel")
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What to launch (None is torch), why, and whether it would be chosen again."""
+    """What to launch (None is torch), why, whether it would be chosen again, and by timing."""
 
     config: GemmConfig | None
     why: str
     reliable: bool
+    timed: bool = True
 
 
 @runtime_checkable
@@ -55,10 +60,16 @@ class _Compares(Protocol):
     ) -> list[Measurement]: ...
 
 
+@runtime_checkable
+class _Rests(Protocol):
+    """A runner that holds device memory between two timings, and can give it back."""
+
+    def rest(self) -> None: ...
+
+
 @dataclass
 class Trial:
-    """One trial: :meth:`time_torch` (if torch is a candidate), :meth:`run`, :meth:`rematch` and
-    :meth:`choose`, in this order.
+    """One trial: :meth:`run`, :meth:`rematch` and :meth:`choose`, in this order.
 
     Attributes:
         ranking: the candidates, best first.
@@ -66,7 +77,8 @@ class Trial:
         deadline: of ``time.monotonic()``; past it nothing new is begun, once something is timed.
         torch: what ``torch.matmul`` took, once timed.
         measured: outcomes so far; of the finalists the one of their last comparison.
-        compiled, compile_s, measure_s: what it cost.
+        compiled: how many binaries were asked of the compiler.
+        compile_s, measure_s: wall seconds until they were there, and in the runner: they overlap.
     """
 
     ranking: Ranking
@@ -76,10 +88,10 @@ class Trial:
     torch: Measurement | None = None
     measured: dict[GemmConfig, Measurement] = field(default_factory=dict)
     finalists: list[GemmConfig] = field(default_factory=list)
-    tried: list[Candidate] = field(default_factory=list)
     compiled: int = 0
     compile_s: float = 0.0
     measure_s: float = 0.0
+    _seen: set[object] = field(default_factory=set)
 
     @property
     def workload(self) -> Workload:
@@ -89,11 +101,12 @@ class Trial:
     def late(self) -> bool:
         return time.monotonic() > self.deadline
 
-    def time_torch(self) -> None:
-        self.torch = self._timed(self.runner.measure_torch, self.workload)
+    def run(self, wanted: int, *, with_torch: bool = False) -> None:
+        """Time candidates in the order of the ranking until so many work, or none is left.
 
-    def run(self, wanted: int) -> None:
-        """Time candidates in the order of the ranking until so many work, or none is left."""
+        Args:
+            with_torch: torch is a candidate too; it is timed while the first are compiled.
+        """
         row = 0
         while row < len(self.ranking) and not (self.late and self.measured):
             missing = wanted - len(self._working())
@@ -101,10 +114,23 @@ class Trial:
                 break
             batch = range(row, min(row + missing, row + _COMPILED_AT_ONCE, len(self.ranking)))
             row = batch.stop
-            self._measure(self._compile([self.ranking.candidates.candidate(i) for i in batch]))
+            self._try([self.ranking.candidates.candidate(i) for i in batch], with_torch)
+            with_torch = False
+            if self._no_room() is not None:
+                break
 
     def rematch(self) -> None:
-        """Time the best few and torch again, in turn, so that a drift favours none of them."""
+        """Time the best few and torch again, in turn, so that a drift favours none of them.
+
+        Nothing is timed after that: the runner may give back what it holds.
+        """
+        try:
+            self._compare()
+        finally:
+            if isinstance(self.runner, _Rests):
+                self.runner.rest()
+
+    def _compare(self) -> None:
         finalists: list[GemmConfig | None] = [*self._working()[:_FINALISTS]]
         if self.torch is not None and self.torch.ok:
             finalists.append(None)
@@ -123,6 +149,12 @@ class Trial:
         """The fastest that works; torch where it is as fast, or where nothing else works."""
         works = self._working()
         torch = self.torch
+        if not works and (first := self._no_room()) is not None:
+            why = (
+                f"first choice of {self.ranking.model} that compiles: {self.measured[first].error}"
+            )
+            log.warning("%s is not timed: %s", self.workload, self.measured[first].error)
+            return Choice(first, why, reliable=False, timed=False)
         if not works:
             outcomes = Counter(m.status for m in self.measured.values())
             counts = ", ".join(f"{n} {status}" for status, n in outcomes.items()) or "none tried"
@@ -147,47 +179,65 @@ class Trial:
         final = self.finalists
         return sorted(works, key=lambda c: (c not in final, self.measured[c].latency_us))
 
-    def _compile(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """The candidates that compile and do what none before does, with their artifacts."""
-        start = time.perf_counter()
-        specs = {c.config: specialize(self.workload, c.config) for c in candidates}
-        made: dict[Specialization, Artifact] = {}
-        for done in self.compile_(list(specs.values()), self.ranking.target):
-            made[done.spec] = done
-            if self.late:
-                break
-        self.compiled += len(made)
-        self.compile_s += time.perf_counter() - start
-        ready = []
+    def _no_room(self) -> GemmConfig | None:
+        """The first choice, if there is no device memory to time it or any other."""
+        lacking = {config for config, m in self.measured.items() if m.no_room}
+        return next((c for c in self.ranking.configs if c in lacking), None) if lacking else None
+
+    def _try(self, candidates: Sequence[Candidate], with_torch: bool) -> None:
+        """Compile candidates, and time each as soon as its binary is there."""
+        waiting: dict[Specialization, list[Candidate]] = {}
         for candidate in candidates:
-            artifact = made.get(specs[candidate.config], candidate.artifact)
-            if artifact is not None and not artifact.ok:
-                self._note(candidate.config, Measurement(artifact.status, error=artifact.error))
-            elif not made or specs[candidate.config] in made:
-                ready.append(Candidate(candidate.config, artifact))
-        return self._new(ready)
+            waiting.setdefault(specialize(self.workload, candidate.config), []).append(candidate)
+        before = self.compiled
+        with ReadAhead(self.compile_(list(waiting), self.ranking.target)) as made:
+            if with_torch:
+                self.torch = self._timed(self.runner.measure_torch, self.workload)
+            for artifacts in made:
+                self.compiled += len(artifacts)
+                self._measure(
+                    [Candidate(c.config, a) for a in artifacts for c in waiting.pop(a.spec, ())]
+                )
+                if self.late and self.measured:
+                    break
+        self.compile_s += made.seconds
+        if self.compiled == before:  # a runner that answers from a recording needs no binary
+            self._measure(candidates)
 
     def _new(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Without repetitions, some of which are known only once they are compiled."""
-        every = [*self.tried, *candidates]
-        batch = Candidates.of([c.config for c in every], [c.artifact for c in every])
-        seen: set[int] = set()
         new = []
-        for i, identity in enumerate(identities(self.workload, batch).tolist()):
-            if identity not in seen and i >= len(self.tried):
-                new.append(every[i])
-            seen.add(identity)
-        self.tried += new
+        for candidate in candidates:
+            same = identity(self.workload, candidate.config, candidate.artifact)
+            if same is None or same not in self._seen:
+                new.append(candidate)
+                self._seen.add(same)
         return new
 
     def _measure(self, candidates: Sequence[Candidate]) -> None:
+        """Time what compiled, and does what none before does."""
+        fit = []
+        for candidate in candidates:
+            artifact = candidate.artifact
+            if artifact is not None and not artifact.ok:
+                self._note(candidate.config, Measurement(artifact.status, error=artifact.error))
+            else:
+                fit.append(candidate)
+        candidates = self._new(fit)
         for first in range(0, len(candidates), _TIMED_AT_ONCE):
             if self.late and self.measured:
                 return
             part = candidates[first : first + _TIMED_AT_ONCE]
-            outcomes = self._timed(self.runner.measure, self.workload, part)
+            outcomes = self._timed(self._outcomes, part)
             for candidate, measurement in zip(part, outcomes, strict=True):
                 self._note(candidate.config, measurement)
+
+    def _outcomes(self, candidates: Sequence[Candidate]) -> list[Measurement]:
+        """Measurements; a device is told the best so far, and gives up early what is far slower."""
+        if not isinstance(self.runner, DeviceRunner):
+            return self.runner.measure(self.workload, candidates)
+        best_us = min((m.latency_us for m in self.measured.values() if m.ok), default=inf)
+        return self.runner.measure(self.workload, candidates, best_us)
 
     def _note(self, config: GemmConfig, measurement: Measurement) -> None:
         self.measured[config] = measurement

@@ -8,19 +8,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import inf
 from os import PathLike
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from costmodel.artifact import Artifact
 from costmodel.candidates import CostModel
+from costmodel.compile_pool import compile_for_device, start_compilers
 from costmodel.config import GemmConfig
 from costmodel.errors import InvalidInput
-from costmodel.kept import Kept
 from costmodel.measurement import Measurement, Runner
 from costmodel.models.baselines import RuleHeuristic
 from costmodel.models.xgb import XgbCostModel
 from costmodel.modes import check_tuning_mode
 from costmodel.ranking import Ranking, answering_model, rank
+from costmodel.runner.device import DeviceRunner
 from costmodel.runner.replay import ReplayRunner
 from costmodel.specialize import Specialization, specialize
 from costmodel.target import Target
@@ -30,10 +30,7 @@ from costmodel.uncertainty import AUTO, LIMIT, TopK, require_top
 from costmodel.untrusted import require
 from costmodel.workload import Workload
 
-if TYPE_CHECKING:
-    from costmodel.compiler import CompilePool
-
-__all__ = ["compile_for_device", "tune", "untimed_because"]
+__all__ = ["tune", "untimed_because"]
 
 # So many candidates are tried for each one wanted before those that fail are no longer replaced.
 _ATTEMPTS = 4
@@ -87,6 +84,8 @@ def tune(
     start = time.perf_counter()
     replay = runner if isinstance(runner, ReplayRunner) else None
     target = target or (replay.target if replay else Target.current())
+    if compile_ is None and isinstance(runner, DeviceRunner):
+        start_compilers()  # while the model ranks
     ranking = rank(
         workload,
         target,
@@ -103,21 +102,20 @@ def tune(
         raise InvalidInput(f"mode={mode!r} times candidates: expected a runner, e.g. DeviceRunner")
     compile_ = compile_ or (_nothing_to_compile if replay else compile_for_device)
     trial = Trial(ranking, runner, compile_, time.monotonic() + budget_s)
-    if include_torch:
-        trial.time_torch()
     wanted = len(ranking) if mode == "exhaustive" else k
-    trial.run(wanted)
+    trial.run(wanted, with_torch=include_torch)
     trial.rematch()
     choice = trial.choose()
     costs = Costs(rank_s, trial.compile_s, trial.measure_s, trial.compiled, len(trial.measured))
     name = target.device.name
+    source = f"replay of {name}" if replay else f"device ({name})"
     return TuningResult(
         **_common(ranking, mode, k, wanted),
         measured=tuple(trial.measured.items()),
         torch=trial.torch,
         config=choice.config,
         why=choice.why,
-        source=f"replay of {name}" if replay else f"device ({name})",
+        source=source if choice.timed else PREDICTED,
         reliable=choice.reliable,
         costs=costs,
     )
@@ -133,26 +131,6 @@ def untimed_because(workload: Workload, mode: str) -> str:
     if mode == "auto" and workload.is_small():
         return "every side is at most 512, timing would cost more than it gives"
     return ""
-
-
-def compile_for_device(specs: Sequence[Specialization], target: Target) -> Iterable[Artifact]:
-    """Compile in supervised children, into Triton's cache, where every process finds it.
-
-    The children are kept for the next tuning, since each takes a second to start.
-    """
-    import triton
-
-    with _compilers.use() as pool:
-        yield from pool.compile(specs, target, cache=Path(triton.knobs.cache.dir))
-
-
-def _new_pool() -> CompilePool:
-    from costmodel.compiler import CompilePool
-
-    return CompilePool()
-
-
-_compilers: Kept[CompilePool] = Kept(_new_pool)
 
 
 def _nothing_to_compile(specs: Sequence[Specialization], target: Target) -> Iterable[Artifact]:

@@ -17,6 +17,7 @@ from typing import Any
 from costmodel.buckets import Buckets, bucket
 from costmodel.cache import WinnerCache
 from costmodel.candidates import CostModel
+from costmodel.compile_pool import compile_for_device
 from costmodel.counters import count
 from costmodel.kernel_code import kernel_hashes
 from costmodel.models.baselines import RuleHeuristic
@@ -26,7 +27,7 @@ from costmodel.space import legality
 from costmodel.target import Target
 from costmodel.timing_bench import Bench, TimingBench
 from costmodel.trial import Compile
-from costmodel.tuner import compile_for_device, tune, untimed_because
+from costmodel.tuner import tune, untimed_because
 from costmodel.tuning_result import TuningResult
 from costmodel.uncertainty import TopK
 from costmodel.workload import Workload

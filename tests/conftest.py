@@ -25,9 +25,11 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def no_tables_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What a user has compiled on this machine would change what the tests see."""
+def no_files_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a user has compiled or tuned on this machine would change what the tests see."""
+    base = tmp_path_factory.getbasetemp()
     # Not by the fixture monkeypatch: it would then be undone after the tests' own fixtures.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("COSTMODEL_DATA_DIR", str(tmp_path_factory.getbasetemp() / "no-tables"))
+        patch.setenv("COSTMODEL_DATA_DIR", str(base / "no-tables"))
+        patch.setenv("COSTMODEL_CACHE_DIR", str(base / "no-winners"))
         yield

@@ -2,40 +2,134 @@
 
 from __future__ import annotations
 
+import json
 import os
+import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-from benchmark_fakes import H100, WORKLOAD, A, B, C, FakeRunner
+from benchmark_fakes import H100, WORKLOAD, A, B, C, FakeRunner, compiled
 
+from costmodel.specialize import specialize
+from costmodel.target import Target
 from costmodel.tuning_result import Costs
 
 
 class FakeTuning:
     def __init__(self, compiled: int, timed: int) -> None:
-        self.costs = Costs(compiled=compiled, timed=timed)
+        self.costs = Costs(0.1, 0.2, 0.3, compiled, timed)
 
 
 def test_tuning_cost_by_hand(script: Any) -> None:
     bench = script("bench_tuning_cost")
 
-    def row(topk_s: float, exhaustive_s: float, kept_us: float, inductor_s: float | None) -> Any:
+    def row(topk_s: float, exhaustive_s: float, kept_us: float, inductor: Any) -> Any:
         return bench.row_of(
             WORKLOAD, (FakeTuning(8, 8), topk_s), (FakeTuning(1000, 900), exhaustive_s),
-            {"topk": kept_us, "exhaustive": 10.0}, inductor_s,
+            {"topk": kept_us, "exhaustive": 10.0}, inductor,
         )  # fmt: skip
 
-    first, second = row(2.0, 40.0, 12.5, 6.0), row(4.0, 80.0, 20.0, None)
+    by_inductor = {"inductor_s": 6.0, "inductor_us": 15.0, "beside_inductor_us": 12.0}
+    first, second = row(2.0, 40.0, 12.5, by_inductor), row(4.0, 80.0, 20.0, {})
     assert (first["ratio"], first["speed_kept_pct"]) == (20.0, 80.0)
+    assert first["topk_stages"] == {"rank_s": 0.1, "compile_s": 0.2, "measure_s": 0.3}
     assert bench.summarize([first, second]) == {
         "workloads": 2, "exhaustive_s": 60.0, "exhaustive_compiled": 1000, "exhaustive_timed": 900,
         "topk_s": 3.0, "topk_compiled": 8, "topk_timed": 8, "ratio": 20.0,
         "speed_kept_pct": pytest.approx(100 * (0.8 * 0.5) ** 0.5),
-        "inductor_s": 6.0, "inductor_ratio": 3.0,
+        "inductor_s": 6.0, "inductor_ratio": 3.0, "faster_than_inductor": 1.25,
     }  # fmt: skip
     without = bench.summarize([second])
     assert without["inductor_s"] is without["inductor_ratio"] is None
+    assert without["faster_than_inductor"] is None
+    only_seconds = row(2.0, 40.0, 12.5, {"inductor_s": 6.0})
+    assert bench.summarize([only_seconds])["faster_than_inductor"] is None
+
+
+def test_shared_binaries_are_compiled_once_and_cost_what_they_took(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = script("bench_tuning_cost")
+    asked: list[int] = []
+
+    def compile_(pool: object, specs: Any, target: Any) -> Any:
+        asked.append(len(specs))
+        for artifact in compiled(specs, target):
+            yield replace(artifact, compile_s=0.5)
+
+    monkeypatch.setattr(bench, "compile_into_cache", compile_)
+    compiler = bench.Compiler(None)
+    specs = [specialize(WORKLOAD, config) for config in (A, B, C)]
+    assert [a.spec for a in compiler(specs[:2], H100)] == specs[:2]
+    assert {a.spec for a in compiler(specs, H100)} == set(specs)
+    assert (asked, compiler.reused) == ([2, 1], 2)
+    assert bench.compile_s(WORKLOAD, H100, compiler, 3) == pytest.approx(3 * 0.5 / 3)
+
+
+class FakePool:
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+
+    def start(self, count: int) -> None:
+        assert count == self.workers
+
+    def __enter__(self) -> FakePool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class FakeDevice(FakeRunner):
+    """As many of it as there are processes; each sees the caches that it was started with."""
+
+    started: ClassVar[list[str]] = []
+
+    def __init__(self) -> None:
+        super().__init__({None: 90.0})
+        self.started.append(os.environ["TRITON_CACHE_DIR"])
+
+    def __enter__(self) -> FakeDevice:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("arguments", "processes"), [([], 2 + 1), (["--full"], 2 + 2)])
+def test_the_whole_run_with_a_device_that_is_made_up(
+    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str],
+    processes: int, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    bench = script("bench_tuning_cost")
+    monkeypatch.setattr(Target, "current", lambda: H100)
+    monkeypatch.setattr(FakeDevice, "started", [])
+    monkeypatch.setattr(bench, "DeviceRunner", FakeDevice)
+    monkeypatch.setattr(bench, "CompilePool", FakePool)
+    monkeypatch.setattr(bench, "SIZES", ((16, 4096, 4096), (1000, 1000, 1000)))
+    monkeypatch.setattr(
+        bench, "compile_into_cache",
+        lambda pool, specs, target: (replace(a, compile_s=9.0) for a in compiled(specs, target)),
+    )  # fmt: skip
+    monkeypatch.setattr(bench, "inductor", lambda workload, ours: {"inductor_s": 4.0})
+    options = ["--workers", "3", "--results", str(tmp_path), *arguments]
+    monkeypatch.setattr("sys.argv", ["bench", *options])
+    bench.main()
+    data = json.loads((tmp_path / "tuning_cost-h100-sxm.json").read_text())
+    assert data["versions"]["compile_workers"] == "3"
+    assert len(set(FakeDevice.started)) == processes, "each from empty caches of its own"
+    first, second = data["rows"]
+    assert first["topk_timed"] == second["topk_timed"] == 8
+    assert second["exhaustive_timed"] > 500
+    assert (second["reused"] > 2 * first["reused"]) == (not arguments)
+    # Nine seconds each, by three workers, whoever compiled it: the clock saw much less.
+    for row in (first, second):
+        assert row["exhaustive_s"] == pytest.approx(3.0 * row["exhaustive_compiled"], rel=0.2)
+        assert row["exhaustive_s"] > 100 * row["exhaustive_wall_s"]
+    assert data["summary"]["inductor_s"] == 4.0
+    assert "16x4096x4096" in capsys.readouterr().out
 
 
 def test_compilers_start_from_empty_caches(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +151,7 @@ def test_inductor_that_fails_is_left_out(
 ) -> None:
     bench = script("bench_tuning_cost")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert bench.inductor_s(WORKLOAD) is None
+    assert bench.inductor(WORKLOAD, A) == {}
     assert "inductor left out" in capsys.readouterr().err
 
 
@@ -85,14 +179,39 @@ def test_dispatch_by_hand(script: Any) -> None:
     summarize = script("bench_dispatch").summarize
     assert summarize(rows) == {
         **warm, "first_call_s": None, "predict_first_call_s": None,
-        "warm_process_first_call_ms": None,
+        "warm_process_first_call_ms": None, "first_of_all_s": None,
     }  # fmt: skip
-    named = {"auto": 3.0, "predict": 1.5, "warm caches": 0.25}
+    named = {"auto": 3.0, "predict": 1.5, "first of all": 9.0, "warm caches": 0.25}
     rows += [{"first_call": name, "seconds": s} for name, s in named.items()]
     assert summarize(rows) == {
         **warm, "first_call_s": 3.0, "predict_first_call_s": 1.5,
-        "warm_process_first_call_ms": 250.0,
+        "warm_process_first_call_ms": 250.0, "first_of_all_s": 9.0,
     }  # fmt: skip
+
+
+def test_stages_are_those_since_the_watch_began(script: Any) -> None:
+    bench = script("bench_dispatch")
+
+    class Work:
+        def do(self, seconds: float) -> float:
+            time.sleep(seconds)
+            return seconds
+
+    stages = bench.Stages()
+    stages.watch(Work, "do", "work")
+    Work().do(0.01)
+    stages.begin()
+    assert [Work().do(seconds) for seconds in (0.01, 0.02)] == [0.01, 0.02]
+    first, second = stages.found
+    assert first["stage"] == second["stage"] == "work"
+    assert first["took_s"] >= 0.01
+    assert second["took_s"] >= 0.02
+    assert first["at_s"] + first["took_s"] <= second["at_s"]
+
+
+def test_the_stages_of_a_first_call_are_functions_that_there_are(script: Any) -> None:
+    for owner, function, stage in script("bench_dispatch").first_call_stages():
+        assert callable(getattr(owner, function)), stage
 
 
 def test_collection_by_hand(script: Any) -> None:

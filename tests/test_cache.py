@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from costmodel.cache import WinnerCache, cache_directory
+from costmodel.cache import WinnerCache
 from costmodel.config import GemmConfig
 from costmodel.errors import InvalidInput
+from costmodel.folders import cache_directory
 from costmodel.measurement import Measurement
 from costmodel.target import Target, Toolchain
 from costmodel.tuning_result import Costs, TuningResult

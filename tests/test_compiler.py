@@ -17,7 +17,8 @@ from types import ModuleType
 import pytest
 
 from costmodel.artifact import Artifact
-from costmodel.compiler import CompilePool, compile_many, compile_spec, duplicates
+from costmodel.compile_pool import CompilePool, compile_many
+from costmodel.compiler import compile_spec, duplicates
 from costmodel.config import GemmConfig
 from costmodel.errors import InvalidInput
 from costmodel.ptx import PTX_FEATURES

@@ -13,10 +13,11 @@ import pytest
 from hostile_examples import RESULT, TARGET, A, write_dataset
 
 import costmodel
-from costmodel.cache import WinnerCache, cache_directory
+from costmodel.cache import WinnerCache
 from costmodel.cli.output import print_table
 from costmodel.dataset import Dataset
 from costmodel.errors import CostModelError, InvalidInput, UnknownTarget
+from costmodel.folders import cache_directory
 from costmodel.models.baselines import RuleHeuristic
 from costmodel.shipped import recording
 from costmodel.target import Target

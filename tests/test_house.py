@@ -18,16 +18,16 @@ PACKAGE = ROOT / "costmodel"
 
 LAYERS = (
     "kernels",
-    "errors", "untrusted", "counters", "modes", "buckets",
+    "errors", "untrusted", "folders", "remembered", "counters", "modes", "buckets",
     # the problem, the machine, a point in the space; what the compiler is told; what may run
     "config", "code_class", "workload", "target", "kernel_code", "specialize", "grid", "space",
     # compiling
-    "ptx_flow", "ptx", "artifact", "measurement", "candidates", "supervisor", "kept",
-    "compiler",
+    "ptx_flow", "ptx", "artifact", "measurement", "candidates", "supervisor", "kept", "read_ahead",
+    "triton_key", "launchers", "binaries", "compiler", "compile_pool",
     # data
     "shards", "artifact_table", "artifact_files", "measurement_table", "frame", "dataset",
     # running
-    "launch", "repacking", "torch_product", "runner",
+    "launch", "recorded", "repacking", "torch_product", "runner",
     # judging
     "duplicates", "heldout", "metrics", "evaluate", "coverage", "uncertainty",
     # models

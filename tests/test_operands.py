@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 from code_classes import TYPES
+from hypothesis import given
+from hypothesis import strategies as st
 
-from costmodel.runner.operands import OperandPool
+from costmodel.runner.operands import NoRoom, OperandPool, set_count
 from costmodel.workload import Workload
 
 
@@ -42,3 +44,51 @@ def test_sets_are_what_the_workload_says_and_share_nothing(
         assert a.float().std() == pytest.approx(1, abs=0.5)
         assert bias is not None
         assert not (a == 7).any()
+
+
+GIB = 2**30
+L2 = 50 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("size", "count"),
+    [
+        ((64, 64, 64), 40),  # as many as a replay has launches
+        ((1024, 1024, 1024), 13),  # 6 MiB each: one and a half times the cache
+        ((4096, 4096, 4096), 2),
+        ((32768, 32768, 4096), 2),
+    ],
+)
+def test_sets_outlast_the_cache(size: tuple[int, int, int], count: int) -> None:
+    assert set_count(Workload.dense(*size), L2, 40, 80 * GIB) == count
+
+
+@given(
+    st.tuples(*[st.integers(1, 40_000)] * 3), st.integers(0, 100 * GIB), st.booleans(),
+    st.sampled_from(["float16", "float32"]),
+)  # fmt: skip
+def test_what_is_taken_fits_or_there_is_no_room(
+    size: tuple[int, int, int], room_bytes: int, bias: bool, dtype: str
+) -> None:
+    workload = Workload.dense(*size, dtype, bias=bias)
+    m, n, k = size
+    check_bytes = 4 * (m * k + k * n + 2 * m * n)
+    try:
+        count = set_count(workload, L2, 40, room_bytes)
+    except NoRoom:
+        least = min(1.5 * L2 / workload.bytes() + 2, 40)
+        padding = 4 * 256 * least
+        needed_bytes = least * workload.bytes() + check_bytes + padding
+        assert min(room_bytes, 24 * GIB + check_bytes) < needed_bytes
+        return
+    assert 1 <= count <= 40
+    assert count * workload.bytes() + check_bytes <= room_bytes
+    assert count == 40 or count * (workload.bytes() + 1024) >= 1.5 * L2
+
+
+def test_one_set_will_do_where_two_do_not_fit() -> None:
+    large = Workload.dense(16384, 16384, 16384)  # 1.5 GiB a set, and 4 GiB to check it
+    assert set_count(large, L2, 40, 8 * GIB) == 2
+    assert set_count(large, L2, 40, 6 * GIB) == 1
+    with pytest.raises(NoRoom, match="needs 5632 MiB, 5120 MiB are free"):
+        set_count(large, L2, 40, 5 * GIB)

@@ -18,7 +18,7 @@ import triton
 from typer.testing import CliRunner
 
 from costmodel.cli import app
-from costmodel.compiler import compile_many
+from costmodel.compile_pool import compile_many
 from costmodel.config import KernelName
 from costmodel.dataset import Dataset
 from costmodel.heldout import eval_workloads, is_held_out

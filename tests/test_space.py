@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel import kernel_code
-from costmodel.compiler import compile_many
+from costmodel.compile_pool import compile_many
 from costmodel.config import GemmConfig, KernelName
 from costmodel.grid import grid
 from costmodel.space import (
@@ -412,7 +412,7 @@ def test_a_kernel_that_this_triton_cannot_have_is_rejected_with_the_reason(
             raise ImportError("cannot import name 'warpgroup_mma'")
         return importlib.import_module(name)
 
-    for function in (kernel_code.kernel_function, kernel_code._trouble, kernel_code.kernel_hash):
+    for function in (kernel_code.kernel_function, kernel_code._trouble):
         monkeypatch.setattr(kernel_code, function.__name__, functools.cache(function.__wrapped__))
     monkeypatch.setattr(kernel_code, "import_module", import_module)
     space = SearchSpace.of(LARGE, Target.named("h100-sxm"))

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.compiler import compile_many
+from costmodel.compile_pool import compile_many
 from costmodel.config import GemmConfig, KernelName
 from costmodel.grid import grid
 from costmodel.kernel_code import kernel_hash

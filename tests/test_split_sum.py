@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from costmodel.compiler import compile_many
+from costmodel.compile_pool import compile_many
 from costmodel.config import GemmConfig
 from costmodel.specialize import specialize
 from costmodel.target import Target

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -19,9 +20,11 @@ from costmodel.candidates import Candidates
 from costmodel.config import GemmConfig
 from costmodel.dataset import Dataset, RunInfo
 from costmodel.errors import InvalidInput, NoModel, NotRecorded
-from costmodel.measurement import Candidate, Measurement, TuningRecord
+from costmodel.measurement import NO_ROOM, Candidate, Measurement, TuningRecord
 from costmodel.ranking import rank
+from costmodel.runner.device import DeviceRunner
 from costmodel.runner.replay import ReplayRunner
+from costmodel.runner.timing import Request
 from costmodel.space import SearchSpace
 from costmodel.specialize import Specialization, artifact_key
 from costmodel.target import Target, Toolchain
@@ -230,6 +233,99 @@ def test_a_configuration_that_does_not_compile_is_never_timed() -> None:
     assert not set(bad) & set(runner.asked)
     assert dict(result.measured)[bad[0]].status == "crashed"
     assert sum(m.ok for _, m in result.measured) == 4
+
+
+def test_what_is_compiled_is_timed_while_the_rest_is_compiled() -> None:
+    timed = threading.Semaphore(0)
+    runner = FakeRunner(lambda c: ok(50.0))
+    runner.outcome = lambda c: (timed.release(), ok(50.0))[1]
+    runner.measure_torch = lambda w: (timed.release(), ok(TORCH_US))[1]  # type: ignore[method-assign]
+
+    def one_by_one(specs: Sequence[Specialization], target: Target) -> Iterator[Artifact]:
+        for artifact in compiles(specs, target):
+            assert timed.acquire(timeout=10), "torch, then each before the next is there"
+            yield artifact
+
+    result = run(runner, compile_=one_by_one)
+    assert result.torch == ok(TORCH_US)
+    assert len(result.measured) == 4
+
+
+def test_what_the_compiler_raises_is_raised() -> None:
+    def broken(specs: Sequence[Specialization], target: Target) -> Iterator[Artifact]:
+        yield from [*compiles(specs, target)][:2]
+        raise KeyError("a bug of ours")
+
+    with pytest.raises(KeyError, match="a bug of ours"):
+        run(FakeRunner(lambda c: ok(50.0)), compile_=broken)
+
+
+def test_where_there_is_no_room_to_time_the_first_that_compiles_is_predicted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    full = Measurement("out_of_resources", error=f"{NO_ROOM}: 1 MiB are free")
+    bad = first(1)[0]
+
+    def breaks(specs: Sequence[Specialization], target: Target) -> Iterator[Artifact]:
+        for artifact in compiles(specs, target):
+            fails = artifact.spec.config_binary == bad.binary
+            yield replace(artifact, status="crashed", error="LLVM ERROR") if fails else artifact
+
+    runner = FakeRunner(lambda c: full, torch=full)
+    result = run(runner, compile_=breaks)
+    works = [c for c in first(4) if c.binary != bad.binary]
+    assert result.config == works[0]
+    assert runner.asked == works, "no other is tried in their place"
+    assert (result.timed, result.reliable) == (False, False)
+    assert "that compiles: no room in device memory" in result.why
+    assert "1 MiB are free" in caplog.text
+    assert TuningResult.from_dict(result.to_dict()).to_dict() == result.to_dict()
+
+
+def test_memory_for_one_candidate_is_no_reason_to_time_none() -> None:
+    greedy = first(1)[0]
+    lacks = Measurement("out_of_resources", error="device memory: split-K's partial sums")
+    result = run(FakeRunner(lambda c: lacks if c == greedy else ok(50.0)))
+    assert result.timed
+    assert sum(m.ok for _, m in result.measured) == 4
+
+
+@pytest.mark.parametrize("budget_s", [np.inf, 1e-9])
+def test_a_runner_that_holds_memory_rests_once_all_is_timed(budget_s: float) -> None:
+    class Resting(ComparingRunner):
+        rested = 0
+
+        def rest(self) -> None:
+            self.rested += 1
+
+    runner = Resting(lambda c: ok(50.0))
+    run(runner, budget_s=budget_s)
+    assert runner.rested == 1
+    assert bool(runner.compared) == (budget_s == np.inf)
+
+
+def test_a_device_is_told_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few are there at a time: else each would be timed to the end."""
+    asked: list[float] = []
+    latencies = iter((50.0, 20.0, 30.0, 40.0))
+
+    def answer(self: DeviceRunner, request: Request) -> list[Measurement]:
+        if request.compare:
+            return [ok(20.0)] * len(request.compare)
+        asked.append(request.best_us)
+        return [ok(next(latencies))]
+
+    monkeypatch.setattr(DeviceRunner, "_ask", answer)
+
+    def one_by_one(specs: Sequence[Specialization], target: Target) -> Iterator[Artifact]:
+        for i, artifact in enumerate(compiles(specs, target)):
+            while len(asked) < i:
+                time.sleep(0.001)
+            yield artifact
+
+    with DeviceRunner() as runner:
+        run(runner, compile_=one_by_one, include_torch=False)  # type: ignore[arg-type]
+    assert asked == [np.inf, 50.0, 20.0, 20.0]
 
 
 def test_equal_binaries_are_timed_once() -> None:

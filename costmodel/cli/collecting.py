@@ -59,7 +59,8 @@ def compile_space(
     as_json: AsJson = False,
 ) -> None:
     """Compile configurations of a product's space; needs no GPU."""
-    from costmodel.compiler import compile_many, duplicates
+    from costmodel.compile_pool import compile_many
+    from costmodel.compiler import duplicates
     from costmodel.space import SearchSpace
     from costmodel.specialize import specialize
 

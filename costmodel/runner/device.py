@@ -37,7 +37,7 @@ class DeviceRunner:
         seed: int = 0,
     ) -> None:
         self.protocol = protocol or TimingProtocol()
-        self._worker: SupervisedWorker[Request, list[Measurement]] = SupervisedWorker(
+        self._worker: SupervisedWorker[Request | None, list[Measurement]] = SupervisedWorker(
             timing.answer,
             limit_s=self.protocol.limit_s,
             setup=functools.partial(timing.start, self.protocol, device_index, seed),
@@ -84,6 +84,11 @@ class DeviceRunner:
             # One of them took the process along: each alone shows which.
             result = [self._ask(Request(workload, config))[0] for config in configs]
         return result
+
+    def rest(self) -> None:
+        """Have the timing process, if there is one, give back the device's memory."""
+        if self._worker.running:
+            self._worker.run(None)
 
     def close(self) -> None:
         """End the timing process."""

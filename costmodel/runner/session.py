@@ -14,7 +14,8 @@ from costmodel.errors import CompileError, LaunchError
 from costmodel.launch import Plan, Workspace, load
 from costmodel.measurement import Measurement
 from costmodel.repacking import Repack
-from costmodel.runner.operands import OperandPool, Operands
+from costmodel.runner.clock import clock_reader
+from costmodel.runner.operands import OperandPool, Operands, set_count
 from costmodel.runner.protocol import TimingProtocol
 from costmodel.runner.reference import reference_product, torch_launcher
 from costmodel.target import Target
@@ -23,9 +24,13 @@ from costmodel.workload import Workload
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Session"]
+__all__ = ["Launch", "Session"]
 
-_MAX_OPERAND_BYTES = 24 * 2**30
+Launch = Callable[[Operands], None]
+"""Queues a product on the current stream."""
+
+_MARGIN_BYTES = 512 * 2**20  # of device memory, which is left to the program that waits
+_KEPT_BYTES = 2**30  # between workloads: a program may come to need what is held here
 _CHECK_BLOCK = 4096
 _BUSY_CYCLES = 400_000  # 0.2 ms and more: the host queues a launch in less, even a loaded one
 _MUCH_SLOWER = 3.0
@@ -50,7 +55,7 @@ class Session:
         self._other = torch.zeros(
             2 * self._target.device.l2_bytes // 4, dtype=torch.int32, device=self._device
         )
-        self._clock_mhz = _clock_reader(self._device)
+        self._clock_mhz = clock_reader(self._device)
         self._workload: Workload | None = None
         self._sets: list[Operands] = []
         self._reference: torch.Tensor | None = None
@@ -64,6 +69,23 @@ class Session:
         self._workspace = Workspace(self._device)
         torch.cuda.empty_cache()
 
+    def rest(self) -> None:
+        """Nothing is to be timed for now: give back what is held, if that is much."""
+        import torch
+
+        if torch.cuda.memory_reserved(self._device) > _KEPT_BYTES:
+            self.release()
+
+    def _room_bytes(self) -> int:
+        """Device memory that operands may take: what is free, and what they hold already."""
+        import torch
+
+        free, _ = torch.cuda.mem_get_info(self._device)
+        unused = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(
+            self._device
+        )
+        return int(free) + unused + self._pool.size_bytes - _MARGIN_BYTES
+
     def measure(self, workload: Workload, config: GemmConfig | None, best_us: float) -> Measurement:
         """Time one configuration, or torch for None; what is far slower than ``best_us`` less."""
         import torch
@@ -73,9 +95,14 @@ class Session:
             return self._measure(config, best_us)
 
     def compare(
-        self, workload: Workload, configs: Sequence[GemmConfig | None], rounds: int
+        self, workload: Workload, configs: Sequence[GemmConfig | Launch | None], rounds: int
     ) -> list[Measurement]:
-        """Time several in turn, so that a drift of the clocks meets all of them alike."""
+        """Time several in turn, so that a drift of the clocks meets all of them alike.
+
+        Args:
+            configs: None is torch; what else computes the product, and need not write it where the
+                operands say, is a function of them, whose result is not checked.
+        """
         import torch
 
         with torch.cuda.stream(self._stream):
@@ -88,13 +115,10 @@ class Session:
 
         if workload == self._workload:
             return
-        self._workload, self._reference = None, None
-        target_device = self._target.device
-        # Enough sets that the first is out of the cache when it comes round again.
-        wanted = max(-(-3 * target_device.l2_bytes // (2 * max(workload.bytes(), 1))), 2)
-        affordable = max(_MAX_OPERAND_BYTES // max(workload.bytes(), 1), 1)
-        count = 1 if self._protocol.cache == "hot" else min(
-            wanted, affordable, self._protocol.max_launches
+        # Dropped before the room is looked at: they hold what the pool is going to let go.
+        self._workload, self._sets, self._reference = None, [], None
+        count = 1 if self._protocol.cache == "hot" else set_count(
+            workload, self._target.device.l2_bytes, self._protocol.max_launches, self._room_bytes()
         )  # fmt: skip
         self._sets = self._pool.sets(workload, count)
         a, b, _, bias = self._sets[0]
@@ -127,7 +151,9 @@ class Session:
             times += self._replay(graph, launches, times[0], more, sent=True)
         return self._summary(times)
 
-    def _compare(self, configs: Sequence[GemmConfig | None], rounds: int) -> list[Measurement]:
+    def _compare(
+        self, configs: Sequence[GemmConfig | Launch | None], rounds: int
+    ) -> list[Measurement]:
         result = [Measurement("wrong_result")] * len(configs)
         about_us, launchers = {}, {}
         for i, config in enumerate(configs):
@@ -151,10 +177,11 @@ class Session:
             result[i] = self._summary(measured)
         return result
 
-    def _passed(
-        self, config: GemmConfig | None
-    ) -> tuple[Callable[[Operands], None], Measurement | None]:
+    def _passed(self, config: GemmConfig | Launch | None) -> tuple[Launch, Measurement | None]:
         """What launches a configuration, and why it must not be timed, if so."""
+        if callable(config):
+            config(self._sets[0])
+            return config, None
         try:
             launch = self._launcher(config)
         except CompileError as error:
@@ -170,13 +197,13 @@ class Session:
         p10, p50, p90 = np.quantile(times, (0.1, 0.5, 0.9))
         return Measurement("ok", float(p50), float(p10), float(p90), len(times), self._clock_mhz())
 
-    def _launcher(self, config: GemmConfig | None) -> Callable[[Operands], None]:
+    def _launcher(self, config: GemmConfig | None) -> Launch:
         """What queues one launch on the session's stream."""
         assert self._workload is not None
         if config is None:
             return torch_launcher(self._workload)
         plan = Plan.of(self._workload, config, self._target.device.sm_count)
-        kernel = load(plan.spec, self._target, self._index)
+        kernel = load(plan.spec, self._target, self._index, remember=False)
         repack = Repack(plan, self._target, self._index) if config.repack else None
         stream = self._stream.cuda_stream
         prepared: dict[int, dict[str, Any]] = {}
@@ -192,7 +219,7 @@ class Session:
 
         return launch
 
-    def _gate(self, launch: Callable[[Operands], None], trusted: bool = False) -> str:
+    def _gate(self, launch: Launch, trusted: bool = False) -> str:
         """Launch on a poisoned output and compare: empty, or what is wrong.
 
         What is ``trusted`` (torch, whose split-K adds in 16 bits) need only write every element.
@@ -220,7 +247,7 @@ class Session:
             return ""
         return f"{wrong} of {flat.numel()} elements are off by more than {atol:g} + {rtol:g} |ref|"
 
-    def _look(self, launch: Callable[[Operands], None]) -> float:
+    def _look(self, launch: Launch) -> float:
         """About what a cold launch takes, in us, for deciding how to go on."""
         begin, end = _event(), _event()
         self._busy()
@@ -237,7 +264,7 @@ class Session:
 
         torch.cuda._sleep(_BUSY_CYCLES)  # type: ignore[no-untyped-call]
 
-    def _capture(self, launch: Callable[[Operands], None], launches: int) -> torch.cuda.CUDAGraph:
+    def _capture(self, launch: Launch, launches: int) -> torch.cuda.CUDAGraph:
         import torch
 
         graph = torch.cuda.CUDAGraph()
@@ -294,26 +321,3 @@ def _event() -> Any:
     import torch
 
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-def _clock_reader(device: torch.device) -> Callable[[], int]:
-    """The SM clock in MHz by NVML, read anew after 20 ms; 0 where NVML is not installed."""
-    import torch
-
-    try:
-        import pynvml
-    except ImportError:
-        return lambda: 0
-    pynvml.nvmlInit()
-    uuid = str(torch.cuda.get_device_properties(device).uuid)
-    handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
-    last = (0.0, 0)
-
-    def read() -> int:
-        nonlocal last
-        now = time.monotonic()
-        if now - last[0] > 0.02:
-            last = (now, int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)))
-        return last[1]
-
-    return read

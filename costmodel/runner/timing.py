@@ -11,12 +11,20 @@ from dataclasses import dataclass
 from math import inf
 
 from costmodel.config import GemmConfig
-from costmodel.measurement import Measurement
+from costmodel.kernel_code import import_kernels
+from costmodel.measurement import NO_ROOM, Measurement
+from costmodel.runner.operands import NoRoom
 from costmodel.runner.protocol import TimingProtocol
 from costmodel.runner.session import Session
+from costmodel.triton_key import know_triton_key
 from costmodel.workload import Workload
 
 __all__ = ["Request", "answer", "start"]
+
+
+# How the driver and cuBLAS say that a device is full.
+_FULL = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED")
+_REHEARSAL = Workload.dense(64, 64, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +46,48 @@ class Request:
 
 
 _session: Session | None = None
+_trouble = ""
 
 
 def start(protocol: TimingProtocol, device_index: int, seed: int) -> None:
     """Set the process up. Called once in each fresh one."""
-    global _session
+    global _session, _trouble
+
     # Under TRITON_INTERPRET the kernels would run on the CPU, and what that takes means nothing.
     os.environ.pop("TRITON_INTERPRET", None)
-    _session = Session(protocol, device_index, seed)
+    know_triton_key()
+    import_kernels()
+    try:
+        session = Session(protocol, device_index, seed)
+        # What is slow the first time is done while nobody waits: cuBLAS, graphs, the check.
+        session.measure(_REHEARSAL, None, inf)
+        _session = session
+    except (NoRoom, RuntimeError) as error:  # torch.OutOfMemoryError is of the latter kind
+        if not isinstance(error, NoRoom) and not any(text in str(error) for text in _FULL):
+            raise
+        _trouble = str(error).splitlines()[0][:300]
 
 
-def answer(request: Request) -> list[Measurement]:
-    """Time what is asked: one measurement, or one for each of ``compare``."""
-    assert _session is not None, "start() comes first"
+def answer(request: Request | None) -> list[Measurement]:
+    """Time what is asked: one measurement, or one for each of ``compare``.
+
+    None asks for nothing, now or soon: the device's memory is given back.
+    """
+    if request is None:
+        if _session is not None:
+            _session.rest()
+        return []
+    try:
+        return _answer(request)
+    except NoRoom as error:
+        return _out_of_resources(request, f"{NO_ROOM}: {error}")
+
+
+def _answer(request: Request) -> list[Measurement]:
     import torch
 
+    if _session is None:
+        raise NoRoom(_trouble)
     workload, config = request.workload, request.config
     try:
         if request.compare:
@@ -60,11 +95,14 @@ def answer(request: Request) -> list[Measurement]:
         return [_session.measure(workload, config, request.best_us)]
     except torch.OutOfMemoryError as error:
         _session.release()
-        bad = Measurement("out_of_resources", error=f"device memory: {str(error)[:300]}")
-        return [bad] * max(len(request.compare), 1)
+        return _out_of_resources(request, f"device memory: {str(error)[:300]}")
     except RuntimeError as error:
         # An error of the device stays in its context: this process has to go.
         if "CUDA" not in str(error):
             raise
         print(f"{type(error).__name__}: {str(error)[:500]}", file=sys.stderr, flush=True)
         os._exit(70)
+
+
+def _out_of_resources(request: Request, error: str) -> list[Measurement]:
+    return [Measurement("out_of_resources", error=error)] * max(len(request.compare), 1)

@@ -10,6 +10,7 @@ import importlib
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import isnan
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from costmodel.compiler import compile_many
+from costmodel.compile_pool import compile_many
 from costmodel.config import GemmConfig
 from costmodel.measurement import Candidate, Measurement
 from costmodel.runner.device import DeviceRunner
@@ -26,6 +27,7 @@ from costmodel.sampling import RandomSampler
 from costmodel.space import SearchSpace
 from costmodel.specialize import specialize
 from costmodel.target import Target
+from costmodel.tuner import tune
 from costmodel.workload import Workload
 
 pytestmark = [
@@ -177,6 +179,49 @@ def test_operands_beyond_the_memory_are_a_row(runner: DeviceRunner) -> None:
     assert statuses(runner.measure(huge, candidates(config))) == ["out_of_resources"]
     assert runner.measure_torch(huge).status == "out_of_resources"
     assert statuses(runner.measure(SHAPE, candidates(GOOD))) == ["ok"]
+
+
+@contextmanager
+def only_free(size_bytes: int) -> Iterator[None]:
+    """Another program on the device leaves no more than this."""
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    held = torch.empty(max(free - size_bytes, 0), dtype=torch.uint8, device="cuda")
+    try:
+        yield
+    finally:
+        del held
+        torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize("free_bytes", [2**28, 2**30])
+def test_a_full_device_predicts_instead_of_running_out(free_bytes: int) -> None:
+    """In the first case not even the timing process has room, in the second no operands."""
+    large = Workload.dense(8192, 8192, 8192)
+    with only_free(free_bytes), DeviceRunner() as full:
+        assert full.measure_torch(large).no_room
+        result = tune(large, runner=full, k=2)
+    assert result.config is not None
+    assert not result.timed
+    assert not result.reliable
+
+
+def test_a_nearly_full_device_is_timed_with_less(runner: DeviceRunner) -> None:
+    large = Workload.dense(8192, 8192, 8192)
+    with only_free(3 * 2**30), DeviceRunner() as tight:
+        (measured,) = tight.measure(large, candidates(GOOD))
+    assert measured.ok
+    (expected,) = runner.measure(large, candidates(GOOD))
+    assert measured.latency_us == pytest.approx(expected.latency_us, rel=0.1)
+
+
+def test_a_timing_process_that_rests_holds_little(runner: DeviceRunner) -> None:
+    assert runner.measure(Workload.dense(16384, 16384, 4096), candidates(GOOD))[0].ok
+    before, _ = torch.cuda.mem_get_info()
+    runner.rest()
+    after, _ = torch.cuda.mem_get_info()
+    assert after - before > 2**30
+    assert runner.measure(SHAPE, candidates(GOOD))[0].ok
 
 
 def test_the_interpreter_is_never_timed(monkeypatch: pytest.MonkeyPatch) -> None:

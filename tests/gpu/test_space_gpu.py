@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from costmodel.compiler import compile_many
+from costmodel.compile_pool import compile_many
 from costmodel.config import GemmConfig
 from costmodel.grid import grid
 from costmodel.measurement import Candidate, Measurement

@@ -1,0 +1,111 @@
+"""The timing process without a GPU: what it answers where there is no room, and what it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from costmodel.config import GemmConfig
+from costmodel.measurement import NO_ROOM, Measurement
+from costmodel.runner import timing
+from costmodel.runner.device import DeviceRunner
+from costmodel.runner.operands import NoRoom
+from costmodel.runner.protocol import TimingProtocol
+from costmodel.runner.timing import Request
+from costmodel.workload import Workload
+
+SHAPE = Workload.dense(1024, 1024, 1024)
+CONFIGS = [GemmConfig("tma", 64, 128, 64, num_stages=s) for s in (2, 3, 4)]
+RAN_OUT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+# torch says it in this way where not even a context can be made.
+NO_CONTEXT = RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later")
+
+
+class FakeSession:
+    """Answers, or raises what it is told to."""
+
+    def __init__(self, error: Callable[[Workload], Exception | None] = lambda _: None) -> None:
+        self.error, self.released, self.rested = error, 0, 0
+
+    def measure(self, workload: Workload, config: GemmConfig | None, best_us: float) -> Measurement:
+        if (error := self.error(workload)) is not None:
+            raise error
+        return Measurement("ok", 10.0)
+
+    def compare(self, workload: Workload, configs: object, rounds: int) -> list[Measurement]:
+        raise NoRoom("it needs more")
+
+    def release(self) -> None:
+        self.released += 1
+
+    def rest(self) -> None:
+        self.rested += 1
+
+
+@pytest.fixture(autouse=True)
+def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "_session", None)
+    monkeypatch.setattr(timing, "_trouble", "")
+
+
+def started(monkeypatch: pytest.MonkeyPatch, make: Callable[..., FakeSession]) -> None:
+    monkeypatch.setattr(timing, "Session", make)
+    timing.start(TimingProtocol(), 0, 0)
+
+
+@pytest.mark.parametrize("error", [RAN_OUT, NO_CONTEXT])
+def test_a_full_device_is_a_status_and_no_exception(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def make(*_: object) -> FakeSession:
+        raise error
+
+    started(monkeypatch, make)
+    (measurement,) = timing.answer(Request(SHAPE, CONFIGS[0]))
+    assert measurement.no_room
+    assert measurement.error == f"{NO_ROOM}: {str(error).splitlines()[0]}"
+    assert timing.answer(None) == []
+
+
+def test_a_device_too_full_for_the_rehearsal_is_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    started(monkeypatch, lambda *_: FakeSession(lambda _: NoRoom("64x64x64 needs 1 MiB")))
+    (measurement,) = timing.answer(Request(SHAPE, None))
+    assert measurement.error == f"{NO_ROOM}: 64x64x64 needs 1 MiB"
+
+
+def test_other_errors_at_the_start_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(*_: object) -> FakeSession:
+        raise RuntimeError("CUDA error: invalid device ordinal")
+
+    with pytest.raises(RuntimeError, match="invalid device"):
+        started(monkeypatch, make)
+
+
+def test_room_is_lacking_for_all_or_memory_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: dict[Workload, Exception] = {
+        SHAPE: NoRoom("it needs more"), Workload.dense(9, 9, 9): RAN_OUT,
+    }  # fmt: skip
+    session = FakeSession(errors.get)
+    started(monkeypatch, lambda *_: session)
+    (all_of_them,) = timing.answer(Request(SHAPE, CONFIGS[0]))
+    assert (all_of_them.no_room, session.released) == (True, 0)
+    (one_of_them,) = timing.answer(Request(Workload.dense(9, 9, 9), CONFIGS[0]))
+    assert one_of_them.status == "out_of_resources"
+    assert (one_of_them.no_room, session.released) == (False, 1)
+    compared = timing.answer(Request(SHAPE, None, compare=(*CONFIGS, None), rounds=2))
+    assert [m.no_room for m in compared] == [True] * 4
+
+
+def test_nothing_to_time_gives_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = FakeSession()
+    started(monkeypatch, lambda *_: session)
+    assert timing.answer(None) == []
+    assert session.rested == 1
+
+
+def test_resting_starts_no_process() -> None:
+    with DeviceRunner() as runner:
+        runner.rest()
+        assert not runner._worker.running
