@@ -32,31 +32,32 @@ ESTIMATE_FEATURES = (
     "dram_estimate", "estimate", "log_estimate",
 )  # fmt: skip
 
-_LAUNCH_US = 0.7
+_LAUNCH_US = 0.89
 _FIRST_BYTES_US = 0.73  # from the start of a block to its first bytes
-_LOAD_LATENCY_US = 0.6
-_EPILOGUE_US = 0.77
-_STORE_FACTOR = 2.3  # a byte that is stored, over one that is loaded
-SM_BANDWIDTH_GBS = 138.0  # what one multiprocessor reads at most, some 64 bytes a clock
+_LOAD_LATENCY_US = 0.44
+_EPILOGUE_US = 0.755
+_STORE_FACTOR = 3.17  # a byte that is stored, over one that is loaded
+SM_BANDWIDTH_GBS = 141.0  # what one multiprocessor reads at most, some 64 bytes a clock
 _L2_SPEEDUP = 4.0  # L2 bandwidth over that of device memory
 _DRAM_SHARE = 1.05  # of the data sheet's bandwidth, beside what the latencies account for
 _L2_SHARE = 0.5  # of the L2 cache that keeps what will be read again
 _WGMMA_SHARE = 0.90  # of the data sheet's tensor rate
-_MMA_SHARE = 0.31  # the same of a warp's own instruction, which Hopper does not run at full rate
+_MMA_SHARE = 0.42  # the same of a warp's own instruction, which Hopper does not run at full rate
 _FMA_SHARE = 0.6
 _SHARED_BYTES_PER_US = 152e3  # that a multiprocessor's warps read of their operands (mma.sync)
-_LOAD_COST = 2.8  # slots of the load unit for each of its instructions, asynchronous or not
-_UNPIPED_LOAD_COST = 3.7
+_LOAD_COST = 2.08  # slots of the load unit for each of its instructions, asynchronous or not
+_UNPIPED_LOAD_COST = 3.26
 # As recorded: plain loads of B take three times as long where no step along K needs a mask.
 _UNMASKED_LOAD_COST = 12.0
-_UNPIPED_SERIAL = 0.4  # share of a step that does not run under the wait for its operands
-_POINTER_STEP_US = (0.023, 0.078)  # overhead of a step: asynchronous copies, or plain loads
-_TMA_STEP_US = 0.08
-_LINE_COST, _SECTOR_COST, _STORE_LINE_COST = 0.3, 0.29, 0.37
-_WAVE_GAP = 0.5  # of the first bytes' latency, between waves that blocks enter one by one
-_WS_EXPOSED = 0.54  # share of edges that a warp-specialised kernel does not hide
-_SPLIT_US = 1.25
-_COPY_US, _COPY_SHARE = 1.43, 0.9
+_UNPIPED_SERIAL = 0.29  # share of a step that does not run under the wait for its operands
+_POINTER_STEP_US = (0.023, 0.057)  # overhead of a step: asynchronous copies, or plain loads
+_TMA_STEP_US = 0.088
+_LINE_COST, _SECTOR_COST, _STORE_LINE_COST = 0.285, 0.4, 0.51
+_WAVE_GAP = 0.365  # of the first bytes' latency, between waves that blocks enter one by one
+_WS_EXPOSED = 0.49  # share of edges that a warp-specialised kernel does not hide
+_FLAT_EXPOSED = 0.465  # the same of one whose loop runs over tiles and steps alike
+_SPLIT_US = 1.19
+_COPY_US, _COPY_SHARE = 1.12, 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +98,10 @@ def estimate_columns(workload: Workload, c: Columns, g: Columns, device: Device)
     store_whole = _EPILOGUE_US + stored * occupancy / _share(np.full_like(busy, sm), device)
     store_last = _EPILOGUE_US + stored * last / _share(busy, device)
     # A block that stays hides part of its edges under the next tile's loads, if it is built so.
-    stays = (c["is_persistent"] > 0) | (c["is_warp_specialized"] > 0)
-    exposed = np.where(c["is_warp_specialized"] > 0, _WS_EXPOSED, 1.0)
+    specialized = c["is_warp_specialized"] > 0
+    stays = (c["is_persistent"] > 0) | specialized
+    exposed = np.where(specialized, _WS_EXPOSED, 1.0)
+    exposed = np.where((c["is_persistent"] > 0) & (c["flatten"] > 0), _FLAT_EXPOSED, exposed)
     gap = _FIRST_BYTES_US * np.where(stays, exposed, 1.0) * np.where(occupancy > 1, _WAVE_GAP, 1.0)
     first = _FIRST_BYTES_US + steps * whole + store_whole
     more = np.maximum(full - 1, 0) * (gap + steps * whole + store_whole * exposed)

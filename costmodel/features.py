@@ -19,7 +19,7 @@ from costmodel.workload import ACTIVATIONS, Workload
 
 __all__ = ["CONFIG_FEATURES", "FEATURES", "FEATURE_SCHEMA", "design_matrix", "has_artifact"]
 
-FEATURE_SCHEMA = 4
+FEATURE_SCHEMA = 5
 """Version of the meaning of the columns."""
 
 _WORKLOAD_FEATURES = (

@@ -46,15 +46,16 @@ class XgbParams:
         seed: of row and column sampling.
     """
 
-    rounds: int = 300
+    rounds: int = 400
     max_depth: int = 8
-    learning_rate: float = 0.06
+    learning_rate: float = 0.05
     min_child_weight: float = 2.0
     subsample: float = 0.8
     colsample_bytree: float = 0.4
     reg_lambda: float = 1.0
-    nearness: float = 2.0
-    floor: float = 0.05
+    max_bin: int = 64
+    nearness: float = 5.0
+    floor: float = 0.03
     seed: int = 0
 
     def booster(self, nthread: int) -> dict[str, Any]:
@@ -122,12 +123,14 @@ class XgbCostModel:
         params = self.params.booster(self.nthread)
         for ptx, names in ((True, FEATURES), (False, CONFIG_FEATURES)):
             matrix = table.design_matrix(ptx=ptx)[ok]
-            data = xgboost.DMatrix(
+            # Bins once, from the rows as they lie: ten times as fast to train on as a DMatrix.
+            data = xgboost.QuantileDMatrix(
                 matrix,
                 label=log_multiple - np.log(matrix[:, _ESTIMATE]),
                 weight=weight,
                 feature_names=list(names),
                 nthread=self.nthread,
+                max_bin=self.params.max_bin,
             )
             booster = xgboost.train(params, data, num_boost_round=self.params.rounds)
             self._install(ptx, bytes(booster.save_raw(raw_format="ubj")), booster)
