@@ -77,6 +77,7 @@ def settings() -> Iterator[tuple[str, Callable[[float], object], float]]:
             yield name, lambda new: new, value
         else:
             for i, part in enumerate(value):
+
                 def put(new: float, i: int = i, name: str = name) -> object:
                     now = getattr(estimate, name)
                     return (*now[:i], new, *now[i + 1 :])
