@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from costmodel import dispatch
 from costmodel.arguments import check_arguments
 from costmodel.dispatch import ModelLike
-from costmodel.errors import InvalidInput
+from costmodel.errors import InvalidInput, LaunchError, RankError
 from costmodel.measurement import Runner
+from costmodel.prepared import Launch, TorchLaunch
 from costmodel.ranking import named_model
+from costmodel.ranks import Ranks
 from costmodel.target import Target
 from costmodel.torch_product import torch_multiplies_in_tf32
 from costmodel.tuner import check_mode
@@ -21,6 +25,9 @@ from costmodel.tuner import tune as tune_with
 from costmodel.tuning_result import TuningResult
 from costmodel.winners import Question
 from costmodel.workload import CodeClass, Workload
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 __all__ = ["tune", "warmup"]
 
@@ -38,6 +45,7 @@ def warmup(
     activation: str | None = None,
     mode: str = "auto",
     model: ModelLike = None,
+    group: ProcessGroup | None = None,
 ) -> list[TuningResult | None]:
     """Tune, compile and load ahead, so that no request has to wait for it.
 
@@ -46,29 +54,106 @@ def warmup(
         dtype: float16, bfloat16 or float32; out_dtype: of the result, default: the same.
         tf32: as :func:`costmodel.matmul` has it: None follows torch's switch.
         device: CUDA device; default: the current one.
+        group: a process group of ``torch.distributed``, all of whose ranks make this call. Its
+            first rank decides, from its cache or by tuning, and all take what it chose.
 
     Returns:
         What was chosen for each (None for an empty product).
 
     Raises:
         NoGpu: there is none to warm up.
+        RankError: with ``group``: a rank failed, or they differ; on all ranks, and nothing holds.
     """
-    Target.current(device)
-    index = torch.cuda.current_device() if device is None else device
-    results = []
-    for problem in problems:
-        types = _types(dtype, out_dtype, tf32)
-        workload = _workload(problem, types, bias, activation)
-        act = workload.code.activation
+    listed = functools.cache(lambda: list(problems))
+
+    def calls() -> Iterator[_Call]:
+        """One at a time: operands take memory."""
+        Target.current(device)
+        index = torch.cuda.current_device() if device is None else device
+        check_mode(mode)
+        for problem in listed():
+            workload = _workload(problem, _types(dtype, out_dtype, tf32), bias, activation)
+            yield _Call.blank(workload, index, mode, model)
+
+    if group is not None:
+        return _together(Ranks(group), calls)
+    return [call.launched().result for call in calls()]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of ``matmul`` as a program will make it."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    options: Mapping[str, Any]
+    question: Question
+
+    @classmethod
+    def blank(cls, workload: Workload, index: int, mode: str, model: ModelLike) -> _Call:
+        """With operands of whatever numbers are in memory."""
+        code = workload.code
         a, b, out, row = _blank_operands(workload, index)
-        options: dict[str, Any] = {
-            "out": out if workload.code.c_layout == "col" else None, "bias": row,
-            "activation": None if act == "none" else act, "mode": mode, "model": model,
-            **_precision(workload.code),
+        activation = None if code.activation == "none" else code.activation
+        options = {
+            "out": out if code.c_layout == "col" else None, "bias": row, "activation": activation,
+            "mode": mode, "model": model, **_precision(code),
         }  # fmt: skip
-        dispatch.matmul(a, b, **options)
-        results.append(dispatch.result_for(a, b, **options))
-    return results
+        found = Workload.from_tensors(
+            a, b, out, bias=row is not None, activation=code.activation, tf32=code.tf32
+        )
+        return cls(a, b, options, dispatch.question_of(found, index, mode, model))
+
+    @property
+    def is_empty(self) -> bool:
+        workload = self.question.workload
+        return not (workload.m and workload.n and workload.k)
+
+    def launched(self) -> Launch:
+        dispatch.matmul(self.a, self.b, **self.options)
+        launch = dispatch.launch_for(self.a, self.b, **self.options)
+        if launch is None:  # four thousand others were prepared meanwhile, by other threads
+            return TorchLaunch(self.question.workload.code.activation)
+        return launch
+
+
+def _together(ranks: Ranks, calls: Callable[[], Iterator[_Call]]) -> list[TuningResult | None]:
+    """The first rank decides; the others take it, or all fail."""
+    winners = dispatch.winners
+    questions = ranks.each(lambda: [call.question for call in calls() if not call.is_empty])
+    ranks.require_same(ranks.each(lambda: [winners.key(question) for question in questions]))
+
+    def decision(question: Question) -> Any:
+        alone = replace(question, epoch=0)
+        return ranks.decided(lambda: winners.find(alone).to_dict())
+
+    # One by one, so that the time limit of a collective is that of one tuning.
+    decisions = [decision(question) for question in questions]
+
+    def take() -> list[TuningResult | None]:
+        for question, told in zip(questions, decisions, strict=True):
+            winners.agree(question, TuningResult.from_dict(told))
+        dispatch.forget_launches()
+        return [_taken(call) for call in calls()]
+
+    try:
+        return ranks.each(take)
+    except RankError:
+        for question in questions:
+            winners.disagree(question)
+        dispatch.forget_launches()
+        raise
+
+
+def _taken(call: _Call) -> TuningResult | None:
+    launch = call.launched()
+    result = launch.result
+    if result is not None and launch.config != result.config:
+        raise LaunchError(
+            f"{result.chosen}, which the first rank chose for {call.question.workload}, cannot be "
+            f"loaded here"
+        )
+    return result
 
 
 def tune(

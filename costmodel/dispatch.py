@@ -26,6 +26,7 @@ from costmodel.models.storage import CARD
 from costmodel.models.xgb import XgbCostModel
 from costmodel.prepared import Launch, TorchLaunch, TritonLaunch
 from costmodel.ranking import named_model
+from costmodel.ranks import epoch
 from costmodel.space import legality
 from costmodel.torch_product import torch_multiplies_in_tf32
 from costmodel.tuner import check_mode
@@ -34,7 +35,8 @@ from costmodel.untrusted import as_path, file_errors
 from costmodel.winners import Question, Winners
 from costmodel.workload import Workload
 
-__all__ = ["ModelLike", "forget_launches", "matmul", "result_for", "use", "winners"]
+__all__ = ["ModelLike", "forget_launches", "launch_for", "matmul", "question_of", "result_for",
+           "use", "winners"]  # fmt: skip
 
 ModelLike = CostModel | str | PathLike[str] | None
 
@@ -61,7 +63,9 @@ def matmul(
     """act(a @ b + bias), by the fastest configuration known for such operands.
 
     The first call of a kind tunes: it ranks the space, times the top 8 beside torch and keeps the
-    winner on disk. Winners are shared by buckets of m.
+    winner on disk. Winners are shared by buckets of m. Where a process group of
+    ``torch.distributed`` is initialised nothing is timed: each rank takes the model's first choice,
+    or what the ranks agreed on in ``costmodel.warmup(..., group=...)``.
 
     A tensor that requires grad gets its gradient, and ``torch.compile`` traces it without a break;
     either goes by an operator of torch's, and takes the model of :func:`use` only.
@@ -94,8 +98,7 @@ def matmul(
         return _traced(a, b, out, bias, activation, tf32, out_dtype, mode, model)
     if tf32 is None:
         tf32 = _as_torch(a)
-    if mode == "auto" and torch.are_deterministic_algorithms_enabled():
-        mode = "predict"  # what was timed may be another choice, with other bits, in another run
+    mode = _deterministic(mode)
     key = _key(a, b, out, bias, activation, tf32, out_dtype, mode, model)
     found = _launches.get(key)
     if found is None:
@@ -149,10 +152,43 @@ def result_for(
     model: ModelLike = None,
 ) -> TuningResult | None:
     """What :func:`matmul` goes by for such operands; None before its first call, or if empty."""
+    launch = launch_for(
+        a, b, out=out, bias=bias, activation=activation, tf32=tf32, out_dtype=out_dtype, mode=mode,
+        model=model,
+    )  # fmt: skip
+    return launch.result if launch is not None else None
+
+
+def launch_for(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    tf32: bool | None = None,
+    out_dtype: torch.dtype | None = None,
+    mode: str = "auto",
+    model: ModelLike = None,
+) -> Launch | None:
+    """What :func:`matmul` launches for such operands; None before its first call."""
     if tf32 is None:
         tf32 = _as_torch(a)
+    mode = _deterministic(mode)
     found = _launches.get(_key(a, b, out, bias, activation, tf32, out_dtype, mode, model))
-    return found[0].result if found is not None else None
+    return found[0] if found is not None else None
+
+
+def question_of(workload: Workload, index: int, mode: str, model: ModelLike) -> Question:
+    """What :func:`matmul` asks for a workload on a device, as torch's switches are now."""
+    return Question(workload, index, _deterministic(mode), named_model(model), epoch=epoch())
+
+
+def _deterministic(mode: str) -> str:
+    """What was timed may be another choice, with other bits, in another run: nothing is then."""
+    if mode == "auto" and torch.are_deterministic_algorithms_enabled():
+        return "predict"
+    return mode
 
 
 def _as_torch(a: torch.Tensor) -> bool | None:
@@ -183,6 +219,7 @@ def _key(
             None if out is None else _described(out),
             None if bias is None else _described(bias),
             activation, tf32, out_dtype, mode, model if model is None else _identity(model),
+            epoch(),
         )  # fmt: skip
     except (AttributeError, RuntimeError, TypeError):
         return None  # no dense tensors: the validation says what they are
@@ -293,10 +330,10 @@ def _prepare(
             "of that mean nothing; unset it before Triton is imported"
         )
     index = a.get_device()
-    question = Question(workload, index, mode, named_model(model))
+    question = question_of(workload, index, mode, model)
     result = winners.find(question)
     launch = _load(result, workload, index, (a, b, out))
-    if launch is None:
+    if launch is None and not question.epoch:  # in a group none may choose anew by itself
         log.warning("%s no longer works for %s: tuning again", result.chosen, workload)
         result = winners.find(question, instead_of=result)
         launch = _load(result, workload, index, (a, b, out))

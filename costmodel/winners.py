@@ -6,6 +6,8 @@ times: (n, k) and the class of code are exact, and the first m of a bucket stand
 
 from __future__ import annotations
 
+import functools
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from costmodel.cache import WinnerCache
 from costmodel.candidates import CostModel
+from costmodel.errors import InvalidInput
 from costmodel.kept import IDLE_S, Kept
 from costmodel.kernel_code import kernel_hashes
 from costmodel.measurement import Runner
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from costmodel.runner.device import DeviceRunner
 
 __all__ = ["Bench", "Question", "TimingBench", "Winners", "bucket", "winner_key"]
+
+log = logging.getLogger("costmodel")
 
 
 def bucket(m: int) -> tuple[int, int]:
@@ -51,7 +56,8 @@ def bucket(m: int) -> tuple[int, int]:
 class Question:
     """What is to be computed, and how to choose.
 
-    ``model`` is compared by identity, or as a path.
+    ``model`` is compared by identity, or as a path. ``epoch`` is that of the process group whose
+    ranks are to choose alike (:func:`costmodel.ranks.epoch`); 0 is none.
     """
 
     workload: Workload
@@ -60,6 +66,7 @@ class Question:
     model: CostModel | str | PathLike[str] | None = None
     k: int = 8
     include_torch: bool = True
+    epoch: int = 0
 
 
 def winner_key(question: Question, target: Target, rows: tuple[int, int]) -> dict[str, Any]:
@@ -151,15 +158,21 @@ class Winners:
         self._compile = compile_
         self._lock = threading.Lock()
         self._results: dict[Any, TuningResult] = {}
+        self._agreed: dict[Any, TuningResult] = {}
         self._locks: dict[Any, threading.Lock] = {}
         self._benches: dict[int, Bench] = {}
 
     def find(self, question: Question, instead_of: TuningResult | None = None) -> TuningResult:
-        """The winner: known, on disk, or tuned now.
+        """The winner: known, on disk, or tuned now; in a process group neither of the latter.
 
         Args:
             instead_of: a winner that turned out not to work, to be replaced.
+
+        Raises:
+            InvalidInput: ``exhaustive`` in a process group whose ranks have not agreed on one.
         """
+        if question.epoch:
+            return self._in_group(question)
         result = self._find(question, bucket(question.workload.m), instead_of)
         if not _fits(result, question.workload):
             result = self._find(question, _exactly(question.workload), instead_of)
@@ -174,10 +187,60 @@ class Winners:
             self._keep(question, rows, winner_key(question, target, rows), result)
         return result
 
+    def key(self, question: Question) -> dict[str, Any]:
+        """All that the choice for exactly this workload rests on, on this device."""
+        target = self._target_of(question.device_index)
+        return winner_key(question, target, _exactly(question.workload))
+
+    def agree(self, question: Question, result: TuningResult) -> None:
+        """From now on this is the winner in the process group of the question."""
+        for rows in (_exactly(question.workload), bucket(question.workload.m)):
+            self._agreed[_memory_key(question, rows)] = result
+
+    def disagree(self, question: Question) -> None:
+        """No longer hold the ranks to a winner."""
+        for rows in (_exactly(question.workload), bucket(question.workload.m)):
+            self._agreed.pop(_memory_key(question, rows), None)
+
     def forget(self) -> None:
         """Drop what is in memory, not what is on disk."""
         with self._lock:
             self._results.clear()
+            self._agreed.clear()
+
+    def _in_group(self, question: Question) -> TuningResult:
+        """What the ranks have agreed on, else what each of them predicts alike.
+
+        What is on the disk of one rank, or was asked first there, must not matter: a bucket goes
+        by its last m.
+        """
+        workload, mode = question.workload, question.mode
+        for rows in (_exactly(workload), bucket(workload.m)):
+            found = self._agreed.get(_memory_key(question, rows))
+            if found is not None and _fits(found, workload):
+                return found
+        if mode == "exhaustive":
+            raise InvalidInput(
+                "mode='exhaustive' in a process group, where each rank would choose by timings of "
+                "its own: call costmodel.warmup([(m, n, k)], mode='exhaustive', group=...) on all "
+                "ranks before"
+            )
+        _say_once()
+        ask = replace(question, mode="predict" if mode == "auto" else mode)
+        result = self._predicted(ask, bucket(workload.m))
+        if not _fits(result, workload):
+            result = self._predicted(ask, _exactly(workload))
+        return result
+
+    def _predicted(self, question: Question, rows: tuple[int, int]) -> TuningResult:
+        memory_key = _memory_key(question, rows)
+        with self._lock_of(memory_key):
+            if memory_key not in self._results:
+                last = min(rows[1], 2**31 - 1)
+                ask = replace(question, workload=replace(question.workload, m=last))
+                target = self._target_of(question.device_index)
+                self._results[memory_key] = self._tuned(ask, target, {})
+            return self._results[memory_key]
 
     def _find(
         self, question: Question, rows: tuple[int, int], instead_of: TuningResult | None
@@ -235,7 +298,15 @@ class Winners:
 
 def _memory_key(question: Question, rows: tuple[int, int]) -> Any:
     w, q = question.workload, question
-    return rows, w.n, w.k, w.code, q.device_index, q.mode, q.model, q.k, q.include_torch
+    return rows, w.n, w.k, w.code, q.device_index, q.mode, q.model, q.k, q.include_torch, q.epoch
+
+
+@functools.cache
+def _say_once() -> None:
+    log.info(
+        "a process group is there, so nothing is timed and the model's first choice is taken: "
+        "costmodel.warmup(problems, group=...) on all ranks lets one of them decide for all"
+    )
 
 
 def _exactly(workload: Workload) -> tuple[int, int]:

@@ -37,7 +37,7 @@ LAYERS = (
     # choosing
     "shipped", "ranking", "explanation", "tuning_result", "trial", "tuner", "cache",
     "cache_bundle",
-    "from_use", "winners",
+    "from_use", "ranks", "winners",
     # launching what was chosen
     "arguments", "batches", "prepared", "dispatch", "torch_ops", "nn", "ahead",
     # people
