@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from costmodel.cache import WinnerCache
 from costmodel.candidates import CostModel
-from costmodel.errors import InvalidInput
+from costmodel.errors import CostModelError, InvalidInput
 from costmodel.kept import IDLE_S, Kept
 from costmodel.kernel_code import kernel_hashes
 from costmodel.measurement import Runner
@@ -161,6 +161,7 @@ class Winners:
         self._agreed: dict[Any, TuningResult] = {}
         self._locks: dict[Any, threading.Lock] = {}
         self._benches: dict[int, Bench] = {}
+        self._thread = threading.local()
 
     def find(self, question: Question, instead_of: TuningResult | None = None) -> TuningResult:
         """The winner: known, on disk, or tuned now; in a process group neither of the latter.
@@ -263,6 +264,23 @@ class Winners:
             self._keep(question, rows, key, result)
             return result
 
+    @contextmanager
+    def _lock_of(self, memory_key: Any) -> Iterator[None]:
+        """One thread at a time finds a winner; one that is at it already would wait for itself."""
+        if getattr(self._thread, "is_tuning", False):
+            raise CostModelError(
+                "a winner was asked for while one is being found, as by a model that multiplies "
+                "with costmodel: multiply with torch there"
+            )
+        with self._lock:
+            lock = self._locks.setdefault(memory_key, threading.Lock())
+        with lock:
+            self._thread.is_tuning = True
+            try:
+                yield
+            finally:
+                self._thread.is_tuning = False
+
     def _tuned(
         self, question: Question, target: Target, options: Mapping[str, Any]
     ) -> TuningResult:
@@ -290,10 +308,6 @@ class Winners:
         self._results[_memory_key(question, rows)] = result
         if result.reliable:
             self.cache.put(key, result)
-
-    def _lock_of(self, key: Any) -> threading.Lock:
-        with self._lock:
-            return self._locks.setdefault(key, threading.Lock())
 
 
 def _memory_key(question: Question, rows: tuple[int, int]) -> Any:
