@@ -129,12 +129,13 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    # The new name itself must survive a power cut too.
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    # The new name itself must survive a power cut too, where the file system can see to that.
+    with suppress(OSError):
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:

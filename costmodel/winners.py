@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from costmodel.cache import WinnerCache
 from costmodel.candidates import CostModel
 from costmodel.errors import CostModelError, InvalidInput
+from costmodel.grid import grid_hash
+from costmodel.installed import driver_version, triton_build
 from costmodel.kept import IDLE_S, Kept
 from costmodel.kernel_code import kernel_hashes
 from costmodel.measurement import Runner
@@ -86,11 +88,14 @@ def winner_key(question: Question, target: Target, rows: tuple[int, int]) -> dic
         "device": target.device.product,
         "arch": target.device.arch,
         "sm_count": target.device.sm_count,
+        "driver": driver_version(),
         "triton": target.toolchain.triton,
+        "triton_build": triton_build(),
         "ptxas": target.toolchain.ptxas,
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "",
         "kernels": kernel_hashes(),
+        "space": grid_hash(),
         "model": model.name,
         "model_hash": str(getattr(model, "hash", "")),
         "mode": mode,
@@ -336,9 +341,11 @@ def _fits(result: TuningResult, workload: Workload) -> bool:
 def _serves(
     result: TuningResult, rows: tuple[int, int], target: Target, question: Question
 ) -> bool:
-    """Whether a winner from disk is one of these rows, as its key says, and may run at all."""
+    """Whether a winner from disk is one of these rows, as its key says, and may run here."""
     first, last = rows
     of = result.workload
     if not first <= of.m <= last or replace(question.workload, m=of.m) != of:
+        return False
+    if result.target != target:  # whose figures a launch goes by
         return False
     return result.config is None or not legality(result.config, of, target.device)

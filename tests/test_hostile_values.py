@@ -17,7 +17,7 @@ from costmodel.config import GemmConfig
 from costmodel.errors import CostModelError, InvalidInput
 from costmodel.target import Target
 from costmodel.tuning_result import TuningResult
-from costmodel.untrusted import parse_json
+from costmodel.untrusted import one_line, parse_json
 from costmodel.workload import Workload
 
 HOSTILE: tuple[Any, ...] = (
@@ -91,11 +91,28 @@ def test_numbers_that_json_lacks_are_null_in_a_result_and_kept_on_disk(tmp_path:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[" * 200_000, '{"a":' * 100_000, '{"a": NaN}', "[-Infinity]", "1e999", "1" * 5000,
-     '{"a": 1, "a": 2}', "\x80", "{'a': 1}", "[1,]"],
+    ["", "[" * 200_000, "[" * 70 + "]" * 70,
+     '{"a":' * 70 + "1" + "}" * 70, '{"a":' * 100_000, '{"a": NaN}', "[-Infinity]", "1e999",
+     "1" * 5000, '{"a": 1, "a": 2}', "\x80", "{'a': 1}", "[1,]"],
 )  # fmt: skip
 def test_json_is_read_by_the_letter(text: str) -> None:
     with pytest.raises(InvalidInput, match="not JSON"):
         parse_json(text)
     with pytest.raises(InvalidInput, match="not JSON"):
         parse_json(text.encode("latin-1"))
+
+
+@pytest.mark.parametrize("depth", [1, 10, 64])
+def test_json_may_be_as_deep_as_ours_and_more(depth: int) -> None:
+    found = parse_json("[" * depth + "]" * depth)
+    assert json.dumps(found) == "[" * depth + "]" * depth
+    assert parse_json(json.dumps({"a": [{"b": found}] if depth < 60 else 1}))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("a\nb\t c", "a b c"), ("\x1b[31mred", "\\x1b[31mred"), ("é–ü", "é–ü"),
+     ("\u202egpj", "\\u202egpj"), ("x" * 300, "x" * 199 + "…"), (ValueError("a\n"), "a")],
+)  # fmt: skip
+def test_what_is_told_is_one_line(text: object, line: str) -> None:
+    assert one_line(text) == line

@@ -18,7 +18,7 @@ PACKAGE = ROOT / "costmodel"
 
 LAYERS = (
     "kernels",
-    "errors", "untrusted",
+    "errors", "untrusted", "installed",
     # the problem, the machine, a point in the space; what the compiler is told; what may run
     "config", "code_class", "workload", "target", "kernel_code", "specialize", "grid", "space",
     # compiling

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from costmodel.cli import caching, collecting, explaining, modelling, tuning, upkeep
 from costmodel.errors import CostModelError
+from costmodel.untrusted import printable
 
 __all__ = ["app", "main"]
 
@@ -32,19 +33,23 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:  # a click.Context, of typer's own copy since 0.29
         with warnings.catch_warnings():
             warnings.simplefilter("default", RuntimeWarning)
-            warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+            warnings.showwarning = lambda message, *_: _tell("warning", message)
             try:
                 return super().invoke(ctx)
             except CostModelError as error:
                 if ctx.params["debug"]:
                     raise
-                print(f"error: {error}", file=sys.stderr)
+                _tell("error", error)
                 raise typer.Exit(2) from None
             except OSError as error:  # what may not be read or written is no fault of the program
                 if ctx.params["debug"] or error.errno == errno.EPIPE:
                     raise
-                print(f"error: {error}", file=sys.stderr)
+                _tell("error", error)
                 raise typer.Exit(2) from None
+
+
+def _tell(kind: str, what: object) -> None:
+    print(f"{kind}: {printable(str(what))}", file=sys.stderr)
 
 
 app = typer.Typer(
