@@ -14,7 +14,10 @@ from hostile_examples import CONFIGS, RESULT, TARGET, A
 
 from costmodel.cache import WinnerCache
 from costmodel.config import GemmConfig
+from costmodel.dataset import Dataset
 from costmodel.errors import CostModelError, InvalidInput
+from costmodel.models import shipped_models
+from costmodel.models.storage import read_card
 from costmodel.target import Target
 from costmodel.tuning_result import TuningResult
 from costmodel.untrusted import one_line, parse_json
@@ -68,6 +71,34 @@ def test_any_value_in_any_place_is_refused_or_can_be_used(kind: str) -> None:
             if kind == "result":
                 assert found.costs.total_s >= 0 or place[0] == "costs"
                 assert found.best_triton is None or found.best_triton[1].latency_us > 0
+
+
+def cards() -> dict[str, tuple[Any, Callable[[Path], Any]]]:
+    """By file: what a sound card says, and who reads it."""
+    (shipped, *_) = shipped_models().values()
+    model = json.loads((shipped / "card.json").read_text())
+    for name in ("features", "config_features"):  # a few stand for two hundred
+        model[name] = model[name][:3]
+    dataset = {"protocol": {"repeats": 5}, "schema": 2, "target": TARGET.to_dict()}
+    return {"model": (model, read_card), "dataset": (dataset, Dataset.open)}
+
+
+@pytest.mark.parametrize("kind", ["model", "dataset"])
+def test_any_value_in_any_place_of_a_card_is_refused_or_can_be_used(
+    tmp_path: Path, kind: str
+) -> None:
+    card, read = cards()[kind]
+    path = tmp_path / "card.json"
+    path.write_text(json.dumps(card))
+    read(tmp_path)
+    for place in places(card):
+        for value in HOSTILE:
+            path.write_text(json.dumps(changed(card, place, value)))
+            try:
+                found = read(tmp_path)
+            except CostModelError:
+                continue
+            assert found.target if kind == "dataset" else found["target"]
 
 
 @pytest.mark.parametrize("value", [None, 5, "x", [], b"x"])
