@@ -139,9 +139,11 @@ class WinnerCache:
 
     def survey(self) -> tuple[list[CacheEntry], int]:
         """All that is kept, by file name, and how many files are no entries."""
-        found = [self._read(path) for path in self._files("*.json")]
+        found = [self._read(path, logging.INFO) for path in self._files("*.json")]
         entries = [entry for entry in found if entry is not None]
-        return entries, len(found) - len(entries)
+        if unusable := len(found) - len(entries):
+            log.warning("%d files in %s are no cache entries and are ignored", unusable, self.path)
+        return entries, unusable
 
     def clear(self) -> int:
         """Remove all entries, and what crashed writers left; how many entries there were."""
@@ -166,7 +168,7 @@ class WinnerCache:
             self._give_up(error)
             return []
 
-    def _read(self, path: Path) -> CacheEntry | None:
+    def _read(self, path: Path, level: int = logging.WARNING) -> CacheEntry | None:
         try:
             data = parse_json(_content(path))
             if (schema := take(data, "schema", int)) != SCHEMA:
@@ -179,7 +181,7 @@ class WinnerCache:
             log.info("%s cannot be read: %s", path, one_line(error))
             return None
         except (InvalidInput, CorruptFile) as error:
-            log.warning("%s is no usable cache entry and is ignored: %s", path, one_line(error))
+            log.log(level, "%s is no usable cache entry and is ignored: %s", path, one_line(error))
             return None
 
     def _remove(self, path: Path) -> bool:

@@ -31,7 +31,7 @@ from costmodel.space import legality
 from costmodel.torch_product import torch_multiplies_in_tf32
 from costmodel.tuner import check_mode
 from costmodel.tuning_result import TuningResult
-from costmodel.untrusted import as_path, file_errors
+from costmodel.untrusted import as_path, file_errors, one_line
 from costmodel.winners import Question, Winners
 from costmodel.workload import Workload
 
@@ -364,7 +364,7 @@ def _load(
         try:
             kernel = load(plan.spec, result.target, index)
         except (CompileError, LaunchError) as error:
-            log.info("%s: %.200s", config, error)
+            log.info("%s: %s", config, one_line(error))
             continue
         return TritonLaunch(plan, kernel, index, operands, result)
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import warnings
 from collections.abc import Iterable, Sequence
@@ -25,7 +26,7 @@ from costmodel.specialize import Specialization, specialize
 from costmodel.target import Target
 from costmodel.trial import Compile, Trial
 from costmodel.tuning_result import PREDICTED, Costs, TuningResult
-from costmodel.untrusted import require, require_count
+from costmodel.untrusted import one_line, require, require_count
 from costmodel.workload import Workload
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ __all__ = ["MODES", "Mode", "check_mode", "compile_for_device", "tune", "untimed
 
 Mode = Literal["auto", "predict", "heuristic", "exhaustive"]
 MODES: tuple[str, ...] = get_args(Mode)
+
+log = logging.getLogger("costmodel")
 
 # So many candidates are tried for each one wanted before those that fail are no longer replaced.
 _ATTEMPTS = 4
@@ -181,6 +184,7 @@ def _untimed(
         if artifact is None or artifact.ok:
             chosen, why = config, f"first choice of {ranking.model} that compiles: {reason}"
             break
+        log.info("%s: %s %s", config, artifact.status, one_line(artifact.error))
         failures.append((config, Measurement(artifact.status, error=artifact.error)))
     if chosen is None:
         warnings.warn(f"{ranking.workload}: {why}; torch computes it", RuntimeWarning, 3)
