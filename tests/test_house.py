@@ -41,7 +41,8 @@ LAYERS = (
     # launching what was chosen
     "arguments", "batches", "prepared", "dispatch", "torch_ops", "nn", "ahead",
     # people
-    "costmodel", "report", "html_page", "html_report", "doctor", "cli", "__main__",
+    "costmodel", "report", "html_page", "html_report", "check", "doctor_files", "doctor", "cli",
+    "__main__",
 )  # fmt: skip
 """Each part may import those before it, at any depth of its code, and none after it."""
 
