@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xgboost
+from numpy.typing import NDArray
 
 import costmodel
 from costmodel.errors import CorruptFile, InvalidInput
@@ -21,6 +22,8 @@ from costmodel.models import shipped_models
 from costmodel.models.storage import CARD
 from costmodel.models.ubj import check_trees, parse_ubj
 from costmodel.models.xgb import content_hash
+
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def trees(columns: int = 3, rounds: int = 2, **parameters: object) -> bytes:
@@ -113,6 +116,22 @@ def test_what_xgboost_writes_is_sound(sound: bytes) -> None:
     for name in ("left_children", "parents", "split_indices"):
         assert tree[name].tolist() == other[name]
     assert ours["learner"]["feature_names"] == theirs["learner"]["feature_names"]
+
+
+@pytest.mark.parametrize("file", sorted(GOLDEN.glob("trees-*.ubj")), ids=lambda f: f.stem)
+def test_trees_of_other_releases_are_read_and_answer_alike(file: Path) -> None:
+    """Written by XGBoost 2.1 to 3.2; `tests/golden/trees.py` writes those of another."""
+    data = file.read_bytes()
+    check_trees(data)
+    booster = xgboost.Booster()
+    booster.load_model(bytearray(data))
+    expected = json.loads(file.with_suffix(".json").read_text())
+    assert booster.inplace_predict(golden_rows()[:5]).tolist() == pytest.approx(expected, rel=1e-6)
+
+
+def golden_rows() -> NDArray[np.float32]:
+    """What the golden trees were grown on."""
+    return (np.arange(120, dtype=np.float32).reshape(40, 3) * 7919 % 101) / 101
 
 
 def test_what_is_shipped_is_sound() -> None:
