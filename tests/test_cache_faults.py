@@ -124,7 +124,8 @@ def put_in_a_process(
 ) -> tuple[int, list[str]]:
     """How many entries it kept, and its warnings."""
     done = subprocess.run(
-        [sys.executable, "-c", PUT, *arguments], input=json.dumps(RESULT.to_dict()),
+        # -B: with a limit of the size of files, Python would leave halves of its own
+        [sys.executable, "-B", "-c", PUT, *arguments], input=json.dumps(RESULT.to_dict()),
         capture_output=True, text=True, check=False, preexec_fn=limit,
         env={"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
     )  # fmt: skip
@@ -168,15 +169,15 @@ def test_a_stale_handle_of_a_network_is_read_again(
 ) -> None:
     cache = WinnerCache(tmp_path)
     cache.put(KEY, RESULT)
-    real, failures = Path.read_bytes, [errno.ESTALE]
+    real, failures = Path.open, [errno.ESTALE]
 
-    def read(path: Path) -> bytes:
+    def read(path: Path, *mode: Any) -> Any:
         if failures:
             error = failures.pop()
             raise OSError(error, os.strerror(error))
-        return real(path)
+        return real(path, *mode)
 
-    monkeypatch.setattr(Path, "read_bytes", read)
+    monkeypatch.setattr(Path, "open", read)
     assert cache.get(KEY) is not None
     failures.append(errno.EIO)
     assert cache.get(KEY) is None, "a miss, and no end of the cache"

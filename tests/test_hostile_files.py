@@ -63,8 +63,14 @@ def put_huge_file(path: Path) -> None:
         file.truncate(2**33)  # sparse: takes no space
 
 
+def put_endless_file(path: Path) -> None:
+    """A regular file by its mode, of no size, that goes on for terabytes."""
+    path.symlink_to("/proc/self/pagemap")
+
+
 IN_THE_WAY = (
     put_directory, put_pipe, put_endless_device, put_dangling_link, put_circle, put_huge_file,
+    put_endless_file,
 )  # fmt: skip
 
 
