@@ -44,10 +44,11 @@ from costmodel.errors import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from costmodel.ahead import tune, warmup
+    from costmodel.ahead import pin, tune, unpin
     from costmodel.config import GemmConfig
+    from costmodel.counters import Stats, stats
     from costmodel.dataset import Dataset
-    from costmodel.dispatch import result_for, use
+    from costmodel.dispatch import result_for, set_buckets, set_mode, use
     from costmodel.explanation import Explanation, explain
     from costmodel.models import XgbCostModel, load
     from costmodel.ranking import Ranking, rank
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from costmodel.target import Target
     from costmodel.torch_ops import matmul
     from costmodel.tuning_result import TuningResult
+    from costmodel.warming import warmup
     from costmodel.workload import Workload
 
 __version__ = "0.1.0"
@@ -84,6 +86,7 @@ __all__ = [
     "ReplayRunner",
     "SchemaMismatch",
     "ShapeError",
+    "Stats",
     "Target",
     "TuningResult",
     "UnknownTarget",
@@ -94,10 +97,15 @@ __all__ = [
     "explain",
     "load",
     "matmul",
+    "pin",
     "rank",
     "result_for",
+    "set_buckets",
+    "set_mode",
+    "stats",
     "train",
     "tune",
+    "unpin",
     "use",
     "warmup",
 ]
@@ -108,17 +116,23 @@ _WHERE = {
     "GemmConfig": "config",
     "Ranking": "ranking",
     "ReplayRunner": "runner.replay",
+    "Stats": "counters",
     "Target": "target",
     "TuningResult": "tuning_result",
     "Workload": "workload",
     "explain": "explanation",
     "load": "models",
     "matmul": "torch_ops",
+    "pin": "ahead",
     "rank": "ranking",
     "result_for": "dispatch",
+    "set_buckets": "dispatch",
+    "set_mode": "dispatch",
+    "stats": "counters",
     "tune": "ahead",
+    "unpin": "ahead",
     "use": "dispatch",
-    "warmup": "ahead",
+    "warmup": "warming",
 }
 
 

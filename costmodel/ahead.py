@@ -1,159 +1,102 @@
-"""What a program may do before its first product: tune, compile and load."""
+"""What a program may do before its first product: tune it, or pin a choice."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from costmodel import dispatch
+from costmodel import dispatch, modes
 from costmodel.arguments import check_arguments
+from costmodel.config import GemmConfig
 from costmodel.dispatch import ModelLike
-from costmodel.errors import InvalidInput, LaunchError, RankError
+from costmodel.errors import InvalidInput
 from costmodel.measurement import Runner
-from costmodel.prepared import Launch, TorchLaunch
+from costmodel.pins import pin_config, unpin_config
 from costmodel.ranking import named_model
-from costmodel.ranks import Ranks
 from costmodel.target import Target
 from costmodel.torch_product import torch_multiplies_in_tf32
-from costmodel.tuner import check_mode
 from costmodel.tuner import tune as tune_with
 from costmodel.tuning_result import TuningResult
 from costmodel.winners import Question
-from costmodel.workload import CodeClass, Workload
+from costmodel.workload import Workload
 
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
-__all__ = ["tune", "warmup"]
-
-Problem = tuple[int, int, int] | Workload
+__all__ = ["matmul_types", "pin", "tune", "unpin"]
 
 
-def warmup(
-    problems: Iterable[Problem],
-    *,
+def pin(
+    config: GemmConfig | str,
+    *problem: Any,
     dtype: str = "float16",
     out_dtype: str | None = None,
     tf32: bool | None = None,
-    device: int | None = None,
     bias: bool = False,
     activation: str | None = None,
-    mode: str = "auto",
-    model: ModelLike = None,
-    group: ProcessGroup | None = None,
-) -> list[TuningResult | None]:
-    """Tune, compile and load ahead, so that no request has to wait for it.
+    device: int | None = None,
+) -> TuningResult:
+    """Have :func:`matmul` launch one configuration for one workload, whatever its mode.
+
+    It holds in this process, for this workload alone (not for its bucket), until it is unpinned
+    or replaced. It is compiled and loaded now.
 
     Args:
-        problems: (m, n, k) with row-major operands of ``dtype``, or workloads with dense ones.
-        dtype: float16, bfloat16 or float32; out_dtype: of the result, default: the same.
-        tf32: as :func:`costmodel.matmul` has it: None follows torch's switch.
-        device: CUDA device; default: the current one.
-        group: a process group of ``torch.distributed``, all of whose ranks make this call. Its
-            first rank decides, from its cache or by tuning, and all take what it chose.
+        config: a configuration, or ``"torch"``.
+        problem, dtype, out_dtype, tf32, device: of :func:`tune`.
+        bias, activation: of the calls that are meant; a :class:`Workload` has its own.
 
     Returns:
-        What was chosen for each (None for an empty product).
+        What :func:`result_for` gives from now on.
 
     Raises:
-        NoGpu: there is none to warm up.
-        RankError: with ``group``: a rank failed, or they differ; on all ranks, and nothing holds.
+        IllegalConfig: it cannot run this workload on this device; the message says why.
+        CompileError, LaunchError: Triton, ptxas or the device refused it.
+        InvalidInput: neither a configuration nor ``"torch"``, or an empty product.
+        NoGpu: there is none to launch on.
     """
-    listed = functools.cache(lambda: list(problems))
-
-    def calls() -> Iterator[_Call]:
-        """One at a time: operands take memory."""
-        Target.current(device)
-        index = torch.cuda.current_device() if device is None else device
-        check_mode(mode)
-        for problem in listed():
-            workload = _workload(problem, _types(dtype, out_dtype, tf32), bias, activation)
-            yield _Call.blank(workload, index, mode, model)
-
-    if group is not None:
-        return _together(Ranks(group), calls)
-    return [call.launched().result for call in calls()]
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A call of ``matmul`` as a program will make it."""
-
-    a: torch.Tensor
-    b: torch.Tensor
-    options: Mapping[str, Any]
-    question: Question
-
-    @classmethod
-    def blank(cls, workload: Workload, index: int, mode: str, model: ModelLike) -> _Call:
-        """With operands of whatever numbers are in memory."""
-        code = workload.code
-        a, b, out, row = _blank_operands(workload, index)
-        activation = None if code.activation == "none" else code.activation
-        options = {
-            "out": out if code.c_layout == "col" else None, "bias": row, "activation": activation,
-            "mode": mode, "model": model, **_precision(code),
-        }  # fmt: skip
-        found = Workload.from_tensors(
-            a, b, out, bias=row is not None, activation=code.activation, tf32=code.tf32
-        )
-        return cls(a, b, options, dispatch.question_of(found, index, mode, model))
-
-    @property
-    def is_empty(self) -> bool:
-        workload = self.question.workload
-        return not (workload.m and workload.n and workload.k)
-
-    def launched(self) -> Launch:
-        dispatch.matmul(self.a, self.b, **self.options)
-        launch = dispatch.launch_for(self.a, self.b, **self.options)
-        if launch is None:  # four thousand others were prepared meanwhile, by other threads
-            return TorchLaunch(self.question.workload.code.activation)
-        return launch
-
-
-def _together(ranks: Ranks, calls: Callable[[], Iterator[_Call]]) -> list[TuningResult | None]:
-    """The first rank decides; the others take it, or all fail."""
-    winners = dispatch.winners
-    questions = ranks.each(lambda: [call.question for call in calls() if not call.is_empty])
-    ranks.require_same(ranks.each(lambda: [winners.key(question) for question in questions]))
-
-    def decision(question: Question) -> Any:
-        alone = replace(question, epoch=0)
-        return ranks.decided(lambda: winners.find(alone).to_dict())
-
-    # One by one, so that the time limit of a collective is that of one tuning.
-    decisions = [decision(question) for question in questions]
-
-    def take() -> list[TuningResult | None]:
-        for question, told in zip(questions, decisions, strict=True):
-            winners.agree(question, TuningResult.from_dict(told))
-        dispatch.forget_launches()
-        return [_taken(call) for call in calls()]
-
-    try:
-        return ranks.each(take)
-    except RankError:
-        for question in questions:
-            winners.disagree(question)
-        dispatch.forget_launches()
-        raise
-
-
-def _taken(call: _Call) -> TuningResult | None:
-    launch = call.launched()
-    result = launch.result
-    if result is not None and launch.config != result.config:
-        raise LaunchError(
-            f"{result.chosen}, which the first rank chose for {call.question.workload}, cannot be "
-            f"loaded here"
-        )
+    if not isinstance(config, GemmConfig) and config != "torch":
+        raise InvalidInput(f"config={config!r:.80}: expected a GemmConfig, or 'torch'")
+    workload, index = _pinnable(problem, dtype, out_dtype, tf32, bias, activation, device)
+    chosen = config if isinstance(config, GemmConfig) else None
+    result = pin_config(chosen, workload, Target.current(index), index)
+    dispatch.forget_launches()
     return result
+
+
+def unpin(
+    *problem: Any,
+    dtype: str = "float16",
+    out_dtype: str | None = None,
+    tf32: bool | None = None,
+    bias: bool = False,
+    activation: str | None = None,
+    device: int | None = None,
+) -> bool:
+    """Undo :func:`pin` for a workload.
+
+    Returns:
+        whether anything was pinned.
+    """
+    workload, index = _pinnable(problem, dtype, out_dtype, tf32, bias, activation, device)
+    found = unpin_config(workload, index)
+    dispatch.forget_launches()
+    return found
+
+
+def _pinnable(
+    problem: tuple[Any, ...],
+    dtype: str,
+    out_dtype: str | None,
+    tf32: bool | None,
+    bias: bool,
+    activation: str | None,
+    device: int | None,
+) -> tuple[Workload, int]:
+    workload, device = _problem(problem, dtype, out_dtype, tf32, device, bias, activation)
+    if not (workload.m and workload.n and workload.k):
+        raise InvalidInput(f"{workload}: expected sizes over 0, torch computes empty products")
+    Target.current(device)  # raises NoGpu, which says more than torch would
+    return workload, torch.cuda.current_device() if device is None else device
 
 
 def tune(
@@ -161,7 +104,7 @@ def tune(
     dtype: str = "float16",
     out_dtype: str | None = None,
     tf32: bool | None = None,
-    mode: str = "auto",
+    mode: str | None = None,
     model: ModelLike = None,
     k: int = 8,
     include_torch: bool = True,
@@ -176,12 +119,17 @@ def tune(
         dtype: float16, bfloat16 or float32, for ``m, n, k``; out_dtype: of the result, default:
             that of the operands; tf32: as :func:`costmodel.matmul` has it: None follows torch's
             switch. A :class:`Workload` has its own.
+        mode: of :func:`costmodel.tuner.tune`. Default: as :func:`costmodel.matmul` has it;
+            ``auto`` where that would be ``background`` or ``never``.
         runner: what times; with one, nothing is kept. A ``ReplayRunner`` needs no GPU.
         device: CUDA device; default: that of the matrices, or the current one.
 
     The others are those of :func:`costmodel.tuner.tune`.
     """
-    check_mode(mode)
+    if mode is None:
+        default = modes.default_mode()
+        mode = default if default in modes.TUNING_MODES else "auto"
+    modes.check_tuning_mode(mode)
     workload, device = _problem(problem, dtype, out_dtype, tf32, device)
     if runner is not None:
         return tune_with(
@@ -202,64 +150,32 @@ def _problem(
     out_dtype: str | None,
     tf32: bool | None,
     device: int | None,
+    bias: bool = False,
+    activation: str | None = None,
 ) -> tuple[Workload, int | None]:
+    epilogue: dict[str, Any] = {"bias": bias, "activation": activation or "none"}
     match problem:
         case (Workload() as workload,):
             return workload, device
         case (int() as m, int() as n, int() as k):
-            return Workload.dense(m, n, k, **_types(dtype, out_dtype, tf32)), device
+            return Workload.dense(
+                m, n, k, **matmul_types(dtype, out_dtype, tf32), **epilogue
+            ), device
         case (torch.Tensor() as a, torch.Tensor() as b):
             result: Any = None if out_dtype is None else getattr(torch, out_dtype, out_dtype)
             check_arguments(a, b, None, None, None, tf32, result)
             out = torch.empty((a.shape[0], b.shape[1]), dtype=result or a.dtype, device=a.device)
-            multiplies = _types(str(a.dtype).removeprefix("torch."), None, tf32)
-            return Workload.from_tensors(a, b, out, tf32=multiplies["tf32"]), a.get_device()
+            multiplies = matmul_types(str(a.dtype).removeprefix("torch."), None, tf32)
+            found = Workload.from_tensors(a, b, out, tf32=multiplies["tf32"], **epilogue)
+            return found, a.get_device()
     raise InvalidInput(
-        f"tune({', '.join(type(p).__name__ for p in problem)}): expected m, n, k, or a Workload, "
+        f"({', '.join(type(p).__name__ for p in problem)}): expected m, n, k, or a Workload, "
         f"or two matrices"
     )
 
 
-def _types(dtype: str, out_dtype: str | None, tf32: bool | None) -> dict[str, Any]:
+def matmul_types(dtype: str, out_dtype: str | None, tf32: bool | None) -> dict[str, Any]:
     """The options of ``Workload.dense``; float32 follows torch's switch where nothing is said."""
     if tf32 is None:
         tf32 = dtype == "float32" and torch_multiplies_in_tf32()
     return {"dtype": dtype, "out_dtype": out_dtype, "tf32": tf32}
-
-
-def _precision(code: CodeClass) -> dict[str, Any]:
-    """The options that make ``matmul`` compute this class; None where a call without them does."""
-    widened = code.out_dtype != code.dtype
-    return {
-        "tf32": code.tf32 if code.dtype == "float32" else None,
-        "out_dtype": getattr(torch, code.out_dtype) if widened else None,
-    }
-
-
-def _workload(
-    problem: Problem, types: dict[str, Any], bias: bool, activation: str | None
-) -> Workload:
-    if isinstance(problem, Workload):
-        return problem
-    m, n, k = problem
-    return Workload.dense(m, n, k, **types, bias=bias, activation=activation or "none")
-
-
-def _blank_operands(
-    workload: Workload, index: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Operands of a workload with dense layouts, of whatever numbers are in memory."""
-    code = workload.code
-
-    def blank(rows: int, cols: int, layout: str, dtype: str) -> torch.Tensor:
-        shape = (cols, rows) if layout == "col" else (rows, cols)
-        x = torch.empty(shape, dtype=getattr(torch, dtype), device=f"cuda:{index}")
-        return x.T if layout == "col" else x
-
-    m, n, k = workload.m, workload.n, workload.k
-    return (
-        blank(m, k, code.a_layout, code.dtype),
-        blank(k, n, code.b_layout, code.dtype),
-        blank(m, n, code.c_layout, code.out_dtype),
-        blank(1, n, "row", code.out_dtype)[0] if code.bias else None,
-    )

@@ -11,7 +11,9 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Collection as Container
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from time import monotonic
 
@@ -22,7 +24,7 @@ from costmodel.config import GemmConfig
 from costmodel.dataset import Dataset, Role, RunInfo
 from costmodel.duplicates import identities
 from costmodel.kernel_code import kernel_hashes
-from costmodel.measurement import Candidate, TuningRecord
+from costmodel.measurement import Candidate, Measurement, TuningRecord
 from costmodel.runner.device import DeviceRunner
 from costmodel.specialize import Specialization, artifact_key, specialize
 from costmodel.workload import Workload
@@ -89,7 +91,8 @@ class Collection:
         self._n_jobs = n_jobs or max((os.cpu_count() or 1) - 2, 1)
         self._cache = cache
         self._deadline = monotonic() + budget_s
-        self._artifacts = dict(dataset.artifacts())
+        self._recorded = dataset.artifacts()
+        self._compiled: dict[str, Artifact] = {}
         self.progress = Progress()
 
     def collect(
@@ -101,7 +104,7 @@ class Collection:
             jobs: in the order in which they are wanted.
             on_job: called after each recorded job.
         """
-        todo = list(self._remaining(jobs))
+        todo = list(self._remaining(_merged(jobs)))
         self.progress.jobs = len(todo)
         anchors = self._anchors() if todo else {}
         specs = dict.fromkeys(
@@ -111,14 +114,49 @@ class Collection:
         try:
             for anchor, first_us in anchors.items():
                 self._time_again(anchor, first_us, compiling)
-            for job in todo:
-                if monotonic() > self._deadline:
-                    break
-                self._measure(job, compiling)
-                on_job(job, self.progress)
+            self._work_through(todo, compiling, on_job)
         finally:
             compiling.stop()
         return self.progress
+
+    def _work_through(
+        self, todo: Sequence[Job], compiling: _Compiling, on_job: Callable[[Job, Progress], None]
+    ) -> None:
+        """Time one job after the other; the next is made ready, the last recorded, meanwhile.
+
+        Both take a tenth of the time that timing takes, in which the GPU would do nothing.
+        """
+        with (
+            ThreadPoolExecutor(1, "preparing") as ahead,
+            ThreadPoolExecutor(1, "recording") as desk,
+        ):
+            recorded: list[tuple[Job, Future[None]]] = []
+            ready = [ahead.submit(self._prepare, job, compiling) for job in todo[:1]]
+            try:
+                for job, following in zip_longest(todo, todo[1:]):
+                    if monotonic() > self._deadline:
+                        break
+                    begin = monotonic()
+                    candidates = ready.pop().result()
+                    if following is not None:
+                        ready.append(ahead.submit(self._prepare, following, compiling))
+                    self._count_waiting(begin, compiling)
+                    outcome = self._measure(job, candidates)
+                    self._hear_of(recorded, on_job)
+                    recorded.append((job, desk.submit(self._record, job, outcome)))
+            finally:
+                compiling.give_up()
+                self._hear_of(recorded, on_job)
+
+    def _hear_of(
+        self, recorded: list[tuple[Job, Future[None]]], on_job: Callable[[Job, Progress], None]
+    ) -> None:
+        """Wait until what was given to be recorded is; raises what kept it from being so."""
+        while recorded:
+            job, future = recorded.pop()
+            future.result()
+            self.progress.jobs_done += 1
+            on_job(job, self.progress)
 
     def _anchors(self) -> dict[Job, float]:
         """A few workloads of earlier runs, each with the best that was found, and its latency."""
@@ -153,8 +191,9 @@ class Collection:
         """Jobs less what is recorded, and less what is known to repeat it."""
         for job in jobs:
             done = self._done(job.workload)
-            left = _distinct(job, self._known(job), done)
-            if left:
+            if not done:
+                yield job  # what repeats another is left out when its turn comes
+            elif left := _distinct(job, self._known(job), done):
                 yield Job(job.workload, tuple(c.config for c in left), job.role)
 
     def _done(self, workload: Workload) -> set[GemmConfig]:
@@ -164,16 +203,21 @@ class Collection:
     def _known(self, job: Job) -> dict[Specialization, Artifact]:
         """The artifacts of a job that are recorded already."""
         specs = dict.fromkeys(specialize(job.workload, c) for c in job.configs)
-        keys = {spec: artifact_key(spec, self._dataset.target) for spec in specs}
-        return {spec: self._artifacts[key] for spec, key in keys.items() if key in self._artifacts}
+        keys = [artifact_key(spec, self._dataset.target) for spec in specs]
+        recorded = self._recorded.find(keys)
+        found = [self._compiled.get(k) or r for k, r in zip(keys, recorded, strict=True)]
+        return {spec: a for spec, a in zip(specs, found, strict=True) if a is not None}
 
-    def _measure(self, job: Job, compiling: _Compiling) -> None:
-        start = monotonic()
+    def _prepare(self, job: Job, compiling: _Compiling) -> list[Candidate]:
+        """What is to be timed of a job, once it is compiled."""
         by_spec = compiling.wait_for([specialize(job.workload, c) for c in job.configs])
-        waited = monotonic()
+        self._compiled |= {a.key: a for a in by_spec.values()}
         done = self._done(job.workload)
         everything = Job(job.workload, (*done, *job.configs), job.role)
-        candidates = _distinct(everything, self._known(everything) | by_spec, done)
+        return _distinct(everything, self._known(everything) | by_spec, done)
+
+    def _measure(self, job: Job, candidates: Sequence[Candidate]) -> _Outcome:
+        begin = monotonic()
         torch = self._runner.measure_torch(job.workload)
         measured = self._runner.measure(job.workload, candidates)
         records = [
@@ -181,13 +225,17 @@ class Collection:
             for c, m in zip(candidates, measured, strict=True)
         ]
         again = self._finalists(job.workload, records)
-        self._artifacts |= {a.key: a for a in by_spec.values()}
-        self._dataset.append_artifacts(by_spec.values())
+        self._count(records, monotonic() - begin)
+        return _Outcome(records, again, torch)
+
+    def _record(self, job: Job, outcome: _Outcome) -> None:
+        """Write what was measured: binaries first, so that no row names an unknown one."""
+        keys = dict.fromkeys(r.artifact_key for r in outcome.records)
+        self._dataset.append_artifacts(self._compiled[k] for k in keys if k in self._compiled)
         self._dataset.append_measurements(
-            records, run=self._run, role=job.role, torch={job.workload: torch}
+            outcome.records, run=self._run, role=job.role, torch={job.workload: outcome.torch}
         )
-        self._dataset.append_measurements(again, run=self._run, role="anchor")
-        self._count(records, compiling, waited - start, monotonic() - waited)
+        self._dataset.append_measurements(outcome.again, run=self._run, role="anchor")
 
     def _finalists(self, workload: Workload, records: Sequence[TuningRecord]) -> list[TuningRecord]:
         """The best few once more, in turn: their second measurement tells the noise."""
@@ -198,19 +246,27 @@ class Collection:
             for r, m in zip(ok, again, strict=True)
         ]
 
-    def _count(
-        self, records: Sequence[TuningRecord], compiling: _Compiling, waited: float, timed: float
-    ) -> None:
+    def _count(self, records: Sequence[TuningRecord], timed_s: float) -> None:
         p = self.progress
-        p.jobs_done += 1
         p.rows += len(records)
         p.ok_rows += sum(r.measurement.ok for r in records)
         for record in records:
             status = record.measurement.status
             p.statuses[status] = p.statuses.get(status, 0) + 1
-        p.compiled, p.compile_failures = compiling.counts()
-        p.waiting_s += waited
-        p.timing_s += timed
+        p.timing_s += timed_s
+
+    def _count_waiting(self, begin: float, compiling: _Compiling) -> None:
+        self.progress.compiled, self.progress.compile_failures = compiling.counts()
+        self.progress.waiting_s += monotonic() - begin
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What timing a job gave; ``again`` are its finalists."""
+
+    records: list[TuningRecord]
+    again: list[TuningRecord]
+    torch: Measurement
 
 
 def collect(
@@ -227,6 +283,14 @@ def collect(
     """Measure ``jobs`` into ``dataset``; see :class:`Collection`."""
     collection = Collection(dataset, runner, run, n_jobs=n_jobs, cache=cache, budget_s=budget_s)
     return collection.collect(jobs, on_job)
+
+
+def _merged(jobs: Sequence[Job]) -> list[Job]:
+    """One job a workload and role, with the configurations of all."""
+    configs: dict[tuple[Workload, Role], dict[GemmConfig, None]] = {}
+    for job in jobs:
+        configs.setdefault((job.workload, job.role), {}).update(dict.fromkeys(job.configs))
+    return [Job(workload, tuple(found), role) for (workload, role), found in configs.items()]
 
 
 def _latency(record: TuningRecord) -> float:
@@ -274,6 +338,8 @@ class _Compiling:
             while not all(s in self._done for s in specs):
                 if self._error is not None:
                     raise self._error
+                if self._stopped:
+                    raise CancelledError
                 self._news.wait(timeout=1.0)
             return {s: self._done[s] for s in specs}
 
@@ -282,8 +348,14 @@ class _Compiling:
         with self._news:
             return len(self._done), sum(not a.ok for a in self._done.values())
 
+    def give_up(self) -> None:
+        """Who waits need wait no longer: nothing more is wanted."""
+        with self._news:
+            self._stopped = True
+            self._news.notify_all()
+
     def stop(self) -> None:
-        self._stopped = True
+        self.give_up()
         self._thread.join()
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""``matmul``: the hot path, and what else a program calls.
+"""``matmul``: the hot path, and what a program sets for all calls.
 
 A call looks up what it has done with such operands before, and launches. Only the first call of a
 kind validates, finds the winner (from memory, from disk or by tuning) and loads its binary.
@@ -6,46 +6,38 @@ kind validates, finds the winner (from memory, from disk or by tuning) and loads
 
 from __future__ import annotations
 
-import logging
-import os
-import warnings
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from costmodel import models
+from costmodel import models, modes
 from costmodel.arguments import check_arguments, require_disjoint, span_bytes
+from costmodel.background import Background
 from costmodel.batches import multiply_batches
+from costmodel.buckets import Buckets
 from costmodel.cache import WinnerCache
-from costmodel.candidates import CostModel
-from costmodel.errors import CompileError, CostModelError, InvalidInput, LaunchError
-from costmodel.launch import Plan, load
-from costmodel.models.storage import CARD
+from costmodel.calls import Call, KeptLaunches, ModelLike, key_of
+from costmodel.counters import count
+from costmodel.errors import InvalidInput
 from costmodel.models.xgb import XgbCostModel
-from costmodel.prepared import Launch, TorchLaunch, TritonLaunch
-from costmodel.ranking import named_model
-from costmodel.ranks import epoch
-from costmodel.space import legality
+from costmodel.prepared import Launch
+from costmodel.preparing import prepare
 from costmodel.torch_product import torch_multiplies_in_tf32
-from costmodel.tuner import check_mode
 from costmodel.tuning_result import TuningResult
-from costmodel.untrusted import as_path, file_errors, one_line
-from costmodel.winners import Question, Winners
-from costmodel.workload import Workload
+from costmodel.untrusted import as_path, file_errors
+from costmodel.winners import Winners
 
-__all__ = ["ModelLike", "forget_launches", "launch_for", "matmul", "question_of", "result_for",
-           "use", "winners"]  # fmt: skip
+__all__ = [
+    "ModelLike", "forget_launches", "launch_for", "matmul", "result_for", "set_buckets", "set_mode",
+    "use", "winners",
+]  # fmt: skip
 
-ModelLike = CostModel | str | PathLike[str] | None
-
-_KEPT_LAUNCHES = 4096
-
-log = logging.getLogger("costmodel")
 winners = Winners(WinnerCache())
-# With the bytes that out, a, b and bias span.
-_launches: dict[Any, tuple[Launch, tuple[int, ...]]] = {}
+_launches = KeptLaunches()
+_background = Background(_launches.discard)
+# Without torch's wrapper, which costs every call as much again.
+_deterministic = torch._C._get_deterministic_algorithms
 
 
 def matmul(
@@ -57,15 +49,26 @@ def matmul(
     activation: str | None = None,
     tf32: bool | None = None,
     out_dtype: torch.dtype | None = None,
-    mode: str = "auto",
+    mode: str | None = None,
     model: ModelLike = None,
 ) -> torch.Tensor:
     """act(a @ b + bias), by the fastest configuration known for such operands.
 
     The first call of a kind tunes: it ranks the space, times the top 8 beside torch and keeps the
-    winner on disk. Winners are shared by buckets of m. Where a process group of
-    ``torch.distributed`` is initialised nothing is timed: each rank takes the model's first choice,
-    or what the ranks agreed on in ``costmodel.warmup(..., group=...)``.
+    winner on disk. Winners are shared by buckets of m. What computes it is, in this order:
+
+    1. what :func:`costmodel.pin` has pinned for exactly this workload;
+    2. the winner of the mode in this process, then the one on disk;
+    3. what the mode then does: time, or predict;
+    4. torch, where no configuration works.
+
+    Where a process group of ``torch.distributed`` is initialised, 2 is what the ranks agreed on in
+    ``costmodel.warmup(..., group=...)``, and 3 the model's first choice: nothing is timed, and the
+    disk is not read.
+
+    Inside a CUDA graph's capture nothing is timed, compiled or loaded: it is the first of these
+    whose binary is loaded, else the best of the loaded ones, else torch with a warning. Such a
+    makeshift is not kept: the next call outside tunes.
 
     A tensor that requires grad gets its gradient, and ``torch.compile`` traces it without a break;
     either goes by an operator of torch's, and takes the model of :func:`use` only.
@@ -82,9 +85,12 @@ def matmul(
             torch's switch has it, ``torch.backends.cuda.matmul.fp32_precision``.
         out_dtype: type of the result where there is no ``out``: that of a and b, the default, or
             float32.
-        mode: ``auto``; ``predict`` (the model's first choice, untimed), ``heuristic`` (rules, no
-            model) or ``exhaustive`` (time the whole space). Under
-            ``torch.use_deterministic_algorithms``, ``auto`` predicts.
+        mode: ``auto``; ``predict`` (the model's first choice, untimed), ``topk`` (time the top 8,
+            small products too), ``exhaustive`` (time the whole space), ``heuristic`` (rules, no
+            model), ``background`` (torch, then the prediction, answer while a thread tunes) or
+            ``never`` (a winner of earlier tuning, else the prediction). Default: that of
+            :func:`set_mode`, else of ``COSTMODEL_MODE``, else ``auto``. Under
+            ``torch.use_deterministic_algorithms``, ``auto``, ``background`` and ``never`` predict.
         model: a model, or the directory of one; default: that of :func:`use`, else the shipped.
 
     Returns:
@@ -92,17 +98,21 @@ def matmul(
 
     Raises:
         InvalidInput, UnsupportedDtype, GradientError: operands that cannot be used.
-        CostModelError: an untuned call while a CUDA graph is captured.
+        InvalidInput: ``topk`` or ``exhaustive`` in a process group, not agreed on.
     """
     if torch.compiler.is_compiling():
-        return _traced(a, b, out, bias, activation, tf32, out_dtype, mode, model)
+        return _traced(Call(a, b, out, bias, activation, tf32, out_dtype, mode, model))
     if tf32 is None:
         tf32 = _as_torch(a)
-    mode = _deterministic(mode)
-    key = _key(a, b, out, bias, activation, tf32, out_dtype, mode, model)
-    found = _launches.get(key)
+    if _deterministic():
+        mode = modes.deterministic(mode)
+    key = key_of(a, b, out, bias, activation, tf32, out_dtype, mode, model)
+    found = _launches.young.get(key)
     if found is None:
-        return _first_call(key, a, b, out, bias, activation, tf32, out_dtype, mode, model)
+        found = _launches.get(key)
+        if found is None:
+            call = Call(a, b, out, bias, activation, tf32, out_dtype, mode, model)
+            return _first_call(key, call)
     launch, spans = found
     if out is None:
         shape = (a.shape[0], b.shape[1])  # a keyword less is half a microsecond less
@@ -118,6 +128,7 @@ def matmul(
 def forget_launches() -> None:
     """Look up the winner again at the next call of each kind: another may have been found."""
     _launches.clear()
+    _background.forget_failures()
 
 
 def use(model: str | Path | XgbCostModel | None) -> XgbCostModel | None:
@@ -139,6 +150,36 @@ def use(model: str | Path | XgbCostModel | None) -> XgbCostModel | None:
     return chosen
 
 
+def set_mode(mode: str | None) -> None:
+    """Set the mode of all calls that name none; see :func:`matmul`.
+
+    Args:
+        mode: None: as ``COSTMODEL_MODE`` has it, else ``auto``.
+
+    Raises:
+        InvalidInput: no mode of this name; then nothing changes.
+    """
+    modes.set_default_mode(mode)
+    forget_launches()
+
+
+def set_buckets(steps: int = 4, bounds: tuple[int, ...] = ()) -> None:
+    """Set which m share a winner, as :class:`costmodel.buckets.Buckets` has it.
+
+    Winners on disk stay, and are found by the buckets that they are of.
+
+    Args:
+        steps: ranges that each octave of m above 128 has.
+        bounds: upper ends of one's own, ascending; past the last, ``steps`` go on.
+
+    Raises:
+        InvalidInput: with what is wrong; then nothing changes.
+    """
+    winners.buckets = Buckets(steps, tuple(bounds))
+    winners.forget()
+    forget_launches()
+
+
 def result_for(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -148,7 +189,7 @@ def result_for(
     activation: str | None = None,
     tf32: bool | None = None,
     out_dtype: torch.dtype | None = None,
-    mode: str = "auto",
+    mode: str | None = None,
     model: ModelLike = None,
 ) -> TuningResult | None:
     """What :func:`matmul` goes by for such operands; None before its first call, or if empty."""
@@ -159,36 +200,18 @@ def result_for(
     return launch.result if launch is not None else None
 
 
-def launch_for(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    *,
-    out: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    activation: str | None = None,
-    tf32: bool | None = None,
-    out_dtype: torch.dtype | None = None,
-    mode: str = "auto",
-    model: ModelLike = None,
-) -> Launch | None:
-    """What :func:`matmul` launches for such operands; None before its first call."""
-    if tf32 is None:
-        tf32 = _as_torch(a)
-    mode = _deterministic(mode)
-    found = _launches.get(_key(a, b, out, bias, activation, tf32, out_dtype, mode, model))
+def launch_for(a: torch.Tensor, b: torch.Tensor, **options: Any) -> Launch | None:
+    """What :func:`matmul` launches for such operands; None before its first call.
+
+    Args:
+        options: those of :func:`matmul`.
+    """
+    call = Call(a, b, **options)
+    tf32 = _as_torch(a) if call.tf32 is None else call.tf32
+    mode = modes.deterministic(call.mode) if _deterministic() else call.mode
+    key = key_of(a, b, call.out, call.bias, call.activation, tf32, call.out_dtype, mode, call.model)
+    found = _launches.get(key)
     return found[0] if found is not None else None
-
-
-def question_of(workload: Workload, index: int, mode: str, model: ModelLike) -> Question:
-    """What :func:`matmul` asks for a workload on a device, as torch's switches are now."""
-    return Question(workload, index, _deterministic(mode), named_model(model), epoch=epoch())
-
-
-def _deterministic(mode: str) -> str:
-    """What was timed may be another choice, with other bits, in another run: nothing is then."""
-    if mode == "auto" and torch.are_deterministic_algorithms_enabled():
-        return "predict"
-    return mode
 
 
 def _as_torch(a: torch.Tensor) -> bool | None:
@@ -196,175 +219,45 @@ def _as_torch(a: torch.Tensor) -> bool | None:
     return torch_multiplies_in_tf32() if getattr(a, "dtype", None) is torch.float32 else None
 
 
-def _key(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    out: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    activation: str | None,
-    tf32: bool | None,
-    out_dtype: torch.dtype | None,
-    mode: str,
-    model: ModelLike,
-) -> Any:
-    """All that a prepared launch depends on, as cheap to compute as it can be.
-
-    Whether there is a gradient to lose is in it: such a call never gets past its validation.
-    """
-    try:
-        return (
-            a.shape, a.stride(), a.dtype, a.get_device(), a.data_ptr() & 15,
-            b.shape, b.stride(), b.dtype, b.get_device(), b.data_ptr() & 15,
-            (a.requires_grad or b.requires_grad) and torch.is_grad_enabled(),
-            None if out is None else _described(out),
-            None if bias is None else _described(bias),
-            activation, tf32, out_dtype, mode, model if model is None else _identity(model),
-            epoch(),
-        )  # fmt: skip
-    except (AttributeError, RuntimeError, TypeError):
-        return None  # no dense tensors: the validation says what they are
-
-
-def _described(x: torch.Tensor) -> Any:
-    wants_grad = x.requires_grad and torch.is_grad_enabled()
-    return x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() & 15, wants_grad
-
-
-def _identity(model: ModelLike) -> Any:
-    """A model is compared by identity, a directory by its name and when it was last saved."""
-    if not isinstance(model, str | PathLike):
-        return model
-    path = os.path.join(model, CARD)
-    return path, os.stat(path).st_mtime_ns if os.path.exists(path) else 0
-
-
 def _is_batch(a: torch.Tensor, b: torch.Tensor) -> bool:
     return not getattr(a, "ndim", 2) == getattr(b, "ndim", 2) == 2
 
 
-def _traced(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    out: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    activation: str | None,
-    tf32: bool | None,
-    out_dtype: torch.dtype | None,
-    mode: str,
-    model: ModelLike,
-) -> torch.Tensor:
+def _traced(call: Call) -> torch.Tensor:
     """The product as an operator of torch's: what is traced, and what is to have a gradient."""
-    if model is not None:
+    if call.model is not None:
         raise InvalidInput(
             "model= with torch.compile or a tensor that requires grad: call costmodel.use(model) "
             "before instead"
         )
-    if _is_batch(a, b):
-        return multiply_batches(
-            matmul, a, b, out, bias=bias, activation=activation, tf32=tf32, out_dtype=out_dtype,
-            mode=mode,
-        )  # fmt: skip
+    if _is_batch(call.a, call.b):
+        return multiply_batches(matmul, call.a, call.b, call.out, **call.options())
     operator = torch.ops.costmodel.matmul  # of costmodel.torch_ops
-    found = operator(a, b, bias, activation or "none", tf32, out_dtype, mode)
-    return found if out is None else out.copy_(found)
-
-
-def _first_call(
-    key: Any,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    out: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    activation: str | None,
-    tf32: bool | None,
-    out_dtype: torch.dtype | None,
-    mode: str,
-    model: ModelLike,
-) -> torch.Tensor:
-    check_mode(mode)
-    if _is_batch(a, b):
-        return multiply_batches(
-            matmul, a, b, out, bias=bias, activation=activation, tf32=tf32, out_dtype=out_dtype,
-            mode=mode, model=model,
-        )  # fmt: skip
-    check_arguments(a, b, out, bias, activation, tf32, out_dtype)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (a, b, bias) if x is not None):
-        return _traced(a, b, out, bias, activation, tf32, out_dtype, mode, model)
-    index = a.get_device()
-    with torch.cuda.device(index):
-        if torch.cuda.is_current_stream_capturing():
-            raise CostModelError(
-                f"the first product of a[{a.shape[0]}, {a.shape[1]}] and b[{b.shape[0]}, "
-                f"{b.shape[1]}] came while a CUDA graph is captured, where nothing may be timed "
-                f"or loaded: call matmul once before, or costmodel.warmup([(m, n, k)])"
-            )
-    result = a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype) if out is None else out
-    launch = _prepare(a, b, result, bias, activation or "none", bool(tf32), mode, model)
-    if len(_launches) >= _KEPT_LAUNCHES:
-        _launches.clear()
-    if key is not None:
-        operands = (result, a, b, bias)
-        _launches[key] = launch, tuple(0 if x is None else span_bytes(x) for x in operands)
-    launch(a, b, result, bias)
-    return result
-
-
-def _prepare(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    out: torch.Tensor,
-    bias: torch.Tensor | None,
-    activation: str,
-    tf32: bool,
-    mode: str,
-    model: ModelLike,
-) -> Launch:
-    workload = Workload.from_tensors(
-        a, b, out, bias=bias is not None, activation=activation, tf32=tf32
+    found = operator(
+        call.a, call.b, call.bias, call.activation or "none", call.tf32, call.out_dtype, call.mode
     )
-    if not (workload.m and workload.n and workload.k):
-        return TorchLaunch(activation, tf32=tf32)
-    if os.environ.get("TRITON_INTERPRET", "0").lower() not in ("", "0", "false", "off", "no"):
-        raise CostModelError(
-            "TRITON_INTERPRET is set: Triton would interpret the kernels on the CPU, and timings "
-            "of that mean nothing; unset it before Triton is imported"
-        )
-    index = a.get_device()
-    question = question_of(workload, index, mode, model)
-    result = winners.find(question)
-    launch = _load(result, workload, index, (a, b, out))
-    if launch is None and not question.epoch:  # in a group none may choose anew by itself
-        log.warning("%s no longer works for %s: tuning again", result.chosen, workload)
-        result = winners.find(question, instead_of=result)
-        launch = _load(result, workload, index, (a, b, out))
-    if launch is None:
-        warnings.warn(
-            f"no configuration of {workload} can be loaded: torch computes it",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-        return TorchLaunch(activation, result, tf32)
-    return launch
+    return found if call.out is None else call.out.copy_(found)
 
 
-def _load(
-    result: TuningResult,
-    workload: Workload,
-    index: int,
-    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-) -> Launch | None:
-    """The launch of a result; where that was only predicted, of the next choices too."""
-    if result.config is None:
-        return TorchLaunch(workload.code.activation, result, workload.code.tf32)
-    configs = [result.config] if result.timed else [config for config, _ in result.ranked]
-    for config in configs:
-        if legality(config, workload, result.target.device):
-            continue
-        plan = Plan.of(workload, config, result.target.device.sm_count)
-        try:
-            kernel = load(plan.spec, result.target, index)
-        except (CompileError, LaunchError) as error:
-            log.info("%s: %s", config, one_line(error))
-            continue
-        return TritonLaunch(plan, kernel, index, operands, result)
-    return None
+def _first_call(key: object, call: Call) -> torch.Tensor:
+    call.mode = modes.default_mode() if call.mode is None else call.mode
+    modes.check_mode(call.mode)
+    a, b, bias = call.a, call.b, call.bias
+    if _is_batch(a, b):
+        return multiply_batches(matmul, a, b, call.out, **call.options())
+    check_arguments(a, b, call.out, bias, call.activation, call.tf32, call.out_dtype)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (a, b, bias) if x is not None):
+        return _traced(call)
+    out = call.out
+    if out is None:
+        out = a.new_empty((a.shape[0], b.shape[1]), dtype=call.out_dtype)
+    found = prepare(call, out, winners, _background)
+    count(prepared=1)
+    if key is not None and found.keep:
+        operands = (out, a, b, bias)
+        spans = tuple(0 if x is None else span_bytes(x) for x in operands)
+        _launches.put(key, (found.launch, spans))
+        if found.job is not None and not _background.hold(found.job, key, found.accepted):
+            _launches.discard([key])  # it was done meanwhile
+    found.launch(a, b, out, bias)
+    return out

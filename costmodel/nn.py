@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from costmodel.errors import InvalidInput
+from costmodel.modes import check_mode
 from costmodel.torch_ops import matmul
-from costmodel.tuner import check_mode
 from costmodel.workload import ACTIVATIONS
 
 __all__ = ["Linear", "replace_linear"]
@@ -20,26 +20,27 @@ class Linear(torch.nn.Linear):
     Args:
         args, keywords: of ``torch.nn.Linear``.
         activation: fused into the product: ``relu``, ``gelu`` or ``silu``.
-        mode: of :func:`costmodel.matmul`.
+        mode: of :func:`costmodel.matmul`; None: whichever holds at each call.
 
     Raises:
         InvalidInput: an unknown activation or mode.
     """
 
     def __init__(
-        self, *args: Any, activation: str | None = None, mode: str = "auto", **keywords: Any
+        self, *args: Any, activation: str | None = None, mode: str | None = None, **keywords: Any
     ) -> None:
         if (activation or "none") not in ACTIVATIONS:
             raise InvalidInput(
                 f"activation={activation!r}: expected one of {', '.join(ACTIVATIONS)}"
             )
-        check_mode(mode)
+        if mode is not None:
+            check_mode(mode)
         super().__init__(*args, **keywords)
         self.activation, self.mode = activation, mode
 
     @classmethod
     def of(
-        cls, layer: torch.nn.Linear, *, activation: str | None = None, mode: str = "auto"
+        cls, layer: torch.nn.Linear, *, activation: str | None = None, mode: str | None = None
     ) -> Linear:
         """One with the parameters of another layer, not copies of them."""
         made = cls(
@@ -54,7 +55,7 @@ class Linear(torch.nn.Linear):
         return matmul(x, self.weight.T, bias=self.bias, activation=self.activation, mode=self.mode)
 
 
-def replace_linear(module: torch.nn.Module, *, mode: str = "auto") -> int:
+def replace_linear(module: torch.nn.Module, *, mode: str | None = None) -> int:
     """Replace every ``torch.nn.Linear`` inside a module, in place; those of subclasses stay.
 
     Returns:

@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from costmodel.candidates import Candidates, CostModel
 from costmodel.config import GemmConfig
+from costmodel.errors import InvalidInput
 from costmodel.heldout import is_held_out
+from costmodel.models.known import known_artifacts
 from costmodel.space import SearchSpace
+from costmodel.specialize import artifact_key, specialize
 from costmodel.target import Target
 from costmodel.workload import Layout, Workload, kind_options
 
@@ -19,6 +23,7 @@ __all__ = ["ModelSampler", "RandomSampler", "Sampler", "training_workloads"]
 _MAX_BYTES = 2**30
 _MAX_FLOPS = 6e11
 _TRANSPOSED_SHARE = 0.3
+_NEAR = 2.0
 _ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
          6144, 8192, 16384)  # fmt: skip
 # (n, k) of layers of well-known models that are not in the eval list.
@@ -52,27 +57,55 @@ class RandomSampler:
 
 
 class ModelSampler:
-    """Half at random, half from the best that a model predicts: where it must be exact.
+    """Led by a model: its own best guesses, where it is least sure of itself, and any others.
+
+    Best guesses are drawn from the first of its ranking, twice as many as are taken. It is unsure
+    where its two heads, with the compiled artifact and without, differ most among what either
+    thinks at most twice as slow as its best. The rest is drawn at random, for cover.
 
     Args:
         model: ranks the space.
         count: how many to choose.
-        share: how much of ``count`` comes from the top twice that many of the model's ranking.
+        best: how much of ``count`` its best guesses are.
+        unsure: how much of ``count`` is taken where it is unsure; models of one head know no such.
     """
 
-    def __init__(self, model: CostModel, count: int, share: float = 0.5) -> None:
-        self.model, self.count, self.share = model, count, share
+    def __init__(
+        self, model: CostModel, count: int, best: float = 0.4, unsure: float = 0.1
+    ) -> None:
+        if min(best, unsure) < 0 or best + unsure > 1:
+            raise InvalidInput(
+                f"best={best:g}, unsure={unsure:g}: expected shares of at least 0 that add up to "
+                f"at most 1"
+            )
+        self.model, self.count, self.best, self.unsure = model, count, best, unsure
 
     def sample(self, space: SearchSpace, rng: np.random.Generator) -> list[GemmConfig]:
         if len(space) <= self.count:
             return list(space.configs)
-        costs = self.model.predict(space.workload, Candidates.of(space.configs), space.target)
-        guided = round(self.count * self.share)
+        costs, doubt = self._judge(space)
+        guided = round(self.count * self.best)
         top = np.argsort(costs, kind="stable")[: 2 * guided]
         chosen = rng.choice(top, guided, replace=False)
-        rest = np.setdiff1d(np.arange(len(space)), chosen)
-        other = rng.choice(rest, self.count - guided, replace=False)
-        return [space.configs[i] for i in (*chosen, *other)]
+        left = np.setdiff1d(np.arange(len(space)), chosen)
+        doubtful = left[np.argsort(-doubt[left], kind="stable")]
+        doubtful = doubtful[doubt[doubtful] > 0][: round(self.count * self.unsure)]
+        left = np.setdiff1d(left, doubtful)
+        rest = rng.choice(left, self.count - len(chosen) - len(doubtful), replace=False)
+        return [space.configs[i] for i in (*chosen, *doubtful, *rest)]
+
+    def _judge(self, space: SearchSpace) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Cost of each configuration, and how unsure the model is of it; float64 [n] each."""
+        workload, target = space.workload, space.target
+        bare = self.model.predict(workload, Candidates.of(space.configs), target)
+        known = known_artifacts(self.model, target)
+        keys = [artifact_key(specialize(workload, c), target) for c in space.configs]
+        found = [known.get(key) for key in keys]
+        if not any(found):
+            return bare, np.zeros(len(bare))
+        costs = self.model.predict(workload, Candidates.of(space.configs, found), target)
+        near = (costs <= _NEAR * costs.min()) | (bare <= _NEAR * bare.min())
+        return costs, np.where(near, np.abs(np.log(costs / bare)), 0.0)
 
 
 def training_workloads(
@@ -92,7 +125,7 @@ def training_workloads(
         seed: the same seed gives the same list.
     """
     rng = np.random.default_rng(seed)
-    kinds = (_layer, _aligned, _ragged, _round, _layer, _aligned, _ragged, _aligned)
+    kinds = (_layer, _aligned, _ragged, _round, _layer, _ragged, _aligned, _ragged)
     found: dict[Workload, None] = {}
     turn = 0
     while len(found) < count:

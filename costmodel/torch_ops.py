@@ -24,7 +24,7 @@ def _matmul(
     activation: str,
     tf32: bool | None,
     out_dtype: torch.dtype | None,
-    mode: str,
+    mode: str | None,
 ) -> torch.Tensor:
     """act(a @ b + bias) of a[m, k] and b[k, n]; see :func:`costmodel.matmul`."""
     with torch.no_grad():
@@ -41,7 +41,7 @@ def _(
     activation: str,
     tf32: bool | None,
     out_dtype: torch.dtype | None,
-    mode: str,
+    mode: str | None,
 ) -> torch.Tensor:
     if not a.dim() == b.dim() == 2 or a.shape[1] != b.shape[0]:
         raise ShapeError(f"a{list(a.shape)} @ b{list(b.shape)}: expected [m, k] @ [k, n]")

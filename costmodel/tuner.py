@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import inf
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 from costmodel.artifact import Artifact
 from costmodel.candidates import CostModel
@@ -20,6 +20,7 @@ from costmodel.kept import Kept
 from costmodel.measurement import Measurement, Runner
 from costmodel.models.baselines import RuleHeuristic
 from costmodel.models.xgb import XgbCostModel
+from costmodel.modes import check_tuning_mode
 from costmodel.ranking import Ranking, answering_model, rank
 from costmodel.runner.replay import ReplayRunner
 from costmodel.specialize import Specialization, specialize
@@ -32,10 +33,7 @@ from costmodel.workload import Workload
 if TYPE_CHECKING:
     from costmodel.compiler import CompilePool
 
-__all__ = ["MODES", "Mode", "check_mode", "compile_for_device", "tune", "untimed_because"]
-
-Mode = Literal["auto", "predict", "heuristic", "exhaustive"]
-MODES: tuple[str, ...] = get_args(Mode)
+__all__ = ["compile_for_device", "tune", "untimed_because"]
 
 log = logging.getLogger("costmodel")
 
@@ -66,8 +64,9 @@ def tune(
         model: as for :func:`costmodel.ranking.rank`.
         k: how many working candidates to time.
         mode: ``auto`` times the top k; small problems, and operands that cannot be drawn for
-            timing, are left to the prediction. ``predict`` takes the model's first choice and
-            ``heuristic`` the rules', untimed; ``exhaustive`` times the whole space.
+            timing, are left to the prediction. ``topk`` times small ones too. ``predict`` takes
+            the model's first choice and ``heuristic`` the rules', untimed; ``exhaustive`` times
+            the whole space.
         include_torch: ``torch.matmul`` (cuBLAS) is a candidate too; where nothing is timed, by
             what the model predicts of it.
         budget_s: stop compiling and timing after about so many seconds; the best so far wins.
@@ -78,7 +77,7 @@ def tune(
         InvalidInput: an unknown mode, k < 1, an empty product, or nothing to time with.
         NotRecorded: the recording does not hold this workload.
     """
-    check_mode(mode)
+    check_tuning_mode(mode)
     require("workload", workload, Workload, "a Workload, such as Workload.dense(m, n, k)")
     require_count("k", k)
     require("budget_s", budget_s, (int, float), "seconds")
@@ -121,12 +120,6 @@ def tune(
         reliable=choice.reliable,
         costs=costs,
     )
-
-
-def check_mode(mode: str) -> None:
-    """Raises: InvalidInput: not one of MODES."""
-    if mode not in MODES:
-        raise InvalidInput(f"mode={mode!r}: expected one of {', '.join(MODES)}")
 
 
 def untimed_because(workload: Workload, mode: str) -> str:

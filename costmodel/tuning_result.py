@@ -13,10 +13,13 @@ from costmodel.target import Target
 from costmodel.untrusted import require_count, take
 from costmodel.workload import Workload
 
-__all__ = ["PREDICTED", "Costs", "TuningResult"]
+__all__ = ["PINNED", "PREDICTED", "Costs", "TuningResult"]
 
 PREDICTED = "predicted"
 """The ``source`` of a result that rests on no timing."""
+
+PINNED = "pinned"
+"""The ``source`` of a result that the caller has chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +53,8 @@ class TuningResult:
         torch: what ``torch.matmul`` took; None where it was no candidate.
         config: what was chosen; None is torch.
         why: one sentence.
-        source: where timings come from: ``device (NAME)``, ``replay of NAME``, or
-            :data:`PREDICTED`.
+        source: where timings come from: ``device (NAME)``, ``replay of NAME``; else
+            :data:`PREDICTED` or :data:`PINNED`.
         reliable: chosen as it would be again: false after a budget ran out or where candidates or
             torch could not be timed, and such a result is not kept on disk.
         costs: what each stage took.
@@ -82,8 +85,8 @@ class TuningResult:
 
     @property
     def timed(self) -> bool:
-        """Whether the choice rests on timings, and not on a prediction."""
-        return self.source != PREDICTED
+        """Whether the choice rests on timings, and not on a prediction or a wish."""
+        return self.source not in (PREDICTED, PINNED)
 
     @property
     def best_triton(self) -> tuple[GemmConfig, Measurement] | None:
@@ -119,6 +122,18 @@ class TuningResult:
             "reliable": self.reliable,
             "costs": asdict(self.costs) | {"total_s": self.costs.total_s},
         }
+
+    @classmethod
+    def unranked(
+        cls, workload: Workload, target: Target, mode: str, config: GemmConfig | None, why: str,
+        source: str = PREDICTED,
+    ) -> TuningResult:  # fmt: skip
+        """A choice that no model was asked for; it is not to be kept on disk."""
+        return cls(
+            workload, target, model="", model_hash="", reservation="", mode=mode, k=1, ranked=(),
+            measured=(), torch=None, config=config, why=why, source=source, reliable=False,
+            costs=Costs(),
+        )  # fmt: skip
 
     @classmethod
     def from_dict(cls, data: Any) -> TuningResult:

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 import costmodel
-from costmodel import ahead, dispatch
+from costmodel import dispatch, preparing, warming
 from costmodel.cache import WinnerCache
 from costmodel.dataset import Dataset, RunInfo
 from costmodel.errors import CostModelError, LaunchError
@@ -64,7 +64,8 @@ class Rank:
             compile_=lambda specs, target: (),
         )
         fakes: list[tuple[Any, str, Any]] = [
-            (dispatch, "_load", self._load), (ahead, "_blank_operands", self._operands),
+            (preparing, "first_launch", self._load),
+            (warming, "_blank_operands", self._operands),
             (torch.cuda, "device", lambda _: nullcontext()),
             (torch.cuda, "is_current_stream_capturing", lambda: False),
             (torch.cuda, "current_device", lambda: -1),  # what a tensor on the CPU says
@@ -88,11 +89,11 @@ class Rank:
         return data
 
     @contextmanager
-    def runner(self) -> Iterator[ReplayRunner]:
+    def runner(self, wait: bool = True) -> Iterator[ReplayRunner]:
         self.timed += 1
         yield ReplayRunner(self.recording)
 
-    def _load(self, result: Any, *arguments: Any) -> Any:
+    def _load(self, configs: Any, workload: Any, index: int, operands: Any, result: Any) -> Any:
         return None if self.cannot_load(result) else FakeLaunch(result)
 
     def _operands(self, workload: Workload, index: int) -> Any:

@@ -12,9 +12,9 @@ import pytest
 import costmodel
 
 NAMES = {
-    "Dataset", "Explanation", "GemmConfig", "Ranking", "ReplayRunner", "Target", "TuningResult",
-    "Workload", "__version__", "explain", "load", "matmul", "rank", "result_for", "train", "tune",
-    "use", "warmup",
+    "Dataset", "Explanation", "GemmConfig", "Ranking", "ReplayRunner", "Stats", "Target",
+    "TuningResult", "Workload", "__version__", "explain", "load", "matmul", "pin", "rank",
+    "result_for", "set_buckets", "set_mode", "stats", "train", "tune", "unpin", "use", "warmup",
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmark_fakes import WORKLOAD
+from benchmark_fakes import H100, WORKLOAD, A, B, C, FakeRunner
 
 from costmodel.tuning_result import Costs
 
@@ -106,3 +106,34 @@ def test_collection_by_hand(script: Any) -> None:
     assert summarize([compiling, *one]) == expected
     assert summarize([compiling, *one, two]) == expected | {"rows_per_s_2gpu": 390.0}
     assert summarize([compiling])["rows_per_s_1gpu"] is None
+
+
+def test_buckets_by_hand(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bucket's winner is 10 % slower on every m in between; torch is not chosen."""
+    bench = script("bench_buckets")
+    assert bench.between(129, 160) == [144, 160]
+    assert bench.between(1, 1) == []
+    own = dict(zip((129, 144, 160), (A, B, C), strict=True))
+
+    class Tuned:
+        def __init__(self, workload: Any) -> None:
+            self.config = own[workload.m]
+
+    class Runner(FakeRunner):
+        def __enter__(self) -> Runner:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(bench, "DeviceRunner", lambda: Runner({A: 11.0, B: 10.0, C: 11.0}))
+    monkeypatch.setattr(bench, "tune", lambda workload, **_: Tuned(workload))
+    rows = list(bench.measured(4096, 4096, (129, 160), H100, None, None))
+    assert [row["workload"] for row in rows] == ["144x4096x4096", "160x4096x4096"]
+    assert [row["slower_pct"] for row in rows] == [pytest.approx(10.0), pytest.approx(0.0)]
+    failed = bench.row_of(9, 8, 8, (9, 16), {"shared": None, "own": 1.0})
+    summary = bench.summarize([*rows, failed])
+    assert summary["slower_geomean_pct"] == pytest.approx(100 * (1.1**0.5 - 1))
+    assert (summary["workloads"], summary["not_timed"], summary["over_5_pct"]) == (3, 1, 1)
+    assert summary["slower_worst_workload"] == "144x4096x4096"
+    assert bench.summarize([failed])["slower_worst_pct"] is None

@@ -94,7 +94,9 @@ def test_a_spent_budget_ends_the_loop(script: Any, capsys: pytest.CaptureFixture
     assert "0 of 3 done" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["strategies", "kernels", "tuning_cost", "dispatch", "collection"])
+@pytest.mark.parametrize(
+    "name", ["strategies", "kernels", "tuning_cost", "dispatch", "collection", "buckets"]
+)
 def test_without_a_gpu_a_benchmark_says_so_and_writes_nothing(
     script: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

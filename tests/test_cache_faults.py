@@ -271,7 +271,7 @@ def test_another_driver_build_or_grid_is_another_winner(
 ) -> None:
     winners_of(bench, tmp_path).find(question(*SIZES[0]))
     before = winner_key(question(*SIZES[0]), H100, (1, 2))
-    monkeypatch.setattr(f"costmodel.winners.{name}", other)
+    monkeypatch.setattr(f"costmodel.question.{name}", other)
     assert winner_key(question(*SIZES[0]), H100, (1, 2)) != before
     winners: Winners = winners_of(bench, tmp_path)
     winners.find(question(*SIZES[0]))

@@ -14,6 +14,7 @@ from test_dispatch import A, B, half
 import costmodel
 from costmodel import dispatch
 from costmodel.arguments import _check_devices
+from costmodel.calls import KeptLaunches
 from costmodel.errors import DeviceError
 from costmodel.runner import identity
 from costmodel.runner.session import _clock_reader
@@ -35,7 +36,7 @@ def test_launches_do_not_pile_up(
     prepared: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each m has a launch of its own: what is kept of them is bounded."""
-    monkeypatch.setattr(dispatch, "_KEPT_LAUNCHES", 50)
+    monkeypatch.setattr(dispatch, "_launches", KeptLaunches(at_most=50))
     for m in range(1, 301):
         costmodel.matmul(half(m, 8), B)
         assert len(dispatch._launches) <= 50

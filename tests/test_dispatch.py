@@ -6,7 +6,7 @@ import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import costmodel
-from costmodel import ahead, dispatch
+from costmodel import ahead, dispatch, warming
 from costmodel.arguments import check_arguments, require_disjoint
 from costmodel.cache import WinnerCache
+from costmodel.calls import Call
 from costmodel.config import GemmConfig
 from costmodel.dataset import Dataset, RunInfo
 from costmodel.errors import (
@@ -34,6 +35,7 @@ from costmodel.kernel_code import kernel_function
 from costmodel.launch import Plan
 from costmodel.measurement import Measurement, TuningRecord
 from costmodel.models import RandomModel
+from costmodel.preparing import Prepared
 from costmodel.runner.replay import ReplayRunner
 from costmodel.space import SearchSpace, legality
 from costmodel.specialize import constants, specialize
@@ -108,12 +110,21 @@ def test_dtypes_without_a_kernel_are_named_at_once(name: str) -> None:
         costmodel.matmul(A, other)
 
 
-@pytest.mark.parametrize(("mode", "then"), [("auto", "predict"), ("exhaustive", "exhaustive")])
+@pytest.mark.parametrize(
+    ("mode", "then"),
+    [
+        ("auto", "predict"),
+        ("background", "predict"),
+        ("never", "predict"),
+        ("exhaustive", "exhaustive"),
+        ("topk", "topk"),
+    ],
+)
 def test_no_timing_decides_where_torch_is_to_be_deterministic(
     monkeypatch: pytest.MonkeyPatch, mode: str, then: str
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(dispatch, "_first_call", lambda *args: asked.append(args[-2]))
+    monkeypatch.setattr(dispatch, "_first_call", lambda _, call: asked.append(call.mode))
     for enabled in (False, True):
         torch.use_deterministic_algorithms(enabled)
         try:
@@ -172,7 +183,7 @@ class Bench:
         self.uses = 0
 
     @contextmanager
-    def runner(self) -> Iterator[ReplayRunner]:
+    def runner(self, wait: bool = True) -> Iterator[ReplayRunner]:
         self.uses += 1
         yield ReplayRunner(self.recording)
 
@@ -372,18 +383,16 @@ def test_a_plan_fills_every_argument_that_is_not_baked(
 
 
 @pytest.fixture
-def prepared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
+def prepared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Call, torch.Tensor]]]:
     """``matmul`` without a GPU: nothing is computed; what first calls asked for, in order."""
-    asked: list[tuple[Any, ...]] = []
+    asked: list[tuple[Call, torch.Tensor]] = []
 
-    def prepare(*arguments: Any) -> Callable[..., None]:
-        asked.append(arguments)
-        return lambda *_: None
+    def prepare(call: Call, out: torch.Tensor, *_: Any) -> Any:
+        asked.append((call, out))
+        return Prepared(lambda *_: None)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(dispatch, "_prepare", prepare)
+    monkeypatch.setattr(dispatch, "prepare", prepare)
     monkeypatch.setattr("costmodel.arguments._check_devices", lambda _: None)
-    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     dispatch.forget_launches()
     before = torch.backends.cuda.matmul.fp32_precision
     yield asked
@@ -391,14 +400,16 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]
     dispatch.forget_launches()
 
 
-def test_float32_follows_the_switch_of_torch_at_every_call(prepared: list[tuple[Any, ...]]) -> None:
+def test_float32_follows_the_switch_of_torch_at_every_call(
+    prepared: list[tuple[Call, torch.Tensor]],
+) -> None:
     a, b = half(4, 8, dtype=torch.float32), half(8, 16, dtype=torch.float32)
     switch: Any = torch.backends.cuda.matmul
     for _ in range(2):  # the second time both are known
         for setting in ("ieee", "tf32"):
             switch.fp32_precision = setting
             costmodel.matmul(a, b)
-    assert [arguments[5] for arguments in prepared] == [False, True]
+    assert [call.tf32 for call, _ in prepared] == [False, True]
     for setting in ("ieee", "tf32"):
         switch.fp32_precision = setting
         for tf32 in (False, True):
@@ -407,7 +418,7 @@ def test_float32_follows_the_switch_of_torch_at_every_call(prepared: list[tuple[
 
 
 def test_16_bits_do_not_look_at_the_switch(
-    prepared: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+    prepared: list[tuple[Call, torch.Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch, "torch_multiplies_in_tf32", lambda: pytest.fail("looked"))
     for _ in range(2):
@@ -417,7 +428,7 @@ def test_16_bits_do_not_look_at_the_switch(
         costmodel.matmul(A, B, tf32=True)
 
 
-def test_the_result_may_be_asked_for_in_float32(prepared: list[tuple[Any, ...]]) -> None:
+def test_the_result_may_be_asked_for_in_float32(prepared: list[tuple[Call, torch.Tensor]]) -> None:
     for _ in range(2):
         for dtype in (torch.float16, torch.bfloat16):
             a, b = A.to(dtype), B.to(dtype)
@@ -427,13 +438,15 @@ def test_the_result_may_be_asked_for_in_float32(prepared: list[tuple[Any, ...]])
             out = half(4, 16, dtype=torch.float32)
             assert costmodel.matmul(a, b, out=out, out_dtype=torch.float32) is out
             assert costmodel.matmul(a, b, out=out, bias=out[0].clone()) is out
-    assert [arguments[2].dtype for arguments in prepared[:3]] == [
+    assert [out.dtype for _, out in prepared[:3]] == [
         torch.float32, torch.float16, torch.float32,
     ]  # fmt: skip
     assert len(prepared) == 8
 
 
-def test_a_workload_is_warmed_up_as_the_call_will_be(prepared: list[tuple[Any, ...]]) -> None:
+def test_a_workload_is_warmed_up_as_the_call_will_be(
+    prepared: list[tuple[Call, torch.Tensor]],
+) -> None:
     """The options that ``warmup`` adds give the key of a call without any."""
     for workload, options in (
         (Workload.dense(4, 16, 8), {}),
@@ -442,7 +455,7 @@ def test_a_workload_is_warmed_up_as_the_call_will_be(prepared: list[tuple[Any, .
     ):
         dtype = getattr(torch, workload.dtype)
         a, b = A.to(dtype), B.to(dtype)
-        costmodel.matmul(a, b, **ahead._precision(workload.code))
+        costmodel.matmul(a, b, **warming._precision(workload.code))
         count = len(prepared)
         costmodel.matmul(a, b, **options)  # type: ignore[arg-type]
         assert len(prepared) == count
@@ -450,13 +463,13 @@ def test_a_workload_is_warmed_up_as_the_call_will_be(prepared: list[tuple[Any, .
 
 @pytest.mark.parametrize("setting", ["ieee", "tf32"])
 def test_ahead_of_time_float32_follows_the_switch_too(
-    prepared: list[tuple[Any, ...]], setting: str
+    prepared: list[tuple[Call, torch.Tensor]], setting: str
 ) -> None:
     torch.backends.cuda.matmul.fp32_precision = setting
     follows = setting == "tf32"
-    assert ahead._types("float32", None, None)["tf32"] == follows
-    assert not ahead._types("float32", None, False)["tf32"]
-    assert not ahead._types("float16", None, None)["tf32"]
+    assert ahead.matmul_types("float32", None, None)["tf32"] == follows
+    assert not ahead.matmul_types("float32", None, False)["tf32"]
+    assert not ahead.matmul_types("float16", None, None)["tf32"]
     found, _ = ahead._problem((A.float(), B.float()), "float16", None, None, None)
     assert found.code.kind == ("tf32" if follows else "float32")
     found, _ = ahead._problem((A, B), "float16", "float32", None, None)
@@ -474,10 +487,8 @@ def test_a_known_call_refuses_an_out_that_shares_memory(monkeypatch: pytest.Monk
     def launch(*operands: torch.Tensor) -> None:
         launched.append(operands)
 
-    monkeypatch.setattr(dispatch, "_prepare", lambda *_: launch)
+    monkeypatch.setattr(dispatch, "prepare", lambda *_: Prepared(launch))  # type: ignore[arg-type]
     monkeypatch.setattr(dispatch, "check_arguments", lambda *_: None)
-    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     dispatch.forget_launches()
     try:
         first = costmodel.matmul(a, b, out=memory[:64].view(4, 16), bias=bias)

@@ -18,7 +18,7 @@ PACKAGE = ROOT / "costmodel"
 
 LAYERS = (
     "kernels",
-    "errors", "untrusted", "installed",
+    "errors", "untrusted", "installed", "counters", "modes", "buckets", "locks",
     # the problem, the machine, a point in the space; what the compiler is told; what may run
     "config", "code_class", "workload", "target", "kernel_code", "specialize", "grid", "space",
     # compiling
@@ -33,13 +33,14 @@ LAYERS = (
     # models
     "estimate", "analytic", "features", "concepts", "models", "correlation", "comparison",
     # the loop that feeds them
-    "sampling", "collect",
+    "sampling", "collect", "worklist",
     # choosing
     "shipped", "ranking", "explanation", "tuning_result", "trial", "tuner", "cache",
     "cache_bundle",
-    "from_use", "ranks", "winners",
+    "from_use", "timing_bench", "ranks", "question", "winners",
     # launching what was chosen
-    "arguments", "batches", "prepared", "dispatch", "torch_ops", "nn", "ahead",
+    "arguments", "batches", "prepared", "loading", "pins", "calls", "capture", "background",
+    "preparing", "dispatch", "torch_ops", "nn", "ahead", "warming",
     # people
     "costmodel", "report", "html_page", "html_report", "check", "doctor_files", "doctor", "cli",
     "__main__",

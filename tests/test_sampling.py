@@ -11,10 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from costmodel import models
 from costmodel.candidates import Candidates
+from costmodel.errors import InvalidInput
 from costmodel.heldout import is_held_out, is_ragged
+from costmodel.models.known import known_artifacts
 from costmodel.sampling import ModelSampler, RandomSampler, training_workloads
 from costmodel.space import SearchSpace
+from costmodel.specialize import artifact_key, specialize
 from costmodel.target import Target, Toolchain
 from costmodel.workload import Workload
 
@@ -113,7 +117,28 @@ def test_a_share_of_a_model_led_sample_is_of_the_best() -> None:
     rng = np.random.default_rng(0)
     costs = Prefers(3, -1).predict(SPACE.workload, Candidates.of(SPACE.configs), H100)
     best = {SPACE.configs[i] for i in np.argsort(costs, kind="stable")[:100]}
-    chosen = ModelSampler(Prefers(3, -1), 100).sample(SPACE, rng)
+    chosen = ModelSampler(Prefers(3, -1), 100, best=0.5).sample(SPACE, rng)
     assert 50 <= len(best & set(chosen)) < 80
-    only = ModelSampler(Prefers(3, -1), 100, share=0.0).sample(SPACE, rng)
+    only = ModelSampler(Prefers(3, -1), 100, best=0.0).sample(SPACE, rng)
     assert len(best & set(only)) < 30
+
+
+def test_a_share_is_where_the_heads_of_a_model_differ_most() -> None:
+    model = models.load(models.shipped_models()["h100-sxm"])
+    rng = np.random.default_rng(0)
+    chosen = ModelSampler(model, 40, best=0.0, unsure=1.0).sample(SPACE, rng)
+    known = known_artifacts(model, H100)
+    keys = [artifact_key(specialize(SPACE.workload, c), H100) for c in SPACE.configs]
+    bare = model.predict(SPACE.workload, Candidates.of(SPACE.configs), H100)
+    found = [known.get(key) for key in keys]
+    full = model.predict(SPACE.workload, Candidates.of(SPACE.configs, found), H100)
+    doubt = dict(zip(SPACE.configs, np.abs(np.log(full / bare)), strict=True))
+    others = set(SPACE.configs) - set(chosen)
+    near = [c for c, us in zip(SPACE.configs, full, strict=True) if us <= 1.9 * full.min()]
+    assert min(doubt[c] for c in chosen) >= max(doubt[c] for c in near if c in others)
+
+
+@pytest.mark.parametrize(("best", "unsure"), [(-0.1, 0.1), (0.5, 0.6), (0.1, -0.2)])
+def test_shares_that_are_none(best: float, unsure: float) -> None:
+    with pytest.raises(InvalidInput, match="shares"):
+        ModelSampler(Prefers(3, 1), 10, best, unsure)

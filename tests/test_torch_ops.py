@@ -28,7 +28,7 @@ def by_torch(
     activation: str,
     tf32: bool | None,
     out_dtype: torch.dtype | None,
-    mode: str,
+    mode: str | None,
 ) -> torch.Tensor:
     product = a @ b if bias is None else a @ b + bias
     return activated(product, activation).to(out_dtype or a.dtype).clone()
@@ -58,6 +58,13 @@ def test_it_passes_torchs_own_checks(activation: str, with_bias: bool, grad: boo
     bias = random(5, grad=grad) if with_bias else None
     arguments = (random(4, 3, grad=grad), random(3, 5, grad=grad), bias, activation, None, None,
                  "auto")  # fmt: skip
+    torch.library.opcheck(torch.ops.costmodel.matmul.default, arguments)
+
+
+def test_no_mode_is_a_mode_too() -> None:
+    """Which one holds is looked up when the operator runs, not when it is traced."""
+    a, b = random(4, 3, grad=True), random(3, 5)
+    arguments = (a, b, None, "none", None, None, None)
     torch.library.opcheck(torch.ops.costmodel.matmul.default, arguments)
 
 

@@ -129,7 +129,17 @@ def _extend_table(
 
 
 def collect(
-    out: Annotated[Path, typer.Option(help="Folder of the dataset; one that is there goes on.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the dataset; one that is there goes on.")
+    ] = None,
+    worklist: Annotated[
+        Path | None, typer.Option(help="Time what --write-worklist has drawn; no other draw.")
+    ] = None,
+    write_worklist: Annotated[
+        Path | None,
+        typer.Option(help="Draw only, and write here what is to be timed; needs no GPU."),
+    ] = None,
+    target: output.TargetName = None,
     workloads: Annotated[int, typer.Option(min=1, help="How many workloads to draw.")] = 100,
     shapes: Annotated[
         Path | None, typer.Option(help="Instead of drawing: a CSV with columns name,m,n,k.")
@@ -140,8 +150,11 @@ def collect(
     configs: Annotated[int, typer.Option(min=1, help="Configurations of each workload.")] = 200,
     seed: Annotated[int, typer.Option(help="Of the draws: the same one resumes.")] = 0,
     sampler: Annotated[
-        Literal["random", "model"], typer.Option(help="How configurations are chosen.")
+        Literal["random", "model"],
+        typer.Option(help="How configurations are chosen; a model's best, its doubts, and others."),
     ] = "random",
+    best: Annotated[float, typer.Option(min=0, max=1, help="Share of the model's best.")] = 0.4,
+    unsure: Annotated[float, typer.Option(min=0, max=1, help="Share of its doubts.")] = 0.1,
     model: Annotated[
         Path | None, typer.Option(help="Model of `--sampler model`; default: the shipped one.")
     ] = None,
@@ -152,30 +165,68 @@ def collect(
     as_json: AsJson = False,
 ) -> None:
     """Time configurations on this machine's GPU; stop it at any moment, run it again to go on."""
+    begin = time.monotonic()
+    found = _collecting_target(target, out, write_worklist)
+    if worklist is None:
+        chosen = _workloads(shapes, workloads, found, dtypes.split(","), seed)
+        todo = _jobs(chosen, found, _sampler(sampler, configs, model, found, best, unsure), seed)
+    if write_worklist is not None:
+        if worklist is not None:
+            raise typer.BadParameter("--worklist and --write-worklist: expected one of them")
+        _write_worklist(write_worklist, todo, found, as_json)
+        return
+    assert out is not None
     from costmodel.collect import collect as run_jobs
     from costmodel.dataset import Dataset
     from costmodel.runner.device import DeviceRunner
     from costmodel.runner.identity import current_run
-    from costmodel.target import Target
+    from costmodel.worklist import read_worklist
 
-    target = Target.current()
-    names = dtypes.split(",")
-    chosen = _workloads(shapes, workloads, target, names, seed)
-    todo = _jobs(chosen, target, _sampler(sampler, configs, model, target), seed)
     with DeviceRunner() as runner:
-        dataset = Dataset.create(out, target, runner.protocol.to_dict())
-        with _progress_bar() as on_job:
-            progress = run_jobs(
-                todo, dataset, runner, current_run(),
-                n_jobs=jobs, budget_s=budget_s, on_job=on_job,
-            )  # fmt: skip
-    dataset.compact()
+        runner.start()
+        dataset = Dataset.create(out, found, runner.protocol.to_dict())
+        if worklist is not None:
+            todo = read_worklist(worklist, dataset.identity)
+        try:
+            with _progress_bar() as on_job:
+                progress = run_jobs(
+                    todo, dataset, runner, current_run(), n_jobs=jobs,
+                    budget_s=budget_s - (time.monotonic() - begin), on_job=on_job,
+                )  # fmt: skip
+        finally:
+            dataset.compact()
     if as_json:
         output.print_json({"path": str(out), **asdict(progress)})
         return
     rows = [[status, count] for status, count in sorted(progress.statuses.items())]
     title = f"{out}: {progress.jobs_done} workloads, {progress.rows} rows"
     output.print_table(title, ["status", "rows"], rows)
+
+
+def _collecting_target(name: str | None, out: Path | None, write_worklist: Path | None) -> Target:
+    """The card at hand; drawing only, any that is named."""
+    if write_worklist is not None:
+        return output.find_target(name)
+    if name is not None:
+        raise typer.BadParameter(f"--target {name}: timing is on the card at hand; leave it out")
+    if out is None:
+        raise typer.BadParameter("--out: expected the folder of the dataset")
+    from costmodel.target import Target
+
+    return Target.current()
+
+
+def _write_worklist(path: Path, jobs: Sequence[Job], target: Target, as_json: bool) -> None:
+    from costmodel.runner.protocol import TimingProtocol
+    from costmodel.shards import Identity
+    from costmodel.worklist import by_code, write_worklist
+
+    write_worklist(path, by_code(jobs), Identity(target, TimingProtocol().to_dict()))
+    rows = sum(len(job.configs) for job in jobs)
+    if as_json:
+        output.print_json({"path": str(path), "workloads": len(jobs), "rows": rows})
+        return
+    output.note(f"{path}: {len(jobs)} workloads, {rows} rows for {target.device.name}")
 
 
 def _artifact_row(config: str, artifact: Artifact, duplicate_of: str | None) -> dict[str, Any]:
@@ -221,13 +272,16 @@ def read_shapes(path: Path) -> list[tuple[int, int, int]]:
             ) from None
 
 
-def _sampler(name: str, count: int, model: Path | None, target: Target) -> Sampler:
+def _sampler(
+    name: str, count: int, model: Path | None, target: Target, best: float, unsure: float
+) -> Sampler:
     from costmodel.models import find_model, load
     from costmodel.sampling import ModelSampler, RandomSampler
 
     if name == "random":
         return RandomSampler(count)
-    return ModelSampler(load(model) if model else find_model(target)[0], count)
+    chosen = load(model) if model else find_model(target)[0]
+    return ModelSampler(chosen, count, best, unsure)
 
 
 def _jobs(workloads: Sequence[Workload], target: Target, sampler: Sampler, seed: int) -> list[Job]:

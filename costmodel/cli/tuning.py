@@ -64,7 +64,9 @@ def tune(
     data: Annotated[Path | None, typer.Option(help="Dataset to replay.")] = None,
     target: Annotated[str, typer.Option(help="Whose recording to replay.")] = output.DEFAULT_TARGET,
     top: Annotated[int, typer.Option(min=1, help="How many working candidates to time.")] = 8,
-    mode: Annotated[str, typer.Option(help="auto, predict, heuristic or exhaustive.")] = "auto",
+    mode: Annotated[
+        str, typer.Option(help="auto, predict, topk, heuristic or exhaustive.")
+    ] = "auto",
     model: output.Model = None,
     as_json: AsJson = False,
 ) -> None:

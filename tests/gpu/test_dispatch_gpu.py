@@ -168,7 +168,7 @@ def test_warmup_of_other_types_leaves_nothing_to_do(cold, switch, monkeypatch):
     costmodel.warmup([(40, 384, 512)], dtype="float32", mode="predict")
     costmodel.warmup([(40, 384, 512)], out_dtype="float32", mode="predict")
     calls = []
-    monkeypatch.setattr(dispatch, "_prepare", lambda *args: calls.append(args))
+    monkeypatch.setattr(dispatch, "prepare", lambda *args: calls.append(args))
     a, b = operands(40, 384, 512, torch.float32)
     costmodel.matmul(a, b, mode="predict")
     costmodel.matmul(a.half(), b.half(), out_dtype=torch.float32, mode="predict")
@@ -314,19 +314,6 @@ def test_every_m_shares_the_winner_of_its_bucket(cold):
     assert len(cold.cache.entries()) <= len({bucket(m) for m in rows})
 
 
-def test_cold_capture_is_refused_and_leaves_the_graph_usable(cold):
-    a, b = operands(48, 160, 320)
-    graph = torch.cuda.CUDAGraph()
-    out = torch.zeros(48, 160, device="cuda", dtype=torch.float16)
-    with torch.cuda.graph(graph):
-        with pytest.raises(CostModelError, match="warmup"):
-            costmodel.matmul(a, b, mode="predict")
-        out.add_(1)
-    graph.replay()
-    torch.cuda.synchronize()
-    assert (out == 1).all()
-
-
 @pytest.mark.parametrize("shape", [(64, 256, 16384), (512, 512, 512), (256, 4096, 1024)])
 def test_warm_capture_replays_with_changed_inputs(winners, shape):
     a, b = operands(*shape)
@@ -412,7 +399,7 @@ def test_warmup_leaves_nothing_to_do(cold, monkeypatch):
     (result,) = costmodel.warmup([(40, 384, 512)], mode="predict")
     assert result is not None
     calls = []
-    monkeypatch.setattr(dispatch, "_prepare", lambda *args: calls.append(args))
+    monkeypatch.setattr(dispatch, "prepare", lambda *args: calls.append(args))
     a, b = operands(40, 384, 512)
     require_close(costmodel.matmul(a, b, mode="predict"), a, b)
     assert not calls

@@ -1,0 +1,119 @@
+"""Draw what the reference datasets consist of, as lists of work for ``costmodel collect``.
+
+``eval``: the held-out list, exhaustively. ``train``: workloads to learn from, led by an earlier
+model. ``transfer``: for another card than was recorded, the held-out list with what may be the best
+of each and some training workloads, enough to see what a model of the first card knows of it.
+Several lists may be written, one for each card that records; none shares binaries with another
+where that can be.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+import costmodel
+from costmodel.collect import Job
+from costmodel.config import GemmConfig
+from costmodel.dataset import Dataset
+from costmodel.heldout import eval_workloads
+from costmodel.runner.protocol import TimingProtocol
+from costmodel.sampling import ModelSampler, RandomSampler, Sampler, training_workloads
+from costmodel.shards import Identity
+from costmodel.space import SearchSpace
+from costmodel.target import Target
+from costmodel.worklist import by_code, write_worklist
+from costmodel.workload import Workload
+
+_NEAR_BEST = 1.1
+
+
+def eval_jobs(args: argparse.Namespace, target: Target) -> list[Job]:
+    """The held-out list, all configurations, the longest first."""
+    held_out = sorted(eval_workloads(args.dtypes[0]), key=Workload.flops, reverse=True)
+    return [Job(w, SearchSpace.of(w, target).configs, "eval") for w in held_out]
+
+
+def train_jobs(args: argparse.Namespace, target: Target) -> list[Job]:
+    rng = np.random.default_rng(args.seed)
+    sampler = sampler_of(args)
+    drawn = training_workloads(args.workloads, target, args.dtypes, args.seed)
+    return [Job(w, tuple(sampler.sample(SearchSpace.of(w, target), rng))) for w in drawn]
+
+
+def transfer_jobs(args: argparse.Namespace, target: Target) -> list[Job]:
+    """Near-best rows of the recorded card, and a sample led by its model, of each workload."""
+    rng = np.random.default_rng(args.seed)
+    sampler = sampler_of(args)
+    recorded = Dataset.open(args.data)
+    jobs = []
+    trained = [w for w in recorded.workloads("train") if w.dtype == args.dtypes[0]]
+    trained = sorted((w for w in trained if w.code.b_layout == "row"), key=Workload.key)
+    some = [trained[i] for i in rng.choice(len(trained), args.workloads, replace=False)]
+    for workload in (*eval_workloads(args.dtypes[0]), *some):
+        space = SearchSpace.of(workload, target)
+        chosen: dict[GemmConfig, None] = {}
+        if workload not in some:
+            chosen |= dict.fromkeys(near_best(recorded, workload))
+        chosen |= dict.fromkeys(sampler.sample(space, rng))
+        legal = tuple(c for c in chosen if c in set(space.configs))
+        jobs.append(Job(workload, legal, "train" if workload in some else "eval"))
+    return jobs
+
+
+def near_best(recorded: Dataset, workload: Workload) -> list[GemmConfig]:
+    ok = {c: m.latency_us for c, m in recorded.recorded(workload).items() if m.ok}
+    limit = _NEAR_BEST * min(ok.values(), default=0.0)
+    return sorted((c for c in ok if ok[c] <= limit), key=ok.__getitem__)[:60]
+
+
+def sampler_of(args: argparse.Namespace) -> Sampler:
+    """Led by an earlier model if one is named: most rows near the best, where it must be exact."""
+    if args.led_by is None:
+        return RandomSampler(args.configs)
+    return ModelSampler(costmodel.load(args.led_by), args.configs)
+
+
+def shares(jobs: Sequence[Job], count: int) -> list[list[Job]]:
+    """About equal shares of the rows: each class of code in one, unless it is too large for one."""
+    weight = Counter[object]()
+    for job in jobs:
+        weight[job.workload.code] += len(job.configs)
+    fair = sum(weight.values()) / count
+    result: list[list[Job]] = [[] for _ in range(count)]
+    for code, rows in weight.most_common():
+        of_code = [job for job in jobs if job.workload.code == code]
+        parts = count if rows > 1.2 * fair else 1
+        for part in range(parts):
+            smallest = min(result, key=lambda share: sum(len(j.configs) for j in share))
+            smallest += of_code[part::parts]
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    kinds = {"eval": eval_jobs, "train": train_jobs, "transfer": transfer_jobs}
+    parser.add_argument("kind", choices=kinds)
+    parser.add_argument("--out", type=Path, nargs="+", required=True, help="one file a card")
+    parser.add_argument("--target", default="h100-sxm")
+    parser.add_argument("--data", type=Path, default=Path("datasets/h100-sxm"))
+    parser.add_argument("--dtypes", nargs="+", default=["float16"])
+    parser.add_argument("--workloads", type=int, default=100)
+    parser.add_argument("--configs", type=int, default=240)
+    parser.add_argument("--led-by", type=Path, metavar="MODEL")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    target = Target.named(args.target)
+    jobs = kinds[args.kind](args, target)
+    identity = Identity(target, TimingProtocol().to_dict())
+    for path, share in zip(args.out, shares(jobs, len(args.out)), strict=True):
+        write_worklist(path, by_code(share), identity)
+        print(f"{path}: {len(share)} workloads, {sum(len(j.configs) for j in share)} rows")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Tunes on a thread of its own, while calls are answered by what is at hand."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable
+from queue import Full, Queue
+from typing import Any
+
+from costmodel.capture import ignore_other_captures
+from costmodel.counters import count
+
+__all__ = ["Background", "Job"]
+
+Job = Callable[[Callable[[], None]], None]
+"""What is to be done; it calls its argument where the answer so far is to be looked up anew."""
+
+_REMEMBERED = 4096
+
+log = logging.getLogger("costmodel")
+
+
+class Background:
+    """A bounded queue of jobs, and the daemon thread that does them one by one.
+
+    A launch that a job may better is held by its key: when the job is done it is dropped, and the
+    next call of its kind finds the better one. A job that fails is not tried again: what it left
+    stays, with one warning for all such jobs.
+
+    Args:
+        drop: forgets launches by their keys.
+        at_most: jobs that may wait; more are refused, and their calls ask again later.
+    """
+
+    def __init__(self, drop: Callable[[Iterable[Any]], None], at_most: int = 64) -> None:
+        self._drop = drop
+        self._queue: Queue[tuple[Any, Job]] = Queue(at_most)
+        self._lock = threading.Lock()
+        self._held: dict[Any, set[Any]] = {}  # by job: keys of launches
+        self._refused: set[Any] = set()  # keys of launches whose job found the queue full
+        self._failed: dict[Any, None] = {}
+        self._warned = False
+        self._thread: threading.Thread | None = None
+
+    def submit(self, key: Any, job: Job) -> bool:
+        """Queue a job, unless it is queued or has failed before; false if the queue is full."""
+        with self._lock:
+            if key in self._held or key in self._failed:
+                return True
+            try:
+                self._queue.put_nowait((key, job))
+            except Full:
+                return False
+            self._held[key] = set()
+            if self._thread is None or not self._thread.is_alive():
+                # A daemon: the interpreter ends without waiting for a tuning.
+                self._thread = threading.Thread(
+                    target=self._serve, name="costmodel-background", daemon=True
+                )
+                self._thread.start()
+            return True
+
+    def hold(self, key: Any, launch: Any, accepted: bool = True) -> bool:
+        """Drop this launch when the job of this key is done; false if it is done already.
+
+        Args:
+            accepted: what :meth:`submit` said. A refused job's launch is dropped when the next job
+                is done, so that the call asks again.
+        """
+        with self._lock:
+            if key in self._held:
+                self._held[key].add(launch)
+                return True
+            if not accepted and len(self._refused) < _REMEMBERED:
+                self._refused.add(launch)
+                return True
+            return key in self._failed
+
+    def forget_failures(self) -> None:
+        """Try again what has failed, when it is asked for."""
+        with self._lock:
+            self._failed.clear()
+
+    def _serve(self) -> None:
+        ignore_other_captures()
+        while True:
+            key, job = self._queue.get()
+            try:
+                job(lambda key=key: self._release(key))  # type: ignore[misc]
+            except Exception as error:
+                if sys.is_finalizing():
+                    return
+                self._end(key, error)
+            else:
+                self._end(key, None)
+
+    def _release(self, key: Any) -> None:
+        with self._lock:
+            launches, self._held[key] = self._held[key], set()
+        self._drop(launches)
+
+    def _end(self, key: Any, error: Exception | None) -> None:
+        with self._lock:
+            launches = self._held.pop(key)
+            if error is not None:
+                launches = set()
+                self._failed[key] = None
+                while len(self._failed) > _REMEMBERED:
+                    del self._failed[next(iter(self._failed))]
+            launches |= self._refused
+            self._refused = set()
+        self._drop(launches)
+        if error is None:
+            count(background_done=1)
+        else:
+            count(background_failed=1)
+            self._report(key, error)
+
+    def _report(self, key: Any, error: Exception) -> None:
+        text = f"tuning in the background failed, the answer so far stays: {error!r:.500}"
+        log.warning("%s: %s", key, text)
+        if not self._warned:
+            self._warned = True
+            try:
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
+            except RuntimeWarning:  # made an error: it must not end this thread
+                log.exception("the warning above was to be an error")

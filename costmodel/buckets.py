@@ -1,0 +1,77 @@
+"""Which m share a winner, so that a service that sees every m tunes a bounded number of times."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from costmodel.errors import InvalidInput
+
+__all__ = ["Buckets", "bucket"]
+
+# Up to here the bounds are the powers of two, whatever the steps.
+_BY_OCTAVES = 128
+# Where every side is at most this, `auto` does not time: no bucket lies on both sides.
+_SMALL = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Ranges of m that share a winner.
+
+    Attributes:
+        steps: how many equal ranges each octave above 128 has: 1, 2, 4, 8, .., 128. More are
+            closer to tuning every m, and tune more often.
+        bounds: upper ends of one's own, ascending, such as the batch sizes that a server pads to;
+            past the last, the rule of ``steps`` goes on.
+    """
+
+    steps: int = 4
+    bounds: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if type(self.steps) is not int or self.steps not in (1, 2, 4, 8, 16, 32, 64, 128):
+            raise InvalidInput(f"steps={self.steps!r}: expected a power of two from 1 to 128")
+        ascending = all(x < y for x, y in zip((0, *self.bounds), self.bounds, strict=False))
+        if not ascending or any(type(x) is not int for x in self.bounds):
+            raise InvalidInput(f"bounds={self.bounds!r}: expected ascending whole numbers over 0")
+
+    def of(self, m: int) -> tuple[int, int]:
+        """The first and the last m that share a winner with this one."""
+        first, last = self._by_bounds(m) if m <= self._bounded else self._by_steps(m)
+        if first <= _SMALL < last:
+            return (first, _SMALL) if m <= _SMALL else (_SMALL + 1, last)
+        return first, last
+
+    def count(self, m: int) -> int:
+        """How many buckets the numbers from 1 to m fall into: the most tunings of one (n, k)."""
+        found, last = 0, 0
+        while last < m:
+            last = self.of(last + 1)[1]
+            found += 1
+        return found
+
+    @property
+    def _bounded(self) -> int:
+        return self.bounds[-1] if self.bounds else 0
+
+    def _by_bounds(self, m: int) -> tuple[int, int]:
+        place = bisect_left(self.bounds, m)
+        return (self.bounds[place - 1] if place else 0) + 1, self.bounds[place]
+
+    def _by_steps(self, m: int) -> tuple[int, int]:
+        octave = 1 << (m - 1).bit_length()  # the power of two that m does not pass
+        step = octave // 2 if m <= _BY_OCTAVES else octave // 2 // self.steps
+        last = -(-m // step) * step if step else 1
+        return max(last - step, self._bounded) + 1 if step else 1, last
+
+
+def bucket(m: int) -> tuple[int, int]:
+    """The first and the last m that share a winner with this one, where nothing else was set.
+
+    The upper ends are the powers of two up to 128, and four steps an octave from there on.
+    """
+    return _DEFAULT.of(m)
+
+
+_DEFAULT = Buckets()

@@ -1,0 +1,59 @@
+"""Counts of what is costly: tuning, compiling, loading. A call that is known counts nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, fields
+
+__all__ = ["Stats", "count", "stats"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What this process has done since it started.
+
+    Attributes:
+        tuned: choices that were timed; predicted: choices that rest on no timing.
+        timed: configurations timed, and compiled: those compiled, for such choices.
+        loaded: binaries brought onto a device. Triton compiles what its own cache lacks.
+        memory_hits, disk_hits, misses: where winners were found, if they were.
+        prepared: calls of ``matmul`` that were the first of their kind, or came again after theirs
+            was forgotten.
+        makeshifts: calls inside a CUDA graph's capture that had to take what was loaded.
+        background_done, background_failed: tunings in the background.
+    """
+
+    tuned: int = 0
+    predicted: int = 0
+    timed: int = 0
+    compiled: int = 0
+    loaded: int = 0
+    memory_hits: int = 0
+    disk_hits: int = 0
+    misses: int = 0
+    prepared: int = 0
+    makeshifts: int = 0
+    background_done: int = 0
+    background_failed: int = 0
+
+    def since(self, before: Stats) -> Stats:
+        """What was done after ``before`` was taken."""
+        names = [field.name for field in fields(self)]
+        return Stats(**{n: getattr(self, n) - getattr(before, n) for n in names})
+
+
+def count(**numbers: int) -> None:
+    """Add to the counts; the names are those of :class:`Stats`."""
+    with _lock:
+        _counts.update(numbers)
+
+
+def stats() -> Stats:
+    """The counts so far, for all threads of this process."""
+    with _lock:
+        return Stats(**_counts)
+
+
+_lock = threading.Lock()
+_counts: Counter[str] = Counter()

@@ -1,0 +1,90 @@
+"""How a product is chosen: the modes by name, and which one holds where a call names none."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal, get_args
+
+from costmodel.errors import InvalidInput
+
+__all__ = [
+    "MODES", "TUNING_MODES", "VARIABLE", "Mode", "check_mode", "check_tuning_mode", "default_mode",
+    "deterministic", "set_default_mode", "winners_of",
+]  # fmt: skip
+
+Mode = Literal["auto", "predict", "topk", "exhaustive", "heuristic", "background", "never"]
+MODES: tuple[str, ...] = get_args(Mode)
+
+TUNING_MODES = tuple(mode for mode in MODES if mode not in ("background", "never"))
+"""Those that say how one choice is made; the other two say when ``matmul`` may make one."""
+
+VARIABLE = "COSTMODEL_MODE"
+"""Environment variable with the mode of calls that name none."""
+
+# What these find depends on timings, of this run or an earlier one.
+_BY_TIMINGS = ("auto", "background", "never")
+
+_set: str | None = None  # by `set_default_mode`
+_read: str | None = None  # from the environment, once
+
+
+def check_mode(mode: str) -> None:
+    """Raises: InvalidInput: not one of MODES."""
+    if mode not in MODES:
+        raise InvalidInput(f"mode={mode!r}: expected one of {', '.join(MODES)}")
+
+
+def check_tuning_mode(mode: str) -> None:
+    """Raises: InvalidInput: not one of TUNING_MODES."""
+    check_mode(mode)
+    if mode not in TUNING_MODES:
+        raise InvalidInput(
+            f"mode={mode!r} says when matmul may tune, not how: expected one of "
+            f"{', '.join(TUNING_MODES)} here"
+        )
+
+
+def default_mode() -> str:
+    """The mode of calls that name none: as set, else of ``COSTMODEL_MODE``, else ``auto``.
+
+    The environment is read at the first call, and not again.
+
+    Raises:
+        InvalidInput: the variable names no mode.
+    """
+    global _read
+    if _set is not None:
+        return _set
+    if _read is None:
+        named = os.environ.get(VARIABLE, "") or "auto"
+        if named not in MODES:
+            raise InvalidInput(f"{VARIABLE}={named!r}: expected one of {', '.join(MODES)}")
+        _read = named
+    return _read
+
+
+def set_default_mode(mode: str | None) -> None:
+    """Set the mode of calls that name none; None: as the environment has it, read anew.
+
+    Raises:
+        InvalidInput: not one of MODES.
+    """
+    global _read, _set
+    if mode is not None:
+        check_mode(mode)
+    _set, _read = mode, None
+
+
+def deterministic(mode: str | None) -> str:
+    """The mode instead, where torch is to be deterministic.
+
+    What was timed may be another choice, with other bits, in another run: such modes predict. The
+    others are taken at their word.
+    """
+    mode = default_mode() if mode is None else mode
+    return "predict" if mode in _BY_TIMINGS else mode
+
+
+def winners_of(mode: str) -> tuple[str, ...]:
+    """Of which modes a mode takes the winners, if there are any, the most thorough first."""
+    return {"never": ("exhaustive", "topk", "auto"), "background": ("auto",)}.get(mode, (mode,))

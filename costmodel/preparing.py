@@ -1,0 +1,292 @@
+"""From the first call of its kind to its launch: what is pinned, known, tuned, or else at hand."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from costmodel.background import Background
+from costmodel.calls import Call
+from costmodel.capture import is_capturing
+from costmodel.config import GemmConfig
+from costmodel.counters import count
+from costmodel.errors import CompileError, CostModelError, InvalidInput, LaunchError
+from costmodel.launch import Plan
+from costmodel.loading import bring, first_launch, loaded_configs
+from costmodel.models.baselines import RuleHeuristic
+from costmodel.modes import winners_of
+from costmodel.pins import pinned
+from costmodel.prepared import Launch, TorchLaunch
+from costmodel.ranking import named_model, rank
+from costmodel.ranks import epoch
+from costmodel.tuning_result import TuningResult
+from costmodel.untrusted import one_line
+from costmodel.winners import Question, Winners
+from costmodel.workload import Workload
+
+__all__ = ["Prepared", "prepare"]
+
+log = logging.getLogger("costmodel")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A launch, and for how long it is the answer.
+
+    Attributes:
+        keep: whether the next call of this kind may take it too.
+        job: key of the job in the background that is to better it; None: there is none.
+        accepted: whether that job is queued; else its queue was full.
+    """
+
+    launch: Launch
+    keep: bool = True
+    job: Any = None
+    accepted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """What is asked, and the operands it is asked with (a, b, out)."""
+
+    question: Question
+    mode: str
+    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+    @property
+    def workload(self) -> Workload:
+        return self.question.workload
+
+    def by_torch(self, result: TuningResult) -> TorchLaunch:
+        code = self.workload.code
+        return TorchLaunch(code.activation, result, code.tf32)
+
+    def of(self, result: TuningResult, *, only_loaded: bool = False) -> Launch | None:
+        """The launch of a result, of its next choices where it was predicted; None if none works.
+
+        Args:
+            only_loaded: only what can be launched with nothing to be compiled or loaded.
+        """
+        if result.config is None:
+            return self.by_torch(result)
+        index = self.question.device_index
+        configs = _choices(result)
+        if only_loaded:
+            loaded = set(loaded_configs(self.workload, result.target, index))
+            if self.question.epoch:  # which of the next ones are loaded differs from rank to rank
+                configs = [result.config]
+            configs = [config for config in configs if config in loaded]
+        return first_launch(configs, self.workload, index, self.operands, result)
+
+
+def _choices(result: TuningResult) -> list[GemmConfig]:
+    """What a result allows to be launched, the best first."""
+    if result.config is None:
+        return []
+    timed_or_pinned = result.timed or not result.ranked
+    return [result.config] if timed_or_pinned else [config for config, _ in result.ranked]
+
+
+def prepare(call: Call, out: torch.Tensor, winners: Winners, background: Background) -> Prepared:
+    """The launch of a call that was checked; it is not queued here.
+
+    In this order: what is pinned; inside a capture, what is loaded; what is known of the mode; what
+    the mode then does. In a process group that is to predict, at once and without the disk.
+
+    Args:
+        out: [m, n] as the launch is to write.
+
+    Raises:
+        CostModelError: Triton's interpreter is switched on.
+        LaunchError: what is pinned cannot be launched.
+        InvalidInput: as of :meth:`Winners.find`.
+    """
+    workload = Workload.from_tensors(
+        call.a, call.b, out, bias=call.bias is not None, activation=call.activation or "none",
+        tf32=bool(call.tf32),
+    )  # fmt: skip
+    if not (workload.m and workload.n and workload.k):
+        return Prepared(TorchLaunch(call.activation or "none", tf32=bool(call.tf32)))
+    _refuse_the_interpreter()
+    index = call.a.get_device()
+    mode = str(call.mode)
+    model = named_model(call.model)
+    question = Question(workload, index, winners_of(mode)[-1], model, epoch=epoch())
+    product = _Product(question, mode, (call.a, call.b, out))
+    if (chosen := pinned(workload, index)) is not None:
+        return Prepared(_pinned(product, chosen))
+    if is_capturing(index):
+        return _in_capture(product, winners)
+    if mode == "background" and not question.epoch:
+        return _meanwhile(product, winners, background)
+    if mode == "never":
+        found = _known(product, winners)
+        if found is not None and (launch := product.of(found)) is not None:
+            return Prepared(launch)
+        question = replace(question, mode="predict")
+    return Prepared(_found(product, question, winners.find(question), winners))
+
+
+def _refuse_the_interpreter() -> None:
+    if os.environ.get("TRITON_INTERPRET", "0").lower() not in ("", "0", "false", "off", "no"):
+        raise CostModelError(
+            "TRITON_INTERPRET is set: Triton would interpret the kernels on the CPU, and timings "
+            "of that mean nothing; unset it before Triton is imported"
+        )
+
+
+def _pinned(product: _Product, chosen: TuningResult) -> Launch:
+    launch = product.of(chosen)
+    if launch is None:
+        raise LaunchError(
+            f"{chosen.config} is pinned for {product.workload} and can no longer be launched: "
+            f"costmodel.unpin it, or pin another"
+        )
+    return launch
+
+
+def _known(product: _Product, winners: Winners) -> TuningResult | None:
+    """The winner of the mode, in memory or on disk."""
+    for mode in winners_of(product.mode):
+        found = winners.known(replace(product.question, mode=mode))
+        if found is not None:
+            return found
+    return None
+
+
+def _found(product: _Product, question: Question, result: TuningResult, winners: Winners) -> Launch:
+    """The launch of a winner; of another one, or torch, where it no longer works."""
+    launch = product.of(result)
+    if launch is None and not question.epoch:  # in a group none may choose anew by itself
+        log.warning("%s no longer works for %s: tuning again", result.chosen, product.workload)
+        result = winners.find(question, instead_of=result)
+        launch = product.of(result)
+    if launch is None:
+        warnings.warn(
+            f"no configuration of {product.workload} can be loaded: torch computes it",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+        return product.by_torch(result)
+    return launch
+
+
+# --- inside a capture ---------------------------------------------------------------------------
+
+
+def _in_capture(product: _Product, winners: Winners) -> Prepared:
+    """The winner if it is loaded; else the best of what is loaded, or torch, for this once.
+
+    What else is loaded differs from rank to rank, so that in a process group it is torch.
+    """
+    found = _known(product, winners)
+    if found is not None:
+        launch = product.of(found, only_loaded=True)
+        if launch is not None:
+            # Of a prediction, perhaps a later choice.
+            return Prepared(launch, keep=isinstance(launch, TorchLaunch) or found.timed)
+    count(makeshifts=1)
+    return Prepared(_of_what_is_loaded(product, winners), keep=False)
+
+
+def _of_what_is_loaded(product: _Product, winners: Winners) -> Launch:
+    question, workload = product.question, product.workload
+    target = winners.target_of(question.device_index)
+    why = "inside a capture, with nothing loaded that is to compute it"
+    configs = loaded_configs(workload, target, question.device_index)
+    if configs and not question.epoch:
+        model = RuleHeuristic() if product.mode == "heuristic" else question.model
+        try:
+            best = rank(workload, target, model, 1, configs=configs).configs[0]
+        except InvalidInput:  # a table has it that none of them fits
+            best = configs[0]
+        why = f"first choice of the {len(configs)} that are loaded, inside a capture"
+        result = TuningResult.unranked(workload, target, product.mode, best, why)
+        if (launch := product.of(result)) is not None:
+            return launch
+    _warn_of_torch(workload)
+    return product.by_torch(TuningResult.unranked(workload, target, product.mode, None, why))
+
+
+def _warn_of_torch(workload: Workload) -> None:
+    global _warned
+    with _lock:
+        if _warned:
+            return
+        _warned = True
+    warnings.warn(
+        f"the first product of {workload} came while a CUDA graph is captured, where nothing may "
+        f"be timed or loaded: this graph has torch compute it (and any other such, without a "
+        f"warning); call matmul once before, or costmodel.warmup([(m, n, k)])",
+        RuntimeWarning,
+        stacklevel=7,
+    )
+
+
+_lock = threading.Lock()
+_warned = False
+
+
+# --- in the background --------------------------------------------------------------------------
+
+
+def _meanwhile(product: _Product, winners: Winners, background: Background) -> Prepared:
+    """The winner if it is in memory; else what is at hand, with a job to find it.
+
+    Even what is on disk is left to the job: its key takes the model, which takes seconds to load.
+    """
+    question, workload = product.question, product.workload
+    found = winners.known(question, on_disk=False)
+    if found is not None and (launch := product.of(found)) is not None:
+        return Prepared(launch)
+    rows = winners.buckets.of(workload.m)
+    key = rows, workload.n, workload.k, workload.code, question.device_index, question.model
+    accepted = background.submit(key, partial(_improve, question, winners))
+    guess = winners.known(replace(question, mode="predict"), on_disk=False)
+    at_hand = product.of(guess, only_loaded=True) if guess is not None else None
+    if at_hand is None:
+        target = winners.target_of(question.device_index)
+        why = "torch answers until a configuration was predicted in the background"
+        result = TuningResult.unranked(workload, target, "background", None, why)
+        at_hand = product.by_torch(result)
+    return Prepared(at_hand, job=key, accepted=accepted)
+
+
+def _improve(question: Question, winners: Winners, switch: Callable[[], None]) -> None:
+    """The job: the prediction first, then the winner, each loaded before it is switched to."""
+    if winners.known(question) is None:
+        _bring(winners.find(replace(question, mode="predict")), question)
+        switch()
+    found = winners.find(question, wait=False)
+    try:
+        _bring(found, question)
+    except (CompileError, LaunchError) as error:
+        log.warning("%s no longer works: %s", found.chosen, one_line(error))
+        _bring(winners.find(question, instead_of=found, wait=False), question)
+
+
+def _bring(result: TuningResult, question: Question) -> None:
+    """Load the first choice that can be, so that no call has to wait for it.
+
+    Raises:
+        CompileError, LaunchError: none can be.
+    """
+    refused: CompileError | LaunchError | None = None
+    for config in _choices(result):
+        plan = Plan.of(question.workload, config, result.target.device.sm_count)
+        try:
+            bring(plan, result.target, question.device_index)
+        except (CompileError, LaunchError) as error:
+            refused = error
+        else:
+            return
+    if refused is not None:
+        raise refused

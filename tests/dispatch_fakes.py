@@ -1,0 +1,146 @@
+"""``matmul`` on a CPU: latencies are made up in place of timing, and torch computes for kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import pytest
+import torch
+
+from costmodel import dispatch, loading, preparing
+from costmodel.artifact import Artifact
+from costmodel.background import Background
+from costmodel.cache import WinnerCache
+from costmodel.calls import KeptLaunches
+from costmodel.errors import CompileError
+from costmodel.launch import Plan
+from costmodel.measurement import Candidate, Measurement
+from costmodel.models import RandomModel
+from costmodel.specialize import Specialization, artifact_key
+from costmodel.target import Target, Toolchain
+from costmodel.tuning_result import TuningResult
+from costmodel.winners import Winners
+from costmodel.workload import Workload
+
+__all__ = ["H100", "MODEL", "Bench", "Machine", "operands"]
+
+H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
+MODEL = RandomModel()
+
+
+class Bench:
+    """Makes latencies up: torch is the slowest.
+
+    Attributes:
+        timed: what was timed, in order.
+        waited: whether the device was to be idle, by use.
+        before: called before anything is timed; it may wait, or raise.
+    """
+
+    def __init__(self) -> None:
+        self.timed: list[Workload] = []
+        self.waited: list[bool] = []
+        self.before: Callable[[], object] = lambda: None
+
+    @contextmanager
+    def runner(self, wait: bool = True) -> Iterator[Bench]:
+        self.waited.append(wait)
+        self.before()
+        yield self
+
+    def measure(self, workload: Workload, candidates: Sequence[Candidate]) -> list[Measurement]:
+        self.timed += [workload] * len(candidates)
+        return [_ok(50.0 + crc32(str(c.config).encode()) % 997 / 100) for c in candidates]
+
+    def measure_torch(self, workload: Workload) -> Measurement:
+        return _ok(99.0)
+
+
+def _ok(us: float) -> Measurement:
+    return Measurement("ok", us, us, us, 5)
+
+
+def compiled(specs: Sequence[Specialization], target: Target) -> Iterable[Artifact]:
+    keys = [artifact_key(spec, target) for spec in specs]
+    return [Artifact(key, spec, ptx_hash=key) for key, spec in zip(keys, specs, strict=True)]
+
+
+class FakeLaunch:
+    """What ``TritonLaunch`` is on a GPU; torch computes."""
+
+    def __init__(
+        self, plan: Plan, kernel: object, index: int, operands: object, result: TuningResult
+    ) -> None:
+        self.plan, self.config, self.result = plan, plan.config, result
+        self._activation = plan.workload.code.activation
+
+    def __call__(
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        found = a.float() @ b.float()
+        if bias is not None:
+            found += bias
+        out.copy_(found if self._activation == "none" else torch.relu(found))
+
+
+class Machine:
+    """All that ``matmul`` has of a machine.
+
+    Attributes:
+        bench: what times.
+        loaded: binaries in the order in which they were loaded.
+        refuses: whether a binary cannot be loaded.
+        capturing: whether a CUDA graph is being captured.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.bench = Bench()
+        self.loaded: list[Specialization] = []
+        self.refuses: Callable[[Specialization], bool] = lambda _: False
+        self.capturing = False
+        self._patch, self._folder = monkeypatch, folder
+        patch = monkeypatch.setattr
+        patch("costmodel.arguments._check_devices", lambda _: None)
+        patch("costmodel.tuner.compile_for_device", compiled)
+        patch(preparing, "is_capturing", lambda _: self.capturing)
+        patch(preparing, "_warned", False)
+        patch(loading, "load", self._load)
+        patch(loading, "TritonLaunch", FakeLaunch)
+        patch(loading, "Repack", lambda *_: None)
+        # A pinned or set thing lasts for a process, and each test is to be one.
+        patch("costmodel.pins._pins", {})
+        patch("costmodel.modes._set", None)
+        patch("costmodel.modes._read", None)
+        self.restart()
+
+    def restart(self) -> None:
+        """As a new process: nothing in memory, the disk as it was."""
+        winners = Winners(
+            WinnerCache(self._folder),
+            target_of=lambda _: H100,
+            bench_of=lambda _: self.bench,
+            compile_=compiled,
+        )
+        launches = KeptLaunches()
+        self._patch.setattr(loading, "_loaded", {})
+        self._patch.setattr(dispatch, "winners", winners)
+        self._patch.setattr(dispatch, "_launches", launches)
+        self._patch.setattr(dispatch, "_background", Background(launches.discard))
+
+    def _load(self, spec: Specialization, target: Target, index: int) -> Any:
+        assert not self.capturing, "loaded inside a capture"
+        if self.refuses(spec):
+            raise CompileError(f"{spec.config_binary} is refused")
+        self.loaded.append(spec)
+        return object()
+
+
+def operands(m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Half-precision a[m, k] and b[k, n]."""
+    generator = torch.Generator().manual_seed(m)
+    a, b = (torch.randn(s, generator=generator) / 8 for s in ((m, k), (k, n)))
+    return a.half(), b.half()

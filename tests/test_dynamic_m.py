@@ -1,0 +1,227 @@
+"""A service that sees every m: tunings, launches and memory are bounded, and nothing stalls."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from dispatch_fakes import H100, MODEL, Machine
+from hypothesis import given
+from hypothesis import strategies as st
+
+import costmodel
+from costmodel import dispatch
+from costmodel.buckets import Buckets, bucket
+from costmodel.calls import KeptLaunches
+from costmodel.config import GemmConfig
+from costmodel.errors import InvalidInput
+from costmodel.space import SearchSpace, legality
+from costmodel.winners import Question, Winners
+from costmodel.workload import Workload
+
+N, K = 640, 128
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine]:
+    """One on which nothing is computed: only the bookkeeping is looked at."""
+    monkeypatch.setattr("dispatch_fakes.FakeLaunch.__call__", lambda *_: None)
+    return Machine(monkeypatch, tmp_path)
+
+
+def call(m: int, mode: str = "auto") -> None:
+    costmodel.matmul(rows(m), WEIGHT, out=OUT[:m], mode=mode, model=MODEL)
+
+
+def rows(m: int) -> torch.Tensor:
+    return ROWS[:m]
+
+
+ROWS = torch.empty(20_000, K, dtype=torch.float16)
+WEIGHT = torch.empty(K, N, dtype=torch.float16)
+OUT = torch.empty(20_000, N, dtype=torch.float16)
+
+
+# --- buckets ------------------------------------------------------------------------------------
+
+any_buckets = st.builds(
+    Buckets,
+    st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128]),
+    st.lists(st.integers(1, 5000), unique=True).map(lambda x: tuple(sorted(x))),
+)
+
+
+@given(any_buckets, st.integers(1, 2**31 - 1))
+def test_a_bucket_holds_its_m_and_all_of_them_agree(buckets: Buckets, m: int) -> None:
+    first, last = buckets.of(m)
+    assert first <= m <= last
+    assert buckets.of(first) == buckets.of(last) == (first, last)
+    assert not first <= 512 < last, "small products are not timed, and have winners of their own"
+    if first > 1:
+        assert buckets.of(first - 1)[1] == first - 1, "no gap, no overlap"
+
+
+@given(st.lists(st.integers(1, 5000), unique=True, min_size=1).map(sorted))
+def test_own_bounds_are_kept_to(bounds: list[int]) -> None:
+    buckets = Buckets(bounds=tuple(bounds))
+    for bound in bounds:
+        assert buckets.of(bound)[1] == bound
+
+
+def test_how_many_buckets_there_are() -> None:
+    """As docs/tuning.md has it."""
+    assert [Buckets(steps).count(8192) for steps in (1, 2, 4, 8, 16)] == [14, 20, 32, 56, 104]
+    assert len({bucket(m) for m in range(1, 8193)}) == Buckets().count(8192) == 32
+
+
+@pytest.mark.parametrize(
+    ("steps", "bounds"), [(0, ()), (3, ()), (256, ()), (True, ()), (4, (0,)), (4, (8, 8)),
+                          (4, (16, 8)), (4, (1.5,))],
+)  # fmt: skip
+def test_wrong_buckets_are_refused(steps: int, bounds: tuple[int, ...]) -> None:
+    before = dispatch.winners.buckets
+    with pytest.raises(InvalidInput, match="expected"):
+        costmodel.set_buckets(steps, bounds)
+    assert dispatch.winners.buckets is before
+
+
+def test_buckets_can_be_set(machine: Machine) -> None:
+    for m in range(1, 65):
+        call(m)
+    assert tunings(machine) == 7
+    costmodel.set_buckets(bounds=(24, 64))
+    for m in range(1, 65):
+        call(m)
+    assert tunings(machine) == 7 + 2
+    costmodel.set_buckets()
+    for m in range(1, 65):
+        call(m)
+    assert tunings(machine) == 7 + 2, "those of before are still on disk"
+
+
+def tunings(machine: Machine) -> int:
+    return len(machine.bench.waited)
+
+
+# --- tunings ------------------------------------------------------------------------------------
+
+
+def test_every_m_to_8192_tunes_32_times(machine: Machine) -> None:
+    before = costmodel.stats()
+    for m in range(1, 8193):
+        call(m)
+    done = costmodel.stats().since(before)
+    assert done.tuned == 32
+    assert done.compiled <= 32 * 8
+    assert done.loaded <= 32
+    assert done.prepared == 8192
+    before = costmodel.stats()
+    for m in range(8192, 0, -1):
+        call(m)
+    again = costmodel.stats().since(before)
+    assert (again.tuned, again.compiled, again.loaded) == (0, 0, 0)
+
+
+def test_an_m_that_the_winner_may_not_run_costs_one_more_tuning_a_bucket(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By scratch memory, which grows with m: the worst that there is."""
+    n, k, first, last = 8704, 16384, 1793, 2048
+    config = GemmConfig("pointer", 16, 128, 64, 4, 3, split_k=16)
+    assert not legality(config, Workload.dense(first, n, k), H100.device)
+    assert legality(config, Workload.dense(last, n, k), H100.device)
+    winners: Winners = dispatch.winners
+    real = winners.find(Question(Workload.dense(first, n, k), 0, "auto", MODEL))
+    for key in list(winners._results):
+        winners._results[key] = replace(real, config=config)
+    before = costmodel.stats()
+    found = set()
+    for m in range(first, last + 1):
+        result = winners.find(Question(Workload.dense(m, n, k), 0, "auto", MODEL))
+        assert result.config is not None
+        assert not legality(result.config, Workload.dense(m, n, k), H100.device)
+        found.add(result.config)
+    assert costmodel.stats().since(before).tuned == 1
+    assert len(found) == 2
+
+
+@given(st.sampled_from(range(4)), st.integers(1, 4000), st.integers(1, 4000))
+def test_what_may_run_the_last_m_may_run_all(which: int, m: int, less: int) -> None:
+    """What the winner of a bucket's last m rests on."""
+    n, k = ((8704, 16384), (40_000, 4096), (1003, 70_001), (65_536, 640))[which]
+    most, least = Workload.dense(m, n, k), Workload.dense(max(m - less, 1), n, k)
+    for config in SearchSpace.of(most, H100).configs[::37]:
+        assert not legality(config, least, H100.device)
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+def test_twenty_thousand_m_keep_memory_level(machine: Machine) -> None:
+    sizes = []
+    tracemalloc.start()
+    try:
+        for m in range(1, 20_001):
+            call(m, "heuristic")
+            if m % 4096 == 0:  # each time the same number of launches is kept
+                gc.collect()
+                sizes.append(tracemalloc.get_traced_memory()[0])
+                assert len(dispatch._launches) <= 4096
+    finally:
+        tracemalloc.stop()
+    assert max(sizes[1:]) <= 1.05 * sizes[0], f"bytes: {sizes}"
+    assert len(dispatch.winners._locks) == 0
+    assert len(dispatch.winners._results) <= Buckets().count(20_000)
+
+
+def test_a_launch_in_use_stays_while_others_come_and_go() -> None:
+    kept = KeptLaunches(at_most=8)
+    in_use, others = ("in use", ()), ("another", ())
+    kept.put("in use", in_use)  # type: ignore[arg-type]
+    for i in range(100):
+        kept.put(i, others)  # type: ignore[arg-type]
+        assert kept.get("in use") is in_use
+        assert len(kept) <= 8
+    assert kept.get(0) is None, "what nobody asks for goes"
+    assert kept.get(99) is others
+    kept.discard(["in use", "never there"])
+    assert kept.get("in use") is None
+
+
+def test_no_call_clears_up_what_thousands_left() -> None:
+    """The old generation is let go whole: putting touches no other entry."""
+
+    class Key:
+        compared = 0
+
+        def __init__(self, value: int) -> None:
+            self.value = value
+
+        def __hash__(self) -> int:
+            return self.value
+
+        def __eq__(self, other: object) -> bool:
+            Key.compared += 1
+            return self is other
+
+    kept = KeptLaunches(at_most=4096)
+    for i in range(20_000):
+        kept.put(Key(i), ("launch", ()))  # type: ignore[arg-type]
+    assert Key.compared == 0
+    assert 2048 <= len(kept) <= 4096
+
+
+def test_winners_in_memory_are_bounded(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("costmodel.winners._REMEMBERED", 10)
+    winners = dispatch.winners
+    for n in range(64, 64 * 40, 64):
+        winners.find(Question(Workload.dense(8, n, 128), 0, "heuristic", MODEL))
+    assert len(winners._results) == 10
+    before = costmodel.stats()
+    winners.find(Question(Workload.dense(8, 64, 128), 0, "heuristic", MODEL))
+    assert costmodel.stats().since(before).disk_hits == 1, "the rest is on disk"

@@ -1,0 +1,495 @@
+"""How a call is answered in each mode, what is pinned, and what happens in a capture; on a CPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dispatch_fakes import H100, MODEL, Machine, operands
+
+import costmodel
+from costmodel import dispatch, warming
+from costmodel.background import Background
+from costmodel.config import GemmConfig
+from costmodel.errors import IllegalConfig, InvalidInput, LaunchError
+from costmodel.modes import MODES, TUNING_MODES
+from costmodel.space import SearchSpace
+from costmodel.target import Target
+from costmodel.tuning_result import PINNED, TuningResult
+from costmodel.winners import Question
+from costmodel.workload import Workload
+
+LARGE, SMALL = (24, 640, 128), (24, 48, 128)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
+    return Machine(monkeypatch, tmp_path)
+
+
+def ask(size: tuple[int, int, int], mode: str | None = None, **options: Any) -> TuningResult:
+    """A call that must be right, and what it went by."""
+    a, b = operands(*size)
+    for _ in range(4):  # a job in the background may end between the call and the question
+        found = costmodel.matmul(a, b, mode=mode, model=MODEL, **options)
+        torch.testing.assert_close(found.float(), a.float() @ b.float(), atol=1e-2, rtol=1e-2)
+        result = costmodel.result_for(a, b, mode=mode, model=MODEL, **options)
+        if result is not None:
+            return result
+    raise AssertionError("nothing is kept of the call")
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.005)
+
+
+# --- what each mode times -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "size", "timed"),
+    [
+        ("auto", LARGE, 8), ("auto", SMALL, 0), ("topk", LARGE, 8), ("topk", SMALL, 8),
+        ("predict", LARGE, 0), ("heuristic", LARGE, 0), ("never", LARGE, 0), ("never", SMALL, 0),
+    ],
+)  # fmt: skip
+def test_what_a_mode_times(
+    machine: Machine, mode: str, size: tuple[int, int, int], timed: int
+) -> None:
+    before = costmodel.stats()
+    assert ask(size, mode).timed == bool(timed)
+    assert ask(size, mode).timed == bool(timed)
+    done = costmodel.stats().since(before)
+    assert (done.timed, len(machine.bench.timed)) == (timed, timed)
+    assert (done.tuned, done.predicted) == ((1, 0) if timed else (0, 1))
+    assert (done.prepared, done.misses, done.loaded) == (1, 1, 1)
+
+
+def test_topk_has_winners_of_its_own(machine: Machine) -> None:
+    ask(LARGE, "auto")
+    ask(LARGE, "topk")
+    assert [e.result.mode for e in dispatch.winners.cache.entries()] == ["auto", "topk"]
+
+
+@pytest.mark.parametrize("known", ["auto", "topk", "exhaustive"])
+def test_never_goes_by_what_was_tuned_before(machine: Machine, known: str) -> None:
+    tuned = dispatch.winners.tune(_question(LARGE, known))
+    machine.restart()  # as after `costmodel tune --mode`
+    timed = len(machine.bench.timed)
+    before = costmodel.stats()
+    found = ask(LARGE, "never")
+    assert found.config == tuned.config
+    assert found.mode == known
+    done = costmodel.stats().since(before)
+    assert (done.disk_hits, done.tuned, done.predicted, done.loaded) == (1, 0, 0, 1)
+    assert len(machine.bench.timed) == timed
+
+
+def test_never_predicts_where_the_winner_no_longer_loads(machine: Machine) -> None:
+    tuned = dispatch.winners.tune(_question(LARGE, "auto"))
+    assert tuned.config is not None
+    machine.restart()
+    binary = tuned.config.binary
+    machine.refuses = lambda spec: spec.config_binary == binary
+    found = ask(LARGE, "never")
+    assert found.mode == "predict"
+    assert [e.result.mode for e in dispatch.winners.cache.entries()] == ["auto", "predict"]
+
+
+def _question(size: tuple[int, int, int], mode: str) -> Question:
+    return Question(Workload.dense(*size), -1, mode, MODEL)  # -1: the "device" of CPU tensors
+
+
+# --- the mode of all calls ----------------------------------------------------------------------
+
+
+def test_the_environment_is_read_at_the_first_call(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COSTMODEL_MODE", "topk")
+    assert ask(SMALL).mode == "topk"
+    assert ask(SMALL, "predict").mode == "predict", "a call's own mode wins"
+    monkeypatch.setenv("COSTMODEL_MODE", "heuristic")
+    assert ask(LARGE).mode == "topk", "read once"
+    costmodel.set_mode("predict")
+    assert ask(LARGE).mode == "predict", "known calls follow, too"
+    costmodel.set_mode(None)
+    assert ask(LARGE).mode == "heuristic"
+
+
+def test_a_wrong_mode_is_refused_wherever_it_is_named(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costmodel.set_mode("predict")
+    with pytest.raises(InvalidInput, match="background"):
+        costmodel.set_mode("fastest")
+    assert ask(LARGE).mode == "predict", "nothing has changed"
+    costmodel.set_mode(None)
+    monkeypatch.setenv("COSTMODEL_MODE", "fastest")
+    with pytest.raises(InvalidInput, match="COSTMODEL_MODE='fastest'"):
+        ask(LARGE)
+
+
+@pytest.mark.parametrize("mode", sorted(set(MODES) - set(TUNING_MODES)))
+def test_tune_is_told_how_and_not_when(mode: str) -> None:
+    with pytest.raises(InvalidInput, match=f"{mode}.*says when"):
+        costmodel.tune(64, 64, 64, mode=mode)
+
+
+# --- pinned -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_it(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A machine whose device the functions of ``ahead`` find too."""
+    monkeypatch.setattr(Target, "current", classmethod(lambda cls, index=None: H100))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
+    return machine
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_pinned_wins_in_every_mode(on_it: Machine, mode: str) -> None:
+    workload = Workload.dense(*LARGE)
+    chosen = SearchSpace.of(workload, H100).configs[7]
+    assert costmodel.pin(chosen, *LARGE).config == chosen
+    found = ask(LARGE, mode)
+    assert (found.config, found.source, found.timed) == (chosen, PINNED, False)
+    on_it.capturing = True
+    assert ask(LARGE, mode, bias=None).config == chosen
+    on_it.capturing = False
+    assert costmodel.pin("torch", workload).config is None
+    assert ask(LARGE, mode).config is None
+    assert costmodel.unpin(*operands(*LARGE))
+    assert not costmodel.unpin(*LARGE)
+    if mode != "background":
+        assert ask(LARGE, mode).source != PINNED
+    assert dispatch.winners.cache.entries() == [] or mode != "background"
+
+
+def test_a_pin_is_of_one_workload_alone(on_it: Machine) -> None:
+    chosen = SearchSpace.of(Workload.dense(*LARGE), H100).configs[7]
+    costmodel.pin(chosen, *LARGE)
+    assert ask((25, *LARGE[1:]), "predict").source != PINNED
+    bias = torch.zeros(LARGE[1]).half()
+    assert ask(LARGE, "predict", bias=bias).source != PINNED
+    costmodel.pin(chosen, *LARGE, bias=True)
+    assert ask(LARGE, "predict", bias=bias).source == PINNED
+
+
+def test_what_cannot_run_is_not_pinned(on_it: Machine) -> None:
+    with pytest.raises(IllegalConfig, match=r"24x640x128.*h100-sxm: shared memory"):
+        costmodel.pin(GemmConfig("pointer", 256, 256, 256, 8, 8), *LARGE)
+    for wrong in ("cublas", None, 3):
+        with pytest.raises(InvalidInput, match="GemmConfig, or 'torch'"):
+            costmodel.pin(wrong, *LARGE)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="over 0"):
+        costmodel.pin("torch", 0, 4, 4)
+    on_it.refuses = lambda _: True
+    with pytest.raises(costmodel.CompileError):
+        costmodel.pin(SearchSpace.of(Workload.dense(*LARGE), H100).configs[0], *LARGE)
+    on_it.refuses = lambda _: False
+    assert ask(LARGE, "predict").source != PINNED
+
+
+def test_a_pin_that_no_longer_loads_is_an_error(
+    on_it: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costmodel.pin(SearchSpace.of(Workload.dense(*LARGE), H100).configs[0], *LARGE)
+    monkeypatch.setattr("costmodel.loading._loaded", {})
+    on_it.refuses = lambda _: True
+    with pytest.raises(LaunchError, match="unpin"):
+        ask(LARGE, "auto")
+
+
+# --- inside a capture ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_capture_with_nothing_loaded_is_torchs(machine: Machine, mode: str) -> None:
+    a, b = operands(*LARGE)
+    machine.capturing = True
+    before = costmodel.stats()
+    with pytest.warns(RuntimeWarning, match=r"warmup\(\[\(m, n, k\)\]\)"):
+        found = costmodel.matmul(a, b, mode=mode, model=MODEL)
+    torch.testing.assert_close(found, a @ b, atol=1e-2, rtol=1e-2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        costmodel.matmul(a, b, mode=mode, model=MODEL)  # one warning is enough
+    done = costmodel.stats().since(before)
+    assert (done.makeshifts, done.loaded, done.tuned, done.predicted) == (2, 0, 0, 0)
+    assert costmodel.result_for(a, b, mode=mode, model=MODEL) is None, "not kept"
+    assert dispatch.winners.cache.entries() == []
+    machine.capturing = False
+    if mode == "auto":
+        assert ask(LARGE, mode).timed, "the next call outside tunes"
+
+
+def test_a_capture_takes_the_winner_that_is_loaded(machine: Machine) -> None:
+    winner = ask(LARGE, "auto")
+    machine.capturing = True
+    assert ask(LARGE, "auto") is winner
+    assert ask((25, *LARGE[1:]), "auto") is winner, "another m of the bucket, not prepared"
+    machine.capturing = False
+    machine.restart()
+    again = ask(LARGE, "auto")
+    machine.capturing = True
+    dispatch.forget_launches()
+    assert ask(LARGE, "auto").config == again.config == winner.config
+
+
+def test_a_capture_takes_the_best_of_what_is_loaded(machine: Machine) -> None:
+    winner = ask(LARGE, "auto")
+    machine.capturing = True
+    a, b = operands(700, *LARGE[1:])  # of another bucket
+    before = costmodel.stats()
+    launched: list[Any] = []
+    real = dispatch.prepare
+
+    def prepare(*arguments: Any) -> Any:
+        launched.append(real(*arguments))
+        return launched[-1]
+
+    dispatch.prepare, put_back = prepare, real  # type: ignore[assignment]
+    try:
+        costmodel.matmul(a, b, model=MODEL)
+    finally:
+        dispatch.prepare = put_back
+    assert costmodel.stats().since(before).makeshifts == 1
+    assert launched[0].launch.result.config == winner.config
+    assert not launched[0].keep
+    machine.capturing = False
+    assert ask((700, *LARGE[1:]), "auto").timed
+
+
+def test_a_winner_on_disk_that_is_not_loaded_waits_for_the_next_call(machine: Machine) -> None:
+    winner = ask(LARGE, "auto")
+    machine.restart()
+    machine.capturing = True
+    a, b = operands(*LARGE)
+    with pytest.warns(RuntimeWarning, match="captured"):
+        costmodel.matmul(a, b, model=MODEL)
+    machine.capturing = False
+    assert ask(LARGE, "auto").config == winner.config
+    assert len(machine.bench.timed) == 8, "tuned once"
+
+
+# --- in the background --------------------------------------------------------------------------
+
+
+def test_the_background_answers_at_once_and_switches_twice(machine: Machine) -> None:
+    may_load, may_tune = threading.Event(), threading.Event()
+    machine.refuses = lambda _: not may_load.wait(30)
+    machine.bench.before = lambda: may_tune.wait(30)
+    before = costmodel.stats()
+    assert ask(LARGE, "background").chosen == "torch"
+    may_load.set()
+    until(lambda: ask(LARGE, "background").chosen != "torch")
+    assert ask(LARGE, "background").mode == "predict"
+    for _ in range(3):
+        ask((25, *LARGE[1:]), "background")  # of the same bucket: no other job
+    may_tune.set()
+    until(lambda: ask(LARGE, "background").timed)
+    winner = ask(LARGE, "background")
+    assert winner is ask((25, *LARGE[1:]), "background") is ask(LARGE, "auto")
+    done = costmodel.stats().since(before)
+    assert (done.tuned, done.predicted, done.background_done) == (1, 1, 1)
+    assert machine.bench.waited == [False], "the caller's streams are left alone"
+
+
+def test_the_background_takes_a_winner_that_is_on_disk(machine: Machine) -> None:
+    winner = ask(LARGE, "auto")
+    machine.restart()
+    may_load = threading.Event()
+    machine.refuses = lambda _: not may_load.wait(30)
+    before = costmodel.stats()
+    assert ask(LARGE, "background").chosen == "torch", "loading takes its time"
+    may_load.set()
+    until(lambda: ask(LARGE, "background").config == winner.config)
+    done = costmodel.stats().since(before)
+    assert (done.disk_hits, done.tuned, done.predicted, done.loaded) == (1, 0, 0, 1)
+
+
+def test_a_winner_on_disk_that_no_longer_loads_is_replaced_in_the_background(
+    machine: Machine,
+) -> None:
+    winner = ask(LARGE, "auto")
+    assert winner.config is not None
+    machine.restart()
+    binary = winner.config.binary
+    machine.refuses = lambda spec: spec.config_binary == binary
+    before = costmodel.stats()
+    ask(LARGE, "background")
+    until(lambda: costmodel.stats().since(before).background_failed == 1)
+    assert costmodel.stats().since(before).tuned == 1, "once more, and the same one wins"
+    assert ask(LARGE, "background").chosen == "torch"
+    machine.refuses = lambda _: False
+    dispatch.forget_launches()
+    until(lambda: ask(LARGE, "background").timed)
+
+
+def test_a_small_product_is_only_predicted_in_the_background(machine: Machine) -> None:
+    ask(SMALL, "background")
+    until(lambda: ask(SMALL, "background").mode == "auto")
+    assert machine.bench.timed == []
+
+
+def test_a_failure_in_the_background_leaves_the_prediction_and_warns_once(
+    machine: Machine,
+) -> None:
+    def broken() -> None:
+        raise RuntimeError("no device")
+
+    machine.bench.before = broken
+    other = (24, 1280, 128)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        before = costmodel.stats()
+        for size in (LARGE, other):
+            ask(size, "background")
+        until(lambda: costmodel.stats().since(before).background_failed == 2)
+        for size in (LARGE, other):
+            assert ask(size, "background").mode == "predict"
+            assert ask((25, *size[1:]), "background").mode == "predict"
+        time.sleep(0.05)
+    told = [w for w in caught if "background" in str(w.message)]
+    assert len(told) == 1
+    assert "no device" in str(told[0].message)
+    assert len(machine.bench.waited) == 2, "not tried again"
+    machine.bench.before = lambda: None
+    dispatch.forget_launches()  # as `use` and `set_mode` do: then it is
+    until(lambda: ask(LARGE, "background").timed)
+
+
+def test_a_full_queue_is_asked_again_later(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    background = Background(dispatch._launches.discard, at_most=1)
+    monkeypatch.setattr(dispatch, "_background", background)
+    may_tune = threading.Event()
+    machine.bench.before = lambda: may_tune.wait(30)
+    sizes = [(24, 640 * i, 128) for i in range(1, 5)]
+    for size in sizes:
+        ask(size, "background")
+    assert background._queue.qsize() <= 1
+    may_tune.set()
+    for size in sizes:
+        until(lambda size=size: ask(size, "background").timed)  # type: ignore[misc]
+    assert background._refused == set()
+
+
+def test_many_threads_ask_the_background(machine: Machine) -> None:
+    barrier = threading.Barrier(8)
+    errors: list[BaseException] = []
+
+    def work(i: int) -> None:
+        try:
+            barrier.wait()
+            for m in range(20, 28):
+                a, b = operands(m + i % 2, *LARGE[1:])
+                found = costmodel.matmul(a, b, mode="background", model=MODEL)
+                torch.testing.assert_close(found, a @ b, atol=1e-2, rtol=1e-2)
+        except BaseException as error:
+            errors.append(error)
+
+    before = costmodel.stats()
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+    until(lambda: all(ask((m, *LARGE[1:]), "background").timed for m in range(20, 29)))
+    assert costmodel.stats().since(before).tuned == 1
+
+
+@pytest.mark.parametrize("job", ["time.sleep(600)", "[0 for _ in iter(int, 1)]"])
+def test_the_interpreter_ends_while_the_background_is_busy(job: str) -> None:
+    code = f"""
+import time
+from costmodel.background import Background
+background = Background(lambda keys: None)
+started = []
+def work(switch):
+    started.append(1)
+    {job}
+background.submit("a job", work)
+while not started:
+    time.sleep(0.01)
+print("done")
+"""
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+    assert time.monotonic() - start < 30
+
+
+# --- ahead of time ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["auto", "predict", "topk", "background", "never"])
+def test_after_warmup_nothing_is_left_to_do_for_any_m_of_the_buckets(
+    on_it: Machine, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr(warming, "_blank_operands", _blank)
+    problems = [(16, 640, 128), (33, 640, 128), (600, 48, 128)]
+    results = costmodel.warmup(problems, mode=mode, model=MODEL)
+    assert [r is not None and r.config is not None for r in results] == [True] * 3
+    before = costmodel.stats()
+    for m, n, k in problems:
+        first, last = dispatch.winners.buckets.of(m)
+        b = torch.zeros(k, n).half()
+        for any_m in range(first, last + 1):
+            costmodel.matmul(torch.zeros(any_m, k).half(), b, mode=mode, model=MODEL)
+    done = costmodel.stats().since(before)
+    assert (done.tuned, done.predicted, done.timed, done.compiled, done.loaded) == (0,) * 5
+    assert done.misses == 0
+
+
+def test_warmup_covers_the_m_that_the_winner_may_not_run(
+    on_it: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By scratch memory: a configuration that is legal for the first m, and not for the last."""
+    size, last = (1793, 8704, 16384), 2048
+    config = GemmConfig("pointer", 16, 128, 64, 4, 3, split_k=16)
+    question = _question(size, "heuristic")
+    found = dispatch.winners.find(question)
+    dispatch.forget_launches()
+    for key in list(dispatch.winners._results):
+        dispatch.winners._results[key] = _with(found, config)
+    monkeypatch.setattr(warming, "_blank_operands", _shapes_only)
+    monkeypatch.setattr("dispatch_fakes.FakeLaunch.__call__", lambda *_: None)
+    costmodel.warmup([size], mode="heuristic", model=MODEL)
+    before = costmodel.stats()
+    for m in (size[0], 1900, 2000, last):
+        a, b, *_ = _shapes_only(Workload.dense(m, *size[1:]), 0)
+        costmodel.matmul(a, b, mode="heuristic", model=MODEL)
+    done = costmodel.stats().since(before)
+    assert (done.prepared, done.predicted, done.loaded) == (2, 0, 0)
+
+
+def _with(result: TuningResult, config: GemmConfig) -> TuningResult:
+    return replace(result, config=config, ranked=((config, None),))
+
+
+def _blank(workload: Workload, index: int) -> tuple[Any, ...]:
+    m, n, k = workload.m, workload.n, workload.k
+    return torch.zeros(m, k).half(), torch.zeros(k, n).half(), torch.zeros(m, n).half(), None
+
+
+def _shapes_only(workload: Workload, index: int) -> tuple[Any, ...]:
+    sizes = (workload.m, workload.k), (workload.k, workload.n), (workload.m, workload.n)
+    return *(torch.empty(s, dtype=torch.float16) for s in sizes), None
