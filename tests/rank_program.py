@@ -141,6 +141,7 @@ def decide(me: Rank, size: int) -> dict[str, Any]:
     order = order[me.rank % 4 :] + order[: me.rank % 4]
     predicted = {m: me.chosen(m) for m in order}
     found["predicted"] = [predicted[m] for m in (M, 610, 640, 100)]
+    found["in other modes"] = [me.chosen(M, mode) for mode in ("predict", "background", "never")]
     found["timed"] = me.timed
     try:
         me.chosen(M, "exhaustive")
@@ -148,6 +149,7 @@ def decide(me: Rank, size: int) -> dict[str, Any]:
         found["exhaustive"] = f"{type(error).__name__}: {error}"
     found["other problems"] = me.warmed([(M, N, K if me.rank != 2 else 512)])
     found["more problems"] = me.warmed([(M, N, K)] * (1 + (me.rank == 1)))
+    found["other mode"] = me.warmed(mode="never" if me.rank == 1 else "auto")
     found["no iterable"] = me.warmed(5 if me.rank == 1 else ((M, N, K),))
     if me.rank == 3:
         me.target = replace(H100, device=replace(H100.device, product="NVIDIA H200"))
@@ -162,6 +164,8 @@ def decide(me: Rank, size: int) -> dict[str, Any]:
     found["agreed"] = me.warmed()
     found["timed for it"] = me.timed
     found["then"] = [me.chosen(m) for m in (M, 610, 640)]
+    found["then in other modes"] = [me.chosen(M, mode) for mode in ("background", "never")]
+    found["never"] = me.warmed(mode="never")
     dispatch.winners.forget()
     dispatch.winners.cache.clear()
     found["cold"] = me.warmed()

@@ -23,7 +23,7 @@ from costmodel.modes import MODES
 from costmodel.space import SearchSpace, legality
 from costmodel.target import Target
 from costmodel.tuning_result import PINNED, TuningResult
-from costmodel.winners import Question
+from costmodel.winners import Question, winner_key
 from costmodel.workload import Workload
 
 SIZE = (24, 640, 128)
@@ -152,6 +152,17 @@ def test_after_the_group_each_decides_for_itself(machine: Machine) -> None:
         assert not ask().timed, "another group has agreed on nothing"
 
 
+@pytest.mark.usefixtures("group")
+def test_not_even_a_prediction_on_disk_is_read(machine: Machine) -> None:
+    found = ask()
+    other = next(c for c, _ in found.ranked if c != found.config)
+    question = Question(Workload.dense(32, *SIZE[1:]), -1, "predict", MODEL)
+    key = winner_key(question, H100, (32, 32))
+    dispatch.winners.cache.put(key, replace(found, config=other))
+    machine.restart()
+    assert ask().config == found.config
+
+
 # --- agreed on ----------------------------------------------------------------------------------
 
 
@@ -194,6 +205,32 @@ def test_never_takes_what_was_agreed_on_for_another_mode(machine: Machine) -> No
         assert warm("auto").mode == "predict"
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("group")
+def test_another_model_is_not_held_to_it(machine: Machine) -> None:
+    warm("auto")
+    costmodel.use(None)
+    assert not ask().timed
+
+
+@pytest.mark.usefixtures("group")
+def test_a_bucket_of_two_classes_of_code_is_agreed_on_twice(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its larger m need 64-bit offsets."""
+    monkeypatch.setattr("dispatch_fakes.FakeLaunch.__call__", lambda *_: None)
+    first, last, n, k = 28673, 32768, 8, 65544
+    assert not Workload.dense(first, n, k).code.wide
+    assert Workload.dense(last, n, k).code.wide
+    warm("auto", (first, n, k))
+    a, b, *_ = _blank(Workload.dense(last, n, k), -1)
+    before = costmodel.stats()
+    costmodel.matmul(a, b, model=MODEL)
+    result = costmodel.result_for(a, b, model=MODEL)
+    assert result is not None
+    assert result.timed
+    assert costmodel.stats().since(before).loaded == 0
 
 
 @pytest.mark.usefixtures("group")
@@ -243,7 +280,7 @@ def test_the_m_that_the_winner_may_not_run_get_a_second_one(
 
 @pytest.mark.usefixtures("group")
 def test_an_agreed_winner_that_cannot_be_loaded_is_torchs_and_not_tuned_again(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     agreed = warm("auto")
     assert agreed.config is not None
@@ -258,6 +295,7 @@ def test_an_agreed_winner_that_cannot_be_loaded_is_torchs_and_not_tuned_again(
     assert launch is not None
     assert launch.config is None
     assert len(machine.bench.timed) == timed
+    assert "tuning again" not in caplog.text
     with pytest.warns(RuntimeWarning, match="torch"), pytest.raises(RankError, match="LaunchError"):
         warm("auto")
     assert not ask().timed, "nothing holds after a failure"
@@ -304,6 +342,21 @@ def test_a_capture_is_torchs_where_only_something_else_is_loaded(
     assert launch.config is None
     done = costmodel.stats().since(before)
     assert (done.makeshifts, done.predicted, done.tuned, done.loaded) == (1, 0, 0, 0)
+
+
+@pytest.mark.usefixtures("group")
+def test_a_capture_takes_no_later_choice_that_happens_to_be_loaded(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = ask()
+    assert found.config is not None
+    later = next(c for c, _ in found.ranked if c.binary != found.config.binary)
+    monkeypatch.setattr("costmodel.loading._loaded", {})
+    costmodel.pin(later, *SIZE)
+    costmodel.unpin(*SIZE)
+    machine.capturing = True
+    with pytest.warns(RuntimeWarning, match="captured"):
+        assert captured(SIZE, "auto").config is None
 
 
 def captured(size: tuple[int, int, int], mode: str) -> Any:

@@ -66,6 +66,7 @@ def test_in_a_group_nothing_is_timed_and_all_choose_alike(found: dict[str, list[
     assert found["timed"] == [0] * SIZE
     first, second, last, _ = same(found["predicted"])
     assert first == second == last, "one bucket"
+    assert same(found["in other modes"]) == [first] * 3
     assert same(found["in another group"]) == first
 
 
@@ -77,6 +78,8 @@ def test_the_first_rank_decides_for_all(found: dict[str, list[Any]]) -> None:
     assert same(found["agreed"]) == found["alone"][0], "which had it in its cache"
     assert found["timed for it"] == [0] * SIZE
     assert same(found["then"]) == [found["alone"][0]] * 3
+    assert same(found["then in other modes"]) == [found["alone"][0]] * 2
+    assert same(found["never"]) == found["alone"][0]
     assert same(found["cold"]) == found["alone"][0]
     assert found["timed when cold"] == [1, 0, 0, 0]
     assert same(found["anew"]) == same(found["exhaustive then"]) == found["alone"][0]
@@ -90,6 +93,7 @@ def test_what_the_ranks_differ_in_is_named_on_all(found: dict[str, list[Any]]) -
     assert "rank 2 of the group differs from rank 0 in name" in same(found["other problems"])
     assert "rank 1 of the group differs" in same(found["more problems"])
     assert "products, 2 and 1" in found["more problems"][0]
+    assert "differs from rank 0 in mode of product 0" in same(found["other mode"])
     assert "device" in same(found["other device"])
     assert "NVIDIA H200" in found["other device"][0]
 
