@@ -33,6 +33,7 @@ from costmodel.errors import (
     NoGpu,
     NoModel,
     NotRecorded,
+    RankError,
     SchemaMismatch,
     ShapeError,
     UnknownTarget,
@@ -43,7 +44,7 @@ from costmodel.errors import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from costmodel.ahead import pin, tune, unpin, warmup
+    from costmodel.ahead import pin, tune, unpin
     from costmodel.config import GemmConfig
     from costmodel.counters import Stats, stats
     from costmodel.dataset import Dataset
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from costmodel.target import Target
     from costmodel.torch_ops import matmul
     from costmodel.tuning_result import TuningResult
+    from costmodel.warming import warmup
     from costmodel.workload import Workload
 
 __version__ = "0.1.0"
@@ -79,6 +81,7 @@ __all__ = [
     "NoGpu",
     "NoModel",
     "NotRecorded",
+    "RankError",
     "Ranking",
     "ReplayRunner",
     "SchemaMismatch",
@@ -129,7 +132,7 @@ _WHERE = {
     "tune": "ahead",
     "unpin": "ahead",
     "use": "dispatch",
-    "warmup": "ahead",
+    "warmup": "warming",
 }
 
 

@@ -3,15 +3,19 @@
 Any number of processes may share the directory; nothing is locked. The file of a key is found by
 the key's hash, and the whole key is in it, readable, and compared. A file that is truncated,
 foreign, of another version or about another key is no entry: its winner is found anew and the
-file replaced.
+file replaced. What cannot be read is a miss; what cannot be written ends the keeping, with one
+warning. The file system may be a network's: a name appears by renaming, whole, and nothing rests
+on locks or times.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
 import re
+import threading
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +26,7 @@ from costmodel.errors import CorruptFile, InvalidInput
 from costmodel.folders import VARIABLE, cache_directory
 from costmodel.shards import replace_file
 from costmodel.tuning_result import TuningResult
-from costmodel.untrusted import parse_json, read_small_file, take
+from costmodel.untrusted import one_line, parse_json, read_small_file, take
 from costmodel.workload import Workload
 
 __all__ = ["SCHEMA", "CacheEntry", "WinnerCache", "is_key_of"]
@@ -32,6 +36,7 @@ SCHEMA = 1
 
 # An exhaustive tuning of the whole space takes about one.
 _MOST_BYTES = 16 * 2**20
+_MOST_KEY_BYTES = 64 * 2**10
 
 log = logging.getLogger("costmodel")
 
@@ -55,6 +60,7 @@ class WinnerCache:
     def __init__(self, directory: str | Path | None = None) -> None:
         self._named = Path(directory) if directory is not None else None
         self._usable = True
+        self._lock = threading.Lock()
 
     @property
     def path(self) -> Path | None:
@@ -77,15 +83,21 @@ class WinnerCache:
         return entry.result
 
     def put(self, key: Mapping[str, Any], result: TuningResult) -> None:
-        """Keep a winner, in place of the one of this key if there is one."""
+        """Keep a winner, in place of the one of this key if there is one.
+
+        Raises:
+            InvalidInput: larger than any entry, and so would not be read again.
+        """
         path = self._file(key)
         if path is None:
             return
         data = {"schema": SCHEMA, "key": _plain(key), "result": result.to_dict()}
-        text = json.dumps(data, indent=1, allow_nan=False) + "\n"
+        content = (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()
+        if len(content) > _MOST_BYTES or len(json.dumps(data["key"])) > _MOST_KEY_BYTES:
+            raise InvalidInput(f"an entry of {len(content)} bytes: expected {_MOST_BYTES} at most")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, lambda file: file.write(text.encode()))
+            replace_file(path, lambda file: file.write(content))
         except OSError as error:
             self._give_up(error)
 
@@ -100,9 +112,11 @@ class WinnerCache:
 
     def survey(self) -> tuple[list[CacheEntry], int]:
         """All that is kept, by file name, and how many files are no entries."""
-        found = [self._read(path) for path in self._files("*.json")]
+        found = [self._read(path, logging.INFO) for path in self._files("*.json")]
         entries = [entry for entry in found if entry is not None]
-        return entries, len(found) - len(entries)
+        if unusable := len(found) - len(entries):
+            log.warning("%d files in %s are no cache entries and are ignored", unusable, self.path)
+        return entries, unusable
 
     def clear(self) -> int:
         """Remove all entries, and what crashed writers left; how many entries there were."""
@@ -127,20 +141,20 @@ class WinnerCache:
             self._give_up(error)
             return []
 
-    def _read(self, path: Path) -> CacheEntry | None:
+    def _read(self, path: Path, level: int = logging.WARNING) -> CacheEntry | None:
         try:
-            data = parse_json(read_small_file(path, _MOST_BYTES))
+            data = parse_json(_content(path))
             if (schema := take(data, "schema", int)) != SCHEMA:
                 raise InvalidInput(f"schema {schema!r}: this release reads {SCHEMA}")
             result = TuningResult.from_dict(take(data, "result", dict))
             return CacheEntry(path, take(data, "key", dict), result)
         except FileNotFoundError:
             return None
-        except OSError as error:
-            self._give_up(error)
+        except OSError as error:  # another user's, or a disk that fails: whoever writes will tell
+            log.info("%s cannot be read: %s", path, one_line(error))
             return None
         except (InvalidInput, CorruptFile) as error:
-            log.warning("%s is no usable cache entry and is ignored: %.200s", path, error)
+            log.log(level, "%s is no usable cache entry and is ignored: %s", path, one_line(error))
             return None
 
     def _remove(self, path: Path) -> bool:
@@ -154,14 +168,25 @@ class WinnerCache:
         return True
 
     def _give_up(self, error: Exception) -> None:
-        if self._usable:
-            self._usable = False
+        with self._lock:
+            first, self._usable = self._usable, False
+        if first:
             warnings.warn(
                 f"the cache of winners cannot be used, so they last for this process only: {error} "
                 f"({VARIABLE}=DIR names another directory)",
                 RuntimeWarning,
                 stacklevel=3,
             )
+
+
+def _content(path: Path) -> bytes:
+    """Read again where a network's file system had another file under this name meanwhile."""
+    try:
+        return read_small_file(path, _MOST_BYTES)
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+    return read_small_file(path, _MOST_BYTES)
 
 
 def is_key_of(key: Mapping[str, Any], workload: Workload) -> bool:

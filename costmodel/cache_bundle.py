@@ -63,14 +63,13 @@ def import_winners(cache: WinnerCache, file: Path) -> Counter[str]:
             result = TuningResult.from_dict(take(entry, "result", dict))
             if not is_key_of(key, result.workload):
                 raise InvalidInput("a key of another workload")
+            is_known = cache.get(key) is not None
+            if not is_known:
+                cache.put(key, result)
         except InvalidInput:
             counts["refused"] += 1
             continue
-        if cache.get(key) is not None:
-            counts["known"] += 1
-        else:
-            cache.put(key, result)
-            counts["added"] += 1
+        counts["known" if is_known else "added"] += 1
     return counts
 
 

@@ -14,6 +14,7 @@ import torch
 from costmodel.candidates import CostModel
 from costmodel.models.storage import CARD
 from costmodel.prepared import Launch
+from costmodel.ranks import epoch
 
 __all__ = ["Call", "KeptLaunches", "ModelLike", "key_of"]
 
@@ -27,13 +28,13 @@ class Call:
 
     a: torch.Tensor
     b: torch.Tensor
-    out: torch.Tensor | None
-    bias: torch.Tensor | None
-    activation: str | None
-    tf32: bool | None
-    out_dtype: torch.dtype | None
-    mode: str | None
-    model: ModelLike
+    out: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    activation: str | None = None
+    tf32: bool | None = None
+    out_dtype: torch.dtype | None = None
+    mode: str | None = None
+    model: ModelLike = None
 
     def options(self) -> dict[str, Any]:
         """All but the operands and ``out``."""
@@ -66,6 +67,7 @@ def key_of(
             None if out is None else _described(out),
             None if bias is None else _described(bias),
             activation, tf32, out_dtype, mode, model if model is None else _identity(model),
+            epoch(),
         )  # fmt: skip
     except (AttributeError, RuntimeError, TypeError):
         return None  # no dense tensors: the validation says what they are

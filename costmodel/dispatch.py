@@ -7,6 +7,7 @@ kind validates, finds the winner (from memory, from disk or by tuning) and loads
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,6 +21,7 @@ from costmodel.calls import Call, KeptLaunches, ModelLike, key_of
 from costmodel.counters import count
 from costmodel.errors import InvalidInput
 from costmodel.models.xgb import XgbCostModel
+from costmodel.prepared import Launch
 from costmodel.preparing import prepare
 from costmodel.torch_product import torch_multiplies_in_tf32
 from costmodel.tuning_result import TuningResult
@@ -27,8 +29,8 @@ from costmodel.untrusted import as_path, file_errors
 from costmodel.winners import Winners
 
 __all__ = [
-    "ModelLike", "forget_launches", "matmul", "result_for", "set_buckets", "set_mode", "use",
-    "winners",
+    "ModelLike", "forget_launches", "launch_for", "matmul", "result_for", "set_buckets", "set_mode",
+    "use", "winners",
 ]  # fmt: skip
 
 winners = Winners(WinnerCache())
@@ -59,6 +61,10 @@ def matmul(
     2. the winner of the mode in this process, then the one on disk;
     3. what the mode then does: time, or predict;
     4. torch, where no configuration works.
+
+    Where a process group of ``torch.distributed`` is initialised, 2 is what the ranks agreed on in
+    ``costmodel.warmup(..., group=...)``, and 3 the model's first choice: nothing is timed, and the
+    disk is not read.
 
     Inside a CUDA graph's capture nothing is timed, compiled or loaded: it is the first of these
     whose binary is loaded, else the best of the loaded ones, else torch with a warning. Such a
@@ -92,6 +98,7 @@ def matmul(
 
     Raises:
         InvalidInput, UnsupportedDtype, GradientError: operands that cannot be used.
+        InvalidInput: ``topk`` or ``exhaustive`` in a process group, not agreed on.
     """
     if torch.compiler.is_compiling():
         return _traced(Call(a, b, out, bias, activation, tf32, out_dtype, mode, model))
@@ -186,12 +193,25 @@ def result_for(
     model: ModelLike = None,
 ) -> TuningResult | None:
     """What :func:`matmul` goes by for such operands; None before its first call, or if empty."""
-    if tf32 is None:
-        tf32 = _as_torch(a)
-    if _deterministic():
-        mode = modes.deterministic(mode)
-    found = _launches.get(key_of(a, b, out, bias, activation, tf32, out_dtype, mode, model))
-    return found[0].result if found is not None else None
+    launch = launch_for(
+        a, b, out=out, bias=bias, activation=activation, tf32=tf32, out_dtype=out_dtype, mode=mode,
+        model=model,
+    )  # fmt: skip
+    return launch.result if launch is not None else None
+
+
+def launch_for(a: torch.Tensor, b: torch.Tensor, **options: Any) -> Launch | None:
+    """What :func:`matmul` launches for such operands; None before its first call.
+
+    Args:
+        options: those of :func:`matmul`.
+    """
+    call = Call(a, b, **options)
+    tf32 = _as_torch(a) if call.tf32 is None else call.tf32
+    mode = modes.deterministic(call.mode) if _deterministic() else call.mode
+    key = key_of(a, b, call.out, call.bias, call.activation, tf32, call.out_dtype, mode, call.model)
+    found = _launches.get(key)
+    return found[0] if found is not None else None
 
 
 def _as_torch(a: torch.Tensor) -> bool | None:

@@ -8,45 +8,35 @@ from __future__ import annotations
 import importlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
+from costmodel.check import Check, attempt, imported, line
+from costmodel.doctor_files import (
+    check_artifacts,
+    check_cache,
+    check_datasets,
+    check_kernels,
+    check_model,
+    check_named_model,
+    check_triton_cache,
+)
 from costmodel.errors import CostModelError
 
 __all__ = ["Check", "diagnose", "usable"]
 
-Need = Literal["always", "gpu", "optional"]
 
+def diagnose(model: Path | None = None) -> list[Check]:
+    """All checks. Asks the driver which GPU there is, and nothing more.
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that was looked for.
-
-    Attributes:
-        name: what.
-        ok: whether it is there.
-        found: what was found, or what is wrong.
-        advice: what to do about it; empty where it is ok.
-        need: without it nothing works (``always``), nothing runs on a GPU (``gpu``), or only
-            something is left out (``optional``).
+    Args:
+        model: folder of a model to look at, beside the shipped ones.
     """
-
-    name: str
-    ok: bool
-    found: str
-    advice: str = ""
-    need: Need = "always"
-
-
-def diagnose() -> list[Check]:
-    """All checks. Asks the driver which GPU there is, and nothing more."""
     return [
         _python(),
         _module("numpy", "pip install numpy"),
@@ -56,21 +46,29 @@ def diagnose() -> list[Check]:
         _tool("cuobjdump"),
         _module("xgboost", "pip install xgboost-cpu (or xgboost: either serves)"),
         _module("pyarrow", "pip install pyarrow"),
+        _module("sklearn", "pip install scikit-learn"),
+        _module("joblib", "pip install joblib"),
+        _module("platformdirs", "pip install platformdirs"),
         _driver(),
         _gpu(),
         _compiler(),
         _headers(),
         _interpreter(),
-        _model(),
-        _artifacts(),
-        _cache(),
-        _datasets(),
+        attempt("model", check_model),
+        *([] if model is None else [attempt(f"model {model}", lambda: check_named_model(model))]),
+        attempt("kernels", check_kernels),
+        attempt("artifacts", check_artifacts),
+        attempt("cache", check_cache),
+        attempt("Triton's cache", check_triton_cache),
+        attempt("datasets", check_datasets),
     ]
 
 
 def usable(checks: list[Check]) -> bool:
     """Whether costmodel can be used: on the GPU where there is a driver, else without one."""
-    has_driver = any(check.name == "NVIDIA driver" and check.ok for check in checks)
+    has_driver = any(
+        check.name == "NVIDIA driver" and (check.ok or check.need == "gpu") for check in checks
+    )
     needs = {"always", "gpu"} if has_driver else {"always"}
     return all(check.ok for check in checks if check.need in needs)
 
@@ -82,14 +80,14 @@ def _python() -> Check:
 
 
 def _module(name: str, advice: str) -> Check:
-    module, reason = _import(name)
+    module, reason = imported(name)
     if module is None:
         return Check(name, False, reason, advice)
     return Check(name, True, str(module.__version__))
 
 
 def _torch() -> Check:
-    torch, reason = _import("torch")
+    torch, reason = imported("torch")
     if torch is None:
         return Check("torch", False, reason, "pip install torch")
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
@@ -97,7 +95,7 @@ def _torch() -> Check:
 
 
 def _triton() -> Check:
-    triton, reason = _import("triton")
+    triton, reason = imported("triton")
     advice = "pip install --no-deps triton==3.6.0 (a CUDA build of torch brings its own)"
     if triton is None:
         return Check("Triton", False, reason, advice)
@@ -115,7 +113,7 @@ def _tool(name: str) -> Check:
         tool = getattr(knobs.nvidia, name)
         return Check(name, True, f"{tool.version} ({tool.path})")
     except (ImportError, AttributeError, RuntimeError, OSError) as error:
-        return Check(name, False, _line(error), advice)
+        return Check(name, False, line(error), advice)
 
 
 def _driver() -> Check:
@@ -127,15 +125,42 @@ def _driver() -> Check:
     except FileNotFoundError:
         return Check("NVIDIA driver", False, "nvidia-smi is not on the PATH", advice, "optional")
     except (subprocess.SubprocessError, OSError) as error:
-        return Check("NVIDIA driver", False, _line(error), advice, "optional")
-    return Check("NVIDIA driver", True, "; ".join(done.stdout.splitlines()), need="optional")
+        return Check("NVIDIA driver", False, line(error), advice, "optional")
+    found = "; ".join(done.stdout.splitlines())
+    least = _least_driver()
+    if any(version < least for version in _driver_versions(done.stdout)):
+        wanted = ".".join(map(str, least))
+        advice = f"update NVIDIA's driver to {wanted} or newer: the installed CUDA needs it"
+        return Check("NVIDIA driver", False, f"{found}: too old", advice, "gpu")
+    return Check("NVIDIA driver", True, found, need="optional")
+
+
+# NVIDIA, CUDA Compatibility: the oldest driver of each major version of CUDA.
+_LEAST_DRIVERS = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
+
+
+def _least_driver() -> tuple[int, int]:
+    """What the CUDA of torch and that of Triton's ptxas need, as far as they can be asked."""
+    versions = []
+    with suppress(ImportError, OSError, AttributeError):
+        versions.append(str(importlib.import_module("torch").version.cuda or ""))
+    with suppress(ImportError, OSError, AttributeError, RuntimeError):
+        versions.append(str(importlib.import_module("triton").knobs.nvidia.ptxas.version))
+    majors = [int(v.split(".")[0]) for v in versions if v.split(".")[0].isdecimal()]
+    return max((_LEAST_DRIVERS.get(major, (0, 0)) for major in majors), default=(0, 0))
+
+
+def _driver_versions(listing: str) -> list[tuple[int, int]]:
+    """Of each GPU, from what nvidia-smi lists; what cannot be read is left out."""
+    found = (re.search(r",\s*(\d+)\.(\d+)", line) for line in listing.splitlines())
+    return [(int(m[1]), int(m[2])) for m in found if m]
 
 
 def _gpu() -> Check:
     from costmodel.target import Target
 
     name = "GPU"
-    torch, reason = _import("torch")
+    torch, reason = imported("torch")
     if torch is None:
         return Check(name, False, reason, "install torch first", "gpu")
     if torch.version.cuda is None:
@@ -146,7 +171,7 @@ def _gpu() -> Check:
     except (CostModelError, RuntimeError) as error:
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
         advice = "check nvidia-smi" + (f"; CUDA_VISIBLE_DEVICES={hidden!r}" if hidden else "")
-        return Check(name, False, _line(error), advice, "gpu")
+        return Check(name, False, line(error), advice, "gpu")
     return Check(name, True, f"{device.product} ({device.name}, {device.capability})", need="gpu")
 
 
@@ -173,81 +198,3 @@ def _interpreter() -> Check:
     if value.lower() in ("", "0", "false", "off", "no", "n"):
         return Check(name, True, "not set", need="gpu")
     return Check(name, False, f"set to {value}: kernels would be interpreted", "unset it", "gpu")
-
-
-def _model() -> Check:
-    from costmodel.models import load, shipped_models
-    from costmodel.target import Target
-
-    shipped = shipped_models()
-    advice = "rules of thumb answer; train one: costmodel collect, then costmodel train"
-    wanted = list(shipped)
-    with suppress(CostModelError, ImportError, RuntimeError):  # no GPU: any model will do
-        wanted = [Target.current().device.name]
-    try:
-        found = [f"{name} ({load(shipped[name]).hash})" for name in wanted if name in shipped]
-    except (CostModelError, ImportError) as error:
-        return Check("model", False, _line(error), advice, "optional")
-    if not found:
-        lacking = f"none for {', '.join(wanted) or 'any target'}"
-        return Check("model", False, f"{lacking} (shipped: {', '.join(shipped) or 'none'})",
-                     advice, "optional")  # fmt: skip
-    return Check("model", True, ", ".join(found), need="optional")
-
-
-def _artifacts() -> Check:
-    """Whether the PTX head can answer with the installed Triton."""
-    from costmodel.models import known_artifacts, load, shipped_models
-    from costmodel.target import Target
-
-    name, advice = "artifacts", "PTX is not seen in ranking; costmodel compile M N K --table"
-    counts, toolchain = [], ""
-    try:
-        for device, path in shipped_models().items():
-            target = Target.named(device)
-            toolchain = f"Triton {target.toolchain.triton}, ptxas {target.toolchain.ptxas}"
-            counts.append(f"{len(known_artifacts(load(path), target))} for {device}")
-    except (CostModelError, ImportError, AttributeError, RuntimeError, OSError) as error:
-        return Check(name, False, _line(error), advice, "optional")
-    ok = any(not count.startswith("0 ") for count in counts)
-    found = f"{', '.join(counts) or 'none'}; {toolchain}"
-    return Check(name, ok, found, "" if ok else advice, "optional")
-
-
-def _cache() -> Check:
-    from costmodel.folders import VARIABLE, cache_directory
-
-    name = "cache"
-    advice = f"winners last for one process only; set {VARIABLE} to a folder that can be written"
-    try:
-        path = cache_directory()
-        folder = next(p for p in (path, *path.parents) if p.exists())
-        with tempfile.TemporaryFile(dir=folder):
-            return Check(name, True, f"{path} can be written", need="optional")
-    except (CostModelError, OSError) as error:
-        return Check(name, False, _line(error), advice, "optional")
-
-
-def _datasets() -> Check:
-    from costmodel.shipped import checkout
-
-    advice = "only for train, evaluate and full replays: use a checkout, or --data DIR"
-    try:
-        folder = checkout("datasets")
-    except CostModelError as error:
-        return Check("datasets", False, _line(error), advice, "optional")
-    names = sorted(card.parent.name for card in folder.glob("*/card.json"))
-    found = f"{', '.join(names) or 'none'} in {folder}"
-    return Check("datasets", bool(names), found, "" if names else advice, "optional")
-
-
-def _import(name: str) -> tuple[Any, str]:
-    """The module, or None and why not; a broken library counts as a missing one."""
-    try:
-        return importlib.import_module(name), ""
-    except (ImportError, OSError) as error:
-        return None, _line(error)
-
-
-def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:300]

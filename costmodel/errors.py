@@ -14,6 +14,7 @@
     ├── NoGpu (RuntimeError)          timing or launching was asked for without a usable GPU
     ├── CompileError (RuntimeError)   Triton or ptxas refused a configuration
     ├── LaunchError (RuntimeError)    the driver refused a launch
+    ├── RankError (RuntimeError)      ranks of a process group that cannot decide together
     ├── NotRecorded (LookupError)     a replay was asked for what was never measured
     ├── ModelError                    a model that cannot answer
     │   ├── NoModel (LookupError)     none for this target
@@ -47,6 +48,7 @@ __all__ = [
     "NoGpu",
     "NoModel",
     "NotRecorded",
+    "RankError",
     "SchemaMismatch",
     "ShapeError",
     "UnknownTarget",
@@ -101,6 +103,10 @@ class CompileError(CostModelError, RuntimeError):
 
 class LaunchError(CostModelError, RuntimeError):
     """The driver refused to load or launch a kernel."""
+
+
+class RankError(CostModelError, RuntimeError):
+    """The ranks of a process group cannot decide together: one failed, or they differ."""
 
 
 class NotRecorded(CostModelError, LookupError):

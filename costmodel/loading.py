@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 
@@ -17,9 +18,12 @@ from costmodel.space import legality
 from costmodel.specialize import Specialization
 from costmodel.target import Target
 from costmodel.tuning_result import TuningResult
+from costmodel.untrusted import one_line
 from costmodel.workload import CodeClass, Workload
 
 __all__ = ["bring", "first_launch", "loaded_configs"]
+
+log = logging.getLogger("costmodel")
 
 _KEPT = 8192
 _Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -68,29 +72,25 @@ def first_launch(
     device_index: int,
     operands: _Operands,
     result: TuningResult,
-) -> tuple[TritonLaunch | None, str]:
-    """The launch of the first configuration that may run and can be loaded.
+) -> TritonLaunch | None:
+    """The launch of the first configuration that may run and can be loaded; None if none can.
 
     Args:
         configs: in order of preference.
         operands: A, B and C, for their strides.
         result: what the launch goes by.
-
-    Returns:
-        (launch, why): None, and what was wrong with the last one, where none works.
     """
-    why = "there is none"
     for config in configs:
-        if why := legality(config, workload, result.target.device):
+        if legality(config, workload, result.target.device):
             continue
         plan = _plan(workload, config, result.target)
         try:
             kernel = bring(plan, result.target, device_index)
         except (CompileError, LaunchError) as error:
-            why = str(error)
+            log.info("%s: %s", config, one_line(error))
             continue
-        return TritonLaunch(plan, kernel, device_index, operands, result), ""
-    return None, why
+        return TritonLaunch(plan, kernel, device_index, operands, result)
+    return None
 
 
 def _plan(workload: Workload, config: GemmConfig, target: Target) -> Plan:

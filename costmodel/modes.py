@@ -9,7 +9,7 @@ from costmodel.errors import InvalidInput
 
 __all__ = [
     "MODES", "TUNING_MODES", "VARIABLE", "Mode", "check_mode", "check_tuning_mode", "default_mode",
-    "deterministic", "set_default_mode",
+    "deterministic", "set_default_mode", "winners_of",
 ]  # fmt: skip
 
 Mode = Literal["auto", "predict", "topk", "exhaustive", "heuristic", "background", "never"]
@@ -83,3 +83,8 @@ def deterministic(mode: str | None) -> str:
     """
     mode = default_mode() if mode is None else mode
     return "predict" if mode in _BY_TIMINGS else mode
+
+
+def winners_of(mode: str) -> tuple[str, ...]:
+    """Of which modes a mode takes the winners, if there are any, the most thorough first."""
+    return {"never": ("exhaustive", "topk", "auto"), "background": ("auto",)}.get(mode, (mode,))

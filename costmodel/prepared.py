@@ -31,6 +31,7 @@ class TorchLaunch:
         self, activation: str, result: TuningResult | None = None, tf32: bool = False
     ) -> None:
         self.result = result
+        self.config = None
         self._activation, self._tf32 = activation, tf32
 
     def __call__(
@@ -52,6 +53,7 @@ class TritonLaunch:
         result: TuningResult,
     ) -> None:
         self.result = result
+        self.config = plan.config
         self._plan = plan
         self._kernel = kernel
         self._index = device_index

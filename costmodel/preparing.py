@@ -22,10 +22,13 @@ from costmodel.errors import CompileError, CostModelError, InvalidInput, LaunchE
 from costmodel.launch import Plan
 from costmodel.loading import bring, first_launch, loaded_configs
 from costmodel.models.baselines import RuleHeuristic
+from costmodel.modes import winners_of
 from costmodel.pins import pinned
 from costmodel.prepared import Launch, TorchLaunch
 from costmodel.ranking import named_model, rank
+from costmodel.ranks import epoch
 from costmodel.tuning_result import TuningResult
+from costmodel.untrusted import one_line
 from costmodel.winners import Question, Winners
 from costmodel.workload import Workload
 
@@ -78,11 +81,10 @@ class _Product:
         configs = _choices(result)
         if only_loaded:
             loaded = set(loaded_configs(self.workload, result.target, index))
+            if self.question.epoch:  # which of the next ones are loaded differs from rank to rank
+                configs = [result.config]
             configs = [config for config in configs if config in loaded]
-        launch, why = first_launch(configs, self.workload, index, self.operands, result)
-        if launch is None:
-            log.info("%s: %.200s", self.workload, why)
-        return launch
+        return first_launch(configs, self.workload, index, self.operands, result)
 
 
 def _choices(result: TuningResult) -> list[GemmConfig]:
@@ -93,16 +95,11 @@ def _choices(result: TuningResult) -> list[GemmConfig]:
     return [result.config] if timed_or_pinned else [config for config, _ in result.ranked]
 
 
-def _known_modes(mode: str) -> tuple[str, ...]:
-    """Whose winners a mode goes by, if there are any, the most thorough first."""
-    return {"never": ("exhaustive", "topk", "auto"), "background": ("auto",)}.get(mode, (mode,))
-
-
 def prepare(call: Call, out: torch.Tensor, winners: Winners, background: Background) -> Prepared:
     """The launch of a call that was checked; it is not queued here.
 
     In this order: what is pinned; inside a capture, what is loaded; what is known of the mode; what
-    the mode then does.
+    the mode then does. In a process group that is to predict, at once and without the disk.
 
     Args:
         out: [m, n] as the launch is to write.
@@ -110,6 +107,7 @@ def prepare(call: Call, out: torch.Tensor, winners: Winners, background: Backgro
     Raises:
         CostModelError: Triton's interpreter is switched on.
         LaunchError: what is pinned cannot be launched.
+        InvalidInput: as of :meth:`Winners.find`.
     """
     workload = Workload.from_tensors(
         call.a, call.b, out, bias=call.bias is not None, activation=call.activation or "none",
@@ -120,13 +118,14 @@ def prepare(call: Call, out: torch.Tensor, winners: Winners, background: Backgro
     _refuse_the_interpreter()
     index = call.a.get_device()
     mode = str(call.mode)
-    question = Question(workload, index, _known_modes(mode)[-1], named_model(call.model))
+    model = named_model(call.model)
+    question = Question(workload, index, winners_of(mode)[-1], model, epoch=epoch())
     product = _Product(question, mode, (call.a, call.b, out))
     if (chosen := pinned(workload, index)) is not None:
         return Prepared(_pinned(product, chosen))
     if is_capturing(index):
         return _in_capture(product, winners)
-    if mode == "background":
+    if mode == "background" and not question.epoch:
         return _meanwhile(product, winners, background)
     if mode == "never":
         found = _known(product, winners)
@@ -156,7 +155,7 @@ def _pinned(product: _Product, chosen: TuningResult) -> Launch:
 
 def _known(product: _Product, winners: Winners) -> TuningResult | None:
     """The winner of the mode, in memory or on disk."""
-    for mode in _known_modes(product.mode):
+    for mode in winners_of(product.mode):
         found = winners.known(replace(product.question, mode=mode))
         if found is not None:
             return found
@@ -166,7 +165,7 @@ def _known(product: _Product, winners: Winners) -> TuningResult | None:
 def _found(product: _Product, question: Question, result: TuningResult, winners: Winners) -> Launch:
     """The launch of a winner; of another one, or torch, where it no longer works."""
     launch = product.of(result)
-    if launch is None:
+    if launch is None and not question.epoch:  # in a group none may choose anew by itself
         log.warning("%s no longer works for %s: tuning again", result.chosen, product.workload)
         result = winners.find(question, instead_of=result)
         launch = product.of(result)
@@ -184,7 +183,10 @@ def _found(product: _Product, question: Question, result: TuningResult, winners:
 
 
 def _in_capture(product: _Product, winners: Winners) -> Prepared:
-    """The winner if it is loaded; else the best of what is loaded, or torch, for this once."""
+    """The winner if it is loaded; else the best of what is loaded, or torch, for this once.
+
+    What else is loaded differs from rank to rank, so that in a process group it is torch.
+    """
     found = _known(product, winners)
     if found is not None:
         launch = product.of(found, only_loaded=True)
@@ -198,8 +200,9 @@ def _in_capture(product: _Product, winners: Winners) -> Prepared:
 def _of_what_is_loaded(product: _Product, winners: Winners) -> Launch:
     question, workload = product.question, product.workload
     target = winners.target_of(question.device_index)
-    why = "inside a capture, with nothing loaded that could compute it"
-    if configs := loaded_configs(workload, target, question.device_index):
+    why = "inside a capture, with nothing loaded that is to compute it"
+    configs = loaded_configs(workload, target, question.device_index)
+    if configs and not question.epoch:
         model = RuleHeuristic() if product.mode == "heuristic" else question.model
         try:
             best = rank(workload, target, model, 1, configs=configs).configs[0]
@@ -266,7 +269,7 @@ def _improve(question: Question, winners: Winners, switch: Callable[[], None]) -
     try:
         _bring(found, question)
     except (CompileError, LaunchError) as error:
-        log.warning("%s no longer works: %.200s", found.chosen, error)
+        log.warning("%s no longer works: %s", found.chosen, one_line(error))
         _bring(winners.find(question, instead_of=found, wait=False), question)
 
 

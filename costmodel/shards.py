@@ -47,7 +47,10 @@ _ADDED: dict[str, object] = {"tf32": False}
 
 _HEADER = b"costmodel"
 _ATTEMPTS = 5
-_MOST_ROWS = 10_000_000  # a few bytes may stand for billions of equal rows
+# A few bytes may stand for billions of equal rows, or for one text that fills the memory.
+_MOST_ROWS = 10_000_000
+_MOST_BYTES = 2**29
+_ROW_BYTES, _FILE_BYTES = 2**12, 2**24  # ours take 20 to 700 a row
 
 
 @dataclass(frozen=True)
@@ -129,12 +132,13 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    # The new name itself must survive a power cut too.
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    # The new name itself must survive a power cut too, where the file system can see to that.
+    with suppress(OSError):
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
@@ -302,9 +306,9 @@ def _read_shard(
             if not file.schema_arrow.equals(pa.schema([f for f in schema if f.name not in added])):
                 names = sorted(set(file.schema_arrow.names) ^ set(schema.names))
                 raise CorruptFile(f"{path}: other columns than expected ({names[:8]}); {again}")
-            if file.metadata.num_rows > _MOST_ROWS:
-                raise CorruptFile(f"{path}: {file.metadata.num_rows} rows, more than any dataset")
+            _check_size(path, file.metadata.num_rows, _unpacked_bytes(file.metadata))
             table = file.read()
+            _check_size(path, table.num_rows, table.nbytes // 4)  # of what the file did not tell
             table.validate(full=True)  # that texts are UTF-8 and indices point into dictionaries
             for name in added:
                 column = pa.array([_ADDED[name]] * table.num_rows, schema.field(name).type)
@@ -316,6 +320,26 @@ def _read_shard(
     except (pa.ArrowException, OSError, ValueError) as error:
         raise CorruptFile(f"{path}: unreadable ({error!s:.200}); {again}") from None
     return table.replace_schema_metadata(None)
+
+
+def _unpacked_bytes(metadata: Any) -> int:
+    """What the pages of a Parquet file take when they are decompressed, as its footer tells."""
+    groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
+    return sum(
+        group.column(i).total_uncompressed_size
+        for group in groups
+        for i in range(group.num_columns)
+    )
+
+
+def _check_size(path: Path, rows: int, unpacked_bytes: int) -> None:
+    if rows > _MOST_ROWS:
+        raise CorruptFile(f"{path}: {rows} rows, more than any dataset")
+    if unpacked_bytes > min(_FILE_BYTES + _ROW_BYTES * rows, _MOST_BYTES):
+        raise CorruptFile(
+            f"{path}: {rows} rows that take {unpacked_bytes >> 20} MiB when they are read, more "
+            f"than any of ours"
+        )
 
 
 def _check_header(

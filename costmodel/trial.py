@@ -23,6 +23,7 @@ from costmodel.read_ahead import ReadAhead
 from costmodel.runner.device import DeviceRunner
 from costmodel.specialize import Specialization, specialize
 from costmodel.target import Target
+from costmodel.untrusted import one_line
 from costmodel.workload import Workload
 
 __all__ = ["Choice", "Compile", "Trial"]
@@ -240,11 +241,14 @@ class Trial:
         return self.runner.measure(self.workload, candidates, best_us)
 
     def _note(self, config: GemmConfig, measurement: Measurement) -> None:
+        is_first = all(m.status != "wrong_result" for m in self.measured.values())
         self.measured[config] = measurement
-        if measurement.status == "wrong_result":
-            log.warning("%s computes %s wrong: %s", config, self.workload, measurement.error)
+        error = one_line(measurement.error)
+        if measurement.status == "wrong_result":  # a broken kernel has a thousand of them
+            level = logging.WARNING if is_first else logging.INFO
+            log.log(level, "%s computes %s wrong: %s", config, self.workload, error)
         elif not measurement.ok:
-            log.info("%s: %s %.200s", config, measurement.status, measurement.error)
+            log.info("%s: %s %s", config, measurement.status, error)
 
     def _timed(self, function: Callable[..., T], *args: object) -> T:
         start = time.perf_counter()

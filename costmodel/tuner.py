@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import warnings
 from collections.abc import Iterable, Sequence
@@ -27,10 +28,12 @@ from costmodel.target import Target
 from costmodel.trial import Compile, Trial
 from costmodel.tuning_result import PREDICTED, Costs, TuningResult
 from costmodel.uncertainty import AUTO, LIMIT, TopK, require_top
-from costmodel.untrusted import require
+from costmodel.untrusted import one_line, require
 from costmodel.workload import Workload
 
 __all__ = ["tune", "untimed_because"]
+
+log = logging.getLogger("costmodel")
 
 # So many candidates are tried for each one wanted before those that fail are no longer replaced.
 _ATTEMPTS = 4
@@ -156,6 +159,7 @@ def _untimed(
         if artifact is None or artifact.ok:
             chosen, why = config, f"first choice of {ranking.model} that compiles: {reason}"
             break
+        log.info("%s: %s %s", config, artifact.status, one_line(artifact.error))
         failures.append((config, Measurement(artifact.status, error=artifact.error)))
     if chosen is None:
         warnings.warn(f"{ranking.workload}: {why}; torch computes it", RuntimeWarning, 3)

@@ -16,13 +16,14 @@ from typing import Any, NoReturn, TypeVar
 
 from costmodel.errors import CorruptFile, FileError, InvalidInput
 
-__all__ = ["as_path", "file_errors", "parse_json", "read_small_file", "require", "require_count",
-           "take"]  # fmt: skip
+__all__ = ["as_path", "file_errors", "one_line", "parse_json", "printable", "read_small_file",
+           "require", "require_count", "take"]  # fmt: skip
 
 _T = TypeVar("_T")
 
 _SMALL_BYTES = 64 * 2**20
 _INT64_MAX = 2**63 - 1
+_DEEPEST = 64  # nothing of ours is a dozen deep; what is read must be writable again
 
 
 def require(name: str, value: Any, kinds: type[_T] | tuple[type[_T], ...], expected: str) -> _T:
@@ -81,26 +82,42 @@ def read_small_file(path: Path, limit_bytes: int = _SMALL_BYTES) -> bytes:
     found = path.stat()
     if not path.is_file():
         raise CorruptFile(f"{path}: expected a file, found a directory, a pipe or a device")
-    if found.st_size > limit_bytes:
-        raise CorruptFile(
-            f"{path}: {found.st_size} bytes, expected at most {limit_bytes}: take it away"
-        )
-    return path.read_bytes()
+    with path.open("rb") as file:  # some of the system's own have no size, and no end
+        content = file.read(limit_bytes + 1) if found.st_size <= limit_bytes else b""
+    size = max(found.st_size, len(content))
+    if size > limit_bytes:
+        raise CorruptFile(f"{path}: {size} bytes, expected at most {limit_bytes}: take it away")
+    return content
+
+
+def printable(text: str) -> str:
+    """A text that does nothing to a terminal but fill it: control characters as escapes."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+def one_line(text: object, limit: int = 200) -> str:
+    """What something says of itself, in one line of at most ``limit`` characters."""
+    line = " ".join(printable(str(text)).split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def parse_json(text: bytes | str) -> Any:
     """JSON by the letter of the standard.
 
     Raises:
-        InvalidInput: not JSON, nested too deeply, a name twice in one object, or a number that is
-            no finite double.
+        InvalidInput: not JSON, nested more than 64 deep, a name twice in one object, or a number
+            that is no finite double.
     """
     try:
-        return json.loads(
+        found = json.loads(
             text, parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_distinct
         )
+        _require_flat(found)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"not JSON: {error!s:.200}") from None
+    return found
 
 
 def take(data: Any, name: str, kind: type[_T]) -> _T:
@@ -121,6 +138,16 @@ def take(data: Any, name: str, kind: type[_T]) -> _T:
     if type(value) is not kind or not fits:
         raise InvalidInput(f"{name}={value!r:.80}: expected {kind.__name__}")
     return value
+
+
+def _require_flat(data: Any) -> None:
+    level = [data] if isinstance(data, dict | list) else []
+    for _ in range(_DEEPEST):
+        inner = (value.values() if isinstance(value, dict) else value for value in level)
+        level = [item for items in inner for item in items if isinstance(item, dict | list)]
+        if not level:
+            return
+    raise ValueError(f"nested more than {_DEEPEST} deep")
 
 
 def _no_number(name: str) -> NoReturn:

@@ -75,7 +75,7 @@ class FakeLaunch:
     def __init__(
         self, plan: Plan, kernel: object, index: int, operands: object, result: TuningResult
     ) -> None:
-        self.plan, self.result = plan, result
+        self.plan, self.config, self.result = plan, plan.config, result
         self._activation = plan.workload.code.activation
 
     def __call__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,51 @@ def test_a_winner_under_the_key_of_another_is_refused(
     other = WinnerCache(tmp_path / "other")
     assert import_winners(other, file) == {"added": 0, "known": 0, "refused": 4}
     assert other.entries() == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"key": {"note": "x" * 10**5}}, {"result": {"why": "x" * (17 * 2**20)}}],
+    ids=["key", "result"],
+)
+def test_an_entry_that_is_too_large_is_refused(
+    filled: WinnerCache, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    file = tmp_path / "winners.json"
+    export_winners(filled, file)
+    data = json.loads(file.read_text())
+    for part, values in change.items():
+        data["entries"][0][part] |= values
+    file.write_text(json.dumps(data))
+    other = WinnerCache(tmp_path / "other")
+    assert import_winners(other, file) == {"added": 0, "known": 0, "refused": 1}
+
+
+@pytest.mark.parametrize(
+    "name", ["../../../etc/cron.d/x", "/etc/x", "..", "\0", "\ud800", "a/b", ""]
+)
+def test_the_name_of_a_key_is_no_path(filled: WinnerCache, tmp_path: Path, name: str) -> None:
+    file = tmp_path / "winners.json"
+    export_winners(filled, file)
+    data = json.loads(file.read_text())
+    data["entries"][0]["key"]["name"] = name
+    file.write_text(json.dumps(data))
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    other = WinnerCache(tmp_path / "other")
+    assert import_winners(other, file)["added"] == 1
+    (new,) = {path for path in tmp_path.rglob("*") if path.is_file()} - before
+    assert new.parent == tmp_path / "other"
+    assert other.entries()
+
+
+def test_texts_of_a_file_do_nothing_to_a_terminal(filled: WinnerCache) -> None:
+    (entry,) = filled.entries()
+    why = "\x1b]0;title\x07\x1b[2Jgone\r\u202e"
+    filled.put(entry.key, replace(entry.result, why=why, reservation=why))
+    for command in (("cache",), ("cache", "show", entry.path.stem)):
+        done = run(*command)
+        assert not set(done.stdout + done.stderr) & set("\x1b\x07\r\u202e")
+    assert "gone" in done.stdout
 
 
 @pytest.mark.parametrize(

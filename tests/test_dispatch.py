@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import costmodel
-from costmodel import ahead, dispatch
+from costmodel import ahead, dispatch, warming
 from costmodel.arguments import check_arguments, require_disjoint
 from costmodel.cache import WinnerCache
 from costmodel.calls import Call
@@ -455,7 +455,7 @@ def test_a_workload_is_warmed_up_as_the_call_will_be(
     ):
         dtype = getattr(torch, workload.dtype)
         a, b = A.to(dtype), B.to(dtype)
-        costmodel.matmul(a, b, **ahead._precision(workload.code))
+        costmodel.matmul(a, b, **warming._precision(workload.code))
         count = len(prepared)
         costmodel.matmul(a, b, **options)  # type: ignore[arg-type]
         assert len(prepared) == count
@@ -467,9 +467,9 @@ def test_ahead_of_time_float32_follows_the_switch_too(
 ) -> None:
     torch.backends.cuda.matmul.fp32_precision = setting
     follows = setting == "tf32"
-    assert ahead._types("float32", None, None)["tf32"] == follows
-    assert not ahead._types("float32", None, False)["tf32"]
-    assert not ahead._types("float16", None, None)["tf32"]
+    assert ahead.matmul_types("float32", None, None)["tf32"] == follows
+    assert not ahead.matmul_types("float32", None, False)["tf32"]
+    assert not ahead.matmul_types("float16", None, None)["tf32"]
     found, _ = ahead._problem((A.float(), B.float()), "float16", None, None, None)
     assert found.code.kind == ("tf32" if follows else "float32")
     found, _ = ahead._problem((A, B), "float16", "float32", None, None)

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from costmodel.doctor import _driver, usable
+
 ROOT = Path(__file__).resolve().parents[1]
 FAKE_SMI = "#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 570.1'\n"
 
@@ -69,8 +71,10 @@ def test_a_compiler_is_found_as_triton_finds_it(programs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "check"), [("xgboost", "xgboost"), ("triton", "Triton"), ("torch", "torch")]
-)
+    ("module", "check"),
+    [("xgboost", "xgboost"), ("triton", "Triton"), ("torch", "torch"), ("numpy", "numpy"),
+     ("pyarrow", "pyarrow"), ("platformdirs", "platformdirs")],
+)  # fmt: skip
 def test_a_missing_package_is_named(tmp_path: Path, module: str, check: str) -> None:
     code, checks = doctor(PYTHONPATH=hide(tmp_path / "hidden", module))
     assert code == 1
@@ -90,6 +94,38 @@ def test_a_driver_without_a_gpu_for_torch_is_not_usable(programs: Path) -> None:
     assert code == 1
     assert checks["NVIDIA driver"]["ok"]
     assert not checks["GPU"]["ok"]
+
+
+@pytest.mark.parametrize(
+    ("version", "ok"),
+    [("570.86.15", True), ("525.60.13", True), ("470.57.02", False), ("525.50", False),
+     ("unknown", True)],
+)  # fmt: skip
+def test_a_driver_that_is_too_old_is_named(
+    programs: Path, monkeypatch: pytest.MonkeyPatch, version: str, ok: bool
+) -> None:
+    """Triton's ptxas is of CUDA 12."""
+    smi = f"#!/bin/sh\necho 'NVIDIA A100-SXM4-80GB, 999.9'\necho 'NVIDIA H100 80GB HBM3, {version}'"
+    (programs / "nvidia-smi").write_text(smi)
+    monkeypatch.setenv("PATH", str(programs))
+    found = _driver()
+    assert found.ok == ok
+    assert ok or ("too old" in found.found and "525.60" in found.advice)
+    assert ok or not usable([found]), "it is a driver nevertheless"
+
+
+@pytest.mark.parametrize(
+    ("variable", "check"),
+    [("COSTMODEL_CACHE_DIR", "cache"), ("TRITON_CACHE_DIR", "Triton's cache")],
+)
+def test_a_folder_that_cannot_be_written_is_named(
+    tmp_path: Path, variable: str, check: str
+) -> None:
+    (tmp_path / "file").touch()
+    _, checks = doctor(**{variable: str(tmp_path / "file" / "folder")})
+    assert not checks[check]["ok"]
+    assert variable in checks[check]["advice"]
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
 def test_people_get_a_table(tmp_path: Path) -> None:

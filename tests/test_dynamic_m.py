@@ -20,6 +20,7 @@ from costmodel.buckets import Buckets, bucket
 from costmodel.calls import KeptLaunches
 from costmodel.config import GemmConfig
 from costmodel.errors import InvalidInput
+from costmodel.question import at_the_end
 from costmodel.space import SearchSpace, legality
 from costmodel.winners import Question, Winners
 from costmodel.workload import Workload
@@ -157,6 +158,14 @@ def test_what_may_run_the_last_m_may_run_all(which: int, m: int, less: int) -> N
     most, least = Workload.dense(m, n, k), Workload.dense(max(m - less, 1), n, k)
     for config in SearchSpace.of(most, H100).configs[::37]:
         assert not legality(config, least, H100.device)
+
+
+def test_the_last_m_of_a_bucket_is_one_that_can_be() -> None:
+    most = 2**31 - 1
+    question = Question(Workload.dense(most - 7, 8, 8), 0)
+    assert Buckets().of(most - 7)[1] > most
+    last, rows = at_the_end(question, Buckets().of(most - 7))
+    assert (last.workload.m, rows) == (most, (most, most))
 
 
 # --- memory -------------------------------------------------------------------------------------

@@ -63,8 +63,14 @@ def put_huge_file(path: Path) -> None:
         file.truncate(2**33)  # sparse: takes no space
 
 
+def put_endless_file(path: Path) -> None:
+    """A regular file by its mode, of no size, that goes on for terabytes."""
+    path.symlink_to("/proc/self/pagemap")
+
+
 IN_THE_WAY = (
     put_directory, put_pipe, put_endless_device, put_dangling_link, put_circle, put_huge_file,
+    put_endless_file,
 )  # fmt: skip
 
 
@@ -173,6 +179,23 @@ def test_a_few_bytes_do_not_become_billions_of_rows(
 ) -> None:
     monkeypatch.setattr("costmodel.shards._MOST_ROWS", 3)
     with pytest.raises(CorruptFile, match="4 rows, more than any dataset"):
+        Dataset.open(dataset.path).measurements()
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_few_bytes_do_not_become_a_text_that_fills_the_memory(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, told: bool
+) -> None:
+    path = min(dataset.path.glob("measurements-*"))
+    rows = parquet.ParquetFile(path).read()
+    at, field = rows.schema.get_field_index("error"), rows.schema.field("error")
+    texts = ["x" * 2**27] + [""] * (len(rows) - 1)
+    column = pa.array(texts, pa.string()).dictionary_encode()
+    parquet.write_table(rows.set_column(at, field, column), path, compression="zstd")
+    assert path.stat().st_size < 2**18
+    if not told:  # a footer that says less
+        monkeypatch.setattr("costmodel.shards._unpacked_bytes", lambda _: 1000)
+    with pytest.raises(CorruptFile, match=r"rows that take \d+ MiB"):
         Dataset.open(dataset.path).measurements()
 
 

@@ -14,10 +14,13 @@ from hostile_examples import CONFIGS, RESULT, TARGET, A
 
 from costmodel.cache import WinnerCache
 from costmodel.config import GemmConfig
+from costmodel.dataset import Dataset
 from costmodel.errors import CostModelError, InvalidInput
+from costmodel.models import shipped_models
+from costmodel.models.storage import read_card
 from costmodel.target import Target
 from costmodel.tuning_result import TuningResult
-from costmodel.untrusted import parse_json
+from costmodel.untrusted import one_line, parse_json
 from costmodel.workload import Workload
 
 HOSTILE: tuple[Any, ...] = (
@@ -70,6 +73,34 @@ def test_any_value_in_any_place_is_refused_or_can_be_used(kind: str) -> None:
                 assert found.best_triton is None or found.best_triton[1].latency_us > 0
 
 
+def cards() -> dict[str, tuple[Any, Callable[[Path], Any]]]:
+    """By file: what a sound card says, and who reads it."""
+    (shipped, *_) = shipped_models().values()
+    model = json.loads((shipped / "card.json").read_text())
+    for name in ("features", "config_features"):  # a few stand for two hundred
+        model[name] = model[name][:3]
+    dataset = {"protocol": {"repeats": 5}, "schema": 2, "target": TARGET.to_dict()}
+    return {"model": (model, read_card), "dataset": (dataset, Dataset.open)}
+
+
+@pytest.mark.parametrize("kind", ["model", "dataset"])
+def test_any_value_in_any_place_of_a_card_is_refused_or_can_be_used(
+    tmp_path: Path, kind: str
+) -> None:
+    card, read = cards()[kind]
+    path = tmp_path / "card.json"
+    path.write_text(json.dumps(card))
+    read(tmp_path)
+    for place in places(card):
+        for value in HOSTILE:
+            path.write_text(json.dumps(changed(card, place, value)))
+            try:
+                found = read(tmp_path)
+            except CostModelError:
+                continue
+            assert found.target if kind == "dataset" else found["target"]
+
+
 @pytest.mark.parametrize("value", [None, 5, "x", [], b"x"])
 def test_what_is_no_object_is_refused(value: Any) -> None:
     for read in (read for _, read in READERS.values()):
@@ -91,11 +122,28 @@ def test_numbers_that_json_lacks_are_null_in_a_result_and_kept_on_disk(tmp_path:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[" * 200_000, '{"a":' * 100_000, '{"a": NaN}', "[-Infinity]", "1e999", "1" * 5000,
-     '{"a": 1, "a": 2}', "\x80", "{'a': 1}", "[1,]"],
+    ["", "[" * 200_000, "[" * 70 + "]" * 70,
+     '{"a":' * 70 + "1" + "}" * 70, '{"a":' * 100_000, '{"a": NaN}', "[-Infinity]", "1e999",
+     "1" * 5000, '{"a": 1, "a": 2}', "\x80", "{'a': 1}", "[1,]"],
 )  # fmt: skip
 def test_json_is_read_by_the_letter(text: str) -> None:
     with pytest.raises(InvalidInput, match="not JSON"):
         parse_json(text)
     with pytest.raises(InvalidInput, match="not JSON"):
         parse_json(text.encode("latin-1"))
+
+
+@pytest.mark.parametrize("depth", [1, 10, 64])
+def test_json_may_be_as_deep_as_ours_and_more(depth: int) -> None:
+    found = parse_json("[" * depth + "]" * depth)
+    assert json.dumps(found) == "[" * depth + "]" * depth
+    assert parse_json(json.dumps({"a": [{"b": found}] if depth < 60 else 1}))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("a\nb\t c", "a b c"), ("\x1b[31mred", "\\x1b[31mred"), ("é–ü", "é–ü"),
+     ("\u202egpj", "\\u202egpj"), ("x" * 300, "x" * 199 + "…"), (ValueError("a\n"), "a")],
+)  # fmt: skip
+def test_what_is_told_is_one_line(text: object, line: str) -> None:
+    assert one_line(text) == line

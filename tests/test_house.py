@@ -18,7 +18,8 @@ PACKAGE = ROOT / "costmodel"
 
 LAYERS = (
     "kernels",
-    "errors", "untrusted", "folders", "remembered", "counters", "modes", "buckets",
+    "errors", "untrusted", "folders", "remembered", "installed", "counters", "modes", "buckets",
+    "locks",
     # the problem, the machine, a point in the space; what the compiler is told; what may run
     "config", "code_class", "workload", "target", "kernel_code", "specialize", "grid", "space",
     # compiling
@@ -37,12 +38,13 @@ LAYERS = (
     # choosing
     "shipped", "ranking", "explanation", "tuning_result", "trial", "tuner", "cache",
     "cache_bundle",
-    "from_use", "timing_bench", "winners",
+    "from_use", "timing_bench", "ranks", "question", "winners",
     # launching what was chosen
     "arguments", "batches", "prepared", "loading", "pins", "calls", "capture", "background",
-    "preparing", "dispatch", "torch_ops", "nn", "ahead",
+    "preparing", "dispatch", "torch_ops", "nn", "ahead", "warming",
     # people
-    "costmodel", "report", "html_page", "html_report", "doctor", "cli", "__main__",
+    "costmodel", "report", "html_page", "html_report", "check", "doctor_files", "doctor", "cli",
+    "__main__",
 )  # fmt: skip
 """Each part may import those before it, at any depth of its code, and none after it."""
 

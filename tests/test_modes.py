@@ -17,7 +17,7 @@ import torch
 from dispatch_fakes import H100, MODEL, Machine, operands
 
 import costmodel
-from costmodel import ahead, dispatch
+from costmodel import dispatch, warming
 from costmodel.background import Background
 from costmodel.config import GemmConfig
 from costmodel.errors import IllegalConfig, InvalidInput, LaunchError
@@ -444,7 +444,7 @@ print("done")
 def test_after_warmup_nothing_is_left_to_do_for_any_m_of_the_buckets(
     on_it: Machine, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    monkeypatch.setattr(ahead, "_blank_operands", _blank)
+    monkeypatch.setattr(warming, "_blank_operands", _blank)
     problems = [(16, 640, 128), (33, 640, 128), (600, 48, 128)]
     results = costmodel.warmup(problems, mode=mode, model=MODEL)
     assert [r is not None and r.config is not None for r in results] == [True] * 3
@@ -470,7 +470,7 @@ def test_warmup_covers_the_m_that_the_winner_may_not_run(
     dispatch.forget_launches()
     for key in list(dispatch.winners._results):
         dispatch.winners._results[key] = _with(found, config)
-    monkeypatch.setattr(ahead, "_blank_operands", _shapes_only)
+    monkeypatch.setattr(warming, "_blank_operands", _shapes_only)
     monkeypatch.setattr("dispatch_fakes.FakeLaunch.__call__", lambda *_: None)
     costmodel.warmup([size], mode="heuristic", model=MODEL)
     before = costmodel.stats()

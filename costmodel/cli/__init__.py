@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -17,8 +20,11 @@ from typer.core import TyperGroup
 
 from costmodel.cli import caching, collecting, explaining, modelling, tuning, upkeep
 from costmodel.errors import CostModelError
+from costmodel.untrusted import one_line, printable
 
 __all__ = ["app", "main"]
+
+_MOST_CHARACTERS = 400
 
 
 class _Commands(TyperGroup):
@@ -32,19 +38,47 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:  # a click.Context, of typer's own copy since 0.29
         with warnings.catch_warnings():
             warnings.simplefilter("default", RuntimeWarning)
-            warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+            warnings.showwarning = lambda message, *_: _tell("warning", message)
             try:
-                return super().invoke(ctx)
+                with _log_lines(logging.INFO if ctx.params["verbose"] else logging.WARNING):
+                    return super().invoke(ctx)
             except CostModelError as error:
                 if ctx.params["debug"]:
                     raise
-                print(f"error: {error}", file=sys.stderr)
+                _tell("error", error)
                 raise typer.Exit(2) from None
             except OSError as error:  # what may not be read or written is no fault of the program
                 if ctx.params["debug"] or error.errno == errno.EPIPE:
                     raise
-                print(f"error: {error}", file=sys.stderr)
+                _tell("error", error)
                 raise typer.Exit(2) from None
+
+
+class _Line(logging.Formatter):
+    """A record in one line, whatever a compiler or a file has said in it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return one_line(super().format(record), _MOST_CHARACTERS)
+
+
+@contextmanager
+def _log_lines(level: int) -> Iterator[None]:
+    """What the library logs from this level on, on stderr."""
+    log = logging.getLogger("costmodel")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Line())
+    before = log.level
+    log.addHandler(handler)
+    log.setLevel(level)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
+
+
+def _tell(kind: str, what: object) -> None:
+    print(f"{kind}: {printable(str(what))}", file=sys.stderr)
 
 
 app = typer.Typer(
@@ -64,6 +98,9 @@ app.add_typer(caching.app, name="cache")
 @app.callback()
 def _options(
     debug: Annotated[bool, typer.Option(help="Show where an error came from.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Say what is skipped, and why: a line each.")
+    ] = False,
 ) -> None:
     """A learned cost-model autotuner for Triton GEMM."""
 

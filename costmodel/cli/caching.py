@@ -131,14 +131,21 @@ def _cache() -> WinnerCache:
 
 def _state(entry: CacheEntry) -> str:
     """Whether what an entry rests on is what there is now, as far as can be told without a GPU."""
+    from costmodel.grid import grid_hash
+    from costmodel.installed import driver_version, triton_build
     from costmodel.kernel_code import kernel_hashes
     from costmodel.target import Toolchain
 
     if entry.key.get("kernels") != kernel_hashes():
         return "of other kernels"
+    if entry.key.get("space") != grid_hash():
+        return "of another space"
     tools = Toolchain.current(entry.result.target.device.arch)
-    if (entry.key.get("triton"), entry.key.get("ptxas")) != (tools.triton, tools.ptxas):
+    here = {"triton": tools.triton, "triton_build": triton_build(), "ptxas": tools.ptxas}
+    if any(entry.key.get(name) != value for name, value in here.items()):
         return "of another toolchain"
+    if driver_version() and entry.key.get("driver") != driver_version():
+        return "of another driver"
     return "of these kernels and this toolchain"
 
 

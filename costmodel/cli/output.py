@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from costmodel.untrusted import printable
+
 if TYPE_CHECKING:
     from costmodel.target import Target
     from costmodel.workload import Workload
@@ -78,7 +80,7 @@ def find_target(name: str | None) -> Target:
 
 def note(text: str) -> None:
     """Tell people something, on stderr."""
-    typer.echo(text, err=True)
+    typer.echo(printable(text), err=True)
 
 
 def print_json(data: Any) -> None:
@@ -94,7 +96,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
 
     cells = [list(row) for row in rows]
     # Text objects, because brackets in a text of ours or a compiler's are no markup.
-    table = Table(title=Text(title), title_justify="left")
+    table = Table(title=Text(printable(title)), title_justify="left")
     for i, name in enumerate(columns):
         numeric = any(isinstance(row[i], int | float) for row in cells)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
@@ -109,7 +111,7 @@ def _text(value: Any) -> str:
         return "–"
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
-    return str(value)
+    return printable(str(value))
 
 
 def _plain(value: Any) -> Any:

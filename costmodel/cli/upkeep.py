@@ -104,11 +104,14 @@ def _html(path: Path, data: Path | None, model: Path | None, as_json: bool) -> N
         output.print_table(f"written to {path}", ["section"], [[title] for title in sections])
 
 
-def doctor(as_json: AsJson = False) -> None:
+def doctor(
+    model: Annotated[Path | None, typer.Option(help="Folder of a model to look at too.")] = None,
+    as_json: AsJson = False,
+) -> None:
     """Say what this set-up has and lacks; exit code 0 if costmodel can be used on it."""
     from costmodel.doctor import diagnose, usable
 
-    checks = diagnose()
+    checks = diagnose(model)
     ok = usable(checks)
     if as_json:
         output.print_json({"usable": ok, "checks": [asdict(check) for check in checks]})

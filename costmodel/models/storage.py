@@ -21,6 +21,7 @@ from costmodel.errors import (
 )
 from costmodel.features import CONFIG_FEATURES, FEATURE_SCHEMA, FEATURES
 from costmodel.models.torch_time import TORCH_FEATURES, TorchTime
+from costmodel.models.ubj import check_trees
 from costmodel.models.xgb import XgbCostModel, XgbParams, content_hash
 from costmodel.ptx import PTX_SCHEMA
 from costmodel.shards import Identity, read_shards, replace_file, write_json, write_shard
@@ -37,6 +38,7 @@ FORMAT = 1
 CARD = "card.json"
 ARTIFACTS = "artifacts.parquet"
 TORCH = "torch.ubj"
+_PACKAGE = (Path(__file__).parents[1] / "_models").resolve()
 _HEADS = {True: ("model.ubj", FEATURES), False: ("config.ubj", CONFIG_FEATURES)}
 
 
@@ -111,8 +113,8 @@ def load(path: Path, *, nthread: int = 1, parse: bool = True) -> XgbCostModel:
     model = XgbCostModel(card["params"], name=card["name"], nthread=nthread)
     model._raw = raw
     if parse:
-        for ptx, (name, _) in _HEADS.items():
-            model._install(ptx, raw[ptx], parse_head(ptx, raw[ptx], path / name))
+        for ptx in _HEADS:
+            model._install(ptx, raw[ptx], parse_head(ptx, raw[ptx], path))
     if card["torch_hash"]:
         data = _read(path / TORCH)
         if hashlib.sha256(data).hexdigest()[:16] != card["torch_hash"]:
@@ -128,14 +130,14 @@ def load(path: Path, *, nthread: int = 1, parse: bool = True) -> XgbCostModel:
     return model
 
 
-def parse_head(ptx: bool, raw: bytes, file: Path | None = None) -> Any:
-    """The trees of a head, from the content of its file.
+def parse_head(ptx: bool, raw: bytes, directory: Path | None = None) -> Any:
+    """The trees of a head, from the content of its file in a model's directory.
 
     Raises:
         CorruptFile, SchemaMismatch: as :func:`load`.
     """
     name, expected = _HEADS[ptx]
-    return _booster(file or Path(name), raw, expected)
+    return _booster((directory or Path()) / name, raw, expected)
 
 
 def _booster(file: Path, raw: bytes, expected: tuple[str, ...]) -> Any:
@@ -144,7 +146,11 @@ def _booster(file: Path, raw: bytes, expected: tuple[str, ...]) -> Any:
 
     booster = xgboost.Booster()
     try:
+        if not file.resolve().is_relative_to(_PACKAGE):  # which is code, and as trusted
+            check_trees(raw)
         booster.load_model(bytearray(raw))
+    except InvalidInput as error:
+        raise CorruptFile(f"{file}: not an XGBoost model in UBJ ({error})") from None
     except xgboost.core.XGBoostError as error:
         reason = str(error).splitlines()[0][:200]
         raise CorruptFile(f"{file}: not an XGBoost model in UBJ ({reason})") from None

@@ -291,7 +291,8 @@ class XgbCostModel:
         if ptx not in self._heads:
             from costmodel.models.storage import parse_head
 
-            self._install(ptx, self._raw[ptx], parse_head(ptx, self._raw[ptx]))
+            raw = self._raw[ptx]
+            self._install(ptx, raw, parse_head(ptx, raw, self._directory))
         return self._heads[ptx]
 
     def _install(self, ptx: bool, raw: bytes, booster: Booster) -> None:

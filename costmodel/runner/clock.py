@@ -13,16 +13,20 @@ __all__ = ["clock_reader"]
 
 
 def clock_reader(device: torch.device) -> Callable[[], int]:
-    """The SM clock in MHz by NVML, read anew after 20 ms; 0 where NVML is not installed."""
+    """The SM clock in MHz by NVML, read anew after 20 ms; 0 where NVML is not there to tell."""
     import torch
 
     try:
         import pynvml
     except ImportError:
         return lambda: 0
-    pynvml.nvmlInit()
-    uuid = str(torch.cuda.get_device_properties(device).uuid)
-    handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
+    try:
+        pynvml.nvmlInit()
+        uuid = str(torch.cuda.get_device_properties(device).uuid)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
+        pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
+    except pynvml.NVMLError:  # as of a part of a card (MIG)
+        return lambda: 0
     last = (0.0, 0)
 
     def read() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from uuid import uuid4
 
@@ -33,19 +34,23 @@ def current_run(device_index: int = 0) -> RunInfo:
 
 
 def _nvml(device_index: int) -> tuple[str, int, int]:
-    """Driver version and highest clocks; blank where NVML is not installed."""
+    """Driver version and highest clocks; blank where NVML is not installed or does not tell.
+
+    It finds no part of a card (MIG) by the UUID that torch has.
+    """
     import torch
 
     try:
         import pynvml
-
-        pynvml.nvmlInit()
     except ImportError:
         return "", 0, 0
-    uuid = str(torch.cuda.get_device_properties(device_index).uuid)
-    handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
-    return (
-        str(pynvml.nvmlSystemGetDriverVersion()),
-        int(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)),
-        int(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM)),
-    )
+    driver, clocks_mhz = "", (0, 0)
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        driver = str(pynvml.nvmlSystemGetDriverVersion())
+        uuid = str(torch.cuda.get_device_properties(device_index).uuid)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
+        kinds = (pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM)
+        sm_mhz, memory_mhz = (int(pynvml.nvmlDeviceGetMaxClockInfo(handle, k)) for k in kinds)
+        clocks_mhz = (sm_mhz, memory_mhz)
+    return driver, *clocks_mhz

@@ -1,0 +1,69 @@
+"""What is installed here beside its version number: which build, which driver; nothing is started.
+
+Two builds of one version, such as a vendor's, may compile differently, and a driver may load or
+clock differently. A choice that rests on timings is of one of each.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+__all__ = ["driver_version", "triton_build"]
+
+_DRIVER = Path("/proc/driver/nvidia/version")
+_LIBRARY = "triton/_C/libtriton.so"
+
+
+@functools.cache
+def driver_version() -> str:
+    """Of NVIDIA's driver, such as ``570.86.15``; the CUDA that it brings where that cannot be told,
+    such as ``CUDA 12080``; empty where there is none.
+    """
+    try:
+        if found := _kernel_module(_DRIVER.read_text(errors="replace")):
+            return found
+    except OSError:  # not Linux, or a container that hides it
+        pass
+    import torch
+
+    cuda: Any = torch._C
+    try:
+        number = int(cuda._cuda_getDriverVersion())
+    except (AttributeError, RuntimeError):  # a torch without CUDA, or no driver
+        return ""
+    return f"CUDA {number}" if number else ""
+
+
+def _kernel_module(text: str) -> str:
+    """The version in what the kernel module says of itself; empty where there is none."""
+    found = re.search(r"Kernel Module\D*?(?:for \S+)?\s+(\d+(?:\.\d+)+)\s", text)
+    return found[1] if found else ""
+
+
+@functools.cache
+def triton_build() -> str:
+    """A hash of the installed Triton's library, as its package lists it; else its size.
+
+    Empty where no Triton is installed.
+    """
+    spec = importlib.util.find_spec("triton")
+    if spec is None or spec.origin is None:
+        return ""
+    folder = Path(spec.origin).parent.parent
+    try:
+        for record in sorted(folder.glob("*triton*.dist-info/RECORD")):
+            if found := _listed_hash(record.read_text(encoding="utf-8", errors="replace")):
+                return found
+        return f"{(folder / _LIBRARY).stat().st_size} bytes"
+    except OSError:
+        return ""
+
+
+def _listed_hash(record: str) -> str:
+    """The library's hash in the list of a package's files; empty where it is not in it."""
+    found = re.search(rf"^{re.escape(_LIBRARY)},sha256=([\w-]+),", record, re.MULTILINE)
+    return found[1] if found else ""

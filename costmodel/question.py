@@ -1,0 +1,111 @@
+"""What is asked about a product, and which results answer it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from os import PathLike
+from typing import Any
+
+from costmodel.candidates import CostModel
+from costmodel.grid import grid_hash
+from costmodel.installed import driver_version, triton_build
+from costmodel.kernel_code import kernel_hashes
+from costmodel.models.baselines import RuleHeuristic
+from costmodel.ranking import answering_model
+from costmodel.runner.protocol import TimingProtocol
+from costmodel.space import legality
+from costmodel.target import Target
+from costmodel.tuner import untimed_because
+from costmodel.tuning_result import TuningResult
+from costmodel.uncertainty import TopK
+from costmodel.workload import Workload
+
+__all__ = ["Question", "at_the_end", "fits", "memory_key", "serves", "winner_key"]
+
+_INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is to be computed, and how to choose.
+
+    ``model`` is compared by identity, or as a path. ``epoch`` is that of the process group whose
+    ranks are to choose alike (:func:`costmodel.ranks.epoch`); 0 is none.
+    """
+
+    workload: Workload
+    device_index: int
+    mode: str = "auto"
+    model: CostModel | str | PathLike[str] | None = None
+    k: TopK = 8
+    include_torch: bool = True
+    epoch: int = 0
+
+
+def winner_key(question: Question, target: Target, rows: tuple[int, int]) -> dict[str, Any]:
+    """All that a choice rests on, readable: another device, compiler or model is another key."""
+    import torch
+
+    workload, mode = question.workload, question.mode
+    model, _ = answering_model(question.model, target, workload)
+    if mode == "heuristic":
+        model = RuleHeuristic()
+    timed = not untimed_because(workload, mode)
+    first, last = rows
+    return {
+        "name": f"{first}-{last}x{workload.n}x{workload.k}-{target.device.name}",
+        "m": list(rows),
+        **{k: v for k, v in workload.to_dict().items() if k != "m"},
+        "device": target.device.product,
+        "arch": target.device.arch,
+        "sm_count": target.device.sm_count,
+        "driver": driver_version(),
+        "triton": target.toolchain.triton,
+        "triton_build": triton_build(),
+        "ptxas": target.toolchain.ptxas,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or "",
+        "kernels": kernel_hashes(),
+        "space": grid_hash(),
+        "model": model.name,
+        "model_hash": str(getattr(model, "hash", "")),
+        "mode": mode,
+        "top_k": question.k,
+        "include_torch": question.include_torch,
+        "protocol": TimingProtocol().to_dict() if timed else None,
+    }
+
+
+def memory_key(question: Question, rows: tuple[int, int]) -> Any:
+    """What tells the winners of one process apart."""
+    w, q = question.workload, question
+    return rows, w.n, w.k, w.code, q.device_index, q.mode, q.model, q.k, q.include_torch, q.epoch
+
+
+def at_the_end(question: Question, rows: tuple[int, int]) -> tuple[Question, tuple[int, int]]:
+    """The same question about the last m of a bucket, and its own row.
+
+    What a configuration asks of the device grows with m: what may run the last may run them all.
+    """
+    workload = question.workload
+    last = min(rows[1], _INT32_MAX)
+    if not workload.code.wide and last * max(workload.n, workload.k) > _INT32_MAX:
+        last = workload.m  # of the last m the operands would be another class of code
+    return replace(question, workload=replace(workload, m=last)), (last, last)
+
+
+def fits(result: TuningResult, workload: Workload) -> bool:
+    """Whether the winner of another m may run this one too."""
+    device = result.target.device
+    return result.config is None or not legality(result.config, workload, device)
+
+
+def serves(result: TuningResult, rows: tuple[int, int], target: Target, question: Question) -> bool:
+    """Whether a winner from disk is one of these rows, as its key says, and may run here."""
+    first, last = rows
+    of = result.workload
+    if not first <= of.m <= last or replace(question.workload, m=of.m) != of:
+        return False
+    if result.target != target:  # whose figures a launch goes by
+        return False
+    return result.config is None or not legality(result.config, of, target.device)

@@ -1,0 +1,308 @@
+"""File systems that fail while winners are kept: one warning at most, and the winner is there."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import test_dispatch
+from test_cache import BAD, KEY, RESULT
+from test_dispatch import H100, SIZES, Bench, question, winners_of
+
+from costmodel import installed
+from costmodel.cache import WinnerCache
+from costmodel.errors import InvalidInput
+from costmodel.target import Target
+from costmodel.winners import Winners, winner_key
+
+recording, bench = test_dispatch.recording, test_dispatch.bench  # fixtures
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO, errno.ENAMETOOLONG)
+
+
+class FailsHalfway(io.FileIO):
+    """A file on a disk that takes some bytes and then no more."""
+
+    error = errno.ENOSPC
+
+    def write(self, data: Any) -> int:
+        super().write(bytes(data)[: len(data) // 2])
+        raise OSError(self.error, os.strerror(self.error))
+
+
+def fail_halfway(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    real = builtins.open
+
+    def fake(path: Any, mode: str = "r", *rest: Any, **options: Any) -> Any:
+        if mode != "xb":
+            return real(path, mode, *rest, **options)
+        file = FailsHalfway(path, "xb")
+        file.error = error
+        return file
+
+    monkeypatch.setattr(builtins, "open", fake)
+
+
+def told(caught: list[warnings.WarningMessage]) -> list[str]:
+    return [str(w.message) for w in caught if "cannot be used" in str(w.message)]
+
+
+@pytest.mark.parametrize("error", FULL, ids=errno.errorcode.get)
+def test_a_write_that_fails_midway_is_one_warning_and_memory_only(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    winners = winners_of(bench, tmp_path)
+    kept = winners.find(question(*SIZES[0]))
+    fresh = winners_of(bench, tmp_path)
+    fail_halfway(monkeypatch, error)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = [fresh.find(question(*size)) for size in SIZES]
+        again = [fresh.find(question(*size)) for size in SIZES]
+    assert len(told(caught)) == 1, told(caught)
+    assert os.strerror(error) in told(caught)[0]
+    assert [a is b for a, b in zip(found, again, strict=True)] == [True] * len(SIZES)
+    assert found[0].to_dict() == kept.to_dict(), "what could be read was"
+    assert bench.uses == len(SIZES), "each is tuned once"
+    monkeypatch.undo()
+    assert len(list(tmp_path.iterdir())) == 1, "half a file was left, or the old one is gone"
+    assert winners_of(bench, tmp_path).find(question(*SIZES[0])).to_dict() == kept.to_dict()
+
+
+def test_many_threads_give_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = WinnerCache(tmp_path)
+    fail_halfway(monkeypatch, errno.ENOSPC)
+    barrier = threading.Barrier(8)
+
+    def put(number: int) -> None:
+        barrier.wait()
+        cache.put({**KEY, "torch": str(number)}, RESULT)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        threads = [threading.Thread(target=put, args=(i,)) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(told(caught)) == 1
+
+
+PUT = """
+import json, os, sys
+import platformdirs.unix
+from costmodel.cache import WinnerCache
+from costmodel.tuning_result import TuningResult
+if len(sys.argv) > 1:  # become a user without a name; here, since Python itself may be root's
+    os.setgroups([])
+    os.setgid(12345)
+    os.setuid(12345)
+result = TuningResult.from_dict(json.load(sys.stdin))
+cache = WinnerCache()
+for turn in range(3):
+    cache.put({"name": "w", "turn": turn}, result)
+    cache.get({"name": "w", "turn": turn})
+print(len(cache.entries()))
+"""
+
+
+def put_in_a_process(
+    environment: dict[str, str], *arguments: str, limit: Callable[[], None] | None = None
+) -> tuple[int, list[str]]:
+    """How many entries it kept, and its warnings."""
+    done = subprocess.run(
+        # -B: with a limit of the size of files, Python would leave halves of its own
+        [sys.executable, "-B", "-c", PUT, *arguments], input=json.dumps(RESULT.to_dict()),
+        capture_output=True, text=True, check=False, preexec_fn=limit,
+        env={"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "Warning" in line]
+    return int(done.stdout), lines
+
+
+def test_a_file_that_the_system_cuts_off_is_one_warning(tmp_path: Path) -> None:
+    def limit() -> None:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+
+    count, lines = put_in_a_process({"COSTMODEL_CACHE_DIR": str(tmp_path)}, limit=limit)
+    assert (count, len(lines)) == (0, 1), lines
+    assert list(tmp_path.iterdir()) == [], "half a file was left"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become somebody else")
+@pytest.mark.parametrize("home", [None, "/", "/nowhere", "/proc"])
+def test_a_user_without_a_name_or_a_home_is_one_warning(home: str | None) -> None:
+    environment = {} if home is None else {"HOME": home}
+    count, lines = put_in_a_process(environment, "somebody")
+    assert (count, len(lines)) == (0, 1), lines
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become somebody else")
+def test_entries_of_another_user_are_no_trouble() -> None:
+    """Unreadable ones are tuned anew and replaced, where the directory allows it."""
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to others
+        os.chmod(folder, 0o777)
+        WinnerCache(folder).put({"name": "w", "turn": 0}, RESULT)
+        (path,) = Path(folder).iterdir()
+        path.chmod(0o600)
+        assert put_in_a_process({"COSTMODEL_CACHE_DIR": folder}, "somebody") == (3, [])
+
+
+def test_a_stale_handle_of_a_network_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = WinnerCache(tmp_path)
+    cache.put(KEY, RESULT)
+    real, failures = Path.open, [errno.ESTALE]
+
+    def read(path: Path, *mode: Any) -> Any:
+        if failures:
+            error = failures.pop()
+            raise OSError(error, os.strerror(error))
+        return real(path, *mode)
+
+    monkeypatch.setattr(Path, "open", read)
+    assert cache.get(KEY) is not None
+    failures.append(errno.EIO)
+    assert cache.get(KEY) is None, "a miss, and no end of the cache"
+    assert cache.get(KEY) is not None
+
+
+def test_a_file_system_that_cannot_flush_a_directory_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.open
+
+    def no_directories(path: Any, *rest: Any, **options: Any) -> int:
+        if os.path.isdir(path):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real(path, *rest, **options)
+
+    monkeypatch.setattr(os, "open", no_directories)
+    cache = WinnerCache(tmp_path)
+    cache.put(KEY, RESULT)
+    assert cache.get(KEY) is not None
+
+
+# --- what is in a file ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_a_poisoned_winner_is_tuned_once_and_replaced(
+    bench: Bench, tmp_path: Path, fault: str
+) -> None:
+    good = winners_of(bench, tmp_path).find(question(*SIZES[0]))
+    (path,) = tmp_path.iterdir()
+    poisoned = BAD[fault](path.read_bytes())
+    if poisoned == path.read_bytes():  # this fault is about a word that is not in it
+        poisoned = poisoned[:-20]
+    path.write_bytes(poisoned)
+    for _ in range(3):  # processes
+        assert winners_of(bench, tmp_path).find(question(*SIZES[0])).chosen == good.chosen
+    assert bench.uses == 2
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"sm_count": 10**6}, {"product": "NVIDIA H200"}, {"arch": 100}, {"l2_bytes": 1}],
+    ids=str,
+)
+def test_a_winner_that_names_another_device_than_its_key_is_none(
+    bench: Bench, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    """The figures of its target are what a launch goes by."""
+    winners = winners_of(bench, tmp_path)
+    good = winners.find(question(*SIZES[0]))
+    (entry,) = winners.cache.entries()
+    device = replace(H100.device, **change)
+    winners.cache.put(entry.key, replace(good, target=Target(device, H100.toolchain)))
+    assert winners_of(bench, tmp_path).find(question(*SIZES[0])).target == H100
+    assert bench.uses == 2
+
+
+def test_what_would_not_be_read_again_is_not_written(cache_size: int, tmp_path: Path) -> None:
+    cache = WinnerCache(tmp_path)
+    with pytest.raises(InvalidInput, match="bytes"):
+        cache.put(KEY, replace(RESULT, why="x" * cache_size))
+    with pytest.raises(InvalidInput, match="bytes"):
+        cache.put({**KEY, "note": "x" * 10**5}, RESULT)
+    assert cache.entries() == []
+
+
+@pytest.fixture
+def cache_size() -> int:
+    from costmodel.cache import _MOST_BYTES
+
+    return _MOST_BYTES
+
+
+# --- what a winner is of ----------------------------------------------------------------------
+
+INSTALLED: tuple[tuple[str, Callable[[], str]], ...] = (
+    ("driver_version", lambda: "570.1"), ("triton_build", lambda: "abc"),
+    ("grid_hash", lambda: "abc"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "other"), INSTALLED, ids=[name for name, _ in INSTALLED])
+def test_another_driver_build_or_grid_is_another_winner(
+    bench: Bench,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    other: Callable[[], str],
+) -> None:
+    winners_of(bench, tmp_path).find(question(*SIZES[0]))
+    before = winner_key(question(*SIZES[0]), H100, (1, 2))
+    monkeypatch.setattr(f"costmodel.question.{name}", other)
+    assert winner_key(question(*SIZES[0]), H100, (1, 2)) != before
+    winners: Winners = winners_of(bench, tmp_path)
+    winners.find(question(*SIZES[0]))
+    assert bench.uses == 2
+    assert len(winners.cache.entries()) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19\n", "535.104.05"),
+     ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build",
+      "570.86.15"),
+     ("something else 1.2 \n", ""), ("", "")],
+)  # fmt: skip
+def test_the_driver_is_told_by_its_kernel_module(text: str, version: str) -> None:
+    assert installed._kernel_module(text) == version
+
+
+def test_the_build_is_that_of_the_installed_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "triton" / "_C" / "libtriton.so"
+    library.parent.mkdir(parents=True)
+    (tmp_path / "triton" / "__init__.py").touch()
+    info = tmp_path / "triton-3.6.0.dist-info"
+    info.mkdir()
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    build = installed.triton_build.__wrapped__
+    assert build() == ""
+    library.write_bytes(b"12345")
+    assert build() == "5 bytes"
+    (info / "RECORD").write_text("triton/_C/libtriton.so,sha256=a-b_c,5\nx,,\n")
+    assert build() == "a-b_c"

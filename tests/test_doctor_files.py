@@ -1,0 +1,149 @@
+"""``doctor`` names what is wrong with the files: kernels, models, tables and the cache."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_cache import KEY, RESULT
+from test_cli import run, run_json
+
+from costmodel import doctor_files, kernel_code
+from costmodel.cache import WinnerCache
+from costmodel.models import registry, shipped_models
+from costmodel.target import Toolchain
+
+
+def forget() -> None:
+    """What was read of kernels and models, as in a new process."""
+    for found in (
+        kernel_code.kernel_hash, kernel_code._scope, kernel_code._functions, kernel_code._tree,
+        registry._load_shipped,
+    ):  # fmt: skip
+        found.cache_clear()
+    registry._warned.clear()
+
+
+@pytest.fixture
+def afresh() -> Iterator[None]:
+    forget()
+    yield
+    forget()
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, afresh: None) -> Path:
+    """A copy of what is shipped, in its place."""
+    (name, folder), *_ = shipped_models().items()
+    copy = tmp_path / "models" / name
+    shutil.copytree(folder, copy)
+    monkeypatch.setattr(registry, "_root", lambda: copy.parent)
+    return copy
+
+
+def test_what_is_shipped_is_sound(model: Path) -> None:
+    for check in (
+        doctor_files.check_model(), doctor_files.check_named_model(model),
+        doctor_files.check_kernels(), doctor_files.check_artifacts(),
+    ):  # fmt: skip
+        assert check.ok, check
+
+
+@pytest.mark.parametrize("name", ["tma", "pointer", "epilogue", "warp_specialized"])
+def test_a_kernel_that_was_changed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path, name: str
+) -> None:
+    folder = tmp_path / "kernels"
+    shutil.copytree(kernel_code._FOLDER, folder)
+    monkeypatch.setattr(kernel_code, "_FOLDER", folder)
+    forget()
+    file = folder / f"{name}.py"
+    file.write_text(file.read_text() + "\n# a comment changes nothing\n")
+    assert doctor_files.check_kernels().ok
+    forget()
+    text = file.read_text()
+    file.write_text(text.replace(" + ", " - "))
+    assert file.read_text() != text
+    check = doctor_files.check_kernels()
+    assert not check.ok
+    assert "not those that were timed" in check.found
+    assert name in check.found or name == "epilogue"
+    forget()
+    file.write_text("def broken(:")
+    assert not doctor_files.check_kernels().ok
+    forget()
+    file.unlink()
+    assert not doctor_files.check_kernels().ok
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [({"feature_schema": 999}, "feature_schema 999"), ({"ptx_schema": 0}, "ptx_schema 0"),
+     ({"features": ["one"]}, "feature columns"), ({"format": 99}, "format 99"),
+     ({"hash": "0"}, "heads are not those"), ({"target": None}, "target")],
+)  # fmt: skip
+def test_a_model_of_another_schema_is_named(
+    model: Path, change: dict[str, object], text: str
+) -> None:
+    card = json.loads((model / "card.json").read_text())
+    (model / "card.json").write_text(json.dumps(card | change))
+    for check in (doctor_files.check_model(), doctor_files.check_named_model(model)):
+        assert not check.ok
+        assert text in check.found
+        assert "train" in check.advice
+    found = {c["name"]: c for c in run_json_of_failing_or_not("--model", model)}
+    assert text in found[f"model {model}"]["found"]
+
+
+def run_json_of_failing_or_not(*arguments: object) -> list[dict[str, str]]:
+    checks: list[dict[str, str]] = json.loads(run("doctor", *arguments, "--json").stdout)["checks"]
+    return checks
+
+
+def test_no_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, afresh: None) -> None:
+    monkeypatch.setattr(registry, "_root", lambda: tmp_path / "nothing")
+    check = doctor_files.check_model()
+    assert (check.ok, check.found) == (False, "none for any target (shipped: none)")
+    assert not doctor_files.check_named_model(tmp_path / "nothing").ok
+
+
+def test_a_triton_without_a_table_is_named(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    other = Toolchain("3.99.0", "13.9")
+    monkeypatch.setattr(Toolchain, "current", classmethod(lambda cls, arch=90: other))
+    check = doctor_files.check_artifacts()
+    assert not check.ok
+    assert "0 for h100-sxm; Triton 3.99.0, ptxas 13.9" in check.found
+    assert "costmodel compile" in check.advice
+
+
+def test_a_table_that_cannot_be_read_is_named_and_is_no_warning(
+    monkeypatch: pytest.MonkeyPatch, model: Path
+) -> None:
+    other = Toolchain("3.7.0", "12.8")
+    monkeypatch.setattr(Toolchain, "current", classmethod(lambda cls, arch=90: other))
+    assert doctor_files.check_artifacts().ok
+    (table,) = model.glob("artifacts-triton-3.7.0-*")
+    table.write_bytes(b"PAR1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check = doctor_files.check_artifacts()
+    assert not check.ok
+    assert table.name in check.found
+
+
+def test_files_in_the_cache_that_are_no_winners_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COSTMODEL_CACHE_DIR", str(tmp_path))
+    WinnerCache().put(KEY, RESULT)
+    assert "1 winners" in doctor_files.check_cache().found
+    (tmp_path / "x.json").write_text("{")
+    check = doctor_files.check_cache()
+    assert not check.ok
+    assert check.found.startswith("1 of 2 files")
+    assert run_json("cache", "clear")["removed"] == 2
+    assert doctor_files.check_cache().ok

@@ -1,0 +1,375 @@
+"""Modes, pins, captures and warm-ups inside a process group, here of one rank; on a CPU."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from dispatch_fakes import H100, MODEL, Machine, operands
+
+import costmodel
+from costmodel import dispatch, warming
+from costmodel.config import GemmConfig
+from costmodel.errors import InvalidInput, RankError
+from costmodel.modes import MODES
+from costmodel.space import SearchSpace, legality
+from costmodel.target import Target
+from costmodel.tuning_result import PINNED, TuningResult
+from costmodel.winners import Question, winner_key
+from costmodel.workload import Workload
+
+SIZE = (24, 640, 128)
+ON_REQUEST = ("topk", "exhaustive")
+PREDICTS = tuple(mode for mode in MODES if mode not in ON_REQUEST)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
+    monkeypatch.setattr(Target, "current", classmethod(lambda cls, index=None: H100))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
+    monkeypatch.setattr(warming, "_blank_operands", _blank)
+    return Machine(monkeypatch, tmp_path)
+
+
+@contextmanager
+def in_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def group(machine: Machine) -> Iterator[None]:
+    with in_group():
+        yield
+
+
+def _blank(workload: Workload, index: int) -> tuple[Any, ...]:
+    sizes = (workload.m, workload.k), (workload.k, workload.n), (workload.m, workload.n)
+    return *(torch.empty(s, dtype=torch.float16) for s in sizes), None
+
+
+def ask(size: tuple[int, int, int] = SIZE, mode: str = "auto") -> TuningResult:
+    a, b = operands(*size)
+    found = costmodel.matmul(a, b, mode=mode, model=MODEL)
+    torch.testing.assert_close(found, a @ b, atol=1e-2, rtol=1e-2)
+    result = costmodel.result_for(a, b, mode=mode, model=MODEL)
+    assert result is not None
+    return result
+
+
+def warm(mode: str, size: tuple[int, int, int] = SIZE) -> TuningResult:
+    (result,) = costmodel.warmup([size], mode=mode, model=MODEL, group=dist.group.WORLD)
+    assert result is not None
+    return result
+
+
+def tuned(mode: str) -> TuningResult:
+    """A winner on disk, of an earlier process."""
+    question = Question(Workload.dense(*SIZE), -1, mode, MODEL)
+    return dispatch.winners.tune(question)
+
+
+# --- not agreed on ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", PREDICTS)
+def test_nothing_is_timed_and_no_disk_is_read(machine: Machine, mode: str) -> None:
+    for known in ("auto", "topk", "exhaustive"):
+        tuned(known)
+    machine.restart()
+    timed, kept = len(machine.bench.timed), len(dispatch.winners.cache.entries())
+    before = costmodel.stats()
+    with in_group():
+        found = ask(mode=mode)
+        ask((25, *SIZE[1:]), mode)
+    assert not found.timed
+    assert found.workload.m == 32, "by the last m of the bucket"
+    done = costmodel.stats().since(before)
+    assert (done.predicted, done.misses, done.loaded, done.disk_hits) == (1, 1, 1, 0)
+    assert (len(machine.bench.timed), len(dispatch.winners.cache.entries())) == (timed, kept)
+    assert dispatch._background._thread is None
+
+
+@pytest.mark.usefixtures("group")
+def test_the_order_of_asking_does_not_matter(machine: Machine) -> None:
+    chosen = set()
+    for order in ([17, 32, 24], [24, 17, 32], [32, 24, 17]):
+        chosen |= {ask((m, *SIZE[1:])).config for m in order}
+        machine.restart()
+    assert len(chosen) == 1
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("mode", ON_REQUEST)
+def test_timings_on_request_are_refused_until_they_are_agreed_on(
+    machine: Machine, mode: str
+) -> None:
+    ask()
+    with pytest.raises(InvalidInput, match=rf"{mode}.*group=\.\.\."):
+        ask(mode=mode)
+    assert machine.bench.timed == []
+    agreed = warm(mode)
+    assert agreed.timed
+    assert ask(mode=mode).to_dict() == agreed.to_dict()
+
+
+def test_a_background_that_began_before_is_no_answer_inside(machine: Machine) -> None:
+    may_tune = threading.Event()
+    machine.bench.before = lambda: may_tune.wait(30)
+    a, b = operands(*SIZE)
+    costmodel.matmul(a, b, mode="background", model=MODEL)
+    with in_group():
+        first = ask(mode="background")
+        may_tune.set()
+        deadline = time.monotonic() + 30
+        while dispatch._background._held:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        assert ask(mode="background") is first
+        assert not first.timed
+        assert first.config is not None, "and not torch meanwhile"
+    assert ask(mode="background").timed
+
+
+def test_after_the_group_each_decides_for_itself(machine: Machine) -> None:
+    alone = ask()
+    with in_group():
+        assert not ask().timed
+        warm("predict")
+    assert ask() is alone
+    with in_group():
+        assert not ask().timed, "another group has agreed on nothing"
+
+
+@pytest.mark.usefixtures("group")
+def test_not_even_a_prediction_on_disk_is_read(machine: Machine) -> None:
+    found = ask()
+    other = next(c for c, _ in found.ranked if c != found.config)
+    question = Question(Workload.dense(32, *SIZE[1:]), -1, "predict", MODEL)
+    key = winner_key(question, H100, (32, 32))
+    dispatch.winners.cache.put(key, replace(found, config=other))
+    machine.restart()
+    assert ask().config == found.config
+
+
+# --- agreed on ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_warm_up_together_leaves_nothing_to_do_in_its_bucket(
+    machine: Machine, group: None, mode: str
+) -> None:
+    agreed = warm(mode)
+    assert agreed.timed == (mode in ("auto", "topk", "exhaustive", "background"))
+    before = costmodel.stats()
+    found = [ask((m, *SIZE[1:]), mode) for m in range(17, 33)]
+    assert all(result.config == agreed.config for result in found)
+    done = costmodel.stats().since(before)
+    assert (done.tuned, done.predicted, done.loaded, done.misses) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("known", ["auto", "topk", "exhaustive"])
+def test_never_shares_the_first_ranks_winner_of_earlier_tuning(
+    machine: Machine, known: str
+) -> None:
+    winner = tuned(known)
+    machine.restart()
+    timed = len(machine.bench.timed)
+    with in_group():
+        assert warm("never").config == winner.config
+        assert ask(mode="never").mode == known
+        assert ask(mode=known).config == winner.config
+    assert len(machine.bench.timed) == timed
+
+
+@pytest.mark.usefixtures("group")
+def test_never_takes_what_was_agreed_on_for_another_mode(machine: Machine) -> None:
+    assert ask(mode="never").mode == "predict"
+    agreed = warm("auto")
+    assert ask(mode="never").to_dict() == ask(mode="background").to_dict() == agreed.to_dict()
+    torch.use_deterministic_algorithms(True)
+    try:
+        for mode in ("never", "background", "auto"):
+            assert not ask(mode=mode).timed
+        assert warm("auto").mode == "predict"
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("group")
+def test_another_model_is_not_held_to_it(machine: Machine) -> None:
+    warm("auto")
+    costmodel.use(None)
+    assert not ask().timed
+
+
+@pytest.mark.usefixtures("group")
+def test_a_bucket_of_two_classes_of_code_is_agreed_on_twice(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its larger m need 64-bit offsets."""
+    monkeypatch.setattr("dispatch_fakes.FakeLaunch.__call__", lambda *_: None)
+    first, last, n, k = 28673, 32768, 8, 65544
+    assert not Workload.dense(first, n, k).code.wide
+    assert Workload.dense(last, n, k).code.wide
+    warm("auto", (first, n, k))
+    a, b, *_ = _blank(Workload.dense(last, n, k), -1)
+    before = costmodel.stats()
+    costmodel.matmul(a, b, model=MODEL)
+    result = costmodel.result_for(a, b, model=MODEL)
+    assert result is not None
+    assert result.timed
+    assert costmodel.stats().since(before).loaded == 0
+
+
+@pytest.mark.usefixtures("group")
+def test_the_default_mode_is_agreed_on_too(machine: Machine) -> None:
+    costmodel.set_mode("topk")
+    (agreed,) = costmodel.warmup([SIZE], model=MODEL, group=dist.group.WORLD)
+    assert agreed is not None
+    assert agreed.mode == "topk"
+    a, b = operands(*SIZE)
+    costmodel.matmul(a, b, model=MODEL)
+    found = costmodel.result_for(a, b, model=MODEL)
+    assert found is not None
+    assert found.config == agreed.config
+
+
+def test_the_m_that_the_winner_may_not_run_get_a_second_one(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By scratch memory: a configuration that is legal for the first m, and not for the last."""
+    n, k, first, last = 8704, 16384, 1793, 2048
+    config = GemmConfig("pointer", 16, 128, 64, 4, 3, split_k=16)
+    question = Question(Workload.dense(first, n, k), -1, "auto", MODEL)
+    monkeypatch.setattr("dispatch_fakes.FakeLaunch.__call__", lambda *_: None)
+    real = dispatch.winners.find(question)
+    for key in list(dispatch.winners._results):
+        dispatch.winners._results[key] = replace(real, config=config)
+    before = costmodel.stats()
+    with in_group():
+        assert warm("auto", (first, n, k)).config == config
+        done = costmodel.stats().since(before)
+        assert (done.tuned, done.loaded) == (1, 2)
+        chosen = set()
+        for m in (first, 1900, 2000, last):
+            a, b, *_ = _blank(Workload.dense(m, n, k), -1)
+            costmodel.matmul(a, b, model=MODEL)
+            result = costmodel.result_for(a, b, model=MODEL)
+            assert result is not None
+            assert result.timed
+            assert result.config is not None
+            assert not legality(result.config, Workload.dense(m, n, k), H100.device)
+            chosen.add(result.config)
+        assert len(chosen) == 2
+        assert config in chosen
+        again = costmodel.stats().since(before)
+        assert (again.tuned, again.predicted, again.loaded) == (1, 0, 2)
+
+
+@pytest.mark.usefixtures("group")
+def test_an_agreed_winner_that_cannot_be_loaded_is_torchs_and_not_tuned_again(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    agreed = warm("auto")
+    assert agreed.config is not None
+    timed, binary = len(machine.bench.timed), agreed.config.binary
+    monkeypatch.setattr("costmodel.loading._loaded", {})
+    machine.refuses = lambda spec: spec.config_binary == binary
+    dispatch.forget_launches()
+    a, b = operands(*SIZE)
+    with pytest.warns(RuntimeWarning, match="torch computes it"):
+        costmodel.matmul(a, b, model=MODEL)
+    launch = dispatch.launch_for(a, b, model=MODEL)
+    assert launch is not None
+    assert launch.config is None
+    assert len(machine.bench.timed) == timed
+    assert "tuning again" not in caplog.text
+    with pytest.warns(RuntimeWarning, match="torch"), pytest.raises(RankError, match="LaunchError"):
+        warm("auto")
+    assert not ask().timed, "nothing holds after a failure"
+
+
+# --- pins and captures --------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_pinned_goes_before_what_is_agreed_on(machine: Machine, mode: str) -> None:
+    agreed = warm(mode)
+    chosen = next(
+        c for c in SearchSpace.of(Workload.dense(*SIZE), H100).configs if c != agreed.config
+    )
+    costmodel.pin(chosen, *SIZE)
+    assert (ask(mode=mode).config, ask(mode=mode).source) == (chosen, PINNED)
+    assert warm(mode).config == chosen, "there too"
+    costmodel.unpin(*SIZE)
+    assert ask(mode=mode).config == agreed.config
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("mode", MODES)
+def test_a_capture_takes_what_is_agreed_on_and_loaded(machine: Machine, mode: str) -> None:
+    agreed = warm(mode)
+    dispatch.forget_launches()
+    machine.capturing = True
+    launch = captured(SIZE, mode)
+    assert launch.config == agreed.config
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("mode", MODES)
+def test_a_capture_is_torchs_where_only_something_else_is_loaded(
+    machine: Machine, mode: str
+) -> None:
+    warm("auto")
+    warm("predict")
+    machine.capturing = True
+    before = costmodel.stats()
+    with pytest.warns(RuntimeWarning, match="captured"):
+        launch = captured((700, *SIZE[1:]), mode)
+    assert launch.config is None
+    done = costmodel.stats().since(before)
+    assert (done.makeshifts, done.predicted, done.tuned, done.loaded) == (1, 0, 0, 0)
+
+
+@pytest.mark.usefixtures("group")
+def test_a_capture_takes_no_later_choice_that_happens_to_be_loaded(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = ask()
+    assert found.config is not None
+    later = next(c for c, _ in found.ranked if c.binary != found.config.binary)
+    monkeypatch.setattr("costmodel.loading._loaded", {})
+    costmodel.pin(later, *SIZE)
+    costmodel.unpin(*SIZE)
+    machine.capturing = True
+    with pytest.warns(RuntimeWarning, match="captured"):
+        assert captured(SIZE, "auto").config is None
+
+
+def captured(size: tuple[int, int, int], mode: str) -> Any:
+    """What a call inside a capture launches."""
+    launched: list[Any] = []
+    real = dispatch.prepare
+
+    def prepare(*arguments: Any) -> Any:
+        launched.append(real(*arguments))
+        return launched[-1]
+
+    a, b = operands(*size)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatch, "prepare", prepare)
+        costmodel.matmul(a, b, mode=mode, model=MODEL)
+    return launched[0].launch
