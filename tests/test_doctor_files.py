@@ -21,7 +21,7 @@ from costmodel.target import Toolchain
 def forget() -> None:
     """What was read of kernels and models, as in a new process."""
     for found in (
-        kernel_code.kernel_hash, kernel_code._scope, kernel_code._functions, kernel_code._tree,
+        kernel_code._hashes, kernel_code._scope, kernel_code._functions, kernel_code._tree,
         registry._load_shipped,
     ):  # fmt: skip
         found.cache_clear()
