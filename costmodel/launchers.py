@@ -36,15 +36,34 @@ def building_launchers(sources: Iterable[Any]) -> Iterator[None]:
 
 
 def _build_all(sources: Iterable[Any]) -> None:
+    texts = [text for text in map(_text, sources) if text]
+    if not texts or not _has_tensor_maps():
+        return
     # Threads, because each only waits for a C compiler.
     threads = [
-        threading.Thread(target=_build, args=(text,), name="costmodel-launcher")
-        for text in filter(None, map(_text, sources))
+        threading.Thread(target=_build, args=(text,), name="costmodel-launcher") for text in texts
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def _has_tensor_maps() -> bool:
+    """Load Triton's own C code first, if it is not.
+
+    To build a launcher is to load it, once in a process, and when it is loaded it takes the type of
+    tensor maps from there: without one it would refuse every descriptor from then on.
+    """
+    try:
+        from triton.backends.nvidia import driver
+
+        if driver.PyCUtensorMap is None:
+            driver.CudaUtils()
+        return driver.PyCUtensorMap is not None
+    except Exception as error:  # as without a driver, where no binary will be loaded either
+        log.debug("no launchers ahead: %s: %.200s", type(error).__name__, error)
+        return False
 
 
 def _text(source: Any) -> str:

@@ -30,9 +30,15 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     lock = threading.Lock()
 
     def build(src: str, **_: object) -> None:
+        assert driver.PyCUtensorMap is not None, "what is loaded now takes that type for good"
         with lock:
             texts.append(src)
 
+    def load() -> None:
+        monkeypatch.setattr(driver, "PyCUtensorMap", object)
+
+    monkeypatch.setattr(driver, "PyCUtensorMap", None)
+    monkeypatch.setattr(driver, "CudaUtils", load)
     monkeypatch.setattr("triton.runtime.build.compile_module_from_src", build)
     monkeypatch.setattr(driver, "library_dirs", list)
     monkeypatch.setattr(launchers, "_begun", set())
@@ -81,7 +87,7 @@ def test_it_is_what_triton_asks_for(built: list[str], monkeypatch: pytest.Monkey
         assert ahead == wanted
 
 
-@pytest.mark.parametrize("broken", ["make_launcher", "library_dirs"])
+@pytest.mark.parametrize("broken", ["make_launcher", "library_dirs", "CudaUtils"])
 def test_what_goes_wrong_goes_unnoticed(
     built: list[str], monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
@@ -92,6 +98,21 @@ def test_what_goes_wrong_goes_unnoticed(
     with building_launchers([source_of("pointer")]):
         pass
     assert built == []
+
+
+def test_what_is_loaded_already_is_not_loaded_again(
+    built: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second type of tensor maps would be foreign to the launchers that are there."""
+
+    def load() -> None:
+        raise AssertionError("loaded again")
+
+    monkeypatch.setattr(driver, "PyCUtensorMap", object)
+    monkeypatch.setattr(driver, "CudaUtils", load)
+    with building_launchers([source_of("tma")]):
+        pass
+    assert len(built) == 1
 
 
 def test_a_triton_with_one_launcher_for_all_needs_none(
