@@ -69,6 +69,7 @@ def test_the_launcher_of_it_is_the_same(folder: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(driver, "compile_module_from_src", build)
     monkeypatch.setattr(driver, "library_dirs", list)
+    monkeypatch.setattr(driver, "PyCUtensorMap", object)  # as where there is a GPU
     for kernel, _ in (load(), load()):
         driver.CudaLauncher(kernel.src, kernel.metadata)
     assert texts[0] == texts[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from triton.runtime import cache
@@ -24,7 +25,10 @@ print(cache.triton_key(), own.cache_info().misses)
 """
 
 
-def test_the_next_process_is_told_what_triton_would_have_found() -> None:
+def test_the_next_process_is_told_what_triton_would_have_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COSTMODEL_CACHE_DIR", str(tmp_path))
     outputs = [
         subprocess.run(
             [sys.executable, "-c", ONE_PROCESS], check=True, stdout=subprocess.PIPE, text=True
