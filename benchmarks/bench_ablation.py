@@ -56,7 +56,7 @@ SETTINGS = (
     Setting("columns", "+ binary", (*CONFIG_FEATURES, *_BINARY)),
     Setting("columns", "+ PTX", FEATURES),
     Setting("columns", "PTX without configuration", (*_WORKLOAD, *ARTIFACT_COLUMNS), False),
-    *(Setting("workloads", f"{n} workloads", workloads=n) for n in (25, 50, 100)),
+    *(Setting("workloads", f"{n} workloads", workloads=n) for n in (50, 100, 200, 400)),
     Setting("workloads", "all workloads"),
     *(Setting("configurations", f"{n} a workload", per_workload=n) for n in (30, 60, 120)),
     Setting("configurations", "all of them"),

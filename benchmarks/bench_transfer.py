@@ -26,7 +26,7 @@ from costmodel.dataset import Dataset
 from costmodel.errors import MissingData
 from costmodel.features import FEATURES
 from costmodel.heldout import is_ragged
-from costmodel.models import TrainingTable
+from costmodel.models import TrainingTable, XgbParams
 from costmodel.shipped import recording
 from costmodel.workload import Workload
 
@@ -54,16 +54,24 @@ class Rows(Study):
 
 @dataclass(frozen=True)
 class Pair:
-    """Workloads of the old kind, and of the new one; of one study or of two."""
+    """Workloads of the old kind, and of the new one; of one study or of two.
+
+    Where ``held_out`` is there, its workloads are judged, and all of the new kind may be learned.
+    """
 
     name: str
     old: Rows
     new: Rows
     of_old: NDArray[np.intp]
     of_new: NDArray[np.intp]
+    held_out: Rows | None = None
+
+    @property
+    def judged(self) -> Rows:
+        return self.held_out or self.new
 
 
-def pairs(study: Rows, other: Rows | None) -> Iterator[Pair]:
+def pairs(study: Rows, other: Rows | None, held_out: Rows | None = None) -> Iterator[Pair]:
     """The kinds that a recording tells apart, each way; and another device, where there is one."""
     workloads = study.table.workloads
 
@@ -79,11 +87,14 @@ def pairs(study: Rows, other: Rows | None) -> Iterator[Pair]:
     if other is not None:
         name = f"{study.table.target.device.name} → {other.table.target.device.name}"
         each = (np.arange(len(s.table.workloads)) for s in (study, other))
-        yield Pair(name, study, other, *each)
+        yield Pair(name, study, other, *each, held_out=held_out)
 
 
 def halves(pair: Pair, seed: int) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp]]]:
     """(judged, learned from) of the new workloads, both ways; no (n, k) is in both."""
+    if pair.held_out is not None:
+        yield np.arange(len(pair.held_out.table.workloads)), pair.of_new
+        return
     workloads = pair.new.table.workloads
     shapes = sorted({workloads[w].nk for w in pair.of_new})
     np.random.default_rng(seed).shuffle(shapes)
@@ -93,27 +104,33 @@ def halves(pair: Pair, seed: int) -> Iterator[tuple[NDArray[np.intp], NDArray[np
         yield pair.of_new[judged], pair.of_new[~judged]
 
 
-def validate(pair: Pair, nthread: int, seed: int = 0) -> Iterator[Row]:
-    """A row for each number of new workloads that were learned from."""
+def validate(
+    pair: Pair, nthread: int, seed: int = 0, trees: XgbParams | None = None
+) -> Iterator[Row]:
+    """A row for each number of new workloads that were learned from.
+
+    Args:
+        trees: with these instead of the small ones, and of none of the new workloads only.
+    """
     found: dict[str, list[NDArray[np.float64]]] = {}
     learned: dict[str, list[int]] = {}
     both = list(halves(pair, seed))
     shots = [n for n in SHOTS if n < min(len(rest) for _, rest in both)]
     for judged, rest in both:
-        taboo = {pair.new.table.workloads[w].nk for w in judged}
+        taboo = {pair.judged.table.workloads[w].nk for w in judged}
         old = [w for w in pair.of_old if pair.old.table.workloads[w].nk not in taboo]
         source = (pair.old, pair.old.rows(old))
         drawn = np.random.default_rng(seed).permutation(rest)
-        for n in (*shots, ALL, ALONE):
+        for n in (0,) if trees else (*shots, ALL, ALONE):
             chosen = drawn if isinstance(n, str) else drawn[:n]
             few = (pair.new, pair.new.rows(chosen))
-            booster = learn([few] if n == ALONE else [source, few], nthread)
-            found.setdefault(str(n), []).append(judge(booster, pair.new, judged))
+            booster = learn([few] if n == ALONE else [source, few], nthread, trees or PARAMS)
+            found.setdefault(str(n), []).append(judge(booster, pair.judged, judged))
             learned.setdefault(str(n), []).append(len(few[1]))
     for name, scores in found.items():
         top1, top8, tau = np.concatenate(scores).T
         yield {
-            "group": "ends" if name in ("0", ALL, ALONE) else "between",
+            "group": "as shipped" if trees else "ends" if name in ("0", ALL, ALONE) else "between",
             "pair": pair.name, "new_workloads": name,
             "new_rows": round(float(np.mean(learned[name]))), "workloads": len(top1),
             "top1_pct": round(100 * metrics.geomean(top1), 2),
@@ -124,15 +141,16 @@ def validate(pair: Pair, nthread: int, seed: int = 0) -> Iterator[Row]:
         }  # fmt: skip
 
 
-def learn(parts: Sequence[Part], nthread: int) -> xgboost.Booster:
-    """A PTX-aware head of the trees of :mod:`bench_ablation`."""
-    data = xgboost.DMatrix(
+def learn(parts: Sequence[Part], nthread: int, trees: XgbParams) -> xgboost.Booster:
+    """A PTX-aware head."""
+    data = xgboost.QuantileDMatrix(
         np.concatenate([s.matrix[rows] for s, rows in parts]),
         label=np.concatenate([s.label[rows] for s, rows in parts]),
         weight=np.concatenate([s.weight[rows] for s, rows in parts]),
         nthread=nthread,
+        max_bin=trees.max_bin,
     )
-    return xgboost.train(PARAMS.booster(nthread), data, num_boost_round=PARAMS.rounds)
+    return xgboost.train(trees.booster(nthread), data, num_boost_round=trees.rounds)
 
 
 def judge(
@@ -148,9 +166,24 @@ def judge(
     return np.array(scores).reshape(-1, 3)
 
 
+def studies_of(folder: Path, nthread: int) -> tuple[Rows, Rows | None]:
+    """What another device has to learn from, and of the held-out list, if it was timed there.
+
+    Raises:
+        MissingData: no training rows.
+    """
+    dataset = Dataset.open(folder)
+    tables = [TrainingTable.from_dataset(dataset, role) for role in ("train", "eval")]
+    if not tables[0].ok().any():
+        raise MissingData(f"{folder} holds no training rows: record them first")
+    train, held_out = (Rows(table, nthread) if table.ok().any() else None for table in tables)
+    assert train is not None
+    return train, held_out
+
+
 def summarize(rows: list[Row]) -> Row:
-    """What is kept without a single workload of the new kind, by pair."""
-    without = [row for row in rows if row["new_workloads"] == "0"]
+    """What is kept without a single workload of the new kind, by pair, with trees as shipped."""
+    without = [row for row in rows if row["group"] == "as shipped"]
     return {
         f"{top}_geomean_pct": {row["pair"]: row[f"{top}_pct"] for row in without}
         for top in ("top1", "top8")
@@ -166,18 +199,15 @@ def main() -> None:
     args = parser.parse_args()
     dataset = Dataset.open(args.data or recording("h100-sxm", sample=False))
     study = Rows(TrainingTable.from_dataset(dataset), args.nthread)
-    other = None
+    other = held_out = None
     if args.other is not None:
-        table = TrainingTable.from_dataset(Dataset.open(args.other))
-        if not table.ok().any():
-            raise MissingData(f"{args.other} holds no training rows: record them first")
-        other = Rows(table, args.nthread)
+        other, held_out = studies_of(args.other, args.nthread)
     torch = ", ".join(sorted({run.torch for run in dataset.runs()}))
     software = versions(dataset.target, torch=torch, xgboost=xgboost.__version__)
     results = Results("transfer", dataset.target, args.results, software, summarize)
-    for pair in pairs(study, other):
+    for pair in pairs(study, other, held_out):
         rows = list(validate(pair, args.nthread))
-        results.add(*rows)
+        results.add(*rows, *validate(pair, args.nthread, trees=XgbParams()))
         note(f"{pair.name}: top-1 {rows[0]['top1_pct']} % of none, {rows[-2]['top1_pct']} % of all")
     results.show()
 

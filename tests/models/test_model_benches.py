@@ -49,9 +49,9 @@ def test_transfer_judges_each_new_workload_once_and_shares_no_shape(
     judged: list[set[int]] = []
     learn, judge = bench.learn, bench.judge
 
-    def learns(parts: Any, nthread: int) -> Any:
+    def learns(parts: Any, nthread: int, trees: Any) -> Any:
         seen.append({int(s.table.workload_index[r]) for s, rows in parts for r in rows})
-        return learn(parts, nthread)
+        return learn(parts, nthread, trees)
 
     def judges(booster: Any, study: Any, workloads: Any) -> Any:
         judged.append(set(workloads.tolist()))
@@ -84,9 +84,33 @@ def test_transfer_to_another_device_reads_its_own_features(
     assert not np.array_equal(studies[0].matrix, studies[1].matrix)
     rows = list(bench.validate(pair, 1))
     assert rows[0]["workloads"] == len(mixed.workloads)
-    summary = bench.summarize(rows)
-    assert summary["top1_geomean_pct"] == {pair.name: rows[0]["top1_pct"]}
-    assert summary["top8_geomean_pct"] == {pair.name: rows[0]["top8_pct"]}
+    (shipped,) = bench.validate(pair, 1, trees=replace(bench.PARAMS, rounds=20))
+    assert (shipped["group"], shipped["new_workloads"]) == ("as shipped", "0")
+    summary = bench.summarize([*rows, shipped])
+    assert summary["top1_geomean_pct"] == {pair.name: shipped["top1_pct"]}
+    assert summary["top8_geomean_pct"] == {pair.name: shipped["top8_pct"]}
+
+
+def test_the_held_out_list_of_another_device_is_judged_whole(
+    small: Any, mixed: TrainingTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = small("bench_transfer")
+    study = bench.Rows(mixed, 1)
+    held_out = bench.Rows(mixed.of_workloads([0, 3, 4]), 1)
+    shapes = {w.nk for w in held_out.table.workloads}
+    seen: list[set[tuple[int, int]]] = []
+    learn = bench.learn
+
+    def learns(parts: Any, nthread: int, trees: Any) -> Any:
+        (old, rows), _ = parts if len(parts) == 2 else (parts[0], None)
+        seen.append({old.table.workloads[old.table.workload_index[r]].nk for r in rows})
+        return learn(parts, nthread, trees)
+
+    monkeypatch.setattr(bench, "learn", learns)
+    pair = list(bench.pairs(study, study, held_out))[-1]
+    rows = list(bench.validate(pair, 1))
+    assert all(row["workloads"] == 3 for row in rows)
+    assert seen[0].isdisjoint(shapes), "of the old device no held-out shape is learned"
 
 
 # --- objectives ---------------------------------------------------------------------------------
