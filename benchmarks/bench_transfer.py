@@ -130,7 +130,7 @@ def validate(
     for name, scores in found.items():
         top1, top8, tau = np.concatenate(scores).T
         yield {
-            "group": "as shipped" if trees else "ends" if name in ("0", ALL, ALONE) else "between",
+            "group": "shipped" if trees else "ends" if name in ("0", ALL, ALONE) else "between",
             "pair": pair.name, "new_workloads": name,
             "new_rows": round(float(np.mean(learned[name]))), "workloads": len(top1),
             "top1_pct": round(100 * metrics.geomean(top1), 2),
@@ -183,7 +183,7 @@ def studies_of(folder: Path, nthread: int) -> tuple[Rows, Rows | None]:
 
 def summarize(rows: list[Row]) -> Row:
     """What is kept without a single workload of the new kind, by pair, with trees as shipped."""
-    without = [row for row in rows if row["group"] == "as shipped"]
+    without = [row for row in rows if row["group"] == "shipped"]
     return {
         f"{top}_geomean_pct": {row["pair"]: row[f"{top}_pct"] for row in without}
         for top in ("top1", "top8")

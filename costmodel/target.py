@@ -52,6 +52,14 @@ class Device:
     def capability(self) -> str:
         return f"sm_{self.arch}"
 
+    def is_sibling(self, other: Device) -> bool:
+        """Whether they differ in clocks and memory only: what runs on one runs on the other.
+
+        As H100 and H200 do: the same binaries, the same space, another bandwidth.
+        """
+        ours = (self.arch, self.sm_count, self.shared_bytes, self.sm_shared_bytes)
+        return ours == (other.arch, other.sm_count, other.shared_bytes, other.sm_shared_bytes)
+
     def tflops_of(self, kind: str) -> float:
         """TFLOP/s by the data sheet of one of :data:`costmodel.workload.KINDS`.
 

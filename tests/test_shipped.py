@@ -94,6 +94,19 @@ def test_another_card_has_the_eval_list_too_and_something_to_learn_from() -> Non
     assert not any(is_held_out(w) for w in other.workloads("train"))
 
 
+def test_a_sibling_is_ranked_for_by_the_same_model_and_told_so(model: XgbCostModel) -> None:
+    target = Target.named("h200-sxm", model.target_.toolchain if model.target_ else None)
+    found = rank(Workload.dense(4096, 4096, 4096), target, None, 8)
+    assert found.model == model.name
+    assert found.without_artifact == 0
+    assert "was trained on h100-sxm, this is h200-sxm" in found.reservation
+    here = rank(Workload.dense(16, 28672, 4096), Target.named(NAME), None, 1).predicted_us(0)
+    there = rank(Workload.dense(16, 28672, 4096), target, None, 1).predicted_us(0)
+    assert here is not None
+    assert there is not None
+    assert there < here, "device memory is faster there"
+
+
 def test_the_eval_list_is_measured(dataset: Dataset) -> None:
     assert set(dataset.workloads("eval")) == set(eval_workloads())
 

@@ -74,3 +74,10 @@ def test_the_toolchain_is_the_installed_one() -> None:
     assert tools.triton == triton.__version__
     assert [int(part) for part in tools.ptxas.split(".")[:2]] >= [12, 0]
     assert Target.named("h100-sxm").toolchain == tools
+
+
+def test_siblings_differ_in_clocks_and_memory_only() -> None:
+    found = {
+        (a, b) for a in DEVICES for b in DEVICES if a != b and DEVICES[a].is_sibling(DEVICES[b])
+    }
+    assert found == {("h100-sxm", "h200-sxm"), ("h200-sxm", "h100-sxm")}

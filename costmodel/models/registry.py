@@ -13,7 +13,7 @@ from costmodel.errors import FileError, InvalidInput, ModelError
 from costmodel.models import storage
 from costmodel.models.baselines import RuleHeuristic
 from costmodel.models.xgb import XgbCostModel
-from costmodel.target import Target
+from costmodel.target import DEVICES, Target
 from costmodel.untrusted import as_path
 from costmodel.workload import Workload
 
@@ -59,8 +59,17 @@ def shipped_models() -> dict[str, Path]:
 
 
 def model_directory(target: Target) -> Path | None:
-    """Where the shipped model of a target lies, with its artifact table, if there is one."""
-    return shipped_models().get(target.device.name)
+    """Where the shipped model of a target lies, or of a sibling, with its artifact table.
+
+    None where there is neither.
+    """
+    shipped = shipped_models()
+    siblings = [
+        path
+        for name, path in shipped.items()
+        if (device := DEVICES.get(name)) and device.is_sibling(target.device)
+    ]
+    return shipped.get(target.device.name) or next(iter(siblings), None)
 
 
 def find_model(target: Target, workload: Workload | None = None) -> tuple[CostModel, str]:
@@ -106,10 +115,14 @@ def _shipped(target: Target) -> tuple[XgbCostModel | None, str]:
 def _reservation(model: XgbCostModel, target: Target) -> str:
     """A difference that makes predictions less exact, but no wrong choice dangerous."""
     assert model.target_ is not None  # it answered, so it is fitted
-    trained, ours = model.target_.toolchain.triton, target.toolchain.triton
-    if trained == ours:
-        return ""
-    return f"{model.name} was trained with Triton {trained}, this is {ours}"
+    found = []
+    for what, trained, ours in (
+        ("on", model.target_.device.name, target.device.name),
+        ("with Triton", model.target_.toolchain.triton, target.toolchain.triton),
+    ):
+        if trained != ours:
+            found.append(f"{model.name} was trained {what} {trained}, this is {ours}")
+    return "; ".join(found)
 
 
 def _root() -> Path:

@@ -249,7 +249,7 @@ class XgbCostModel:
         if self.target_ is None:
             return f"{self.name} is not fitted"
         device = self.target_.device
-        if target.device.name != device.name:
+        if target.device.name != device.name and not device.is_sibling(target.device):
             return f"{self.name} was trained on {device.name}, not on {target.device.name}"
         if workload is not None and (kind := workload.code.kind) not in self.dtypes_:
             return f"{self.name} was trained on {', '.join(self.dtypes_)}, not on {kind}"

@@ -85,7 +85,7 @@ def test_transfer_to_another_device_reads_its_own_features(
     rows = list(bench.validate(pair, 1))
     assert rows[0]["workloads"] == len(mixed.workloads)
     (shipped,) = bench.validate(pair, 1, trees=replace(bench.PARAMS, rounds=20))
-    assert (shipped["group"], shipped["new_workloads"]) == ("as shipped", "0")
+    assert (shipped["group"], shipped["new_workloads"]) == ("shipped", "0")
     summary = bench.summarize([*rows, shipped])
     assert summary["top1_geomean_pct"] == {pair.name: shipped["top1_pct"]}
     assert summary["top8_geomean_pct"] == {pair.name: shipped["top8_pct"]}
