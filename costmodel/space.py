@@ -6,6 +6,7 @@ what would only repeat another point.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -44,16 +45,11 @@ class SearchSpace:
     @classmethod
     def of(cls, workload: Workload, target: Target) -> SearchSpace:
         """Sort the whole grid. Nothing is compiled, no GPU is asked."""
+        possible, impossible, repeated = _by_code(workload.code, target)
         configs: dict[GemmConfig, GemmConfig] = {}
-        rejected: dict[GemmConfig, str] = {}
-        redundant: dict[GemmConfig, str] = {}
-        aligned = not any(workload.code.needs_repack())
-        toolchain = {name: kernel_trouble(name, target.toolchain) for name in get_args(KernelName)}
-        for config in grid():
-            if config.repack and aligned:
-                redundant[config] = "repack: every operand is aligned as it is"
-                continue
-            if reason := toolchain[config.kernel] or legality(config, workload, target.device):
+        rejected, redundant = dict(impossible), dict(repeated)
+        for config in possible:
+            if reason := _size_trouble(config, workload, target.device):
                 rejected[config] = reason
                 continue
             same = _effective(config, workload)
@@ -74,7 +70,33 @@ def legality(config: GemmConfig, workload: Workload, device: Device) -> str:
 
     Spills are no reason: some spilling configurations win. The first reason found is given.
     """
-    code = workload.code
+    return _code_trouble(config, workload.code, device) or _size_trouble(config, workload, device)
+
+
+@functools.lru_cache(maxsize=64)
+def _by_code(
+    code: CodeClass, target: Target
+) -> tuple[tuple[GemmConfig, ...], dict[GemmConfig, str], dict[GemmConfig, str]]:
+    """The grid, sorted by what does not depend on sizes: what is left, impossible, repeated.
+
+    Asked once for each class of code: sorting takes longer than a model takes to rank.
+    """
+    possible: list[GemmConfig] = []
+    rejected: dict[GemmConfig, str] = {}
+    redundant: dict[GemmConfig, str] = {}
+    aligned = not any(code.needs_repack())
+    toolchain = {name: kernel_trouble(name, target.toolchain) for name in get_args(KernelName)}
+    for config in grid():
+        if config.repack and aligned:
+            redundant[config] = "repack: every operand is aligned as it is"
+        elif reason := toolchain[config.kernel] or _code_trouble(config, code, target.device):
+            rejected[config] = reason
+        else:
+            possible.append(config)
+    return tuple(possible), rejected, redundant
+
+
+def _code_trouble(config: GemmConfig, code: CodeClass, device: Device) -> str:
     checks = (
         _warp_groups(config, code, device),
         _registers(config, code, device),
@@ -82,10 +104,12 @@ def legality(config: GemmConfig, workload: Workload, device: Device) -> str:
         _tma(config, code, device),
         _shared(config, code.repacked() if config.repack else code, device),
         _tensor_memory(config, code, device),
-        _workspace(config, workload),
-        _grid(config, workload, device),
     )
     return next((reason for reason in checks if reason), "")
+
+
+def _size_trouble(config: GemmConfig, workload: Workload, device: Device) -> str:
+    return _workspace(config, workload) or _grid(config, workload, device)
 
 
 def launch_blocks(config: GemmConfig, m: int, n: int, sm_count: int) -> int:
@@ -263,6 +287,8 @@ def _tensor_memory(config: GemmConfig, code: CodeClass, device: Device) -> str:
 
 
 def _workspace(config: GemmConfig, workload: Workload) -> str:
+    if config.split_k == 1 and not config.repack:
+        return ""
     need = workspace_bytes(config, workload.m, workload.n)
     if config.repack:
         need += sum(repack_elements(workload)) * workload.code.itemsize
@@ -278,6 +304,8 @@ def _grid(config: GemmConfig, workload: Workload, device: Device) -> str:
 
 def _idle_splits(config: GemmConfig, workload: Workload) -> str:
     """Splits past the steps of K would add nothing but idle programs."""
+    if config.split_k == 1:
+        return ""
     steps = max(-(-workload.k // config.block_k), 1)
     per_split = -(-steps // config.split_k)
     busy = -(-steps // per_split)

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel import kernel_code
+from costmodel import space as space_module
 from costmodel.compile_pool import compile_many
 from costmodel.config import GemmConfig, KernelName
 from costmodel.grid import grid
@@ -415,6 +416,7 @@ def test_a_kernel_that_this_triton_cannot_have_is_rejected_with_the_reason(
     for function in (kernel_code.kernel_function, kernel_code._trouble):
         monkeypatch.setattr(kernel_code, function.__name__, functools.cache(function.__wrapped__))
     monkeypatch.setattr(kernel_code, "import_module", import_module)
+    monkeypatch.setattr(space_module, "_by_code", space_module._by_code.__wrapped__)
     space = SearchSpace.of(LARGE, Target.named("h100-sxm"))
     assert {c.kernel for c in space.configs} == {"pointer", "tma", "tma_persistent"}
     lacking = [r for c, r in space.rejected.items() if c.kernel == "warp_specialized"]
