@@ -6,6 +6,7 @@ The only module that touches Triton's loader and launcher.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -230,13 +231,18 @@ def load_source(
         kernel = compiled(make_source, name, target)
     else:
         kernel = recalled(key, make_source, name, target)
-    with torch.cuda.device(device_index):
+    with torch.cuda.device(device_index), _loading:
         try:
             kernel._init_handles()
         except OutOfResources as error:
             raise LaunchError(f"{name} does not fit the device: {error}") from None
     names = tuple(kernel.src.fn.arg_names)
     return Kernel(names, kernel.run, kernel.function, kernel.packed_metadata)
+
+
+# Python gives all C launchers that it loads once more one module, so that what Triton takes from it
+# may be what another thread has just loaded.
+_loading = threading.Lock()
 
 
 def interpret(plan: Plan, arguments: dict[str, Any]) -> None:
