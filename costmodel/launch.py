@@ -41,14 +41,21 @@ class Workspace:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._memory: dict[str, torch.Tensor] = {}
+        self._memory: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+        self._scratch: tuple[tuple[torch.Tensor, torch.Tensor] | None, int, int] = (None, 0, 0)
 
     def get(self, size_bytes: int, tiles: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """float32 [size_bytes / 4] of anything, and int32 [tiles] of zeros."""
+        """float32 [size_bytes / 4] of anything, and int32 [tiles] of zeros; or more."""
+        scratch, most_bytes, most_tiles = self._scratch
+        if scratch is not None and size_bytes <= most_bytes and tiles <= most_tiles:
+            return scratch
         import torch
 
         partial = self._at_least("partial", size_bytes // 4, torch.float32)
-        return partial, self._at_least("arrivals", tiles, torch.int32)
+        scratch = partial, self._at_least("arrivals", tiles, torch.int32)
+        # Every launch asks, so what was found is kept apart.
+        self._scratch = scratch, 4 * scratch[0].numel(), scratch[1].numel()
+        return scratch
 
     def copy_of(self, name: str, x: torch.Tensor, code_layout: str, elements: int) -> torch.Tensor:
         """A matrix like ``x`` with aligned rows, or columns for a ``col`` layout.
@@ -66,7 +73,7 @@ class Workspace:
     def _at_least(self, name: str, elements: int, dtype: torch.dtype) -> torch.Tensor:
         import torch
 
-        key = f"{name} {dtype}"
+        key = name, dtype
         found = self._memory.get(key)
         if found is None or found.numel() < elements:
             found = torch.zeros(elements, dtype=dtype, device=self._device)

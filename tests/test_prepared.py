@@ -35,7 +35,11 @@ def test_no_threads_copies_come_between_anothers_and_its_product(
 
     launch = object.__new__(TritonLaunch)
     launch.__dict__.update(
-        _index=0, _plan=SimpleNamespace(workspace_bytes=0, blocks=1), _repack=copy, _direct=product
+        _index=0,
+        _plan=SimpleNamespace(workspace_bytes=0),
+        _wants_workspace=True,
+        _repack=copy,
+        _direct=product,
     )
     x = torch.zeros(1, 1)
     threads = [
@@ -89,3 +93,17 @@ def test_a_launcher_of_another_kind_is_called_by_tritons_own_wrapper() -> None:
     assert prepared._Direct.of(plan, kernel, (a, b, out)) is not None
     run.arg_annotations = []
     assert prepared._Direct.of(plan, kernel, (a, b, out)) is None
+
+
+def test_scratch_memory_is_kept_and_grows() -> None:
+    """What a launch asks for again is there; a larger one's serves a smaller one."""
+    workspace = Workspace(torch.device("cpu"))
+    partial, arrivals = small = workspace.get(4 * 100, 7)
+    assert (partial.numel(), arrivals.numel()) == (100, 7)
+    assert workspace.get(4 * 100, 7) is small
+    for size_bytes, tiles in ((4 * 101, 7), (4 * 100, 8), (4 * 50, 900)):
+        partial, arrivals = workspace.get(size_bytes, tiles)
+        assert 4 * partial.numel() >= size_bytes
+        assert arrivals.numel() >= tiles
+        assert not arrivals.any()
+    assert workspace.get(4, 1) == (partial, arrivals)
