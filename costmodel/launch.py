@@ -29,7 +29,7 @@ from costmodel.workload import Workload
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Kernel", "Plan", "Workspace", "interpret", "load", "load_source"]
+__all__ = ["Kernel", "Plan", "Workspace", "interpret", "load", "load_source", "make_context"]
 
 
 class Workspace:
@@ -172,6 +172,17 @@ class Plan:
         }
 
 
+def make_context() -> None:
+    """Give this thread a CUDA context on the current device, if it has none; safe in a capture.
+
+    A thread that has done nothing on a device yet has none there, and without one the driver makes
+    no tensor map. Triton's launcher sees to it itself, but makes the maps before.
+    """
+    import torch
+
+    torch.cuda.is_current_stream_capturing()  # a question to CUDA's runtime, which makes one
+
+
 def _descriptor(x: torch.Tensor, block: list[int]) -> Any:
     """A host-side tensor descriptor of a matrix whose last dimension is contiguous."""
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -190,12 +201,14 @@ class Kernel:
     Attributes:
         names: its arguments, in order, the baked ones among them.
         run, function, metadata: Triton's launcher, and what it wants of the binary.
+        binary: what keeps it on the device: from Triton 3.8 on it is unloaded with its last user.
     """
 
     names: tuple[str, ...]
     run: Callable[..., None]
     function: int
     metadata: tuple[int, ...]
+    binary: object = None
 
     def __call__(self, blocks: int, stream: int, arguments: dict[str, Any]) -> None:
         """Queue it on a raw stream handle; addresses may be tensors or integers."""
@@ -215,7 +228,7 @@ def load(
 
     Raises:
         CompileError: Triton or ptxas refused.
-        LaunchError: the device lacks the resources.
+        LaunchError: the device lacks the resources, or the memory for it.
     """
     name, make = spec.config_binary, functools.partial(source, spec)
     key = artifact_key(spec, target) if remember else None
@@ -243,8 +256,13 @@ def load_source(
             kernel._init_handles()
         except OutOfResources as error:
             raise LaunchError(f"{name} does not fit the device: {error}") from None
+        except RuntimeError as error:  # the driver's; what is wrong with the device is no choice's
+            if "out of memory" not in str(error):
+                raise
+            raise LaunchError(f"{name} cannot be loaded: {error}") from None
+    kernel.asm = kernel.kernel = None  # megabytes of text and code, which the device has now
     names = tuple(kernel.src.fn.arg_names)
-    return Kernel(names, kernel.run, kernel.function, kernel.packed_metadata)
+    return Kernel(names, kernel.run, kernel.function, kernel.packed_metadata, kernel)
 
 
 # Python gives all C launchers that it loads once more one module, so that what Triton takes from it

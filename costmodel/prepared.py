@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from costmodel.launch import Kernel, Plan, Workspace
+from costmodel.launch import Kernel, Plan, Workspace, make_context
 from costmodel.recorded import RecordedLaunch
 from costmodel.repacking import Repack
 from costmodel.torch_product import torch_product
@@ -118,6 +118,7 @@ class TritonLaunch:
                 self._direct = None
         plan = self._plan
         a, b, out = operands
+        make_context()
         arguments = plan.numbers(a, b, out) | plan.descriptors(a, b, out)
         arguments |= {"a_ptr": a, "b_ptr": b, "c_ptr": out, "bias_ptr": bias}
         if scratch is not None:
@@ -224,6 +225,7 @@ def _describer(
     from triton.backends.nvidia.driver import make_tensordesc_arg
 
     def describe(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[Any, ...]:
+        make_context()
         found = plan.descriptors(a, b, out)
         layout_of = dict(zip(found, layouts, strict=True))
         arguments: list[Any] = []

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import CellType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-from costmodel.launch import Kernel, Plan
+from costmodel.launch import Kernel, Plan, make_context
 
 if TYPE_CHECKING:
     import torch
@@ -107,6 +107,7 @@ class RecordedLaunch:
         marks = {name: _Mark() for name in _FREE if name in kernel.names}
         values = self._plan.numbers(*operands) | self._plan.descriptors(*operands) | marks
         caught: list[tuple[Any, ...]] = []
+        make_context()
         run: Any = copy.copy(kernel.run)
         run.launch = _with_function(run.launch, lambda *arguments: caught.append(arguments))
         run(

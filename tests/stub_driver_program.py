@@ -45,12 +45,18 @@ def pretend_a_device() -> Any:
     cuda.device = lambda index: contextlib.nullcontext()
     cuda.current_device = lambda: 0
     cuda.get_device_capability = lambda device=None: (9, 0)
-    cuda.is_current_stream_capturing = lambda: False
+    stub = ctypes.CDLL("libcuda.so.1")
+
+    def is_capturing() -> bool:
+        ctypes.c_int.in_dll(stub, "has_context").value = 1
+        return False
+
+    cuda.is_current_stream_capturing = is_capturing
     core: Any = torch._C
     core._cuda_getDevice = lambda: 0
     core._cuda_getCurrentRawStream = lambda index: 0
     driver.CudaDriver.is_active = staticmethod(lambda: True)
-    return ctypes.CDLL("libcuda.so.1")
+    return stub
 
 
 def planned(name: str) -> tuple[Plan, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
@@ -80,6 +86,7 @@ def launch_all(stub: Any) -> dict[str, Any]:
         prepared = TritonLaunch(plan, kernel, 0, (a, b, out), result)
         scratch = (torch.zeros(1), torch.zeros(1)) if plan.workspace_bytes else None
         before = ctypes.c_int.in_dll(stub, "launches").value
+        ctypes.c_int.in_dll(stub, "has_context").value = 0  # as in a fresh thread
         for c in (out, out, torch.zeros_like(out)):
             prepared._queue(0, (a, b, c), None, scratch)
         said[name] = {

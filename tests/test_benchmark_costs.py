@@ -162,7 +162,7 @@ def test_the_host_time_of_a_call_is_a_median(script: Any, monkeypatch: pytest.Mo
     def call(which: int, takes_s: float) -> None:
         repeat = calls[which] // bench._CALLS
         calls[which] += 1
-        # What comes before the repeats is not timed; two repeats of nine meet a slow host, for both.
+        # What comes before the repeats is not timed; two of nine meet a slow host, for both.
         clock[0] += 1.0 if repeat == 0 else takes_s + (repeat in (4, 5))
 
     def synchronize() -> None:

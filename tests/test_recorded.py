@@ -73,6 +73,7 @@ def with_descriptors(launcher: CFunction, made: list[int]) -> Callable[..., None
 @pytest.fixture(autouse=True)
 def newer_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triton.__version__", "3.7.1")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
 
 def operands(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

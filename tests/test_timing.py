@@ -47,7 +47,6 @@ class FakeSession:
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "_session", None)
-    monkeypatch.setattr(timing, "_trouble", "")
 
 
 def started(monkeypatch: pytest.MonkeyPatch, make: Callable[..., FakeSession]) -> None:
@@ -73,6 +72,25 @@ def test_a_device_too_full_for_the_rehearsal_is_too(monkeypatch: pytest.MonkeyPa
     started(monkeypatch, lambda *_: FakeSession(lambda _: NoRoom("64x64x64 needs 1 MiB")))
     (measurement,) = timing.answer(Request(SHAPE, None))
     assert measurement.error == f"{NO_ROOM}: 64x64x64 needs 1 MiB"
+
+
+def test_a_device_that_has_room_again_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is kept while it is used, longer than a device may be full."""
+    full = [True]
+    made = []
+
+    def make(*_: object) -> FakeSession:
+        if full[0]:
+            raise RAN_OUT
+        made.append(FakeSession())
+        return made[-1]
+
+    started(monkeypatch, make)
+    (measurement,) = timing.answer(Request(SHAPE, None))
+    assert measurement.no_room
+    full[0] = False
+    assert [timing.answer(Request(SHAPE, None))[0].ok for _ in range(3)] == [True] * 3
+    assert len(made) == 1
 
 
 def test_other_errors_at_the_start_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -490,3 +490,29 @@ def test_a_new_output_is_where_the_operands_are() -> None:
     a, b = operands(3, 5, 2, device="cuda:1")
     assert torch.cuda.current_device() == 0
     assert outputs.new_output(a, b, None).device == a.device
+
+
+def test_a_fresh_thread_launches_by_tensor_maps(winners: Winners) -> None:
+    """It has no CUDA context yet, and the addresses are new: a map is to be made there."""
+    a, b = operands(256, 256, 256)
+    outs = [torch.full((256, 256), torch.nan, device="cuda", dtype=a.dtype) for _ in range(3)]
+    costmodel.pin(GemmConfig("tma", 64, 64, 64), a, b)
+    errors: list[BaseException] = []
+
+    def multiply(out: torch.Tensor) -> None:
+        try:
+            costmodel.matmul(a, b, out=out)
+        except BaseException as error:
+            errors.append(error)
+
+    try:
+        for out in outs:
+            thread = threading.Thread(target=multiply, args=(out,))
+            thread.start()
+            thread.join()
+        torch.cuda.synchronize()
+        assert errors == []
+        for out in outs:
+            require_close(out, a, b)
+    finally:
+        costmodel.unpin(a, b)
