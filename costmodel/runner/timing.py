@@ -25,8 +25,12 @@ from costmodel.workload import Workload
 __all__ = ["Request", "answer", "start"]
 
 
-# How the driver and cuBLAS say that a device is full.
-_FULL = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED")
+# How the driver and cuBLAS say that a device is full, or (in its exclusive mode) has no room for a
+# second process.
+_FULL = (
+    "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED",
+    "busy or unavailable",
+)  # fmt: skip
 _REHEARSAL = Workload.dense(64, 64, 64)
 
 
