@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,19 +39,22 @@ KINDS = (("auto",), ("predict",), ("first of all", "warm caches"))
 _CALLS, _REPEATS = 300, 9
 
 
-def host_us(call: Callable[[], object], synchronize: Callable[[], None]) -> float:
-    """Host microseconds of a call: the median over repeats of many calls each."""
-    for _ in range(_CALLS):
-        call()
-    synchronize()
-    times = []
-    for _ in range(_REPEATS):
-        start = time.perf_counter()
-        for _ in range(_CALLS):
-            call()
-        times.append((time.perf_counter() - start) / _CALLS)
-        synchronize()
-    return 1e6 * median(times)
+def host_us(calls: Sequence[Callable[[], object]], synchronize: Callable[[], None]) -> list[float]:
+    """Host microseconds of each call: the median over repeats of many calls each, in turn.
+
+    A host that is slower for a while, as just after a first call, is so for all of them.
+    """
+    times: list[list[float]] = [[] for _ in calls]
+    for repeat in range(_REPEATS + 1):
+        for call, measured in zip(calls, times, strict=True):
+            start = time.perf_counter()
+            for _ in range(_CALLS):
+                call()
+            took_s = time.perf_counter() - start
+            synchronize()
+            if repeat:  # the first one warms up
+                measured.append(took_s / _CALLS)
+    return [1e6 * median(measured) for measured in times]
 
 
 def warm_row(m: int, n: int, k: int, model: Path | None, *, into: bool) -> Row:
@@ -68,11 +71,11 @@ def warm_row(m: int, n: int, k: int, model: Path | None, *, into: bool) -> Row:
     result = costmodel.result_for(a, b, out=out, mode="predict", model=model)
     if result is None or result.config is None:
         raise CostModelError(f"{m}x{n}x{k}: torch was chosen, which says nothing of a launch")
-    matmul_us = host_us(
+    calls = (
         lambda: costmodel.matmul(a, b, out=out, mode="predict", model=model),
-        torch.cuda.synchronize,
+        lambda: torch.mm(a, b, out=out),
     )
-    torch_us = host_us(lambda: torch.mm(a, b, out=out), torch.cuda.synchronize)
+    matmul_us, torch_us = host_us(calls, torch.cuda.synchronize)
     return {
         "group": "known", "workload": f"{m}x{n}x{k}", "out": into, "chosen": str(result.chosen),
         "matmul_us": matmul_us, "torch_mm_us": torch_us, "ratio": matmul_us / torch_us,

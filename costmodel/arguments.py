@@ -17,7 +17,7 @@ from costmodel.workload import ACTIVATIONS, DTYPES, OUT_DTYPES
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["check_arguments", "check_kinds", "require_disjoint", "span_bytes"]
+__all__ = ["check_arguments", "check_kinds", "may_share", "require_disjoint", "span_bytes"]
 
 
 def check_arguments(
@@ -108,6 +108,26 @@ def require_disjoint(
         f"out shares memory with {name}, which is read while out is written: pass an out of its "
         f"own, e.g. torch.empty(...)"
     )
+
+
+def may_share(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    spans: tuple[int, ...],
+) -> bool:
+    """Whether :func:`require_disjoint` has to look: a quick look, since every call takes it.
+
+    Args:
+        spans: :func:`span_bytes` of out, a, b and bias.
+    """
+    out_bytes, a_bytes, b_bytes, bias_bytes = spans
+    begin = out.data_ptr()
+    end = begin + out_bytes
+    if begin - a_bytes < a.data_ptr() < end or begin - b_bytes < b.data_ptr() < end:
+        return True
+    return bias is not None and begin - bias_bytes < bias.data_ptr() < end
 
 
 def _check_shapes(

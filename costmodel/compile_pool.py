@@ -206,7 +206,12 @@ def compile_into_cache(
 
 
 def start_compilers() -> None:
-    """Have the first children of :func:`compile_for_device` start while there is else to do."""
+    """Have the first children of :func:`compile_for_device` start while there is else to do.
+
+    Does not wait: a tuning that compiles now, or a compile that is not wanted any more, has them.
+    """
+    if _compilers.in_use:
+        return
     with _compilers.use() as pool:
         pool.start(_STARTED_EARLY)
 

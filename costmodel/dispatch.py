@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from costmodel import models, modes
-from costmodel.arguments import check_arguments, require_disjoint, span_bytes
+from costmodel.arguments import check_arguments, may_share, require_disjoint, span_bytes
 from costmodel.background import Background
 from costmodel.batches import multiply_batches
 from costmodel.buckets import Buckets
@@ -21,6 +21,7 @@ from costmodel.calls import Call, KeptLaunches, ModelLike, key_of
 from costmodel.counters import count
 from costmodel.errors import InvalidInput
 from costmodel.models.xgb import XgbCostModel
+from costmodel.outputs import new_output
 from costmodel.prepared import Launch
 from costmodel.preparing import prepare
 from costmodel.torch_product import torch_multiplies_in_tf32
@@ -38,6 +39,7 @@ _launches = KeptLaunches()
 _background = Background(_launches.discard)
 # Without torch's wrapper, which costs every call as much again.
 _deterministic = torch._C._get_deterministic_algorithms
+_is_compiling = torch.compiler.is_compiling
 
 
 def matmul(
@@ -100,7 +102,7 @@ def matmul(
         InvalidInput, UnsupportedDtype, GradientError: operands that cannot be used.
         InvalidInput: ``topk`` or ``exhaustive`` in a process group, not agreed on.
     """
-    if torch.compiler.is_compiling():
+    if _is_compiling():
         return _traced(Call(a, b, out, bias, activation, tf32, out_dtype, mode, model))
     if tf32 is None:
         tf32 = _as_torch(a)
@@ -115,9 +117,8 @@ def matmul(
             return _first_call(key, call)
     launch, spans = found
     if out is None:
-        shape = (a.shape[0], b.shape[1])  # a keyword less is half a microsecond less
-        out = a.new_empty(shape) if out_dtype is None else a.new_empty(shape, dtype=out_dtype)
-    else:
+        out = new_output(a, b, out_dtype)
+    elif may_share(out, a, b, bias, spans):
         for x, span, name in zip((a, b, bias), spans[1:], ("a", "b", "bias"), strict=True):
             if x is not None:
                 require_disjoint(out, x, name, (spans[0], span))
@@ -250,7 +251,7 @@ def _first_call(key: object, call: Call) -> torch.Tensor:
         return _traced(call)
     out = call.out
     if out is None:
-        out = a.new_empty((a.shape[0], b.shape[1]), dtype=call.out_dtype)
+        out = new_output(a, b, call.out_dtype)
     found = prepare(call, out, winners, _background)
     count(prepared=1)
     if key is not None and found.keep:

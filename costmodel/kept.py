@@ -34,6 +34,11 @@ class Kept(Generic[T]):
         self._thing: T | None = None
         self._timer: threading.Timer | None = None
 
+    @property
+    def in_use(self) -> bool:
+        """Whether some thread has it now."""
+        return self._lock.locked()
+
     @contextmanager
     def use(self) -> Iterator[T]:
         """The thing, while no other thread has it. What an exception leaves behind is closed."""

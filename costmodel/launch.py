@@ -6,6 +6,7 @@ The only module that touches Triton's loader and launcher.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ from costmodel.workload import Workload
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Kernel", "Plan", "Workspace", "interpret", "load", "load_source"]
+__all__ = ["Kernel", "Plan", "Workspace", "interpret", "load", "load_source", "make_context"]
 
 
 class Workspace:
@@ -40,14 +41,21 @@ class Workspace:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._memory: dict[str, torch.Tensor] = {}
+        self._memory: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+        self._scratch: tuple[tuple[torch.Tensor, torch.Tensor] | None, int, int] = (None, 0, 0)
 
     def get(self, size_bytes: int, tiles: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """float32 [size_bytes / 4] of anything, and int32 [tiles] of zeros."""
+        """float32 [size_bytes / 4] of anything, and int32 [tiles] of zeros; or more."""
+        scratch, most_bytes, most_tiles = self._scratch
+        if scratch is not None and size_bytes <= most_bytes and tiles <= most_tiles:
+            return scratch
         import torch
 
         partial = self._at_least("partial", size_bytes // 4, torch.float32)
-        return partial, self._at_least("arrivals", tiles, torch.int32)
+        scratch = partial, self._at_least("arrivals", tiles, torch.int32)
+        # Every launch asks, so what was found is kept apart.
+        self._scratch = scratch, 4 * scratch[0].numel(), scratch[1].numel()
+        return scratch
 
     def copy_of(self, name: str, x: torch.Tensor, code_layout: str, elements: int) -> torch.Tensor:
         """A matrix like ``x`` with aligned rows, or columns for a ``col`` layout.
@@ -65,7 +73,7 @@ class Workspace:
     def _at_least(self, name: str, elements: int, dtype: torch.dtype) -> torch.Tensor:
         import torch
 
-        key = f"{name} {dtype}"
+        key = name, dtype
         found = self._memory.get(key)
         if found is None or found.numel() < elements:
             found = torch.zeros(elements, dtype=dtype, device=self._device)
@@ -164,6 +172,17 @@ class Plan:
         }
 
 
+def make_context() -> None:
+    """Give this thread a CUDA context on the current device, if it has none; safe in a capture.
+
+    A thread that has done nothing on a device yet has none there, and without one the driver makes
+    no tensor map. Triton's launcher sees to it itself, but makes the maps before.
+    """
+    import torch
+
+    torch.cuda.is_current_stream_capturing()  # a question to CUDA's runtime, which makes one
+
+
 def _descriptor(x: torch.Tensor, block: list[int]) -> Any:
     """A host-side tensor descriptor of a matrix whose last dimension is contiguous."""
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -182,12 +201,14 @@ class Kernel:
     Attributes:
         names: its arguments, in order, the baked ones among them.
         run, function, metadata: Triton's launcher, and what it wants of the binary.
+        binary: what keeps it on the device: from Triton 3.8 on it is unloaded with its last user.
     """
 
     names: tuple[str, ...]
     run: Callable[..., None]
     function: int
     metadata: tuple[int, ...]
+    binary: object = None
 
     def __call__(self, blocks: int, stream: int, arguments: dict[str, Any]) -> None:
         """Queue it on a raw stream handle; addresses may be tensors or integers."""
@@ -207,7 +228,7 @@ def load(
 
     Raises:
         CompileError: Triton or ptxas refused.
-        LaunchError: the device lacks the resources.
+        LaunchError: the device lacks the resources, or the memory for it.
     """
     name, make = spec.config_binary, functools.partial(source, spec)
     key = artifact_key(spec, target) if remember else None
@@ -230,13 +251,23 @@ def load_source(
         kernel = compiled(make_source, name, target)
     else:
         kernel = recalled(key, make_source, name, target)
-    with torch.cuda.device(device_index):
+    with torch.cuda.device(device_index), _loading:
         try:
             kernel._init_handles()
         except OutOfResources as error:
             raise LaunchError(f"{name} does not fit the device: {error}") from None
+        except RuntimeError as error:  # the driver's; what is wrong with the device is no choice's
+            if "out of memory" not in str(error):
+                raise
+            raise LaunchError(f"{name} cannot be loaded: {error}") from None
+    kernel.asm = kernel.kernel = None  # megabytes of text and code, which the device has now
     names = tuple(kernel.src.fn.arg_names)
-    return Kernel(names, kernel.run, kernel.function, kernel.packed_metadata)
+    return Kernel(names, kernel.run, kernel.function, kernel.packed_metadata, kernel)
+
+
+# Python gives all C launchers that it loads once more one module, so that what Triton takes from it
+# may be what another thread has just loaded.
+_loading = threading.Lock()
 
 
 def interpret(plan: Plan, arguments: dict[str, Any]) -> None:

@@ -6,13 +6,19 @@ of a second, when a binary is first loaded. All that it depends on is known befo
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import sysconfig
+import tempfile
 import threading
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 __all__ = ["building_launchers"]
+
+_NAME = "__triton_launcher"  # as Triton has it
 
 log = logging.getLogger("costmodel")
 
@@ -36,34 +42,16 @@ def building_launchers(sources: Iterable[Any]) -> Iterator[None]:
 
 
 def _build_all(sources: Iterable[Any]) -> None:
-    texts = [text for text in map(_text, sources) if text]
-    if not texts or not _has_tensor_maps():
-        return
     # Threads, because each only waits for a C compiler.
     threads = [
-        threading.Thread(target=_build, args=(text,), name="costmodel-launcher") for text in texts
+        threading.Thread(target=_build, args=(text,), name="costmodel-launcher")
+        for text in map(_text, sources)
+        if text
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-
-
-def _has_tensor_maps() -> bool:
-    """Load Triton's own C code first, if it is not.
-
-    To build a launcher is to load it, once in a process, and when it is loaded it takes the type of
-    tensor maps from there: without one it would refuse every descriptor from then on.
-    """
-    try:
-        from triton.backends.nvidia import driver
-
-        if driver.PyCUtensorMap is None:
-            driver.CudaUtils()
-        return driver.PyCUtensorMap is not None
-    except Exception as error:  # as without a driver, where no binary will be loaded either
-        log.debug("no launchers ahead: %s: %.200s", type(error).__name__, error)
-        return False
 
 
 def _text(source: Any) -> str:
@@ -96,18 +84,27 @@ def _first(thing: Hashable) -> bool:
 
 
 def _build(text: str) -> None:
+    """As Triton's ``compile_module_from_src``, so that it finds what is made here; not loaded.
+
+    Loaded too early, before Triton's own C code, a launcher would refuse every tensor descriptor
+    for as long as the process lives. And Python gives all launchers that it loads once more one
+    module: a thread that loads one may take away another thread's.
+    """
     try:
         from triton.backends.nvidia import driver
-        from triton.runtime.build import compile_module_from_src
+        from triton.runtime import build
+        from triton.runtime.cache import get_cache_manager
 
-        # As triton.backends.nvidia.driver.CudaLauncher does, so that it finds what is made here.
-        compile_module_from_src(
-            src=text,
-            name="__triton_launcher",
-            library_dirs=driver.library_dirs(),
-            include_dirs=driver.include_dirs,
-            libraries=driver.libraries,
-        )
+        key = hashlib.sha256((text + build.platform_key()).encode()).hexdigest()
+        cache, file = get_cache_manager(key), _NAME + sysconfig.get_config_var("EXT_SUFFIX")
+        if cache.get_file(file) is not None:
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder, f"{_NAME}.c")
+            source.write_text(text)
+            libraries = driver.library_dirs(), driver.include_dirs, driver.libraries
+            made = build._build(_NAME, str(source), folder, *libraries, [])
+            cache.put(Path(made).read_bytes(), file, binary=True)
     except Exception as error:  # as above
         log.debug("no launcher built ahead: %s: %.200s", type(error).__name__, error)
 

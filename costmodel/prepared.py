@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from costmodel.launch import Kernel, Plan, Workspace
+from costmodel.launch import Kernel, Plan, Workspace, make_context
 from costmodel.recorded import RecordedLaunch
 from costmodel.repacking import Repack
 from costmodel.torch_product import torch_product
@@ -58,6 +58,7 @@ class TritonLaunch:
         self._kernel = kernel
         self._index = device_index
         self._repack = Repack(plan, result.target, device_index) if plan.config.repack else None
+        self._wants_workspace = plan.config.repack or plan.workspace_bytes > 0
         a, b, out = operands
         if self._repack is not None:
             # Only the strides of the copies matter here, and these are the same at every call.
@@ -78,20 +79,28 @@ class TritonLaunch:
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
     ) -> None:
         stream = torch._C._cuda_getCurrentRawStream(self._index)
+        if self._wants_workspace:
+            self._launch_with_workspace(stream, (a, b, out), bias)
+        else:
+            self._queue(stream, (a, b, out), bias, None)
+
+    def _launch_with_workspace(
+        self, stream: int, operands: _Matrices, bias: torch.Tensor | None
+    ) -> None:
         plan = self._plan
+        # The name keeps the memory from being given away before the launch is queued.
+        workspace = _workspace(self._index, stream)
         scratch = None
-        if plan.workspace_bytes or self._repack is not None:
-            # The name keeps the memory from being given away before the launch is queued.
-            workspace = _workspace(self._index, stream)
-            if plan.workspace_bytes:
-                scratch = workspace.get(plan.workspace_bytes, plan.tiles)
-            if self._repack is not None:
-                # All copies of a stream go to one place: no other thread's may come between.
-                with _copying:
-                    copies = self._repack(a, b, workspace, stream)
-                    self._queue(stream, (*copies, out), bias, scratch)
-                return
-        self._queue(stream, (a, b, out), bias, scratch)
+        if plan.workspace_bytes:
+            scratch = workspace.get(plan.workspace_bytes, plan.tiles)
+        if self._repack is None:
+            self._queue(stream, operands, bias, scratch)
+            return
+        a, b, out = operands
+        # All copies of a stream go to one place: no other thread's may come between.
+        with _copying:
+            copies = self._repack(a, b, workspace, stream)
+            self._queue(stream, (*copies, out), bias, scratch)
 
     def _queue(
         self,
@@ -100,15 +109,16 @@ class TritonLaunch:
         bias: torch.Tensor | None,
         scratch: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> None:
-        plan = self._plan
         if self._direct is not None:
             try:
-                self._direct(plan.blocks, stream, operands, bias, scratch)
+                self._direct(stream, operands, bias, scratch)
                 return
             except LookupError as error:  # a Triton that is not as it was: its own way, then
                 log.info("%s", error)
                 self._direct = None
+        plan = self._plan
         a, b, out = operands
+        make_context()
         arguments = plan.numbers(a, b, out) | plan.descriptors(a, b, out)
         arguments |= {"a_ptr": a, "b_ptr": b, "c_ptr": out, "bias_ptr": bias}
         if scratch is not None:
@@ -129,13 +139,18 @@ class _Direct:
     def __init__(
         self,
         launch: Callable[..., None],
+        blocks: int,
         before: tuple[Any, ...],
         numbers: tuple[int | None, ...],
         has_scratch: bool,
         describe: Callable[..., tuple[Any, ...]] | None,
     ) -> None:
-        self._launch, self._before, self._numbers = launch, before, numbers
-        self._has_scratch, self._describe = has_scratch, describe
+        self._launch, self._numbers = launch, numbers
+        self._describe = describe
+        self._blocks, self._before = blocks, before
+        # Up to the addresses, on the last stream.
+        self._head = (blocks, 1, 1, 0, *before)
+        self._without_scratch = (None, None, *numbers) if has_scratch else numbers
         self._kept: dict[tuple[int, int, int], tuple[Any, ...]] = {}
 
     @classmethod
@@ -164,6 +179,7 @@ class _Direct:
         numbers = plan.numbers(*operands)
         return cls(
             launch,
+            plan.blocks,
             (kernel.function, *flags, None, None, kernel.metadata, None, None, None),
             tuple(numbers.get(n) for n in names[len(_SCRATCH) if has_scratch else 0 :]),
             has_scratch,
@@ -172,29 +188,30 @@ class _Direct:
 
     def __call__(
         self,
-        blocks: int,
         stream: int,
         operands: _Matrices,
         bias: torch.Tensor | None,
         scratch: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> None:
         a, b, out = operands
-        addresses = (a.data_ptr(), b.data_ptr(), out.data_ptr())
-        first: tuple[Any, ...] = addresses
+        first: tuple[Any, ...] = (a.data_ptr(), b.data_ptr(), out.data_ptr())
         if self._describe is not None:
-            found = self._kept.get(addresses)
+            found = self._kept.get(first)
             if found is None:
                 found = self._describe(a, b, out)
                 if len(self._kept) >= _KEPT_DESCRIPTORS:
                     self._kept.clear()
-                self._kept[addresses] = found
+                self._kept[first] = found
             first = found
-        last: tuple[int | None, ...] = (None if bias is None else bias.data_ptr(),)
+        row = None if bias is None else bias.data_ptr()
         if scratch is not None:
-            last = (*last, scratch[0].data_ptr(), scratch[1].data_ptr())
-        elif self._has_scratch:
-            last = (*last, None, None)
-        self._launch(blocks, 1, 1, stream, *self._before, *first, *last, *self._numbers)
+            last = (scratch[0].data_ptr(), scratch[1].data_ptr(), *self._numbers)
+        else:
+            last = self._without_scratch
+        head = self._head
+        if head[3] != stream:
+            head = self._head = (self._blocks, 1, 1, stream, *self._before)
+        self._launch(*(head + first + (row,) + last))  # stars here take longer
 
 
 _POINTERS = ("a_ptr", "b_ptr", "c_ptr")
@@ -208,6 +225,7 @@ def _describer(
     from triton.backends.nvidia.driver import make_tensordesc_arg
 
     def describe(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[Any, ...]:
+        make_context()
         found = plan.descriptors(a, b, out)
         layout_of = dict(zip(found, layouts, strict=True))
         arguments: list[Any] = []
@@ -226,11 +244,14 @@ def _workspace(index: int, stream: int) -> Workspace:
     """The scratch memory of a stream. What is captured gets its own: a graph may be replayed on
     any stream, at any time, and the memory has to stay where it was.
     """
-    device = torch.device("cuda", index)
     if torch.cuda.is_current_stream_capturing():
-        return Workspace(device)
-    with _lock:
-        return _workspaces.setdefault((index, stream), Workspace(device))
+        return Workspace(torch.device("cuda", index))
+    found = _workspaces.get((index, stream))
+    if found is None:
+        with _lock:
+            made = Workspace(torch.device("cuda", index))
+            found = _workspaces.setdefault((index, stream), made)
+    return found
 
 
 _lock = threading.Lock()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import CellType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-from costmodel.launch import Kernel, Plan
+from costmodel.launch import Kernel, Plan, make_context
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +69,6 @@ class RecordedLaunch:
 
     def __call__(
         self,
-        blocks: int,
         stream: int,
         operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         bias: torch.Tensor | None,
@@ -85,7 +84,7 @@ class RecordedLaunch:
         key = pointers if self._by_address else (0, 0, 0)
         found = self._kept.get(key)
         if found is None:
-            found = self._record(blocks, operands)
+            found = self._record(operands)
             if len(self._kept) >= _KEPT:
                 self._kept.clear()
             self._kept[key] = found
@@ -102,14 +101,13 @@ class RecordedLaunch:
         base = found.base
         self._launcher(*base[:_STREAM], stream, *base[_STREAM + 1 :], arguments)
 
-    def _record(
-        self, blocks: int, operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-    ) -> _Recording:
+    def _record(self, operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> _Recording:
         """What Triton would launch; it is let believe that it does."""
-        kernel = self._kernel
+        kernel, blocks = self._kernel, self._plan.blocks
         marks = {name: _Mark() for name in _FREE if name in kernel.names}
         values = self._plan.numbers(*operands) | self._plan.descriptors(*operands) | marks
         caught: list[tuple[Any, ...]] = []
+        make_context()
         run: Any = copy.copy(kernel.run)
         run.launch = _with_function(run.launch, lambda *arguments: caught.append(arguments))
         run(

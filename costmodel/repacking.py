@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Repack", "interpret_repack", "load_repack", "repack_launch"]
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=1024)  # more than there are: what is loaded stays loaded
 def load_repack(
     dtype: str, a_unit: bool | None, b_unit: bool | None, target: Target, device_index: int
 ) -> Kernel:

@@ -108,8 +108,8 @@ class SupervisedWorker(Generic[T, R]):
 
     @property
     def running(self) -> bool:
-        """Whether there is a child, as far as is known."""
-        return self._child is not None
+        """Whether there is a child, and it has not ended."""
+        return self._child is not None and not self._child.is_dead()
 
     def start(self) -> None:
         """Start the child, if there is none, and do not wait for it: the first item will."""
@@ -237,7 +237,7 @@ class _Child:
         while True:
             left_s = deadline - time.monotonic()
             # A forked grandchild may hold the pipe open, so the child is also looked at.
-            dead = self._is_dead()
+            dead = self.is_dead()
             if self._connection.poll(0 if dead else min(max(left_s, 0), 0.2)):
                 try:
                     return self._connection.recv_bytes()
@@ -248,7 +248,7 @@ class _Child:
             if left_s <= 0:
                 raise TimeoutError
 
-    def _is_dead(self) -> bool:
+    def is_dead(self) -> bool:
         """Whether it has ended. It is not reaped yet, so that its group keeps its number."""
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         try:

@@ -157,20 +157,23 @@ def test_inductor_that_fails_is_left_out(
 
 def test_the_host_time_of_a_call_is_a_median(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = script("bench_dispatch")
-    clock, calls, waits = [0.0], [0], [0]
+    clock, calls, waits = [0.0], [0, 0], [0]
 
-    def call() -> None:
-        calls[0] += 1
-        # One repeat of nine is disturbed; what comes before the repeats is not timed.
-        clock[0] += 1.0 if calls[0] <= bench._CALLS else 2e-6 + (calls[0] < 2 * bench._CALLS)
+    def call(which: int, takes_s: float) -> None:
+        repeat = calls[which] // bench._CALLS
+        calls[which] += 1
+        # What comes before the repeats is not timed; two of nine meet a slow host, for both.
+        clock[0] += 1.0 if repeat == 0 else takes_s + (repeat in (4, 5))
 
     def synchronize() -> None:
         waits[0] += 1
         clock[0] += 10.0
 
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    assert bench.host_us(call, synchronize) == pytest.approx(2.0, rel=1e-3)
-    assert waits[0] == 1 + bench._REPEATS
+    ours, theirs = bench.host_us((lambda: call(0, 2e-6), lambda: call(1, 3e-6)), synchronize)
+    assert (ours, theirs) == (pytest.approx(2.0, rel=1e-3), pytest.approx(3.0, rel=1e-3))
+    assert calls == [bench._CALLS * (1 + bench._REPEATS)] * 2
+    assert waits[0] == 2 * (1 + bench._REPEATS)
 
 
 def test_dispatch_by_hand(script: Any) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import costmodel
 from costmodel import ahead, dispatch, warming
-from costmodel.arguments import check_arguments, require_disjoint
+from costmodel.arguments import check_arguments, may_share, require_disjoint, span_bytes
 from costmodel.cache import WinnerCache
 from costmodel.calls import Call
 from costmodel.config import GemmConfig
@@ -156,6 +156,25 @@ def test_out_must_not_share_memory_with_what_is_read() -> None:
     for out in (a, buffer[:, 15:31], buffer.flatten()[8:264].view(16, 16), buffer[:, 6:16].T):
         with pytest.raises(LayoutError, match="shares memory with a"):
             require_disjoint(out, a, "a")
+
+
+@given(*[st.integers(0, 600)] * 4, st.booleans())
+def test_the_quick_look_misses_nothing(
+    out_at: int, a_at: int, b_at: int, bias_at: int, has_bias: bool
+) -> None:
+    memory = torch.zeros(1000, dtype=torch.float16)
+
+    def at(first: int, rows: int, cols: int) -> torch.Tensor:
+        return memory[first : first + rows * cols].view(rows, cols)
+
+    out, a, b = at(out_at, 10, 12), at(a_at, 10, 9), at(b_at, 9, 12)
+    bias = at(bias_at, 1, 12)[0] if has_bias else None
+    spans = tuple(0 if x is None else span_bytes(x) for x in (out, a, b, bias))
+    shares = any(
+        x is not None and x_at < out_at + 120 and out_at < x_at + x.numel()
+        for x, x_at in ((a, a_at), (b, b_at), (bias, bias_at))
+    )
+    assert may_share(out, a, b, bias, spans) == shares
 
 
 @given(st.integers(1, 2**31 - 1))

@@ -40,8 +40,8 @@ LAYERS = (
     "cache_bundle",
     "from_use", "timing_bench", "ranks", "question", "winners",
     # launching what was chosen
-    "arguments", "batches", "prepared", "loading", "pins", "calls", "capture", "background",
-    "preparing", "dispatch", "torch_ops", "nn", "ahead", "warming",
+    "arguments", "outputs", "batches", "prepared", "loading", "pins", "calls", "capture",
+    "background", "preparing", "dispatch", "torch_ops", "nn", "ahead", "warming",
     # people
     "costmodel", "report", "html_page", "html_report", "check", "doctor_files", "doctor", "cli",
     "__main__",

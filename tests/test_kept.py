@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from costmodel import compile_pool
 from costmodel.kept import Kept
 
 
@@ -101,3 +102,24 @@ def test_one_thread_at_a_time() -> None:
         thread.join()
     assert (most, Thing.made) == (1, 1)
     kept.close()
+
+
+def test_compilers_in_use_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tuning ranks meanwhile: the thread that has them may be at one compile for a minute."""
+    started: list[int] = []
+
+    class Pool(Thing):
+        def start(self, count: int) -> None:
+            started.append(count)
+
+    compilers = Kept(Pool)
+    monkeypatch.setattr(compile_pool, "_compilers", compilers)
+    compile_pool.start_compilers()
+    assert len(started) == 1
+    with compilers.use():
+        thread = threading.Thread(target=compile_pool.start_compilers, daemon=True)
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive()
+    assert len(started) == 1
+    compilers.close()

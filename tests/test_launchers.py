@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +22,7 @@ from costmodel.launchers import building_launchers
 from costmodel.specialize import source, specialize
 from costmodel.workload import Workload
 
+HERE = Path(__file__).parent
 WORKLOAD = Workload.dense(4096, 4096, 4096)
 
 
@@ -29,17 +37,14 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     texts: list[str] = []
     lock = threading.Lock()
 
-    def build(src: str, **_: object) -> None:
-        assert driver.PyCUtensorMap is not None, "what is loaded now takes that type for good"
+    def build(name: str, src: str, folder: str, *_: object) -> str:
         with lock:
-            texts.append(src)
+            texts.append(Path(src).read_text())
+        made = Path(folder, f"{name}.so")
+        made.write_bytes(b"machine code")
+        return str(made)
 
-    def load() -> None:
-        monkeypatch.setattr(driver, "PyCUtensorMap", object)
-
-    monkeypatch.setattr(driver, "PyCUtensorMap", None)
-    monkeypatch.setattr(driver, "CudaUtils", load)
-    monkeypatch.setattr("triton.runtime.build.compile_module_from_src", build)
+    monkeypatch.setattr("triton.runtime.build._build", build)
     monkeypatch.setattr(driver, "library_dirs", list)
     monkeypatch.setattr(launchers, "_begun", set())
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -66,28 +71,7 @@ def test_an_emptied_cache_gets_them_anew(
     assert len(built) == 2
 
 
-def test_it_is_what_triton_asks_for(built: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same text, so that Triton finds it: by Triton's own class, with a binary's own facts."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import compile as triton_compile
-
-    def build(src: str, **_: object) -> Any:
-        built.append(src)
-        raise InterruptedError
-
-    for kernel in ("pointer", "tma"):
-        config = GemmConfig(kernel, 64, 64, 32, 4, 2)  # type: ignore[arg-type]
-        src, options = source(specialize(WORKLOAD, config))
-        with building_launchers([src]):
-            compiled = triton_compile(src, target=GPUTarget("cuda", 90, 32), options=options)
-        monkeypatch.setattr(driver, "compile_module_from_src", build)
-        with pytest.raises(InterruptedError):
-            driver.CudaLauncher(compiled.src, compiled.metadata)
-        ahead, wanted = built[-2:]
-        assert ahead == wanted
-
-
-@pytest.mark.parametrize("broken", ["make_launcher", "library_dirs", "CudaUtils"])
+@pytest.mark.parametrize("broken", ["make_launcher", "library_dirs"])
 def test_what_goes_wrong_goes_unnoticed(
     built: list[str], monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
@@ -100,19 +84,16 @@ def test_what_goes_wrong_goes_unnoticed(
     assert built == []
 
 
-def test_what_is_loaded_already_is_not_loaded_again(
-    built: list[str], monkeypatch: pytest.MonkeyPatch
+def test_without_a_c_compiler_nothing_is_left_behind(
+    built: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A second type of tensor maps would be foreign to the launchers that are there."""
+    def fail(*_: object) -> None:
+        raise RuntimeError("Failed to find C compiler.")
 
-    def load() -> None:
-        raise AssertionError("loaded again")
-
-    monkeypatch.setattr(driver, "PyCUtensorMap", object)
-    monkeypatch.setattr(driver, "CudaUtils", load)
-    with building_launchers([source_of("tma")]):
+    monkeypatch.setattr("triton.runtime.build._build", fail)
+    with building_launchers([source_of("pointer")]):
         pass
-    assert len(built) == 1
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_a_triton_with_one_launcher_for_all_needs_none(
@@ -122,3 +103,71 @@ def test_a_triton_with_one_launcher_for_all_needs_none(
     with building_launchers([source_of("pointer")]):
         pass
     assert built == []
+
+
+# --- by Triton's own C code, and a driver that does nothing -------------------------------------
+
+
+@pytest.fixture
+def with_stub_driver(tmp_path: Path) -> Callable[[str], dict[str, Any]]:
+    """Runs the program with caches that its runs share, and gives what it says."""
+    compiler = shutil.which("gcc") or shutil.which("clang")
+    if compiler is None or not Path(sysconfig.get_paths()["include"], "Python.h").exists():
+        pytest.skip("no C compiler, or no headers of Python: Triton's C code cannot be built")
+    if not hasattr(driver, "make_launcher"):
+        pytest.skip("this Triton has one launcher for all kernels")
+    library = tmp_path / "driver"
+    library.mkdir()
+    command = [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
+    command += ["-o", str(library / "libcuda.so.1"), str(HERE / "stub_driver.c")]
+    subprocess.run(command, check=True)
+    environment = {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(library), "TRITON_LIBCUDA_PATH": str(library),
+        "TRITON_CACHE_DIR": str(tmp_path / "triton"), "COSTMODEL_CACHE_DIR": str(tmp_path / "own"),
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }  # fmt: skip
+
+    def run(what: str) -> dict[str, Any]:
+        done = subprocess.run(
+            [sys.executable, str(HERE / "stub_driver_program.py"), what], env=environment,
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-2000:]
+        said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return said
+
+    return run
+
+
+@pytest.mark.compile
+def test_what_is_built_ahead_is_what_triton_loads(
+    with_stub_driver: Callable[[str], dict[str, Any]], tmp_path: Path
+) -> None:
+    """Built, and not loaded: before Triton's own C code, it would refuse tensor descriptors."""
+    said = with_stub_driver("ahead")
+    assert said["loaded"] == []
+    assert said["maps"] is False
+    for name in ("pointer", "split", "tma"):
+        assert said[name] == {"by": "_Direct", "launches": 3, "programs": True}
+    there = [*tmp_path.rglob("__triton_launcher*.so")]
+    assert len(there) == said["built"] == 3, "Triton builds no other"
+
+
+@pytest.mark.compile
+def test_a_recalled_binary_is_launched_without_tritons_wrappers(
+    with_stub_driver: Callable[[str], dict[str, Any]],
+) -> None:
+    """What a later process takes from Triton's cache lacks nothing that the short way wants."""
+    with_stub_driver("launch")
+    said = with_stub_driver("launch")
+    assert said["kernels"] == [], "a kernel was looked at: nothing was recalled"
+    for name in ("pointer", "split", "tma"):
+        assert said[name] == {"by": "_Direct", "launches": 3, "programs": True}
+
+
+@pytest.mark.compile
+def test_no_thread_gets_the_launcher_that_another_one_loads(
+    with_stub_driver: Callable[[str], dict[str, Any]],
+) -> None:
+    assert with_stub_driver("threads")["errors"] == []

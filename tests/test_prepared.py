@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
 import time
+import weakref
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from costmodel import prepared, repacking
+from costmodel import launch, prepared, repacking
 from costmodel.config import GemmConfig
+from costmodel.errors import LaunchError
 from costmodel.launch import Kernel, Plan, Workspace
 from costmodel.prepared import TritonLaunch
 from costmodel.target import Target, Toolchain
@@ -35,7 +39,11 @@ def test_no_threads_copies_come_between_anothers_and_its_product(
 
     launch = object.__new__(TritonLaunch)
     launch.__dict__.update(
-        _index=0, _plan=SimpleNamespace(workspace_bytes=0, blocks=1), _repack=copy, _direct=product
+        _index=0,
+        _plan=SimpleNamespace(workspace_bytes=0),
+        _wants_workspace=True,
+        _repack=copy,
+        _direct=product,
     )
     x = torch.zeros(1, 1)
     threads = [
@@ -89,3 +97,62 @@ def test_a_launcher_of_another_kind_is_called_by_tritons_own_wrapper() -> None:
     assert prepared._Direct.of(plan, kernel, (a, b, out)) is not None
     run.arg_annotations = []
     assert prepared._Direct.of(plan, kernel, (a, b, out)) is None
+
+
+def test_scratch_memory_is_kept_and_grows() -> None:
+    """What a launch asks for again is there; a larger one's serves a smaller one."""
+    workspace = Workspace(torch.device("cpu"))
+    partial, arrivals = small = workspace.get(4 * 100, 7)
+    assert (partial.numel(), arrivals.numel()) == (100, 7)
+    assert workspace.get(4 * 100, 7) is small
+    for size_bytes, tiles in ((4 * 101, 7), (4 * 100, 8), (4 * 50, 900)):
+        partial, arrivals = workspace.get(size_bytes, tiles)
+        assert 4 * partial.numel() >= size_bytes
+        assert arrivals.numel() >= tiles
+        assert not arrivals.any()
+    assert workspace.get(4, 1) == (partial, arrivals)
+
+
+class FakeBinary:
+    """As Triton's ``CompiledKernel``, which unloads itself when nothing holds it (3.8 on)."""
+
+    src = SimpleNamespace(fn=SimpleNamespace(arg_names=["a_ptr"]))
+    run, function, packed_metadata = print, 7, (4, 1, 0)
+
+    def __init__(self, error: str = "") -> None:
+        self.error = error
+        self.asm, self.kernel = {"ptx": "text"}, b"code"
+
+    def _init_handles(self) -> None:
+        if self.error:
+            raise RuntimeError(self.error)
+
+
+def loaded(monkeypatch: pytest.MonkeyPatch, *binaries: FakeBinary) -> Kernel:
+    left = [*binaries]
+    monkeypatch.setattr(launch, "compiled", lambda *_: left.pop())
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    target = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
+    return launch.load_source(None, None, "it", target, 0)  # type: ignore[arg-type]
+
+
+def test_a_binary_stays_loaded_while_it_may_be_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = loaded(monkeypatch, FakeBinary())
+    monkeypatch.undo()
+    gc.collect()
+    binaries = [x for x in gc.get_objects() if type(x) is FakeBinary]
+    assert len(binaries) == 1, "unloaded, and its function handle is of nothing"
+    assert binaries[0].asm is binaries[0].kernel is None, "thousands may be loaded"
+    there = weakref.ref(binaries.pop())
+    del kernel
+    gc.collect()
+    assert there() is None
+
+
+def test_no_memory_for_a_binary_is_a_reason_to_take_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(LaunchError, match=r"it cannot be loaded: .*out of memory"):
+        loaded(monkeypatch, FakeBinary("Triton Error [CUDA]: out of memory"))
+    with pytest.raises(RuntimeError, match="illegal"):
+        loaded(monkeypatch, FakeBinary("Triton Error [CUDA]: an illegal memory access"))

@@ -73,6 +73,7 @@ def with_descriptors(launcher: CFunction, made: list[int]) -> Callable[..., None
 @pytest.fixture(autouse=True)
 def newer_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triton.__version__", "3.7.1")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
 
 def operands(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -104,7 +105,7 @@ def test_it_passes_what_the_wrapper_would(config: GemmConfig, bias: torch.Tensor
         if plan.workspace_bytes:
             scratch = torch.zeros(4), torch.zeros(1, dtype=torch.int32)
             extra |= dict(zip(SCRATCH, scratch, strict=True))
-        recorded(plan.blocks, stream, matrices, bias, scratch)
+        recorded(stream, matrices, bias, scratch)
         pointers = dict(zip(("a_ptr", "b_ptr", "c_ptr"), matrices, strict=True))
         own = plan.numbers(*matrices) | plan.descriptors(*matrices) | pointers | extra
         kernel(plan.blocks, stream, own)
@@ -121,7 +122,7 @@ def test_no_operand_is_held() -> None:
         plan, Kernel(TMA, Wrapper(with_descriptors(CFunction(), [])), 7, (4, 1, 0))
     )
     assert recorded is not None
-    recorded(plan.blocks, 0, operands(1), None, None)
+    recorded(0, operands(1), None, None)
     (recording,) = recorded._kept.values()
     assert not any(isinstance(x, torch.Tensor) for x in recording.kernel)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,10 +13,12 @@ import torch
 from costmodel.config import GemmConfig
 from costmodel.measurement import NO_ROOM, Measurement
 from costmodel.runner import timing
+from costmodel.runner.clock import clock_reader
 from costmodel.runner.device import DeviceRunner
 from costmodel.runner.operands import NoRoom
 from costmodel.runner.protocol import TimingProtocol
 from costmodel.runner.timing import Request
+from costmodel.supervisor import Done, SupervisedWorker
 from costmodel.workload import Workload
 
 SHAPE = Workload.dense(1024, 1024, 1024)
@@ -21,6 +26,7 @@ CONFIGS = [GemmConfig("tma", 64, 128, 64, num_stages=s) for s in (2, 3, 4)]
 RAN_OUT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
 # torch says it in this way where not even a context can be made.
 NO_CONTEXT = RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later")
+EXCLUSIVE = RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable\nand so on")
 
 
 class FakeSession:
@@ -47,7 +53,6 @@ class FakeSession:
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "_session", None)
-    monkeypatch.setattr(timing, "_trouble", "")
 
 
 def started(monkeypatch: pytest.MonkeyPatch, make: Callable[..., FakeSession]) -> None:
@@ -55,7 +60,7 @@ def started(monkeypatch: pytest.MonkeyPatch, make: Callable[..., FakeSession]) -
     timing.start(TimingProtocol(), 0, 0)
 
 
-@pytest.mark.parametrize("error", [RAN_OUT, NO_CONTEXT])
+@pytest.mark.parametrize("error", [RAN_OUT, NO_CONTEXT, EXCLUSIVE])
 def test_a_full_device_is_a_status_and_no_exception(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -73,6 +78,25 @@ def test_a_device_too_full_for_the_rehearsal_is_too(monkeypatch: pytest.MonkeyPa
     started(monkeypatch, lambda *_: FakeSession(lambda _: NoRoom("64x64x64 needs 1 MiB")))
     (measurement,) = timing.answer(Request(SHAPE, None))
     assert measurement.error == f"{NO_ROOM}: 64x64x64 needs 1 MiB"
+
+
+def test_a_device_that_has_room_again_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is kept while it is used, longer than a device may be full."""
+    full = [True]
+    made = []
+
+    def make(*_: object) -> FakeSession:
+        if full[0]:
+            raise RAN_OUT
+        made.append(FakeSession())
+        return made[-1]
+
+    started(monkeypatch, make)
+    (measurement,) = timing.answer(Request(SHAPE, None))
+    assert measurement.no_room
+    full[0] = False
+    assert [timing.answer(Request(SHAPE, None))[0].ok for _ in range(3)] == [True] * 3
+    assert len(made) == 1
 
 
 def test_other_errors_at_the_start_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,3 +133,44 @@ def test_resting_starts_no_process() -> None:
     with DeviceRunner() as runner:
         runner.rest()
         assert not runner._worker.running
+
+
+def test_a_process_that_died_meanwhile_is_not_started_to_rest() -> None:
+    worker: SupervisedWorker[object, object] = SupervisedWorker(repr, limit_s=60)
+    with DeviceRunner() as runner, worker:
+        runner._worker = worker  # type: ignore[assignment]
+        assert worker.run("it") == Done("'it'")
+        child = worker._child
+        assert child is not None
+        child._process.kill()
+        os.waitid(os.P_PID, child._process.pid, os.WEXITED | os.WNOWAIT)
+        runner.rest()
+        assert worker._child is child, "another one would take seconds, and device memory"
+
+
+def test_a_driver_that_no_longer_tells_the_clock_stops_no_timing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class NVMLError(Exception):
+        pass
+
+    clocks = [1980, 1755]
+
+    def clock(*_: object) -> int:
+        if not clocks:
+            raise NVMLError("GPU is lost")
+        return clocks.pop()
+
+    nvml = SimpleNamespace(
+        nvmlInit=lambda: None, nvmlDeviceGetHandleByUUID=lambda _: 0, NVML_CLOCK_SM=0,
+        nvmlDeviceGetClockInfo=clock, NVMLError=NVMLError,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="u"))
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    read = clock_reader(torch.device("cuda", 0))
+    found = []
+    for now[0] in (1.0, 1.01, 2.0):
+        found.append(read())
+    assert found == [1980, 1980, 0]

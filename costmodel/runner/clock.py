@@ -33,7 +33,11 @@ def clock_reader(device: torch.device) -> Callable[[], int]:
         nonlocal last
         now = time.monotonic()
         if now - last[0] > 0.02:
-            last = (now, int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)))
+            try:
+                clock_mhz = int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
+            except pynvml.NVMLError:  # it did at first; a timing does without
+                clock_mhz = 0
+            last = (now, clock_mhz)
         return last[1]
 
     return read

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 from costmodel.config import GemmConfig
@@ -22,8 +25,12 @@ from costmodel.workload import Workload
 __all__ = ["Request", "answer", "start"]
 
 
-# How the driver and cuBLAS say that a device is full.
-_FULL = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED")
+# How the driver and cuBLAS say that a device is full, or (in its exclusive mode) has no room for a
+# second process.
+_FULL = (
+    "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED",
+    "busy or unavailable",
+)  # fmt: skip
 _REHEARSAL = Workload.dense(64, 64, 64)
 
 
@@ -46,26 +53,41 @@ class Request:
 
 
 _session: Session | None = None
-_trouble = ""
+_make_session: Callable[[], Session]
 
 
 def start(protocol: TimingProtocol, device_index: int, seed: int) -> None:
     """Set the process up. Called once in each fresh one."""
-    global _session, _trouble
+    global _make_session
 
     # Under TRITON_INTERPRET the kernels would run on the CPU, and what that takes means nothing.
     os.environ.pop("TRITON_INTERPRET", None)
     know_triton_key()
     import_kernels()
-    try:
-        session = Session(protocol, device_index, seed)
-        # What is slow the first time is done while nobody waits: cuBLAS, graphs, the check.
-        session.measure(_REHEARSAL, None, inf)
+    _make_session = partial(Session, protocol, device_index, seed)
+    with suppress(NoRoom):  # each request will ask again
+        _started()
+
+
+def _started() -> Session:
+    """The session, begun if there is none.
+
+    Raises:
+        NoRoom: the device is full. It may have room later, and this process is kept.
+    """
+    global _session
+
+    if _session is None:
+        try:
+            session = _make_session()
+            # What is slow the first time is done while nobody waits: cuBLAS, graphs, the check.
+            session.measure(_REHEARSAL, None, inf)
+        except RuntimeError as error:  # torch.OutOfMemoryError is of this kind
+            if not any(text in str(error) for text in _FULL):
+                raise
+            raise NoRoom(str(error).splitlines()[0][:300]) from None
         _session = session
-    except (NoRoom, RuntimeError) as error:  # torch.OutOfMemoryError is of the latter kind
-        if not isinstance(error, NoRoom) and not any(text in str(error) for text in _FULL):
-            raise
-        _trouble = str(error).splitlines()[0][:300]
+    return _session
 
 
 def answer(request: Request | None) -> list[Measurement]:
@@ -86,15 +108,14 @@ def answer(request: Request | None) -> list[Measurement]:
 def _answer(request: Request) -> list[Measurement]:
     import torch
 
-    if _session is None:
-        raise NoRoom(_trouble)
     workload, config = request.workload, request.config
     try:
+        session = _started()
         if request.compare:
-            return _session.compare(workload, request.compare, request.rounds)
-        return [_session.measure(workload, config, request.best_us)]
+            return session.compare(workload, request.compare, request.rounds)
+        return [session.measure(workload, config, request.best_us)]
     except torch.OutOfMemoryError as error:
-        _session.release()
+        session.release()
         return _out_of_resources(request, f"device memory: {str(error)[:300]}")
     except RuntimeError as error:
         # An error of the device stays in its context: this process has to go.

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import costmodel
-from costmodel import dispatch
+from costmodel import dispatch, outputs
 from costmodel.cache import WinnerCache
 from costmodel.config import GemmConfig
 from costmodel.errors import CostModelError, GradientError, LayoutError
@@ -465,3 +465,54 @@ def test_a_warm_call_costs_the_host_little_more_than_plain_triton(winners, size)
     torch_us = host_us(lambda: torch.mm(a, b))
     print(f"{size}: matmul {ours:.1f} us, plain Triton {plain:.1f}, torch.mm {torch_us:.1f}")
     assert ours <= plain + 10
+
+
+class Named(torch.Tensor):
+    """A user's kind of tensor."""
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32])
+@pytest.mark.parametrize(("m", "n"), [(3, 5), (1, 1), (3, 0), (0, 5)])
+def test_a_new_output_is_what_torch_would_make(m: int, n: int, dtype: torch.dtype | None) -> None:
+    assert outputs._empty_strided_cuda is not None, "this torch makes tensors in another way"
+    a, b = operands(m, n, 2)
+    out, theirs = outputs.new_output(a, b, dtype), a.new_empty((m, n), dtype=dtype)
+    for x in (out, theirs):
+        assert (x.shape, x.dtype, x.device) == ((m, n), dtype or torch.float16, a.device)
+    assert out.stride() == theirs.stride()
+    with torch.inference_mode():
+        assert outputs.new_output(a, b, dtype).is_inference()
+    assert type(outputs.new_output(a.as_subclass(Named), b, dtype)) is Named
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_new_output_is_where_the_operands_are() -> None:
+    a, b = operands(3, 5, 2, device="cuda:1")
+    assert torch.cuda.current_device() == 0
+    assert outputs.new_output(a, b, None).device == a.device
+
+
+def test_a_fresh_thread_launches_by_tensor_maps(winners: Winners) -> None:
+    """It has no CUDA context yet, and the addresses are new: a map is to be made there."""
+    a, b = operands(256, 256, 256)
+    outs = [torch.full((256, 256), torch.nan, device="cuda", dtype=a.dtype) for _ in range(3)]
+    costmodel.pin(GemmConfig("tma", 64, 64, 64), a, b)
+    errors: list[BaseException] = []
+
+    def multiply(out: torch.Tensor) -> None:
+        try:
+            costmodel.matmul(a, b, out=out)
+        except BaseException as error:
+            errors.append(error)
+
+    try:
+        for out in outs:
+            thread = threading.Thread(target=multiply, args=(out,))
+            thread.start()
+            thread.join()
+        torch.cuda.synchronize()
+        assert errors == []
+        for out in outs:
+            require_close(out, a, b)
+    finally:
+        costmodel.unpin(a, b)

@@ -1,0 +1,152 @@
+"""Compiles, loads and launches by Triton's own C code and the driver of ``stub_driver.c``.
+
+Run with the folder of that driver in ``LD_LIBRARY_PATH`` and ``TRITON_LIBCUDA_PATH``; prints JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from triton import knobs
+from triton.backends.nvidia import driver
+from triton.compiler import CompiledKernel
+from triton.runtime import build
+
+from costmodel import launch
+from costmodel.config import GemmConfig
+from costmodel.launch import Kernel, Plan, load
+from costmodel.launchers import building_launchers
+from costmodel.prepared import TritonLaunch
+from costmodel.specialize import source
+from costmodel.target import Target, Toolchain
+from costmodel.tuning_result import TuningResult
+from costmodel.workload import Workload
+
+CONFIGS = {
+    "pointer": GemmConfig("pointer", 64, 64, 64, 4, 2),
+    "split": GemmConfig("pointer", 64, 64, 64, 4, 2, split_k=2),
+    "tma": GemmConfig("tma", 64, 64, 64, 4, 2),
+}
+TARGET = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
+
+
+def pretend_a_device() -> Any:
+    """What torch says of a device; the driver, through which its calls may be counted."""
+    cuda: Any = torch.cuda
+    cuda.device = lambda index: contextlib.nullcontext()
+    cuda.current_device = lambda: 0
+    cuda.get_device_capability = lambda device=None: (9, 0)
+    stub = ctypes.CDLL("libcuda.so.1")
+
+    def is_capturing() -> bool:
+        ctypes.c_int.in_dll(stub, "has_context").value = 1
+        return False
+
+    cuda.is_current_stream_capturing = is_capturing
+    core: Any = torch._C
+    core._cuda_getDevice = lambda: 0
+    core._cuda_getCurrentRawStream = lambda index: 0
+    driver.CudaDriver.is_active = staticmethod(lambda: True)
+    return stub
+
+
+def planned(name: str) -> tuple[Plan, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    a, b, out = (torch.zeros(256, 256, dtype=torch.float16) for _ in range(3))
+    workload = Workload.from_tensors(a, b, out)
+    return Plan.of(workload, CONFIGS[name], TARGET.device.sm_count), (a, b, out)
+
+
+def build_ahead() -> dict[str, Any]:
+    """Build the launchers of all, and say what was loaded by that."""
+    with building_launchers(source(planned(name)[0].spec)[0] for name in CONFIGS):
+        pass
+    return {
+        "loaded": [m for m in sys.modules if m in ("__triton_launcher", "cuda_utils")],
+        "built": len([*Path(knobs.cache.dir).rglob("__triton_launcher*.so")]),
+        "maps": driver.PyCUtensorMap is not None,
+    }
+
+
+def launch_all(stub: Any) -> dict[str, Any]:
+    """Load each and launch it three times; by what, and how often the driver was asked."""
+    said: dict[str, Any] = {}
+    for name in CONFIGS:
+        plan, (a, b, out) = planned(name)
+        result = TuningResult.unranked(plan.workload, TARGET, "pinned", plan.config, "a test")
+        kernel = load(plan.spec, TARGET, 0)
+        prepared = TritonLaunch(plan, kernel, 0, (a, b, out), result)
+        scratch = (torch.zeros(1), torch.zeros(1)) if plan.workspace_bytes else None
+        before = ctypes.c_int.in_dll(stub, "launches").value
+        ctypes.c_int.in_dll(stub, "has_context").value = 0  # as in a fresh thread
+        for c in (out, out, torch.zeros_like(out)):
+            prepared._queue(0, (a, b, c), None, scratch)
+        said[name] = {
+            "by": type(prepared._direct).__name__,
+            "launches": ctypes.c_int.in_dll(stub, "launches").value - before,
+            "programs": ctypes.c_int.in_dll(stub, "programs").value == plan.blocks,
+        }
+    return said | {"kernels": [m for m in sys.modules if m.startswith("costmodel.kernels.")]}
+
+
+def load_by_threads(times: int = 10) -> dict[str, Any]:
+    """Two threads load one kernel each, again and again, and launch it; errors of theirs."""
+    errors: list[str] = []
+    load_module = build._load_module_from_path
+
+    def slowly(name: str, path: str) -> Any:
+        found = load_module(name, path)
+        time.sleep(0.005)  # before Triton takes from it what it wants
+        return found
+
+    def again(found: CompiledKernel, *_: object) -> CompiledKernel:
+        return CompiledKernel(found.src, found.metadata_group, found.hash)
+
+    def work(name: str, found: CompiledKernel) -> None:
+        plan, (a, b, out) = planned(name)
+        arguments = plan.arguments(a, b, out)
+        # Addresses: of a tensor the driver would be asked.
+        arguments = {k: v.data_ptr() if hasattr(v, "data_ptr") else v for k, v in arguments.items()}
+        try:
+            for _ in range(times):
+                kernel: Kernel = launch.load_source(name, lambda: found, name, TARGET, 0)  # type: ignore
+                kernel(plan.blocks, 0, arguments)
+        except TypeError as error:
+            errors.append(f"{name}: {error}")
+
+    makers = {}
+    for name in ("pointer", "tma"):
+        plan, _ = planned(name)
+        makers[name] = launch.compiled(functools.partial(source, plan.spec), name, TARGET)
+    for found in makers.values():
+        found._init_handles()  # a launcher of its own, the first time
+    build._load_module_from_path = slowly
+    launch.recalled = lambda key, make, *_: again(make())  # type: ignore
+    threads = [threading.Thread(target=work, args=item) for item in makers.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {"errors": errors}
+
+
+def main() -> None:
+    stub = pretend_a_device()
+    if sys.argv[1] == "threads":
+        said = load_by_threads()
+    else:
+        said = build_ahead() if sys.argv[1] == "ahead" else {}
+        said |= launch_all(stub)
+    print(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main()
