@@ -131,7 +131,7 @@ def validate(
         top1, top8, tau = np.concatenate(scores).T
         yield {
             "group": "shipped" if trees else "ends" if name in ("0", ALL, ALONE) else "between",
-            "pair": pair.name, "new_workloads": name,
+            "pair": pair.name, "trees": "as in use" if trees else "small", "new_workloads": name,
             "new_rows": round(float(np.mean(learned[name]))), "workloads": len(top1),
             "top1_pct": round(100 * metrics.geomean(top1), 2),
             "top1_worst_pct": round(100 * float(top1.min()), 1),
