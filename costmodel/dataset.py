@@ -99,7 +99,7 @@ class Dataset:
         if not there:
             raise MissingData(
                 f"no dataset at {path} (card.json is not there): record one with "
-                f"`costmodel collect`, or name the directory of one with `--data DIR`"
+                f"`costmodel collect`, or name the directory of one"
             )
         data = shards.read_json(card)
         identity = shards.Identity.from_dict(data, card)

@@ -91,8 +91,9 @@ def evaluate(
     problems = problems_of(dataset.frame("eval"), target.device, workloads)
     if not problems:
         raise MissingData(
-            f"{dataset.path} holds no working eval rows: record them with `costmodel collect`, or "
-            f"name a full dataset with `--data DIR`"
+            f"{dataset.path} holds no working rows of the held-out list: draw it with "
+            f"`benchmarks/draw_reference.py eval` and record it with `costmodel collect "
+            f"--worklist FILE`, or name a dataset that has them with `--data DIR`"
         )
     entries = [
         _entry(

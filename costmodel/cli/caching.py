@@ -55,7 +55,8 @@ def show(name: Name, as_json: AsJson = False) -> None:
     if len(found) != 1:
         names = ", ".join(e.path.stem for e in found[:5]) or "none"
         raise InvalidInput(
-            f"{name!r} is in the names of {len(found)} entries ({names}): expected 1"
+            f"{name!r} is in the names of {len(found)} entries ({names}): expected 1; "
+            f"`costmodel cache list` shows them"
         )
     (entry,) = found
     if as_json:
