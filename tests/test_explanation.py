@@ -7,8 +7,10 @@ from math import prod
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import costmodel
+from costmodel.cli import app
 from costmodel.comparison import ConfigOnly
 from costmodel.concepts import CONCEPTS, OTHER, concept_of, grouped
 from costmodel.config import GemmConfig
@@ -183,3 +185,10 @@ def test_groups_keep_the_sum_and_the_order() -> None:
     found = grouped(FEATURES, values)
     assert sum(found.values()) == sum(values)
     assert list(found) == [concept for concept in CONCEPTS if concept in found]
+
+
+def test_a_place_and_another_configuration_do_not_go_together() -> None:
+    arguments = ["explain", "64", "4096", "14336", "50", "--against", "tma 64x32x128 w4 s6 g8"]
+    result = CliRunner().invoke(app, [*arguments, "--target", "h100-sxm"])
+    assert result.exit_code == 2
+    assert "--against" in result.output

@@ -46,6 +46,8 @@ def explain(
     from costmodel.config import parse_config
     from costmodel.explanation import explain as explain_ranking
 
+    if place is not None and against is not None:
+        raise typer.BadParameter(f"{place} and --against: expected one of them beside the first")
     workload = output.workload_of(m, n, k, dtype, a_layout, b_layout, out_dtype, tf32)
     places = None if place is None else tuple(dict.fromkeys((1, place)))
     other = None if against is None else parse_config(against)
