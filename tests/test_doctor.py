@@ -14,7 +14,7 @@ import pytest
 from costmodel.doctor import _driver, usable
 
 ROOT = Path(__file__).resolve().parents[1]
-FAKE_SMI = "#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 570.1'\n"
+FAKE_SMI = "#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 999.1'\n"
 
 
 def doctor(**environment: str) -> tuple[int, dict[str, dict[str, Any]]]:
@@ -97,21 +97,27 @@ def test_a_driver_without_a_gpu_for_torch_is_not_usable(programs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "ok"),
-    [("570.86.15", True), ("525.60.13", True), ("470.57.02", False), ("525.50", False),
-     ("unknown", True)],
+    ("cuda", "version", "least"),
+    [(None, "570.86.15", ""), (None, "525.60.13", ""), (None, "470.57.02", "525.60"),
+     (None, "525.50", "525.60"), (None, "unknown", ""), ("12.8", "470.57.02", "525.60"),
+     ("13.0", "570.86.15", "580.65"), ("13.0", "580.65.06", "")],
 )  # fmt: skip
 def test_a_driver_that_is_too_old_is_named(
-    programs: Path, monkeypatch: pytest.MonkeyPatch, version: str, ok: bool
+    programs: Path, monkeypatch: pytest.MonkeyPatch, cuda: str | None, version: str, least: str
 ) -> None:
-    """Triton's ptxas is of CUDA 12."""
+    """Triton's ptxas is of CUDA 12, torch may be built with another."""
     smi = f"#!/bin/sh\necho 'NVIDIA A100-SXM4-80GB, 999.9'\necho 'NVIDIA H100 80GB HBM3, {version}'"
     (programs / "nvidia-smi").write_text(smi)
     monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.setattr("torch.version.cuda", cuda)
     found = _driver()
-    assert found.ok == ok
-    assert ok or ("too old" in found.found and "525.60" in found.advice)
-    assert ok or not usable([found]), "it is a driver nevertheless"
+    if least:
+        assert not found.ok
+        assert "too old" in found.found
+        assert least in found.advice
+        assert not usable([found]), "it is a driver nevertheless"
+    else:
+        assert found.ok
 
 
 @pytest.mark.parametrize(
