@@ -68,7 +68,7 @@ def test_the_same_target_and_protocol_go_on(dataset: Dataset) -> None:
 
 
 def test_missing_data_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(MissingData, match=r"costmodel collect.*--data DIR"):
+    with pytest.raises(MissingData, match=r"costmodel collect.*name the directory of one"):
         Dataset.open(tmp_path / "nowhere")
 
 
