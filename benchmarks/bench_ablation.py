@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import xgboost
-from common import Results, Row, at_exit_code, note, versions
+from common import Results, Row, at_exit_code, note, recorded_torch, versions
 from numpy.typing import NDArray
 
 from costmodel import metrics
@@ -176,8 +176,7 @@ def main() -> None:
     args = parser.parse_args()
     dataset = Dataset.open(args.data or recording("h100-sxm", sample=False))
     table = TrainingTable.from_dataset(dataset)
-    torch = ", ".join(sorted({run.torch for run in dataset.runs()}))
-    software = versions(dataset.target, torch=torch, xgboost=xgboost.__version__)
+    software = versions(dataset.target, torch=recorded_torch(dataset), xgboost=xgboost.__version__)
     results = Results("ablation", dataset.target, args.results, software, summarize)
     study(table, results, SETTINGS, vars(args))
     results.show()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from common import Results, Row, at_exit_code, find_model, note, versions
+from common import Results, Row, at_exit_code, find_model, note, recorded_torch, versions
 from numpy.typing import NDArray
 
 from costmodel.coverage import kind_of
@@ -200,8 +200,9 @@ def main() -> None:
     if model.uncertainty_ is None:
         note(f"{model.name} {model.hash} was not calibrated: training one of the same data")
         model = train(table, name=model.name, nthread=args.nthread)
-    torch = ", ".join(sorted({run.torch for run in dataset.runs()}))
-    software = versions(dataset.target, torch=torch, model=f"{model.name} {model.hash}")
+    software = versions(
+        dataset.target, torch=recorded_torch(dataset), model=f"{model.name} {model.hash}"
+    )
     results = Results("calibration", dataset.target, args.results, software, summarize)
     judged = out_of_fold(table, args.folds, args.nthread)
     results.add(*reliability(OUT_OF_FOLD, judged), *timings(OUT_OF_FOLD, judged), *signals(judged))

@@ -10,7 +10,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from common import Results, Row, at_exit_code, find_model, note, versions
+from common import Results, Row, at_exit_code, find_model, note, recorded_torch, versions
 
 from costmodel.comparison import compared_models
 from costmodel.dataset import Dataset
@@ -43,9 +43,9 @@ def main() -> None:
     models, left_out = compared_models(dataset, model)
     if left_out:
         note(f"left out: {left_out}")
-    # The versions that timed, not those that evaluate.
-    torch = ", ".join(sorted({run.torch for run in dataset.runs()}))
-    software = versions(dataset.target, torch=torch, model=f"{model.name} {model.hash}")
+    software = versions(
+        dataset.target, torch=recorded_torch(dataset), model=f"{model.name} {model.hash}"
+    )
     if any(m.kind == "peer" for m in models):
         software["nvMatmulHeuristics"] = version("nvidia-matmul-heuristics")
     results = Results("evaluate", dataset.target, args.results, software, summarize)

@@ -17,7 +17,7 @@ import numpy as np
 import xgboost
 from bench_ablation import PARAMS, figures, score
 from bench_transfer import Rows
-from common import Results, Row, at_exit_code, note, versions
+from common import Results, Row, at_exit_code, note, recorded_torch, versions
 from numpy.typing import NDArray
 
 from costmodel.dataset import Dataset
@@ -121,8 +121,7 @@ def main() -> None:
     args = parser.parse_args()
     dataset = Dataset.open(args.data or recording("h100-sxm", sample=False))
     study = Rows(TrainingTable.from_dataset(dataset), args.nthread)
-    torch = ", ".join(sorted({run.torch for run in dataset.runs()}))
-    software = versions(dataset.target, torch=torch, xgboost=xgboost.__version__)
+    software = versions(dataset.target, torch=recorded_torch(dataset), xgboost=xgboost.__version__)
     results = Results("objectives", dataset.target, args.results, software, summarize)
     runs = []
     for seed in range(args.seeds):

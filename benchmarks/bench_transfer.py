@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import xgboost
 from bench_ablation import PARAMS, Study, score
-from common import Results, Row, at_exit_code, note, versions
+from common import Results, Row, at_exit_code, note, recorded_torch, versions
 from numpy.typing import NDArray
 
 from costmodel import metrics
@@ -202,8 +202,7 @@ def main() -> None:
     other = held_out = None
     if args.other is not None:
         other, held_out = studies_of(args.other, args.nthread)
-    torch = ", ".join(sorted({run.torch for run in dataset.runs()}))
-    software = versions(dataset.target, torch=torch, xgboost=xgboost.__version__)
+    software = versions(dataset.target, torch=recorded_torch(dataset), xgboost=xgboost.__version__)
     results = Results("transfer", dataset.target, args.results, software, summarize)
     for pair in pairs(study, other, held_out):
         rows = list(validate(pair, args.nthread))

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from common import Results, Row, at_exit_code, find_model, note, versions
+from common import Results, Row, at_exit_code, find_model, note, recorded_torch, versions
 from numpy.typing import NDArray
 
 from costmodel.artifact_files import class_specs, read_tables, table_path
@@ -143,8 +143,9 @@ def main() -> None:
     tables = shipped_tables(folder, dataset.target) if folder else {}
     if not tables:
         note(f"no table of another Triton in {folder}: `costmodel compile --table` makes one")
-    torch = ", ".join(sorted({run.torch for run in dataset.runs()}))
-    software = versions(dataset.target, torch=torch, model=f"{model.name} {model.hash}")
+    software = versions(
+        dataset.target, torch=recorded_torch(dataset), model=f"{model.name} {model.hash}"
+    )
     results = Results("tritons", dataset.target, args.results, software, summarize)
     results.add(*rows_of(dataset, model, tables))
     results.show()

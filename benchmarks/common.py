@@ -15,6 +15,7 @@ from costmodel.artifact import Artifact
 from costmodel.cli.output import note, print_table
 from costmodel.compile_pool import compile_for_device
 from costmodel.config import GemmConfig
+from costmodel.dataset import Dataset
 from costmodel.errors import CostModelError, NoModel
 from costmodel.measurement import Candidate, Measurement, Runner
 from costmodel.models import XgbCostModel, load, model_directory
@@ -196,6 +197,11 @@ def in_turn(
 def us_or_none(measurement: Measurement) -> float | None:
     """The latency in us; None where there is none, which JSON can hold."""
     return round(measurement.latency_us, 4) if measurement.ok else None
+
+
+def recorded_torch(dataset: Dataset) -> str:
+    """The torch that timed the rows of a dataset, not the one that evaluates them."""
+    return ", ".join(sorted({run.torch for run in dataset.runs()}))
 
 
 def versions(target: Target, **others: str) -> dict[str, str]:

@@ -60,8 +60,14 @@ def transfer_jobs(args: argparse.Namespace, target: Target) -> list[Job]:
         if workload not in some:
             chosen |= dict.fromkeys(near_best(recorded, workload))
         chosen |= dict.fromkeys(sampler.sample(space, rng))
-        legal = tuple(c for c in chosen if c in set(space.configs))
-        jobs.append(Job(workload, legal, "train" if workload in some else "eval"))
+        legal = set(space.configs)
+        jobs.append(
+            Job(
+                workload,
+                tuple(c for c in chosen if c in legal),
+                "train" if workload in some else "eval",
+            )
+        )
     return jobs
 
 

@@ -20,7 +20,7 @@ from costmodel.workload import CodeClass, Workload
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["MeasurementTable", "Role", "RunInfo"]
+__all__ = ["MeasurementTable", "Role", "RunInfo", "config_of_row", "workload_of_row"]
 
 Role = Literal["train", "eval", "anchor"]
 """What a row is for. ``anchor`` rows time again what is recorded already, later in the same run or
@@ -151,8 +151,8 @@ class MeasurementTable:
         _require_same(table, workload_index, ("m", "n", "k", *_names(CodeClass)), path)
         _require_same(table, run_index, _names(RunInfo), path)
         return cls(
-            _objects(table, workload_index, _workload, path),
-            _build(table, config_rows, _config, path),
+            _objects(table, workload_index, workload_of_row, path),
+            _build(table, config_rows, config_of_row, path),
             tuple(_dictionary(table, "artifact_key")),
             _objects(table, run_index, _run, path),
             _dense(workload_index),
@@ -313,13 +313,15 @@ def _pick(cls: type, values: dict[str, Any]) -> dict[str, Any]:
     return {f.name: values[f.name] for f in fields(cls)}
 
 
-def _workload(values: dict[str, Any]) -> Workload:
+def workload_of_row(values: dict[str, Any]) -> Workload:
+    """The workload of a row of any table that has its columns; others are not looked at."""
     return Workload.from_dict(
         {name: values[name] for name in ("m", "n", "k")} | _pick(CodeClass, values)
     )
 
 
-def _config(values: dict[str, Any]) -> GemmConfig:
+def config_of_row(values: dict[str, Any]) -> GemmConfig:
+    """The configuration of a row, as above."""
     return GemmConfig.from_dict(_pick(GemmConfig, values))
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from costmodel.collect import Job
 from costmodel.config import GemmConfig
 from costmodel.errors import CorruptFile, CostModelError, InvalidInput, MissingData
-from costmodel.measurement_table import Role
+from costmodel.measurement_table import Role, config_of_row, workload_of_row
 from costmodel.shards import Identity, arrow_fields, read_shards, write_shard
 from costmodel.workload import CodeClass, Workload
 
@@ -68,17 +68,16 @@ def read_worklist(path: Path, identity: Identity) -> list[Job]:
     try:
         for row in rows:
             if row["job"] not in jobs:
-                jobs[row["job"]] = _workload(row), _role(row), []
+                jobs[row["job"]] = workload_of_row(row), _role(row), []
             values = tuple(row[name] for name in _CONFIG)
             if values not in configs:
-                configs[values] = GemmConfig.from_dict(dict(zip(_CONFIG, values, strict=True)))
+                configs[values] = config_of_row(row)
             jobs[row["job"]][2].append(configs[values])
     except CostModelError as error:
         raise CorruptFile(f"{path}: {error}: no release writes such a row") from None
     return [Job(workload, tuple(found), role) for workload, role, found in jobs.values()]
 
 
-_WORKLOAD = ("m", "n", "k", *(f.name for f in fields(CodeClass)))
 _CONFIG = tuple(f.name for f in fields(GemmConfig))
 
 
@@ -95,10 +94,6 @@ def _schema() -> pa.Schema:
             *arrow_fields(GemmConfig),
         ]
     )
-
-
-def _workload(row: dict[str, Any]) -> Workload:
-    return Workload.from_dict({name: row[name] for name in _WORKLOAD})
 
 
 def _role(row: dict[str, Any]) -> Role:

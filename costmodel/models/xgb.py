@@ -123,7 +123,6 @@ class XgbCostModel:
         params = self.params.booster(self.nthread)
         for ptx, names in ((True, FEATURES), (False, CONFIG_FEATURES)):
             matrix = table.design_matrix(ptx=ptx)[ok]
-            # Bins once, from the rows as they lie: ten times as fast to train on as a DMatrix.
             data = xgboost.QuantileDMatrix(
                 matrix,
                 label=log_multiple - np.log(matrix[:, _ESTIMATE]),
