@@ -194,6 +194,7 @@ def only_free(size_bytes: int) -> Iterator[None]:
         torch.cuda.empty_cache()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("free_bytes", [2**28, 2**30])
 def test_a_full_device_predicts_instead_of_running_out(free_bytes: int) -> None:
     """In the first case not even the timing process has room, in the second no operands."""
@@ -206,6 +207,7 @@ def test_a_full_device_predicts_instead_of_running_out(free_bytes: int) -> None:
     assert not result.reliable
 
 
+@pytest.mark.alone
 def test_a_nearly_full_device_is_timed_with_less(runner: DeviceRunner) -> None:
     large = Workload.dense(8192, 8192, 8192)
     with only_free(3 * 2**30), DeviceRunner() as tight:
@@ -215,6 +217,7 @@ def test_a_nearly_full_device_is_timed_with_less(runner: DeviceRunner) -> None:
     assert measured.latency_us == pytest.approx(expected.latency_us, rel=0.1)
 
 
+@pytest.mark.alone
 def test_a_timing_process_that_rests_holds_little(runner: DeviceRunner) -> None:
     assert runner.measure(Workload.dense(16384, 16384, 4096), candidates(GOOD))[0].ok
     before, _ = torch.cuda.mem_get_info()
@@ -238,6 +241,7 @@ def test_the_interpreter_is_never_timed(monkeypatch: pytest.MonkeyPatch) -> None
 # --- times ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("cache", ["cold", "hot"])
 def test_a_launch_that_does_nothing_takes_two_microseconds(cache: str) -> None:
     """With one launch in a replay, filling the cache (30 us and more) would show."""
@@ -251,6 +255,7 @@ def test_a_launch_that_does_nothing_takes_two_microseconds(cache: str) -> None:
         assert 0.5 < measured.latency_us < limit_us
 
 
+@pytest.mark.alone
 def test_a_cold_cache_is_cold_and_a_hot_one_is_hot() -> None:
     """One row times 32 MiB of B: from memory in over 11 us, from L2 in less."""
     workload, config = Workload.dense(1, 8192, 2048), GemmConfig("pointer", 16, 64, 128, 4, 5)
@@ -265,6 +270,7 @@ def test_a_cold_cache_is_cold_and_a_hot_one_is_hot() -> None:
     assert latency_us["hot"] < 0.9 * latency_us["cold"]
 
 
+@pytest.mark.alone
 def test_times_agree_with_torchs_own_events(runner: DeviceRunner) -> None:
     """A long product, where neither launches nor the cache count."""
     workload = Workload.dense(4096, 4096, 4096)
@@ -284,6 +290,7 @@ def test_times_agree_with_torchs_own_events(runner: DeviceRunner) -> None:
     assert measured.p10_us <= measured.latency_us <= measured.p90_us
 
 
+@pytest.mark.alone
 def test_the_order_of_trial_does_not_choose_the_winner(runner: DeviceRunner) -> None:
     """Ten near the best, from either end, on a card at rest and on one at work."""
     workload = Workload.dense(2048, 2048, 2048)
@@ -315,6 +322,7 @@ def test_the_order_of_trial_does_not_choose_the_winner(runner: DeviceRunner) -> 
     assert max(regrets) < 0.03
 
 
+@pytest.mark.alone
 def test_repeats_agree(runner: DeviceRunner) -> None:
     workload, config = Workload.dense(1024, 4096, 4096), GemmConfig("tma", 128, 256, 64, 8, 4)
     latency_us = [runner.measure(workload, candidates(config))[0].latency_us for _ in range(8)]
@@ -328,6 +336,7 @@ def test_clocks_are_noted(runner: DeviceRunner) -> None:
     assert 200 <= measured.clock_mhz <= 2 * Target.current().device.clock_mhz
 
 
+@pytest.mark.alone
 def test_200_rows_a_second(runner: DeviceRunner, tmp_path: Path) -> None:
     from triton import knobs
 
@@ -350,6 +359,7 @@ def test_200_rows_a_second(runner: DeviceRunner, tmp_path: Path) -> None:
     assert rate >= 200
 
 
+@pytest.mark.alone
 def test_memory_does_not_grow_with_the_rows(runner: DeviceRunner) -> None:
     """Workloads and failures come and go; what the timing process holds stays."""
     shapes = [Workload.dense(m, 1024, k) for m in (64, 500, 2000) for k in (512, 1000, 2048)]

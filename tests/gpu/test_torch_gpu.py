@@ -47,6 +47,7 @@ def test_the_operator_passes_torchs_checks() -> None:
     torch.library.opcheck(torch.ops.costmodel.matmul.default, arguments, atol=2e-2, rtol=1e-2)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # Inductor's own, when imported
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_it_compiles_without_a_break(backend: str) -> None:
     def step(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
