@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +25,7 @@ from costmodel.models.torch_time import TORCH_FEATURES, TorchTime
 from costmodel.models.ubj import check_trees
 from costmodel.models.xgb import XgbCostModel, XgbParams, content_hash
 from costmodel.ptx import PTX_SCHEMA
+from costmodel.remembered import remembered
 from costmodel.shards import Identity, read_shards, replace_file, write_json, write_shard
 from costmodel.target import Target
 from costmodel.uncertainty import Uncertainty
@@ -42,7 +44,7 @@ _PACKAGE = (Path(__file__).parents[1] / "_models").resolve()
 _HEADS = {True: ("model.ubj", FEATURES), False: ("config.ubj", CONFIG_FEATURES)}
 
 
-def save(model: XgbCostModel, path: Path, raw: dict[bool, bytes]) -> Path:
+def save(model: XgbCostModel, path: Path, raw: Mapping[bool, bytes]) -> Path:
     """Write the heads, the card that vouches for them, and the artifacts that are known.
 
     Raises:
@@ -50,7 +52,7 @@ def save(model: XgbCostModel, path: Path, raw: dict[bool, bytes]) -> Path:
     """
     if model.target_ is None:
         raise NoModel(f"model {model.name!r} is not fitted: nothing to save, call fit() first")
-    artifacts = model.artifacts  # read before anything is overwritten
+    artifacts, raw = model.artifacts, dict(raw)  # read before anything is overwritten
     torch_time = model.torch_time_.dump()
     path.mkdir(parents=True, exist_ok=True)
     card = {
@@ -96,8 +98,8 @@ def load(path: Path, *, nthread: int = 1, parse: bool = True) -> XgbCostModel:
     """Read a model directory.
 
     Args:
-        parse: parse the trees now; else when they are first asked. The hashes of the card, which
-            vouch for them, are compared in any case.
+        parse: read and parse the trees now; else when they are first asked. The hash of the card,
+            which vouches for them, is compared in any case.
 
     Raises:
         NoModel: nothing at this path.
@@ -107,14 +109,14 @@ def load(path: Path, *, nthread: int = 1, parse: bool = True) -> XgbCostModel:
     """
     card = read_card(path)
     _check_schema(path, card)
-    raw = {ptx: _read(path / name) for ptx, (name, _) in _HEADS.items()}
-    if content_hash(raw) != card["hash"]:
+    heads = _HeadFiles(path)
+    if heads.hash != card["hash"]:
         raise CorruptFile(f"{path}: the heads are not those of {CARD}; save the model again")
     model = XgbCostModel(card["params"], name=card["name"], nthread=nthread)
-    model._raw = raw
+    model._raw, model._hash, model._directory = heads, card["hash"], path
     if parse:
         for ptx in _HEADS:
-            model._install(ptx, raw[ptx], parse_head(ptx, raw[ptx], path))
+            model._head(ptx)
     if card["torch_hash"]:
         data = _read(path / TORCH)
         if hashlib.sha256(data).hexdigest()[:16] != card["torch_hash"]:
@@ -126,8 +128,47 @@ def load(path: Path, *, nthread: int = 1, parse: bool = True) -> XgbCostModel:
     model.target_, model.dtypes_ = card["target"], card["dtypes"]
     model.card_ = card["training"]
     model.uncertainty_ = card.get("uncertainty")
-    model._directory = path
     return model
+
+
+class _HeadFiles(Mapping[bool, bytes]):
+    """The heads in a model's directory, read when they are asked for.
+
+    Their hashes are worked out once for as long as the files stay as they are: a process that only
+    looks up a winner reads no trees. What is read later must still be what was hashed.
+
+    Attributes:
+        hash: as :func:`content_hash` has it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._files = {ptx: path / name for ptx, (name, _) in _HEADS.items()}
+        # The hash has the columns in it, which another release may name otherwise.
+        columns = hashlib.sha256("\n".join(FEATURES).encode()).hexdigest()[:8]
+        found = remembered(f"model-{columns}", self._files.values(), self._work_out)
+        self.hash, self._sums = found["hash"], found
+
+    def _work_out(self) -> dict[str, str]:
+        raw = {ptx: _read(file) for ptx, file in self._files.items()}
+        return {"hash": content_hash(raw), **{str(ptx): _sum(raw[ptx]) for ptx in raw}}
+
+    def __getitem__(self, ptx: bool) -> bytes:
+        data = _read(self._files[ptx])
+        if _sum(data) != self._sums[str(ptx)]:
+            raise CorruptFile(
+                f"{self._files[ptx]} has changed since the model was loaded: load it again"
+            )
+        return data
+
+    def __iter__(self) -> Iterator[bool]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def _sum(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def parse_head(ptx: bool, raw: bytes, directory: Path | None = None) -> Any:

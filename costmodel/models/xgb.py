@@ -99,7 +99,7 @@ class XgbCostModel:
         self.torch_time_ = TorchTime()
         self.uncertainty_: Uncertainty | None = None
         self._heads: dict[bool, Booster] = {}
-        self._raw: dict[bool, bytes] = {}
+        self._raw: Mapping[bool, bytes] = {}
         self._hash = ""
         self._artifacts: ArtifactTable | None = None
         self._directory: Path | None = None
@@ -121,6 +121,7 @@ class XgbCostModel:
         log_multiple = np.log(table.latency_us[ok] / table.roofline_us()[ok])
         weight = self.row_weights(table)[ok]
         params = self.params.booster(self.nthread)
+        raw: dict[bool, bytes] = {}
         for ptx, names in ((True, FEATURES), (False, CONFIG_FEATURES)):
             matrix = table.design_matrix(ptx=ptx)[ok]
             data = xgboost.QuantileDMatrix(
@@ -132,7 +133,9 @@ class XgbCostModel:
                 max_bin=self.params.max_bin,
             )
             booster = xgboost.train(params, data, num_boost_round=self.params.rounds)
-            self._install(ptx, bytes(booster.save_raw(raw_format="ubj")), booster)
+            raw[ptx] = bytes(booster.save_raw(raw_format="ubj"))
+            self._heads[ptx] = booster
+        self._raw, self._hash = raw, content_hash(raw)
         if table.torch_us is not None:
             self.torch_time_.fit(table.workloads, table.torch_us.tolist(), table.target)
         used = np.unique(table.workload_index[ok])
@@ -264,8 +267,6 @@ class XgbCostModel:
     @property
     def hash(self) -> str:
         """16 hex digits of the trees and of the columns they expect; empty before ``fit``."""
-        if not self._hash and self._raw:
-            self._hash = content_hash(self._raw)
         return self._hash
 
     def save(self, path: str | Path) -> Path:
@@ -290,16 +291,10 @@ class XgbCostModel:
         if ptx not in self._heads:
             from costmodel.models.storage import parse_head
 
-            raw = self._raw[ptx]
-            self._install(ptx, raw, parse_head(ptx, raw, self._directory))
+            booster = parse_head(ptx, self._raw[ptx], self._directory)
+            booster.set_param({"nthread": self.nthread})
+            self._heads[ptx] = booster
         return self._heads[ptx]
-
-    def _install(self, ptx: bool, raw: bytes, booster: Booster) -> None:
-        """Keep a head for prediction."""
-        booster.set_param({"nthread": self.nthread})
-        self._heads[ptx] = booster
-        self._raw[ptx] = raw
-        self._hash = ""
 
 
 def content_hash(raw: Mapping[bool, bytes]) -> str:

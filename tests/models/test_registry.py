@@ -107,6 +107,44 @@ def test_a_loaded_model_can_be_saved_again(saved: Path, tmp_path: Path) -> None:
     assert load(again).hash == load(saved).hash
 
 
+def test_the_trees_are_read_when_they_are_asked(
+    saved: Path,
+    trained: XgbCostModel,
+    target: Target,
+    make_batch: Callable[..., Candidates],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("costmodel.remembered._SETTLED_S", -1.0)
+    storage.load(saved, parse=False)  # the hashes are remembered from now on
+    read: list[str] = []
+    original = storage._read
+    monkeypatch.setattr(storage, "_read", lambda file: read.append(file.name) or original(file))
+    model = storage.load(saved, parse=False)
+    assert model.hash == trained.hash
+    assert not {"model.ubj", "config.ubj"} & {*read}
+    batch = make_batch(LARGE, 50)
+    np.testing.assert_array_equal(
+        model.predict(LARGE, batch, target), trained.predict(LARGE, batch, target)
+    )
+    assert {"model.ubj", "config.ubj"} & {*read}
+
+
+def test_trees_that_changed_since_they_were_hashed_are_refused(
+    saved: Path, target: Target, make_batch: Callable[..., Candidates]
+) -> None:
+    model = storage.load(saved, parse=False)
+    for name in ("model.ubj", "config.ubj"):
+        (saved / name).write_bytes((saved / name).read_bytes() + b" ")
+    with pytest.raises(CorruptFile, match="has changed since the model was loaded"):
+        model.predict(LARGE, make_batch(LARGE, 50), target)
+
+
+def test_a_loaded_model_can_be_saved_over_itself(saved: Path) -> None:
+    before = load(saved).hash
+    storage.load(saved, parse=False).save(saved)
+    assert load(saved).hash == before
+
+
 def test_saving_an_unfitted_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NoModel, match="fit"):
         XgbCostModel().save(tmp_path / "m")
