@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ from costmodel.dataset import Dataset
 from costmodel.features import CONFIG_FEATURES, FEATURES
 from costmodel.models import TrainingTable, XgbCostModel, XgbParams
 from costmodel.models.folds import folds_by_nk, legal_rows
+from costmodel.models.objective import Lesson, grow
 from costmodel.shipped import recording
 
 PARAMS = XgbParams(rounds=150, max_depth=6, learning_rate=0.12)
@@ -104,12 +105,11 @@ class Study:
         scores = []
         for held_out in folds_by_nk(self.table, folds, seed=seed):
             rows = self._train_rows(setting, held_out, np.random.default_rng(seed))
-            data = xgboost.DMatrix(
-                matrix[np.ix_(rows, index)], label=target[rows], weight=self.weight[rows],
-                nthread=self.nthread,
+            lesson = Lesson(
+                matrix[np.ix_(rows, index)], target[rows], floor[rows], self.weight[rows],
+                of_workload[rows],
             )  # fmt: skip
-            params = PARAMS.booster(self.nthread) | {"seed": seed}
-            booster = xgboost.train(params, data, num_boost_round=PARAMS.rounds)
+            booster = grow(lesson, replace(PARAMS, seed=seed), nthread=self.nthread)
             for w in held_out:
                 part = np.flatnonzero((of_workload == w) & self.fits)
                 if self.ok[part].any():

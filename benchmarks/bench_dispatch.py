@@ -32,28 +32,27 @@ import costmodel
 from costmodel.errors import CostModelError
 from costmodel.target import Target
 
-SMALL = ((256, 256, 256), (16, 1024, 1024))
+SMALL = ((64, 64, 64), (256, 256, 256), (16, 1024, 1024))
 LARGE = (4096, 4096, 4096)
 OTHER = (64, 2048, 2048)
 KINDS = (("auto",), ("predict",), ("first of all", "warm caches"))
-_CALLS, _REPEATS = 300, 9
+_CALLS, _AT_A_TIME = 10_000, 250  # so few that the queue of launches never fills up
 
 
 def host_us(calls: Sequence[Callable[[], object]], synchronize: Callable[[], None]) -> list[float]:
-    """Host microseconds of each call: the median over repeats of many calls each, in turn.
+    """Host microseconds of each call: the median of many, timed one by one, the calls in turn.
 
     A host that is slower for a while, as just after a first call, is so for all of them.
     """
     times: list[list[float]] = [[] for _ in calls]
-    for repeat in range(_REPEATS + 1):
+    for repeat in range(_CALLS // _AT_A_TIME + 1):
         for call, measured in zip(calls, times, strict=True):
-            start = time.perf_counter()
-            for _ in range(_CALLS):
+            for _ in range(_AT_A_TIME):
+                start = time.perf_counter()
                 call()
-            took_s = time.perf_counter() - start
+                if repeat:  # the first ones warm up
+                    measured.append(time.perf_counter() - start)
             synchronize()
-            if repeat:  # the first one warms up
-                measured.append(took_s / _CALLS)
     return [1e6 * median(measured) for measured in times]
 
 

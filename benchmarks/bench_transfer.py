@@ -27,6 +27,7 @@ from costmodel.errors import MissingData
 from costmodel.features import FEATURES
 from costmodel.heldout import is_ragged
 from costmodel.models import TrainingTable, XgbParams
+from costmodel.models.objective import Lesson, grow
 from costmodel.shipped import recording
 from costmodel.workload import Workload
 
@@ -143,14 +144,20 @@ def validate(
 
 def learn(parts: Sequence[Part], nthread: int, trees: XgbParams) -> xgboost.Booster:
     """A PTX-aware head."""
-    data = xgboost.QuantileDMatrix(
+    first = np.cumsum([0, *(len(s.table.workloads) for s, _ in parts)])
+    lesson = Lesson(
         np.concatenate([s.matrix[rows] for s, rows in parts]),
-        label=np.concatenate([s.label[rows] for s, rows in parts]),
-        weight=np.concatenate([s.weight[rows] for s, rows in parts]),
-        nthread=nthread,
-        max_bin=trees.max_bin,
+        np.concatenate([s.label[rows] for s, rows in parts]),
+        np.concatenate([s.floor[rows] for s, rows in parts]),
+        np.concatenate([s.weight[rows] for s, rows in parts]),
+        np.concatenate(
+            [
+                s.table.workload_index[rows] + n
+                for (s, rows), n in zip(parts, first[:-1], strict=True)
+            ]
+        ),
     )
-    return xgboost.train(trees.booster(nthread), data, num_boost_round=trees.rounds)
+    return grow(lesson, trees, nthread=nthread)
 
 
 def judge(

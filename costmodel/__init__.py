@@ -137,7 +137,10 @@ _WHERE = {
 
 
 def train(
-    dataset: Dataset | str | Path, *, add_cache: bool | str | Path = False, **options: Any
+    dataset: Dataset | str | Path,
+    *siblings: Dataset | str | Path,
+    add_cache: bool | str | Path = False,
+    **options: Any,
 ) -> XgbCostModel:
     """Train a model on the training workloads of a dataset, or of a dataset directory.
 
@@ -145,25 +148,37 @@ def train(
     ``calibrated``.
 
     Args:
+        siblings: datasets of other devices that run the same binaries, such as an H200 beside an
+            H100: one model for all of them.
         add_cache: learn also from what tuning has timed on this kind of device, as its cache of
-            winners has it: True is the cache that tuning uses, a path is another one. The card
-            of the model says what came of it, under ``from_use``.
+            winners has it: True is the cache that tuning uses, a path is another one. The device
+            is that of the first dataset. The card of the model says what came of it, under
+            ``from_use``.
 
     Raises:
         MissingData, CorruptFile, WrongVersion: no usable dataset at this path.
-        MissingData: ``add_cache`` is no directory. InvalidInput: no row to learn from.
+        MissingData: ``add_cache`` is no directory. InvalidInput: no row to learn from, or a
+            dataset of a device or toolchain that has other binaries.
     """
     from costmodel import models
     from costmodel.dataset import Dataset
 
-    opened = dataset if isinstance(dataset, Dataset) else Dataset.open(dataset)
+    first, *others = (
+        d if isinstance(d, Dataset) else Dataset.open(d) for d in (dataset, *siblings)
+    )
+    card = None
     if add_cache is False:
-        return models.train(opened, **options)
-    from costmodel.from_use import open_cache, with_use
+        table = models.TrainingTable.from_dataset(first)
+    else:
+        from costmodel.from_use import open_cache, with_use
 
-    table, card = with_use(opened, open_cache(None if add_cache is True else add_cache))
+        table, card = with_use(first, open_cache(None if add_cache is True else add_cache))
+    if others:
+        more = map(models.TrainingTable.from_dataset, others)
+        table = models.TrainingTable.joined([table, *more])
     model = models.train(table, **options)
-    model.card_["from_use"] = card
+    if card is not None:
+        model.card_["from_use"] = card
     return model
 
 

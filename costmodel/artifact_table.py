@@ -145,6 +145,15 @@ class ArtifactTable(Mapping[str, Artifact]):
         """The rows as an Arrow table, each key once."""
         return self._table.take(np.array([*self._row.values()], dtype=np.int64))
 
+    def with_those_of(self, others: Sequence[ArtifactTable]) -> ArtifactTable:
+        """The rows of all; of those with one key that of the first that has it."""
+        import pyarrow as pa
+
+        if not others:
+            return self
+        tables = [self.arrow(), *(other.arrow() for other in others)]
+        return ArtifactTable(pa.concat_tables(tables).unify_dictionaries())
+
     @functools.cached_property
     def _features(self) -> NDArray[np.float64]:
         counts = {*PTX_FEATURES}

@@ -72,6 +72,16 @@ class Candidates:
             rows.reshape(len(configs), len(ARTIFACT_COLUMNS)),
         )
 
+    @classmethod
+    def joined(cls, parts: Sequence[Candidates]) -> Candidates:
+        """Several batches as one, in order; at least one."""
+        return cls(
+            tuple(config for part in parts for config in part.configs),
+            tuple(artifact for part in parts for artifact in part.artifacts),
+            np.concatenate([part.config_columns for part in parts]),
+            np.concatenate([part.artifact_columns for part in parts]),
+        )
+
     def __len__(self) -> int:
         return len(self.configs)
 

@@ -2,42 +2,63 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.artifact import Artifact
-from costmodel.candidates import Candidates
+from costmodel.candidates import CONFIG_COLUMNS, Candidates
 from costmodel.config import GemmConfig
 from costmodel.workload import Workload
 
-__all__ = ["identities", "identity"]
+__all__ = ["identities", "identity", "programs"]
+
+_BLOCK_M, _GROUP_M = (CONFIG_COLUMNS.index(name) for name in ("block_m", "group_m"))
 
 
 def identity(workload: Workload, config: GemmConfig, artifact: Artifact | None) -> object:
     """Equal for candidates that do the same on this workload; None for one that was not compiled.
 
-    The program is known by the hash of its PTX. Launch parameters count as far as they make a
-    difference: a tile order of more rows than the workload has is the same as one of all its rows.
+    A tile order of more rows than the workload has is the same as one of all its rows.
     """
-    if artifact is None or not artifact.ok:
-        return None
+    program = _program(config, artifact)
     tile_rows = max(-(-workload.m // config.block_m), 1)
-    return (
-        artifact.ptx_hash, artifact.shared_bytes, config.block_m, config.block_n,
-        config.num_warps, config.split_k, config.repack, min(config.group_m, tile_rows),
-    )  # fmt: skip
+    return program and (program, min(config.group_m, tile_rows))
 
 
-def identities(workload: Workload, candidates: Candidates) -> NDArray[np.int64]:
+def identities(
+    workload: Workload, candidates: Candidates, program: NDArray[np.int64] | None = None
+) -> NDArray[np.int64]:
     """Numbers, equal for candidates of one :func:`identity`; int64 [n].
+
+    Args:
+        program: what :func:`programs` says of them, where it is known.
+    """
+    if program is None:
+        program = programs(candidates)
+    block_m, group_m = candidates.config_columns[:, [_BLOCK_M, _GROUP_M]].astype(np.int64).T
+    order = np.minimum(group_m, np.maximum(-(-workload.m // block_m), 1))
+    same: NDArray[np.int64] = program * (int(group_m.max(initial=0)) + 1) + order
+    return same
+
+
+def programs(candidates: Candidates) -> NDArray[np.int64]:
+    """Numbers, equal for candidates that launch one program alike, tile order aside; int64 [n].
 
     A candidate that was not compiled is equal to none.
     """
     numbers: dict[object, int] = {}
-    ids = []
-    for row, (config, artifact) in enumerate(
-        zip(candidates.configs, candidates.artifacts, strict=True)
-    ):
-        same = identity(workload, config, artifact)
-        ids.append(numbers.setdefault(row if same is None else same, len(numbers)))
-    return np.array(ids, dtype=np.int64)
+    pairs = zip(candidates.configs, candidates.artifacts, strict=True)
+    same = (_program(config, artifact) or row for row, (config, artifact) in enumerate(pairs))
+    return np.array([numbers.setdefault(s, len(numbers)) for s in same], dtype=np.int64)
+
+
+def _program(config: GemmConfig, artifact: Artifact | None) -> tuple[Any, ...] | None:
+    """The program, known by the hash of its PTX, and how it is launched; None if not compiled."""
+    if artifact is None or not artifact.ok:
+        return None
+    return (
+        artifact.ptx_hash, artifact.shared_bytes, config.block_m, config.block_n,
+        config.num_warps, config.split_k, config.repack,
+    )  # fmt: skip

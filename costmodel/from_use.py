@@ -215,19 +215,13 @@ def _joined(
     torch = np.full(len(workloads), np.nan)
     torch[: len(own_us)] = own_us
     more_us = np.array([torch_us.get(workload, np.nan) for workload in workloads])
-    old = table.candidates
     return replace(
         table,
         workloads=workloads,
         workload_index=np.append(table.workload_index, [index[w] for w, _, _ in rows]).astype(
             np.intp
         ),
-        candidates=Candidates(
-            (*old.configs, *candidates.configs),
-            (*old.artifacts, *candidates.artifacts),
-            np.concatenate([old.config_columns, candidates.config_columns]),
-            np.concatenate([old.artifact_columns, candidates.artifact_columns]),
-        ),
+        candidates=Candidates.joined([table.candidates, candidates]),
         latency_us=np.append(table.latency_us, [us for _, _, us in rows]),
         status=np.append(table.status, np.array(["ok"] * len(rows), dtype=object)),
         torch_us=np.where(np.isnan(torch), more_us, torch),

@@ -21,7 +21,7 @@ from costmodel.artifact import Artifact
 from costmodel.artifact_table import ArtifactTable
 from costmodel.candidates import Candidates, CostModel
 from costmodel.config import GemmConfig
-from costmodel.duplicates import identities
+from costmodel.duplicates import identities, programs
 from costmodel.errors import InvalidInput
 from costmodel.grid import grid
 from costmodel.metrics import top_rows
@@ -29,7 +29,7 @@ from costmodel.models.known import known_artifacts
 from costmodel.models.registry import find_model, load
 from costmodel.models.storage import CARD
 from costmodel.models.xgb import XgbCostModel
-from costmodel.space import SearchSpace
+from costmodel.space_rows import space_rows
 from costmodel.specialize import artifact_key, specialize
 from costmodel.target import Target
 from costmodel.uncertainty import AUTO, DEFAULT_K, LIMIT, NEAR, Confidence, TopK
@@ -40,6 +40,7 @@ __all__ = ["Ranking", "answering_model", "named_model", "rank"]
 
 _KEPT_LAYOUTS = 32
 _KEPT_MODELS = 8
+_SHORTLIST = 8  # times as many as are asked for are looked at closely
 _SHOWN = (1, 4, 8, 16, LIMIT)
 
 
@@ -158,15 +159,22 @@ def rank(
             require("an entry of configs", config, GemmConfig, "a GemmConfig")
     target = target or Target.current()
     chosen, reservation = answering_model(model, target, workload)
-    candidates, failed = _candidates(workload, target, known_artifacts(chosen, target), configs)
+    candidates, program, failed = _candidates(
+        workload, target, known_artifacts(chosen, target), configs
+    )
     if not len(candidates):
         raise InvalidInput(
             f"no configuration to rank for {workload} on {target.device.name}: {failed} are known "
             f"not to compile or to fit, and nothing else is legal"
         )
-    cost = chosen.predict(workload, candidates, target)
     # How sure the order is shows in more of it than may be asked for.
-    order = _distinct_order(workload, candidates, cost, None if k is None else max(k, NEAR + 1))
+    least = len(candidates) if k is None else max(k, NEAR + 1)
+    identity = identities(workload, candidates, program)
+    cost = _cost(chosen, workload, candidates, target, _SHORTLIST * least)
+    order = top_rows(cost, identity, least)
+    if np.isinf(cost[order]).any():  # so many do the same that the others are far down the list
+        cost = _cost(chosen, workload, candidates, target, len(candidates))
+        order = top_rows(cost, identity, least)
     confidence = None
     if isinstance(chosen, XgbCostModel):
         ranked = candidates.take(order[: NEAR + 1])
@@ -260,8 +268,8 @@ def named_model(model: CostModel | str | PathLike[str] | None) -> CostModel | No
 class _Layout:
     """The columns of every point of the grid, for one class of code."""
 
-    row_of: Mapping[GemmConfig, int]
     candidates: Candidates
+    program: NDArray[np.int64]
     failed: NDArray[np.bool_]
     artifacts: Mapping[str, Artifact]  # kept, so that its id is not given to another one
 
@@ -282,8 +290,8 @@ class _Layout:
             candidates = Candidates.of(configs, found)
         failed = np.array([a is not None and not a.ok for a in found], dtype=bool)
         return cls(
-            {config: row for row, config in enumerate(configs)},
             candidates,
+            programs(candidates),
             failed | ~candidates.fits(target.device),
             artifacts,
         )
@@ -294,17 +302,35 @@ def _candidates(
     target: Target,
     artifacts: Mapping[str, Artifact],
     configs: Sequence[GemmConfig] | None,
-) -> tuple[Candidates, int]:
-    """The batch to rank, and how many were left out: known not to compile, or to fit."""
+) -> tuple[Candidates, NDArray[np.int64], int]:
+    """The batch to rank, its programs, and how many were left out: known not to compile or fit."""
     if configs is None:
-        legal: Sequence[GemmConfig] = SearchSpace.of(workload, target).configs
         layout = _layout(workload, target, artifacts)
+        rows = space_rows(workload, target)
     else:
-        legal = list(dict.fromkeys(configs))
-        layout = _Layout.of(workload, target, artifacts, legal)
-    rows = np.array([layout.row_of[config] for config in legal], dtype=np.intp)
+        layout = _Layout.of(workload, target, artifacts, list(dict.fromkeys(configs)))
+        rows = np.arange(len(layout.failed))
     failed = layout.failed[rows]
-    return layout.candidates.take(rows[~failed]), int(failed.sum())
+    rows = rows[~failed]
+    return layout.candidates.take(rows), layout.program[rows], int(failed.sum())
+
+
+def _cost(
+    model: CostModel, workload: Workload, candidates: Candidates, target: Target, count: int
+) -> NDArray[np.float64]:
+    """What a model says of each, float64 [n]; inf for NaN.
+
+    Args:
+        count: of a learned model only so many, the nearest, have to be told apart: the others, inf.
+    """
+    cost = np.full(len(candidates), np.inf)
+    if isinstance(model, XgbCostModel):
+        rows, nearest_us = model.nearest(workload, candidates, target, count)
+        cost[rows] = nearest_us
+    else:
+        cost[:] = model.predict(workload, candidates, target)
+    cost[np.isnan(cost)] = np.inf
+    return cost
 
 
 def _layout(workload: Workload, target: Target, artifacts: Mapping[str, Artifact]) -> _Layout:
@@ -318,23 +344,6 @@ def _layout(workload: Workload, target: Target, artifacts: Mapping[str, Artifact
             _layouts[key] = found
             _drop_oldest(_layouts, _KEPT_LAYOUTS)
     return found
-
-
-def _distinct_order(
-    workload: Workload, candidates: Candidates, cost: NDArray[np.float64], k: int | None
-) -> NDArray[np.intp]:
-    """Rows by ascending cost, no two that do the same; only as many as are asked for."""
-    cost = np.where(np.isnan(cost), np.inf, cost)
-    k = len(cost) if k is None else k
-    # Duplicates are few: the best 4k hold k distinct ones nearly always, and cost less to compare.
-    head = min(4 * k, len(cost))
-    while True:
-        rows = np.argsort(cost, kind="stable")[:head]
-        part = candidates.take(rows)
-        order = rows[top_rows(cost[rows], identities(workload, part), k)]
-        if len(order) == k or head == len(cost):
-            return order
-        head = len(cost)
 
 
 def _drop_oldest(cache: dict[Any, Any], limit: int) -> None:

@@ -19,8 +19,8 @@ from costmodel.workload import CodeClass, Workload
 
 __all__ = ["SearchSpace", "launch_blocks", "legality", "workspace_bytes"]
 
-_WORKSPACE_LIMIT_BYTES = 2**30
-_MAX_GRID = 2**31 - 1
+WORKSPACE_LIMIT_BYTES = 2**30
+MAX_GRID = 2**31 - 1
 # ptxas keeps some registers beside the accumulators of one wgmma for addresses and descriptors.
 _WGMMA_SPARE_REGISTERS = 26
 
@@ -96,6 +96,11 @@ def _by_code(
     return tuple(possible), rejected, redundant
 
 
+def possible_configs(code: CodeClass, target: Target) -> tuple[GemmConfig, ...]:
+    """The points of the grid that may run products of some sizes, in its order."""
+    return _by_code(code, target)[0]
+
+
 def _code_trouble(config: GemmConfig, code: CodeClass, device: Device) -> str:
     checks = (
         _warp_groups(config, code, device),
@@ -115,9 +120,14 @@ def _size_trouble(config: GemmConfig, workload: Workload, device: Device) -> str
 def launch_blocks(config: GemmConfig, m: int, n: int, sm_count: int) -> int:
     """How many programs a launch has."""
     tiles = -(-m // config.block_m) * -(-n // config.block_n)
-    if config.kernel in ("tma_persistent", "warp_specialized"):
+    if is_persistent(config):
         return min(tiles, sm_count)
     return tiles * config.split_k
+
+
+def is_persistent(config: GemmConfig) -> bool:
+    """Whether each program computes tile after tile, and there are as many as multiprocessors."""
+    return config.kernel in ("tma_persistent", "warp_specialized")
 
 
 def repack_elements(workload: Workload) -> tuple[int, int]:
@@ -292,14 +302,14 @@ def _workspace(config: GemmConfig, workload: Workload) -> str:
     need = workspace_bytes(config, workload.m, workload.n)
     if config.repack:
         need += sum(repack_elements(workload)) * workload.code.itemsize
-    if need > _WORKSPACE_LIMIT_BYTES:
-        return f"workspace: partial sums and copies take {need} bytes of {_WORKSPACE_LIMIT_BYTES}"
+    if need > WORKSPACE_LIMIT_BYTES:
+        return f"workspace: partial sums and copies take {need} bytes of {WORKSPACE_LIMIT_BYTES}"
     return ""
 
 
 def _grid(config: GemmConfig, workload: Workload, device: Device) -> str:
     blocks = launch_blocks(config, workload.m, workload.n, device.sm_count)
-    return f"grid: {blocks} programs pass 2**31 - 1" if blocks > _MAX_GRID else ""
+    return f"grid: {blocks} programs pass 2**31 - 1" if blocks > MAX_GRID else ""
 
 
 def _idle_splits(config: GemmConfig, workload: Workload) -> str:

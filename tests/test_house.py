@@ -22,6 +22,7 @@ LAYERS = (
     "locks",
     # the problem, the machine, a point in the space; what the compiler is told; what may run
     "config", "code_class", "workload", "target", "kernel_code", "specialize", "grid", "space",
+    "space_rows",
     # compiling
     "ptx_flow", "ptx", "artifact", "measurement", "candidates", "supervisor", "kept", "read_ahead",
     "triton_key", "launchers", "binaries", "compiler", "compile_pool",

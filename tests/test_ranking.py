@@ -120,6 +120,15 @@ def test_the_top_k_is_the_head_of_the_whole(model: XgbCostModel) -> None:
     assert len(rank(EVEN, H100, model, 10**6)) == len(whole)
 
 
+def test_of_many_that_do_the_same_none_crowds_out_the_others(model: XgbCostModel) -> None:
+    whole = rank(EVEN, H100, model)
+    # A tile order of more rows than there are is the same as one of all.
+    same = [replace(whole.configs[0], group_m=g) for g in range(64, 364)]
+    found = rank(EVEN, H100, model, 8, configs=[*same, *whole.configs[1:8]])
+    assert len(found) == 8
+    assert np.isfinite(found.cost).all()
+
+
 def test_it_says_when_artifacts_are_missing(model: XgbCostModel) -> None:
     unknown = Workload.dense(512, 2048, 4096, b_layout="col")
     found = rank(unknown, H100, model, 8)

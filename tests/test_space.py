@@ -28,6 +28,7 @@ from costmodel.space import (
     uses_wgmma,
     workspace_bytes,
 )
+from costmodel.space_rows import space_rows
 from costmodel.specialize import specialize
 from costmodel.target import DEVICES, Target, Toolchain
 from costmodel.workload import KINDS, Workload, kind_options
@@ -82,6 +83,13 @@ def test_every_point_is_legal_or_has_a_reason(workload: Workload, target: Target
             reason,
         )
         assert re.search(r"\d", reason) or reason.endswith("no contiguous dimension")
+
+
+@settings(deadline=None, max_examples=100)
+@given(workloads, targets)
+def test_the_rows_of_the_grid_are_the_space(workload: Workload, target: Target) -> None:
+    rows = space_rows(workload, target)
+    assert tuple(grid()[row] for row in rows) == SearchSpace.of(workload, target).configs
 
 
 @settings(deadline=None, max_examples=30)

@@ -15,7 +15,13 @@ __all__ = ["COMMANDS"]
 
 
 def train(
-    dataset: Annotated[Path, typer.Argument(help="Folder that `costmodel collect` wrote.")],
+    datasets: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Folders that `costmodel collect` wrote: of one device, or also of others that "
+            "run the same binaries (an H200 beside an H100)."
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Folder to save the model in.")],
     name: Annotated[str, typer.Option(help="What results call the model.")] = "xgb",
     add_cache: Annotated[
@@ -26,10 +32,10 @@ def train(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model on a dataset and save it; then costmodel.use(OUT) makes it answer."""
+    """Train a model on datasets and save it; then costmodel.use(OUT) makes it answer."""
     import costmodel
 
-    model = costmodel.train(dataset, name=name, add_cache=cache_dir or add_cache)
+    model = costmodel.train(*datasets, name=name, add_cache=cache_dir or add_cache)
     model.save(out)
     result = {"path": str(out), "name": model.name, "hash": model.hash, "training": model.card_}
     if as_json:

@@ -97,7 +97,7 @@ def outcomes(model: CostModel, table: TrainingTable, *, ptx: bool) -> Iterator[O
         if ptx and not has_artifact(candidates).all():
             continue
         latency_us = np.where(ok[rows], table.latency_us[rows], np.nan)
-        yield _outcome(model, workload, candidates, latency_us, table.target, ptx)
+        yield _outcome(model, workload, candidates, latency_us, table.target_of(w), ptx)
 
 
 def _outcome(

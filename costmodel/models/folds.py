@@ -34,6 +34,8 @@ def folds_by_nk(table: TrainingTable, folds: int, *, seed: int = 0) -> Iterator[
 
 def legal_rows(table: TrainingTable) -> NDArray[np.bool_]:
     """Which rows may run, bool [n]: what was recorded before a filter knew better is no pick."""
-    device = table.target.device
     configs = zip(table.candidates.configs, table.workload_index.tolist(), strict=True)
-    return np.array([not legality(c, table.workloads[w], device) for c, w in configs], dtype=bool)
+    devices = [table.target_of(w).device for w in range(len(table.workloads))]
+    return np.array(
+        [not legality(c, table.workloads[w], devices[w]) for c, w in configs], dtype=bool
+    )

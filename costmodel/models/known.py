@@ -82,15 +82,13 @@ def _stamp(path: Path) -> _Stamp | None:
 def _merge(
     own: Mapping[str, Artifact], paths: list[Path], target: Target
 ) -> Mapping[str, Artifact]:
-    import pyarrow as pa
-
-    tables = [own.arrow()] if isinstance(own, ArtifactTable) else []
+    tables = [own] if isinstance(own, ArtifactTable) else []
     for path in paths:
         try:
-            tables.append(ArtifactTable(read_tables([path], target)).arrow())
+            tables.append(ArtifactTable(read_tables([path], target)))
         except (FileError, FileNotFoundError) as error:
             warn_once(f"the artifacts at {path} cannot be used: {error}")
-    return ArtifactTable(pa.concat_tables(tables).unify_dictionaries()) if tables else own
+    return tables[0].with_those_of(tables[1:]) if tables else own
 
 
 _lock = threading.Lock()

@@ -117,11 +117,12 @@ def _reservation(model: XgbCostModel, target: Target) -> str:
     assert model.target_ is not None  # it answered, so it is fitted
     found = []
     for what, trained, ours in (
-        ("on", model.target_.device.name, target.device.name),
-        ("with Triton", model.target_.toolchain.triton, target.toolchain.triton),
+        ("on", model.devices_, target.device.name),
+        ("with Triton", (model.target_.toolchain.triton,), target.toolchain.triton),
     ):
-        if trained != ours:
-            found.append(f"{model.name} was trained {what} {trained}, this is {ours}")
+        if ours not in trained:
+            there = " and ".join(trained)
+            found.append(f"{model.name} was trained {what} {there}, this is {ours}")
     return "; ".join(found)
 
 

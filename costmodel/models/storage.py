@@ -66,6 +66,7 @@ def save(model: XgbCostModel, path: Path, raw: Mapping[bool, bytes]) -> Path:
         "config_features": list(CONFIG_FEATURES),
         "target": model.target_.to_dict(),
         "dtypes": list(model.dtypes_),
+        "devices": list(model.devices_),
         "params": asdict(model.params),
         **({"uncertainty": model.uncertainty_.to_dict()} if model.uncertainty_ else {}),
         "training": {"date": datetime.now(UTC).date().isoformat(), **model.card_},
@@ -125,7 +126,7 @@ def load(path: Path, *, nthread: int = 1, parse: bool = True) -> XgbCostModel:
         model.torch_time_ = TorchTime.of(trees)
         if parse:
             model.torch_time_.parse()
-    model.target_, model.dtypes_ = card["target"], card["dtypes"]
+    model.target_, model.dtypes_, model.devices_ = card["target"], card["dtypes"], card["devices"]
     model.card_ = card["training"]
     model.uncertainty_ = card.get("uncertainty")
     return model
@@ -232,6 +233,7 @@ def read_card(path: Path) -> dict[str, Any]:
         if not set(card["dtypes"]) <= set(KINDS):
             raise InvalidInput(f"dtypes={card['dtypes']!r:.80}: expected some of {list(KINDS)}")
         card["dtypes"] = tuple(card["dtypes"])
+        card["devices"] = _devices(card)
         if "uncertainty" in card:  # not in models of earlier releases
             card["uncertainty"] = Uncertainty.from_dict(card["uncertainty"])
     except (KeyError, TypeError, InvalidInput) as error:
@@ -245,9 +247,24 @@ _TYPES = {
 }  # fmt: skip
 
 
+# What a model of an earlier release was trained with, which had no such parameters.
+_BEFORE = {"pairs": 0.0, "pair_scale": 0.0}
+
+
+def _devices(card: dict[str, Any]) -> tuple[str, ...]:
+    """The devices it was trained on; in earlier releases it was one."""
+    own = card["target"].device.name
+    found = take(card, "devices", list) if "devices" in card else [own]
+    if own not in found or not all(isinstance(name, str) for name in found):
+        raise InvalidInput(f"devices={found!r:.80}: expected names, {own!r} among them")
+    return tuple(found)
+
+
 def _params(found: dict[str, Any]) -> XgbParams:
     """Numbers only, under the names that there are."""
     kinds = get_type_hints(XgbParams)
+    if isinstance(found, dict):
+        found = _BEFORE | found
     if not isinstance(found, dict) or set(found) != set(kinds):
         raise InvalidInput(f"params: expected a number for each of {sorted(kinds)}")
     return XgbParams(**{name: take(found, name, kind) for name, kind in kinds.items()})

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.candidates import Candidates
+from costmodel.errors import InvalidInput
 from costmodel.features import CONFIG_FEATURES, FEATURES, design_matrix
 from costmodel.target import Target
 from costmodel.workload import Workload
@@ -26,11 +27,11 @@ __all__ = ["TrainingTable"]
 
 @dataclass(frozen=True)
 class TrainingTable:
-    """Measured rows of one target.
+    """Measured rows of one target, or of several that run the same binaries.
 
     Attributes:
-        target: what they were measured on.
-        workloads: the distinct workloads.
+        target: what they were measured on; of several the first.
+        workloads: the workloads, distinct on each target.
         workload_index: which of them a row is of, intp [n].
         candidates: the configuration and artifact of each row.
         latency_us: float64 [n]; NaN where there is none.
@@ -39,6 +40,7 @@ class TrainingTable:
         artifacts: the compiled artifacts by key, which a model takes along; None without.
         torch_us: what ``torch.matmul`` took, float64 [len(workloads)]; NaN where not timed, None
             where nowhere.
+        targets: what each workload was measured on; empty where it is one for all.
     """
 
     target: Target
@@ -50,6 +52,7 @@ class TrainingTable:
     left_out: Mapping[str, int] = field(default_factory=dict)
     artifacts: ArtifactTable | None = field(default=None, repr=False)
     torch_us: NDArray[np.float64] | None = field(default=None, repr=False)
+    targets: tuple[Target, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         lengths = {
@@ -57,6 +60,8 @@ class TrainingTable:
         }  # fmt: skip
         if len(lengths) != 1:
             raise ValueError(f"columns of different lengths: {sorted(lengths)}")
+        if self.targets and len(self.targets) != len(self.workloads):
+            raise ValueError(f"{len(self.targets)} targets of {len(self.workloads)} workloads")
 
     @classmethod
     def from_dataset(cls, dataset: Dataset, role: Role = "train") -> TrainingTable:
@@ -78,8 +83,49 @@ class TrainingTable:
             np.array([_latency_us(dataset.torch(frame.workloads[w])) for w in used]),
         )
 
+    @classmethod
+    def joined(cls, tables: Sequence[TrainingTable]) -> TrainingTable:
+        """The rows of several targets as one table; that of the first is the table's.
+
+        Raises:
+            InvalidInput: a target that does not run the binaries of the first one.
+        """
+        first = tables[0]
+        for table in tables[1:]:
+            _check_sibling(table.target, first.target)
+        parts = [table.candidates for table in tables]
+        before = np.cumsum([0, *(len(table.workloads) for table in tables)])
+        known = [table.artifacts for table in tables if table.artifacts is not None]
+        torch_us = [
+            np.full(len(t.workloads), np.nan) if t.torch_us is None else t.torch_us for t in tables
+        ]
+        left_out = sum((Counter(table.left_out) for table in tables), Counter[str]())
+        return cls(
+            first.target,
+            tuple(workload for table in tables for workload in table.workloads),
+            np.concatenate(
+                [t.workload_index + n for t, n in zip(tables, before[:-1], strict=True)]
+            ),
+            Candidates.joined(parts),
+            np.concatenate([table.latency_us for table in tables]),
+            np.concatenate([table.status for table in tables]),
+            dict(left_out),
+            known[0].with_those_of(known[1:]) if known else None,
+            np.concatenate(torch_us),
+            tuple(table.target_of(w) for table in tables for w in range(len(table.workloads))),
+        )
+
     def __len__(self) -> int:
         return len(self.latency_us)
+
+    def target_of(self, workload: int) -> Target:
+        """What the workload of this index was measured on."""
+        return self.targets[workload] if self.targets else self.target
+
+    def devices(self) -> tuple[str, ...]:
+        """The names of the devices that there are rows of, that of the target first."""
+        each = (self.target, *self.targets)
+        return tuple(dict.fromkeys(target.device.name for target in each))
 
     def ok(self) -> NDArray[np.bool_]:
         """Rows to learn from, bool [n]: status ``ok`` and a positive latency."""
@@ -99,9 +145,11 @@ class TrainingTable:
 
     def roofline_us(self) -> NDArray[np.float64]:
         """The roofline of each row's workload, float64 [n]."""
-        device = self.target.device
         each = np.array(
-            [device.roofline_us(w.flops(), w.bytes(), w.code.kind) for w in self.workloads]
+            [
+                self.target_of(i).device.roofline_us(w.flops(), w.bytes(), w.code.kind)
+                for i, w in enumerate(self.workloads)
+            ]
         )
         return each[self.workload_index] if len(each) else np.empty(0)
 
@@ -119,8 +167,8 @@ class TrainingTable:
             self.workload_index[order], np.arange(len(self.workloads) + 1), side="left"
         )
         for w, workload in enumerate(self.workloads):
-            rows = order[bounds[w] : bounds[w + 1]]
-            matrix[rows] = design_matrix(workload, self.candidates.take(rows), self.target, ptx=ptx)
+            rows, target = order[bounds[w] : bounds[w + 1]], self.target_of(w)
+            matrix[rows] = design_matrix(workload, self.candidates.take(rows), target, ptx=ptx)
         return matrix
 
     def of_workloads(self, chosen: Sequence[int] | NDArray[np.intp]) -> TrainingTable:
@@ -138,6 +186,7 @@ class TrainingTable:
             self.status[rows],
             artifacts=self.artifacts,
             torch_us=None if self.torch_us is None else self.torch_us[chosen],
+            targets=tuple(self.targets[w] for w in chosen) if self.targets else (),
         )
 
     def content_hash(self) -> str:
@@ -145,6 +194,8 @@ class TrainingTable:
         digest = hashlib.sha256()
         for workload in self.workloads:
             digest.update(workload.key().encode() + b"\n")
+        for target in self.targets:
+            digest.update(target.device.name.encode() + b"\n")
         for column in (
             self.workload_index.astype(np.int64),
             self.candidates.config_columns,
@@ -154,6 +205,21 @@ class TrainingTable:
             digest.update(np.ascontiguousarray(column).tobytes())
         digest.update("\n".join(map(str, self.status)).encode())
         return digest.hexdigest()[:16]
+
+
+def _check_sibling(target: Target, first: Target) -> None:
+    ours, theirs = target.device, first.device
+    if ours.name != theirs.name and not ours.is_sibling(theirs):
+        raise InvalidInput(
+            f"{ours.name} does not run what was compiled for {theirs.name}: expected datasets of "
+            f"devices that differ in clocks and memory only; train a model of each"
+        )
+    if target.toolchain != first.toolchain:
+        raise InvalidInput(
+            f"{ours.name} was measured with Triton {target.toolchain.triton} and ptxas "
+            f"{target.toolchain.ptxas}, {theirs.name} with {first.toolchain.triton} and "
+            f"{first.toolchain.ptxas}: expected one toolchain"
+        )
 
 
 def _latency_us(measurement: Measurement | None) -> float:

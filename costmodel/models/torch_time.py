@@ -48,16 +48,20 @@ class TorchTime:
         return self._booster
 
     def fit(
-        self, workloads: Sequence[Workload], latency_us: Sequence[float], target: Target
+        self,
+        workloads: Sequence[Workload],
+        latency_us: Sequence[float],
+        targets: Sequence[Target],
     ) -> TorchTime:
         """Learn from timings of ``torch.matmul``; NaN are left out, too few teach nothing."""
         import xgboost
 
-        known = [(w, us) for w, us in zip(workloads, latency_us, strict=True) if us > 0]
+        timed = zip(workloads, latency_us, targets, strict=True)
+        known = [(w, us, target) for w, us, target in timed if us > 0]
         if len(known) < _LEAST_WORKLOADS:
             return self
-        rows = np.array([_features(w, target) for w, _ in known], dtype=np.float32)
-        label = [log(us / _floor_us(w, target)) for w, us in known]
+        rows = np.array([_features(w, target) for w, _, target in known], dtype=np.float32)
+        label = [log(us / _floor_us(w, target)) for w, us, target in known]
         data = xgboost.DMatrix(rows, label=label, feature_names=list(TORCH_FEATURES), nthread=1)
         self._booster = xgboost.train(
             _PARAMS | {"nthread": 1}, data, num_boost_round=_ROUNDS, verbose_eval=False

@@ -108,7 +108,7 @@ def speed_kept(model: CostModel, table: TrainingTable) -> KeptReport:
     for w, workload in enumerate(table.workloads):
         rows = np.flatnonzero((table.workload_index == w) & fits)
         if ok[rows].any():
-            cost = model.predict(workload, table.candidates.take(rows), table.target)
+            cost = model.predict(workload, table.candidates.take(rows), table.target_of(w))
             kept.append([metrics.speed_kept(latency[rows], cost, k) for k in (1, 8)])
     return KeptReport(np.array(kept, dtype=np.float64).reshape(-1, 2))
 

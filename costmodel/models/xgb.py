@@ -7,7 +7,7 @@ So sizes that were not trained on start from arithmetic, not from the nearest le
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from costmodel.candidates import Candidates
 from costmodel.errors import InvalidInput, NoModel
 from costmodel.features import CONFIG_FEATURES, FEATURES, design_matrix, has_artifact
+from costmodel.models.objective import Lesson, grow
 from costmodel.models.torch_time import TorchTime
 from costmodel.target import Target
 from costmodel.uncertainty import NEAR, Confidence, Signals, Uncertainty
@@ -43,6 +44,9 @@ class XgbParams:
         nearness: how fast a row's weight falls with its distance from the best of its workload:
             ``weight = floor + (1 - floor) * exp(-nearness * (latency / best - 1))``.
         floor: the least weight.
+        pairs: weight of the order of rows near the best, beside that of the squared error
+            (:mod:`costmodel.models.objective`); 0 is none.
+        pair_scale: how sharply that order is told, in units of log latency.
         seed: of row and column sampling.
     """
 
@@ -56,11 +60,13 @@ class XgbParams:
     max_bin: int = 64
     nearness: float = 5.0
     floor: float = 0.03
+    pairs: float = 0.05
+    pair_scale: float = 20.0
     seed: int = 0
 
     def booster(self, nthread: int) -> dict[str, Any]:
         """As xgboost wants them."""
-        ours = ("rounds", "nearness", "floor")
+        ours = ("rounds", "nearness", "floor", "pairs", "pair_scale")
         theirs = {k: v for k, v in asdict(self).items() if k not in ours}
         return {
             **theirs, "objective": "reg:squarederror", "tree_method": "hist", "nthread": nthread,
@@ -79,6 +85,7 @@ class XgbCostModel:
 
     Attributes:
         target_, dtypes_: what it was trained on; of types the kinds, see ``workload.KINDS``.
+        devices_: the names of all devices that it has seen, that of the target first.
         card_: rows, workloads, dropped failures, hash of the data and date of the training.
         torch_time_: predicts ``torch.matmul``, for choosing it where nothing is timed.
         uncertainty_: what it knows of its own errors; None where it was not calibrated.
@@ -96,6 +103,7 @@ class XgbCostModel:
         self.card_: dict[str, Any] = {}
         self.target_: Target | None = None
         self.dtypes_: tuple[str, ...] = ()
+        self.devices_: tuple[str, ...] = ()
         self.torch_time_ = TorchTime()
         self.uncertainty_: Uncertainty | None = None
         self._heads: dict[bool, Booster] = {}
@@ -110,8 +118,6 @@ class XgbCostModel:
         Raises:
             InvalidInput: no row to learn from.
         """
-        import xgboost
-
         ok = table.ok()
         if not ok.any():
             raise InvalidInput(
@@ -120,26 +126,21 @@ class XgbCostModel:
             )
         log_multiple = np.log(table.latency_us[ok] / table.roofline_us()[ok])
         weight = self.row_weights(table)[ok]
-        params = self.params.booster(self.nthread)
         raw: dict[bool, bytes] = {}
         for ptx, names in ((True, FEATURES), (False, CONFIG_FEATURES)):
             matrix = table.design_matrix(ptx=ptx)[ok]
-            data = xgboost.QuantileDMatrix(
-                matrix,
-                label=log_multiple - np.log(matrix[:, _ESTIMATE]),
-                weight=weight,
-                feature_names=list(names),
-                nthread=self.nthread,
-                max_bin=self.params.max_bin,
-            )
-            booster = xgboost.train(params, data, num_boost_round=self.params.rounds)
+            start = np.log(matrix[:, _ESTIMATE].astype(np.float64))
+            lesson = Lesson(matrix, log_multiple - start, start, weight, table.workload_index[ok])
+            booster = grow(lesson, self.params, nthread=self.nthread, names=names)
             raw[ptx] = bytes(booster.save_raw(raw_format="ubj"))
             self._heads[ptx] = booster
         self._raw, self._hash = raw, content_hash(raw)
         if table.torch_us is not None:
-            self.torch_time_.fit(table.workloads, table.torch_us.tolist(), table.target)
+            targets = [table.target_of(w) for w in range(len(table.workloads))]
+            self.torch_time_.fit(table.workloads, table.torch_us.tolist(), targets)
         used = np.unique(table.workload_index[ok])
         self.target_, self._artifacts, self._directory = table.target, table.artifacts, None
+        self.devices_ = table.devices()
         self.uncertainty_ = None  # that of other trees
         self.dtypes_ = tuple(sorted({table.workloads[w].code.kind for w in used}))
         self.card_ = {
@@ -165,19 +166,58 @@ class XgbCostModel:
         Raises:
             NoModel: not fitted.
         """
+        return self.nearest(workload, candidates, target, len(candidates))[1]
+
+    def nearest(
+        self, workload: Workload, candidates: Candidates, target: Target, count: int
+    ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        """Which candidates are nearest to the fastest, and the latency in us of those.
+
+        The first quarter of the trees, which comes near the whole, says which those are.
+
+        Args:
+            count: how many; all where there are no more.
+
+        Returns:
+            (rows, latency_us): ascending rows of the candidates, intp [count], and float64 [count].
+
+        Raises:
+            NoModel: not fitted.
+        """
         if not self._raw:
             raise NoModel(f"model {self.name!r} is not fitted: call fit() or load one")
         known = has_artifact(candidates)
-        log_multiple = np.empty(len(candidates), dtype=np.float64)
-        for ptx, rows in ((True, known), (False, ~known)):
-            if not rows.any():
-                continue
-            part = candidates if rows.all() else candidates.take(np.flatnonzero(rows))
-            matrix = design_matrix(workload, part, target, ptx=ptx)
-            learned = self._head(ptx).inplace_predict(matrix)
-            log_multiple[rows] = learned + np.log(matrix[:, _ESTIMATE])
+        heads = []
+        for ptx, rows in ((True, np.flatnonzero(known)), (False, np.flatnonzero(~known))):
+            if len(rows):
+                part = candidates.take(rows) if len(rows) < len(candidates) else candidates
+                heads.append((ptx, rows, design_matrix(workload, part, target, ptx=ptx)))
+        near = np.arange(len(candidates))
+        if count < len(near):
+            rough = self._log_multiple(heads, len(near), trees=max(self.params.rounds // 4, 1))
+            near = np.sort(np.argsort(rough, kind="stable")[:count])
+            heads = [
+                (ptx, rows[chosen], matrix[chosen])
+                for ptx, rows, matrix in heads
+                if len(chosen := np.flatnonzero(np.isin(rows, near)))
+            ]
+        log_multiple = self._log_multiple(heads, len(candidates))
         roofline = target.device.roofline_us(workload.flops(), workload.bytes(), workload.code.kind)
-        return np.exp(log_multiple) * roofline
+        return near, np.exp(log_multiple[near]) * roofline
+
+    def _log_multiple(
+        self,
+        heads: Sequence[tuple[bool, NDArray[np.intp], NDArray[np.float32]]],
+        size: int,
+        *,
+        trees: int = 0,
+    ) -> NDArray[np.float64]:
+        """log(latency / roofline) by the heads, of their rows, float64 [size]; 0 trees are all."""
+        result = np.empty(size, dtype=np.float64)
+        for ptx, rows, matrix in heads:
+            learned = self._head(ptx).inplace_predict(matrix, iteration_range=(0, trees))
+            result[rows] = learned + np.log(matrix[:, _ESTIMATE])
+        return result
 
     def confidence(
         self, workload: Workload, ranked: Candidates, cost: NDArray[np.float64], target: Target
@@ -251,7 +291,7 @@ class XgbCostModel:
         if self.target_ is None:
             return f"{self.name} is not fitted"
         device = self.target_.device
-        if target.device.name != device.name and not device.is_sibling(target.device):
+        if target.device.name not in self.devices_ and not device.is_sibling(target.device):
             return f"{self.name} was trained on {device.name}, not on {target.device.name}"
         if workload is not None and (kind := workload.code.kind) not in self.dtypes_:
             return f"{self.name} was trained on {', '.join(self.dtypes_)}, not on {kind}"

@@ -148,7 +148,11 @@ def test_the_classifier_learns_from_what_failed(
     def trains(study: Any, rows: Any, seed: int, options: Any, **data: Any) -> None:
         labels[options.get("objective", "")] = data["label"]
 
+    def grows(lesson: Any, params: Any, *, nthread: int) -> None:
+        labels[""] = lesson.label
+
     monkeypatch.setattr(bench, "_train", trains)
+    monkeypatch.setattr(bench, "grow", grows)
     seen = np.ones(len(mixed), dtype=bool)
     for learn in bench.OBJECTIVES.values():
         learn(study, seen, 0)

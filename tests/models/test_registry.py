@@ -354,7 +354,8 @@ def test_a_model_in_use_that_cannot_answer_gives_way_to_the_shipped_one(
 ) -> None:
     b200 = Target.named("b200-sxm", target.toolchain)
     other = XgbCostModel(trained.params, name="other")
-    other.__dict__.update({**trained.__dict__, "name": "other", "target_": b200})
+    own = {"name": "other", "target_": b200, "devices_": ("b200-sxm",)}
+    other.__dict__.update({**trained.__dict__, **own})
     use(other)
     trained.save(shipped / "h100-sxm")
     with pytest.warns(RuntimeWarning, match="other was trained on b200-sxm"):

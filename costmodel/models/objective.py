@@ -1,0 +1,146 @@
+"""What the trees learn: the latency of every row, and the order of those near the best.
+
+Squared error on log(latency / estimate) makes a good prediction of each row, but a choice rests on
+the few that are nearly the fastest, which differ by less than what is left of the error. So of
+those the order is learned as well, as in RankNet (Burges et al., 2005): for rows ``i`` and ``j`` of
+one workload, ``i`` the faster one, the loss ``log(1 + exp(scale * (predicted_i - predicted_j)))``.
+One ensemble learns both, so that what it predicts stays a latency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from xgboost import Booster
+
+    from costmodel.models.xgb import XgbParams
+
+__all__ = ["Lesson", "NearBest", "grow"]
+
+_FASTEST, _RIVALS = 16, 96  # of a workload, each of the first is set against all of the second
+_REACH = 1.6  # no rival is slower than so many times the best
+_FALL = 10.0  # weight of a pair: exp(-_FALL * how much slower than the best the faster one is),
+_FULL = 0.2  # and in proportion to what a wrong order would cost, up to so much in the logarithm
+
+_Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """Rows to learn from.
+
+    Attributes:
+        matrix: features, float32 [n, f].
+        label: log(latency / start), float [n].
+        start: log of what a prediction starts from, which the label is added to, float [n].
+        weight: of the squared error, float [n].
+        workload: which workload a row is of, int [n].
+    """
+
+    matrix: NDArray[np.float32]
+    label: NDArray[np.floating[Any]]
+    start: NDArray[np.floating[Any]]
+    weight: NDArray[np.floating[Any]]
+    workload: NDArray[np.integer[Any]]
+
+
+class NearBest:
+    """The pairs of rows near the best of each workload, and the loss of a wrong order of them.
+
+    Attributes:
+        rows: of each workload those of the pairs, fastest first, int [w, r]; after the last one
+            row 0, of weight 0.
+        weight: float32 [w, f, r], of the pair of one of the first and a slower one. That of all
+            pairs of a row is 1 on the average of the rows.
+    """
+
+    def __init__(self, log_latency: NDArray[np.floating[Any]], workload: NDArray[Any]) -> None:
+        order = np.lexsort((log_latency, workload))
+        starts = np.flatnonzero(np.diff(workload[order], prepend=-1))
+        near = [_near(log_latency, rows) for rows in np.split(order, starts[1:]) if len(rows) > 1]
+        self.rows = np.zeros((len(near), _RIVALS), dtype=np.intp)
+        slower = np.full((len(near), _RIVALS), np.nan)  # than the best, in the logarithm
+        for w, rows in enumerate(near):
+            self.rows[w, : len(rows)] = rows
+            slower[w, : len(rows)] = log_latency[rows] - log_latency[rows[0]]
+        first, other = slower[:, :_FASTEST, None], slower[:, None, :]
+        weight = np.exp(-_FALL * first) * np.clip((other - first) / _FULL, 0, 1)
+        self.weight: _Floats = np.nan_to_num(weight).astype(np.float32)
+        of_row = self.weight.sum(axis=2)
+        if of_row.any():
+            self.weight /= of_row[of_row > 0].mean()
+
+    def gradients(self, predicted: _Floats, scale: float) -> tuple[_Floats, _Floats]:
+        """First and second derivative of the loss by the prediction of each row, float32 [n].
+
+        Args:
+            predicted: log latency, up to a constant of each workload, float32 [n].
+        """
+        gradient, curvature = np.zeros_like(predicted), np.zeros_like(predicted)
+        cost = scale * predicted[self.rows]
+        with np.errstate(over="ignore"):  # to infinity: then the order is right beyond doubt
+            wrong = 1 / (1 + np.exp(cost[:, None, :] - cost[:, :_FASTEST, None]))
+        push = self.weight * wrong
+        bend = push * (1 - wrong)
+        for values, result, sign in ((scale * push, gradient, -1), (scale**2 * bend, curvature, 1)):
+            of_row = sign * values.sum(axis=1)
+            of_row[:, :_FASTEST] += values.sum(axis=2)
+            np.add.at(result, self.rows.ravel(), of_row.ravel())
+        return gradient, curvature
+
+
+def _near(log_latency: NDArray[np.floating[Any]], rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Of a workload's rows, fastest first, those near the best."""
+    rivals = rows[:_RIVALS]
+    count = np.searchsorted(log_latency[rivals], log_latency[rows[0]] + np.log(_REACH))
+    return rivals[:count]
+
+
+def grow(
+    lesson: Lesson,
+    params: XgbParams,
+    *,
+    nthread: int,
+    names: tuple[str, ...] | None = None,
+) -> Booster:
+    """Trees that predict the label of rows; deterministic, whatever the number of threads."""
+    import xgboost
+
+    data = xgboost.QuantileDMatrix(
+        lesson.matrix,
+        label=lesson.label,
+        weight=lesson.weight,
+        feature_names=list(names) if names else None,
+        nthread=nthread,
+        max_bin=params.max_bin,
+    )
+    options, objective = params.booster(nthread), None
+    if params.pairs:
+        options |= {"base_score": 0.0}
+        objective = _objective(lesson, params)
+    return xgboost.train(options, data, num_boost_round=params.rounds, obj=objective)
+
+
+def _objective(
+    lesson: Lesson, params: XgbParams
+) -> Callable[[_Floats, Any], tuple[_Floats, _Floats]]:
+    """Squared error, and :class:`NearBest` with the weight that the parameters give it."""
+    label, start, weight = (
+        column.astype(np.float32) for column in (lesson.label, lesson.start, lesson.weight)
+    )
+    near = NearBest(lesson.label + lesson.start, lesson.workload)
+
+    def gradients(predicted: _Floats, _: Any) -> tuple[_Floats, _Floats]:
+        first, second = near.gradients(predicted + start, params.pair_scale)
+        return (
+            weight * (predicted - label) + params.pairs * first,
+            weight + params.pairs * second,
+        )
+
+    return gradients
