@@ -30,7 +30,7 @@ def identity(workload: Workload, config: GemmConfig, artifact: Artifact | None) 
 def identities(
     workload: Workload, candidates: Candidates, program: NDArray[np.int64] | None = None
 ) -> NDArray[np.int64]:
-    """Numbers, equal for candidates of one :func:`identity`; int64 [n].
+    """Numbers from 0 to n - 1, equal for candidates of one :func:`identity`; int64 [n].
 
     Args:
         program: what :func:`programs` says of them, where it is known.
@@ -39,8 +39,8 @@ def identities(
         program = programs(candidates)
     block_m, group_m = candidates.config_columns[:, [_BLOCK_M, _GROUP_M]].astype(np.int64).T
     order = np.minimum(group_m, np.maximum(-(-workload.m // block_m), 1))
-    same: NDArray[np.int64] = program * (int(group_m.max(initial=0)) + 1) + order
-    return same
+    same = program * (int(group_m.max(initial=0)) + 1) + order
+    return np.unique(same, return_inverse=True)[1].astype(np.int64)
 
 
 def programs(candidates: Candidates) -> NDArray[np.int64]:

@@ -16,7 +16,9 @@ from costmodel.artifact_table import ArtifactTable
 from costmodel.candidates import Candidates
 from costmodel.config import GemmConfig
 from costmodel.coverage import Coverage
+from costmodel.duplicates import identities, identity
 from costmodel.errors import CorruptFile, InvalidInput, NoModel
+from costmodel.grid import grid
 from costmodel.models import RuleHeuristic, TrainingTable, XgbCostModel, XgbParams
 from costmodel.ptx import PTX_FEATURES
 from costmodel.ranking import rank
@@ -127,6 +129,20 @@ def test_of_many_that_do_the_same_none_crowds_out_the_others(model: XgbCostModel
     found = rank(EVEN, H100, model, 8, configs=[*same, *whole.configs[1:8]])
     assert len(found) == 8
     assert np.isfinite(found.cost).all()
+
+
+def test_numbers_are_equal_where_identities_are() -> None:
+    small = Workload.dense(20, 2048, 4096)  # of one or two tiles of rows: most orders are the same
+    configs = [replace(c, group_m=g) for c in grid()[::40] for g in (1, 2, 8)]
+    made = [artifact(small, c) if i % 4 else None for i, c in enumerate(configs)]
+    candidates = Candidates.of(configs, made)
+    numbers = identities(small, candidates)
+    assert set(numbers.tolist()) <= set(range(len(configs)))
+    named: dict[object, int] = {}
+    for row, (config, found) in enumerate(zip(configs, made, strict=True)):
+        same = identity(small, config, found)
+        assert numbers[row] == named.setdefault(row if same is None else same, numbers[row])
+    assert len(named) == len({*numbers.tolist()}) < len(configs)
 
 
 def test_it_says_when_artifacts_are_missing(model: XgbCostModel) -> None:
