@@ -13,13 +13,14 @@ import torch
 
 from costmodel.candidates import CostModel
 from costmodel.models.storage import CARD
+from costmodel.outputs import NewOutput
 from costmodel.prepared import Launch
 from costmodel.ranks import epoch
 
 __all__ = ["Call", "KeptLaunches", "ModelLike", "key_of"]
 
 ModelLike = CostModel | str | PathLike[str] | None
-_Kept = tuple[Launch, tuple[int, ...]]
+_Kept = tuple[Launch, tuple[int, ...], NewOutput]
 
 
 @dataclass(slots=True, eq=False)
@@ -87,7 +88,8 @@ def _identity(model: ModelLike) -> Any:
 
 
 class KeptLaunches:
-    """Launches by key, with the bytes that their operands span: a bounded number of them.
+    """Launches by key, with the bytes that their operands span and what makes an output: a bounded
+    number of them.
 
     There are two generations. What is put goes to the young one; when that is full it becomes the
     old one, whose predecessor is dropped: no call ever waits for a clean-up. What is used of the

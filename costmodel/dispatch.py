@@ -21,7 +21,7 @@ from costmodel.calls import Call, KeptLaunches, ModelLike, key_of
 from costmodel.counters import count
 from costmodel.errors import InvalidInput
 from costmodel.models.xgb import XgbCostModel
-from costmodel.outputs import new_output
+from costmodel.outputs import NewOutput
 from costmodel.prepared import Launch
 from costmodel.preparing import prepare
 from costmodel.torch_product import torch_multiplies_in_tf32
@@ -40,6 +40,7 @@ _background = Background(_launches.discard)
 # Without torch's wrapper, which costs every call as much again.
 _deterministic = torch._C._get_deterministic_algorithms
 _is_compiling = torch.compiler.is_compiling
+_FLOAT32 = torch.float32
 
 
 def matmul(
@@ -104,8 +105,8 @@ def matmul(
     """
     if _is_compiling():
         return _traced(Call(a, b, out, bias, activation, tf32, out_dtype, mode, model))
-    if tf32 is None:
-        tf32 = _as_torch(a)
+    if tf32 is None and getattr(a, "dtype", None) is _FLOAT32:  # else that is no question
+        tf32 = torch_multiplies_in_tf32()
     if _deterministic():
         mode = modes.deterministic(mode)
     key = key_of(a, b, out, bias, activation, tf32, out_dtype, mode, model)
@@ -115,9 +116,9 @@ def matmul(
         if found is None:
             call = Call(a, b, out, bias, activation, tf32, out_dtype, mode, model)
             return _first_call(key, call)
-    launch, spans = found
+    launch, spans, new_output = found
     if out is None:
-        out = new_output(a, b, out_dtype)
+        out = new_output(a)
     elif may_share(out, a, b, bias, spans):
         for x, span, name in zip((a, b, bias), spans[1:], ("a", "b", "bias"), strict=True):
             if x is not None:
@@ -208,16 +209,13 @@ def launch_for(a: torch.Tensor, b: torch.Tensor, **options: Any) -> Launch | Non
         options: those of :func:`matmul`.
     """
     call = Call(a, b, **options)
-    tf32 = _as_torch(a) if call.tf32 is None else call.tf32
+    tf32 = call.tf32
+    if tf32 is None and getattr(a, "dtype", None) is _FLOAT32:
+        tf32 = torch_multiplies_in_tf32()
     mode = modes.deterministic(call.mode) if _deterministic() else call.mode
     key = key_of(a, b, call.out, call.bias, call.activation, tf32, call.out_dtype, mode, call.model)
     found = _launches.get(key)
     return found[0] if found is not None else None
-
-
-def _as_torch(a: torch.Tensor) -> bool | None:
-    """Whether torch itself would multiply by TF32; None where that is no question."""
-    return torch_multiplies_in_tf32() if getattr(a, "dtype", None) is torch.float32 else None
 
 
 def _is_batch(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -249,15 +247,14 @@ def _first_call(key: object, call: Call) -> torch.Tensor:
     check_arguments(a, b, call.out, bias, call.activation, call.tf32, call.out_dtype)
     if torch.is_grad_enabled() and any(x.requires_grad for x in (a, b, bias) if x is not None):
         return _traced(call)
-    out = call.out
-    if out is None:
-        out = new_output(a, b, call.out_dtype)
+    new_output = NewOutput(a, b, call.out_dtype)
+    out = new_output(a) if call.out is None else call.out
     found = prepare(call, out, winners, _background)
     count(prepared=1)
     if key is not None and found.keep:
         operands = (out, a, b, bias)
         spans = tuple(0 if x is None else span_bytes(x) for x in operands)
-        _launches.put(key, (found.launch, spans))
+        _launches.put(key, (found.launch, spans, new_output))
         if found.job is not None and not _background.hold(found.job, key, found.accepted):
             _launches.discard([key])  # it was done meanwhile
     found.launch(a, b, out, bias)

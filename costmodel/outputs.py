@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
 
-__all__ = ["new_output"]
+import torch
+from torch import _C
+
+__all__ = ["NewOutput", "new_output"]
 
 # What Inductor's code allocates by: a microsecond or two less, for it passes by torch's dispatcher.
-_compiled = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-_empty_strided_cuda = getattr(_compiled, "_empty_strided_cuda", None)
+_compiled = getattr(getattr(_C, "_dynamo", None), "guards", None)
+_empty_strided_cuda: Any = getattr(_compiled, "_empty_strided_cuda", None)
+_Tensor = torch.Tensor
+
+
+class NewOutput:
+    """Makes uninitialised contiguous [m, n] for products of one kind: sizes, type and device."""
+
+    __slots__ = ("_dtype", "_index", "_size", "_stride")
+
+    def __init__(self, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype | None) -> None:
+        """For products like that of a [m, k] and b [k, n]; a dtype of None is that of a."""
+        m, n = a.size(0), b.size(1)
+        self._size, self._stride = (m, n), (n or 1, 1)
+        self._dtype = a.dtype if dtype is None else dtype
+        # -1, which no device is, for all but CUDA's.
+        self._index = a.get_device() if a.is_cuda and _empty_strided_cuda is not None else -1
+
+    def __call__(self, a: torch.Tensor) -> torch.Tensor:
+        """One where ``a`` is, an operand of this kind."""
+        # A subclass makes tensors of its own kind, and the short way knows the current device only.
+        index = self._index
+        if index >= 0 and type(a) is _Tensor and index == _C._cuda_getDevice():
+            found: torch.Tensor = _empty_strided_cuda(self._size, self._stride, self._dtype)
+            return found
+        return a.new_empty(self._size, dtype=self._dtype)
 
 
 def new_output(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
@@ -17,17 +44,4 @@ def new_output(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype | None) -> t
     Args:
         dtype: None for that of ``a``.
     """
-    # A subclass makes tensors of its own kind, and the short way knows the current device only.
-    if (
-        type(a) is torch.Tensor
-        and a.is_cuda
-        and _empty_strided_cuda is not None
-        and a.get_device() == torch._C._cuda_getDevice()
-    ):
-        n = b.size(1)
-        found: torch.Tensor = _empty_strided_cuda(
-            (a.size(0), n), (n or 1, 1), a.dtype if dtype is None else dtype
-        )
-        return found
-    shape = a.size(0), b.size(1)
-    return a.new_empty(shape) if dtype is None else a.new_empty(shape, dtype=dtype)
+    return NewOutput(a, b, dtype)(a)

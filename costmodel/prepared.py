@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import _C
 
 from costmodel.launch import Kernel, Plan, Workspace, make_context
 from costmodel.recorded import RecordedLaunch
@@ -69,16 +70,12 @@ class TritonLaunch:
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
     ) -> None:
         """Queue it on the current stream of the operands' device."""
-        if torch._C._cuda_getDevice() != self._index:
-            with torch.cuda.device(self._index):
-                self._launch(a, b, out, bias)
-        else:
-            self._launch(a, b, out, bias)
-
-    def _launch(
-        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
-    ) -> None:
-        stream = torch._C._cuda_getCurrentRawStream(self._index)
+        index = self._index
+        if _C._cuda_getDevice() != index:
+            with torch.cuda.device(index):
+                self(a, b, out, bias)
+            return
+        stream = _C._cuda_getCurrentRawStream(index)
         if self._wants_workspace:
             self._launch_with_workspace(stream, (a, b, out), bias)
         else:

@@ -160,9 +160,9 @@ def test_the_host_time_of_a_call_is_a_median(script: Any, monkeypatch: pytest.Mo
     clock, calls, waits = [0.0], [0, 0], [0]
 
     def call(which: int, takes_s: float) -> None:
-        repeat = calls[which] // bench._CALLS
+        repeat = calls[which] // bench._AT_A_TIME
         calls[which] += 1
-        # What comes before the repeats is not timed; two of nine meet a slow host, for both.
+        # The first ones are not timed; two turns of forty meet a slow host, for both.
         clock[0] += 1.0 if repeat == 0 else takes_s + (repeat in (4, 5))
 
     def synchronize() -> None:
@@ -172,8 +172,8 @@ def test_the_host_time_of_a_call_is_a_median(script: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
     ours, theirs = bench.host_us((lambda: call(0, 2e-6), lambda: call(1, 3e-6)), synchronize)
     assert (ours, theirs) == (pytest.approx(2.0, rel=1e-3), pytest.approx(3.0, rel=1e-3))
-    assert calls == [bench._CALLS * (1 + bench._REPEATS)] * 2
-    assert waits[0] == 2 * (1 + bench._REPEATS)
+    assert calls == [bench._CALLS + bench._AT_A_TIME] * 2
+    assert waits[0] == 2 * (1 + bench._CALLS // bench._AT_A_TIME)
 
 
 def test_dispatch_by_hand(script: Any) -> None:

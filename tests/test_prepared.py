@@ -26,6 +26,7 @@ def test_no_threads_copies_come_between_anothers_and_its_product(
 ) -> None:
     """On one stream all copies have one place: what is queued last before a product is read."""
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(prepared, "_workspace", lambda index, stream: None)
     queued: list[tuple[str, int]] = []
 
@@ -47,7 +48,7 @@ def test_no_threads_copies_come_between_anothers_and_its_product(
     )
     x = torch.zeros(1, 1)
     threads = [
-        threading.Thread(target=lambda: [launch._launch(x, x, x, None) for _ in range(10)])
+        threading.Thread(target=lambda: [launch(x, x, x, None) for _ in range(10)])
         for _ in range(4)
     ]
     for thread in threads:

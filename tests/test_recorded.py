@@ -170,13 +170,14 @@ def test_an_unexpected_launch_is_left_to_triton(
     wrapper: type[Wrapper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 5, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     c_function = CFunction()
     plan, kernel = plan_of(GemmConfig("pointer", 64, 64, 64), None), None
     kernel = Kernel(POINTER, wrapper(c_function), 7, (4, 1, 0))
     a, b, out = operands(1)
     launch = TritonLaunch(plan, kernel, 0, (a, b, out), SimpleNamespace(target=None))  # type: ignore[arg-type]
     for calls in (1, 2):
-        launch._launch(a, b, out, None)
+        launch(a, b, out, None)
         per_call = 2 if wrapper is Twice else 1
         assert len(c_function.calls) == calls * per_call
         if wrapper is not Addresses:

@@ -267,7 +267,8 @@ def test_a_cold_cache_is_cold_and_a_hot_one_is_hot() -> None:
     print(latency_us)
     device = Target.current().device
     assert latency_us["cold"] > workload.bytes() / device.bandwidth_gbs / 1e3
-    assert latency_us["hot"] < 0.9 * latency_us["cold"]
+    # On an H200, whose memory is nearly as fast as its L2 cache, by 6 %; on an H100 by more.
+    assert latency_us["hot"] < 0.97 * latency_us["cold"]
 
 
 @pytest.mark.alone
