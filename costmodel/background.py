@@ -42,6 +42,7 @@ class Background:
         self._held: dict[Any, set[Any]] = {}  # by job: keys of launches
         self._refused: set[Any] = set()  # keys of launches whose job found the queue full
         self._failed: dict[Any, None] = {}
+        self._tried: dict[Any, None] = {}
         self._warned = False
         self._thread: threading.Thread | None = None
 
@@ -79,10 +80,15 @@ class Background:
                 return True
             return key in self._failed
 
+    def has_tried(self, key: Any) -> bool:
+        """Whether a job of this key is done, or has failed: another would not do better."""
+        return key in self._tried
+
     def forget_failures(self) -> None:
         """Try again what has failed, when it is asked for."""
         with self._lock:
             self._failed.clear()
+            self._tried.clear()
 
     def _serve(self) -> None:
         ignore_other_captures()
@@ -105,6 +111,9 @@ class Background:
     def _end(self, key: Any, error: Exception | None) -> None:
         with self._lock:
             launches = self._held.pop(key)
+            self._tried[key] = None
+            while len(self._tried) > _REMEMBERED:
+                del self._tried[next(iter(self._tried))]
             if error is not None:
                 launches = set()
                 self._failed[key] = None

@@ -75,24 +75,29 @@ class _Product:
         Args:
             only_loaded: only what can be launched with nothing to be compiled or loaded.
         """
-        if result.config is None:
-            return self.by_torch(result)
+        here = result.at(self.workload.m)
+        if here.config is None:
+            return self.by_torch(here)
         index = self.question.device_index
-        configs = _choices(result)
+        configs = _choices(result, self.workload)
+        if self.question.epoch:  # which of the next ones can be loaded differs from rank to rank
+            configs = configs[:1] if only_loaded or result.timed else configs
         if only_loaded:
             loaded = set(loaded_configs(self.workload, result.target, index))
-            if self.question.epoch:  # which of the next ones are loaded differs from rank to rank
-                configs = [result.config]
             configs = [config for config in configs if config in loaded]
-        return first_launch(configs, self.workload, index, self.operands, result)
+        launch = first_launch(configs, self.workload, index, self.operands, here)
+        if launch is None and result.config is None and not self.question.epoch:
+            return self.by_torch(result)  # whose winner elsewhere in the bucket torch is
+        return launch
 
 
-def _choices(result: TuningResult) -> list[GemmConfig]:
+def _choices(result: TuningResult, workload: Workload) -> list[GemmConfig]:
     """What a result allows to be launched, the best first."""
-    if result.config is None:
-        return []
-    timed_or_pinned = result.timed or not result.ranked
-    return [result.config] if timed_or_pinned else [config for config, _ in result.ranked]
+    chosen = [result.at(workload.m).config, result.config]
+    configs = dict.fromkeys(config for config in chosen if config is not None)
+    if configs and result.ranked and not result.timed:
+        configs |= dict.fromkeys(config for config, _ in result.ranked)
+    return [*configs]
 
 
 def prepare(call: Call, out: torch.Tensor, winners: Winners, background: Background) -> Prepared:
@@ -191,10 +196,17 @@ def _in_capture(product: _Product, winners: Winners) -> Prepared:
     if found is not None:
         launch = product.of(found, only_loaded=True)
         if launch is not None:
-            # Of a prediction, perhaps a later choice.
-            return Prepared(launch, keep=isinstance(launch, TorchLaunch) or found.timed)
+            covers = winners.covers(product.question, found)
+            return Prepared(launch, keep=covers and _is_final(found, launch, product.workload))
     count(makeshifts=1)
     return Prepared(_of_what_is_loaded(product, winners), keep=False)
+
+
+def _is_final(result: TuningResult, launch: Launch, workload: Workload) -> bool:
+    """Whether a result would launch the same with all the time in the world."""
+    if result.at(workload.m).config != launch.config:
+        return False
+    return launch.config is None or result.timed  # of a prediction, perhaps a later choice
 
 
 def _of_what_is_loaded(product: _Product, winners: Winners) -> Launch:
@@ -244,14 +256,22 @@ def _meanwhile(product: _Product, winners: Winners, background: Background) -> P
     Even what is on disk is left to the job: its key takes the model, which takes seconds to load.
     """
     question, workload = product.question, product.workload
-    found = winners.known(question, on_disk=False)
-    if found is not None and (launch := product.of(found)) is not None:
-        return Prepared(launch)
     rows = winners.buckets.of(workload.m)
+    key: tuple[Any, ...]
     key = rows, workload.n, workload.k, workload.code, question.device_index, question.model
+    at_hand = None
+    found = winners.known(question, on_disk=False)
+    if found is not None:
+        at_hand = product.of(found, only_loaded=True)
+        wanted, covers = found.at(workload.m).config, winners.covers(question, found)
+        key = *key, wanted, covers
+        there = covers and at_hand is not None and at_hand.config == wanted
+        if at_hand is not None and (there or background.has_tried(key)):
+            return Prepared(at_hand)
     accepted = background.submit(key, partial(_improve, question, winners))
-    guess = winners.known(replace(question, mode="predict"), on_disk=False)
-    at_hand = product.of(guess, only_loaded=True) if guess is not None else None
+    if at_hand is None:
+        guess = winners.known(replace(question, mode="predict"), on_disk=False)
+        at_hand = product.of(guess, only_loaded=True) if guess is not None else None
     if at_hand is None:
         target = winners.target_of(question.device_index)
         why = "torch answers until a configuration was predicted in the background"
@@ -280,7 +300,7 @@ def _bring(result: TuningResult, question: Question) -> None:
         CompileError, LaunchError: none can be.
     """
     refused: CompileError | LaunchError | None = None
-    for config in _choices(result):
+    for config in _choices(result, question.workload):
         plan = Plan.of(question.workload, config, result.target.device.sm_count)
         try:
             bring(plan, result.target, question.device_index)

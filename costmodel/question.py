@@ -95,9 +95,9 @@ def at_the_end(question: Question, rows: tuple[int, int]) -> tuple[Question, tup
 
 
 def fits(result: TuningResult, workload: Workload) -> bool:
-    """Whether the winner of another m may run this one too."""
-    device = result.target.device
-    return result.config is None or not legality(result.config, workload, device)
+    """Whether the winner of another m, or what else it has for this one, may run it."""
+    device, config = result.target.device, result.at(workload.m).config
+    return config is None or not legality(config, workload, device)
 
 
 def serves(result: TuningResult, rows: tuple[int, int], target: Target, question: Question) -> bool:

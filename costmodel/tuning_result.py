@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import isfinite, nan
 from typing import Any, cast, get_args, get_type_hints
 
@@ -13,7 +13,7 @@ from costmodel.target import Target
 from costmodel.untrusted import require_count, take
 from costmodel.workload import Workload
 
-__all__ = ["PINNED", "PREDICTED", "Costs", "TuningResult"]
+__all__ = ["PINNED", "PREDICTED", "Costs", "Part", "TuningResult"]
 
 PREDICTED = "predicted"
 """The ``source`` of a result that rests on no timing."""
@@ -35,6 +35,14 @@ class Costs:
     @property
     def total_s(self) -> float:
         return self.rank_s + self.compile_s + self.measure_s
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some m of a bucket, up to this one, and what computes them; None is torch."""
+
+    last: int
+    config: GemmConfig | None
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,8 @@ class TuningResult:
         expected_kept: the share of the best speed, from 0 to 1, that the ranking promised to keep
             by what was looked at; None where the model cannot tell.
         doubt: why the ranking should not be trusted; empty if it may be.
+        parts: what computes the other m of its bucket, ascending (:mod:`costmodel.spread`); empty
+            where none was asked for yet: then the choice is that of all.
     """
 
     workload: Workload
@@ -82,6 +92,7 @@ class TuningResult:
     head: str = ""
     expected_kept: float | None = None
     doubt: str = ""
+    parts: tuple[Part, ...] = ()
 
     @property
     def sure(self) -> bool | None:
@@ -97,6 +108,16 @@ class TuningResult:
     def timed(self) -> bool:
         """Whether the choice rests on timings, and not on a prediction or a wish."""
         return self.source not in (PREDICTED, PINNED)
+
+    def at(self, m: int) -> TuningResult:
+        """The same for another m of the bucket, which something else may compute."""
+        if m == self.workload.m:
+            return self
+        config = next((part.config for part in self.parts if m <= part.last), self.config)
+        if config == self.config:
+            return self
+        why = f"for m={m} expected to be faster than {self.chosen}, which is for {self.workload}"
+        return replace(self, config=config, why=why, parts=())
 
     @property
     def best_triton(self) -> tuple[GemmConfig, Measurement] | None:
@@ -133,6 +154,10 @@ class TuningResult:
             "why": self.why,
             "source": self.source,
             "reliable": self.reliable,
+            "parts": [
+                {"last": part.last, "config": part.config.to_dict() if part.config else "torch"}
+                for part in self.parts
+            ],
             "costs": asdict(self.costs) | {"total_s": self.costs.total_s},
         }
 
@@ -181,6 +206,7 @@ def _read(data: Any) -> TuningResult:
         head=take(data, "head", str) if "head" in data else "",
         expected_kept=_number(data, "expected_kept") if "expected_kept" in data else None,
         doubt=take(data, "doubt", str) if "doubt" in data else "",
+        parts=tuple(map(_part, _rows(data, "parts"))) if "parts" in data else (),
         **texts,
     )
 
@@ -194,6 +220,11 @@ def _rows(data: dict[str, Any], name: str) -> list[Any]:
 
 def _config(row: Any) -> GemmConfig:
     return GemmConfig.from_dict(take(row, "config", dict))
+
+
+def _part(row: Any) -> Part:
+    last = require_count("last", take(row, "last", int))
+    return Part(last, None if row.get("config") == "torch" else _config(row))
 
 
 def _measurement(m: Measurement) -> dict[str, Any]:

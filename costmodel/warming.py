@@ -16,7 +16,6 @@ from costmodel.errors import LaunchError, RankError
 from costmodel.prepared import Launch
 from costmodel.ranking import named_model
 from costmodel.ranks import Ranks, epoch
-from costmodel.space import legality
 from costmodel.target import Target
 from costmodel.tuning_result import TuningResult
 from costmodel.winners import Question
@@ -145,25 +144,35 @@ def _result(launch: Launch | None) -> TuningResult | None:
 
 
 def _warm(call: _Call, check: Callable[[Launch], None] = lambda launch: None) -> Launch | None:
-    """Make a call, and that of the last m of its bucket where that goes another way."""
+    """Make a call, and others of its bucket until all that its m launch is there."""
     launch = call.launched()
-    result = _result(launch)
-    if launch is None or result is None:
+    if launch is None or launch.result is None:
         return launch
     check(launch)
     last = call.with_last_m()
-    if last is not None and not _shares(call.workload, last, result):
-        other = call.of(last).launched()
-        if other is not None:
-            check(other)
+    if last is not None and last.m != call.workload.m:
+        _check_launched(call.of(last), check)
+        for m in _of_parts(call):
+            _check_launched(call.of(replace(last, m=m)), check)
     return launch
 
 
-def _shares(workload: Workload, last: Workload, result: TuningResult) -> bool:
-    """Whether the last m of a bucket launches what this workload does."""
-    if last.code != workload.code:
-        return False
-    return result.config is None or not legality(result.config, last, result.target.device)
+def _check_launched(call: _Call, check: Callable[[Launch], None]) -> None:
+    launch = call.launched()
+    if launch is not None:
+        check(launch)
+
+
+def _of_parts(call: _Call) -> list[int]:
+    """An m of each part of the bucket, of which the first and the last m are there already."""
+    question = call.question()
+    named = replace(question, mode=modes.winners_of(question.mode)[-1])
+    found = dispatch.winners.known(named)
+    if found is None:
+        return []
+    there = {found.at(m).config for m in (call.workload.m, *(p.last for p in found.parts[-1:]))}
+    rest = {part.config: part.last for part in found.parts if part.config not in there}
+    return [*rest.values()]
 
 
 # --- all ranks of a group -----------------------------------------------------------------------

@@ -1,8 +1,10 @@
 """The winner of each workload: from memory, from disk, or by tuning; each is tuned once.
 
 Winners are shared by buckets of m, so that a service that sees every m tunes a bounded number of
-times: (n, k) and the class of code are exact, and the first m of a bucket stands for the others.
-Where its winner may not run a larger m of the bucket, the last m stands for those: two at most.
+times: (n, k) and the class of code are exact, and the first m that is asked for is tuned. When
+another one is asked for, what computes the rest of the bucket is worked out, once
+(:mod:`costmodel.spread`). Where the winner may not run a larger m of the bucket, the last m is
+tuned as well: two at most.
 
 In a process group a winner is what the ranks have agreed on, else what each of them predicts alike:
 what is on the disk of one rank, or was asked first there, does not matter.
@@ -23,7 +25,10 @@ from costmodel.compile_pool import compile_for_device
 from costmodel.counters import count
 from costmodel.errors import InvalidInput
 from costmodel.locks import KeyedLocks
+from costmodel.models.xgb import XgbCostModel
 from costmodel.question import Question, at_the_end, fits, memory_key, serves, winner_key
+from costmodel.ranking import answering_model
+from costmodel.spread import spread
 from costmodel.target import Target
 from costmodel.timing_bench import Bench, TimingBench
 from costmodel.trial import Compile
@@ -90,9 +95,10 @@ class Winners:
         if question.epoch:
             return self._in_group(question)
         rows = self.buckets.of(question.workload.m)
-        result = self._find(question, rows, instead_of, wait)
+        result = self._spread(question, rows, self._find(question, rows, instead_of, wait))
         if not fits(result, question.workload):
-            result = self._find(*at_the_end(question, rows), instead_of, wait)
+            question, rows = at_the_end(question, rows)
+            result = self._find(question, rows, instead_of, wait)
         return result
 
     def known(self, question: Question, *, on_disk: bool = True) -> TuningResult | None:
@@ -108,6 +114,13 @@ class Winners:
             result = self._known(*at_the_end(question, rows), on_disk)
         return result
 
+    def covers(self, question: Question, result: TuningResult) -> bool:
+        """Whether a known winner says what computes this m, and not only that it may."""
+        if question.workload.m == result.workload.m:
+            return True
+        rows = self.buckets.of(question.workload.m)
+        return self._spreads(question, rows, result) is None
+
     def tune(self, question: Question, **options: Any) -> TuningResult:
         """Tune now, whatever is known, and keep the winner; options as of ``tuner.tune``."""
         rows = self.buckets.of(question.workload.m)
@@ -117,10 +130,10 @@ class Winners:
     def of_bucket(self, question: Question) -> list[TuningResult]:
         """The winners of all m of a bucket, outside a process group: one, or two.
 
-        The second one is for those m that the first may not run.
+        They are spread over the bucket. The second one is for those m that the first may not run.
         """
         rows = self.buckets.of(question.workload.m)
-        found = [self._find(question, rows, None, True)]
+        found = [self._spread(question, rows, self._find(question, rows, None, True), asked=True)]
         last, its_row = at_the_end(question, rows)
         if not fits(found[0], last.workload):
             found.append(self._find(last, its_row, None, True))
@@ -200,6 +213,43 @@ class Winners:
                 self.cache.discard(self._key(question, rows))
             count(misses=1)
             return self._tuned(question, rows, {}, wait)
+
+    def _spread(
+        self,
+        question: Question,
+        rows: tuple[int, int],
+        result: TuningResult,
+        *,
+        asked: bool = False,
+    ) -> TuningResult:
+        """The winner with what computes the other m of its bucket, if one of them is asked for.
+
+        Args:
+            asked: they are, whichever m the question has.
+        """
+        model = self._spreads(question, rows, result)
+        if model is None or not (asked or question.workload.m != result.workload.m):
+            return result
+        name, forgotten = memory_key(question, rows), self._forgotten
+        with self._locks.alone(name):
+            found = self._results.get(name, result)
+            if found.parts:  # another thread was faster
+                return found
+            found = replace(found, parts=spread(found, rows, model))
+            if forgotten == self._forgotten:
+                self._remember(name, found)
+            if found.reliable and not question.epoch:
+                self.cache.put(self._key(question, rows), found)
+        return found
+
+    def _spreads(
+        self, question: Question, rows: tuple[int, int], result: TuningResult
+    ) -> XgbCostModel | None:
+        """The model that is to spread a winner; None where it is spread, or cannot be."""
+        if result.parts or rows[0] == rows[1] or question.mode == "heuristic":
+            return None
+        model, _ = answering_model(question.model, result.target, question.workload)
+        return model if isinstance(model, XgbCostModel) else None
 
     def _known(
         self, question: Question, rows: tuple[int, int], on_disk: bool = True

@@ -37,7 +37,7 @@ LAYERS = (
     # the loop that feeds them
     "sampling", "collect", "worklist",
     # choosing
-    "shipped", "ranking", "explanation", "tuning_result", "trial", "tuner", "cache",
+    "shipped", "ranking", "explanation", "tuning_result", "spread", "trial", "tuner", "cache",
     "cache_bundle",
     "from_use", "timing_bench", "ranks", "question", "winners",
     # launching what was chosen
