@@ -1,14 +1,15 @@
-"""What it costs that many m share a winner: the winner of a bucket against one tuned for each m.
+"""What it costs that many m share a tuning: what a bucket has for an m against one tuned for it.
 
 The first m of a bucket is tuned, as by a service that happens to see it first, and so is each m in
-between; the two winners are then timed in turn on the m in between. torch is a candidate, as in
-``matmul``.
+between. Then three are timed in turn on the m in between: its own winner, what the bucket has for
+it without another timing, and the winner of the first m. torch is a candidate, as in ``matmul``.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from common import (
     CompiledAhead,
@@ -29,8 +30,10 @@ from costmodel.config import GemmConfig
 from costmodel.metrics import geomean
 from costmodel.models import XgbCostModel
 from costmodel.runner.device import DeviceRunner
+from costmodel.spread import spread
 from costmodel.target import Target
 from costmodel.tuner import tune
+from costmodel.tuning_result import TuningResult
 from costmodel.workload import Workload
 
 PAIRS = ((4096, 4096), (6144, 4096), (1024, 8192))
@@ -44,29 +47,43 @@ def between(first: int, last: int) -> list[int]:
     return sorted({(first + last) // 2, last} - {first})
 
 
-def row_of(m: int, n: int, k: int, rows: tuple[int, int], us: dict[str, float | None]) -> Row:
-    """One m in between: what its bucket's winner takes, and its own."""
-    shared, own = us["shared"], us["own"]
-    return {
-        "workload": f"{m}x{n}x{k}", "bucket": f"{rows[0]}-{rows[1]}", "shared_us": shared,
-        "own_us": own, "slower_pct": 100 * (shared / own - 1) if shared and own else None,
-    }  # fmt: skip
+def row_of(
+    m: int,
+    n: int,
+    k: int,
+    rows: tuple[int, int],
+    chosen: Mapping[str, GemmConfig | None],
+    us: Mapping[str, float | None],
+) -> Row:
+    """One m in between: what each of ``own``, ``shared`` and ``first`` is, and takes."""
+    row: Row = {"workload": f"{m}x{n}x{k}", "bucket": f"{rows[0]}-{rows[1]}"}
+    for name, config in chosen.items():
+        row |= {name: str(config or "torch"), f"{name}_us": us[name]}
+    own = us["own"]
+    for name, column in (("shared", "slower_pct"), ("first", "first_slower_pct")):
+        took = us[name]
+        row[column] = 100 * (took / own - 1) if took and own else None
+    return row
 
 
 def summarize(rows: list[Row]) -> Row:
     """Slower than tuned for itself, in percent: geometric mean and worst."""
-    known = [row for row in rows if row["slower_pct"] is not None]
+    known = [row for row in rows if None not in (row["slower_pct"], row["first_slower_pct"])]
     worst = max(known, key=lambda row: row["slower_pct"], default=None)
     return {
         "workloads": len(rows),
         "not_timed": len(rows) - len(known),
-        "slower_geomean_pct": (
-            100 * (geomean([1 + row["slower_pct"] / 100 for row in known]) - 1) if known else None
-        ),
+        "slower_geomean_pct": _mean_pct([row["slower_pct"] for row in known]),
         "slower_worst_pct": worst and worst["slower_pct"],
         "slower_worst_workload": worst and worst["workload"],
         "over_5_pct": sum(row["slower_pct"] > _NOISE_PCT for row in known),
+        "first_slower_geomean_pct": _mean_pct([row["first_slower_pct"] for row in known]),
+        "first_over_5_pct": sum(row["first_slower_pct"] > _NOISE_PCT for row in known),
     }
+
+
+def _mean_pct(slower_pct: Sequence[float]) -> float | None:
+    return 100 * (geomean([1 + x / 100 for x in slower_pct]) - 1) if slower_pct else None
 
 
 def measured(
@@ -76,16 +93,19 @@ def measured(
     """The rows of one bucket."""
     with DeviceRunner() as runner:
 
-        def winner(m: int) -> GemmConfig | None:
+        def tuned(m: int) -> TuningResult:
             workload = Workload.dense(m, n, k)
-            return tune(
-                workload, runner=runner, target=target, model=model, compile_=compile_
-            ).config
+            return tune(workload, runner=runner, target=target, model=model, compile_=compile_)
 
-        shared = winner(rows[0])
+        first = tuned(rows[0])
+        first = replace(first, parts=spread(first, rows, model))
         for m in between(*rows):
-            final = in_turn(runner, Workload.dense(m, n, k), {"shared": shared, "own": winner(m)})
-            yield row_of(m, n, k, rows, {name: us_or_none(x) for name, x in final.items()})
+            chosen = {
+                "own": tuned(m).config, "shared": first.at(m).config, "first": first.config
+            }  # fmt: skip
+            final = in_turn(runner, Workload.dense(m, n, k), chosen)
+            us = {name: us_or_none(x) for name, x in final.items()}
+            yield row_of(m, n, k, rows, chosen, us)
 
 
 def main() -> None:

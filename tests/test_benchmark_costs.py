@@ -14,7 +14,7 @@ from benchmark_fakes import H100, WORKLOAD, A, B, C, FakeRunner, compiled
 
 from costmodel.specialize import specialize
 from costmodel.target import Target
-from costmodel.tuning_result import Costs
+from costmodel.tuning_result import Costs, Part, TuningResult
 
 
 class FakeTuning:
@@ -231,15 +231,16 @@ def test_collection_by_hand(script: Any) -> None:
 
 
 def test_buckets_by_hand(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bucket's winner is 10 % slower on every m in between; torch is not chosen."""
+    """For each m in between the bucket has something that is 10 % slower than its own winner, and
+    the winner of the first m is slower still by as much; torch is not chosen."""
     bench = script("bench_buckets")
     assert bench.between(129, 160) == [144, 160]
     assert bench.between(1, 1) == []
-    own = dict(zip((129, 144, 160), (A, B, C), strict=True))
+    own = dict(zip((129, 144, 160), (A, B, B), strict=True))
 
-    class Tuned:
-        def __init__(self, workload: Any) -> None:
-            self.config = own[workload.m]
+    def tuned(workload: Any, **_: object) -> TuningResult:
+        config = own[workload.m]
+        return TuningResult.unranked(workload, H100, "auto", config, "", source="device (it)")
 
     class Runner(FakeRunner):
         def __enter__(self) -> Runner:
@@ -248,14 +249,23 @@ def test_buckets_by_hand(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         def __exit__(self, *_: object) -> None:
             pass
 
-    monkeypatch.setattr(bench, "DeviceRunner", lambda: Runner({A: 11.0, B: 10.0, C: 11.0}))
-    monkeypatch.setattr(bench, "tune", lambda workload, **_: Tuned(workload))
+    monkeypatch.setattr(bench, "DeviceRunner", lambda: Runner({A: 12.1, B: 10.0, C: 11.0}))
+    monkeypatch.setattr(bench, "tune", tuned)
+    monkeypatch.setattr(bench, "spread", lambda *_: (Part(144, C), Part(160, B)))
     rows = list(bench.measured(4096, 4096, (129, 160), H100, None, None))
     assert [row["workload"] for row in rows] == ["144x4096x4096", "160x4096x4096"]
     assert [row["slower_pct"] for row in rows] == [pytest.approx(10.0), pytest.approx(0.0)]
-    failed = bench.row_of(9, 8, 8, (9, 16), {"shared": None, "own": 1.0})
+    assert [row["first_slower_pct"] for row in rows] == [pytest.approx(21.0)] * 2
+    assert [(row["own"], row["shared"], row["first"]) for row in rows] == [
+        (str(B), str(C), str(A)), (str(B), str(B), str(A)),
+    ]  # fmt: skip
+    chosen = {"own": A, "shared": B, "first": None}
+    failed = bench.row_of(9, 8, 8, (9, 16), chosen, {"own": 1.0, "shared": None, "first": 1.0})
+    assert failed["first"] == "torch"
     summary = bench.summarize([*rows, failed])
     assert summary["slower_geomean_pct"] == pytest.approx(100 * (1.1**0.5 - 1))
     assert (summary["workloads"], summary["not_timed"], summary["over_5_pct"]) == (3, 1, 1)
+    assert summary["first_slower_geomean_pct"] == pytest.approx(21.0)
+    assert summary["first_over_5_pct"] == 2
     assert summary["slower_worst_workload"] == "144x4096x4096"
     assert bench.summarize([failed])["slower_worst_pct"] is None

@@ -285,7 +285,7 @@ def launched(m: int) -> TuningResult | None:
     return costmodel.result_for(a, b, mode="background", model=LAW)
 
 
-def expected(m: int) -> GemmConfig | None | str:
+def expected(m: int) -> GemmConfig | str | None:
     """What a bucket that was tuned, and spread, has for an m."""
     question = winners.Question(Workload.dense(m, N, K), -1, "auto", LAW)
     found = dispatch.winners.known(question)

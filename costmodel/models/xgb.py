@@ -173,7 +173,7 @@ class XgbCostModel:
     ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
         """Which candidates are nearest to the fastest, and the latency in us of those.
 
-        The first quarter of the trees, which comes near the whole, says which those are.
+        The first eighth of the trees, which comes near the whole, says which those are.
 
         Args:
             count: how many; all where there are no more.
@@ -194,7 +194,7 @@ class XgbCostModel:
                 heads.append((ptx, rows, design_matrix(workload, part, target, ptx=ptx)))
         near = np.arange(len(candidates))
         if count < len(near):
-            rough = self._log_multiple(heads, len(near), trees=max(self.params.rounds // 4, 1))
+            rough = self._log_multiple(heads, len(near), trees=max(self.params.rounds // 8, 1))
             near = np.sort(np.argsort(rough, kind="stable")[:count])
             heads = [
                 (ptx, rows[chosen], matrix[chosen])
