@@ -33,6 +33,7 @@ from costmodel.workload import Workload
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "h100-sxm"
+SIBLING = "h200-sxm"
 TABLES = [
     Toolchain("3.7.0", "12.8"),
     Toolchain("3.7.1", "12.8"),
@@ -44,6 +45,12 @@ TABLES = [
 @pytest.fixture(scope="module")
 def dataset() -> Dataset:
     return Dataset.open(ROOT / "datasets" / NAME)
+
+
+@pytest.fixture(scope="module")
+def sibling() -> Dataset:
+    """Of another card that runs the same binaries."""
+    return Dataset.open(ROOT / "datasets" / SIBLING)
 
 
 @pytest.fixture(scope="module")
@@ -77,29 +84,30 @@ def test_what_there_is_to_learn_from_is_whole(dataset: Dataset) -> None:
     assert {w.dtype for w in frame.workloads} == {"float16", "bfloat16"}
 
 
-def test_there_is_as_much_to_learn_from_as_was_planned(dataset: Dataset) -> None:
-    frame = dataset.frame("train")
+def test_there_is_as_much_to_learn_from_as_was_planned(dataset: Dataset, sibling: Dataset) -> None:
+    frame, more = dataset.frame("train"), sibling.frame("train")
     assert frame.ok.sum() >= 230_000
     assert len(frame.workloads) >= 900
+    assert frame.ok.sum() + more.ok.sum() >= 330_000
 
 
 def test_nothing_that_is_judged_by_is_learned_from(dataset: Dataset) -> None:
     assert [w for w in dataset.workloads("train") if is_held_out(w)] == []
 
 
-def test_another_card_has_the_eval_list_too_and_something_to_learn_from() -> None:
-    other = Dataset.open(ROOT / "datasets" / "h200-sxm")
-    assert set(other.workloads("eval")) == set(eval_workloads())
-    assert len(other.workloads("train")) >= 50
-    assert not any(is_held_out(w) for w in other.workloads("train"))
+def test_another_card_has_the_eval_list_too_and_something_to_learn_from(sibling: Dataset) -> None:
+    assert set(sibling.workloads("eval")) == set(eval_workloads())
+    assert len(sibling.workloads("train")) >= 400
+    assert not any(is_held_out(w) for w in sibling.workloads("train"))
 
 
-def test_a_sibling_is_ranked_for_by_the_same_model_and_told_so(model: XgbCostModel) -> None:
-    target = Target.named("h200-sxm", model.target_.toolchain if model.target_ else None)
+def test_both_cards_are_ranked_for_by_one_model(model: XgbCostModel) -> None:
+    assert model.devices_ == (NAME, SIBLING)
+    target = Target.named(SIBLING, model.target_.toolchain if model.target_ else None)
     found = rank(Workload.dense(4096, 4096, 4096), target, None, 8)
     assert found.model == model.name
     assert found.without_artifact == 0
-    assert "was trained on h100-sxm, this is h200-sxm" in found.reservation
+    assert found.reservation == ""
     here = rank(Workload.dense(16, 28672, 4096), Target.named(NAME), None, 1).predicted_us(0)
     there = rank(Workload.dense(16, 28672, 4096), target, None, 1).predicted_us(0)
     assert here is not None
@@ -162,12 +170,16 @@ def test_the_table_of_this_triton_is_what_it_compiles(model: XgbCostModel) -> No
     }
 
 
-def test_the_model_was_trained_on_this_dataset(dataset: Dataset, model: XgbCostModel) -> None:
+def test_the_model_was_trained_on_these_datasets(
+    dataset: Dataset, sibling: Dataset, model: XgbCostModel
+) -> None:
     assert model.target_ == dataset.target
-    assert model.card_["rows"] == dataset.frame("train").ok.sum()
+    both = (dataset, sibling)
+    assert model.card_["rows"] == sum(d.frame("train").ok.sum() for d in both)
     assert model.artifacts is not None
-    used = set(dataset.measurements("train").artifact_keys) - {""}  # torch has none
-    assert set(model.artifacts) >= used
+    for each in both:
+        used = set(each.measurements("train").artifact_keys) - {""}  # torch has none
+        assert set(model.artifacts) >= used
 
 
 def test_the_model_keeps_the_speed_that_is_claimed(
@@ -175,8 +187,8 @@ def test_the_model_keeps_the_speed_that_is_claimed(
 ) -> None:
     kept = evaluated[model.name]["regret"]
     assert evaluated[model.name]["workloads"] == len(dataset.workloads("eval"))
-    assert kept["1"]["geomean_pct"] >= 98
-    assert kept["8"]["geomean_pct"] >= 99.7
+    assert kept["1"]["geomean_pct"] >= 98.5
+    assert kept["8"]["geomean_pct"] >= 99.8
     assert evaluated[model.name]["kendall_tau"] >= 0.92
 
 

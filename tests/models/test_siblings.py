@@ -106,9 +106,11 @@ def test_only_devices_that_it_has_not_seen_are_mentioned(
     assert mixed.devices_ == ("h100-sxm", "h200-sxm")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert find_model(mixed, H200) == (mixed, "")
-        assert find_model(mixed, both[0].target) == (mixed, "")
-    model, told = find_model(alone, H200)
+        use(mixed)
+        assert find_model(H200) == (mixed, "")
+        assert find_model(both[0].target) == (mixed, "")
+        use(alone)
+        model, told = find_model(H200)
     assert model is alone
     assert "was trained on h100-sxm, this is h200-sxm" in told
     assert "not on a100-sxm" in mixed.answers(None, A100)
