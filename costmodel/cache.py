@@ -59,7 +59,7 @@ class WinnerCache:
 
     def __init__(self, directory: str | Path | None = None) -> None:
         self._named = Path(directory) if directory is not None else None
-        self._usable = True
+        self._usable = self._writable = True
         self._lock = threading.Lock()
 
     @property
@@ -89,7 +89,7 @@ class WinnerCache:
             InvalidInput: larger than any entry, and so would not be read again.
         """
         path = self._file(key)
-        if path is None:
+        if path is None or not self._writable:
             return
         data = {"schema": SCHEMA, "key": _plain(key), "result": result.to_dict()}
         content = (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()
@@ -98,8 +98,8 @@ class WinnerCache:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, lambda file: file.write(content))
-        except OSError as error:
-            self._give_up(error)
+        except OSError as error:  # what is there may still be read
+            self._give_up(error, reading=False)
 
     def discard(self, key: Mapping[str, Any]) -> None:
         """Forget a winner."""
@@ -167,9 +167,10 @@ class WinnerCache:
             return False
         return True
 
-    def _give_up(self, error: Exception) -> None:
+    def _give_up(self, error: Exception, *, reading: bool = True) -> None:
         with self._lock:
-            first, self._usable = self._usable, False
+            first, self._writable = self._writable, False
+            self._usable = self._usable and not reading
         if first:
             warnings.warn(
                 f"the cache of winners cannot be used, so they last for this process only: {error} "

@@ -27,6 +27,7 @@ from costmodel.pins import pinned
 from costmodel.prepared import Launch, TorchLaunch
 from costmodel.ranking import named_model, rank
 from costmodel.ranks import epoch
+from costmodel.space import legality
 from costmodel.tuning_result import TuningResult
 from costmodel.untrusted import one_line
 from costmodel.winners import Question, Winners
@@ -133,9 +134,13 @@ def prepare(call: Call, out: torch.Tensor, winners: Winners, background: Backgro
     if mode == "background" and not question.epoch:
         return _meanwhile(product, winners, background)
     if mode == "never":
-        found = _known(product, winners)
-        if found is not None and (launch := product.of(found)) is not None:
-            return Prepared(launch)
+        for known in winners_of(mode):
+            asked = replace(question, mode=known)
+            if winners.known(asked) is None:
+                continue
+            launch = product.of(winners.find(asked))  # which is spread over its bucket there
+            if launch is not None:
+                return Prepared(launch)
         question = replace(question, mode="predict")
     return Prepared(_found(product, question, winners.find(question), winners))
 
@@ -301,6 +306,8 @@ def _bring(result: TuningResult, question: Question) -> None:
     """
     refused: CompileError | LaunchError | None = None
     for config in _choices(result, question.workload):
+        if legality(config, question.workload, result.target.device):
+            continue
         plan = Plan.of(question.workload, config, result.target.device.sm_count)
         try:
             bring(plan, result.target, question.device_index)

@@ -26,6 +26,7 @@ from costmodel.workload import Workload
 __all__ = ["spread"]
 
 _PARTS = 8
+_LOOKED_AT = 16
 _NEW_GAINS = 1.02  # so many times faster must be what is not compiled yet
 # cuBLAS chooses by m as it likes: what it takes for another m is known less well.
 _TORCH_GAINS = 1.05
@@ -99,15 +100,32 @@ def _best(
     there = _predicted(result, workload, list(known_us), model)
     expected = {c: us * known_us[c][0] / known_us[c][1] for c, us in there.items()}
     ratios = [took / predicted for took, predicted in known_us.values()]
-    first = rank(workload, result.target, model, 1)
-    new, new_us = first.configs[0], float(first.cost[0]) * (median(ratios) if ratios else 1.0)
     best = min(expected, key=expected.__getitem__, default=None)
-    if best is None or expected[best] > _NEW_GAINS * new_us:
-        best = new
+    if (found := _new(result, workload, model)) is not None:
+        new, new_us = found[0], found[1] * (median(ratios) if ratios else 1.0)
+        if best is None or expected[best] > _NEW_GAINS * new_us:
+            best, expected = new, expected | {new: new_us}
     torch_us = _torch_us(result, workload, model)
-    if torch_us is not None and _TORCH_GAINS * torch_us < expected.get(best, new_us):
-        return None
+    gains = 1.0 if result.config is None else _TORCH_GAINS
+    if best is None or (torch_us is not None and gains * torch_us < expected[best]):
+        return None if torch_us is not None else result.config
     return best
+
+
+def _new(
+    result: TuningResult, workload: Workload, model: XgbCostModel
+) -> tuple[GemmConfig, float] | None:
+    """The first choice for one m of what was not tried, and its prediction in us.
+
+    Only what is known to compile: the program itself will compile it, without a child that may die.
+    """
+    tried = {config for config, _ in result.measured}
+    ranking = rank(workload, result.target, model, _LOOKED_AT)
+    columns = zip(ranking.configs, ranking.candidates.artifacts, ranking.cost, strict=True)
+    for config, artifact, us in columns:
+        if config not in tried and artifact is not None and artifact.ok:
+            return config, float(us)
+    return None
 
 
 def _torch_us(result: TuningResult, workload: Workload, model: XgbCostModel) -> float | None:

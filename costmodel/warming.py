@@ -150,10 +150,11 @@ def _warm(call: _Call, check: Callable[[Launch], None] = lambda launch: None) ->
         return launch
     check(launch)
     last = call.with_last_m()
-    if last is not None and last.m != call.workload.m:
-        _check_launched(call.of(last), check)
+    if last is not None:
+        if last.m != call.workload.m:
+            _check_launched(call.of(last), check)
         for m in _of_parts(call):
-            _check_launched(call.of(replace(last, m=m)), check)
+            _check_launched(call.of(replace(call.workload, m=m)), check)
     return launch
 
 
@@ -164,15 +165,19 @@ def _check_launched(call: _Call, check: Callable[[Launch], None]) -> None:
 
 
 def _of_parts(call: _Call) -> list[int]:
-    """An m of each part of the bucket, of which the first and the last m are there already."""
-    question = call.question()
-    named = replace(question, mode=modes.winners_of(question.mode)[-1])
-    found = dispatch.winners.known(named)
-    if found is None:
-        return []
-    there = {found.at(m).config for m in (call.workload.m, *(p.last for p in found.parts[-1:]))}
-    rest = {part.config: part.last for part in found.parts if part.config not in there}
-    return [*rest.values()]
+    """An m of each part of the bucket whose choice is another than that of the call's own m."""
+    question, winners = call.question(), dispatch.winners
+    for mode in (*modes.winners_of(question.mode), "predict"):
+        named = replace(question, mode=mode)
+        found = winners.known(named)
+        if found is None:
+            continue
+        if not question.epoch:  # else it was spread when it was agreed on
+            found = winners.of_bucket(named)[0]
+        own = found.at(call.workload.m).config
+        rest = {part.config: part.last for part in found.parts if part.config != own}
+        return [*rest.values()]
+    return []
 
 
 # --- all ranks of a group -----------------------------------------------------------------------

@@ -227,10 +227,11 @@ class Winners:
         Args:
             asked: they are, whichever m the question has.
         """
+        name, forgotten = memory_key(question, rows), self._forgotten
         model = self._spreads(question, rows, result)
         if model is None or not (asked or question.workload.m != result.workload.m):
             return result
-        name, forgotten = memory_key(question, rows), self._forgotten
+        key = self._key(question, rows)  # before it takes its time, as for a tuning
         with self._locks.alone(name):
             found = self._results.get(name, result)
             if found.parts:  # another thread was faster
@@ -238,8 +239,8 @@ class Winners:
             found = replace(found, parts=spread(found, rows, model))
             if forgotten == self._forgotten:
                 self._remember(name, found)
-            if found.reliable and not question.epoch:
-                self.cache.put(self._key(question, rows), found)
+                if found.reliable and not question.epoch:
+                    self.cache.put(key, found)
         return found
 
     def _spreads(
@@ -249,7 +250,9 @@ class Winners:
         if result.parts or rows[0] == rows[1] or question.mode == "heuristic":
             return None
         model, _ = answering_model(question.model, result.target, question.workload)
-        return model if isinstance(model, XgbCostModel) else None
+        # Not by another one than ranked: what it says of the timings is not comparable.
+        same = isinstance(model, XgbCostModel) and model.hash == result.model_hash
+        return model if isinstance(model, XgbCostModel) and same else None
 
     def _known(
         self, question: Question, rows: tuple[int, int], on_disk: bool = True

@@ -31,6 +31,7 @@ from costmodel.workload import Workload
 
 N, K = 1024, 2048
 ROWS = (2049, 2560)
+ROOT = Path(__file__).resolve().parents[1]
 
 
 class Law(XgbCostModel):
@@ -41,6 +42,7 @@ class Law(XgbCostModel):
     def __init__(self) -> None:
         super().__init__(name="law")
         self.target_, self.dtypes_, self._hash = H100, ("float16",), "0" * 16
+        self._directory = ROOT / "models/h100-sxm"  # for the binaries that are known
 
     def nearest(
         self, workload: Workload, candidates: Candidates, target: Target, count: int
@@ -68,6 +70,7 @@ def tuned(m: int, k: int = 8, *, torch_us: float | None = None, timed: bool = Tr
     configs = rank(workload, H100, Law(), k).configs
     source = {"source": "device (h100-sxm)"} if timed else {}
     found = TuningResult.unranked(workload, H100, "auto", configs[0], "", **source)
+    found = replace(found, model_hash=Law().hash)
     if not timed:
         return found
     measured = tuple((c, Measurement("ok", 1.2 * law_us(workload, c))) for c in configs)
@@ -129,6 +132,24 @@ def test_timings_count_for_more_than_what_was_predicted_of_them() -> None:
     assert spread(result, ROWS, Law()) == (Part(ROWS[1], second),)
 
 
+@pytest.mark.parametrize("status", ["wrong_result", "crashed", "too_slow", "compile_error"])
+def test_what_failed_where_it_was_tuned_is_chosen_nowhere(status: Any) -> None:
+    result = tuned(2049)
+    failed, *rest = result.measured
+    measured = ((failed[0], Measurement(status)), *rest)
+    result = replace(result, config=rest[0][0], measured=measured)
+    parts = spread(result, ROWS, Law())
+    assert failed[0] not in {part.config for part in parts}
+
+
+def test_what_is_not_known_to_compile_is_not_new() -> None:
+    law = Law()
+    law._directory = None
+    result = tuned(2049)
+    there = {config for config, _ in result.measured}
+    assert {part.config for part in spread(result, ROWS, law)} <= there
+
+
 def test_torch_is_taken_where_it_is_expected_to_be_faster_by_more_than_it_varies() -> None:
     torch_us = 1.2 * 1.1 * law_us(Workload.dense(2049, N, K), GemmConfig("pointer", 128, 128, 32))
     for factor, expected in ((0.1, {None}), (10.0, None)):
@@ -142,7 +163,7 @@ def test_torch_predicted_is_torch_for_all() -> None:
     assert spread(result, ROWS, Law()) == (Part(ROWS[1], None),)
 
 
-@pytest.mark.parametrize("rows", [(1, 1), (1, 2), (3, 4), (2**30 + 1, 2**31 - 1)])
+@pytest.mark.parametrize("rows", [(1, 1), (1, 2), (3, 4), (2**30 + 1, 2**30 + 7)])
 def test_buckets_of_any_size_have_parts(rows: tuple[int, int]) -> None:
     small = Workload.dense(rows[0], 1, 1)
     config = rank(small, H100, Law(), 1).configs[0]
@@ -235,17 +256,47 @@ def test_what_cannot_be_loaded_gives_way_to_the_winner(machine: Machine) -> None
     assert launches == {winner.config}
 
 
-def test_after_warmup_no_m_of_the_bucket_compiles_or_loads(machine: Machine) -> None:
+@pytest.mark.parametrize("mode", ["auto", "predict", "never", "background"])
+@pytest.mark.parametrize("m", [2060, 2560])
+def test_after_warmup_no_m_of_the_bucket_compiles_or_loads(
+    machine: Machine, m: int, mode: str
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("costmodel.warming._blank_operands", blank_operands)
         patch.setattr("costmodel.warming.Target.current", lambda *_: H100)
         patch.setattr(torch.cuda, "current_device", lambda: -1)
-        costmodel.warmup([(2060, N, K)], model=LAW)
+        costmodel.warmup([(m, N, K)], mode=mode, model=LAW)
     before = costmodel.stats()
-    chosen = {ask(m).chosen for m in range(2049, 2561, 17)}
+    chosen = {ask(any_m, mode).chosen for any_m in range(2049, 2561, 17)}
     done = costmodel.stats().since(before)
     assert (done.tuned, done.predicted, done.compiled, done.loaded) == (0, 0, 0, 0)
     assert len(chosen) > 1
+
+
+def test_never_takes_what_its_part_has(machine: Machine) -> None:
+    winner = ask(2060)
+    machine.restart()
+    assert ask(2060, "never").config == winner.config
+    chosen = ask(2560, "never").config
+    machine.restart()
+    assert chosen == ask(2560).config != winner.config
+
+
+def test_what_cannot_be_written_can_still_be_read(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(2060), ask(3000)
+    machine.restart()
+    timed = len(machine.bench.timed)
+
+    def refuse(*_: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("costmodel.cache.replace_file", refuse)
+    with pytest.warns(RuntimeWarning, match="Read-only"):
+        ask(2300)
+    ask(3000)
+    assert len(machine.bench.timed) == timed, "it is on disk"
 
 
 def blank_operands(workload: Workload, index: int) -> tuple[torch.Tensor, ...]:

@@ -116,6 +116,7 @@ def load(path: Path, *, nthread: int = 1, parse: bool = True) -> XgbCostModel:
     model = XgbCostModel(card["params"], name=card["name"], nthread=nthread)
     model._raw, model._hash, model._directory = heads, card["hash"], path
     if parse:
+        model._raw = dict(heads)
         for ptx in _HEADS:
             model._head(ptx)
     if card["torch_hash"]:

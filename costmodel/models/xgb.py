@@ -194,7 +194,7 @@ class XgbCostModel:
                 heads.append((ptx, rows, design_matrix(workload, part, target, ptx=ptx)))
         near = np.arange(len(candidates))
         if count < len(near):
-            rough = self._log_multiple(heads, len(near), trees=max(self.params.rounds // 8, 1))
+            rough = self._log_multiple(heads, len(near), rough=True)
             near = np.sort(np.argsort(rough, kind="stable")[:count])
             heads = [
                 (ptx, rows[chosen], matrix[chosen])
@@ -210,12 +210,18 @@ class XgbCostModel:
         heads: Sequence[tuple[bool, NDArray[np.intp], NDArray[np.float32]]],
         size: int,
         *,
-        trees: int = 0,
+        rough: bool = False,
     ) -> NDArray[np.float64]:
-        """log(latency / roofline) by the heads, of their rows, float64 [size]; 0 trees are all."""
+        """log(latency / roofline) by the heads, of their rows, float64 [size].
+
+        Args:
+            rough: by the first eighth of the trees.
+        """
         result = np.empty(size, dtype=np.float64)
         for ptx, rows, matrix in heads:
-            learned = self._head(ptx).inplace_predict(matrix, iteration_range=(0, trees))
+            head = self._head(ptx)
+            trees = max(head.num_boosted_rounds() // 8, 1) if rough else 0  # 0 are all
+            learned = head.inplace_predict(matrix, iteration_range=(0, trees))
             result[rows] = learned + np.log(matrix[:, _ESTIMATE])
         return result
 
