@@ -145,6 +145,22 @@ def test_a_loaded_model_can_be_saved_over_itself(saved: Path) -> None:
     assert load(saved).hash == before
 
 
+def test_a_loaded_model_needs_its_files_no_more(saved: Path, tmp_path: Path) -> None:
+    model = load(saved)
+    for name in ("model.ubj", "config.ubj"):
+        (saved / name).unlink()
+    assert load(model.save(tmp_path / "elsewhere")).hash == model.hash
+
+
+def test_a_card_that_lies_about_the_trees_is_not_gone_by(
+    saved: Path, target: Target, make_batch: Callable[..., Candidates]
+) -> None:
+    card = json.loads((saved / "card.json").read_text())
+    edit_card(saved, params=card["params"] | {"rounds": 10**6})
+    rows, _ = load(saved).nearest(LARGE, make_batch(LARGE, 100), target, 10)
+    assert len(rows) == 10
+
+
 def test_saving_an_unfitted_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NoModel, match="fit"):
         XgbCostModel().save(tmp_path / "m")
