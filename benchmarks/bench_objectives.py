@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from costmodel.dataset import Dataset
 from costmodel.models import TrainingTable, XgbParams
 from costmodel.models.folds import folds_by_nk
-from costmodel.models.objective import Lesson, grow
+from costmodel.models.objective import grow
 from costmodel.shipped import recording
 
 _NEAR_BEST = 1.05
@@ -46,11 +46,7 @@ def regression_and_order(study: Rows, seen: NDArray[np.bool_], seed: int) -> Lea
 
 def _grown(study: Rows, seen: NDArray[np.bool_], params: XgbParams) -> Learned:
     rows = np.flatnonzero(seen & study.ok)
-    lesson = Lesson(
-        study.matrix[rows], study.label[rows], study.floor[rows], study.weight[rows],
-        study.table.workload_index[rows],
-    )  # fmt: skip
-    booster = grow(lesson, params, nthread=study.nthread)
+    booster = grow(study.lesson(rows), params, nthread=study.nthread)
     return lambda asked: booster.inplace_predict(study.matrix[asked]) + study.floor[asked]
 
 

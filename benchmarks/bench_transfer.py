@@ -52,6 +52,13 @@ class Rows(Study):
         """Those of some workloads that worked."""
         return np.flatnonzero(np.isin(self.table.workload_index, workloads) & self.ok)
 
+    def lesson(self, rows: NDArray[np.intp]) -> Lesson:
+        """What the PTX-aware head learns of these rows."""
+        return Lesson(
+            self.matrix[rows], self.label[rows], self.floor[rows], self.weight[rows],
+            self.table.workload_index[rows],
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -145,17 +152,14 @@ def validate(
 def learn(parts: Sequence[Part], nthread: int, trees: XgbParams) -> xgboost.Booster:
     """A PTX-aware head."""
     first = np.cumsum([0, *(len(s.table.workloads) for s, _ in parts)])
+    lessons = [study.lesson(rows) for study, rows in parts]
     lesson = Lesson(
-        np.concatenate([s.matrix[rows] for s, rows in parts]),
-        np.concatenate([s.label[rows] for s, rows in parts]),
-        np.concatenate([s.floor[rows] for s, rows in parts]),
-        np.concatenate([s.weight[rows] for s, rows in parts]),
-        np.concatenate(
-            [
-                s.table.workload_index[rows] + n
-                for (s, rows), n in zip(parts, first[:-1], strict=True)
-            ]
-        ),
+        np.concatenate([part.matrix for part in lessons]),
+        np.concatenate([part.label for part in lessons]),
+        np.concatenate([part.start for part in lessons]),
+        np.concatenate([part.weight for part in lessons]),
+        # A workload of one study is none of another's.
+        np.concatenate([part.workload + n for part, n in zip(lessons, first[:-1], strict=True)]),
     )
     return grow(lesson, trees, nthread=nthread)
 

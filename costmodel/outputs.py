@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import _C
 
-__all__ = ["NewOutput", "new_output"]
+__all__ = ["NewOutput"]
 
 # What Inductor's code allocates by: a microsecond or two less, for it passes by torch's dispatcher.
 _compiled = getattr(getattr(_C, "_dynamo", None), "guards", None)
@@ -36,12 +36,3 @@ class NewOutput:
             found: torch.Tensor = _empty_strided_cuda(self._size, self._stride, self._dtype)
             return found
         return a.new_empty(self._size, dtype=self._dtype)
-
-
-def new_output(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    """An uninitialised contiguous [m, n] where a [m, k] is, for the product with b [k, n].
-
-    Args:
-        dtype: None for that of ``a``.
-    """
-    return NewOutput(a, b, dtype)(a)

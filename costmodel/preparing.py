@@ -134,11 +134,9 @@ def prepare(call: Call, out: torch.Tensor, winners: Winners, background: Backgro
     if mode == "background" and not question.epoch:
         return _meanwhile(product, winners, background)
     if mode == "never":
-        for known in winners_of(mode):
-            asked = replace(question, mode=known)
-            if winners.known(asked) is None:
-                continue
-            launch = product.of(winners.find(asked))  # which is spread over its bucket there
+        known = _known(product, winners)
+        if known is not None:
+            launch = product.of(winners.find(known[0]))  # which is spread over its bucket there
             if launch is not None:
                 return Prepared(launch)
         question = replace(question, mode="predict")
@@ -163,12 +161,12 @@ def _pinned(product: _Product, chosen: TuningResult) -> Launch:
     return launch
 
 
-def _known(product: _Product, winners: Winners) -> TuningResult | None:
-    """The winner of the mode, in memory or on disk."""
+def _known(product: _Product, winners: Winners) -> tuple[Question, TuningResult] | None:
+    """The winner of the mode, in memory or on disk, and the question that it answers."""
     for mode in winners_of(product.mode):
-        found = winners.known(replace(product.question, mode=mode))
-        if found is not None:
-            return found
+        question = replace(product.question, mode=mode)
+        if (found := winners.known(question)) is not None:
+            return question, found
     return None
 
 
@@ -197,8 +195,9 @@ def _in_capture(product: _Product, winners: Winners) -> Prepared:
 
     What else is loaded differs from rank to rank, so that in a process group it is torch.
     """
-    found = _known(product, winners)
-    if found is not None:
+    known = _known(product, winners)
+    if known is not None:
+        _, found = known
         launch = product.of(found, only_loaded=True)
         if launch is not None:
             covers = winners.covers(product.question, found)

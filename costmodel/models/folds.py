@@ -35,7 +35,7 @@ def folds_by_nk(table: TrainingTable, folds: int, *, seed: int = 0) -> Iterator[
 def legal_rows(table: TrainingTable) -> NDArray[np.bool_]:
     """Which rows may run, bool [n]: what was recorded before a filter knew better is no pick."""
     configs = zip(table.candidates.configs, table.workload_index.tolist(), strict=True)
-    devices = [table.target_of(w).device for w in range(len(table.workloads))]
+    devices = [target.device for target in table.target_of_each()]
     return np.array(
         [not legality(c, table.workloads[w], devices[w]) for c, w in configs], dtype=bool
     )

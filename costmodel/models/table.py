@@ -112,7 +112,7 @@ class TrainingTable:
             dict(left_out),
             known[0].with_those_of(known[1:]) if known else None,
             np.concatenate(torch_us),
-            tuple(table.target_of(w) for table in tables for w in range(len(table.workloads))),
+            tuple(target for table in tables for target in table.target_of_each()),
         )
 
     def __len__(self) -> int:
@@ -121,6 +121,10 @@ class TrainingTable:
     def target_of(self, workload: int) -> Target:
         """What the workload of this index was measured on."""
         return self.targets[workload] if self.targets else self.target
+
+    def target_of_each(self) -> tuple[Target, ...]:
+        """What each workload was measured on, [len(workloads)]."""
+        return self.targets or (self.target,) * len(self.workloads)
 
     def devices(self) -> tuple[str, ...]:
         """The names of the devices that there are rows of, that of the target first."""
@@ -147,8 +151,8 @@ class TrainingTable:
         """The roofline of each row's workload, float64 [n]."""
         each = np.array(
             [
-                self.target_of(i).device.roofline_us(w.flops(), w.bytes(), w.code.kind)
-                for i, w in enumerate(self.workloads)
+                target.device.roofline_us(w.flops(), w.bytes(), w.code.kind)
+                for w, target in zip(self.workloads, self.target_of_each(), strict=True)
             ]
         )
         return each[self.workload_index] if len(each) else np.empty(0)

@@ -136,8 +136,7 @@ class XgbCostModel:
             self._heads[ptx] = booster
         self._raw, self._hash = raw, content_hash(raw)
         if table.torch_us is not None:
-            targets = [table.target_of(w) for w in range(len(table.workloads))]
-            self.torch_time_.fit(table.workloads, table.torch_us.tolist(), targets)
+            self.torch_time_.fit(table.workloads, table.torch_us.tolist(), table.target_of_each())
         used = np.unique(table.workload_index[ok])
         self.target_, self._artifacts, self._directory = table.target, table.artifacts, None
         self.devices_ = table.devices()

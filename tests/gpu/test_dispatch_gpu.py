@@ -476,20 +476,20 @@ class Named(torch.Tensor):
 def test_a_new_output_is_what_torch_would_make(m: int, n: int, dtype: torch.dtype | None) -> None:
     assert outputs._empty_strided_cuda is not None, "this torch makes tensors in another way"
     a, b = operands(m, n, 2)
-    out, theirs = outputs.new_output(a, b, dtype), a.new_empty((m, n), dtype=dtype)
+    out, theirs = outputs.NewOutput(a, b, dtype)(a), a.new_empty((m, n), dtype=dtype)
     for x in (out, theirs):
         assert (x.shape, x.dtype, x.device) == ((m, n), dtype or torch.float16, a.device)
     assert out.stride() == theirs.stride()
     with torch.inference_mode():
-        assert outputs.new_output(a, b, dtype).is_inference()
-    assert type(outputs.new_output(a.as_subclass(Named), b, dtype)) is Named
+        assert outputs.NewOutput(a, b, dtype)(a).is_inference()
+    assert type(outputs.NewOutput(a, b, dtype)(a.as_subclass(Named))) is Named
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_a_new_output_is_where_the_operands_are() -> None:
     a, b = operands(3, 5, 2, device="cuda:1")
     assert torch.cuda.current_device() == 0
-    assert outputs.new_output(a, b, None).device == a.device
+    assert outputs.NewOutput(a, b, None)(a).device == a.device
 
 
 def test_a_fresh_thread_launches_by_tensor_maps(winners: Winners) -> None:
