@@ -1,8 +1,10 @@
 """What it costs that many m share a tuning: what a bucket has for an m against one tuned for it.
 
-The first m of a bucket is tuned, as by a service that happens to see it first, and so is each m in
-between. Then three are timed in turn on the m in between: its own winner, what the bucket has for
-it without another timing, and the winner of the first m. torch is a candidate, as in ``matmul``.
+The first m of a bucket is tuned, as by a service that happens to see it first, and the others have
+what is timed once for its parts. Two m in between, none of them one of those that were timed, are
+tuned for themselves. Then four are timed in turn there: its own winner, what the bucket has for it
+by timings, what it has by prediction alone, and the winner of the first m. torch is a candidate, as
+in ``matmul``.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from statistics import mean
 
 from common import (
     CompiledAhead,
@@ -30,7 +33,7 @@ from costmodel.config import GemmConfig
 from costmodel.metrics import geomean
 from costmodel.models import XgbCostModel
 from costmodel.runner.device import DeviceRunner
-from costmodel.spread import spread
+from costmodel.spread import spread, spread_by_timing
 from costmodel.target import Target
 from costmodel.tuner import tune
 from costmodel.tuning_result import TuningResult
@@ -40,11 +43,18 @@ PAIRS = ((4096, 4096), (6144, 4096), (1024, 8192))
 # One m of each bucket; the widest against the tiles of a kernel are those past 128.
 BUCKETS_OF = (33, 129, 513, 1025, 2049)
 _NOISE_PCT = 5.0
+# How a column is called, by whose choice it is.
+_SLOWER = {
+    "shared": "slower_pct", "predicted": "predicted_slower_pct", "first": "first_slower_pct",
+}  # fmt: skip
 
 
 def between(first: int, last: int) -> list[int]:
-    """The m of a bucket that are asked about: one in the middle, and the last."""
-    return sorted({(first + last) // 2, last} - {first})
+    """The m of a bucket that are asked about: odd, as none is that was timed for a part."""
+    size = last - first + 1
+    return sorted(
+        {m for share in (0.3, 0.85) if first < (m := first + int(share * size) | 1) <= last}
+    )
 
 
 def row_of(
@@ -55,12 +65,12 @@ def row_of(
     chosen: Mapping[str, GemmConfig | None],
     us: Mapping[str, float | None],
 ) -> Row:
-    """One m in between: what each of ``own``, ``shared`` and ``first`` is, and takes."""
+    """One m in between: what each of ``own`` and the others is, and takes."""
     row: Row = {"workload": f"{m}x{n}x{k}", "bucket": f"{rows[0]}-{rows[1]}"}
     for name, config in chosen.items():
         row |= {name: str(config or "torch"), f"{name}_us": us[name]}
     own = us["own"]
-    for name, column in (("shared", "slower_pct"), ("first", "first_slower_pct")):
+    for name, column in _SLOWER.items():
         took = us[name]
         row[column] = 100 * (took / own - 1) if took and own else None
     return row
@@ -68,7 +78,7 @@ def row_of(
 
 def summarize(rows: list[Row]) -> Row:
     """Slower than tuned for itself, in percent: geometric mean and worst."""
-    known = [row for row in rows if None not in (row["slower_pct"], row["first_slower_pct"])]
+    known = [row for row in rows if None not in [row[column] for column in _SLOWER.values()]]
     worst = max(known, key=lambda row: row["slower_pct"], default=None)
     return {
         "workloads": len(rows),
@@ -77,8 +87,20 @@ def summarize(rows: list[Row]) -> Row:
         "slower_worst_pct": worst and worst["slower_pct"],
         "slower_worst_workload": worst and worst["workload"],
         "over_5_pct": sum(row["slower_pct"] > _NOISE_PCT for row in known),
-        "first_slower_geomean_pct": _mean_pct([row["first_slower_pct"] for row in known]),
-        "first_over_5_pct": sum(row["first_slower_pct"] > _NOISE_PCT for row in known),
+        **{
+            f"{name}_{what}": value
+            for name in ("predicted", "first")
+            for what, value in _summary([row[_SLOWER[name]] for row in known]).items()
+        },
+        "parts_s": mean([row["parts_s"] for row in rows]),
+        "tuning_s": mean([row["tuning_s"] for row in rows]),
+    }
+
+
+def _summary(slower_pct: Sequence[float]) -> Row:
+    return {
+        "slower_geomean_pct": _mean_pct(slower_pct),
+        "over_5_pct": sum(x > _NOISE_PCT for x in slower_pct),
     }
 
 
@@ -98,14 +120,17 @@ def measured(
             return tune(workload, runner=runner, target=target, model=model, compile_=compile_)
 
         first = tuned(rows[0])
-        first = replace(first, parts=spread(first, rows, model))
+        parts, costs = spread_by_timing(first, rows, model, runner, compile_)
+        predicted = replace(first, parts=spread(first, rows, model))
         for m in between(*rows):
             chosen = {
-                "own": tuned(m).config, "shared": first.at(m).config, "first": first.config
+                "own": tuned(m).config, "shared": replace(first, parts=parts).at(m).config,
+                "predicted": predicted.at(m).config, "first": first.config,
             }  # fmt: skip
             final = in_turn(runner, Workload.dense(m, n, k), chosen)
             us = {name: us_or_none(x) for name, x in final.items()}
-            yield row_of(m, n, k, rows, chosen, us)
+            seconds = {"tuning_s": first.costs.total_s, "parts_s": costs.total_s}
+            yield row_of(m, n, k, rows, chosen, us) | seconds | {"parts_new": costs.compiled}
 
 
 def main() -> None:
@@ -118,7 +143,7 @@ def main() -> None:
     todo = [(n, k, buckets.of(m)) for n, k in PAIRS for m in BUCKETS_OF][:: args.every]
     tunings = 3 * len(todo)
     deadline = announce(
-        args.budget_s, binaries=4 * tunings, timings=9 * tunings, comparisons=5 * tunings,
+        args.budget_s, binaries=4 * tunings, timings=22 * tunings, comparisons=5 * tunings,
         seconds=6 * len(todo),
     )  # fmt: skip
     software = versions(target, model=f"{model.name} {model.hash}", steps=str(args.steps))

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import costmodel
+from costmodel import measurement
 from costmodel.artifact import Artifact
 from costmodel.cli.output import note, print_table
 from costmodel.compile_pool import compile_for_device
 from costmodel.config import GemmConfig
 from costmodel.dataset import Dataset
 from costmodel.errors import CostModelError, NoModel
-from costmodel.measurement import Candidate, Measurement, Runner
+from costmodel.measurement import Measurement, Runner
 from costmodel.models import XgbCostModel, load, model_directory
 from costmodel.shards import write_json
 from costmodel.specialize import Specialization
@@ -180,23 +181,13 @@ def in_turn(
     A replay has only what was recorded to answer with.
     """
     distinct = list(dict.fromkeys(choices.values()))
-    compare = getattr(runner, "compare", None)
-    if compare is not None:
-        measured = compare(workload, distinct)
-    else:
-        measured = [
-            runner.measure_torch(workload)
-            if config is None
-            else runner.measure(workload, [Candidate(config)])[0]
-            for config in distinct
-        ]
-    found = dict(zip(distinct, measured, strict=True))
+    found = dict(zip(distinct, measurement.in_turn(runner, workload, distinct), strict=True))
     return {name: found[config] for name, config in choices.items()}
 
 
-def us_or_none(measurement: Measurement) -> float | None:
+def us_or_none(found: Measurement) -> float | None:
     """The latency in us; None where there is none, which JSON can hold."""
-    return round(measurement.latency_us, 4) if measurement.ok else None
+    return round(found.latency_us, 4) if found.ok else None
 
 
 def recorded_torch(dataset: Dataset) -> str:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from costmodel.artifact import Artifact
 from costmodel.config import GemmConfig
 from costmodel.workload import Workload
 
-__all__ = ["NO_ROOM", "Candidate", "Measurement", "Runner", "Status", "TuningRecord"]
+__all__ = [
+    "NO_ROOM", "Candidate", "Compares", "Measurement", "Rests", "Runner", "Status", "TuningRecord",
+    "in_turn",
+]  # fmt: skip
 
 Status = Literal[
     "ok",
@@ -86,3 +89,33 @@ class Runner(Protocol):
     def measure_torch(self, workload: Workload) -> Measurement:
         """The same product by ``torch.matmul`` (cuBLAS), timed by the same protocol."""
         ...
+
+
+@runtime_checkable
+class Compares(Protocol):
+    """A runner that can time a few in turn, against drift; None stands for torch."""
+
+    def compare(
+        self, workload: Workload, configs: Sequence[GemmConfig | None], rounds: int = 9
+    ) -> list[Measurement]: ...
+
+
+@runtime_checkable
+class Rests(Protocol):
+    """A runner that holds device memory between two timings, and can give it back."""
+
+    def rest(self) -> None: ...
+
+
+def in_turn(
+    runner: Runner, workload: Workload, configs: Sequence[GemmConfig | None], rounds: int = 9
+) -> list[Measurement]:
+    """Time a few in turn, where the runner can; else one by one. None is torch."""
+    if isinstance(runner, Compares):
+        return runner.compare(workload, configs, rounds)
+    return [
+        runner.measure_torch(workload)
+        if config is None
+        else runner.measure(workload, [Candidate(config)])[0]
+        for config in configs
+    ]

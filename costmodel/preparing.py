@@ -136,7 +136,8 @@ def prepare(call: Call, out: torch.Tensor, winners: Winners, background: Backgro
     if mode == "never":
         known = _known(product, winners)
         if known is not None:
-            launch = product.of(winners.find(known[0]))  # which is spread over its bucket there
+            # Which is spread over its bucket there.
+            launch = product.of(winners.find(known[0], may_time=False))
             if launch is not None:
                 return Prepared(launch)
         question = replace(question, mode="predict")
@@ -200,7 +201,8 @@ def _in_capture(product: _Product, winners: Winners) -> Prepared:
         _, found = known
         launch = product.of(found, only_loaded=True)
         if launch is not None:
-            covers = winners.covers(product.question, found)
+            may_time = product.mode != "never"
+            covers = winners.covers(product.question, found, may_time=may_time)
             return Prepared(launch, keep=covers and _is_final(found, launch, product.workload))
     count(makeshifts=1)
     return Prepared(_of_what_is_loaded(product, winners), keep=False)

@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TypeVar
 
 from costmodel.artifact import Artifact
 from costmodel.config import GemmConfig
 from costmodel.duplicates import identity
-from costmodel.measurement import Candidate, Measurement, Runner
+from costmodel.measurement import Candidate, Compares, Measurement, Rests, Runner
 from costmodel.ranking import Ranking
 from costmodel.read_ahead import ReadAhead
 from costmodel.runner.device import DeviceRunner
@@ -50,22 +50,6 @@ class Choice:
     why: str
     reliable: bool
     timed: bool = True
-
-
-@runtime_checkable
-class _Compares(Protocol):
-    """A runner that can time a few in turn, against drift; None stands for torch."""
-
-    def compare(
-        self, workload: Workload, configs: Sequence[GemmConfig | None]
-    ) -> list[Measurement]: ...
-
-
-@runtime_checkable
-class _Rests(Protocol):
-    """A runner that holds device memory between two timings, and can give it back."""
-
-    def rest(self) -> None: ...
 
 
 @dataclass
@@ -128,7 +112,7 @@ class Trial:
         try:
             self._compare()
         finally:
-            if isinstance(self.runner, _Rests):
+            if isinstance(self.runner, Rests):
                 self.runner.rest()
 
     def _compare(self) -> None:
@@ -136,7 +120,7 @@ class Trial:
         if self.torch is not None and self.torch.ok:
             finalists.append(None)
         runner = self.runner
-        if not isinstance(runner, _Compares) or self.late or len(finalists) < 2:
+        if not isinstance(runner, Compares) or self.late or len(finalists) < 2:
             return
         again = self._timed(runner.compare, self.workload, finalists)
         for config, measurement in zip(finalists, again, strict=True):

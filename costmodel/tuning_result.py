@@ -39,10 +39,17 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some m of a bucket, up to this one, and what computes them; None is torch."""
+    """Some m of a bucket, and what computes them.
+
+    Attributes:
+        last: up to this m.
+        config: None is torch.
+        latency_us: of the last m, as timed; None where the choice is predicted.
+    """
 
     last: int
     config: GemmConfig | None
+    latency_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -113,11 +120,17 @@ class TuningResult:
         """The same for another m of the bucket, which something else may compute."""
         if m == self.workload.m:
             return self
-        config = next((part.config for part in self.parts if m <= part.last), self.config)
-        if config == self.config:
+        part = next((part for part in self.parts if m <= part.last), None)
+        if part is None or part.config == self.config:
             return self
-        why = f"for m={m} expected to be faster than {self.chosen}, which is for {self.workload}"
-        return replace(self, config=config, why=why, parts=())
+        how = "expected to be" if part.latency_us is None else "timed as"
+        why = f"for m={m} {how} faster than {self.chosen}, which is for {self.workload}"
+        return replace(self, config=part.config, why=why, parts=())
+
+    @property
+    def parts_timed(self) -> bool:
+        """Whether the other m of the bucket rest on timings too."""
+        return any(part.latency_us is not None for part in self.parts)
 
     @property
     def best_triton(self) -> tuple[GemmConfig, Measurement] | None:
@@ -155,7 +168,11 @@ class TuningResult:
             "source": self.source,
             "reliable": self.reliable,
             "parts": [
-                {"last": part.last, "config": part.config.to_dict() if part.config else "torch"}
+                {
+                    "last": part.last,
+                    "config": part.config.to_dict() if part.config else "torch",
+                    "latency_us": part.latency_us,
+                }
                 for part in self.parts
             ],
             "costs": asdict(self.costs) | {"total_s": self.costs.total_s},
@@ -224,7 +241,8 @@ def _config(row: Any) -> GemmConfig:
 
 def _part(row: Any) -> Part:
     last = require_count("last", take(row, "last", int))
-    return Part(last, None if row.get("config") == "torch" else _config(row))
+    config = None if row.get("config") == "torch" else _config(row)
+    return Part(last, config, _number(row, "latency_us") if "latency_us" in row else None)
 
 
 def _measurement(m: Measurement) -> dict[str, Any]:

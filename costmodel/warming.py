@@ -173,7 +173,7 @@ def _of_parts(call: _Call) -> list[int]:
         if found is None:
             continue
         if not question.epoch:  # else it was spread when it was agreed on
-            found = winners.of_bucket(named)[0]
+            found = winners.of_bucket(named, may_time=question.mode != "never")[0]
         own = found.at(call.workload.m).config
         rest = {part.config: part.last for part in found.parts if part.config != own}
         return [*rest.values()]

@@ -2,7 +2,7 @@
 
 Winners are shared by buckets of m, so that a service that sees every m tunes a bounded number of
 times: (n, k) and the class of code are exact, and the first m that is asked for is tuned. When
-another one is asked for, what computes the rest of the bucket is worked out, once
+another one is asked for, what computes the rest of the bucket is found out, once
 (:mod:`costmodel.spread`). Where the winner may not run a larger m of the bucket, the last m is
 tuned as well: two at most.
 
@@ -28,12 +28,12 @@ from costmodel.locks import KeyedLocks
 from costmodel.models.xgb import XgbCostModel
 from costmodel.question import Question, at_the_end, fits, memory_key, serves, winner_key
 from costmodel.ranking import answering_model
-from costmodel.spread import spread
+from costmodel.spread import spread, spread_by_timing
 from costmodel.target import Target
 from costmodel.timing_bench import Bench, TimingBench
 from costmodel.trial import Compile
 from costmodel.tuner import tune, untimed_because
-from costmodel.tuning_result import TuningResult
+from costmodel.tuning_result import Part, TuningResult
 
 __all__ = ["Question", "Winners", "bucket", "winner_key"]
 
@@ -75,18 +75,25 @@ class Winners:
         self._lock = threading.Lock()
         self._results: dict[Any, TuningResult] = {}
         self._agreed: dict[Any, tuple[TuningResult, ...]] = {}
+        self._not_timed: set[Any] = set()  # buckets where that was tried in vain
         self._locks = KeyedLocks()
         self._benches: dict[int, Bench] = {}
         self._forgotten = 0  # times
 
     def find(
-        self, question: Question, instead_of: TuningResult | None = None, *, wait: bool = True
+        self,
+        question: Question,
+        instead_of: TuningResult | None = None,
+        *,
+        wait: bool = True,
+        may_time: bool = True,
     ) -> TuningResult:
         """The winner: known, on disk, or tuned now; in a process group neither of the latter.
 
         Args:
             instead_of: a winner that turned out not to work, to be replaced.
             wait: of :meth:`TimingBench.runner`, where something is to be timed.
+            may_time: another m of a bucket that is known may be timed; else it is predicted.
 
         Raises:
             InvalidInput: in a process group, a mode that asks for timings, where the ranks have
@@ -95,7 +102,9 @@ class Winners:
         if question.epoch:
             return self._in_group(question)
         rows = self.buckets.of(question.workload.m)
-        result = self._spread(question, rows, self._find(question, rows, instead_of, wait))
+        result = self._find(question, rows, instead_of, wait)
+        if question.workload.m != result.workload.m:
+            result = self._spread(question, rows, result, wait, may_time)
         if not fits(result, question.workload):
             question, rows = at_the_end(question, rows)
             result = self._find(question, rows, instead_of, wait)
@@ -114,12 +123,12 @@ class Winners:
             result = self._known(*at_the_end(question, rows), on_disk)
         return result
 
-    def covers(self, question: Question, result: TuningResult) -> bool:
+    def covers(self, question: Question, result: TuningResult, *, may_time: bool = True) -> bool:
         """Whether a known winner says what computes this m, and not only that it may."""
         if question.workload.m == result.workload.m:
             return True
         rows = self.buckets.of(question.workload.m)
-        return self._spreads(question, rows, result) is None
+        return self._spreads(question, rows, result, may_time) is None
 
     def tune(self, question: Question, **options: Any) -> TuningResult:
         """Tune now, whatever is known, and keep the winner; options as of ``tuner.tune``."""
@@ -127,13 +136,14 @@ class Winners:
         with self._locks.alone(memory_key(question, rows)):
             return self._tuned(question, rows, options)
 
-    def of_bucket(self, question: Question) -> list[TuningResult]:
+    def of_bucket(self, question: Question, *, may_time: bool = True) -> list[TuningResult]:
         """The winners of all m of a bucket, outside a process group: one, or two.
 
         They are spread over the bucket. The second one is for those m that the first may not run.
         """
         rows = self.buckets.of(question.workload.m)
-        found = [self._spread(question, rows, self._find(question, rows, None, True), asked=True)]
+        result = self._find(question, rows, None, True)
+        found = [self._spread(question, rows, result, True, may_time)]
         last, its_row = at_the_end(question, rows)
         if not fits(found[0], last.workload):
             found.append(self._find(last, its_row, None, True))
@@ -164,6 +174,7 @@ class Winners:
         with self._lock:
             self._results.clear()
             self._agreed.clear()
+            self._not_timed.clear()
             self._forgotten += 1
 
     def _in_group(self, question: Question) -> TuningResult:
@@ -219,35 +230,59 @@ class Winners:
         question: Question,
         rows: tuple[int, int],
         result: TuningResult,
-        *,
-        asked: bool = False,
+        wait: bool,
+        may_time: bool,
     ) -> TuningResult:
-        """The winner with what computes the other m of its bucket, if one of them is asked for.
-
-        Args:
-            asked: they are, whichever m the question has.
-        """
+        """The winner with what computes the other m of its bucket."""
         name, forgotten = memory_key(question, rows), self._forgotten
-        model = self._spreads(question, rows, result)
-        if model is None or not (asked or question.workload.m != result.workload.m):
+        if self._spreads(question, rows, result, may_time) is None:
             return result
         key = self._key(question, rows)  # before it takes its time, as for a tuning
         with self._locks.alone(name):
             found = self._results.get(name, result)
-            if found.parts:  # another thread was faster
+            model = self._spreads(question, rows, found, may_time)
+            if model is None:  # another thread was faster
                 return found
-            found = replace(found, parts=spread(found, rows, model))
+            if found.timed and may_time:
+                parts = self._timed_parts(question, rows, found, model, wait)
+            else:
+                parts = spread(found, rows, model)
+            found = replace(found, parts=parts)
             if forgotten == self._forgotten:
                 self._remember(name, found)
+                if found.timed and may_time and not found.parts_timed:
+                    self._not_timed.add(name)
                 if found.reliable and not question.epoch:
                     self.cache.put(key, found)
         return found
 
+    def _timed_parts(
+        self,
+        question: Question,
+        rows: tuple[int, int],
+        result: TuningResult,
+        model: XgbCostModel,
+        wait: bool,
+    ) -> tuple[Part, ...]:
+        with self._bench(question.device_index).runner(wait) as runner:
+            parts, costs = spread_by_timing(
+                result, rows, model, runner, self._compile, first=question.workload.m
+            )
+        count(timed=costs.timed, compiled=costs.compiled)
+        log.info(
+            "%s: %d timed for the other m of its bucket, in %.2f s",
+            result.workload, costs.timed, costs.total_s,
+        )  # fmt: skip
+        return parts
+
     def _spreads(
-        self, question: Question, rows: tuple[int, int], result: TuningResult
+        self, question: Question, rows: tuple[int, int], result: TuningResult, may_time: bool
     ) -> XgbCostModel | None:
         """The model that is to spread a winner; None where it is spread, or cannot be."""
-        if result.parts or rows[0] == rows[1] or question.mode == "heuristic":
+        if rows[0] == rows[1] or question.mode == "heuristic":
+            return None
+        better = result.timed and may_time and not result.parts_timed
+        if result.parts and not (better and memory_key(question, rows) not in self._not_timed):
             return None
         model, _ = answering_model(question.model, result.target, question.workload)
         # Not by another one than ranked: what it says of the timings is not comparable.

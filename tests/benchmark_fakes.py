@@ -43,7 +43,7 @@ class FakeRunner:
         return ok(self.us[None])
 
     def compare(
-        self, workload: Workload, configs: Sequence[GemmConfig | None]
+        self, workload: Workload, configs: Sequence[GemmConfig | None], rounds: int = 9
     ) -> list[Measurement]:
         self.compared.append(tuple(configs))
         return [ok(self.us.get(c, 50.0)) for c in configs]

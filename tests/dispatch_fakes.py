@@ -16,6 +16,7 @@ from costmodel.artifact import Artifact
 from costmodel.background import Background
 from costmodel.cache import WinnerCache
 from costmodel.calls import KeptLaunches
+from costmodel.config import GemmConfig
 from costmodel.errors import CompileError
 from costmodel.launch import Plan
 from costmodel.measurement import Candidate, Measurement
@@ -39,12 +40,14 @@ class Bench:
         timed: what was timed, in order.
         waited: whether the device was to be idle, by use.
         before: called before anything is timed; it may wait, or raise.
+        latency_us: of a configuration, None being torch, for a workload.
     """
 
     def __init__(self) -> None:
         self.timed: list[Workload] = []
         self.waited: list[bool] = []
         self.before: Callable[[], object] = lambda: None
+        self.latency_us: Callable[[Workload, GemmConfig | None], float] = _made_up_us
 
     @contextmanager
     def runner(self, wait: bool = True) -> Iterator[Bench]:
@@ -54,10 +57,14 @@ class Bench:
 
     def measure(self, workload: Workload, candidates: Sequence[Candidate]) -> list[Measurement]:
         self.timed += [workload] * len(candidates)
-        return [_ok(50.0 + crc32(str(c.config).encode()) % 997 / 100) for c in candidates]
+        return [_ok(self.latency_us(workload, c.config)) for c in candidates]
 
     def measure_torch(self, workload: Workload) -> Measurement:
-        return _ok(99.0)
+        return _ok(self.latency_us(workload, None))
+
+
+def _made_up_us(workload: Workload, config: GemmConfig | None) -> float:
+    return 99.0 if config is None else 50.0 + crc32(str(config).encode()) % 997 / 100
 
 
 def _ok(us: float) -> Measurement:

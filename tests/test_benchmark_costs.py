@@ -234,9 +234,12 @@ def test_buckets_by_hand(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """For each m in between the bucket has something that is 10 % slower than its own winner, and
     the winner of the first m is slower still by as much; torch is not chosen."""
     bench = script("bench_buckets")
-    assert bench.between(129, 160) == [144, 160]
+    assert bench.between(129, 160) == [139, 157]
     assert bench.between(1, 1) == []
-    own = dict(zip((129, 144, 160), (A, B, B), strict=True))
+    for first, last in ((33, 64), (513, 640), (2049, 2560)):
+        ends = {first - 1 + (last - first + 1) * i // 8 for i in range(1, 9)}
+        assert ends.isdisjoint(bench.between(first, last))
+    own = dict(zip((129, 139, 157), (A, B, B), strict=True))
 
     def tuned(workload: Any, **_: object) -> TuningResult:
         config = own[workload.m]
@@ -251,21 +254,27 @@ def test_buckets_by_hand(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(bench, "DeviceRunner", lambda: Runner({A: 12.1, B: 10.0, C: 11.0}))
     monkeypatch.setattr(bench, "tune", tuned)
-    monkeypatch.setattr(bench, "spread", lambda *_: (Part(144, C), Part(160, B)))
+    parts = (Part(144, C), Part(160, B))
+    monkeypatch.setattr(bench, "spread_by_timing", lambda *_: (parts, Costs(measure_s=0.5)))
+    monkeypatch.setattr(bench, "spread", lambda *_: (Part(160, C),))
     rows = list(bench.measured(4096, 4096, (129, 160), H100, None, None))
-    assert [row["workload"] for row in rows] == ["144x4096x4096", "160x4096x4096"]
+    assert [row["workload"] for row in rows] == ["139x4096x4096", "157x4096x4096"]
     assert [row["slower_pct"] for row in rows] == [pytest.approx(10.0), pytest.approx(0.0)]
     assert [row["first_slower_pct"] for row in rows] == [pytest.approx(21.0)] * 2
+    assert [row["predicted_slower_pct"] for row in rows] == [pytest.approx(10.0)] * 2
+    assert [row["parts_s"] for row in rows] == [0.5, 0.5]
     assert [(row["own"], row["shared"], row["first"]) for row in rows] == [
         (str(B), str(C), str(A)), (str(B), str(B), str(A)),
     ]  # fmt: skip
-    chosen = {"own": A, "shared": B, "first": None}
-    failed = bench.row_of(9, 8, 8, (9, 16), chosen, {"own": 1.0, "shared": None, "first": 1.0})
+    chosen = {"own": A, "shared": B, "predicted": B, "first": None}
+    us = {"own": 1.0, "shared": None, "predicted": 1.0, "first": 1.0}
+    failed = bench.row_of(9, 8, 8, (9, 16), chosen, us) | {"parts_s": 0.5, "tuning_s": 1.0}
     assert failed["first"] == "torch"
     summary = bench.summarize([*rows, failed])
     assert summary["slower_geomean_pct"] == pytest.approx(100 * (1.1**0.5 - 1))
     assert (summary["workloads"], summary["not_timed"], summary["over_5_pct"]) == (3, 1, 1)
     assert summary["first_slower_geomean_pct"] == pytest.approx(21.0)
     assert summary["first_over_5_pct"] == 2
-    assert summary["slower_worst_workload"] == "144x4096x4096"
+    assert (summary["predicted_over_5_pct"], summary["parts_s"]) == (2, 0.5)
+    assert summary["slower_worst_workload"] == "139x4096x4096"
     assert bench.summarize([failed])["slower_worst_pct"] is None

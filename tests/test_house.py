@@ -37,8 +37,8 @@ LAYERS = (
     # the loop that feeds them
     "sampling", "collect", "worklist",
     # choosing
-    "shipped", "ranking", "explanation", "tuning_result", "spread", "trial", "tuner", "cache",
-    "cache_bundle",
+    "shipped", "ranking", "explanation", "tuning_result", "trial", "tuner", "expectation", "spread",
+    "cache", "cache_bundle",
     "from_use", "timing_bench", "ranks", "question", "winners",
     # launching what was chosen
     "arguments", "outputs", "batches", "prepared", "loading", "pins", "calls", "capture",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 import costmodel
 from costmodel import dispatch, winners
+from costmodel.artifact import Artifact
 from costmodel.candidates import Candidates
 from costmodel.config import GemmConfig
 from costmodel.errors import InvalidInput
@@ -24,7 +26,8 @@ from costmodel.measurement import Measurement
 from costmodel.models import XgbCostModel
 from costmodel.ranking import rank
 from costmodel.space import legality
-from costmodel.spread import spread
+from costmodel.specialize import Specialization, specialize
+from costmodel.spread import spread, spread_by_timing
 from costmodel.target import Target
 from costmodel.tuning_result import Part, TuningResult
 from costmodel.workload import Workload
@@ -172,16 +175,134 @@ def test_buckets_of_any_size_have_parts(rows: tuple[int, int]) -> None:
     assert len(parts) <= 8
 
 
+# --- by timing ----------------------------------------------------------------------------------
+
+
+class Stopwatch:
+    """Times by a law of its own, and can fail; each timing takes its time.
+
+    Attributes:
+        compiled, timed, rested: what was asked for.
+    """
+
+    def __init__(self, law: Callable[[Workload, GemmConfig | None], float], takes_s: float = 0.0):
+        self.law, self._takes_s, self.now_s = law, takes_s, 0.0
+        self.compiled: set[Specialization] = set()
+        self.timed: dict[int, list[GemmConfig | None]] = {}
+        self.rested = 0
+        self.fails: Callable[[Workload, GemmConfig | None], bool] = lambda *_: False
+        self.refuses: Callable[[Specialization], bool] = lambda _: False
+
+    def compile(self, specs: Sequence[Specialization], target: Target) -> list[Artifact]:
+        self.compiled |= set(specs)
+        status = {True: "compile_error", False: "ok"}
+        return [Artifact(str(s), s, status=status[self.refuses(s)]) for s in specs]  # type: ignore[arg-type]
+
+    def compare(
+        self, workload: Workload, configs: Sequence[GemmConfig | None], rounds: int = 9
+    ) -> list[Measurement]:
+        self.now_s += self._takes_s
+        self.timed[workload.m] = [*configs]
+        return [
+            Measurement("crashed") if self.fails(workload, c) else
+            Measurement("ok", self.law(workload, c))
+            for c in configs
+        ]  # fmt: skip
+
+    def measure(self, *_: Any) -> list[Measurement]:
+        raise AssertionError("not in turn")
+
+    measure_torch = measure  # type: ignore[assignment]
+
+    def rest(self) -> None:
+        self.rested += 1
+
+    def spread(self, result: TuningResult, first: int | None = None) -> TuningResult:
+        parts, self.costs = spread_by_timing(
+            result, ROWS, Law(), self, self.compile, first=first, clock=lambda: self.now_s
+        )
+        return replace(result, parts=parts)
+
+
+def odd_us(workload: Workload, config: GemmConfig | None) -> float:
+    """What the model does not know: torch and every third configuration wins at times."""
+    if config is None:
+        return best_us(workload) * (0.5 if workload.m // 64 % 3 == 0 else 2.0)
+    return law_us(workload, config) * (1 + len(str(config)) * workload.m // 64 % 3)
+
+
+@pytest.mark.parametrize("torch_us", [None, 40.0])
+def test_of_each_part_what_is_timed_as_fastest_is_taken(torch_us: float | None) -> None:
+    watch, result = Stopwatch(odd_us), tuned(2049, torch_us=torch_us)
+    result = watch.spread(result)
+    assert len(result.parts) > 1
+    assert len(watch.timed) == 8
+    for m, configs in watch.timed.items():
+        workload = Workload.dense(m, N, K)
+        assert 3 <= len(configs) <= 5
+        assert (None in configs) == (torch_us is not None)
+        taken_us = odd_us(workload, result.at(m).config)
+        assert taken_us <= 1.01 * min(odd_us(workload, config) for config in configs)
+        assert {specialize(workload, c) for c in configs if c is not None} <= watch.compiled
+    assert watch.rested == 1
+    assert watch.costs.timed == sum(map(len, watch.timed.values()))
+    assert result.parts_timed
+    for part in result.parts:
+        assert part.latency_us == odd_us(Workload.dense(part.last, N, K), part.config)
+    assert TuningResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
+
+
+def test_what_is_as_fast_as_the_winner_does_not_replace_it() -> None:
+    result = Stopwatch(lambda *_: 7.0).spread(tuned(2049, torch_us=7.0))
+    assert [part.config for part in result.parts] == [result.config]
+
+
+def test_without_time_the_part_that_is_asked_for_is_timed_and_the_rest_expected() -> None:
+    watch = Stopwatch(odd_us, takes_s=60.0)
+    result = watch.spread(tuned(2049), first=2300)
+    (timed,) = watch.timed
+    assert timed == 2304
+    assert [part.last for part in result.parts if part.latency_us is not None] == [2304]
+    others = [m for m in range(2113, 2561, 64) if m != timed]
+    assert [result.at(m).config for m in others] == [
+        replace(result, parts=spread(result, ROWS, Law())).at(m).config for m in others
+    ]
+
+
+def test_what_fails_in_a_part_is_not_taken_there() -> None:
+    watch, result = Stopwatch(odd_us), tuned(2049, torch_us=40.0)
+    watch.fails = lambda w, c: c is None or c == result.config
+    found = watch.spread(result)
+    assert {part.config for part in found.parts}.isdisjoint({None, result.config})
+    watch.fails = lambda *_: True
+    found = watch.spread(result)
+    assert found.parts == spread(result, ROWS, Law())
+    assert not found.parts_timed
+    assert watch.rested == 2
+
+
+def test_what_does_not_compile_is_not_timed() -> None:
+    watch, result = Stopwatch(odd_us), tuned(2049)
+    assert result.config is not None
+    gone = result.config
+    watch.refuses = lambda spec: spec.config_binary == gone.binary
+    watch.spread(result)
+    timed = {c.binary for configs in watch.timed.values() for c in configs if c is not None}
+    assert timed
+    assert gone.binary not in timed
+
+
 # --- the result ---------------------------------------------------------------------------------
 
 
 def test_another_m_has_its_own_choice_and_says_why() -> None:
     a, b, c = (GemmConfig("pointer", side, 64, 32) for side in (16, 32, 64))
     base = TuningResult.unranked(Workload.dense(40, N, K), H100, "auto", a, "fastest")
-    result = replace(base, parts=(Part(48, b), Part(56, None), Part(64, c)))
+    result = replace(base, parts=(Part(48, b), Part(56, None, 8.5), Part(64, c)))
     assert [result.at(m).config for m in (33, 40, 48, 49, 57, 64)] == [b, a, b, None, c, c]
     assert result.at(40) is result
-    assert str(a) in result.at(49).why
+    assert f"expected to be faster than {a}" in result.at(48).why
+    assert f"timed as faster than {a}" in result.at(49).why
     assert result.at(65).config == a, "past the bucket"
     assert TuningResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
 
@@ -189,7 +310,9 @@ def test_another_m_has_its_own_choice_and_says_why() -> None:
 @pytest.mark.parametrize(
     "parts",
     [5, {}, [5], [{}], [{"last": "a", "config": "torch"}], [{"last": 0, "config": "torch"}],
-     [{"last": 5, "config": "cublas"}], [{"last": 5, "config": {}}], [{"last": 5}]],
+     [{"last": 5, "config": "cublas"}], [{"last": 5, "config": {}}], [{"last": 5}],
+     [{"last": 5, "config": "torch", "latency_us": "9"}],
+     [{"last": 5, "config": "torch", "latency_us": -1.0}]],
     ids=str,
 )  # fmt: skip
 def test_parts_of_another_kind_are_refused(parts: Any) -> None:
@@ -206,7 +329,14 @@ LAW = Law()
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     monkeypatch.setattr("dispatch_fakes.FakeLaunch.__call__", lambda *_: None)
-    return Machine(monkeypatch, tmp_path)
+    machine = Machine(monkeypatch, tmp_path)
+    machine.bench.latency_us = timed_us
+    return machine
+
+
+def timed_us(workload: Workload, config: GemmConfig | None) -> float:
+    """As the law has it, 20 % more; torch is far slower."""
+    return 1.2 * law_us(workload, config) if config else 9 * best_us(workload)
 
 
 def ask(m: int, mode: str = "auto") -> TuningResult:
@@ -224,12 +354,10 @@ def test_a_bucket_is_tuned_once_and_each_m_has_what_is_fastest(machine: Machine,
     done = costmodel.stats().since(before)
     assert done.tuned + done.predicted == 1
     assert len({result.chosen for result in found.values()}) > 1
-    if mode == "predict":
-        for m, result in found.items():
-            assert result.config is not None
-            assert law_us(Workload.dense(m, N, K), result.config) < 1.1 * best_us(
-                Workload.dense(m, N, K)
-            )
+    for m, result in found.items():
+        assert result.config is not None
+        workload = Workload.dense(m, N, K)
+        assert law_us(workload, result.config) < 1.1 * best_us(workload)
 
 
 def test_a_later_process_finds_the_parts_on_disk(
@@ -237,12 +365,14 @@ def test_a_later_process_finds_the_parts_on_disk(
 ) -> None:
     found = {m: ask(m).chosen for m in (2060, 2300, 2560)}
     machine.restart()
-    monkeypatch.setattr(winners, "spread", lambda *_: pytest.fail("worked out again"))
+    for name in ("spread", "spread_by_timing"):
+        monkeypatch.setattr(winners, name, lambda *_, **__: pytest.fail("found out again"))
     assert {m: ask(m).chosen for m in found} == found
 
 
 def test_a_single_m_is_never_spread(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(winners, "spread", lambda *_: pytest.fail("nobody asked"))
+    for name in ("spread", "spread_by_timing"):
+        monkeypatch.setattr(winners, name, lambda *_, **__: pytest.fail("nobody asked"))
     assert ask(2300) is ask(2300)
 
 
@@ -273,13 +403,43 @@ def test_after_warmup_no_m_of_the_bucket_compiles_or_loads(
     assert len(chosen) > 1
 
 
-def test_never_takes_what_its_part_has(machine: Machine) -> None:
+def test_never_takes_what_its_part_has_and_times_nothing(machine: Machine) -> None:
     winner = ask(2060)
     machine.restart()
+    machine.bench.before = lambda: pytest.fail("something is timed")
     assert ask(2060, "never").config == winner.config
     chosen = ask(2560, "never").config
+    assert chosen != winner.config
     machine.restart()
-    assert chosen == ask(2560).config != winner.config
+    assert ask(2560, "never").config == chosen, "it is on disk"
+    machine.bench.before = lambda: None
+    machine.restart()
+    timed = len(machine.bench.timed)
+    ask(2560)
+    assert len(machine.bench.timed) > timed, "a prediction does not stand in for timings"
+    machine.restart()
+    machine.bench.before = lambda: pytest.fail("timed again")
+    assert ask(2560).config == ask(2560, "never").config
+
+
+def test_timing_in_vain_is_not_tried_again(machine: Machine) -> None:
+    ask(2060)
+    machine.bench.latency_us = lambda *_: float("nan")
+    used = len(machine.bench.waited)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dispatch_fakes._ok", lambda _: Measurement("crashed"))
+        chosen = {ask(m).chosen for m in (2300, 2400, 2560)}
+    assert len(machine.bench.waited) == used + 1
+    assert chosen, "what is expected stands"
+
+
+def test_parts_are_counted_and_wait_only_where_a_call_does(machine: Machine) -> None:
+    ask(2060)
+    before, timed = costmodel.stats(), len(machine.bench.timed)
+    ask(2560)
+    done = costmodel.stats().since(before)
+    assert done.timed >= len(machine.bench.timed) - timed > 8
+    assert machine.bench.waited[-1] is True
 
 
 def test_what_cannot_be_written_can_still_be_read(
@@ -287,7 +447,6 @@ def test_what_cannot_be_written_can_still_be_read(
 ) -> None:
     ask(2060), ask(3000)
     machine.restart()
-    timed = len(machine.bench.timed)
 
     def refuse(*_: Any) -> None:
         raise OSError(30, "Read-only file system")
@@ -295,6 +454,7 @@ def test_what_cannot_be_written_can_still_be_read(
     monkeypatch.setattr("costmodel.cache.replace_file", refuse)
     with pytest.warns(RuntimeWarning, match="Read-only"):
         ask(2300)
+    timed = len(machine.bench.timed)
     ask(3000)
     assert len(machine.bench.timed) == timed, "it is on disk"
 

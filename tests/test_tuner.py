@@ -89,7 +89,7 @@ class ComparingRunner(FakeRunner):
         self.compared: list[GemmConfig | None] = []
 
     def compare(
-        self, workload: Workload, configs: Sequence[GemmConfig | None]
+        self, workload: Workload, configs: Sequence[GemmConfig | None], rounds: int = 9
     ) -> list[Measurement]:
         self.compared = list(configs)
         return [self.again(c) for c in configs]

@@ -221,6 +221,29 @@ def test_threads_on_streams_of_their_own_ask_the_background(cold):
     assert costmodel.stats().since(before).tuned == 2
 
 
+# --- the other m of a bucket --------------------------------------------------------------------
+
+
+def test_the_other_m_of_a_bucket_are_timed_once(cold):
+    a, b = operands(640, 1280, 2048)
+    costmodel.matmul(a[:530], b)
+    before = costmodel.stats()
+    require_close(costmodel.matmul(a[:611], b), a[:611], b)
+    first = costmodel.stats().since(before)
+    assert first.tuned == 0
+    assert 8 <= first.timed <= 8 * 5
+    (entry,) = cold.cache.entries()
+    assert entry.result.parts_timed
+    assert entry.result.parts[-1].last == 640
+    before = costmodel.stats()
+    for m in range(513, 641, 7):
+        require_close(costmodel.matmul(a[:m], b), a[:m], b)
+        found = costmodel.result_for(a[:m], b)
+        assert found is not None
+        assert found.config == entry.result.at(m).config
+    assert costmodel.stats().since(before).timed == 0
+
+
 # --- what is left after a warm-up ---------------------------------------------------------------
 
 
