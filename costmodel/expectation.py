@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
+from typing import NamedTuple
 
 from costmodel.config import GemmConfig
 from costmodel.errors import InvalidInput
@@ -20,9 +21,17 @@ from costmodel.space import legality
 from costmodel.tuning_result import TuningResult
 from costmodel.workload import Workload
 
-__all__ = ["Expectation", "Expected"]
+__all__ = ["Expectation", "Expected", "Known"]
 
 _LOOKED_AT = 16
+
+
+class Known(NamedTuple):
+    """A configuration that was tried, what it is expected to take, and what the model says."""
+
+    config: GemmConfig
+    expected_us: float
+    predicted_us: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +44,7 @@ class Expected:
         torch_us: of ``torch.matmul``; None where it was not timed.
     """
 
-    known: tuple[tuple[GemmConfig, float], ...]
+    known: tuple[Known, ...]
     new: tuple[GemmConfig, float] | None
     torch_us: float | None
 
@@ -56,9 +65,9 @@ class Expectation:
         """What is expected of the same product with another m."""
         workload = replace(self.result.workload, m=m)
         there = self._predicted(workload, [*self._factors])
-        known = [(config, us * self._factors[config]) for config, us in there.items()]
+        known = [Known(config, us * self._factors[config], us) for config, us in there.items()]
         return Expected(
-            known=tuple(sorted(known, key=lambda pair: pair[1])),
+            known=tuple(sorted(known, key=lambda each: each.expected_us)),
             new=self._new(workload),
             torch_us=self._torch_us(workload),
         )

@@ -3,9 +3,10 @@
 How a product falls into tiles, and tiles into waves, changes from one m to the next, and with it
 what is fastest: a winner of another m was seen to take half as long again. So a bucket is cut into
 a few parts. Of each the few that are expected to be fastest (:mod:`costmodel.expectation`) are
-timed in turn, with torch, which chooses its kernel by m as it likes. Where nothing is to be timed,
-the expectation chooses. What has no binary yet is looked at only where it is expected to gain more
-than a prediction errs, so that a bucket has few.
+timed in turn, with torch, for the last m and the one before: the last is a multiple of many, the
+other is not, and cuBLAS, which chooses its kernel by m as it likes, may take half as long again
+for one of them. Where nothing is to be timed, the expectation chooses. What has no binary yet is
+looked at only where it is expected to gain more than a prediction errs, so that a bucket has few.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ _PARTS = 8
 _NEW_GAINS = 1.02  # so many times faster must be what is not compiled yet
 # What cuBLAS takes for another m is known less well than what a configuration does.
 _TORCH_GAINS = 1.05
-_FINALISTS = 3
+_FINALISTS = 2  # and the one that the model has first
 _ROUNDS = 5
 _AS_FAST = 1.01  # what is that near the fastest may be taken, if it is in use already
+_APART = 1.02  # a part is cut in two rather than have a choice that is that much slower at one m
 _BUDGET_S = 1.0
 _INT32_MAX = 2**31 - 1
 
@@ -65,7 +67,7 @@ def spread_by_timing(
     first: int | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[tuple[Part, ...], Costs]:
-    """What computes the other m of the bucket of a result best, by timing the last of each part.
+    """What computes the other m of the bucket of a result best, by timing two m of each part.
 
     After about a second of that, and where nothing can be timed, the expectation stands.
 
@@ -79,15 +81,18 @@ def spread_by_timing(
     """
     start = clock()
     expectation = Expectation(result, model)
-    finals = [_Final.of(result, m, expectation.at(m)) for m in _ends(result.workload, rows)]
+    finals: list[_Final] = []
+    for last in _ends(result.workload, rows):
+        first_m = finals[-1].last + 1 if finals else rows[0]
+        finals.append(_Final.of(result, first_m, last, expectation.at(last)))
     ranked = clock()
     finals = _compiled(finals, result, compile_)
     compiled = clock()
-    us: dict[int, Mapping[GemmConfig | None, float]] = {}
+    us: dict[int, list[_Times]] = {}
     try:
         for final in sorted(finals, key=lambda final: first is not None and final.last < first):
             if not us or clock() < compiled + _BUDGET_S:
-                us[final.last] = final.timed_us(runner)
+                us[final.last] = [final.timed_us(runner, m) for m in final.sample]
     finally:
         if isinstance(runner, Rests):
             runner.rest()
@@ -95,7 +100,7 @@ def spread_by_timing(
     new = {c for final in finals for c in final.configs if c is not None and c not in tried}
     costs = Costs(
         ranked - start, compiled - ranked, clock() - compiled, compiled=len(new),
-        timed=sum(len(final.configs) for final in finals if final.last in us),
+        timed=sum(len(f.configs) * len(f.sample) for f in finals if f.last in us),
     )  # fmt: skip
     return _joined(_chosen(result, finals, us)), costs
 
@@ -110,33 +115,55 @@ def _compiled(finals: Sequence[_Final], result: TuningResult, compile_: Compile)
     return [final.without(failed) for final in finals]
 
 
+_Times = Mapping[GemmConfig | None, float]
+"""What each took that works, in us."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Final:
     """The few that may be the fastest of a part.
 
     Attributes:
-        workload: the last m of the part.
+        first: m of the part.
+        workload: the last one.
         expected: what is chosen if nothing can be timed.
         configs: None is torch.
     """
 
+    first: int
     workload: Workload
     expected: GemmConfig | None
     configs: tuple[GemmConfig | None, ...]
 
     @classmethod
-    def of(cls, result: TuningResult, m: int, expected: Expected) -> _Final:
-        configs: list[GemmConfig | None] = [config for config, _ in expected.known[:_FINALISTS]]
+    def of(cls, result: TuningResult, first: int, last: int, expected: Expected) -> _Final:
+        configs: list[GemmConfig | None] = [each.config for each in expected.known[:_FINALISTS]]
+        # A timing for another m can mislead as well: it may have been an unlucky one.
+        foremost = min(expected.known, key=lambda each: each.predicted_us, default=None)
+        if foremost is not None and foremost.config not in configs:
+            configs.append(foremost.config)
         if _is_new_better(expected):
             assert expected.new is not None
             configs.append(expected.new[0])
         if expected.torch_us is not None:
             configs.append(None)
-        return cls(replace(result.workload, m=m), _untimed(result, expected), tuple(configs))
+        workload = replace(result.workload, m=last)
+        return cls(first, workload, _untimed(result, expected), tuple(configs))
 
     @property
     def last(self) -> int:
         return self.workload.m
+
+    @property
+    def sample(self) -> list[int]:
+        """The m that are timed; of columns only those that are as aligned as the workload's."""
+        code, last = self.workload.code, self.workload.m
+        step = max(
+            code.a_align // code.itemsize if code.a_layout == "col" else 1,
+            code.c_align // code.out_itemsize if code.c_layout == "col" else 1,
+        )
+        aligned = sorted({m - m % step for m in (last - 1, last)})
+        return [m for m in aligned if m >= self.first]
 
     def without(self, failed: Collection[Specialization]) -> _Final:
         """Without what failed to compile."""
@@ -145,10 +172,10 @@ class _Final:
         )
         return replace(self, configs=tuple(configs))
 
-    def timed_us(self, runner: Runner) -> dict[GemmConfig | None, float]:
+    def timed_us(self, runner: Runner, m: int) -> _Times:
         """What each takes that works; nothing of an m that a recording lacks."""
         try:
-            found = in_turn(runner, self.workload, self.configs, _ROUNDS)
+            found = in_turn(runner, replace(self.workload, m=m), self.configs, _ROUNDS)
         except NotRecorded:
             return {}
         timed = zip(self.configs, found, strict=True)
@@ -156,21 +183,37 @@ class _Final:
 
 
 def _chosen(
-    result: TuningResult,
-    finals: Sequence[_Final],
-    us: Mapping[int, Mapping[GemmConfig | None, float]],
+    result: TuningResult, finals: Sequence[_Final], us: Mapping[int, Sequence[_Times]]
 ) -> Iterator[Part]:
-    """The fastest of each part; what computes the part before, or torch, if that is as fast."""
+    """The fastest of each part, which is cut where none is fast for all that was timed of it."""
     before = result.config
     for final in finals:
-        timed_us = us.get(final.last)
-        if not timed_us:
+        timed = [times for times in us.get(final.last, ()) if times]
+        if not timed:
             yield Part(final.last, final.expected)
             continue
-        enough_us = _AS_FAST * min(timed_us.values())
-        preferred = (result.config, before, None, min(timed_us, key=timed_us.__getitem__))
-        before = next(c for c in preferred if timed_us.get(c, inf) <= enough_us)
-        yield Part(final.last, before, timed_us[before])
+        if len(timed) > 1 and min(_slower(timed).values(), default=inf) > _APART:
+            cut = [(final.sample[0], timed[:1]), (final.last, timed[1:])]
+        else:
+            cut = [(final.last, timed)]
+        for last, times in cut:
+            before = _fastest(times, (result.config, before, None))
+            yield Part(last, before, times[-1][before])
+
+
+def _slower(timed: Sequence[_Times]) -> dict[GemmConfig | None, float]:
+    """Of what works for all, how many times slower than the fastest it is, at the worst."""
+    best_us = [min(times.values()) for times in timed]
+    works = [config for config in timed[-1] if all(config in times for times in timed)]
+    return {c: max(t[c] / us for t, us in zip(timed, best_us, strict=True)) for c in works}
+
+
+def _fastest(timed: Sequence[_Times], preferred: Sequence[GemmConfig | None]) -> GemmConfig | None:
+    """What is fastest at the worst; one of those preferred, if it is as fast."""
+    slower = _slower(timed)
+    best = min(slower, key=slower.__getitem__)
+    enough = _AS_FAST * slower[best]
+    return next((c for c in preferred if slower.get(c, inf) <= enough), best)
 
 
 def _joined(parts: Iterator[Part]) -> tuple[Part, ...]:
@@ -196,12 +239,13 @@ def _ends(workload: Workload, rows: tuple[int, int]) -> Iterator[int]:
 def _is_new_better(expected: Expected) -> bool:
     if expected.new is None:
         return False
-    return not expected.known or expected.known[0][1] > _NEW_GAINS * expected.new[1]
+    return not expected.known or expected.known[0].expected_us > _NEW_GAINS * expected.new[1]
 
 
 def _untimed(result: TuningResult, expected: Expected) -> GemmConfig | None:
     """What is expected to be the fastest; torch only if it is so by more than it varies."""
-    best = expected.new if _is_new_better(expected) else next(iter(expected.known), None)
+    known = next((each[:2] for each in expected.known), None)
+    best = expected.new if _is_new_better(expected) else known
     torch_us = expected.torch_us
     if best is None:
         return None if torch_us is not None else result.config

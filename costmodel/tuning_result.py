@@ -44,7 +44,7 @@ class Part:
     Attributes:
         last: up to this m.
         config: None is torch.
-        latency_us: of the last m, as timed; None where the choice is predicted.
+        latency_us: of the last m that was timed; None where the choice is predicted.
     """
 
     last: int
