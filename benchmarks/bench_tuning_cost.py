@@ -2,7 +2,8 @@
 
 Wall seconds of a tuning: ranking, compiling from an empty compiler cache, timing, and timing the
 finalists in turn. Both ways have the same compile workers, as many as a top 8 can use, and a
-timing process, all of them started before: what a process pays once, it pays for either.
+timing process, all of them started before: what a process pays once, it pays for either. Results
+with another number of workers (``--workers``) have a file of their own.
 
 Binaries do not depend on the sizes, so that products of one kind share nearly all. For the whole
 space each is compiled once, for the first workload that wants it; with the later ones
@@ -271,7 +272,8 @@ def main() -> None:
         target, model=f"{model.name} {model.hash}", compile_workers=str(args.workers),
         exhaustive="compiled anew" if args.full else "binaries shared",
     )  # fmt: skip
-    results = Results("tuning_cost", target, args.results, software, summarize)
+    own = "" if args.workers == _TOP else f"-{args.workers}-workers"
+    results = Results(f"tuning_cost{own}", target, args.results, software, summarize)
     rank(Workload.dense(*_OTHER), target, model)  # what a process does once
     with CompilePool(args.workers) as pool:
         pool.start(args.workers)
