@@ -250,8 +250,8 @@ def main() -> None:
     arguments.add_argument("--inductor", type=int, nargs=3, metavar=("M", "N", "K"),
                            help="only print what Inductor's first call takes")  # fmt: skip
     arguments.add_argument("--beside", help="a configuration, as JSON, to time beside Inductor's")
-    arguments.add_argument("--workers", type=int, default=min(joblib.cpu_count(), _TOP),
-                           help="compile processes of either way")  # fmt: skip
+    arguments.add_argument("--workers", type=int, help="compile processes of either way; "
+                           f"default: {_TOP}, or the number of cores")  # fmt: skip
     arguments.add_argument("--full", action="store_true",
                            help="compile the whole space anew for each workload")  # fmt: skip
     args = arguments.parse_args()
@@ -259,24 +259,25 @@ def main() -> None:
         ours = GemmConfig.from_dict(json.loads(args.beside)) if args.beside else None
         print_inductor(*args.inductor, ours)
         return
+    workers = args.workers or min(joblib.cpu_count(), _TOP)
     target = Target.current()
     model = find_model(args.model, target)
     todo = [Workload.dense(*size) for size in SIZES[:: args.every]]
     spaces = [len(SearchSpace.of(w, target)) for w in todo]
     binaries = sum(spaces) if args.full else 1.3 * max(spaces)
     deadline = announce(
-        args.budget_s, binaries=binaries * joblib.cpu_count() / args.workers,
+        args.budget_s, binaries=binaries * joblib.cpu_count() / workers,
         timings=sum(spaces), seconds=20 * len(todo),
     )  # fmt: skip
     software = versions(
-        target, model=f"{model.name} {model.hash}", compile_workers=str(args.workers),
+        target, model=f"{model.name} {model.hash}", compile_workers=str(workers),
         exhaustive="compiled anew" if args.full else "binaries shared",
     )  # fmt: skip
-    own = "" if args.workers == _TOP else f"-{args.workers}-workers"
+    own = f"-{workers}-workers" if args.workers else ""
     results = Results(f"tuning_cost{own}", target, args.results, software, summarize)
     rank(Workload.dense(*_OTHER), target, model)  # what a process does once
-    with CompilePool(args.workers) as pool:
-        pool.start(args.workers)
+    with CompilePool(workers) as pool:
+        pool.start(workers)
         topk = {}
         for workload in until(deadline, todo):
             with empty_caches(), started_runner() as runner:
@@ -290,7 +291,7 @@ def main() -> None:
                     result, wall_s = timed_tuning(
                         workload, target, model, "exhaustive", runner, compiler
                     )
-                    seconds = max(wall_s, compile_s(workload, target, compiler, args.workers))
+                    seconds = max(wall_s, compile_s(workload, target, compiler, workers))
                     winners = {"topk": topk[workload][0].config, "exhaustive": result.config}
                     final = in_turn(runner, workload, winners)
                     final_us = {name: us_or_none(m) for name, m in final.items()}

@@ -98,10 +98,13 @@ class FakeDevice(FakeRunner):
         pass
 
 
-@pytest.mark.parametrize(("arguments", "processes"), [([], 2 + 1), (["--full"], 2 + 2)])
+@pytest.mark.parametrize(
+    ("arguments", "processes", "own"),
+    [(["--workers", "3"], 2 + 1, "-3-workers"), (["--full"], 2 + 2, "")],
+)
 def test_the_whole_run_with_a_device_that_is_made_up(
     script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str],
-    processes: int, capsys: pytest.CaptureFixture[str],
+    processes: int, own: str, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     bench = script("bench_tuning_cost")
     monkeypatch.setattr(Target, "current", lambda: H100)
@@ -114,16 +117,17 @@ def test_the_whole_run_with_a_device_that_is_made_up(
         lambda pool, specs, target: (replace(a, compile_s=9.0) for a in compiled(specs, target)),
     )  # fmt: skip
     monkeypatch.setattr(bench, "inductor", lambda workload, ours: {"inductor_s": 4.0})
-    options = ["--workers", "3", "--results", str(tmp_path), *arguments]
+    monkeypatch.setattr(bench.joblib, "cpu_count", lambda: 3)
+    options = ["--results", str(tmp_path), *arguments]
     monkeypatch.setattr("sys.argv", ["bench", *options])
     bench.main()
-    data = json.loads((tmp_path / "tuning_cost-h100-sxm.json").read_text())
+    data = json.loads((tmp_path / f"tuning_cost{own}-h100-sxm.json").read_text())
     assert data["versions"]["compile_workers"] == "3"
     assert len(set(FakeDevice.started)) == processes, "each from empty caches of its own"
     first, second = data["rows"]
     assert first["topk_timed"] == second["topk_timed"] == 8
     assert second["exhaustive_timed"] > 500
-    assert (second["reused"] > 2 * first["reused"]) == (not arguments)
+    assert (second["reused"] > 2 * first["reused"]) == ("--full" not in arguments)
     # Nine seconds each, by three workers, whoever compiled it: the clock saw much less.
     for row in (first, second):
         assert row["exhaustive_s"] == pytest.approx(3.0 * row["exhaustive_compiled"], rel=0.2)
