@@ -159,6 +159,7 @@ class _Final:
         """The m that are timed; of columns only those that are as aligned as the workload's."""
         code, last = self.workload.code, self.workload.m
         step = max(
+            1,
             code.a_align // code.itemsize if code.a_layout == "col" else 1,
             code.c_align // code.out_itemsize if code.c_layout == "col" else 1,
         )
@@ -179,7 +180,7 @@ class _Final:
         except NotRecorded:
             return {}
         timed = zip(self.configs, found, strict=True)
-        return {config: m.latency_us for config, m in timed if m.ok}
+        return {config: m.latency_us for config, m in timed if m.ok and m.latency_us > 0}
 
 
 def _chosen(

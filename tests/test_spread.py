@@ -457,6 +457,59 @@ def test_never_takes_what_its_part_has_and_times_nothing(machine: Machine) -> No
     assert ask(2560).config == ask(2560, "never").config
 
 
+@pytest.mark.parametrize("tuned_before", [True, False])
+def test_threads_with_other_m_tune_once_and_spread_once(
+    machine: Machine, tuned_before: bool
+) -> None:
+    if tuned_before:
+        ask(2060)
+    ms = [*range(2100, 2500, 50)]
+    before, used = costmodel.stats(), len(machine.bench.waited)
+    start = threading.Barrier(len(ms))
+    found: dict[int, TuningResult] = {}
+
+    def work(m: int) -> None:
+        start.wait(60)
+        found[m] = ask(m)
+
+    threads = [threading.Thread(target=work, args=(m,)) for m in ms]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert costmodel.stats().since(before).tuned == (not tuned_before)
+    assert len(machine.bench.waited) == used + 1 + (not tuned_before)
+    (entry,) = dispatch.winners.cache.entries()
+    assert {m: result.config for m, result in found.items()} == {
+        m: entry.result.at(m).config for m in ms
+    }
+
+
+def test_parts_of_an_earlier_release_are_timed(machine: Machine) -> None:
+    """They had no timings."""
+    ask(2060), ask(2560)
+    assert dispatch.winners.cache.path is not None
+    (path,) = dispatch.winners.cache.path.glob("*.json")
+    data = json.loads(path.read_text())
+    for part in data["result"]["parts"]:
+        del part["latency_us"]
+    path.write_text(json.dumps(data))
+    machine.restart()
+    used = len(machine.bench.waited)
+    ask(2560), ask(2300)
+    assert len(machine.bench.waited) == used + 1
+    (entry,) = dispatch.winners.cache.entries()
+    assert entry.result.parts_timed
+
+
+@pytest.mark.parametrize("us", [float("nan"), 0.0, -1.0])
+def test_a_latency_that_cannot_be_is_none(us: float) -> None:
+    watch = Stopwatch(lambda w, c: us if len(str(c)) % 2 else odd_us(w, c))
+    result = watch.spread(tuned(2049, torch_us=40.0))
+    assert all(part.latency_us is None or part.latency_us > 0 for part in result.parts)
+    assert TuningResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
+
+
 def test_timing_in_vain_is_not_tried_again(machine: Machine) -> None:
     ask(2060)
     machine.bench.latency_us = lambda *_: float("nan")
