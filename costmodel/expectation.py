@@ -7,7 +7,7 @@ compared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
@@ -47,6 +47,12 @@ class Expected:
     known: tuple[Known, ...]
     new: tuple[GemmConfig, float] | None
     torch_us: float | None
+
+    def only(self, works: Callable[[GemmConfig], bool]) -> Expected:
+        """Without the configurations that do not work."""
+        known = tuple(each for each in self.known if works(each.config))
+        new = self.new if self.new is not None and works(self.new[0]) else None
+        return replace(self, known=known, new=new)
 
 
 @dataclass(frozen=True)

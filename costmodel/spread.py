@@ -126,13 +126,13 @@ class _Final:
     Attributes:
         first: m of the part.
         workload: the last one.
-        expected: what is chosen if nothing can be timed.
+        expected: where nothing can be timed, this chooses.
         configs: None is torch.
     """
 
     first: int
     workload: Workload
-    expected: GemmConfig | None
+    expected: Expected
     configs: tuple[GemmConfig | None, ...]
 
     @classmethod
@@ -148,7 +148,7 @@ class _Final:
         if expected.torch_us is not None:
             configs.append(None)
         workload = replace(result.workload, m=last)
-        return cls(first, workload, _untimed(result, expected), tuple(configs))
+        return cls(first, workload, expected, tuple(configs))
 
     @property
     def last(self) -> int:
@@ -168,10 +168,12 @@ class _Final:
 
     def without(self, failed: Collection[Specialization]) -> _Final:
         """Without what failed to compile."""
-        configs = (
-            c for c in self.configs if c is None or specialize(self.workload, c) not in failed
-        )
-        return replace(self, configs=tuple(configs))
+
+        def made(config: GemmConfig | None) -> bool:
+            return config is None or specialize(self.workload, config) not in failed
+
+        expected = self.expected.only(made)
+        return replace(self, expected=expected, configs=tuple(filter(made, self.configs)))
 
     def timed_us(self, runner: Runner, m: int) -> _Times:
         """What each takes that works; nothing of an m that a recording lacks."""
@@ -180,7 +182,7 @@ class _Final:
         except NotRecorded:
             return {}
         timed = zip(self.configs, found, strict=True)
-        return {config: m.latency_us for config, m in timed if m.ok and m.latency_us > 0}
+        return {config: m.latency_us for config, m in timed if m.ok and 0 < m.latency_us < inf}
 
 
 def _chosen(
@@ -188,10 +190,16 @@ def _chosen(
 ) -> Iterator[Part]:
     """The fastest of each part, which is cut where none is fast for all that was timed of it."""
     before = result.config
+    failed = {
+        config
+        for final in finals for times in us.get(final.last, ()) if times
+        for config in final.configs if config not in times
+    }  # fmt: skip
     for final in finals:
         timed = [times for times in us.get(final.last, ()) if times]
         if not timed:
-            yield Part(final.last, final.expected)
+            expected = final.expected.only(lambda config: config not in failed)
+            yield Part(final.last, _untimed(result, expected))
             continue
         if len(timed) > 1 and min(_slower(timed).values(), default=inf) > _APART:
             cut = [(final.sample[0], timed[:1]), (final.last, timed[1:])]
@@ -229,7 +237,7 @@ def _joined(parts: Iterator[Part]) -> tuple[Part, ...]:
 
 def _ends(workload: Workload, rows: tuple[int, int]) -> Iterator[int]:
     """The last m of each part. A tile more or less matters there: it is a multiple of many."""
-    first, last = rows
+    first, last = rows[0], min(rows[1], _INT32_MAX)
     if not workload.code.wide:  # a larger product is of another class of code
         last = max(min(last, _INT32_MAX // max(workload.n, workload.k)), workload.m)
     size = last - first + 1

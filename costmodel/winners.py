@@ -34,6 +34,7 @@ from costmodel.timing_bench import Bench, TimingBench
 from costmodel.trial import Compile
 from costmodel.tuner import tune, untimed_because
 from costmodel.tuning_result import Part, TuningResult
+from costmodel.untrusted import one_line
 
 __all__ = ["Question", "Winners", "bucket", "winner_key"]
 
@@ -146,7 +147,8 @@ class Winners:
         found = [self._spread(question, rows, result, True, may_time)]
         last, its_row = at_the_end(question, rows)
         if not fits(found[0], last.workload):
-            found.append(self._find(last, its_row, None, True))
+            end = self._find(last, its_row, None, True) if may_time else self._known(last, its_row)
+            found += [] if end is None else [end]
         return found
 
     def key(self, question: Question) -> dict[str, Any]:
@@ -218,7 +220,7 @@ class Winners:
                 found = self._known(question, rows, on_disk=not question.epoch)
             else:  # what is on disk is what turned out not to work
                 found = self._results.get(memory_key(question, rows))
-            if found is not None and found is not instead_of:
+            if found is not None and not (instead_of and _same_tuning(found, instead_of)):
                 return found
             if instead_of is not None:
                 self.cache.discard(self._key(question, rows))
@@ -243,11 +245,10 @@ class Winners:
             model = self._spreads(question, rows, found, may_time)
             if model is None:  # another thread was faster
                 return found
+            parts = None
             if found.timed and may_time:
                 parts = self._timed_parts(question, rows, found, model, wait)
-            else:
-                parts = spread(found, rows, model)
-            found = replace(found, parts=parts)
+            found = replace(found, parts=parts or spread(found, rows, model))
             if forgotten == self._forgotten:
                 self._remember(name, found)
                 if found.timed and may_time and not found.parts_timed:
@@ -263,11 +264,17 @@ class Winners:
         result: TuningResult,
         model: XgbCostModel,
         wait: bool,
-    ) -> tuple[Part, ...]:
-        with self._bench(question.device_index).runner(wait) as runner:
-            parts, costs = spread_by_timing(
-                result, rows, model, runner, self._compile, first=question.workload.m
-            )
+    ) -> tuple[Part, ...] | None:
+        """None where that does not work: the product can be computed without it."""
+        try:
+            with self._bench(question.device_index).runner(wait) as runner:
+                parts, costs = spread_by_timing(
+                    result, rows, model, runner, self._compile, first=question.workload.m
+                )
+        except Exception as error:
+            told = one_line(f"{type(error).__name__}: {error}")
+            log.warning("%s: the other m of its bucket are not timed: %s", result.workload, told)
+            return None
         count(timed=costs.timed, compiled=costs.compiled)
         log.info(
             "%s: %d timed for the other m of its bucket, in %.2f s",
@@ -328,6 +335,7 @@ class Winners:
         )  # fmt: skip
         if forgotten == self._forgotten:
             self._remember(memory_key(question, rows), result)
+            self._not_timed.discard(memory_key(question, rows))
         if result.reliable and not question.epoch:
             self.cache.put(key, result)
         return result
@@ -349,6 +357,11 @@ class Winners:
 
     def _target(self, question: Question) -> Target:
         return self.target_of(question.device_index)
+
+
+def _same_tuning(a: TuningResult, b: TuningResult) -> bool:
+    """Whether they are of one tuning, which one of them may lack the parts of."""
+    return replace(a, parts=()) == replace(b, parts=())
 
 
 @functools.cache

@@ -502,12 +502,65 @@ def test_parts_of_an_earlier_release_are_timed(machine: Machine) -> None:
     assert entry.result.parts_timed
 
 
-@pytest.mark.parametrize("us", [float("nan"), 0.0, -1.0])
+@pytest.mark.parametrize("us", [float("nan"), float("inf"), 0.0, -1.0])
 def test_a_latency_that_cannot_be_is_none(us: float) -> None:
     watch = Stopwatch(lambda w, c: us if len(str(c)) % 2 else odd_us(w, c))
     result = watch.spread(tuned(2049, torch_us=40.0))
     assert all(part.latency_us is None or part.latency_us > 0 for part in result.parts)
     assert TuningResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
+
+
+@pytest.mark.parametrize("how", ["refuses", "fails"])
+def test_what_failed_is_not_expected_either(how: str) -> None:
+    """With time for one part only, the others are expected: of what did not fail there."""
+    watch, result = Stopwatch(odd_us, takes_s=60.0), tuned(2049, 1)
+    new = {part.config for part in spread(result, ROWS, Law())} - {result.config}
+    assert new
+    watch.refuses = lambda spec: (
+        how == "refuses"
+        and spec in {specialize(replace(result.workload, m=2560), c) for c in new if c is not None}
+    )
+    watch.fails = lambda _, config: how == "fails" and config in new
+    found = watch.spread(result, first=2560)
+    assert len(watch.timed) == 2
+    timed = {config for configs in watch.timed.values() for config in configs}
+    gone = new if how == "refuses" else new & timed
+    assert gone
+    assert gone.isdisjoint(part.config for part in found.parts)
+
+
+def test_the_largest_m_there_is() -> None:
+    first = 2**31 - 2**27 - 5
+    for n, k in ((2, 1), (1, 1)):
+        workload = Workload.dense(first, n, k)
+        config = rank(workload, H100, Law(), 1).configs[0]
+        result = TuningResult.unranked(workload, H100, "predict", config, "")
+        assert spread(result, (first - 9, 2**31), Law())[-1].last == 2**31 - 1
+
+
+def test_what_cannot_be_timed_does_not_stop_the_product(machine: Machine) -> None:
+    winner = ask(2060)
+    machine.restart()
+
+    def refuse() -> None:
+        raise OSError(28, "No space left on device")
+
+    machine.bench.before = refuse
+    assert ask(2560).config not in (None, winner.config), "what is expected stands"
+    deadline = time.monotonic() + 30
+    while not (found := launched(2300)) or found.config is None:
+        assert time.monotonic() < deadline, "the background leaves it to torch"
+        time.sleep(0.005)
+
+
+def test_a_tuning_is_done_anew_whether_or_not_it_was_spread_meanwhile(machine: Machine) -> None:
+    question = winners.Question(Workload.dense(2060, N, K), -1, "auto", LAW)
+    broken = dispatch.winners.find(question)
+    ask(2560)
+    before = costmodel.stats()
+    replaced = dispatch.winners.find(question, instead_of=broken)
+    assert costmodel.stats().since(before).tuned == 1
+    assert dispatch.winners.find(question, instead_of=broken) is replaced
 
 
 def test_timing_in_vain_is_not_tried_again(machine: Machine) -> None:
@@ -519,6 +572,13 @@ def test_timing_in_vain_is_not_tried_again(machine: Machine) -> None:
         chosen = {ask(m).chosen for m in (2300, 2400, 2560)}
     assert len(machine.bench.waited) == used + 1
     assert chosen, "what is expected stands"
+    question = winners.Question(Workload.dense(2060, N, K), -1, "auto", LAW)
+    machine.bench.latency_us = timed_us
+    dispatch.winners.tune(question)
+    used = len(machine.bench.waited)
+    dispatch.forget_launches()
+    ask(2300)
+    assert len(machine.bench.waited) == used + 1, "of a new tuning it is tried anew"
 
 
 def test_parts_are_counted_and_wait_only_where_a_call_does(machine: Machine) -> None:
