@@ -121,7 +121,7 @@ class Expectation:
             return None
         products = (workload, result.workload)
         there, here = (self.model.predict_torch(w, result.target) for w in products)
-        if not there / here > 0:  # of a model that has not learned it
+        if not (here > 0 and there / here > 0):  # of a model that has not learned it
             device = result.target.device
             there, here = (device.roofline_us(w.flops(), w.bytes(), w.code.kind) for w in products)
         return result.torch.latency_us * there / here

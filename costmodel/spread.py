@@ -202,6 +202,8 @@ def _chosen(
             yield Part(final.last, _untimed(result, expected))
             continue
         if len(timed) > 1 and min(_slower(timed).values(), default=inf) > _APART:
+            both = set(timed[0]) & set(timed[1]) or {*timed[0], *timed[1]}
+            timed = [{c: us for c, us in times.items() if c in both} for times in timed]
             cut = [(final.sample[0], timed[:1]), (final.last, timed[1:])]
         else:
             cut = [(final.last, timed)]
@@ -226,10 +228,12 @@ def _fastest(timed: Sequence[_Times], preferred: Sequence[GemmConfig | None]) ->
 
 
 def _joined(parts: Iterator[Part]) -> tuple[Part, ...]:
-    """Neighbours that are computed alike as one."""
+    """Neighbours that are computed alike, and known to be by the same means, as one."""
     joined: list[Part] = []
     for part in parts:
-        if joined and joined[-1].config == part.config:
+        before = joined[-1] if joined else None
+        timed = part.latency_us is not None
+        if before and before.config == part.config and timed == (before.latency_us is not None):
             joined.pop()
         joined.append(part)
     return tuple(joined)

@@ -171,7 +171,7 @@ class TuningResult:
                 {
                     "last": part.last,
                     "config": part.config.to_dict() if part.config else "torch",
-                    "latency_us": part.latency_us,
+                    "latency_us": _plain(part.latency_us),
                 }
                 for part in self.parts
             ],

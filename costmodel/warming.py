@@ -176,6 +176,8 @@ def _of_parts(call: _Call) -> list[int]:
             found = winners.of_bucket(named, may_time=question.mode != "never")[0]
         own = found.at(call.workload.m).config
         rest = {part.config: part.last for part in found.parts if part.config != own}
+        if found.config != own:  # which the m that was tuned has, and perhaps no part
+            rest.setdefault(found.config, found.workload.m)
         return [*rest.values()]
     return []
 
@@ -232,8 +234,9 @@ def _decision(question: Question) -> tuple[str, list[dict[str, Any]]]:
     mode = modes.winners_of(question.mode)[-1]
     if question.mode == "never":
         for known in modes.winners_of("never"):
-            if (found := winners.known(replace(alone, mode=known))) is not None:
-                return known, [found.to_dict()]
+            if winners.known(named := replace(alone, mode=known)) is not None:
+                found = winners.of_bucket(named, may_time=False)
+                return known, [result.to_dict() for result in found]
         mode = "predict"
     return mode, [result.to_dict() for result in winners.of_bucket(replace(alone, mode=mode))]
 

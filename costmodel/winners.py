@@ -245,6 +245,9 @@ class Winners:
             model = self._spreads(question, rows, found, may_time)
             if model is None:  # another thread was faster
                 return found
+            if (kept := self._spread_elsewhere(question, rows, key, found, may_time)) is not None:
+                self._remember(name, kept)
+                return kept
             parts = None
             if found.timed and may_time:
                 parts = self._timed_parts(question, rows, found, model, wait)
@@ -256,6 +259,16 @@ class Winners:
                 if found.reliable and not question.epoch:
                     self.cache.put(key, found)
         return found
+
+    def _spread_elsewhere(
+        self, question: Question, rows: tuple[int, int], key: Any, result: TuningResult,
+        may_time: bool,
+    ) -> TuningResult | None:  # fmt: skip
+        """The same winner, as another process has spread it meanwhile."""
+        kept = self.cache.get(key) if not question.epoch else None
+        if kept is None or not kept.parts or not _same_tuning(kept, result):
+            return None
+        return kept if self._spreads(question, rows, kept, may_time) is None else None
 
     def _timed_parts(
         self,
@@ -361,7 +374,7 @@ class Winners:
 
 def _same_tuning(a: TuningResult, b: TuningResult) -> bool:
     """Whether they are of one tuning, which one of them may lack the parts of."""
-    return replace(a, parts=()) == replace(b, parts=())
+    return (a.workload, a.config, a.why, a.costs) == (b.workload, b.config, b.why, b.costs)
 
 
 @functools.cache

@@ -529,6 +529,56 @@ def test_what_failed_is_not_expected_either(how: str) -> None:
     assert gone.isdisjoint(part.config for part in found.parts)
 
 
+def in_another_process(machine: Machine, m: int, mode: str = "auto") -> TuningResult:
+    """Ask with memory of its own, and put back what this process has."""
+    here = dispatch.winners, dispatch._launches, dispatch._background
+    machine.restart()
+    found = ask(m, mode)
+    dispatch.winners, dispatch._launches, dispatch._background = here
+    return found
+
+
+def test_what_another_process_has_timed_is_not_timed_again(machine: Machine) -> None:
+    ask(2060)
+    there = in_another_process(machine, 2560)
+    timed = len(machine.bench.timed)
+    assert ask(2560, "never").config == ask(2560).config == there.config
+    assert len(machine.bench.timed) == timed
+    (entry,) = dispatch.winners.cache.entries()
+    assert entry.result.parts_timed
+
+
+def test_a_budget_for_one_part_is_spent_once(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("costmodel.spread._BUDGET_S", -1.0)
+    for first in (2100, 2300, 2500):
+        machine.restart()
+        dispatch.winners.cache.clear()
+        ask(2060), ask(first)
+        timed = len(machine.bench.timed)
+        machine.restart()
+        ask(first), ask(2200)
+        assert len(machine.bench.timed) == timed
+        (entry,) = dispatch.winners.cache.entries()
+        assert entry.result.parts_timed
+        assert len({part.latency_us is None for part in entry.result.parts}) == 2
+
+
+def test_warmup_loads_the_winner_of_the_m_that_was_tuned(machine: Machine) -> None:
+    winner = ask(2060)
+    machine.bench.latency_us = lambda w, c: 500.0 if c == winner.config else timed_us(w, c)
+    machine.restart()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("costmodel.warming._blank_operands", blank_operands)
+        patch.setattr("costmodel.warming.Target.current", lambda *_: H100)
+        patch.setattr(torch.cuda, "current_device", lambda: -1)
+        costmodel.warmup([(2300, N, K)], model=LAW)
+    before = costmodel.stats()
+    assert ask(2060).config == winner.config
+    assert costmodel.stats().since(before).loaded == 0
+
+
 def test_the_largest_m_there_is() -> None:
     first = 2**31 - 2**27 - 5
     for n, k in ((2, 1), (1, 1)):
