@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -111,7 +112,10 @@ def expected_rows(jobs: Sequence[Job]) -> set[tuple[str, str]]:
 def children() -> set[int]:
     """Processes that this one started and that run."""
     tasks = Path(f"/proc/{os.getpid()}/task")
-    pids = {int(p) for t in tasks.iterdir() for p in (t / "children").read_text().split()}
+    pids: set[int] = set()
+    for task in tasks.iterdir():
+        with suppress(FileNotFoundError):  # a thread may end meanwhile
+            pids |= {int(pid) for pid in (task / "children").read_text().split()}
     return {p for p in pids if _state(p) not in ("Z", "X", "")}
 
 
