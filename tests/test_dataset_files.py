@@ -165,7 +165,7 @@ def test_two_writers_at_once_are_both_kept(dataset: Dataset) -> None:
 # --- budgets --------------------------------------------------------------------------------
 
 
-def test_200_000_rows_stay_small_and_load_fast(dataset: Dataset) -> None:
+def test_50_000_rows_stay_small_and_load_fast(dataset: Dataset) -> None:
     rng = random.Random(0)
     space = [
         GemmConfig(k, m, n, b, num_warps=w, num_stages=s, group_m=g, split_k=p)
@@ -178,11 +178,11 @@ def test_200_000_rows_stay_small_and_load_fast(dataset: Dataset) -> None:
         for g in (4, 8)
         for p in (1, 4)
     ]
-    keys = [f"{rng.getrandbits(96):024x}" for _ in range(20_000)]
+    keys = [f"{rng.getrandbits(96):024x}" for _ in range(5_000)]
     shapes = [
-        Workload.dense(m, 8 * rng.randint(2, 16_000), 8 * rng.randint(2, 4_000)) for m in range(500)
+        Workload.dense(m, 8 * rng.randint(2, 16_000), 8 * rng.randint(2, 4_000)) for m in range(125)
     ]
-    for i in range(20):
+    for i in range(5):
         batch = [
             TuningRecord(
                 workload,
@@ -198,8 +198,8 @@ def test_200_000_rows_stay_small_and_load_fast(dataset: Dataset) -> None:
         ]  # fmt: skip
         dataset.append_measurements(batch, run=RUN)
     dataset.compact()
-    assert (dataset.path / "measurements.parquet").stat().st_size < 8e6
+    assert (dataset.path / "measurements.parquet").stat().st_size < 2e6
     start = time.process_time()
     table = Dataset.open(dataset.path).measurements()
-    assert time.process_time() - start < 2
-    assert len(table) == 200_000
+    assert time.process_time() - start < 2, "some 0.1 s; row by row it is ten times as long"
+    assert len(table) == 50_000

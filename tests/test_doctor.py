@@ -6,12 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from test_cli import run
 
-from costmodel.doctor import _driver, usable
+from costmodel.check import Check
+from costmodel.doctor import _compiler, _driver, _interpreter, usable
+from costmodel.doctor_files import check_cache, check_triton_cache
 
 ROOT = Path(__file__).resolve().parents[1]
 FAKE_SMI = "#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 999.1'\n"
@@ -29,10 +33,11 @@ def doctor(**environment: str) -> tuple[int, dict[str, dict[str, Any]]]:
     return done.returncode, {check["name"]: check for check in data["checks"]}
 
 
-def hide(folder: Path, module: str) -> str:
-    """A PYTHONPATH on which a module cannot be imported, as if it were not installed."""
+def hide(folder: Path, modules: tuple[str, ...]) -> str:
+    """A PYTHONPATH on which modules cannot be imported, as if they were not installed."""
     folder.mkdir()
-    (folder / f"{module}.py").write_text(f"raise ModuleNotFoundError('No module named {module}')")
+    for name in modules:
+        (folder / f"{name}.py").write_text(f"raise ModuleNotFoundError('No module named {name}')")
     return str(folder)
 
 
@@ -55,45 +60,53 @@ def test_this_set_up_is_usable_without_a_gpu(tmp_path: Path) -> None:
     assert "nvidia-smi" in checks["NVIDIA driver"]["found"]
 
 
-def test_a_missing_compiler_is_named(programs: Path) -> None:
-    code, checks = doctor(PATH=str(programs))
-    assert code == 1  # there is a driver, so the launcher will be built
-    assert not checks["C compiler"]["ok"]
-    assert "gcc" in checks["C compiler"]["found"]
-    assert "apt-get install gcc" in checks["C compiler"]["advice"]
-
-
-def test_a_compiler_is_found_as_triton_finds_it(programs: Path) -> None:
-    (programs / "my-cc").write_text("#!/bin/sh\n")
-    (programs / "my-cc").chmod(0o755)
-    assert doctor(PATH=str(programs), CC="my-cc")[1]["C compiler"]["ok"]
-    assert not doctor(PATH=str(programs), CC="other-cc")[1]["C compiler"]["ok"]
-
-
-@pytest.mark.parametrize(
-    ("module", "check"),
-    [("xgboost", "xgboost"), ("triton", "Triton"), ("torch", "torch"), ("numpy", "numpy"),
-     ("pyarrow", "pyarrow"), ("platformdirs", "platformdirs")],
-)  # fmt: skip
-def test_a_missing_package_is_named(tmp_path: Path, module: str, check: str) -> None:
-    code, checks = doctor(PYTHONPATH=hide(tmp_path / "hidden", module))
-    assert code == 1
-    assert not checks[check]["ok"]
-    assert module in checks[check]["found"]
-    assert "pip install" in checks[check]["advice"]
-
-
-def test_the_interpreter_would_be_launched_instead(programs: Path) -> None:
-    assert not doctor(TRITON_INTERPRET="1")[1]["TRITON_INTERPRET"]["ok"]
-    assert doctor(TRITON_INTERPRET="0")[1]["TRITON_INTERPRET"]["ok"]
-
-
-def test_a_driver_without_a_gpu_for_torch_is_not_usable(programs: Path) -> None:
-    path = f"{programs}:{os.environ['PATH']}"
-    code, checks = doctor(PATH=path, CUDA_VISIBLE_DEVICES="")
+def test_a_driver_alone_is_not_enough(programs: Path) -> None:
+    """Where there is one, a GPU that torch can use and a compiler for launchers are needed too."""
+    code, checks = doctor(PATH=str(programs), CUDA_VISIBLE_DEVICES="")
     assert code == 1
     assert checks["NVIDIA driver"]["ok"]
     assert not checks["GPU"]["ok"]
+    assert not checks["C compiler"]["ok"]
+    assert "gcc" in checks["C compiler"]["found"]
+    assert "apt-get install gcc" in checks["C compiler"]["advice"]
+    sound = Check("all else", True, "")
+    driver = Check("NVIDIA driver", True, "", need="optional")
+    for name in ("GPU", "C compiler"):
+        lacking = Check(name, False, "", need="gpu")
+        assert not usable([sound, driver, lacking])
+        assert usable([sound, lacking])
+
+
+def test_a_compiler_is_found_as_triton_finds_it(
+    programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (programs / "my-cc").write_text("#!/bin/sh\n")
+    (programs / "my-cc").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    for name in ("my-cc", "other-cc"):
+        monkeypatch.setenv("CC", name)
+        assert _compiler().ok == (name == "my-cc")
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [("xgboost",), ("triton",), ("torch",), ("numpy",), ("pyarrow", "platformdirs")],
+    ids=" and ".join,
+)
+def test_a_missing_package_is_named(tmp_path: Path, modules: tuple[str, ...]) -> None:
+    code, checks = doctor(PYTHONPATH=hide(tmp_path / "hidden", modules))
+    assert code == 1
+    for module in modules:
+        check = checks["Triton" if module == "triton" else module]
+        assert not check["ok"]
+        assert module in check["found"]
+        assert "pip install" in check["advice"]
+
+
+def test_the_interpreter_would_be_launched_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ("1", "true", "0", "off", ""):
+        monkeypatch.setenv("TRITON_INTERPRET", value)
+        assert _interpreter().ok == (value not in ("1", "true"))
 
 
 @pytest.mark.parametrize(
@@ -122,23 +135,23 @@ def test_a_driver_that_is_too_old_is_named(
 
 @pytest.mark.parametrize(
     ("variable", "check"),
-    [("COSTMODEL_CACHE_DIR", "cache"), ("TRITON_CACHE_DIR", "Triton's cache")],
+    [("COSTMODEL_CACHE_DIR", check_cache), ("TRITON_CACHE_DIR", check_triton_cache)],
+    ids=["costmodel", "Triton"],
 )
 def test_a_folder_that_cannot_be_written_is_named(
-    tmp_path: Path, variable: str, check: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, check: Callable[[], Check]
 ) -> None:
     (tmp_path / "file").touch()
-    _, checks = doctor(**{variable: str(tmp_path / "file" / "folder")})
-    assert not checks[check]["ok"]
-    assert variable in checks[check]["advice"]
+    monkeypatch.setenv(variable, str(tmp_path / "file" / "folder"))
+    found = check()
+    assert not found.ok
+    assert variable in found.advice
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
-def test_people_get_a_table(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "costmodel", "doctor"], cwd=ROOT, env={"PATH": str(tmp_path)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0
+def test_people_get_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no driver: usable without
+    done = run("doctor")
+    assert done.exit_code == 0
     assert "C compiler" in done.stdout
     assert "usable" in done.stderr

@@ -171,21 +171,25 @@ def test_the_last_m_of_a_bucket_is_one_that_can_be() -> None:
 # --- memory -------------------------------------------------------------------------------------
 
 
-def test_twenty_thousand_m_keep_memory_level(machine: Machine) -> None:
+def test_any_number_of_m_keeps_memory_level(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty times as many as launches are kept, of which there are fewer here, to be quick."""
+    monkeypatch.setattr(dispatch, "_launches", KeptLaunches(at_most=256))
     sizes = []
     tracemalloc.start()
     try:
-        for m in range(1, 20_001):
+        for m in range(1, 5_121):
             call(m, "heuristic")
-            if m % 4096 == 0:  # each time the same number of launches is kept
+            if m % 1024 == 0:  # each time the same number of launches is kept
                 gc.collect()
                 sizes.append(tracemalloc.get_traced_memory()[0])
-                assert len(dispatch._launches) <= 4096
+                assert len(dispatch._launches) <= 256
     finally:
         tracemalloc.stop()
-    assert max(sizes[1:]) <= 1.05 * sizes[0], f"bytes: {sizes}"
+    assert max(sizes[1:]) <= 1.2 * sizes[0], f"bytes: {sizes}"
     assert len(dispatch.winners._locks) == 0
-    assert len(dispatch.winners._results) <= Buckets().count(20_000)
+    assert len(dispatch.winners._results) <= Buckets().count(5_120)
 
 
 def test_a_launch_in_use_stays_while_others_come_and_go() -> None:
