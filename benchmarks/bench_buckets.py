@@ -81,10 +81,9 @@ def summarize(rows: list[Row]) -> Row:
     return {
         "workloads": len(rows),
         "not_timed": len(rows) - len(known),
-        "slower_geomean_pct": _mean_pct([row["slower_pct"] for row in known]),
+        **_summary([row["slower_pct"] for row in known]),
         "slower_worst_pct": worst and worst["slower_pct"],
         "slower_worst_workload": worst and worst["workload"],
-        "over_5_pct": sum(row["slower_pct"] > _NOISE_PCT for row in known),
         **{
             f"{name}_{what}": value
             for name in ("predicted", "first")
@@ -96,14 +95,8 @@ def summarize(rows: list[Row]) -> Row:
 
 
 def _summary(slower_pct: Sequence[float]) -> Row:
-    return {
-        "slower_geomean_pct": _mean_pct(slower_pct),
-        "over_5_pct": sum(x > _NOISE_PCT for x in slower_pct),
-    }
-
-
-def _mean_pct(slower_pct: Sequence[float]) -> float | None:
-    return 100 * (geomean([1 + x / 100 for x in slower_pct]) - 1) if slower_pct else None
+    mean_pct = 100 * (geomean([1 + x / 100 for x in slower_pct]) - 1) if slower_pct else None
+    return {"slower_geomean_pct": mean_pct, "over_5_pct": sum(x > _NOISE_PCT for x in slower_pct)}
 
 
 def measured(
@@ -119,10 +112,12 @@ def measured(
 
         first = tuned(rows[0])
         parts, costs = spread_by_timing(first, rows, model, runner, compile_)
-        predicted = replace(first, parts=spread(first, rows, model))
+        timed, predicted = (
+            replace(first, parts=found) for found in (parts, spread(first, rows, model))
+        )
         for m in between(*rows):
             chosen = {
-                "own": tuned(m).config, "shared": replace(first, parts=parts).at(m).config,
+                "own": tuned(m).config, "shared": timed.at(m).config,
                 "predicted": predicted.at(m).config, "first": first.config,
             }  # fmt: skip
             final = in_turn(runner, Workload.dense(m, n, k), chosen)

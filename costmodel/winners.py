@@ -25,16 +25,13 @@ from costmodel.compile_pool import compile_for_device
 from costmodel.counters import count
 from costmodel.errors import InvalidInput
 from costmodel.locks import KeyedLocks
-from costmodel.models.xgb import XgbCostModel
 from costmodel.question import Question, at_the_end, fits, memory_key, serves, winner_key
-from costmodel.ranking import answering_model
-from costmodel.spread import spread, spread_by_timing
+from costmodel.spreader import Spreader
 from costmodel.target import Target
 from costmodel.timing_bench import Bench, TimingBench
 from costmodel.trial import Compile
 from costmodel.tuner import tune, untimed_because
-from costmodel.tuning_result import Part, TuningResult
-from costmodel.untrusted import one_line
+from costmodel.tuning_result import TuningResult
 
 __all__ = ["Question", "Winners", "bucket", "winner_key"]
 
@@ -76,9 +73,9 @@ class Winners:
         self._lock = threading.Lock()
         self._results: dict[Any, TuningResult] = {}
         self._agreed: dict[Any, tuple[TuningResult, ...]] = {}
-        self._not_timed: set[Any] = set()  # buckets where that was tried in vain
         self._locks = KeyedLocks()
         self._benches: dict[int, Bench] = {}
+        self._spreader = Spreader(self._bench, compile_)
         self._forgotten = 0  # times
 
     def find(
@@ -129,7 +126,11 @@ class Winners:
         if question.workload.m == result.workload.m:
             return True
         rows = self.buckets.of(question.workload.m)
-        return self._spreads(question, rows, result, may_time) is None
+        first = self._results.get(memory_key(question, rows), result)
+        # Where the second winner of a bucket stands in, the first was found to have nothing for
+        # this m, if it is spread.
+        spread = result if first.workload.m == result.workload.m else first
+        return self._spreader.model_for(question, rows, spread, may_time=may_time) is None
 
     def tune(self, question: Question, **options: Any) -> TuningResult:
         """Tune now, whatever is known, and keep the winner; options as of ``tuner.tune``."""
@@ -176,7 +177,7 @@ class Winners:
         with self._lock:
             self._results.clear()
             self._agreed.clear()
-            self._not_timed.clear()
+            self._spreader.forget()
             self._forgotten += 1
 
     def _in_group(self, question: Question) -> TuningResult:
@@ -236,78 +237,30 @@ class Winners:
         may_time: bool,
     ) -> TuningResult:
         """The winner with what computes the other m of its bucket."""
+        model_for = functools.partial(self._spreader.model_for, question, rows, may_time=may_time)
         name, forgotten = memory_key(question, rows), self._forgotten
-        if self._spreads(question, rows, result, may_time) is None:
+        if model_for(result) is None:
             return result
         key = self._key(question, rows)  # before it takes its time, as for a tuning
         with self._locks.alone(name):
             found = self._results.get(name, result)
-            model = self._spreads(question, rows, found, may_time)
-            if model is None:  # another thread was faster
+            if (model := model_for(found)) is None:  # another thread was faster
                 return found
-            if (kept := self._spread_elsewhere(question, rows, key, found, may_time)) is not None:
-                self._remember(name, kept)
+            kept = None if question.epoch else self.cache.get(key)
+            if kept is not None and _spread_alike(kept, found) and model_for(kept) is None:
+                if forgotten == self._forgotten:
+                    self._remember(name, kept)
                 return kept
-            parts = None
-            if found.timed and may_time:
-                parts = self._timed_parts(question, rows, found, model, wait)
-            found = replace(found, parts=parts or spread(found, rows, model))
+            found = self._spreader.spread(
+                question, rows, found, model, wait=wait, may_time=may_time
+            )
             if forgotten == self._forgotten:
                 self._remember(name, found)
                 if found.timed and may_time and not found.parts_timed:
-                    self._not_timed.add(name)
+                    self._spreader.give_up(question, rows)
                 if found.reliable and not question.epoch:
                     self.cache.put(key, found)
         return found
-
-    def _spread_elsewhere(
-        self, question: Question, rows: tuple[int, int], key: Any, result: TuningResult,
-        may_time: bool,
-    ) -> TuningResult | None:  # fmt: skip
-        """The same winner, as another process has spread it meanwhile."""
-        kept = self.cache.get(key) if not question.epoch else None
-        if kept is None or not kept.parts or not _same_tuning(kept, result):
-            return None
-        return kept if self._spreads(question, rows, kept, may_time) is None else None
-
-    def _timed_parts(
-        self,
-        question: Question,
-        rows: tuple[int, int],
-        result: TuningResult,
-        model: XgbCostModel,
-        wait: bool,
-    ) -> tuple[Part, ...] | None:
-        """None where that does not work: the product can be computed without it."""
-        try:
-            with self._bench(question.device_index).runner(wait) as runner:
-                parts, costs = spread_by_timing(
-                    result, rows, model, runner, self._compile, first=question.workload.m
-                )
-        except Exception as error:
-            told = one_line(f"{type(error).__name__}: {error}")
-            log.warning("%s: the other m of its bucket are not timed: %s", result.workload, told)
-            return None
-        count(timed=costs.timed, compiled=costs.compiled)
-        log.info(
-            "%s: %d timed for the other m of its bucket, in %.2f s",
-            result.workload, costs.timed, costs.total_s,
-        )  # fmt: skip
-        return parts
-
-    def _spreads(
-        self, question: Question, rows: tuple[int, int], result: TuningResult, may_time: bool
-    ) -> XgbCostModel | None:
-        """The model that is to spread a winner; None where it is spread, or cannot be."""
-        if rows[0] == rows[1] or question.mode == "heuristic":
-            return None
-        better = result.timed and may_time and not result.parts_timed
-        if result.parts and not (better and memory_key(question, rows) not in self._not_timed):
-            return None
-        model, _ = answering_model(question.model, result.target, question.workload)
-        # Not by another one than ranked: what it says of the timings is not comparable.
-        same = isinstance(model, XgbCostModel) and model.hash == result.model_hash
-        return model if isinstance(model, XgbCostModel) and same else None
 
     def _known(
         self, question: Question, rows: tuple[int, int], on_disk: bool = True
@@ -348,7 +301,7 @@ class Winners:
         )  # fmt: skip
         if forgotten == self._forgotten:
             self._remember(memory_key(question, rows), result)
-            self._not_timed.discard(memory_key(question, rows))
+            self._spreader.try_anew(question, rows)
         if result.reliable and not question.epoch:
             self.cache.put(key, result)
         return result
@@ -370,6 +323,11 @@ class Winners:
 
     def _target(self, question: Question) -> Target:
         return self.target_of(question.device_index)
+
+
+def _spread_alike(kept: TuningResult, found: TuningResult) -> bool:
+    """Whether another process has spread this very winner meanwhile."""
+    return bool(kept.parts) and _same_tuning(kept, found)
 
 
 def _same_tuning(a: TuningResult, b: TuningResult) -> bool:

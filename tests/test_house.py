@@ -38,8 +38,8 @@ LAYERS = (
     "sampling", "collect", "worklist",
     # choosing
     "shipped", "ranking", "explanation", "tuning_result", "trial", "tuner", "expectation", "spread",
-    "cache", "cache_bundle",
-    "from_use", "timing_bench", "ranks", "question", "winners",
+    "cache", "cache_bundle", "from_use",
+    "timing_bench", "ranks", "question", "spreader", "winners",
     # launching what was chosen
     "arguments", "outputs", "batches", "prepared", "loading", "pins", "calls", "capture",
     "background", "preparing", "dispatch", "torch_ops", "nn", "ahead", "warming",

@@ -18,13 +18,14 @@ from dispatch_fakes import H100, Machine
 from numpy.typing import NDArray
 
 import costmodel
-from costmodel import dispatch, winners
+from costmodel import dispatch, spreader, winners
 from costmodel.artifact import Artifact
 from costmodel.candidates import Candidates
 from costmodel.config import GemmConfig
 from costmodel.errors import InvalidInput
 from costmodel.measurement import Measurement
 from costmodel.models import XgbCostModel
+from costmodel.question import at_the_end, memory_key
 from costmodel.ranking import rank
 from costmodel.space import legality
 from costmodel.specialize import Specialization, specialize
@@ -404,13 +405,13 @@ def test_a_later_process_finds_the_parts_on_disk(
     found = {m: ask(m).chosen for m in (2060, 2300, 2560)}
     machine.restart()
     for name in ("spread", "spread_by_timing"):
-        monkeypatch.setattr(winners, name, lambda *_, **__: pytest.fail("found out again"))
+        monkeypatch.setattr(spreader, name, lambda *_, **__: pytest.fail("found out again"))
     assert {m: ask(m).chosen for m in found} == found
 
 
 def test_a_single_m_is_never_spread(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("spread", "spread_by_timing"):
-        monkeypatch.setattr(winners, name, lambda *_, **__: pytest.fail("nobody asked"))
+        monkeypatch.setattr(spreader, name, lambda *_, **__: pytest.fail("nobody asked"))
     assert ask(2300) is ask(2300)
 
 
@@ -614,6 +615,44 @@ def test_a_tuning_is_done_anew_whether_or_not_it_was_spread_meanwhile(machine: M
     replaced = dispatch.winners.find(question, instead_of=broken)
     assert costmodel.stats().since(before).tuned == 1
     assert dispatch.winners.find(question, instead_of=broken) is replaced
+
+
+def test_what_was_forgotten_while_the_disk_was_read_stays_forgotten(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(2060)
+    in_another_process(machine, 2560)
+    read = dispatch.winners.cache.get
+
+    def slow(key: Any) -> TuningResult | None:
+        found = read(key)
+        dispatch.winners.forget()
+        return found
+
+    monkeypatch.setattr(dispatch.winners.cache, "get", slow)
+    question = winners.Question(Workload.dense(2300, N, K), -1, "auto", LAW)
+    assert dispatch.winners.find(question).parts_timed
+    assert dispatch.winners.known(question, on_disk=False) is None
+
+
+def test_the_second_winner_of_a_bucket_covers_what_the_first_has_nothing_for(
+    machine: Machine,
+) -> None:
+    """It has no parts of its own; the first, which may not run the last m, is to be spread."""
+    workload = Workload.dense(1793, 8704, 16384)
+    config = GemmConfig("pointer", 16, 128, 64, 4, 3, split_k=16)
+    question = winners.Question(workload, -1, "auto", LAW)
+    first = replace(dispatch.winners.find(question), config=config)
+    last, its_row = at_the_end(question, dispatch.winners.buckets.of(1793))
+    dispatch.winners._find(last, its_row, None, True)
+    name = memory_key(question, dispatch.winners.buckets.of(1793))
+    for parts in ((), (Part(its_row[1], config, 9.0),)):
+        dispatch.winners._results[name] = replace(first, parts=parts)
+        second = dispatch.winners.known(last)
+        assert second is not None
+        assert second.workload.m == its_row[1]
+        near = replace(question, workload=replace(workload, m=its_row[1] - 1))
+        assert dispatch.winners.covers(near, second) == bool(parts)
 
 
 def test_timing_in_vain_is_not_tried_again(machine: Machine) -> None:

@@ -1,0 +1,107 @@
+"""Finds out what computes the other m of a winner's bucket: by timing, else by what is expected.
+
+Which is to be found out, and whether again; what is timed and chosen is of
+:mod:`costmodel.spread`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from costmodel.counters import count
+from costmodel.models.xgb import XgbCostModel
+from costmodel.question import Question, memory_key
+from costmodel.ranking import answering_model
+from costmodel.spread import spread, spread_by_timing
+from costmodel.timing_bench import Bench
+from costmodel.trial import Compile
+from costmodel.tuning_result import Part, TuningResult
+from costmodel.untrusted import one_line
+
+__all__ = ["Spreader"]
+
+log = logging.getLogger("costmodel")
+
+
+class Spreader:
+    """Spreads winners over their buckets. For any number of threads.
+
+    Args:
+        bench_of: what times on a device of an index.
+        compile_: how to compile what is to be timed.
+    """
+
+    def __init__(self, bench_of: Callable[[int], Bench], compile_: Compile) -> None:
+        self._bench_of = bench_of
+        self._compile = compile_
+        self._in_vain: set[Any] = set()  # buckets that were to be timed, and could not be
+
+    def model_for(
+        self, question: Question, rows: tuple[int, int], result: TuningResult, *, may_time: bool
+    ) -> XgbCostModel | None:
+        """The model that is to spread a winner; None where it is spread, or cannot be."""
+        if rows[0] == rows[1] or question.mode == "heuristic":
+            return None
+        better = result.timed and may_time and not result.parts_timed
+        if result.parts and not (better and memory_key(question, rows) not in self._in_vain):
+            return None
+        model, _ = answering_model(question.model, result.target, question.workload)
+        # Not by another one than ranked: what it says of the timings is not comparable.
+        same = isinstance(model, XgbCostModel) and model.hash == result.model_hash
+        return model if isinstance(model, XgbCostModel) and same else None
+
+    def spread(
+        self,
+        question: Question,
+        rows: tuple[int, int],
+        result: TuningResult,
+        model: XgbCostModel,
+        *,
+        wait: bool,
+        may_time: bool,
+    ) -> TuningResult:
+        """The winner with what computes the other m; timed, if it was and that works."""
+        parts = None
+        if result.timed and may_time:
+            parts = self._timed_parts(question, rows, result, model, wait)
+        return replace(result, parts=parts or spread(result, rows, model))
+
+    def give_up(self, question: Question, rows: tuple[int, int]) -> None:
+        """Do not try again to time what was not timed of this bucket."""
+        self._in_vain.add(memory_key(question, rows))
+
+    def try_anew(self, question: Question, rows: tuple[int, int]) -> None:
+        """Of a new tuning it may work."""
+        self._in_vain.discard(memory_key(question, rows))
+
+    def forget(self) -> None:
+        """All may be tried anew."""
+        self._in_vain.clear()
+
+    def _timed_parts(
+        self,
+        question: Question,
+        rows: tuple[int, int],
+        result: TuningResult,
+        model: XgbCostModel,
+        wait: bool,
+    ) -> tuple[Part, ...] | None:
+        """None where that does not work: the product can be computed without it."""
+        try:
+            with self._bench_of(question.device_index).runner(wait) as runner:
+                parts, costs = spread_by_timing(
+                    result, rows, model, runner, self._compile, first=question.workload.m
+                )
+        except Exception as error:
+            told = one_line(f"{type(error).__name__}: {error}")
+            log.warning("%s: the other m of its bucket are not timed: %s", result.workload, told)
+            return None
+        count(timed=costs.timed, compiled=costs.compiled)
+        log.info(
+            "%s: %d timed for the other m of its bucket, in %.2f s",
+            result.workload, costs.timed, costs.total_s,
+        )  # fmt: skip
+        return parts
