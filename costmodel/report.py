@@ -38,15 +38,16 @@ def write(readme: Path) -> list[str]:
         The names of the tables that changed, and of the plots.
 
     Raises:
-        MissingData: a table names a results file that is not there.
+        MissingData: a table names a results file that is not there; or matplotlib is not.
         CorruptFile, InvalidInput: a results file is not one, or has no such column.
     """
     folder = readme.parent / "benchmarks"
     made = {page: _with_tables(_read(page), folder / "results") for page in _pages(readme)}
+    drawn = _draw_plots(folder)  # may fail: before any page is written
     for page, (text, changed) in made.items():
         if changed:
             page.write_text(text, encoding="utf-8")
-    return [*(name for _, changed in made.values() for name in changed), *_draw_plots(folder)]
+    return [*(name for _, changed in made.values() for name in changed), *drawn]
 
 
 def outdated(readme: Path) -> list[str]:

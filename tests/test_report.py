@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,17 @@ def test_a_table_of_rows(readme: Path) -> None:
         "",
         "<sub>NVIDIA H100, 2026-11-28; triton 3.6.0</sub>",
     ]
+
+
+def test_without_matplotlib_nothing_is_half_done(
+    readme: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"{ROWS}\nold\n<!-- end -->\n"
+    readme.write_text(text)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingData, match=r"costmodel\[plots\]"):
+        write(readme)
+    assert readme.read_text() == text
 
 
 def test_a_table_of_one_group(readme: Path) -> None:
