@@ -7,6 +7,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -287,10 +288,15 @@ def _meanwhile(product: _Product, winners: Winners, background: Background) -> P
 
 
 def _improve(question: Question, winners: Winners, switch: Callable[[], None]) -> None:
-    """The job: the prediction first, then the winner, each loaded before it is switched to."""
-    if winners.known(question) is None:
+    """The job: what is soonest there, then the winner, each loaded before it is switched to."""
+    known = winners.known(question)
+    if known is None:
         _bring(winners.find(replace(question, mode="predict")), question)
         switch()
+    elif not winners.covers(question, known):  # it may run this m, until its part is timed
+        with suppress(CompileError, LaunchError):  # of which below
+            _bring(known, question)
+            switch()
     found = winners.find(question, wait=False)
     try:
         _bring(found, question)

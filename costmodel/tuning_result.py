@@ -123,8 +123,8 @@ class TuningResult:
         part = next((part for part in self.parts if m <= part.last), None)
         if part is None or part.config == self.config:
             return self
-        how = "expected to be" if part.latency_us is None else "timed as"
-        why = f"for m={m} {how} faster than {self.chosen}, which is for {self.workload}"
+        how = "expected to be faster" if part.latency_us is None else "timed as better around it"
+        why = f"for m={m} {how} than {self.chosen}, which is for {self.workload}"
         return replace(self, config=part.config, why=why, parts=())
 
     @property

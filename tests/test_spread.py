@@ -340,8 +340,8 @@ def test_another_m_has_its_own_choice_and_says_why() -> None:
     result = replace(base, parts=(Part(48, b), Part(56, None, 8.5), Part(64, c)))
     assert [result.at(m).config for m in (33, 40, 48, 49, 57, 64)] == [b, a, b, None, c, c]
     assert result.at(40) is result
-    assert f"expected to be faster than {a}" in result.at(48).why
-    assert f"timed as faster than {a}" in result.at(49).why
+    assert f"m=48 expected to be faster than {a}" in result.at(48).why
+    assert f"m=49 timed as better around it than {a}" in result.at(49).why
     assert result.at(65).config == a, "past the bucket"
     assert TuningResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
 
@@ -728,6 +728,25 @@ def test_in_the_background_no_call_waits_for_another_part(machine: Machine) -> N
         chosen.add(found.config)
     assert len(chosen) > 1
     assert threading.get_ident() not in loaded_by
+
+
+def test_in_the_background_a_winner_on_disk_serves_until_its_part_is_timed(
+    machine: Machine,
+) -> None:
+    winner = ask(2060)
+    machine.restart()
+    go_on = threading.Event()
+    machine.bench.before = lambda: go_on.wait(60)
+
+    def becomes(wanted: Callable[[TuningResult], bool]) -> None:
+        deadline = time.monotonic() + 30
+        while not (found := launched(2560)) or not wanted(found):
+            assert time.monotonic() < deadline, "it did not come about"
+            time.sleep(0.005)
+
+    becomes(lambda found: found.config == winner.config)
+    go_on.set()
+    becomes(lambda found: found.config not in (None, winner.config))
 
 
 def launched(m: int) -> TuningResult | None:
