@@ -601,7 +601,7 @@ def test_what_cannot_be_timed_does_not_stop_the_product(machine: Machine) -> Non
 
     machine.bench.before = refuse
     assert ask(2560).config not in (None, winner.config), "what is expected stands"
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not (found := launched(2300)) or found.config is None:
         assert time.monotonic() < deadline, "the background leaves it to torch"
         time.sleep(0.005)
@@ -721,7 +721,7 @@ def test_in_the_background_no_call_waits_for_another_part(machine: Machine) -> N
     machine.refuses = lambda _: bool(loaded_by.add(threading.get_ident()))
     chosen = set()
     for m in (2060, 2300, 2560):
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not (found := launched(m)) or found.config != expected(m):
             assert time.monotonic() < deadline, "it did not come about"
             time.sleep(0.005)
@@ -739,7 +739,7 @@ def test_in_the_background_a_winner_on_disk_serves_until_its_part_is_timed(
     machine.bench.before = lambda: go_on.wait(60)
 
     def becomes(wanted: Callable[[TuningResult], bool]) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not (found := launched(2560)) or not wanted(found):
             assert time.monotonic() < deadline, "it did not come about"
             time.sleep(0.005)

@@ -114,7 +114,7 @@ def alive(pid: int) -> bool:
     return state not in "ZX"
 
 
-def soon(condition: Callable[[], bool], within_s: float = 5.0) -> bool:
+def soon(condition: Callable[[], bool], within_s: float = 60.0) -> bool:
     end = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > end:
@@ -152,18 +152,20 @@ def test_a_leaky_child_is_replaced_after_its_share(here: ModuleType) -> None:
     assert len({str(o) for o in (first, third, fifth)}) == 3
 
 
-def slow_to_set_up() -> None:
-    time.sleep(0.5)
+def set_up_when_told(sign: Path) -> None:
+    assert soon(sign.exists)
 
 
-def test_a_child_can_be_started_ahead(here: ModuleType) -> None:
-    """``start`` does not wait; the first item waits only for what is left."""
-    with SupervisedWorker(here.act, limit_s=30, setup=here.slow_to_set_up) as worker:
-        begin = time.perf_counter()
+def test_a_child_can_be_started_ahead(here: ModuleType, tmp_path: Path) -> None:
+    """``start`` does not wait, else the child would wait in vain."""
+    sign = tmp_path / "sign"
+    setup = functools.partial(here.set_up_when_told, sign)
+    with SupervisedWorker(here.act, limit_s=100, setup=setup) as worker:
         worker.start()
         worker.start()
-        assert time.perf_counter() - begin < 0.4
+        sign.touch()
         first = worker.run("pid")
+        assert isinstance(first, Done)
         assert worker.run("pid") == first
     with pytest.raises(RuntimeError, match="closed"):
         worker.start()
@@ -248,7 +250,7 @@ def test_close_from_another_thread_ends_a_run(here: ModuleType) -> None:
     timer.start()
     start = time.monotonic()
     assert isinstance(worker.run("hang"), Crashed)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 50
     timer.join()
 
 
@@ -300,13 +302,13 @@ def test_no_orphan_when_the_parent_is_killed(tmp_path: Path, signum: signal.Sign
         env={**os.environ, "PYTHONPATH": root},
         stderr=subprocess.DEVNULL,
     )
-    assert soon(lambda: pid_file.exists() and pid_file.read_text() != "", within_s=30)
+    assert soon(lambda: pid_file.exists() and pid_file.read_text() != "")
     grandchild = int(pid_file.read_text())
     child = int(Path(f"/proc/{grandchild}/stat").read_text().rsplit(")", 1)[1].split()[1])
     assert alive(grandchild)
     assert alive(child)
     parent.send_signal(signum)
-    parent.wait(timeout=10)
+    parent.wait(timeout=60)
     assert soon(lambda: not alive(grandchild) and not alive(child))
 
 

@@ -243,7 +243,7 @@ def test_what_is_compiled_is_timed_while_the_rest_is_compiled() -> None:
 
     def one_by_one(specs: Sequence[Specialization], target: Target) -> Iterator[Artifact]:
         for artifact in compiles(specs, target):
-            assert timed.acquire(timeout=10), "torch, then each before the next is there"
+            assert timed.acquire(timeout=60), "torch, then each before the next is there"
             yield artifact
 
     result = run(runner, compile_=one_by_one)
@@ -436,7 +436,7 @@ def test_a_budget_ends_the_trial_with_the_best_so_far() -> None:
 
     start = time.monotonic()
     result = run(FakeRunner(slowly), mode="exhaustive", budget_s=0.5)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 10, "all take longer"
     assert result.config is not None
     assert 0 < len(result.measured) < len(SearchSpace.of(LARGE, H100))
     assert not result.reliable
