@@ -1,0 +1,101 @@
+"""A made-up machine whose law a made-up model knows, and ``matmul`` on it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from dispatch_fakes import H100, Machine
+from numpy.typing import NDArray
+
+import costmodel
+from costmodel.candidates import Candidates
+from costmodel.config import GemmConfig
+from costmodel.measurement import Measurement
+from costmodel.models import XgbCostModel
+from costmodel.ranking import rank
+from costmodel.target import Target
+from costmodel.tuning_result import TuningResult
+from costmodel.workload import Workload
+
+N, K = 1024, 2048
+ROWS = (2049, 2560)
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Law(XgbCostModel):
+    """Whole waves of tiles, larger tiles being the more efficient: it knows all, if asked."""
+
+    def __init__(self) -> None:
+        super().__init__(name="law")
+        self.target_, self.dtypes_, self._hash = H100, ("float16",), "0" * 16
+        self._directory = ROOT / "models/h100-sxm"  # for the binaries that are known
+
+    def nearest(
+        self, workload: Workload, candidates: Candidates, target: Target, count: int
+    ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        cost = [law_us(workload, config) for config in candidates.configs]
+        return np.arange(len(candidates)), np.array(cost)
+
+    def predict_torch(self, workload: Workload, target: Target) -> float:
+        return 1.1 * law_us(workload, GemmConfig("pointer", 128, 128, 32))
+
+
+LAW = Law()
+"""One for all: a model reads the table of what is known to compile once."""
+
+
+def law_us(workload: Workload, config: GemmConfig) -> float:
+    tiles = -(-workload.m // config.block_m) * -(-workload.n // config.block_n)
+    waves = -(-tiles * config.split_k // H100.device.sm_count)
+    area = config.block_m * config.block_n
+    split = 1 + 0.3 * (config.split_k > 1)
+    own = 1 + len(str(config)) / 1e4 + config.group_m / 1e5  # so that no two are equal
+    return 3 + split * own * waves * (area + 3000) * workload.k / config.split_k / 3e6
+
+
+def tuned(m: int, k: int = 8, *, torch_us: float | None = None, timed: bool = True) -> TuningResult:
+    """The top k, timed: all take 20 % longer than the law has it."""
+    workload = Workload.dense(m, N, K)
+    configs = rank(workload, H100, LAW, k).configs
+    source = {"source": "device (h100-sxm)"} if timed else {}
+    found = TuningResult.unranked(workload, H100, "auto", configs[0], "", **source)
+    found = replace(found, model_hash=LAW.hash)
+    if not timed:
+        return found
+    measured = tuple((c, Measurement("ok", 1.2 * law_us(workload, c))) for c in configs)
+    return replace(
+        found, measured=measured, reliable=True,
+        torch=None if torch_us is None else Measurement("ok", torch_us),
+    )  # fmt: skip
+
+
+@functools.cache
+def best_us(workload: Workload) -> float:
+    return float(rank(workload, H100, LAW, 1).cost[0])
+
+
+def faked(patch: pytest.MonkeyPatch, folder: Path) -> Machine:
+    """A machine of this law. Nothing is computed: in float16 a CPU takes seconds for a product."""
+    patch.setattr("dispatch_fakes.FakeLaunch.__call__", lambda *_: None)
+    patch.setattr(torch, "mm", lambda a, b, **_: a.new_empty(a.shape[0], b.shape[1]))
+    machine = Machine(patch, folder)
+    machine.bench.latency_us = timed_us
+    return machine
+
+
+def timed_us(workload: Workload, config: GemmConfig | None) -> float:
+    """As the law has it, 20 % more; torch is far slower."""
+    return 1.2 * law_us(workload, config) if config else 9 * best_us(workload)
+
+
+def ask(m: int, mode: str = "auto") -> TuningResult:
+    a, b = torch.empty(m, K, dtype=torch.float16), torch.empty(K, N, dtype=torch.float16)
+    costmodel.matmul(a, b, mode=mode, model=LAW)
+    found = costmodel.result_for(a, b, mode=mode, model=LAW)
+    assert found is not None
+    return found

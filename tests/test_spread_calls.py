@@ -1,0 +1,371 @@
+"""Another m of a bucket, as ``matmul`` meets it: in each mode, from disk, by threads, failing."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dispatch_fakes import Machine
+from spread_fakes import H100, LAW, K, N, ask, best_us, faked, law_us, timed_us
+
+import costmodel
+from costmodel import dispatch, spreader, winners
+from costmodel.config import GemmConfig
+from costmodel.measurement import Measurement
+from costmodel.question import at_the_end, memory_key
+from costmodel.tuning_result import Part, TuningResult
+from costmodel.workload import Workload
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
+    return faked(monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["auto", "predict"])
+def test_a_bucket_is_tuned_once_and_each_m_has_what_is_fastest(machine: Machine, mode: str) -> None:
+    before = costmodel.stats()
+    found = {m: ask(m, mode) for m in range(2060, 2561, 50)}
+    done = costmodel.stats().since(before)
+    assert done.tuned + done.predicted == 1
+    assert len({result.chosen for result in found.values()}) > 1
+    for m, result in found.items():
+        assert result.config is not None
+        workload = Workload.dense(m, N, K)
+        assert law_us(workload, result.config) < 1.1 * best_us(workload)
+
+
+def test_a_later_process_finds_the_parts_on_disk(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {m: ask(m).chosen for m in (2060, 2300, 2560)}
+    machine.restart()
+    for name in ("spread", "spread_by_timing"):
+        monkeypatch.setattr(spreader, name, lambda *_, **__: pytest.fail("found out again"))
+    assert {m: ask(m).chosen for m in found} == found
+
+
+def test_a_single_m_is_never_spread(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("spread", "spread_by_timing"):
+        monkeypatch.setattr(spreader, name, lambda *_, **__: pytest.fail("nobody asked"))
+    assert ask(2300) is ask(2300)
+
+
+def test_what_cannot_be_loaded_gives_way_to_the_winner(machine: Machine) -> None:
+    winner = ask(2060)
+    assert winner.config is not None
+    machine.refuses = lambda spec: spec.config_binary != winner.config.binary
+    for m in (2300, 2560):
+        ask(m)
+    launches = {launch.config for launch, *_ in dispatch._launches.young.values()}
+    assert launches == {winner.config}
+
+
+@pytest.mark.parametrize("mode", ["auto", "predict", "never", "background"])
+@pytest.mark.parametrize("m", [2060, 2560])
+def test_after_warmup_no_m_of_the_bucket_compiles_or_loads(
+    machine: Machine, m: int, mode: str
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("costmodel.warming._blank_operands", blank_operands)
+        patch.setattr("costmodel.warming.Target.current", lambda *_: H100)
+        patch.setattr(torch.cuda, "current_device", lambda: -1)
+        costmodel.warmup([(m, N, K)], mode=mode, model=LAW)
+    before = costmodel.stats()
+    chosen = {ask(any_m, mode).chosen for any_m in range(2049, 2561, 17)}
+    done = costmodel.stats().since(before)
+    assert (done.tuned, done.predicted, done.compiled, done.loaded) == (0, 0, 0, 0)
+    assert len(chosen) > 1
+
+
+def test_never_takes_what_its_part_has_and_times_nothing(machine: Machine) -> None:
+    winner = ask(2060)
+    machine.restart()
+    machine.bench.before = lambda: pytest.fail("something is timed")
+    assert ask(2060, "never").config == winner.config
+    chosen = ask(2560, "never").config
+    assert chosen != winner.config
+    machine.restart()
+    assert ask(2560, "never").config == chosen, "it is on disk"
+    machine.bench.before = lambda: None
+    machine.restart()
+    timed = len(machine.bench.timed)
+    ask(2560)
+    assert len(machine.bench.timed) > timed, "a prediction does not stand in for timings"
+    machine.restart()
+    machine.bench.before = lambda: pytest.fail("timed again")
+    assert ask(2560).config == ask(2560, "never").config
+
+
+@pytest.mark.parametrize("tuned_before", [True, False])
+def test_threads_with_other_m_tune_once_and_spread_once(
+    machine: Machine, tuned_before: bool
+) -> None:
+    if tuned_before:
+        ask(2060)
+    ms = [*range(2100, 2500, 50)]
+    before, used = costmodel.stats(), len(machine.bench.waited)
+    start = threading.Barrier(len(ms))
+    found: dict[int, TuningResult] = {}
+
+    def work(m: int) -> None:
+        start.wait(60)
+        found[m] = ask(m)
+
+    threads = [threading.Thread(target=work, args=(m,)) for m in ms]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert costmodel.stats().since(before).tuned == (not tuned_before)
+    assert len(machine.bench.waited) == used + 1 + (not tuned_before)
+    (entry,) = dispatch.winners.cache.entries()
+    assert {m: result.config for m, result in found.items()} == {
+        m: entry.result.at(m).config for m in ms
+    }
+
+
+def test_parts_of_an_earlier_release_are_timed(machine: Machine) -> None:
+    """They had no timings."""
+    ask(2060), ask(2560)
+    assert dispatch.winners.cache.path is not None
+    (path,) = dispatch.winners.cache.path.glob("*.json")
+    data = json.loads(path.read_text())
+    for part in data["result"]["parts"]:
+        del part["latency_us"]
+    path.write_text(json.dumps(data))
+    machine.restart()
+    used = len(machine.bench.waited)
+    ask(2560), ask(2300)
+    assert len(machine.bench.waited) == used + 1
+    (entry,) = dispatch.winners.cache.entries()
+    assert entry.result.parts_timed
+
+
+def in_another_process(machine: Machine, m: int, mode: str = "auto") -> TuningResult:
+    """Ask with memory of its own, and put back what this process has."""
+    here = dispatch.winners, dispatch._launches, dispatch._background
+    machine.restart()
+    found = ask(m, mode)
+    dispatch.winners, dispatch._launches, dispatch._background = here
+    return found
+
+
+def test_what_another_process_has_timed_is_not_timed_again(machine: Machine) -> None:
+    ask(2060)
+    there = in_another_process(machine, 2560)
+    timed = len(machine.bench.timed)
+    assert ask(2560, "never").config == ask(2560).config == there.config
+    assert len(machine.bench.timed) == timed
+    (entry,) = dispatch.winners.cache.entries()
+    assert entry.result.parts_timed
+
+
+def test_a_budget_for_one_part_is_spent_once(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("costmodel.spread._BUDGET_S", -1.0)
+    for first in (2100, 2300, 2500):
+        machine.restart()
+        dispatch.winners.cache.clear()
+        ask(2060), ask(first)
+        timed = len(machine.bench.timed)
+        machine.restart()
+        ask(first), ask(2200)
+        assert len(machine.bench.timed) == timed
+        (entry,) = dispatch.winners.cache.entries()
+        assert entry.result.parts_timed
+        assert len({part.latency_us is None for part in entry.result.parts}) == 2
+
+
+def test_warmup_loads_the_winner_of_the_m_that_was_tuned(machine: Machine) -> None:
+    winner = ask(2060)
+    machine.bench.latency_us = lambda w, c: 500.0 if c == winner.config else timed_us(w, c)
+    machine.restart()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("costmodel.warming._blank_operands", blank_operands)
+        patch.setattr("costmodel.warming.Target.current", lambda *_: H100)
+        patch.setattr(torch.cuda, "current_device", lambda: -1)
+        costmodel.warmup([(2300, N, K)], model=LAW)
+    before = costmodel.stats()
+    assert ask(2060).config == winner.config
+    assert costmodel.stats().since(before).loaded == 0
+
+
+def test_what_cannot_be_timed_does_not_stop_the_product(machine: Machine) -> None:
+    winner = ask(2060)
+    machine.restart()
+
+    def refuse() -> None:
+        raise OSError(28, "No space left on device")
+
+    machine.bench.before = refuse
+    assert ask(2560).config not in (None, winner.config), "what is expected stands"
+    deadline = time.monotonic() + 60
+    while not (found := launched(2300)) or found.config is None:
+        assert time.monotonic() < deadline, "the background leaves it to torch"
+        time.sleep(0.005)
+
+
+def test_a_tuning_is_done_anew_whether_or_not_it_was_spread_meanwhile(machine: Machine) -> None:
+    question = winners.Question(Workload.dense(2060, N, K), -1, "auto", LAW)
+    broken = dispatch.winners.find(question)
+    ask(2560)
+    before = costmodel.stats()
+    replaced = dispatch.winners.find(question, instead_of=broken)
+    assert costmodel.stats().since(before).tuned == 1
+    assert dispatch.winners.find(question, instead_of=broken) is replaced
+
+
+def test_what_was_forgotten_while_the_disk_was_read_stays_forgotten(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(2060)
+    in_another_process(machine, 2560)
+    read = dispatch.winners.cache.get
+
+    def slow(key: Any) -> TuningResult | None:
+        found = read(key)
+        dispatch.winners.forget()
+        return found
+
+    monkeypatch.setattr(dispatch.winners.cache, "get", slow)
+    question = winners.Question(Workload.dense(2300, N, K), -1, "auto", LAW)
+    assert dispatch.winners.find(question).parts_timed
+    assert dispatch.winners.known(question, on_disk=False) is None
+
+
+def test_the_second_winner_of_a_bucket_covers_what_the_first_has_nothing_for(
+    machine: Machine,
+) -> None:
+    """It has no parts of its own; the first, which may not run the last m, is to be spread."""
+    workload = Workload.dense(1793, 8704, 16384)
+    config = GemmConfig("pointer", 16, 128, 64, 4, 3, split_k=16)
+    question = winners.Question(workload, -1, "auto", LAW)
+    first = replace(dispatch.winners.find(question), config=config)
+    last, its_row = at_the_end(question, dispatch.winners.buckets.of(1793))
+    dispatch.winners._find(last, its_row, None, True)
+    name = memory_key(question, dispatch.winners.buckets.of(1793))
+    for parts in ((), (Part(its_row[1], config, 9.0),)):
+        dispatch.winners._results[name] = replace(first, parts=parts)
+        second = dispatch.winners.known(last)
+        assert second is not None
+        assert second.workload.m == its_row[1]
+        near = replace(question, workload=replace(workload, m=its_row[1] - 1))
+        assert dispatch.winners.covers(near, second) == bool(parts)
+
+
+def test_timing_in_vain_is_not_tried_again(machine: Machine) -> None:
+    ask(2060)
+    machine.bench.latency_us = lambda *_: float("nan")
+    used = len(machine.bench.waited)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dispatch_fakes._ok", lambda _: Measurement("crashed"))
+        chosen = {ask(m).chosen for m in (2300, 2400, 2560)}
+    assert len(machine.bench.waited) == used + 1
+    assert chosen, "what is expected stands"
+    question = winners.Question(Workload.dense(2060, N, K), -1, "auto", LAW)
+    machine.bench.latency_us = timed_us
+    dispatch.winners.tune(question)
+    used = len(machine.bench.waited)
+    dispatch.forget_launches()
+    ask(2300)
+    assert len(machine.bench.waited) == used + 1, "of a new tuning it is tried anew"
+
+
+def test_parts_are_counted_and_wait_only_where_a_call_does(machine: Machine) -> None:
+    ask(2060)
+    before, timed = costmodel.stats(), len(machine.bench.timed)
+    ask(2560)
+    done = costmodel.stats().since(before)
+    assert done.timed >= len(machine.bench.timed) - timed > 8
+    assert machine.bench.waited[-1] is True
+
+
+def test_what_cannot_be_written_can_still_be_read(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(2060), ask(3000)
+    machine.restart()
+
+    def refuse(*_: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("costmodel.cache.replace_file", refuse)
+    with pytest.warns(RuntimeWarning, match="Read-only"):
+        ask(2300)
+    timed = len(machine.bench.timed)
+    ask(3000)
+    assert len(machine.bench.timed) == timed, "it is on disk"
+
+
+def blank_operands(workload: Workload, index: int) -> tuple[torch.Tensor, ...]:
+    shapes = (workload.m, workload.k), (workload.k, workload.n), (workload.m, workload.n)
+    return (*(torch.empty(s, dtype=torch.float16) for s in shapes), None)  # type: ignore[return-value]
+
+
+def test_a_capture_takes_what_is_loaded_and_does_not_keep_it(machine: Machine) -> None:
+    winner = ask(2060)
+    machine.capturing = True
+    a, b = torch.empty(2560, K, dtype=torch.float16), torch.empty(K, N, dtype=torch.float16)
+    costmodel.matmul(a, b, model=LAW)
+    assert costmodel.result_for(a, b, model=LAW) is None
+    machine.capturing = False
+    assert ask(2560).config != winner.config
+    machine.capturing = True
+    assert ask(2560).config != winner.config, "now it is loaded"
+
+
+def test_in_the_background_no_call_waits_for_another_part(machine: Machine) -> None:
+    loaded_by: set[int] = set()
+    machine.refuses = lambda _: bool(loaded_by.add(threading.get_ident()))
+    chosen = set()
+    for m in (2060, 2300, 2560):
+        deadline = time.monotonic() + 60
+        while not (found := launched(m)) or found.config != expected(m):
+            assert time.monotonic() < deadline, "it did not come about"
+            time.sleep(0.005)
+        chosen.add(found.config)
+    assert len(chosen) > 1
+    assert threading.get_ident() not in loaded_by
+
+
+def test_in_the_background_a_winner_on_disk_serves_until_its_part_is_timed(
+    machine: Machine,
+) -> None:
+    winner = ask(2060)
+    machine.restart()
+    go_on = threading.Event()
+    machine.bench.before = lambda: go_on.wait(60)
+
+    def becomes(wanted: Callable[[TuningResult], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not (found := launched(2560)) or not wanted(found):
+            assert time.monotonic() < deadline, "it did not come about"
+            time.sleep(0.005)
+
+    becomes(lambda found: found.config == winner.config)
+    go_on.set()
+    becomes(lambda found: found.config not in (None, winner.config))
+
+
+def launched(m: int) -> TuningResult | None:
+    a, b = torch.empty(m, K, dtype=torch.float16), torch.empty(K, N, dtype=torch.float16)
+    costmodel.matmul(a, b, mode="background", model=LAW)
+    return costmodel.result_for(a, b, mode="background", model=LAW)
+
+
+def expected(m: int) -> GemmConfig | str | None:
+    """What a bucket that was tuned, and spread, has for an m."""
+    question = winners.Question(Workload.dense(m, N, K), -1, "auto", LAW)
+    found = dispatch.winners.known(question)
+    if found is None or not dispatch.winners.covers(question, found):
+        return "not known yet"
+    return found.at(m).config
