@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from dispatch_fakes import Machine
-from spread_fakes import H100, LAW, K, N, ask, best_us, faked, law_us, timed_us
+from spread_fakes import H100, LAW, K, N, ask, best_us, blank_operands, faked, law_us, timed_us
 
 import costmodel
 from costmodel import dispatch, spreader, winners
@@ -304,11 +304,6 @@ def test_what_cannot_be_written_can_still_be_read(
     timed = len(machine.bench.timed)
     ask(3000)
     assert len(machine.bench.timed) == timed, "it is on disk"
-
-
-def blank_operands(workload: Workload, index: int) -> tuple[torch.Tensor, ...]:
-    shapes = (workload.m, workload.k), (workload.k, workload.n), (workload.m, workload.n)
-    return (*(torch.empty(s, dtype=torch.float16) for s in shapes), None)  # type: ignore[return-value]
 
 
 def test_a_capture_takes_what_is_loaded_and_does_not_keep_it(machine: Machine) -> None:
