@@ -37,12 +37,13 @@ class Background:
 
     def __init__(self, drop: Callable[[Iterable[Any]], None], at_most: int = 64) -> None:
         self._drop = drop
-        self._queue: Queue[tuple[Any, Job]] = Queue(at_most)
+        self._queue: Queue[tuple[Any, Job, int]] = Queue(at_most)
         self._lock = threading.Lock()
         self._held: dict[Any, set[Any]] = {}  # by job: keys of launches
         self._refused: set[Any] = set()  # keys of launches whose job found the queue full
         self._failed: dict[Any, None] = {}
         self._tried: dict[Any, None] = {}
+        self._forgotten = 0  # times
         self._warned = False
         self._thread: threading.Thread | None = None
 
@@ -52,7 +53,7 @@ class Background:
             if key in self._held or key in self._failed:
                 return True
             try:
-                self._queue.put_nowait((key, job))
+                self._queue.put_nowait((key, job, self._forgotten))
             except Full:
                 return False
             self._held[key] = set()
@@ -89,36 +90,34 @@ class Background:
         with self._lock:
             self._failed.clear()
             self._tried.clear()
+            self._forgotten += 1
 
     def _serve(self) -> None:
         ignore_other_captures()
         while True:
-            key, job = self._queue.get()
+            key, job, forgotten = self._queue.get()
             try:
                 job(lambda key=key: self._release(key))  # type: ignore[misc]
             except Exception as error:
                 if sys.is_finalizing():
                     return
-                self._end(key, error)
+                self._end(key, forgotten, error)
             else:
-                self._end(key, None)
+                self._end(key, forgotten, None)
 
     def _release(self, key: Any) -> None:
         with self._lock:
             launches, self._held[key] = self._held[key], set()
         self._drop(launches)
 
-    def _end(self, key: Any, error: Exception | None) -> None:
+    def _end(self, key: Any, forgotten: int, error: Exception | None) -> None:
         with self._lock:
             launches = self._held.pop(key)
-            self._tried[key] = None
-            while len(self._tried) > _REMEMBERED:
-                del self._tried[next(iter(self._tried))]
-            if error is not None:
-                launches = set()
-                self._failed[key] = None
-                while len(self._failed) > _REMEMBERED:
-                    del self._failed[next(iter(self._failed))]
+            if forgotten == self._forgotten:  # else its key may be asked anew
+                _note(self._tried, key)
+                if error is not None:
+                    launches = set()
+                    _note(self._failed, key)
             launches |= self._refused
             self._refused = set()
         self._drop(launches)
@@ -137,3 +136,10 @@ class Background:
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
             except RuntimeWarning:  # made an error: it must not end this thread
                 log.exception("the warning above was to be an error")
+
+
+def _note(keys: dict[Any, None], key: Any) -> None:
+    """Add a key; the oldest of too many goes."""
+    keys[key] = None
+    while len(keys) > _REMEMBERED:
+        del keys[next(iter(keys))]

@@ -185,7 +185,7 @@ def _found(product: _Product, question: Question, result: TuningResult, winners:
             RuntimeWarning,
             stacklevel=5,
         )
-        return product.by_torch(result)
+        return product.by_torch(result.at(product.workload.m))
     return launch
 
 
@@ -199,11 +199,11 @@ def _in_capture(product: _Product, winners: Winners) -> Prepared:
     """
     known = _known(product, winners)
     if known is not None:
-        _, found = known
+        question, found = known
         launch = product.of(found, only_loaded=True)
         if launch is not None:
             may_time = product.mode != "never"
-            covers = winners.covers(product.question, found, may_time=may_time)
+            covers = winners.covers(question, found, may_time=may_time)
             return Prepared(launch, keep=covers and _is_final(found, launch, product.workload))
     count(makeshifts=1)
     return Prepared(_of_what_is_loaded(product, winners), keep=False)
@@ -311,6 +311,8 @@ def _bring(result: TuningResult, question: Question) -> None:
     Raises:
         CompileError, LaunchError: none can be.
     """
+    if result.at(question.workload.m).config is None:
+        return  # torch computes it, whether or not what was chosen elsewhere can be loaded
     refused: CompileError | LaunchError | None = None
     for config in _choices(result, question.workload):
         if legality(config, question.workload, result.target.device):

@@ -89,10 +89,11 @@ def spread_by_timing(
     finals = _compiled(finals, result, compile_)
     compiled = clock()
     us: dict[int, list[_Times]] = {}
+    fatal: set[GemmConfig | None] = set()
     try:
         for final in sorted(finals, key=lambda final: first is not None and final.last < first):
             if not us or clock() < compiled + _BUDGET_S:
-                us[final.last] = [final.timed_us(runner, m) for m in final.sample]
+                us[final.last] = [final.timed_us(runner, m, fatal) for m in final.sample]
     finally:
         if isinstance(runner, Rests):
             runner.rest()
@@ -175,13 +176,22 @@ class _Final:
         expected = self.expected.only(made)
         return replace(self, expected=expected, configs=tuple(filter(made, self.configs)))
 
-    def timed_us(self, runner: Runner, m: int) -> _Times:
-        """What each takes that works; nothing of an m that a recording lacks."""
+    def timed_us(self, runner: Runner, m: int, fatal: set[GemmConfig | None]) -> _Times:
+        """What each takes that works; nothing of an m that a recording lacks.
+
+        Args:
+            fatal: what ended the timing process before, at the cost of a minute perhaps: it is not
+                tried again, and what does so now is added.
+        """
+        configs = [config for config in self.configs if config not in fatal]
+        if not configs:
+            return {}
         try:
-            found = in_turn(runner, replace(self.workload, m=m), self.configs, _ROUNDS)
+            found = in_turn(runner, replace(self.workload, m=m), configs, _ROUNDS)
         except NotRecorded:
             return {}
-        timed = zip(self.configs, found, strict=True)
+        timed = [*zip(configs, found, strict=True)]
+        fatal.update(config for config, m in timed if m.status in ("crashed", "timeout"))
         return {config: m.latency_us for config, m in timed if m.ok and 0 < m.latency_us < inf}
 
 

@@ -7,6 +7,7 @@ Which is to be found out, and whether again; what is timed and chosen is of
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,8 @@ from costmodel.untrusted import one_line
 
 __all__ = ["Spreader"]
 
+_REMEMBERED = 4096
+
 log = logging.getLogger("costmodel")
 
 
@@ -37,7 +40,8 @@ class Spreader:
     def __init__(self, bench_of: Callable[[int], Bench], compile_: Compile) -> None:
         self._bench_of = bench_of
         self._compile = compile_
-        self._in_vain: set[Any] = set()  # buckets that were to be timed, and could not be
+        self._lock = threading.Lock()
+        self._in_vain: dict[Any, None] = {}  # buckets that were to be timed, and could not be
 
     def model_for(
         self, question: Question, rows: tuple[int, int], result: TuningResult, *, may_time: bool
@@ -71,15 +75,20 @@ class Spreader:
 
     def give_up(self, question: Question, rows: tuple[int, int]) -> None:
         """Do not try again to time what was not timed of this bucket."""
-        self._in_vain.add(memory_key(question, rows))
+        with self._lock:
+            self._in_vain[memory_key(question, rows)] = None
+            while len(self._in_vain) > _REMEMBERED:
+                del self._in_vain[next(iter(self._in_vain))]
 
     def try_anew(self, question: Question, rows: tuple[int, int]) -> None:
         """Of a new tuning it may work."""
-        self._in_vain.discard(memory_key(question, rows))
+        with self._lock:
+            self._in_vain.pop(memory_key(question, rows), None)
 
     def forget(self) -> None:
         """All may be tried anew."""
-        self._in_vain.clear()
+        with self._lock:
+            self._in_vain.clear()
 
     def _timed_parts(
         self,

@@ -11,9 +11,11 @@ import torch
 
 from costmodel import dispatch, modes
 from costmodel.ahead import matmul_types
+from costmodel.config import GemmConfig
 from costmodel.dispatch import ModelLike
 from costmodel.errors import LaunchError, RankError
 from costmodel.prepared import Launch
+from costmodel.question import fits
 from costmodel.ranking import named_model
 from costmodel.ranks import Ranks, epoch
 from costmodel.target import Target
@@ -151,10 +153,13 @@ def _warm(call: _Call, check: Callable[[Launch], None] = lambda launch: None) ->
     check(launch)
     last = call.with_last_m()
     if last is not None:
+        end = call.of(last)
         if last.m != call.workload.m:
-            _check_launched(call.of(last), check)
-        for m in _of_parts(call):
-            _check_launched(call.of(replace(call.workload, m=m)), check)
+            _check_launched(end, check)
+        # Large m of a bucket may be of another class of code, which is tuned for itself.
+        for kind in (call,) if last.code == call.workload.code else (call, end):
+            for m in _of_parts(kind):
+                _check_launched(kind.of(replace(kind.workload, m=m)), check)
     return launch
 
 
@@ -165,7 +170,7 @@ def _check_launched(call: _Call, check: Callable[[Launch], None]) -> None:
 
 
 def _of_parts(call: _Call) -> list[int]:
-    """An m of each part of the bucket whose choice is another than that of the call's own m."""
+    """An m of each choice of the bucket that is another than that of the call's own m."""
     question, winners = call.question(), dispatch.winners
     for mode in (*modes.winners_of(question.mode), "predict"):
         named = replace(question, mode=mode)
@@ -174,12 +179,24 @@ def _of_parts(call: _Call) -> list[int]:
             continue
         if not question.epoch:  # else it was spread when it was agreed on
             found = winners.of_bucket(named, may_time=question.mode != "never")[0]
-        own = found.at(call.workload.m).config
-        rest = {part.config: part.last for part in found.parts if part.config != own}
-        if found.config != own:  # which the m that was tuned has, and perhaps no part
-            rest.setdefault(found.config, found.workload.m)
-        return [*rest.values()]
+        chosen = _an_m_of_each(found, winners.buckets.of(call.workload.m)[0])
+        if fits(found, call.workload):  # else a second winner computes this m
+            chosen.pop(found.at(call.workload.m).config, None)
+        return [*chosen.values()]
     return []
+
+
+def _an_m_of_each(found: TuningResult, first: int) -> dict[GemmConfig | None, int]:
+    """By choice: an m of the bucket, which begins at ``first``, that it computes."""
+    chosen: dict[GemmConfig | None, int] = {}
+    for part in found.parts:
+        # What was tuned has its winner, whatever its part has.
+        last = part.last - (part.last == found.workload.m)
+        if last >= first:
+            chosen.setdefault(part.config, last)
+        first = part.last + 1
+    chosen.setdefault(found.config, found.workload.m)
+    return chosen
 
 
 # --- all ranks of a group -----------------------------------------------------------------------

@@ -105,6 +105,8 @@ class Winners:
             result = self._spread(question, rows, result, wait, may_time)
         if not fits(result, question.workload):
             question, rows = at_the_end(question, rows)
+            if instead_of is not None and instead_of.workload.m != question.workload.m:
+                instead_of = None  # it is the first one that did not work
             result = self._find(question, rows, instead_of, wait)
         return result
 
@@ -248,14 +250,12 @@ class Winners:
                 return found
             kept = None if question.epoch else self.cache.get(key)
             if kept is not None and _spread_alike(kept, found) and model_for(kept) is None:
-                if forgotten == self._forgotten:
-                    self._remember(name, kept)
+                self._remember(name, kept, forgotten)
                 return kept
             found = self._spreader.spread(
                 question, rows, found, model, wait=wait, may_time=may_time
             )
-            if forgotten == self._forgotten:
-                self._remember(name, found)
+            if self._remember(name, found, forgotten):
                 if found.timed and may_time and not found.parts_timed:
                     self._spreader.give_up(question, rows)
                 if found.reliable and not question.epoch:
@@ -265,7 +265,7 @@ class Winners:
     def _known(
         self, question: Question, rows: tuple[int, int], on_disk: bool = True
     ) -> TuningResult | None:
-        name = memory_key(question, rows)
+        name, forgotten = memory_key(question, rows), self._forgotten
         if (found := self._results.get(name)) is not None:
             count(memory_hits=1)
             return found
@@ -273,7 +273,7 @@ class Winners:
         if found is None or not serves(found, rows, self._target(question), question):
             return None
         count(disk_hits=1)
-        self._remember(name, found)
+        self._remember(name, found, forgotten)
         return found
 
     def _tuned(
@@ -299,9 +299,8 @@ class Winners:
             tuned=int(result.timed), predicted=int(not result.timed),
             timed=result.costs.timed, compiled=result.costs.compiled,
         )  # fmt: skip
-        if forgotten == self._forgotten:
-            self._remember(memory_key(question, rows), result)
-            self._spreader.try_anew(question, rows)
+        self._remember(memory_key(question, rows), result, forgotten)
+        self._spreader.try_anew(question, rows)
         if result.reliable and not question.epoch:
             self.cache.put(key, result)
         return result
@@ -312,11 +311,15 @@ class Winners:
                 self._benches[index] = self._bench_of(index)
             return self._benches[index]
 
-    def _remember(self, name: Any, result: TuningResult) -> None:
+    def _remember(self, name: Any, result: TuningResult, forgotten: int) -> bool:
+        """Keep in memory what was begun when so often had been forgotten; else it is of before."""
         with self._lock:
+            if forgotten != self._forgotten:
+                return False
             self._results[name] = result
             while len(self._results) > _REMEMBERED:  # the oldest may still be on disk
                 del self._results[next(iter(self._results))]
+            return True
 
     def _key(self, question: Question, rows: tuple[int, int]) -> dict[str, Any]:
         return winner_key(question, self._target(question), rows)

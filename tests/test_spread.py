@@ -134,6 +134,7 @@ class Stopwatch:
         self.compiled: set[Specialization] = set()
         self.timed: dict[int, list[GemmConfig | None]] = {}
         self.rested = 0
+        self.failure: Any = "wrong_result"
         self.fails: Callable[[Workload, GemmConfig | None], bool] = lambda *_: False
         self.refuses: Callable[[Specialization], bool] = lambda _: False
 
@@ -148,7 +149,7 @@ class Stopwatch:
         self.now_s += self._takes_s
         self.timed[workload.m] = [*configs]
         return [
-            Measurement("crashed") if self.fails(workload, c) else
+            Measurement(self.failure) if self.fails(workload, c) else
             Measurement("ok", self.law(workload, c))
             for c in configs
         ]  # fmt: skip
@@ -246,6 +247,20 @@ def test_columns_are_timed_only_as_aligned_as_they_are(
     assert watch.timed
     assert all(m % step == 0 for m in watch.timed)
     assert len(watch.timed) >= 8
+
+
+@pytest.mark.parametrize("status", ["crashed", "timeout"])
+def test_what_ends_the_timing_process_is_timed_once(status: Any) -> None:
+    """Each time may cost a minute; what fails in another way may work for another m."""
+    watch, result = Stopwatch(odd_us), tuned(2049)
+    watch.fails, watch.failure = lambda _, config: config == result.config, status
+    found = watch.spread(result)
+    assert sum(result.config in configs for configs in watch.timed.values()) == 1
+    assert result.config not in {part.config for part in found.parts}
+    watch.timed.clear()
+    watch.failure = "out_of_resources"
+    watch.spread(result)
+    assert sum(result.config in configs for configs in watch.timed.values()) > 1
 
 
 def test_small_buckets_are_timed_at_each_m() -> None:

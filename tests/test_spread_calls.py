@@ -240,6 +240,8 @@ def test_what_was_forgotten_while_the_disk_was_read_stays_forgotten(
     question = winners.Question(Workload.dense(2300, N, K), -1, "auto", LAW)
     assert dispatch.winners.find(question).parts_timed
     assert dispatch.winners.known(question, on_disk=False) is None
+    assert dispatch.winners.known(question) is not None
+    assert dispatch.winners.known(question, on_disk=False) is None
 
 
 def test_the_second_winner_of_a_bucket_covers_what_the_first_has_nothing_for(
@@ -260,6 +262,53 @@ def test_the_second_winner_of_a_bucket_covers_what_the_first_has_nothing_for(
         assert second.workload.m == its_row[1]
         near = replace(question, workload=replace(workload, m=its_row[1] - 1))
         assert dispatch.winners.covers(near, second) == bool(parts)
+
+
+def test_a_second_winner_is_not_discarded_for_the_first(machine: Machine) -> None:
+    """The first one no longer works, and its successor may not run the last m either."""
+    workload = Workload.dense(1793, 8704, 16384)
+    config = GemmConfig("pointer", 16, 128, 64, 4, 3, split_k=16)
+    question = winners.Question(workload, -1, "auto", LAW)
+    last, its_row = at_the_end(question, dispatch.winners.buckets.of(1793))
+    second = dispatch.winners._find(last, its_row, None, True)
+    broken = dispatch.winners.find(question)
+    machine.restart()
+    with pytest.MonkeyPatch.context() as patch:
+        unfit = replace(broken, config=config, model_hash="")  # which nothing spreads
+        patch.setattr("costmodel.winners.tune", lambda *_, **__: unfit)
+        found = dispatch.winners.find(last, instead_of=broken)
+    assert found.config == second.config
+
+
+def test_no_memory_of_timing_in_vain_grows(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spreader, "_REMEMBERED", 4)
+    for m in range(10):
+        question = winners.Question(Workload.dense(1 + m, N, K), -1, "auto", LAW)
+        dispatch.winners._spreader.give_up(question, (1, 1 + m))
+    assert len(dispatch.winners._spreader._in_vain) == 4
+
+
+def test_a_job_from_before_all_was_forgotten_is_done_again(machine: Machine) -> None:
+    """As ``use`` does it: what the job finds is not kept, so that it is to be found anew."""
+    winner = ask(2060)
+    goes_on, is_there = threading.Event(), threading.Event()
+    machine.bench.before = lambda: bool(is_there.set()) or goes_on.wait(60)
+    launched(2560)
+    assert is_there.wait(60)
+    dispatch.winners.forget()
+    dispatch.forget_launches()
+    goes_on.set()
+    deadline = time.monotonic() + 60
+    while dispatch._background._held:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    dispatch.winners.cache.clear()  # of another model there is nothing
+    assert ask(2060).config == winner.config
+    while not (found := launched(2560)) or found.config in (None, winner.config):
+        assert time.monotonic() < deadline, "the winner stays"
+        time.sleep(0.005)
 
 
 def test_timing_in_vain_is_not_tried_again(machine: Machine) -> None:

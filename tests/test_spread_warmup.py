@@ -1,0 +1,149 @@
+"""Whatever a bucket's parts have is loaded by a warm-up, and who cannot load it says so.
+
+The machine's torch can be made the fastest at some m, as cuBLAS is on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from dispatch_fakes import H100, MODEL, Machine
+from spread_fakes import LAW, K, N, ask, best_us, blank_operands, faked, law_us
+
+import costmodel
+from costmodel import dispatch
+from costmodel.config import GemmConfig
+from costmodel.errors import RankError
+from costmodel.measurement import Measurement
+from costmodel.target import Target
+from costmodel.winners import Question
+from costmodel.workload import Workload
+
+BUCKET = (2049, 2560)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
+    machine = faked(monkeypatch, tmp_path)
+    monkeypatch.setattr("costmodel.warming._blank_operands", blank_operands)
+    monkeypatch.setattr(Target, "current", classmethod(lambda cls, index=None: H100))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
+    return machine
+
+
+def torch_takes(machine: Machine, times: Callable[[int], float]) -> None:
+    """So many times what the best configuration takes, by m."""
+
+    def us(workload: Workload, config: GemmConfig | None) -> float:
+        return 1.2 * (law_us(workload, config) if config else best_us(workload) * times(workload.m))
+
+    machine.bench.latency_us = us
+
+
+def question(m: int, mode: str = "auto") -> Question:
+    return Question(Workload.dense(m, N, K), -1, mode, LAW)
+
+
+@pytest.mark.parametrize("m", [2112, 2496, 2560])
+@pytest.mark.parametrize("factor", [0.985, 1.5])
+def test_a_part_that_ends_at_the_m_that_was_tuned_is_loaded_too(
+    machine: Machine, m: int, factor: float
+) -> None:
+    """What its last m has is the winner of the tuning, not what the part has."""
+    torch_takes(machine, lambda other: factor if other == m else 1.5)
+    (found,) = costmodel.warmup([(m, N, K)], model=LAW)
+    assert found is not None
+    assert (found.config is None) == (factor < 1)
+    before = costmodel.stats()
+    chosen = {ask(any_m).chosen for any_m in range(BUCKET[0], BUCKET[1] + 1, 7)}
+    assert len(chosen) > 1
+    done = costmodel.stats().since(before)
+    assert (done.tuned, done.timed, done.loaded) == (0, 0, 0)
+
+
+def test_the_first_winner_is_loaded_where_the_second_computes_the_m_that_is_warmed(
+    machine: Machine,
+) -> None:
+    n, k, first, last = 8704, 16384, 1793, 2048
+    config = GemmConfig("pointer", 16, 128, 64, 4, 3, split_k=16)  # which may not run the last m
+    asked = Question(Workload.dense(first, n, k), -1, "auto", MODEL)
+    real = dispatch.winners.find(asked)
+    winner = replace(real, config=config, measured=((config, Measurement("ok", 1.0)),))
+    dispatch.winners.cache.put(dispatch.winners.key(asked), winner)
+    machine.restart()
+    for _ in range(2):  # the second winner is tuned, then on disk
+        (warmed,) = costmodel.warmup([(last, n, k)], model=MODEL)
+        assert warmed is not None
+        assert warmed.config != config
+        before = costmodel.stats()
+        a, b = (torch.empty(s, dtype=torch.float16) for s in ((first, k), (k, n)))
+        costmodel.matmul(a, b, model=MODEL)
+        found = costmodel.result_for(a, b, model=MODEL)
+        assert found is not None
+        assert found.config == config
+        assert costmodel.stats().since(before).loaded == 0
+        machine.restart()
+
+
+def test_a_bucket_of_two_classes_of_code_is_warmed_up_whole(machine: Machine) -> None:
+    """From some m on the offsets take 64 bits."""
+    n, k, m = 8, 65544, 28673
+    largest = dispatch.winners.buckets.of(m)[1]
+    assert Workload.dense(largest, n, k).code.wide > Workload.dense(m, n, k).code.wide
+    costmodel.warmup([(m, n, k)], model=LAW)
+    before = costmodel.stats()
+    b = torch.empty(k, n, dtype=torch.float16)
+    for other in (m + 1, 30_000, 32_700, largest - 3, largest):
+        costmodel.matmul(torch.empty(other, k, dtype=torch.float16), b, model=LAW)
+    done = costmodel.stats().since(before)
+    assert (done.tuned, done.timed, done.loaded) == (0, 0, 0)
+
+
+@pytest.mark.filterwarnings("ignore:no configuration.*torch computes it:RuntimeWarning")
+def test_a_rank_that_cannot_load_what_a_part_has_does_not_go_by_torch(machine: Machine) -> None:
+    """Though torch is the winner of the m that was tuned: the other ranks go by the part."""
+    torch_takes(machine, lambda m: 0.5 if m < 2100 else 2.0)
+    assert ask(2060).config is None
+    wanted = ask(2560).config
+    assert wanted is not None
+    machine.restart()
+    machine.refuses = lambda spec: spec.config_binary == wanted.binary
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(RankError, match="cannot be loaded"):
+            costmodel.warmup([(2060, N, K)], model=LAW, group=dist.group.WORLD)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_where_a_part_has_torch_the_background_needs_no_winner(machine: Machine) -> None:
+    torch_takes(machine, lambda m: 2.0 if m < 2100 else 0.5)
+    winner = ask(2060).config
+    assert winner is not None
+    assert ask(2560).config is None
+    machine.restart()
+    machine.refuses = lambda spec: spec.config_binary == winner.binary
+    before = costmodel.stats()
+    a, b = torch.empty(2560, K, dtype=torch.float16), torch.empty(K, N, dtype=torch.float16)
+    while costmodel.stats().since(before).background_done == 0:
+        costmodel.matmul(a, b, mode="background", model=LAW)
+    assert costmodel.stats().since(before).tuned == 0
+    (entry,) = dispatch.winners.cache.entries()
+    assert entry.result.config == winner
+    assert entry.result.parts_timed
+
+
+def test_a_capture_does_not_keep_a_winner_by_the_parts_of_another_mode(machine: Machine) -> None:
+    ask(2060, "topk"), ask(2300), ask(2560)  # of these, only ``auto`` is spread
+    dispatch.forget_launches()
+    a, b = torch.empty(2560, K, dtype=torch.float16), torch.empty(K, N, dtype=torch.float16)
+    options: dict[str, Any] = {"mode": "never", "model": LAW}
+    machine.capturing = True
+    costmodel.matmul(a, b, **options)
+    assert costmodel.result_for(a, b, **options) is None
