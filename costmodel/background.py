@@ -7,6 +7,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from queue import Full, Queue
 from typing import Any
 
@@ -21,6 +22,14 @@ Job = Callable[[Callable[[], None]], None]
 _REMEMBERED = 4096
 
 log = logging.getLogger("costmodel")
+
+
+@dataclass(slots=True)
+class _Held:
+    """Keys of the launches that a job is to better, and how often it has done so."""
+
+    launches: set[Any] = field(default_factory=set)
+    switches: int = 0
 
 
 class Background:
@@ -39,7 +48,7 @@ class Background:
         self._drop = drop
         self._queue: Queue[tuple[Any, Job, int]] = Queue(at_most)
         self._lock = threading.Lock()
-        self._held: dict[Any, set[Any]] = {}  # by job: keys of launches
+        self._held: dict[Any, _Held] = {}  # by job
         self._refused: set[Any] = set()  # keys of launches whose job found the queue full
         self._failed: dict[Any, None] = {}
         self._tried: dict[Any, None] = {}
@@ -47,36 +56,43 @@ class Background:
         self._warned = False
         self._thread: threading.Thread | None = None
 
-    def submit(self, key: Any, job: Job) -> bool:
-        """Queue a job, unless it is queued or has failed before; false if the queue is full."""
+    def submit(self, key: Any, job: Job) -> int | None:
+        """Queue a job, unless it is queued or has failed before.
+
+        Returns:
+            How often the job has switched to something better so far; None if the queue is full.
+        """
         with self._lock:
-            if key in self._held or key in self._failed:
-                return True
+            if key in self._held:
+                return self._held[key].switches
+            if key in self._failed:
+                return 0
             try:
                 self._queue.put_nowait((key, job, self._forgotten))
             except Full:
-                return False
-            self._held[key] = set()
+                return None
+            self._held[key] = _Held()
             if self._thread is None or not self._thread.is_alive():
                 # A daemon: the interpreter ends without waiting for a tuning.
                 self._thread = threading.Thread(
                     target=self._serve, name="costmodel-background", daemon=True
                 )
                 self._thread.start()
-            return True
+            return 0
 
-    def hold(self, key: Any, launch: Any, accepted: bool = True) -> bool:
-        """Drop this launch when the job of this key is done; false if it is done already.
+    def hold(self, key: Any, launch: Any, switches: int | None) -> bool:
+        """Drop this launch when the job of this key has a better one; false if it has already.
 
         Args:
-            accepted: what :meth:`submit` said. A refused job's launch is dropped when the next job
-                is done, so that the call asks again.
+            switches: what :meth:`submit` said before the launch was looked up. A refused job's
+                launch is dropped when the next job is done, so that the call asks again.
         """
         with self._lock:
-            if key in self._held:
-                self._held[key].add(launch)
-                return True
-            if not accepted and len(self._refused) < _REMEMBERED:
+            if (held := self._held.get(key)) is not None:
+                if held.switches == switches:
+                    held.launches.add(launch)
+                return held.switches == switches
+            if switches is None and len(self._refused) < _REMEMBERED:
                 self._refused.add(launch)
                 return True
             return key in self._failed
@@ -107,12 +123,13 @@ class Background:
 
     def _release(self, key: Any) -> None:
         with self._lock:
-            launches, self._held[key] = self._held[key], set()
-        self._drop(launches)
+            held = self._held[key]
+            self._held[key] = _Held(switches=held.switches + 1)
+        self._drop(held.launches)
 
     def _end(self, key: Any, forgotten: int, error: Exception | None) -> None:
         with self._lock:
-            launches = self._held.pop(key)
+            launches = self._held.pop(key).launches
             if forgotten == self._forgotten:  # else its key may be asked anew
                 _note(self._tried, key)
                 if error is not None:

@@ -255,7 +255,7 @@ def _first_call(key: object, call: Call) -> torch.Tensor:
         operands = (out, a, b, bias)
         spans = tuple(0 if x is None else span_bytes(x) for x in operands)
         _launches.put(key, (found.launch, spans, new_output))
-        if found.job is not None and not _background.hold(found.job, key, found.accepted):
-            _launches.discard([key])  # it was done meanwhile
+        if found.job is not None and not _background.hold(found.job, key, found.switches):
+            _launches.discard([key])  # there is a better one meanwhile
     found.launch(a, b, out, bias)
     return out

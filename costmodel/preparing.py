@@ -46,13 +46,13 @@ class Prepared:
     Attributes:
         keep: whether the next call of this kind may take it too.
         job: key of the job in the background that is to better it; None: there is none.
-        accepted: whether that job is queued; else its queue was full.
+        switches: how often it had done so when this launch was looked up; None: its queue was full.
     """
 
     launch: Launch
     keep: bool = True
     job: Any = None
-    accepted: bool = True
+    switches: int | None = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,16 +275,17 @@ def _meanwhile(product: _Product, winners: Winners, background: Background) -> P
         there = covers and at_hand is not None and at_hand.config == wanted
         if at_hand is not None and (there or background.has_tried(key)):
             return Prepared(at_hand)
-    accepted = background.submit(key, partial(_improve, question, winners))
-    if at_hand is None:
-        guess = winners.known(replace(question, mode="predict"), on_disk=False)
-        at_hand = product.of(guess, only_loaded=True) if guess is not None else None
+    switches = background.submit(key, partial(_improve, question, winners))
+    for mode in (question.mode, "predict"):
+        guess = winners.known(replace(question, mode=mode), on_disk=False)
+        if at_hand is None and guess is not None:
+            at_hand = product.of(guess, only_loaded=True)
     if at_hand is None:
         target = winners.target_of(question.device_index)
         why = "torch answers until a configuration was predicted in the background"
         result = TuningResult.unranked(workload, target, "background", None, why)
         at_hand = product.by_torch(result)
-    return Prepared(at_hand, job=key, accepted=accepted)
+    return Prepared(at_hand, job=key, switches=switches)
 
 
 def _improve(question: Question, winners: Winners, switch: Callable[[], None]) -> None:

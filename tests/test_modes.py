@@ -414,6 +414,26 @@ def test_many_threads_ask_the_background(machine: Machine) -> None:
     assert costmodel.stats().since(before).tuned == 1
 
 
+def test_a_launch_from_before_a_switch_is_not_kept() -> None:
+    """A job may switch while the call that submitted it is still looking for its answer."""
+    dropped: list[str] = []
+    background = Background(dropped.extend)
+    switched, goes_on = threading.Event(), threading.Event()
+
+    def job(switch: Callable[[], None]) -> None:
+        switch()
+        switched.set()
+        assert goes_on.wait(60)
+
+    before = background.submit("a job", job)
+    assert switched.wait(60)
+    assert not background.hold("a job", "an old launch", before)
+    assert background.hold("a job", "a launch", background.submit("a job", job))
+    goes_on.set()
+    until(lambda: dropped == ["a launch"])
+    assert not background.hold("a job", "an old launch", before), "it is done"
+
+
 @pytest.mark.parametrize("job", ["time.sleep(600)", "[0 for _ in iter(int, 1)]"])
 def test_the_interpreter_ends_while_the_background_is_busy(job: str) -> None:
     code = f"""
