@@ -112,9 +112,8 @@ def measured(
 
         first = tuned(rows[0])
         parts, costs = spread_by_timing(first, rows, model, runner, compile_)
-        timed, predicted = (
-            replace(first, parts=found) for found in (parts, spread(first, rows, model))
-        )
+        timed = replace(first, parts=parts)
+        predicted = replace(first, parts=spread(first, rows, model))
         for m in between(*rows):
             chosen = {
                 "own": tuned(m).config, "shared": timed.at(m).config,

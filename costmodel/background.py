@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from queue import Full, Queue
 from typing import Any
 
+from costmodel.bounded import drop_oldest
 from costmodel.capture import ignore_other_captures
 from costmodel.counters import count
 
@@ -26,10 +27,17 @@ log = logging.getLogger("costmodel")
 
 @dataclass(slots=True)
 class _Held:
-    """Keys of the launches that a job is to better, and how often it has done so."""
+    """A job that is queued or under way.
+
+    Attributes:
+        launches: keys of those that it is to better.
+        switches: how often it has done so.
+        outdated: whether all was forgotten since, so that its key may be asked anew.
+    """
 
     launches: set[Any] = field(default_factory=set)
     switches: int = 0
+    outdated: bool = False
 
 
 class Background:
@@ -46,13 +54,12 @@ class Background:
 
     def __init__(self, drop: Callable[[Iterable[Any]], None], at_most: int = 64) -> None:
         self._drop = drop
-        self._queue: Queue[tuple[Any, Job, int]] = Queue(at_most)
+        self._queue: Queue[tuple[Any, Job]] = Queue(at_most)
         self._lock = threading.Lock()
         self._held: dict[Any, _Held] = {}  # by job
         self._refused: set[Any] = set()  # keys of launches whose job found the queue full
         self._failed: dict[Any, None] = {}
         self._tried: dict[Any, None] = {}
-        self._forgotten = 0  # times
         self._warned = False
         self._thread: threading.Thread | None = None
 
@@ -68,7 +75,7 @@ class Background:
             if key in self._failed:
                 return 0
             try:
-                self._queue.put_nowait((key, job, self._forgotten))
+                self._queue.put_nowait((key, job))
             except Full:
                 return None
             self._held[key] = _Held()
@@ -106,31 +113,34 @@ class Background:
         with self._lock:
             self._failed.clear()
             self._tried.clear()
-            self._forgotten += 1
+            for held in self._held.values():
+                held.outdated = True
 
     def _serve(self) -> None:
         ignore_other_captures()
         while True:
-            key, job, forgotten = self._queue.get()
+            key, job = self._queue.get()
             try:
                 job(lambda key=key: self._release(key))  # type: ignore[misc]
             except Exception as error:
                 if sys.is_finalizing():
                     return
-                self._end(key, forgotten, error)
+                self._end(key, error)
             else:
-                self._end(key, forgotten, None)
+                self._end(key, None)
 
     def _release(self, key: Any) -> None:
         with self._lock:
             held = self._held[key]
-            self._held[key] = _Held(switches=held.switches + 1)
-        self._drop(held.launches)
+            launches, held.launches = held.launches, set()
+            held.switches += 1
+        self._drop(launches)
 
-    def _end(self, key: Any, forgotten: int, error: Exception | None) -> None:
+    def _end(self, key: Any, error: Exception | None) -> None:
         with self._lock:
-            launches = self._held.pop(key).launches
-            if forgotten == self._forgotten:  # else its key may be asked anew
+            held = self._held.pop(key)
+            launches = held.launches
+            if not held.outdated:
                 _note(self._tried, key)
                 if error is not None:
                     launches = set()
@@ -158,5 +168,4 @@ class Background:
 def _note(keys: dict[Any, None], key: Any) -> None:
     """Add a key; the oldest of too many goes."""
     keys[key] = None
-    while len(keys) > _REMEMBERED:
-        del keys[next(iter(keys))]
+    drop_oldest(keys, _REMEMBERED)

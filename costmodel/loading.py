@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
+from costmodel.bounded import drop_oldest
 from costmodel.config import GemmConfig
 from costmodel.counters import count
 from costmodel.errors import CompileError, LaunchError
@@ -48,8 +49,7 @@ def bring(plan: Plan, target: Target, device_index: int) -> Kernel:
         if key not in _loaded:
             count(loaded=1)
         _loaded[key] = plan.config, kernel
-        while len(_loaded) > _KEPT:
-            del _loaded[next(iter(_loaded))]
+        drop_oldest(_loaded, _KEPT)
     return kernel
 
 

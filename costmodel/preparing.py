@@ -276,10 +276,11 @@ def _meanwhile(product: _Product, winners: Winners, background: Background) -> P
         if at_hand is not None and (there or background.has_tried(key)):
             return Prepared(at_hand)
     switches = background.submit(key, partial(_improve, question, winners))
-    for mode in (question.mode, "predict"):
-        guess = winners.known(replace(question, mode=mode), on_disk=False)
-        if at_hand is None and guess is not None:
-            at_hand = product.of(guess, only_loaded=True)
+    if at_hand is None:  # looked up after that, lest a switch is missed
+        asked = (replace(question, mode=mode) for mode in (question.mode, "predict"))
+        guesses = (winners.known(each, on_disk=False) for each in asked)
+        launches = (product.of(guess, only_loaded=True) for guess in guesses if guess is not None)
+        at_hand = next((launch for launch in launches if launch is not None), None)
     if at_hand is None:
         target = winners.target_of(question.device_index)
         why = "torch answers until a configuration was predicted in the background"

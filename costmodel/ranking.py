@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from costmodel.artifact import Artifact
 from costmodel.artifact_table import ArtifactTable
+from costmodel.bounded import drop_oldest
 from costmodel.candidates import Candidates, CostModel
 from costmodel.config import GemmConfig
 from costmodel.duplicates import identities, programs
@@ -260,7 +261,7 @@ def named_model(model: CostModel | str | PathLike[str] | None) -> CostModel | No
         found = (stamp, load(path))
         with _lock:
             _models[path] = found
-            _drop_oldest(_models, _KEPT_MODELS)
+            drop_oldest(_models, _KEPT_MODELS)
     return found[1]
 
 
@@ -342,13 +343,8 @@ def _layout(workload: Workload, target: Target, artifacts: Mapping[str, Artifact
         found = _Layout.of(workload, target, artifacts, grid())
         with _lock:
             _layouts[key] = found
-            _drop_oldest(_layouts, _KEPT_LAYOUTS)
+            drop_oldest(_layouts, _KEPT_LAYOUTS)
     return found
-
-
-def _drop_oldest(cache: dict[Any, Any], limit: int) -> None:
-    while len(cache) > limit:
-        del cache[next(iter(cache))]
 
 
 _lock = threading.Lock()

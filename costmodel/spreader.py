@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from costmodel.bounded import drop_oldest
 from costmodel.counters import count
 from costmodel.models.xgb import XgbCostModel
 from costmodel.question import Question, memory_key
@@ -19,7 +20,7 @@ from costmodel.ranking import answering_model
 from costmodel.spread import spread, spread_by_timing
 from costmodel.timing_bench import Bench
 from costmodel.trial import Compile
-from costmodel.tuning_result import Part, TuningResult
+from costmodel.tuning_result import TuningResult
 from costmodel.untrusted import one_line
 
 __all__ = ["Spreader"]
@@ -68,17 +69,31 @@ class Spreader:
         may_time: bool,
     ) -> TuningResult:
         """The winner with what computes the other m; timed, if it was and that works."""
-        parts = None
         if result.timed and may_time:
-            parts = self._timed_parts(question, rows, result, model, wait)
-        return replace(result, parts=parts or spread(result, rows, model))
+            try:
+                with self._bench_of(question.device_index).runner(wait) as runner:
+                    parts, costs = spread_by_timing(
+                        result, rows, model, runner, self._compile, first=question.workload.m
+                    )
+            except Exception as error:  # the product can be computed without it
+                told = one_line(f"{type(error).__name__}: {error}")
+                log.warning(
+                    "%s: the other m of its bucket are not timed: %s", result.workload, told
+                )
+            else:
+                count(timed=costs.timed, compiled=costs.compiled)
+                log.info(
+                    "%s: %d timed for the other m of its bucket, in %.2f s",
+                    result.workload, costs.timed, costs.total_s,
+                )  # fmt: skip
+                return replace(result, parts=parts)
+        return replace(result, parts=spread(result, rows, model))
 
     def give_up(self, question: Question, rows: tuple[int, int]) -> None:
         """Do not try again to time what was not timed of this bucket."""
         with self._lock:
             self._in_vain[memory_key(question, rows)] = None
-            while len(self._in_vain) > _REMEMBERED:
-                del self._in_vain[next(iter(self._in_vain))]
+            drop_oldest(self._in_vain, _REMEMBERED)
 
     def try_anew(self, question: Question, rows: tuple[int, int]) -> None:
         """Of a new tuning it may work."""
@@ -89,28 +104,3 @@ class Spreader:
         """All may be tried anew."""
         with self._lock:
             self._in_vain.clear()
-
-    def _timed_parts(
-        self,
-        question: Question,
-        rows: tuple[int, int],
-        result: TuningResult,
-        model: XgbCostModel,
-        wait: bool,
-    ) -> tuple[Part, ...] | None:
-        """None where that does not work: the product can be computed without it."""
-        try:
-            with self._bench_of(question.device_index).runner(wait) as runner:
-                parts, costs = spread_by_timing(
-                    result, rows, model, runner, self._compile, first=question.workload.m
-                )
-        except Exception as error:
-            told = one_line(f"{type(error).__name__}: {error}")
-            log.warning("%s: the other m of its bucket are not timed: %s", result.workload, told)
-            return None
-        count(timed=costs.timed, compiled=costs.compiled)
-        log.info(
-            "%s: %d timed for the other m of its bucket, in %.2f s",
-            result.workload, costs.timed, costs.total_s,
-        )  # fmt: skip
-        return parts

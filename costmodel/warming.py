@@ -153,14 +153,17 @@ def _warm(call: _Call, check: Callable[[Launch], None] = lambda launch: None) ->
     check(launch)
     last = call.with_last_m()
     if last is not None:
-        end = call.of(last)
         if last.m != call.workload.m:
-            _check_launched(end, check)
-        # Large m of a bucket may be of another class of code, which is tuned for itself.
-        for kind in (call,) if last.code == call.workload.code else (call, end):
-            for m in _of_parts(kind):
-                _check_launched(kind.of(replace(kind.workload, m=m)), check)
+            _check_launched(call.of(last), check)
+        _warm_parts(call, check)
+        if last.code != call.workload.code:  # which is tuned for itself
+            _warm_parts(call.of(last), check)
     return launch
+
+
+def _warm_parts(call: _Call, check: Callable[[Launch], None]) -> None:
+    for m in _of_parts(call):
+        _check_launched(call.of(replace(call.workload, m=m)), check)
 
 
 def _check_launched(call: _Call, check: Callable[[Launch], None]) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from costmodel.bounded import drop_oldest
 from costmodel.buckets import Buckets, bucket
 from costmodel.cache import WinnerCache
 from costmodel.compile_pool import compile_for_device
@@ -317,8 +318,7 @@ class Winners:
             if forgotten != self._forgotten:
                 return False
             self._results[name] = result
-            while len(self._results) > _REMEMBERED:  # the oldest may still be on disk
-                del self._results[next(iter(self._results))]
+            drop_oldest(self._results, _REMEMBERED)  # which may still be on disk
             return True
 
     def _key(self, question: Question, rows: tuple[int, int]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dispatch_fakes import Machine
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from spread_fakes import H100, LAW, K, N, ask, blank_operands, faked
+from spread_fakes import H100, LAW, K, N, ask, faked
 
 import costmodel
 from costmodel import dispatch
@@ -41,9 +41,6 @@ class AnyOrder(RuleBasedStateMachine):
         super().__init__()
         self.patch, self.folder = pytest.MonkeyPatch(), Path(tempfile.mkdtemp())
         self.machine: Machine = faked(self.patch, self.folder)
-        self.patch.setattr("costmodel.warming._blank_operands", blank_operands)
-        self.patch.setattr("costmodel.warming.Target.current", lambda *_: H100)
-        self.patch.setattr(torch.cuda, "current_device", lambda: -1)
         self.chosen: dict[tuple[str, int], Any] = {}
         self.buckets: set[tuple[str, tuple[int, int]]] = set()
 

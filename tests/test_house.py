@@ -19,7 +19,7 @@ PACKAGE = ROOT / "costmodel"
 LAYERS = (
     "kernels",
     "errors", "untrusted", "folders", "remembered", "installed", "counters", "modes", "buckets",
-    "locks",
+    "bounded", "locks",
     # the problem, the machine, a point in the space; what the compiler is told; what may run
     "config", "code_class", "workload", "target", "kernel_code", "specialize", "grid", "space",
     "space_rows",

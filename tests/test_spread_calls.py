@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from dispatch_fakes import Machine
-from spread_fakes import H100, LAW, K, N, ask, best_us, blank_operands, faked, law_us, timed_us
+from spread_fakes import LAW, K, N, ask, best_us, faked, law_us, timed_us
 
 import costmodel
 from costmodel import dispatch, spreader, winners
@@ -73,11 +73,7 @@ def test_what_cannot_be_loaded_gives_way_to_the_winner(machine: Machine) -> None
 def test_after_warmup_no_m_of_the_bucket_compiles_or_loads(
     machine: Machine, m: int, mode: str
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("costmodel.warming._blank_operands", blank_operands)
-        patch.setattr("costmodel.warming.Target.current", lambda *_: H100)
-        patch.setattr(torch.cuda, "current_device", lambda: -1)
-        costmodel.warmup([(m, N, K)], mode=mode, model=LAW)
+    costmodel.warmup([(m, N, K)], mode=mode, model=LAW)
     before = costmodel.stats()
     chosen = {ask(any_m, mode).chosen for any_m in range(2049, 2561, 17)}
     done = costmodel.stats().since(before)
@@ -189,11 +185,7 @@ def test_warmup_loads_the_winner_of_the_m_that_was_tuned(machine: Machine) -> No
     winner = ask(2060)
     machine.bench.latency_us = lambda w, c: 500.0 if c == winner.config else timed_us(w, c)
     machine.restart()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("costmodel.warming._blank_operands", blank_operands)
-        patch.setattr("costmodel.warming.Target.current", lambda *_: H100)
-        patch.setattr(torch.cuda, "current_device", lambda: -1)
-        costmodel.warmup([(2300, N, K)], model=LAW)
+    costmodel.warmup([(2300, N, K)], model=LAW)
     before = costmodel.stats()
     assert ask(2060).config == winner.config
     assert costmodel.stats().since(before).loaded == 0

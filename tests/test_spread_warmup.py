@@ -13,15 +13,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from dispatch_fakes import H100, MODEL, Machine
-from spread_fakes import LAW, K, N, ask, best_us, blank_operands, faked, law_us
+from dispatch_fakes import MODEL, Machine
+from spread_fakes import LAW, K, N, ask, best_us, faked, law_us
 
 import costmodel
 from costmodel import dispatch
 from costmodel.config import GemmConfig
 from costmodel.errors import RankError
 from costmodel.measurement import Measurement
-from costmodel.target import Target
 from costmodel.winners import Question
 from costmodel.workload import Workload
 
@@ -30,11 +29,7 @@ BUCKET = (2049, 2560)
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
-    machine = faked(monkeypatch, tmp_path)
-    monkeypatch.setattr("costmodel.warming._blank_operands", blank_operands)
-    monkeypatch.setattr(Target, "current", classmethod(lambda cls, index=None: H100))
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
-    return machine
+    return faked(monkeypatch, tmp_path)
 
 
 def torch_takes(machine: Machine, times: Callable[[int], float]) -> None:
@@ -44,10 +39,6 @@ def torch_takes(machine: Machine, times: Callable[[int], float]) -> None:
         return 1.2 * (law_us(workload, config) if config else best_us(workload) * times(workload.m))
 
     machine.bench.latency_us = us
-
-
-def question(m: int, mode: str = "auto") -> Question:
-    return Question(Workload.dense(m, N, K), -1, mode, LAW)
 
 
 @pytest.mark.parametrize("m", [2112, 2496, 2560])

@@ -10,6 +10,7 @@ from pathlib import Path
 from costmodel.artifact import Artifact
 from costmodel.artifact_files import read_tables, table_path, user_folder
 from costmodel.artifact_table import ArtifactTable
+from costmodel.bounded import drop_oldest
 from costmodel.candidates import CostModel
 from costmodel.errors import FileError, InvalidInput
 from costmodel.models.registry import model_directory, warn_once
@@ -44,8 +45,7 @@ def known_artifacts(model: CostModel, target: Target) -> Mapping[str, Artifact]:
         found = (own, _merge(own, [stamp[0] for stamp in stamps], target))
         with _lock:
             _merged[key] = found
-            while len(_merged) > _KEPT:
-                del _merged[next(iter(_merged))]
+            drop_oldest(_merged, _KEPT)
     return found[1]
 
 
