@@ -50,9 +50,10 @@ _SLOWER = {
 
 
 def between(first: int, last: int) -> list[int]:
-    """The m of a bucket that are asked about: as far as can be from those timed for a part."""
+    """The m of a bucket that are asked about: of two parts, half-way between those timed."""
     size = last - first + 1
-    return sorted({first + i * size // 8 for i in (2, 6)} - {first})
+    parts = ((first + i * size // 8, first - 1 + (i + 1) * size // 8) for i in (2, 6))
+    return [(begin + end - 1) // 2 for begin, end in parts if begin < end - 2]
 
 
 def row_of(

@@ -8,8 +8,9 @@ processes of their own, with torch, Triton and costmodel imported and CUDA and c
 - ``first of all``: the first product of such a process, by ``auto``.
 - ``warm caches``: the same once more in a fresh process, with the caches that it filled.
 
-A row of a first call has its stages: when each began and how long it took, in seconds. They
-overlap; ``costs`` are those of the tuning's result.
+Each is done in turn a few times, with caches of its own, and the row is that of the median; it has
+the least and the most of all too. It has its stages: when each began and how long it took, in
+seconds. They overlap; ``costs`` are those of the tuning's result.
 """
 
 from __future__ import annotations
@@ -149,6 +150,24 @@ def first_call(kind: str, mode: str, model: Path | None, caches: Path) -> Row:
             **json.loads(done.stdout.splitlines()[-1])}  # fmt: skip
 
 
+def first_calls(kinds: Sequence[str], runs: int, model: Path | None) -> list[Row]:
+    """The rows of first calls that follow one another, each the median of so many runs of all."""
+    done: list[list[Row]] = []
+    for _ in range(runs):
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            modes = ((kind, "predict" if kind == "predict" else "auto") for kind in kinds)
+            done.append([first_call(kind, mode, model, Path(folder)) for kind, mode in modes])
+    return [median_run(rows) for rows in zip(*done, strict=True)]
+
+
+def median_run(rows: Sequence[Row]) -> Row:
+    """The run of the median time (of an even number the faster one), and how far they lie apart."""
+    by_time = sorted(rows, key=lambda row: row["seconds"])
+    seconds = [row["seconds"] for row in by_time]
+    apart = {"runs": len(rows), "least_s": seconds[0], "most_s": seconds[-1]}
+    return by_time[(len(rows) - 1) // 2] | apart
+
+
 def time_first_call(mode: str, model: Path | None, *, after_another: bool) -> Row:
     """Seconds and stages of the first call of a product in this process."""
     import torch
@@ -198,6 +217,7 @@ def summarize(rows: list[Row]) -> Row:
 
 def main() -> None:
     arguments = parser(__doc__)
+    arguments.add_argument("--runs", type=int, default=3, help="of each first call")
     arguments.add_argument("--first-call", help="only print the row of a first call in this mode")
     arguments.add_argument("--after-another", action="store_true", help="of a second product")
     args = arguments.parse_args()
@@ -206,7 +226,7 @@ def main() -> None:
         print(json.dumps(row))
         return
     target = Target.current()
-    deadline = announce(args.budget_s, binaries=40, timings=60, seconds=60)
+    deadline = announce(args.budget_s, seconds=10 + 40 * args.runs)
     model = find_model(args.model, target)
     software = versions(target, model=f"{model.name} {model.hash}")
     results = Results("dispatch", target, args.results, software, summarize)
@@ -214,10 +234,7 @@ def main() -> None:
         for into in (False, True):
             results.add(warm_row(*size, args.model, into=into))
     for kinds in until(deadline, KINDS):
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            for kind in kinds:
-                mode = "predict" if kind == "predict" else "auto"
-                results.add(first_call(kind, mode, args.model, Path(folder)))
+        results.add(*first_calls(kinds, args.runs, args.model))
     results.show()
 
 

@@ -3,10 +3,11 @@
 How a product falls into tiles, and tiles into waves, changes from one m to the next, and with it
 what is fastest: a winner of another m was seen to take half as long again. So a bucket is cut into
 a few parts. Of each the few that are expected to be fastest (:mod:`costmodel.expectation`) are
-timed in turn, with torch, for the last m and the one before: the last is a multiple of many, the
-other is not, and cuBLAS, which chooses its kernel by m as it likes, may take half as long again
-for one of them. Where nothing is to be timed, the expectation chooses. What has no binary yet is
-looked at only where it is expected to gain more than a prediction errs, so that a bucket has few.
+timed in turn, with torch, for the first m, the last and the one before: the last is a multiple of
+many, the others are not, and cuBLAS, which chooses its kernel by m as it likes, may take half as
+long again for one of them, or up to some m within the part. Where nothing is to be timed, the
+expectation chooses. What has no binary yet is looked at only where it is expected to gain more than
+a prediction errs, so that a bucket has few.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise, product
 from math import inf
 
 from costmodel.config import GemmConfig
@@ -35,7 +37,7 @@ _TORCH_GAINS = 1.05
 _FINALISTS = 2  # and the one that the model has first
 _ROUNDS = 5
 _AS_FAST = 1.01  # what is that near the fastest may be taken, if it is in use already
-_APART = 1.02  # a part is cut in two rather than have a choice that is that much slower at one m
+_APART = 1.02  # a part is cut rather than have a choice that is that much slower at one m
 _BUDGET_S = 1.0
 _INT32_MAX = 2**31 - 1
 
@@ -67,7 +69,7 @@ def spread_by_timing(
     first: int | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[tuple[Part, ...], Costs]:
-    """What computes the other m of the bucket of a result best, by timing two m of each part.
+    """What computes the other m of the bucket of a result best, by timing three m of each part.
 
     After about a second of that, and where nothing can be timed, the expectation stands.
 
@@ -88,12 +90,12 @@ def spread_by_timing(
     ranked = clock()
     finals = _compiled(finals, result, compile_)
     compiled = clock()
-    us: dict[int, list[_Times]] = {}
+    us: dict[int, list[_Timed]] = {}
     fatal: set[GemmConfig | None] = set()
     try:
         for final in sorted(finals, key=lambda final: first is not None and final.last < first):
             if not us or clock() < compiled + _BUDGET_S:
-                us[final.last] = [final.timed_us(runner, m, fatal) for m in final.sample]
+                us[final.last] = [(m, final.timed_us(runner, m, fatal)) for m in final.sample]
     finally:
         if isinstance(runner, Rests):
             runner.rest()
@@ -118,6 +120,8 @@ def _compiled(finals: Sequence[_Final], result: TuningResult, compile_: Compile)
 
 _Times = Mapping[GemmConfig | None, float]
 """What each took that works, in us."""
+_Timed = tuple[int, _Times]
+"""An m, and that of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +168,8 @@ class _Final:
             code.a_align // code.itemsize if code.a_layout == "col" else 1,
             code.c_align // code.out_itemsize if code.c_layout == "col" else 1,
         )
-        aligned = sorted({m - m % step for m in (last - 1, last)})
-        return [m for m in aligned if m >= self.first]
+        aligned = {self.first + -self.first % step, *(m - m % step for m in (last - 1, last))}
+        return sorted(m for m in aligned if self.first <= m <= last)
 
     def without(self, failed: Collection[Specialization]) -> _Final:
         """Without what failed to compile."""
@@ -196,30 +200,60 @@ class _Final:
 
 
 def _chosen(
-    result: TuningResult, finals: Sequence[_Final], us: Mapping[int, Sequence[_Times]]
+    result: TuningResult, finals: Sequence[_Final], us: Mapping[int, Sequence[_Timed]]
 ) -> Iterator[Part]:
     """The fastest of each part, which is cut where none is fast for all that was timed of it."""
     before = result.config
     failed = {
         config
-        for final in finals for times in us.get(final.last, ()) if times
+        for final in finals for _, times in us.get(final.last, ()) if times
         for config in final.configs if config not in times
     }  # fmt: skip
     for final in finals:
-        timed = [times for times in us.get(final.last, ()) if times]
+        timed = [(m, times) for m, times in us.get(final.last, ()) if times]
         if not timed:
             expected = final.expected.only(lambda config: config not in failed)
             yield Part(final.last, _untimed(result, expected))
             continue
-        if len(timed) > 1 and min(_slower(timed).values(), default=inf) > _APART:
-            both = set(timed[0]) & set(timed[1]) or {*timed[0], *timed[1]}
-            timed = [{c: us for c, us in times.items() if c in both} for times in timed]
-            cut = [(final.sample[0], timed[:1]), (final.last, timed[1:])]
-        else:
-            cut = [(final.last, timed)]
-        for last, times in cut:
+        for last, times in _runs(_working(timed), final.last):
             before = _fastest(times, (result.config, before, None))
             yield Part(last, before, times[-1][before])
+
+
+def _working(timed: Sequence[_Timed]) -> list[_Timed]:
+    """Only of what works for every m, if anything does."""
+    works = {c for c in timed[0][1] if all(c in times for _, times in timed)}
+    return [(m, {c: us for c, us in t.items() if not works or c in works}) for m, t in timed]
+
+
+def _runs(timed: Sequence[_Timed], last: int) -> Iterator[tuple[int, list[_Times]]]:
+    """Neighbours that one choice is good enough for, and the last m that it is taken for.
+
+    As few runs as can be. One ends half-way between what was timed of it and of the next.
+    """
+    runs = min(
+        (_cut(timed, where) for where in product((False, True), repeat=len(timed) - 1)),
+        key=lambda runs: (max(map(_at_worst, runs)) > _APART, len(runs), max(map(_at_worst, runs))),
+    )
+    ends = [(run[-1][0] + following[0][0]) // 2 for run, following in pairwise(runs)]
+    for run, end in zip(runs, [*ends, last], strict=True):
+        yield end, [times for _, times in run]
+
+
+def _cut(timed: Sequence[_Timed], where: Sequence[bool]) -> list[list[_Timed]]:
+    """In runs that end where this says so; the last one does in any case."""
+    runs = [[timed[0]]]
+    for each, begins in zip(timed[1:], where, strict=True):
+        if begins:
+            runs.append([each])
+        else:
+            runs[-1].append(each)
+    return runs
+
+
+def _at_worst(run: Sequence[_Timed]) -> float:
+    """How many times slower than the fastest the best choice for all of these is, at the worst."""
+    return min(_slower([times for _, times in run]).values(), default=inf)
 
 
 def _slower(timed: Sequence[_Times]) -> dict[GemmConfig | None, float]:

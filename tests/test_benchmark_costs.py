@@ -196,6 +196,30 @@ def test_dispatch_by_hand(script: Any) -> None:
     }  # fmt: skip
 
 
+def test_a_first_call_is_the_median_of_runs_with_caches_of_their_own(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = script("bench_dispatch")
+    folders: dict[str, list[Path]] = {"first of all": [], "warm caches": []}
+    seconds = {"first of all": iter([7.0, 5.0, 6.0]), "warm caches": iter([0.1, 0.3, 0.2])}
+
+    def first_call(kind: str, mode: str, model: object, caches: Path) -> dict[str, Any]:
+        assert (mode, model) == ("auto", None)
+        assert caches.is_dir()
+        folders[kind].append(caches)
+        return {"first_call": kind, "seconds": next(seconds[kind]), "stages": len(folders[kind])}
+
+    monkeypatch.setattr(bench, "first_call", first_call)
+    assert bench.first_calls(tuple(folders), 3, None) == [
+        {"first_call": "first of all", "seconds": 6.0, "stages": 3, "runs": 3, "least_s": 5.0,
+         "most_s": 7.0},
+        {"first_call": "warm caches", "seconds": 0.2, "stages": 3, "runs": 3, "least_s": 0.1,
+         "most_s": 0.3},
+    ]  # fmt: skip
+    assert len({*folders["first of all"]}) == 3
+    assert folders["first of all"] == folders["warm caches"], "which find what it filled"
+
+
 def test_stages_are_those_since_the_watch_began(script: Any) -> None:
     bench = script("bench_dispatch")
 
@@ -238,13 +262,14 @@ def test_buckets_by_hand(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """For each m in between the bucket has something that is 10 % slower than its own winner, and
     the winner of the first m is slower still by as much; torch is not chosen."""
     bench = script("bench_buckets")
-    assert bench.between(129, 160) == [137, 153]
-    assert bench.between(1, 1) == []
+    assert bench.between(129, 160) == [138, 154]
+    assert bench.between(1, 1) == bench.between(17, 32) == []
     for first, last in ((33, 64), (513, 640), (2049, 2560)):
         ends = {first - 1 + (last - first + 1) * i // 8 for i in range(1, 9)}
-        timed = ends | {end - 1 for end in ends}
-        assert timed.isdisjoint(bench.between(first, last))
-    own = dict(zip((129, 137, 153), (A, B, B), strict=True))
+        timed = {first} | ends | {end - 1 for end in ends} | {end + 1 for end in ends}
+        assert len(asked := bench.between(first, last)) == 2
+        assert timed.isdisjoint(asked)
+    own = dict(zip((129, 138, 154), (A, B, B), strict=True))
 
     def tuned(workload: Any, **_: object) -> TuningResult:
         config = own[workload.m]
@@ -263,7 +288,7 @@ def test_buckets_by_hand(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "spread_by_timing", lambda *_: (parts, Costs(measure_s=0.5)))
     monkeypatch.setattr(bench, "spread", lambda *_: (Part(160, C),))
     rows = list(bench.measured(4096, 4096, (129, 160), H100, None, None))
-    assert [row["workload"] for row in rows] == ["137x4096x4096", "153x4096x4096"]
+    assert [row["workload"] for row in rows] == ["138x4096x4096", "154x4096x4096"]
     assert [row["slower_pct"] for row in rows] == [pytest.approx(10.0), pytest.approx(0.0)]
     assert [row["first_slower_pct"] for row in rows] == [pytest.approx(21.0)] * 2
     assert [row["predicted_slower_pct"] for row in rows] == [pytest.approx(10.0)] * 2
@@ -281,5 +306,5 @@ def test_buckets_by_hand(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert summary["first_slower_geomean_pct"] == pytest.approx(21.0)
     assert summary["first_over_5_pct"] == 2
     assert (summary["predicted_over_5_pct"], summary["parts_s"]) == (2, 0.5)
-    assert summary["slower_worst_workload"] == "137x4096x4096"
+    assert summary["slower_worst_workload"] == "138x4096x4096"
     assert bench.summarize([failed])["slower_worst_pct"] is None

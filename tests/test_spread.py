@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from spread_fakes import H100, LAW, ROWS, K, Law, N, best_us, law_us, tuned
 
 from costmodel.artifact import Artifact
@@ -169,6 +171,9 @@ class Stopwatch:
         return replace(result, parts=parts)
 
 
+JUMPING = tuned(2049, torch_us=10.0)
+
+
 def odd_us(workload: Workload, config: GemmConfig | None) -> float:
     """What the model does not know: torch and every third configuration wins at times."""
     if config is None:
@@ -181,21 +186,43 @@ def test_of_each_part_what_is_timed_as_fastest_is_taken(torch_us: float | None) 
     watch, result = Stopwatch(odd_us), tuned(2049, torch_us=torch_us)
     result = watch.spread(result)
     assert len(result.parts) > 1
-    assert len(watch.timed) == 16
+    assert len(watch.timed) == 24
     for m, configs in watch.timed.items():
         workload = Workload.dense(m, N, K)
         assert 2 <= len(configs) <= 5
         assert (None in configs) == (torch_us is not None)
+        assert {specialize(workload, c) for c in configs if c is not None} <= watch.compiled
+        if m == 2049:  # the one that was tuned keeps its winner
+            continue
         taken_us = odd_us(workload, result.at(m).config)
         assert taken_us <= 1.01 * 1.02 * min(odd_us(workload, config) for config in configs)
-        assert {specialize(workload, c) for c in configs if c is not None} <= watch.compiled
     assert watch.rested == 1
     assert watch.costs.timed == sum(map(len, watch.timed.values()))
     assert result.parts_timed
     for part in result.parts:
-        assert part.latency_us == odd_us(Workload.dense(part.last, N, K), part.config)
-    assert {part.last % 64 for part in result.parts} == {0, 63}, "some are cut"
+        there = [m for m in watch.timed if result.at(m).config == part.config]
+        assert part.latency_us in {odd_us(Workload.dense(m, N, K), part.config) for m in there}
+    assert {part.last % 64 for part in result.parts} == {0, 32, 63}, "some are cut"
     assert TuningResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
+
+
+@settings(max_examples=20, deadline=None)
+@given(jump=st.integers(ROWS[0] + 1, ROWS[1]), faster_first=st.booleans())
+def test_a_jump_within_a_part_is_missed_by_half_of_it_at_most(
+    jump: int, faster_first: bool
+) -> None:
+    """As cuBLAS has one, where it goes over to another kernel."""
+
+    def torch_is_faster(m: int) -> bool:
+        return (m < jump) == faster_first
+
+    watch = Stopwatch(lambda w, c: 10.0 if c else 5.0 if torch_is_faster(w.m) else 20.0)
+    result = watch.spread(JUMPING)
+    others = range(ROWS[0] + 1, ROWS[1] + 1)  # the first is the one that was tuned
+    wrong = {m for m in others if (result.at(m).config is None) != torch_is_faster(m)}
+    assert len(wrong) <= 32
+    assert not wrong & set(watch.timed)
+    assert len(result.parts) == 2
 
 
 def test_what_is_as_fast_as_the_winner_does_not_replace_it() -> None:
@@ -206,7 +233,7 @@ def test_what_is_as_fast_as_the_winner_does_not_replace_it() -> None:
 def test_without_time_the_part_that_is_asked_for_is_timed_and_the_rest_expected() -> None:
     watch = Stopwatch(odd_us, takes_s=60.0)
     result = watch.spread(tuned(2049), first=2300)
-    assert set(watch.timed) == {2303, 2304}
+    assert set(watch.timed) == {2241, 2303, 2304}
     assert {part.last for part in result.parts if part.latency_us is not None} <= {2303, 2304}
     others = [m for m in range(2112, 2561, 64) if m != 2304]
     assert [result.at(m).config for m in others] == [
@@ -306,7 +333,7 @@ def test_what_failed_is_not_expected_either(how: str) -> None:
     )
     watch.fails = lambda _, config: how == "fails" and config in new
     found = watch.spread(result, first=2560)
-    assert len(watch.timed) == 2
+    assert len(watch.timed) == 3
     timed = {config for configs in watch.timed.values() for config in configs}
     gone = new if how == "refuses" else new & timed
     assert gone
