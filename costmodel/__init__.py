@@ -44,6 +44,8 @@ from costmodel.errors import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from costmodel import nn as nn
+    from costmodel import torch_ops as torch_ops
     from costmodel.ahead import pin, tune, unpin
     from costmodel.config import GemmConfig
     from costmodel.counters import Stats, stats
@@ -134,6 +136,7 @@ _WHERE = {
     "use": "dispatch",
     "warmup": "warming",
 }
+_MODULES = ("nn", "torch_ops")
 
 
 def train(
@@ -183,6 +186,8 @@ def train(
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
@@ -191,4 +196,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -223,7 +223,9 @@ def span_bytes(x: torch.Tensor) -> int:
 
 def _side_by_side(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Whether two matrices are different columns of the same rows in memory."""
-    if x.ndim != 2 or y.ndim != 2 or x.stride() != y.stride() or x.stride(1) != 1:
+    if x.ndim != 2 or y.ndim != 2 or x.element_size() != y.element_size():
+        return False
+    if x.stride() != y.stride() or x.stride(1) != 1:
         return False
     row = x.stride(0)
     apart = (y.data_ptr() - x.data_ptr()) // x.element_size() % row if row else 0

@@ -122,7 +122,7 @@ class Background:
             key, job = self._queue.get()
             try:
                 job(lambda key=key: self._release(key))  # type: ignore[misc]
-            except Exception as error:
+            except BaseException as error:  # SystemExit too: the next job is to have this thread
                 if sys.is_finalizing():
                     return
                 self._end(key, error)
@@ -136,7 +136,7 @@ class Background:
             held.switches += 1
         self._drop(launches)
 
-    def _end(self, key: Any, error: Exception | None) -> None:
+    def _end(self, key: Any, error: BaseException | None) -> None:
         with self._lock:
             held = self._held.pop(key)
             launches = held.launches
@@ -154,7 +154,7 @@ class Background:
             count(background_failed=1)
             self._report(key, error)
 
-    def _report(self, key: Any, error: Exception) -> None:
+    def _report(self, key: Any, error: BaseException) -> None:
         text = f"tuning in the background failed, the answer so far stays: {error!r:.500}"
         log.warning("%s: %s", key, text)
         if not self._warned:

@@ -13,7 +13,7 @@ from costmodel.arguments import check_kinds
 from costmodel.errors import LayoutError, ShapeError, UnsupportedDtype
 from costmodel.torch_product import activated, float32_precision
 
-__all__ = ["Matmul", "multiply_batches"]
+__all__ = ["Matmul", "multiply_batches", "multiply_by_torch"]
 
 
 Matmul = Callable[..., torch.Tensor]
@@ -42,7 +42,7 @@ def multiply_batches(
             f"a has shape {list(a.shape)}, b {list(b.shape)}: expected vectors, matrices or batches"
         )
     if b.ndim > 2:
-        return _by_torch(a, b, out, **options)
+        return multiply_by_torch(a, b, out, **options)
     is_vector = b.ndim == 1
     shape = a.shape[:-1] if is_vector else (*a.shape[:-1], b.shape[1])
     if out is not None and out.shape != shape:
@@ -65,7 +65,7 @@ def _rows_of(out: torch.Tensor) -> torch.Tensor:
         ) from None
 
 
-def _by_torch(
+def multiply_by_torch(
     a: torch.Tensor,
     b: torch.Tensor,
     out: torch.Tensor | None,
@@ -76,14 +76,29 @@ def _by_torch(
     out_dtype: torch.dtype | None = None,
     **_: Any,
 ) -> torch.Tensor:
-    """Batches on both sides: ``torch.matmul``, and the epilogue by torch."""
-    if out_dtype not in (None, a.dtype):
-        raise UnsupportedDtype(
-            f"out_dtype={out_dtype} with batches on both sides: torch computes these, in {a.dtype}"
-        )
+    """act(a @ b + bias) as ``torch.matmul`` multiplies, and by its rules of shapes.
+
+    For batches on both sides, and operands that no kernel can read.
+
+    Raises:
+        UnsupportedDtype: a result of another type than a, which torch does not compute.
+        ShapeError: an ``out`` of another shape than the result, a bias that is no row of it.
+        InvalidInput, LayoutError, GradientError, DeviceError: see the message.
+    """
+    for name, dtype in (("out_dtype", out_dtype), ("out", None if out is None else out.dtype)):
+        if dtype not in (None, a.dtype):
+            raise UnsupportedDtype(
+                f"{name} is {dtype}, a {a.dtype}: expected the same where torch computes: batches "
+                f"on both sides, or operands under torch.func or of a subclass; convert the result"
+            )
     check_kinds(a, b, out, bias, activation, tf32, None)
+    if bias is not None and tuple(bias.shape) != (b.shape[-1] if b.ndim > 1 else 1,):
+        expected = [b.shape[-1] if b.ndim > 1 else 1]
+        raise ShapeError(f"bias has shape {list(bias.shape)}: expected {expected}")
     with float32_precision(tf32) if tf32 is not None else nullcontext():
         found = torch.matmul(a, b)
+    if out is not None and out.shape != found.shape:
+        raise ShapeError(f"out has shape {list(out.shape)}: expected {list(found.shape)}")
     if bias is not None:
         found = found + bias
     found = activated(found, activation or "none")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 from costmodel.errors import InvalidInput
 
@@ -32,9 +35,7 @@ class Buckets:
     def __post_init__(self) -> None:
         if type(self.steps) is not int or self.steps not in (1, 2, 4, 8, 16, 32, 64, 128):
             raise InvalidInput(f"steps={self.steps!r}: expected a power of two from 1 to 128")
-        ascending = all(x < y for x, y in zip((0, *self.bounds), self.bounds, strict=False))
-        if not ascending or any(type(x) is not int for x in self.bounds):
-            raise InvalidInput(f"bounds={self.bounds!r}: expected ascending whole numbers over 0")
+        object.__setattr__(self, "bounds", _as_bounds(self.bounds))  # a list becomes a tuple
 
     def of(self, m: int) -> tuple[int, int]:
         """The first and the last m that share a winner with this one."""
@@ -64,6 +65,25 @@ class Buckets:
         step = octave // 2 if m <= _BY_OCTAVES else octave // 2 // self.steps
         last = -(-m // step) * step if step else 1
         return max(last - step, self._bounded) + 1 if step else 1, last
+
+
+def _as_bounds(bounds: Any) -> tuple[int, ...]:
+    """What a caller gave as bounds, if it is what it should be.
+
+    Raises:
+        InvalidInput: anything but ascending whole numbers over 0.
+    """
+    listed = isinstance(bounds, Iterable) and not isinstance(bounds, str | bytes | bytearray)
+    found = tuple(bounds) if listed else None
+    if (
+        found is None
+        or any(type(x) is not int for x in found)
+        or any(x >= y for x, y in pairwise((0, *found)))
+    ):
+        raise InvalidInput(
+            f"bounds={bounds!r:.80}: expected ascending whole numbers over 0, such as (24, 64)"
+        )
+    return found
 
 
 def bucket(m: int) -> tuple[int, int]:

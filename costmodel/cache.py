@@ -14,6 +14,7 @@ import errno
 import hashlib
 import json
 import logging
+import os
 import re
 import threading
 import warnings
@@ -112,17 +113,38 @@ class WinnerCache:
 
     def survey(self) -> tuple[list[CacheEntry], int]:
         """All that is kept, by file name, and how many files are no entries."""
-        found = [self._read(path, logging.INFO) for path in self._files("*.json")]
-        entries = [entry for entry in found if entry is not None]
-        if unusable := len(found) - len(entries):
-            log.warning("%d files in %s are no cache entries and are ignored", unusable, self.path)
+        entries, unusable = self.sorted_files()
+        if unusable:
+            log.warning(
+                "%d files in %s are no cache entries and are ignored", len(unusable), self.path
+            )
+        return entries, len(unusable)
+
+    def sorted_files(self) -> tuple[list[CacheEntry], list[Path]]:
+        """All that is kept, and the files that are no entries, each by file name."""
+        entries, unusable = [], []
+        for path in self._files("*.json"):
+            if entry := self._read(path, logging.INFO):
+                entries.append(entry)
+            elif os.path.lexists(path):  # else another process has just removed it
+                unusable.append(path)
         return entries, unusable
 
     def clear(self) -> int:
-        """Remove all entries, and what crashed writers left; how many entries there were."""
+        """Remove all entries, and what else lies there; how many entries there were."""
+        return self.remove_all()[0]
+
+    def remove_all(self) -> tuple[int, int]:
+        """Remove all entries, files that are none, and what crashed writers left.
+
+        Returns:
+            how many entries there were, and how many files under such names that were none.
+        """
         for path in self._files(".*.json.*.tmp"):
             self._remove(path)
-        return sum(self._remove(path) for path in self._files("*.json"))
+        entries, unusable = self.sorted_files()
+        removed = sum(self._remove(entry.path) for entry in entries)
+        return removed, sum(map(self._remove, unusable))
 
     def _file(self, key: Mapping[str, Any]) -> Path | None:
         if self.path is None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.cache import SCHEMA, WinnerCache, is_key_of
+from costmodel.destination import require_file_place, write_file
 from costmodel.errors import CorruptFile, InvalidInput, WrongVersion
-from costmodel.shards import replace_file
 from costmodel.tuning_result import TuningResult
 from costmodel.untrusted import file_errors, parse_json, read_small_file, take
 
@@ -22,15 +22,16 @@ def export_winners(cache: WinnerCache, file: Path) -> int:
     """Write all winners of a cache to a JSON file; returns how many.
 
     Raises:
-        OSError: it cannot be written.
+        FileError: it cannot be written.
     """
+    require_file_place(file)
     entries = cache.entries()
     data = {
         "winners": SCHEMA,
         "entries": [{"key": dict(e.key), "result": e.result.to_dict()} for e in entries],
     }
     text = json.dumps(data, indent=1, allow_nan=False) + "\n"
-    replace_file(file, lambda stream: stream.write(text.encode()))
+    write_file(file, text.encode())
     return len(entries)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
 
@@ -16,10 +16,14 @@ from costmodel.models.storage import CARD
 from costmodel.outputs import NewOutput
 from costmodel.prepared import Launch
 from costmodel.ranks import epoch
+from costmodel.torch_context import is_autocasting, is_watched
 
-__all__ = ["Call", "KeptLaunches", "ModelLike", "key_of"]
+__all__ = ["Call", "KeptLaunches", "ModelLike", "by_autocast", "key_of"]
 
 ModelLike = CostModel | str | PathLike[str] | None
+_NONE = 16  # in place of how far an address is past a multiple of 16: there is no memory
+_FLOAT32 = torch.float32
+_CAST = (_FLOAT32, torch.float16, torch.bfloat16)  # what autocast casts
 _Kept = tuple[Launch, tuple[int, ...], NewOutput]
 
 
@@ -45,6 +49,34 @@ class Call:
         }  # fmt: skip
 
 
+def by_autocast(call: Call) -> Call | None:
+    """The call with the types that ``torch.autocast`` wants; None where it changes nothing.
+
+    As in torch, what is written to ``out`` is computed in the types that it came in. 16-bit
+    operands stay as they are.
+    """
+    a, b, bias = call.a, call.b, call.bias
+    if not is_autocasting() or call.out is not None:
+        return None
+    given: list[Any] = [x for x in (a, b, bias) if x is not None]
+    if not all(isinstance(x, torch.Tensor) for x in given):
+        return None
+    kind = a.device.type
+    if not torch.is_autocast_enabled(kind):
+        return None
+    dtype = torch.get_autocast_dtype(kind)
+    of_result = dtype if call.out_dtype is None else call.out_dtype
+    types = [a.dtype, b.dtype]
+    if bias is not None and of_result is not _FLOAT32:
+        types.append(bias.dtype)
+    if dtype is _FLOAT32 or _FLOAT32 not in types or not all(t in _CAST for t in types):
+        return None
+    return replace(
+        call, a=a.to(dtype), b=b.to(dtype), bias=None if bias is None else bias.to(of_result),
+        tf32=None,
+    )  # fmt: skip
+
+
 def key_of(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -56,14 +88,23 @@ def key_of(
     mode: str | None,
     model: ModelLike,
 ) -> Any:
-    """All that a prepared launch depends on, as cheap to compute as it can be.
+    """All that a prepared launch depends on, as cheap to compute as it can be; None: not kept.
 
     Whether there is a gradient to lose is in it: such a call never gets past its validation.
     """
+    if is_watched():
+        return None
     try:
+        a_strides, b_strides = a.stride(), b.stride()
+        a_address, b_address = a.data_ptr(), b.data_ptr()
         return (
-            a.shape, a.stride(), a.dtype, a.get_device(), a.data_ptr() & 15,
-            b.shape, b.stride(), b.dtype, b.get_device(), b.data_ptr() & 15,
+            type(a), a.shape, a_strides, a.dtype, a.get_device(),
+            a_address & 15 or (not a_address and _NONE),
+            type(b), b.shape, b_strides, b.dtype, b.get_device(),
+            b_address & 15 or (not b_address and _NONE),
+            # The negative of its memory is the imaginary part of conjugate numbers, of which every
+            # other number belongs to it: a stride of 1 rules that out, and is seen sooner.
+            1 not in a_strides and a.is_neg(), 1 not in b_strides and b.is_neg(),
             (a.requires_grad or b.requires_grad) and torch.is_grad_enabled(),
             None if out is None else _described(out),
             None if bias is None else _described(bias),
@@ -76,7 +117,11 @@ def key_of(
 
 def _described(x: torch.Tensor) -> Any:
     wants_grad = x.requires_grad and torch.is_grad_enabled()
-    return x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() & 15, wants_grad
+    strides, address = x.stride(), x.data_ptr()
+    return (
+        type(x), x.shape, strides, x.dtype, x.get_device(),
+        address & 15 or (not address and _NONE), 1 not in strides and x.is_neg(), wants_grad,
+    )  # fmt: skip
 
 
 def _identity(model: ModelLike) -> Any:
@@ -84,7 +129,11 @@ def _identity(model: ModelLike) -> Any:
     if not isinstance(model, str | PathLike):
         return model
     path = os.path.join(model, CARD)
-    return path, os.stat(path).st_mtime_ns if os.path.exists(path) else 0
+    try:
+        found = os.stat(path)
+    except OSError:
+        return path
+    return path, found.st_mtime_ns, found.st_size, found.st_ino
 
 
 class KeptLaunches:
@@ -97,10 +146,12 @@ class KeptLaunches:
 
     Attributes:
         young: for the one look-up of a call that is known; :meth:`get` for all others.
+        cleared: how often all was forgotten.
     """
 
     def __init__(self, at_most: int = 4096) -> None:
         self.young: dict[Any, _Kept] = {}
+        self.cleared = 0
         self._old: dict[Any, _Kept] = {}
         self._generation = at_most // 2
         self._lock = threading.Lock()
@@ -116,9 +167,15 @@ class KeptLaunches:
                 self._put(key, found)
             return found
 
-    def put(self, key: Any, launch: _Kept) -> None:
+    def put(self, key: Any, launch: _Kept, cleared: int) -> None:
+        """Keep a launch, unless all was forgotten since it was begun to be looked for.
+
+        Args:
+            cleared: as it was then.
+        """
         with self._lock:
-            self._put(key, launch)
+            if cleared == self.cleared:
+                self._put(key, launch)
 
     def _put(self, key: Any, launch: _Kept) -> None:
         if len(self.young) >= self._generation:
@@ -134,4 +191,5 @@ class KeptLaunches:
 
     def clear(self) -> None:
         with self._lock:
+            self.cleared += 1
             self.young, self._old = {}, {}

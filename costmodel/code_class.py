@@ -51,14 +51,13 @@ def alignment_class(*values_bytes: int, item: int = 2) -> int:
 
 def require_dtypes(dtype: object, out_dtype: object) -> None:
     """Refuse types, and pairs of types, for which there is no kernel."""
-    for name, value in (("dtype", dtype), ("out_dtype", out_dtype)):
-        if not isinstance(value, str) or value not in DTYPES:
-            raise UnsupportedDtype(
-                f"{name}={value!r} has no kernel; expected one of {', '.join(DTYPES)}: "
-                f"convert the operands first"
-            )
-    allowed = OUT_DTYPES[str(dtype)]
-    if out_dtype not in allowed:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise UnsupportedDtype(
+            f"dtype={dtype!r} has no kernel; expected one of {', '.join(DTYPES)}: "
+            f"convert the operands first"
+        )
+    allowed = OUT_DTYPES[dtype]
+    if not isinstance(out_dtype, str) or out_dtype not in allowed:
         raise UnsupportedDtype(
             f"out_dtype={out_dtype!r} of {dtype} operands has no kernel; expected "
             f"{' or '.join(allowed)}: convert the result afterwards"

@@ -14,16 +14,17 @@ import torch
 from costmodel import models, modes
 from costmodel.arguments import check_arguments, may_share, require_disjoint, span_bytes
 from costmodel.background import Background
-from costmodel.batches import multiply_batches
+from costmodel.batches import multiply_batches, multiply_by_torch
 from costmodel.buckets import Buckets
 from costmodel.cache import WinnerCache
-from costmodel.calls import Call, KeptLaunches, ModelLike, key_of
+from costmodel.calls import Call, KeptLaunches, ModelLike, by_autocast, key_of
 from costmodel.counters import count
-from costmodel.errors import InvalidInput
+from costmodel.errors import InvalidInput, ShapeError
 from costmodel.models.xgb import XgbCostModel
 from costmodel.outputs import NewOutput
 from costmodel.prepared import Launch
 from costmodel.preparing import prepare
+from costmodel.torch_context import is_autocasting, is_for_torch, is_traced
 from costmodel.torch_product import torch_multiplies_in_tf32
 from costmodel.tuning_result import TuningResult
 from costmodel.untrusted import as_path, file_errors
@@ -40,6 +41,8 @@ _background = Background(_launches.discard)
 # Without torch's wrapper, which costs every call as much again.
 _deterministic = torch._C._get_deterministic_algorithms
 _is_compiling = torch.compiler.is_compiling
+# So that autograd notices if it has kept what was in an output before.
+_written = torch.autograd.graph.increment_version
 _FLOAT32 = torch.float32
 
 
@@ -74,7 +77,10 @@ def matmul(
     makeshift is not kept: the next call outside tunes.
 
     A tensor that requires grad gets its gradient, and ``torch.compile`` traces it without a break;
-    either goes by an operator of torch's, and takes the model of :func:`use` only.
+    either goes by an operator of torch's, and takes the model of :func:`use` only. Under
+    ``torch.autocast`` float32 operands are cast as torch would. What is more than its memory is
+    multiplied by torch: under ``torch.func``, with forward-mode gradients, of subclasses that keep
+    their numbers elsewhere (``DTensor``, quantised weights).
 
     Args:
         a: [m, k]; b: [k, n]; both float16, bfloat16 or float32, any strides, on one NVIDIA GPU.
@@ -104,13 +110,22 @@ def matmul(
         InvalidInput: ``topk`` or ``exhaustive`` in a process group, not agreed on.
     """
     if _is_compiling():
-        return _traced(Call(a, b, out, bias, activation, tf32, out_dtype, mode, model))
-    if tf32 is None and getattr(a, "dtype", None) is _FLOAT32:  # else that is no question
-        tf32 = torch_multiplies_in_tf32()
+        call = Call(a, b, out, bias, activation, tf32, out_dtype, mode, model)
+        return _traced(by_autocast(call) or call)
+    if getattr(a, "dtype", None) is _FLOAT32:  # else these are no questions
+        if is_autocasting():
+            call = Call(a, b, out, bias, activation, tf32, out_dtype, mode, model)
+            if (cast := by_autocast(call)) is not None:
+                return matmul(cast.a, cast.b, **cast.options())
+        if tf32 is None:
+            tf32 = torch_multiplies_in_tf32()
     if _deterministic():
         mode = modes.deterministic(mode)
     key = key_of(a, b, out, bias, activation, tf32, out_dtype, mode, model)
-    found = _launches.young.get(key)
+    try:
+        found = _launches.young.get(key)
+    except TypeError:  # an option that cannot be hashed, nor be right: it will be refused
+        key = found = None
     if found is None:
         found = _launches.get(key)
         if found is None:
@@ -119,11 +134,14 @@ def matmul(
     launch, spans, new_output = found
     if out is None:
         out = new_output(a)
-    elif may_share(out, a, b, bias, spans):
+        launch(a, b, out, bias)
+        return out
+    if may_share(out, a, b, bias, spans):
         for x, span, name in zip((a, b, bias), spans[1:], ("a", "b", "bias"), strict=True):
             if x is not None:
                 require_disjoint(out, x, name, (spans[0], span))
     launch(a, b, out, bias)
+    _written(out)
     return out
 
 
@@ -177,7 +195,7 @@ def set_buckets(steps: int = 4, bounds: tuple[int, ...] = ()) -> None:
     Raises:
         InvalidInput: with what is wrong; then nothing changes.
     """
-    winners.buckets = Buckets(steps, tuple(bounds))
+    winners.buckets = Buckets(steps, bounds)
     winners.forget()
     forget_launches()
 
@@ -194,7 +212,11 @@ def result_for(
     mode: str | None = None,
     model: ModelLike = None,
 ) -> TuningResult | None:
-    """What :func:`matmul` goes by for such operands; None before its first call, or if empty."""
+    """What :func:`matmul` goes by for such operands.
+
+    None before its first call, where they are empty, and where it goes by another product than of
+    these: for batches, and where a gradient is wanted.
+    """
     launch = launch_for(
         a, b, out=out, bias=bias, activation=activation, tf32=tf32, out_dtype=out_dtype, mode=mode,
         model=model,
@@ -231,31 +253,46 @@ def _traced(call: Call) -> torch.Tensor:
         )
     if _is_batch(call.a, call.b):
         return multiply_batches(matmul, call.a, call.b, call.out, **call.options())
+    out, out_dtype = call.out, call.out_dtype
+    if out is not None:
+        if out.shape != (call.a.shape[0], call.b.shape[1]):
+            shape = [call.a.shape[0], call.b.shape[1]]
+            raise ShapeError(f"out has shape {list(out.shape)}: expected {shape}")
+        out_dtype = out.dtype if out_dtype is None else out_dtype
     operator = torch.ops.costmodel.matmul  # of costmodel.torch_ops
     found = operator(
-        call.a, call.b, call.bias, call.activation or "none", call.tf32, call.out_dtype, call.mode
+        call.a, call.b, call.bias, call.activation or "none", call.tf32, out_dtype, call.mode
     )
-    return found if call.out is None else call.out.copy_(found)
+    return found if out is None else out.copy_(found)
 
 
 def _first_call(key: object, call: Call) -> torch.Tensor:
+    cleared = _launches.cleared  # before anything that is looked up may change
+    if (cast := by_autocast(call)) is not None:
+        return matmul(cast.a, cast.b, **cast.options())
     call.mode = modes.default_mode() if call.mode is None else call.mode
     modes.check_mode(call.mode)
     a, b, bias = call.a, call.b, call.bias
+    if is_for_torch((a, b, call.out, bias)):
+        return multiply_by_torch(a, b, call.out, **call.options())
     if _is_batch(a, b):
         return multiply_batches(matmul, a, b, call.out, **call.options())
     check_arguments(a, b, call.out, bias, call.activation, call.tf32, call.out_dtype)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (a, b, bias) if x is not None):
+    operands = (a, b, bias)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in operands if x is not None):
+        return _traced(call)
+    if is_traced((*operands, call.out)):
         return _traced(call)
     new_output = NewOutput(a, b, call.out_dtype)
     out = new_output(a) if call.out is None else call.out
     found = prepare(call, out, winners, _background)
     count(prepared=1)
     if key is not None and found.keep:
-        operands = (out, a, b, bias)
-        spans = tuple(0 if x is None else span_bytes(x) for x in operands)
-        _launches.put(key, (found.launch, spans, new_output))
+        spans = tuple(0 if x is None else span_bytes(x) for x in (out, *operands))
+        _launches.put(key, (found.launch, spans, new_output), cleared)
         if found.job is not None and not _background.hold(found.job, key, found.switches):
             _launches.discard([key])  # there is a better one meanwhile
     found.launch(a, b, out, bias)
+    if call.out is not None:
+        _written(out)
     return out

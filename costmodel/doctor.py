@@ -35,7 +35,7 @@ def diagnose(model: Path | None = None) -> list[Check]:
     """All checks. Asks the driver which GPU there is, and nothing more.
 
     Args:
-        model: folder of a model to look at, beside the shipped ones.
+        model: folder of a model to look at, beside the shipped ones; it must be usable.
     """
     return [
         _python(),

@@ -7,6 +7,7 @@ come from ``benchmarks/results/``, and are left out where no file of the data se
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,12 @@ from numpy.typing import NDArray
 from costmodel import metrics
 from costmodel.comparison import compared_models
 from costmodel.correlation import correlations
+from costmodel.destination import require_file_place, write_file
 from costmodel.errors import CorruptFile
 from costmodel.evaluate import Problem, evaluate, problems_of
 from costmodel.html_page import Html, Section, figure, page, paragraph, plain, table
 from costmodel.models import TrainingTable, XgbCostModel
 from costmodel.report import PLOTS, Results, read_results
-from costmodel.shards import replace_file
 
 if TYPE_CHECKING:
     from costmodel.dataset import Dataset
@@ -40,9 +41,9 @@ def write_html(
     Raises:
         FileError: it cannot be written. Others as :func:`html_report`.
     """
+    require_file_place(path)  # making the page takes a while
     text, titles = html_report(dataset, model, results)
-    data = text.encode()
-    replace_file(path, lambda file: file.write(data))
+    write_file(path, text.encode())
     return titles
 
 
@@ -65,7 +66,7 @@ def html_report(
     if model is not None:
         costs = [model.predict(p.workload, p.candidates, dataset.target) for p in problems]
         sections += [_accuracy(problems, costs), _worst(problems, costs)]
-    sections += [_correlations(dataset), *_from_results(results, dataset.target.device.name)]
+    sections += [_correlations(dataset), *_from_results(results, dataset, model)]
     title = f"costmodel on {dataset.target.device.product}"
     return page(title, sections), [section.title for section in sections]
 
@@ -192,25 +193,39 @@ def _correlations(dataset: Dataset) -> Section:
     return Section(title, (paragraph(text), shown, table(["feature", *columns], rows)))
 
 
-def _from_results(folder: Path | None, device: str) -> Iterator[Section]:
+def _from_results(
+    folder: Path | None, dataset: Dataset, model: XgbCostModel | None
+) -> Iterator[Section]:
     """What was measured by the benchmarks on this device, where it was."""
     for path in sorted(folder.glob("*.json")) if folder else ():
         name = path.stem.split("-")[0]
         if name not in _RESULTS:
             continue
         results = read_results(path)
-        if results["target"] != device:
+        if results["target"] != dataset.target.device.name:
             continue
         try:
             if not all(isinstance(row, dict) for row in results["rows"]):
                 raise TypeError("rows: expected objects")
             section = _RESULTS[name](path.stem, results)
+            notice = _of_another_model(results, model)
         except _MALFORMED as error:
             raise CorruptFile(
                 f"{path}: its rows are not those of `costmodel bench {name}` ({error!r:.100})"
             ) from None
         if section is not None:
-            yield section
+            yield replace(section, parts=(*notice, *section.parts))
+
+
+def _of_another_model(results: Results, model: XgbCostModel | None) -> tuple[Html, ...]:
+    """A paragraph that says so where results are not of the page's model."""
+    used = results["versions"].get("model")
+    if used is None or (model is not None and model.hash and model.hash in plain(used).split()):
+        return ()
+    earlier = model is not None and str(results["date"]) < str(model.card_.get("date", ""))
+    kind = "an earlier model" if earlier else "another model"
+    page_of = f"{model.name} {model.hash}" if model else "no model"
+    return (paragraph(f"Measured with {kind}: {plain(used)}; this page is of {page_of}."),)
 
 
 def _against_torch(name: str, results: Results) -> Section:

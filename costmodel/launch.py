@@ -151,11 +151,11 @@ class Plan:
     def numbers(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> dict[str, int]:
         """The arguments that are no addresses: they stay while shapes and strides do."""
         w, c = self.workload, self.config
+        (a_m, a_k), (b_k, b_n), (c_m, c_n) = map(_used_strides, (a, b, out))
         return {
             "M": w.m, "N": w.n, "K": w.k, "GROUP_M": c.group_m, "SPLIT_K": c.split_k,
-            "stride_am": a.stride(0), "stride_ak": a.stride(1),
-            "stride_bk": b.stride(0), "stride_bn": b.stride(1),
-            "stride_cm": out.stride(0), "stride_cn": out.stride(1),
+            "stride_am": a_m, "stride_ak": a_k, "stride_bk": b_k, "stride_bn": b_n,
+            "stride_cm": c_m, "stride_cn": c_n,
         }  # fmt: skip
 
     def descriptors(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> dict[str, Any]:
@@ -170,6 +170,11 @@ class Plan:
             name: _descriptor(matrices[name[0]], list(block))
             for name, block in descriptor_blocks(self.spec).items()
         }
+
+
+def _used_strides(x: torch.Tensor) -> list[int]:
+    """Strides; 0 of a single row or column, where it may be any number, and too large for one."""
+    return [stride if size > 1 else 0 for size, stride in zip(x.shape, x.stride(), strict=True)]
 
 
 def make_context() -> None:

@@ -56,18 +56,44 @@ class Linear(torch.nn.Linear):
 
 
 def replace_linear(module: torch.nn.Module, *, mode: str | None = None) -> int:
-    """Replace every ``torch.nn.Linear`` inside a module, in place; those of subclasses stay.
+    """Replace every ``torch.nn.Linear`` inside a module, in place.
+
+    Those of subclasses stay, and those with something of their own: hooks (old-style weight norm
+    and pruning have them), a ``forward`` or parameters that are no plain ones, as quantised
+    weights.
 
     Returns:
         how many were replaced.
+
+    Raises:
+        InvalidInput: no module, or itself the layer that is to be replaced.
     """
+    if not isinstance(module, torch.nn.Module):
+        raise InvalidInput(f"module is a {type(module).__name__}: expected a torch.nn.Module")
+    if type(module) is torch.nn.Linear:
+        raise InvalidInput(
+            "module is itself a Linear, which cannot be replaced in place: take "
+            "costmodel.nn.Linear.of(module) instead of it"
+        )
     found = [
         (parent, name, child)
         for parent in module.modules()
-        for name, child in parent.named_children()
-        if type(child) is torch.nn.Linear
+        for name, child in parent._modules.items()  # each name of a layer that is shared
+        if type(child) is torch.nn.Linear and _is_plain(child)
     ]
     made = {id(child): Linear.of(child, mode=mode) for _, _, child in found}
     for parent, name, child in found:
         setattr(parent, name, made[id(child)])  # a layer that is shared stays shared
     return len(made)
+
+
+def _is_plain(layer: torch.nn.Linear) -> bool:
+    if "forward" in vars(layer) or any(v for k, v in vars(layer).items() if k.endswith("_hooks")):
+        return False
+    weight, bias = (layer._parameters.get(name) for name in ("weight", "bias"))
+    has_bias = "bias" in layer._parameters
+    return (
+        type(weight) is torch.nn.Parameter
+        and has_bias
+        and (bias is None or type(bias) is torch.nn.Parameter)
+    )

@@ -79,6 +79,8 @@ class Identity:
         Raises:
             CorruptFile: not written by costmodel. WrongVersion: by a newer release.
         """
+        if isinstance(data, dict) and {"format", "features"} <= data.keys():
+            raise CorruptFile(f"{path}: the card of a model, expected a dataset's; name another")
         if not isinstance(data, dict) or type(data.get("schema")) is not int:
             raise CorruptFile(f"{path}: expected costmodel's header, found {str(data)[:80]}")
         if not 1 <= data["schema"] <= SCHEMA:
@@ -129,8 +131,11 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):  # there may be no such folder
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno:  # nobody knows the temporary name
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     # The new name itself must survive a power cut too, where the file system can see to that.
     with suppress(OSError):

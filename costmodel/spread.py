@@ -15,10 +15,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
 from math import inf
 
 from costmodel.config import GemmConfig
+from costmodel.cuts import Timed, Times, fastest, runs
 from costmodel.errors import NotRecorded
 from costmodel.expectation import Expectation, Expected
 from costmodel.measurement import Rests, Runner, in_turn
@@ -36,8 +36,6 @@ _NEW_GAINS = 1.02  # so many times faster must be what is not compiled yet
 _TORCH_GAINS = 1.05
 _FINALISTS = 2  # and the one that the model has first
 _ROUNDS = 5
-_AS_FAST = 1.01  # what is that near the fastest may be taken, if it is in use already
-_APART = 1.02  # a part is cut rather than have a choice that is that much slower at one m
 _BUDGET_S = 1.0
 _INT32_MAX = 2**31 - 1
 
@@ -90,22 +88,21 @@ def spread_by_timing(
     ranked = clock()
     finals = _compiled(finals, result, compile_)
     compiled = clock()
-    us: dict[int, list[_Timed]] = {}
-    fatal: set[GemmConfig | None] = set()
+    timer = _Timer(runner)
+    us: dict[int, list[Timed]] = {}
     try:
         for final in sorted(finals, key=lambda final: first is not None and final.last < first):
             if not us or clock() < compiled + _BUDGET_S:
-                us[final.last] = [(m, final.timed_us(runner, m, fatal)) for m in final.sample]
+                us[final.last] = timer.sample(final)
     finally:
         if isinstance(runner, Rests):
             runner.rest()
     tried = {config for config, _ in result.measured}
     new = {c for final in finals for c in final.configs if c is not None and c not in tried}
     costs = Costs(
-        ranked - start, compiled - ranked, clock() - compiled, compiled=len(new),
-        timed=sum(len(f.configs) * len(f.sample) for f in finals if f.last in us),
-    )  # fmt: skip
-    return _joined(_chosen(result, finals, us)), costs
+        ranked - start, compiled - ranked, clock() - compiled, compiled=len(new), timed=timer.timed
+    )
+    return _joined(_chosen(result, finals, us, timer.fatal)), costs
 
 
 def _compiled(finals: Sequence[_Final], result: TuningResult, compile_: Compile) -> list[_Final]:
@@ -116,12 +113,6 @@ def _compiled(finals: Sequence[_Final], result: TuningResult, compile_: Compile)
     }  # fmt: skip
     failed = {made.spec for made in compile_([*wanted], result.target) if not made.ok}
     return [final.without(failed) for final in finals]
-
-
-_Times = Mapping[GemmConfig | None, float]
-"""What each took that works, in us."""
-_Timed = tuple[int, _Times]
-"""An m, and that of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,95 +171,65 @@ class _Final:
         expected = self.expected.only(made)
         return replace(self, expected=expected, configs=tuple(filter(made, self.configs)))
 
-    def timed_us(self, runner: Runner, m: int, fatal: set[GemmConfig | None]) -> _Times:
-        """What each takes that works; nothing of an m that a recording lacks.
 
-        Args:
-            fatal: what ended the timing process before, at the cost of a minute perhaps: it is not
-                tried again, and what does so now is added.
+class _Timer:
+    """Times what may be the fastest.
+
+    Attributes:
+        timed: how many were.
+        fatal: what ended the timing process, which may have taken a minute: it is not tried again.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.timed = 0
+        self.fatal: set[GemmConfig | None] = set()
+
+    def sample(self, final: _Final) -> list[Timed]:
+        """What each takes that works, at the m that stand for a part.
+
+        Left out is an m that a recording lacks, and one that there was no memory for.
         """
-        configs = [config for config in self.configs if config not in fatal]
+        found = ((m, self._times(final, m)) for m in final.sample)
+        return [(m, times) for m, times in found if times is not None]
+
+    def _times(self, final: _Final, m: int) -> Times | None:
+        configs = [config for config in final.configs if config not in self.fatal]
         if not configs:
             return {}
         try:
-            found = in_turn(runner, replace(self.workload, m=m), configs, _ROUNDS)
+            found = in_turn(self._runner, replace(final.workload, m=m), configs, _ROUNDS)
         except NotRecorded:
-            return {}
+            return None
+        self.timed += len(configs)
         timed = [*zip(configs, found, strict=True)]
-        fatal.update(config for config, m in timed if m.status in ("crashed", "timeout"))
-        return {config: m.latency_us for config, m in timed if m.ok and 0 < m.latency_us < inf}
+        self.fatal.update(config for config, m in timed if m.status in ("crashed", "timeout"))
+        works = {config: m.latency_us for config, m in timed if m.ok and 0 < m.latency_us < inf}
+        return None if not works and any(m.no_room for _, m in timed) else works
 
 
 def _chosen(
-    result: TuningResult, finals: Sequence[_Final], us: Mapping[int, Sequence[_Timed]]
+    result: TuningResult,
+    finals: Sequence[_Final],
+    us: Mapping[int, Sequence[Timed]],
+    fatal: Collection[GemmConfig | None],
 ) -> Iterator[Part]:
     """The fastest of each part, which is cut where none is fast for all that was timed of it."""
     before = result.config
     failed = {
         config
-        for final in finals for _, times in us.get(final.last, ()) if times
+        for final in finals for _, times in us.get(final.last, ())
         for config in final.configs if config not in times
-    }  # fmt: skip
+    }.union(fatal)  # fmt: skip
     for final in finals:
-        timed = [(m, times) for m, times in us.get(final.last, ()) if times]
+        timed = us.get(final.last, ())
         if not timed:
             expected = final.expected.only(lambda config: config not in failed)
             yield Part(final.last, _untimed(result, expected))
             continue
-        for last, times in _runs(_working(timed), final.last):
-            before = _fastest(times, (result.config, before, None))
-            yield Part(last, before, times[-1][before])
-
-
-def _working(timed: Sequence[_Timed]) -> list[_Timed]:
-    """Only of what works for every m, if anything does."""
-    works = {c for c in timed[0][1] if all(c in times for _, times in timed)}
-    return [(m, {c: us for c, us in t.items() if not works or c in works}) for m, t in timed]
-
-
-def _runs(timed: Sequence[_Timed], last: int) -> Iterator[tuple[int, list[_Times]]]:
-    """Neighbours that one choice is good enough for, and the last m that it is taken for.
-
-    As few runs as can be. One ends half-way between what was timed of it and of the next.
-    """
-    runs = min(
-        (_cut(timed, where) for where in product((False, True), repeat=len(timed) - 1)),
-        key=lambda runs: (max(map(_at_worst, runs)) > _APART, len(runs), max(map(_at_worst, runs))),
-    )
-    ends = [(run[-1][0] + following[0][0]) // 2 for run, following in pairwise(runs)]
-    for run, end in zip(runs, [*ends, last], strict=True):
-        yield end, [times for _, times in run]
-
-
-def _cut(timed: Sequence[_Timed], where: Sequence[bool]) -> list[list[_Timed]]:
-    """In runs that end where this says so; the last one does in any case."""
-    runs = [[timed[0]]]
-    for each, begins in zip(timed[1:], where, strict=True):
-        if begins:
-            runs.append([each])
-        else:
-            runs[-1].append(each)
-    return runs
-
-
-def _at_worst(run: Sequence[_Timed]) -> float:
-    """How many times slower than the fastest the best choice for all of these is, at the worst."""
-    return min(_slower([times for _, times in run]).values(), default=inf)
-
-
-def _slower(timed: Sequence[_Times]) -> dict[GemmConfig | None, float]:
-    """Of what works for all, how many times slower than the fastest it is, at the worst."""
-    best_us = [min(times.values()) for times in timed]
-    works = [config for config in timed[-1] if all(config in times for times in timed)]
-    return {c: max(t[c] / us for t, us in zip(timed, best_us, strict=True)) for c in works}
-
-
-def _fastest(timed: Sequence[_Times], preferred: Sequence[GemmConfig | None]) -> GemmConfig | None:
-    """What is fastest at the worst; one of those preferred, if it is as fast."""
-    slower = _slower(timed)
-    best = min(slower, key=slower.__getitem__)
-    enough = _AS_FAST * slower[best]
-    return next((c for c in preferred if slower.get(c, inf) <= enough), best)
+        for last, times in runs(timed, final.last):
+            before = fastest(times, (result.config, before, None))
+            yield Part(last, before, times[-1].get(before))
 
 
 def _joined(parts: Iterator[Part]) -> tuple[Part, ...]:

@@ -6,12 +6,14 @@ where a gradient is wanted; all other calls go straight to the dispatcher.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from costmodel.dispatch import matmul
 from costmodel.errors import ShapeError
+from costmodel.torch_context import is_autocasting
 
 __all__ = ["external_matmul", "matmul"]
 
@@ -27,7 +29,9 @@ def _matmul(
     mode: str | None,
 ) -> torch.Tensor:
     """act(a @ b + bias) of a[m, k] and b[k, n]; see :func:`costmodel.matmul`."""
-    with torch.no_grad():
+    # What autocast wants was done before the operator, whose result has the types that it says.
+    as_they_are = torch.autocast(a.device.type, enabled=False)
+    with torch.no_grad(), as_they_are if is_autocasting() else nullcontext():
         return matmul(
             a, b, bias=bias, activation=activation, tf32=tf32, out_dtype=out_dtype, mode=mode
         )
@@ -50,14 +54,18 @@ def _(
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     a, b, bias, activation, tf32, _, mode = inputs
-    ctx.save_for_backward(a, b, bias)
-    ctx.options = activation, tf32, mode
+    of_a, of_b = ctx.needs_input_grad[:2]
+    if activation == "none":  # a frozen weight, or the input of a first layer, asks for less
+        ctx.save_for_backward(a if of_b else None, b if of_a else None, None)
+    else:
+        ctx.save_for_backward(a, b, bias)
+    ctx.options = activation, tf32, mode, a.dtype
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     """Gradients of a, b and bias. What went into the activation is computed again."""
     a, b, bias = ctx.saved_tensors
-    activation, tf32, mode = ctx.options
+    activation, tf32, mode, dtype = ctx.options
     if activation != "none":
         before = _matmul(a, b, bias, "none", tf32, grad.dtype, mode)
         grad = _through(activation, grad, before)
@@ -65,7 +73,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     if ctx.needs_input_grad[2]:
         of_bias = grad.sum(0)
     # A sum's gradient is one number with strides of 0, which no kernel is made for.
-    grad = grad.to(a.dtype).contiguous()
+    grad = grad.to(dtype).contiguous()
     if ctx.needs_input_grad[0]:
         of_a = _matmul(grad, b.T, None, "none", tf32, None, mode)
     if ctx.needs_input_grad[1]:

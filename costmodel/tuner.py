@@ -82,8 +82,10 @@ def tune(
     require("budget_s", budget_s, (int, float), "seconds")
     if runner is not None and not hasattr(runner, "measure"):
         raise InvalidInput(f"runner is a {type(runner).__name__}: expected a DeviceRunner or such")
-    if not budget_s > 0 or not (workload.m and workload.n and workload.k):
-        raise InvalidInput(f"{workload}, budget_s={budget_s:g}: expected sizes and a budget over 0")
+    if not (workload.m and workload.n and workload.k):
+        raise InvalidInput(f"{workload} is an empty product: expected m, n and k over 0")
+    if not budget_s > 0:
+        raise InvalidInput(f"budget_s={budget_s:g}: expected seconds over 0")
     start = time.perf_counter()
     replay = runner if isinstance(runner, ReplayRunner) else None
     target = target or (replay.target if replay else Target.current())

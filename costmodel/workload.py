@@ -21,7 +21,7 @@ from costmodel.code_class import (
     alignment_class,
     require_dtypes,
 )
-from costmodel.errors import InvalidInput, LayoutError, ShapeError
+from costmodel.errors import InvalidInput, LayoutError, ShapeError, UnsupportedDtype
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +30,7 @@ __all__ = [
     "ACTIVATIONS",
     "DTYPES",
     "KINDS",
+    "MOST",
     "OUT_DTYPES",
     "CodeClass",
     "Layout",
@@ -38,12 +39,20 @@ __all__ = [
     "kind_options",
 ]
 
-_INT32_MAX = 2**31 - 1
+MOST = 2**31 - 1
+"""The largest size, which 32 bits hold."""
+
 _ALIGNED_HALVES = CodeClass()
 
 
 def kind_options(kind: str) -> dict[str, Any]:
-    """The options of :meth:`Workload.dense` for one of ``KINDS``: ``dtype``, and ``tf32``."""
+    """The options of :meth:`Workload.dense` for one of ``KINDS``: ``dtype``, and ``tf32``.
+
+    Raises:
+        UnsupportedDtype: none of them.
+    """
+    if kind not in KINDS:
+        raise UnsupportedDtype(f"dtype={kind!r} has no kernel; expected one of {', '.join(KINDS)}")
     return {"dtype": "float32", "tf32": True} if kind == "tf32" else {"dtype": kind}
 
 
@@ -59,7 +68,7 @@ class Workload:
     def __post_init__(self) -> None:
         for name in ("m", "n", "k"):
             value = getattr(self, name)
-            if type(value) is not int or value < 0 or value > _INT32_MAX:
+            if type(value) is not int or value < 0 or value > MOST:
                 raise ShapeError(f"{name}={value!r}: expected an int from 0 to 2**31 - 1")
         if not isinstance(self.code, CodeClass):
             raise InvalidInput(f"code={self.code!r}: expected a CodeClass, see Workload.dense()")
@@ -92,8 +101,15 @@ class Workload:
             ShapeError, UnsupportedDtype, InvalidInput: with what is wrong.
         """
         shape = cls(m, n, k)  # validates the sizes before they are multiplied
-        if "strided" in (a_layout, b_layout, c_layout):
-            raise InvalidInput("a dense operand is row or col; strided ones need from_tensors()")
+        layouts = {"a_layout": a_layout, "b_layout": b_layout, "c_layout": c_layout}
+        for name, layout in layouts.items():
+            if layout == "strided":
+                raise InvalidInput(
+                    f"{name}='strided': a dense operand is row or col; strided ones need "
+                    f"from_tensors()"
+                )
+            if layout not in ("row", "col"):
+                raise InvalidInput(f"{name}={layout!r}: expected row or col")
         require_dtypes(dtype, out_dtype or dtype)  # before their sizes are looked up
         item, out_item = DTYPES[dtype], DTYPES[out_dtype or dtype]
 
@@ -109,7 +125,7 @@ class Workload:
             a_align=align(m, k, a_layout, item),
             b_align=align(k, n, b_layout, item),
             c_align=align(m, n, c_layout, out_item),
-            wide=max(m * k, k * n, m * n) > _INT32_MAX,
+            wide=max(m * k, k * n, m * n) > MOST,
             bias=bias,
             activation=activation,
             tf32=tf32,
@@ -152,7 +168,7 @@ class Workload:
             a_align=a_align,
             b_align=b_align,
             c_align=c_align,
-            wide=max(a_span, b_span, c_span) > _INT32_MAX,
+            wide=max(a_span, b_span, c_span) > MOST,
             bias=bias,
             activation=activation,
             tf32=tf32,

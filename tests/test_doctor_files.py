@@ -14,6 +14,7 @@ from test_cli import run, run_json
 
 from costmodel import doctor_files, kernel_code
 from costmodel.cache import WinnerCache
+from costmodel.doctor import usable
 from costmodel.models import registry, shipped_models
 from costmodel.target import Toolchain
 
@@ -111,6 +112,19 @@ def test_no_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, afre
     assert not doctor_files.check_named_model(tmp_path / "nothing").ok
 
 
+def test_a_model_that_was_named_must_be_usable(model: Path) -> None:
+    """Naming it is an error elsewhere, and no other answers in its place."""
+    good = doctor_files.check_named_model(model)
+    assert usable([good])
+    (model / "card.json").write_text("{")
+    for path in (model, model / "nothing", model / "card.json"):
+        check = doctor_files.check_named_model(path)
+        assert not usable([check])
+        assert "train" in check.advice
+        assert "answer" not in check.advice
+        assert run("doctor", "--model", path).exit_code == 1
+
+
 def test_a_triton_without_a_table_is_named(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     other = Toolchain("3.99.0", "13.9")
     monkeypatch.setattr(Toolchain, "current", classmethod(lambda cls, arch=90: other))
@@ -145,5 +159,6 @@ def test_files_in_the_cache_that_are_no_winners_are_counted(
     check = doctor_files.check_cache()
     assert not check.ok
     assert check.found.startswith("1 of 2 files")
-    assert run_json("cache", "clear")["removed"] == 2
+    cleared = run_json("cache", "clear")
+    assert (cleared["removed"], cleared["unusable"]) == (1, 1)
     assert doctor_files.check_cache().ok

@@ -7,6 +7,7 @@ import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -89,6 +90,23 @@ def test_wrong_buckets_are_refused(steps: int, bounds: tuple[int, ...]) -> None:
     with pytest.raises(InvalidInput, match="expected"):
         costmodel.set_buckets(steps, bounds)
     assert dispatch.winners.buckets is before
+
+
+@pytest.mark.parametrize(
+    "bounds", [64, None, 1.5, "8", "ab", b"\x01\x02", ("a",), ("1", "2"), [None], [[1]], (True, 2),
+               (1 + 0j,), [3, 2], [0], [-1], [float("nan")], {"a": 1}, object(), len],
+    ids=lambda value: repr(value)[:20],
+)  # fmt: skip
+def test_bounds_of_any_kind_are_refused_in_our_own_words(bounds: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"bounds=.*expected ascending whole numbers"):
+        Buckets(bounds=bounds)
+
+
+@pytest.mark.parametrize("given", [[24, 64], (24, 64), range(24, 65, 40), iter((24, 64))])
+def test_bounds_listed_in_any_way_are_the_same(given: Any) -> None:
+    buckets = Buckets(bounds=given)
+    assert buckets == Buckets(bounds=(24, 64))
+    assert hash(buckets) == hash(Buckets(bounds=(24, 64))), "a list would have none"
 
 
 def test_buckets_can_be_set(machine: Machine) -> None:
@@ -195,9 +213,9 @@ def test_any_number_of_m_keeps_memory_level(
 def test_a_launch_in_use_stays_while_others_come_and_go() -> None:
     kept = KeptLaunches(at_most=8)
     in_use, others = ("in use", ()), ("another", ())
-    kept.put("in use", in_use)  # type: ignore[arg-type]
+    kept.put("in use", in_use, 0)  # type: ignore[arg-type]
     for i in range(100):
-        kept.put(i, others)  # type: ignore[arg-type]
+        kept.put(i, others, 0)  # type: ignore[arg-type]
         assert kept.get("in use") is in_use
         assert len(kept) <= 8
     assert kept.get(0) is None, "what nobody asks for goes"
@@ -224,7 +242,7 @@ def test_no_call_clears_up_what_thousands_left() -> None:
 
     kept = KeptLaunches(at_most=4096)
     for i in range(20_000):
-        kept.put(Key(i), ("launch", ()))  # type: ignore[arg-type]
+        kept.put(Key(i), ("launch", ()), 0)  # type: ignore[arg-type]
     assert Key.compared == 0
     assert 2048 <= len(kept) <= 4096
 

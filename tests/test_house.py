@@ -27,7 +27,8 @@ LAYERS = (
     "ptx_flow", "ptx", "artifact", "measurement", "candidates", "supervisor", "kept", "read_ahead",
     "triton_key", "launchers", "binaries", "compiler", "compile_pool",
     # data
-    "shards", "artifact_table", "artifact_files", "measurement_table", "frame", "dataset",
+    "shards", "destination", "artifact_table", "artifact_files", "measurement_table", "frame",
+    "dataset",
     # running
     "launch", "recorded", "repacking", "torch_product", "runner",
     # judging
@@ -37,11 +38,13 @@ LAYERS = (
     # the loop that feeds them
     "sampling", "collect", "worklist",
     # choosing
-    "shipped", "ranking", "explanation", "tuning_result", "trial", "tuner", "expectation", "spread",
+    "shipped", "ranking", "explanation", "tuning_result", "trial", "tuner", "expectation", "cuts",
+    "spread",
     "cache", "cache_bundle", "from_use",
     "timing_bench", "ranks", "question", "spreader", "winners",
     # launching what was chosen
-    "arguments", "outputs", "batches", "prepared", "loading", "pins", "calls", "capture",
+    "arguments", "outputs", "batches", "prepared", "loading", "pins", "torch_context", "calls",
+    "capture",
     "background", "preparing", "dispatch", "torch_ops", "nn", "ahead", "warming",
     # people
     "costmodel", "report", "html_page", "html_report", "check", "doctor_files", "doctor", "cli",

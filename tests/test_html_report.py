@@ -122,6 +122,36 @@ def test_the_page_has_its_sections_and_loads_nothing(
     assert f"{model.name} {model.hash}" in text
 
 
+def test_results_of_another_model_are_said_to_be(
+    data: Dataset, model: XgbCostModel, tmp_path: Path
+) -> None:
+    """As the tables of the pages say it, whatever kind of section it is."""
+
+    def told(
+        used: str | None, page_of: XgbCostModel | None = model, date: str = "2026-11-28"
+    ) -> str:
+        versions = {"triton": "3.6.0"} | ({"model": used} if used else {})
+        files = {
+            name: content | {"versions": versions, "date": date}
+            for name, content in (("kernels_x", KERNELS), ("calibration_x", CALIBRATION))
+        }
+        text, _ = html_report(data, page_of, results_folder(tmp_path / "results", **files))
+        found = re.findall(r"<p>Measured with ([^<]*)</p>", text)
+        assert len(set(found)) <= 1
+        assert len(found) in (0, 2), "each section says it"
+        return html.unescape(found[0]) if found else ""
+
+    assert told(None) == ""
+    assert told(f"{model.name} {model.hash}") == ""
+    assert told(f"renamed {model.hash}") == "", "the trees are what answers"
+    other = f"{model.name} 0123456789abcdef"
+    assert told(other) == f"another model: {other}; this page is of {model.name} {model.hash}."
+    assert told(other, None) == f"another model: {other}; this page is of no model."
+    assert told(EVIL).startswith(f"another model: {EVIL}")
+    saved = costmodel.load(model.save(tmp_path / "model"))
+    assert told(other, saved, "2000-01-01").startswith(f"an earlier model: {other}; ")
+
+
 def test_how_sure_the_model_is_is_shown(data: Dataset, model: XgbCostModel, tmp_path: Path) -> None:
     folder = results_folder(tmp_path / "results", calibration_x=CALIBRATION)
     text, titles = html_report(data, model, folder)

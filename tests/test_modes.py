@@ -434,6 +434,24 @@ def test_a_launch_from_before_a_switch_is_not_kept() -> None:
     assert not background.hold("a job", "an old launch", before), "it is done"
 
 
+@pytest.mark.filterwarnings("ignore:tuning in the background failed")
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, ValueError])
+def test_whatever_a_job_raises_the_next_one_is_done(error: type[BaseException]) -> None:
+    dropped: list[str] = []
+    background = Background(dropped.extend)
+
+    def fail(_: Callable[[], None]) -> None:
+        raise error
+
+    background.submit("wrong", fail)
+    until(lambda: background.has_tried("wrong"))
+    background.submit("right", lambda switch: switch())
+    until(lambda: background.has_tried("right"))
+    background.forget_failures()
+    assert background.submit("wrong", lambda switch: switch()) == 0
+    until(lambda: background.has_tried("wrong"))
+
+
 @pytest.mark.parametrize("job", ["time.sleep(600)", "[0 for _ in iter(int, 1)]"])
 def test_the_interpreter_ends_while_the_background_is_busy(job: str) -> None:
     code = f"""

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from costmodel import launch, prepared, repacking
-from costmodel.config import GemmConfig
+from costmodel.config import GemmConfig, parse_config
 from costmodel.errors import LaunchError
 from costmodel.launch import Kernel, Plan, Workspace
 from costmodel.prepared import TritonLaunch
@@ -157,3 +157,19 @@ def test_no_memory_for_a_binary_is_a_reason_to_take_another(
         loaded(monkeypatch, FakeBinary("Triton Error [CUDA]: out of memory"))
     with pytest.raises(RuntimeError, match="illegal"):
         loaded(monkeypatch, FakeBinary("Triton Error [CUDA]: an illegal memory access"))
+
+
+@pytest.mark.parametrize("kernel", ["pointer 16x64x64 w4 s3 g8", "tma 64x64x64 w4 s3 g8"])
+def test_a_stride_that_is_never_used_may_be_of_any_size(kernel: str) -> None:
+    """Of one row, as the last token's of a long context: the kernels take 32-bit numbers."""
+    far = 2**33
+    a, b, out = (
+        torch.empty_strided(size, strides, dtype=torch.float16)
+        for size, strides in (((1, 64), (far, 1)), ((64, 1), (1, far)), ((1, 1), (far, far)))
+    )
+    workload = Workload.from_tensors(a, b, out)
+    assert not workload.code.wide
+    plan = Plan.of(workload, parse_config(kernel), 132)
+    numbers = plan.numbers(a, b, out)
+    assert max(numbers.values()) < 2**31
+    assert (numbers["stride_ak"], numbers["stride_bk"]) == (1, 1)

@@ -15,7 +15,7 @@ from spread_fakes import H100, LAW, ROWS, K, Law, N, best_us, law_us, tuned
 from costmodel.artifact import Artifact
 from costmodel.config import GemmConfig
 from costmodel.errors import InvalidInput
-from costmodel.measurement import Measurement
+from costmodel.measurement import NO_ROOM, Measurement
 from costmodel.ranking import rank
 from costmodel.space import legality
 from costmodel.specialize import Specialization, specialize
@@ -137,6 +137,7 @@ class Stopwatch:
         self.timed: dict[int, list[GemmConfig | None]] = {}
         self.rested = 0
         self.failure: Any = "wrong_result"
+        self.error = ""
         self.fails: Callable[[Workload, GemmConfig | None], bool] = lambda *_: False
         self.refuses: Callable[[Specialization], bool] = lambda _: False
 
@@ -151,7 +152,7 @@ class Stopwatch:
         self.now_s += self._takes_s
         self.timed[workload.m] = [*configs]
         return [
-            Measurement(self.failure) if self.fails(workload, c) else
+            Measurement(self.failure, error=self.error) if self.fails(workload, c) else
             Measurement("ok", self.law(workload, c))
             for c in configs
         ]  # fmt: skip
@@ -248,9 +249,38 @@ def test_what_fails_in_a_part_is_not_taken_there() -> None:
     assert {part.config for part in found.parts}.isdisjoint({None, result.config})
     watch.fails = lambda *_: True
     found = watch.spread(result)
-    assert found.parts == spread(result, ROWS, LAW)
+    assert found.parts == (Part(ROWS[1], None),), "torch, where nothing works"
     assert not found.parts_timed
     assert watch.rested == 2
+
+
+def test_without_memory_to_time_in_what_is_expected_stands() -> None:
+    watch, result = Stopwatch(odd_us), tuned(2049, torch_us=40.0)
+    watch.fails, watch.failure = lambda *_: True, "out_of_resources"
+    watch.error = f"{NO_ROOM} for the operands"
+    assert watch.spread(result).parts == spread(result, ROWS, LAW)
+
+
+@pytest.mark.parametrize("status", ["crashed", "wrong_result"])
+def test_where_all_fails_at_one_m_torch_serves_around_it(status: Any) -> None:
+    """torch was not timed here. A choice for the other m of the part may not reach as far."""
+    watch, result = Stopwatch(odd_us), tuned(2049)
+    watch.fails, watch.failure = lambda w, _: w.m > 2300, status
+    found = watch.spread(result)
+    assert found.at(2241).config is not None, "which works"
+    for m in range(2302, ROWS[1] + 1):
+        assert found.at(m).config is None
+
+
+def test_what_ends_the_timing_process_is_not_expected_elsewhere_either() -> None:
+    """With time for one part: the others are expected, of what did not crash there."""
+    watch, result = Stopwatch(odd_us, takes_s=60.0), tuned(2049)
+    chosen = {part.config for part in spread(result, ROWS, LAW)}
+    watch.fails, watch.failure = lambda w, c: c in chosen and w.m == 2304, "crashed"
+    found = watch.spread(result, first=2304)
+    gone = chosen & set(watch.timed[2304])
+    assert gone
+    assert gone.isdisjoint(part.config for part in found.parts)
 
 
 @pytest.mark.parametrize("align", [16, 8, 2])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from costmodel.nn import Linear, replace_linear
 from costmodel.torch_ops import external_matmul
 from costmodel.torch_product import activated
 
+OUT_DTYPES: list[torch.dtype | None] = []
 ACTIVATIONS = ["none", "relu", "gelu", "silu"]
 
 
@@ -30,6 +32,9 @@ def by_torch(
     out_dtype: torch.dtype | None,
     mode: str | None,
 ) -> torch.Tensor:
+    OUT_DTYPES.append(out_dtype)
+    if out_dtype is torch.float32:
+        a, b = a.float(), b.float()
     product = a @ b if bias is None else a @ b + bias
     return activated(product, activation).to(out_dtype or a.dtype).clone()
 
@@ -119,6 +124,84 @@ def test_a_compiled_layer_is_trained() -> None:
     plain.zero_grad()
     torch.nn.functional.silu(plain(x)).square().sum().backward()
     torch.testing.assert_close(found, [p.grad for p in plain.parameters()])
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_an_output_gives_its_type_to_a_compiled_product(with_bias: bool) -> None:
+    """As it does to any other: half operands are not rounded before they are widened."""
+    a, b = (1000 * random(4, 3)).half(), (1000 * random(3, 5)).half()
+    bias = random(5) if with_bias else None
+    out = torch.zeros(4, 5)
+    OUT_DTYPES.clear()
+    step = torch.compile(costmodel.matmul, fullgraph=True, backend="eager")
+    assert step(a, b, out=out, bias=bias) is out
+    assert [torch.float32] == OUT_DTYPES
+    product = a.float() @ b.float()
+    torch.testing.assert_close(out, product if bias is None else product + bias)
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know:UserWarning")  # what fails is not traced
+def test_an_output_of_another_shape_is_no_less_wrong_where_it_is_compiled() -> None:
+    torch._dynamo.reset()
+    with pytest.raises(ShapeError, match=r"expected \[4, 5\]"):
+        torch.compile(costmodel.matmul, backend="eager")(
+            random(4, 3), random(3, 5), out=torch.zeros(2, 4, 5)
+        )
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_autocast_holds_where_it_is_compiled(fullgraph: bool) -> None:
+    a, b = random(4, 3), random(3, 5)
+
+    def step(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return costmodel.matmul(a, b)
+
+    found = torch.compile(step, fullgraph=fullgraph, backend="eager")(a, b)
+    assert found.dtype is torch.bfloat16
+    torch.testing.assert_close(found, a.bfloat16() @ b.bfloat16())
+
+
+def kept_for_backward(run: Callable[[], torch.Tensor]) -> list[tuple[int, ...]]:
+    """The shapes of what is kept until a gradient is asked for."""
+    kept: list[tuple[int, ...]] = []
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        kept.append(tuple(x.shape))
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        run()
+    return sorted(kept)
+
+
+@pytest.mark.parametrize("wants", [(True, True), (True, False), (False, True)])
+def test_no_more_is_kept_for_a_gradient_than_torch_keeps(wants: tuple[bool, bool]) -> None:
+    a, b = random(4, 3, grad=wants[0]), random(3, 5, grad=wants[1])
+    bias = random(5, grad=True)
+    operator = torch.ops.costmodel.matmul
+    ours = kept_for_backward(lambda: operator(a, b, bias, "none", None, None, None))
+    assert ours == kept_for_backward(lambda: torch.addmm(bias, a, b))
+
+
+def test_what_is_not_kept_may_be_written_to() -> None:
+    """An input under a frozen weight, and a weight whose input wants no gradient."""
+    frozen = random(3, 5)
+    x = random(4, 3, grad=True)
+    hidden = 2 * x
+    product = torch.ops.costmodel.matmul(hidden, frozen, None, "none", None, None, None)
+    hidden.add_(1)
+    product.sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, 2 * torch.ones(4, 5) @ frozen.T)
+    weight, given = random(3, 5, grad=True), random(4, 3)
+    product = torch.ops.costmodel.matmul(given, weight, None, "none", None, None, None)
+    with torch.no_grad():
+        weight.add_(1)
+    product.sum().backward()
+    assert weight.grad is not None
+    torch.testing.assert_close(weight.grad, given.T @ torch.ones(4, 5))
 
 
 def test_a_model_cannot_be_traced() -> None:
@@ -221,3 +304,53 @@ def test_layers_are_replaced_wherever_they_are() -> None:
     assert [type(layer) for layer in (module[0], module[2][0])] == [Linear, Linear]
     assert all(weights[name] is not None for name in module.state_dict())
     assert replace_linear(module) == 0
+
+
+def _hooked(layer: torch.nn.Linear) -> None:
+    layer.register_forward_hook(lambda *_: None)
+
+
+def _own_forward(layer: torch.nn.Linear) -> None:
+    layer.forward = lambda x: x  # type: ignore[method-assign]
+
+
+def _without_parameter(layer: torch.nn.Linear) -> None:
+    weight = layer.weight.detach()
+    del layer.weight
+    layer.register_buffer("weight", weight)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(
+    "change",
+    [
+        _hooked,
+        _own_forward,
+        _without_parameter,
+        torch.nn.utils.weight_norm,
+        torch.nn.utils.spectral_norm,
+        torch.nn.utils.parametrizations.weight_norm,
+        lambda layer: torch.nn.utils.prune.l1_unstructured(layer, "weight", 0.5),
+    ],
+)
+def test_layers_with_something_of_their_own_stay(change: Callable[[torch.nn.Linear], Any]) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    layer: Any = module[0]
+    change(layer)
+    assert replace_linear(module) == 1
+    assert module[0] is layer
+    assert type(module[1]) is Linear
+
+
+def test_a_layer_with_two_names_is_replaced_under_both() -> None:
+    module = torch.nn.Module()
+    module.q = module.k = torch.nn.Linear(3, 3)
+    assert replace_linear(module) == 1
+    assert module.q is module.k
+    assert type(module.k) is Linear
+
+
+@pytest.mark.parametrize("wrong", [3, None, torch.nn.Linear(3, 3)])
+def test_what_cannot_be_replaced_in_place_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidInput, match="module is"):
+        replace_linear(wrong)

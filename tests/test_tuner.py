@@ -515,6 +515,12 @@ def test_bad_input() -> None:
     ):
         with pytest.raises(InvalidInput):
             run(runner, **options)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="empty product") as empty:
+        run(runner, workload=Workload(0, 8, 8))
+    assert "budget" not in str(empty.value)
+    for budget_s in (0.0, -1.0, float("nan")):
+        with pytest.raises(InvalidInput, match=r"^budget_s=.*seconds over 0$"):
+            run(runner, budget_s=budget_s)
     with pytest.raises(InvalidInput, match="runner"):
         tune(LARGE, runner=None, target=H100, model=ByOrder())
 

@@ -17,6 +17,7 @@ from costmodel.workload import (
     ACTIVATIONS,
     DTYPES,
     KINDS,
+    OUT_DTYPES,
     CodeClass,
     Layout,
     Workload,
@@ -211,6 +212,30 @@ def test_types_that_do_not_go_together(dtype: str, out_dtype: str) -> None:
     for make in (CodeClass, lambda **types: Workload.dense(1, 1, 1, **types)):
         with pytest.raises(UnsupportedDtype, match=f"'{out_dtype}' of {dtype} operands.*float32"):
             make(dtype=dtype, out_dtype=out_dtype)
+
+
+@pytest.mark.parametrize("out_dtype", ["int8", "", "tf32", None, 7, ["float16"], {}])
+def test_only_types_of_c_that_its_operands_have_are_offered(out_dtype: Any) -> None:
+    for dtype, allowed in OUT_DTYPES.items():
+        with pytest.raises(UnsupportedDtype) as told:
+            CodeClass(dtype=dtype, out_dtype=out_dtype)
+        offered = str(told.value).split("expected ")[1].split(":")[0]
+        assert offered == " or ".join(allowed)
+
+
+@pytest.mark.parametrize("layout", ["colum", "ROW", "", None, 7, ["row"]])
+def test_only_layouts_of_dense_operands_are_offered(layout: Any) -> None:
+    for name in ("a_layout", "b_layout", "c_layout"):
+        with pytest.raises(InvalidInput, match=f"{name}=.*: expected row or col$"):
+            Workload.dense(8, 8, 8, **{name: layout})
+        with pytest.raises(InvalidInput, match=f"{name}='strided'.*from_tensors"):
+            Workload.dense(8, 8, 8, **{name: "strided"})
+
+
+@pytest.mark.parametrize("kind", ["fp8", "", "TF32", None, 7])
+def test_kinds_without_a_kernel(kind: Any) -> None:
+    with pytest.raises(UnsupportedDtype, match="float16, bfloat16, float32, tf32"):
+        kind_options(kind)
 
 
 def test_what_is_multiplied_has_a_name() -> None:

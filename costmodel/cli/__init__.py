@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import io
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -50,8 +51,27 @@ class _Commands(TyperGroup):
             except OSError as error:  # what may not be read or written is no fault of the program
                 if ctx.params["debug"] or error.errno == errno.EPIPE:
                     raise
-                _tell("error", error)
+                _tell("error", _in_words(error))
                 raise typer.Exit(2) from None
+            except Exception as error:  # of click, or of typer's own copy of it
+                _hint_at_sizes(error)
+                raise
+
+
+def _in_words(error: OSError) -> str:
+    """What the system refused, without its number."""
+    if not (error.filename and error.strerror):
+        return str(error)
+    return (
+        f"{error.filename}: {error.strerror}: check that the path is right, and who may read and "
+        f"write it"
+    )
+
+
+def _hint_at_sizes(error: Any) -> None:
+    """A size under 0 is taken for an option, and refused as one that there is not."""
+    if re.fullmatch(r"-\d", str(getattr(error, "option_name", ""))):
+        error.message += " (a number under 0? sizes M, N and K, and PLACE, are over 0)"
 
 
 class _Line(logging.Formatter):

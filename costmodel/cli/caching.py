@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from costmodel.cache import CacheEntry, WinnerCache
 
 __all__ = ["app"]
+
+_MOST_NAMES = 20
 
 app = typer.Typer(help="What tuning has kept on disk; without a command it is listed.")
 
@@ -72,15 +75,23 @@ def show(name: Name, as_json: AsJson = False) -> None:
 
 @app.command()
 def verify(as_json: AsJson = False) -> None:
-    """Read every entry, and say which answer here; exit code 1 if a file is none."""
+    """Read every entry, and count those that can answer here; exit code 1 if a file is none."""
     winners = _cache()
-    entries, unusable = winners.survey()
+    entries, unusable = winners.sorted_files()
     counts = Counter(_state(entry) for entry in entries)
+    names = [path.name for path in unusable[:_MOST_NAMES]]
     if as_json:
-        output.print_json({"path": _path(winners), "unusable": unusable, **counts})
+        output.print_json({
+            "path": _path(winners), "unusable": len(unusable), "unusable_files": names, **counts,
+        })  # fmt: skip
     else:
-        rows = [[state, count] for state, count in [*counts.items(), ("no entry", unusable)]]
-        output.print_table(f"{winners.path}", ["entries", "count"], rows)
+        rows = [*counts.items(), ("no entry, and ignored", len(unusable))]
+        output.print_table(f"{winners.path}", ["files", "count"], rows)
+        if unusable:
+            more = len(unusable) - len(names)
+            output.note(
+                f"no entries: {', '.join(names)}{f' and {more} more' if more else ''}: delete them"
+            )
     raise typer.Exit(1 if unusable else 0)
 
 
@@ -88,11 +99,12 @@ def verify(as_json: AsJson = False) -> None:
 def clear(as_json: AsJson = False) -> None:
     """Forget all winners."""
     winners = _cache()
-    removed = winners.clear()
+    removed, others = winners.remove_all()
     if as_json:
-        output.print_json({"path": _path(winners), "removed": removed})
+        output.print_json({"path": _path(winners), "removed": removed, "unusable": others})
     else:
-        output.note(f"{removed} winners removed from {winners.path}")
+        more = f", and {others} files that were no entries" if others else ""
+        output.note(f"{removed} winners removed from {winners.path}{more}")
 
 
 @app.command("export")
@@ -125,9 +137,24 @@ def import_from(
 
 
 def _cache() -> WinnerCache:
-    from costmodel.cache import WinnerCache
+    """The user's cache, which need not be there yet.
 
-    return WinnerCache()
+    Raises:
+        FileError: something else is there, or it cannot be read.
+    """
+    from costmodel.cache import WinnerCache
+    from costmodel.errors import FileError
+    from costmodel.folders import VARIABLE
+    from costmodel.untrusted import file_errors
+
+    winners = WinnerCache()
+    path = winners.path
+    if path is not None and os.path.lexists(path):
+        if not path.is_dir():
+            raise FileError(f"{path}: expected the folder of winners; {VARIABLE}=DIR names another")
+        with file_errors(path):
+            os.scandir(path).close()  # listing it would find nothing, and not say why
+    return winners
 
 
 def _state(entry: CacheEntry) -> str:

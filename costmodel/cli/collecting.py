@@ -14,6 +14,7 @@ import typer
 
 from costmodel.cli import output
 from costmodel.cli.output import AsJson, K, M, N
+from costmodel.untrusted import one_line
 
 if TYPE_CHECKING:
     from costmodel.artifact import Artifact
@@ -61,10 +62,14 @@ def compile_space(
     """Compile configurations of a product's space; needs no GPU."""
     from costmodel.compile_pool import compile_many
     from costmodel.compiler import duplicates
+    from costmodel.destination import require_folder
     from costmodel.space import SearchSpace
     from costmodel.specialize import specialize
 
     workload = output.workload_of(m, n, k, dtype, a_layout, b_layout, out_dtype, tf32)
+    for folder in (out, dump):
+        if folder is not None:
+            require_folder(folder)
     found = output.find_target(target)
     if table:
         _extend_table(workload, found, out, limit, jobs, as_json)
@@ -105,12 +110,14 @@ def _extend_table(
     as_json: bool,
 ) -> None:
     from costmodel.artifact_files import class_specs, extend_table, user_folder
+    from costmodel.destination import require_table_place
     from costmodel.models import known_artifacts, load, model_directory
 
     shipped = model_directory(target)
     # The user's own table need not repeat what comes with the package; a folder stands alone.
     known = known_artifacts(load(shipped), target) if shipped and not out else {}
     folder = out or user_folder(target.device.name)
+    require_table_place(folder)
     specs = class_specs(workload.code, target)
     made = extend_table(specs, target, folder, known=known, limit=limit, n_jobs=jobs)
     if as_json:
@@ -167,6 +174,7 @@ def collect(
 ) -> None:
     """Time configurations on this machine's GPU; stop it at any moment, run it again to go on."""
     begin = time.monotonic()
+    _check_places(out, write_worklist)
     found = _collecting_target(target, out, write_worklist)
     if worklist is None:
         chosen = _workloads(shapes, workloads, found, dtypes.split(","), seed)
@@ -202,6 +210,16 @@ def collect(
     rows = [[status, count] for status, count in sorted(progress.statuses.items())]
     title = f"{out}: {progress.jobs_done} workloads, {progress.rows} rows"
     output.print_table(title, ["status", "rows"], rows)
+
+
+def _check_places(out: Path | None, write_worklist: Path | None) -> None:
+    """Drawing takes minutes: what cannot be written is told before it."""
+    from costmodel.destination import require_dataset_place, require_file_place
+
+    if write_worklist is not None:
+        require_file_place(write_worklist)
+    elif out is not None:
+        require_dataset_place(out)
 
 
 def _collecting_target(name: str | None, out: Path | None, write_worklist: Path | None) -> Target:
@@ -248,7 +266,7 @@ def _workloads(
 
     if shapes is None:
         for dtype in dtypes:  # a wrong name is an error before anything is drawn
-            Workload.dense(1, 1, 1, **kind_options(dtype))
+            kind_options(dtype)
         return training_workloads(count, target, dtypes, seed)
     sizes = read_shapes(shapes)
     return [Workload.dense(*size, **kind_options(dtype)) for dtype in dtypes for size in sizes]
@@ -258,19 +276,41 @@ def read_shapes(path: Path) -> list[tuple[int, int, int]]:
     """Sizes (m, n, k) of a CSV file with columns m, n and k; others are ignored.
 
     Raises:
-        MissingData: no such file. InvalidInput: a column is missing or holds no integer.
+        MissingData: no such file. InvalidInput: a column or a row is missing, or holds no size.
+        FileError: it cannot be read.
     """
     from costmodel.errors import InvalidInput, MissingData
+    from costmodel.untrusted import file_errors
 
     if not path.is_file():
         raise MissingData(f"no file {path}: expected a CSV with the columns name,m,n,k")
-    with path.open(newline="", encoding="utf-8") as file:
+    with file_errors(path), path.open(newline="", encoding="utf-8-sig") as file:
+        rows = csv.DictReader(file)
         try:
-            return [(int(row["m"]), int(row["n"]), int(row["k"])) for row in csv.DictReader(file)]
-        except (KeyError, TypeError, ValueError, csv.Error) as error:
-            raise InvalidInput(
-                f"{path}: expected a CSV with the integer columns m,n,k ({error!r})"
-            ) from None
+            lacking = [name for name in "mnk" if name not in (rows.fieldnames or ())]
+            if lacking:
+                raise InvalidInput(f"no column {', '.join(lacking)}: expected m, n and k by name")
+            found = [(_size(row, "m"), _size(row, "n"), _size(row, "k")) for row in rows]
+        except UnicodeDecodeError:  # read ahead: the line is not known
+            raise InvalidInput(f"{path}: expected a CSV in UTF-8, found other bytes") from None
+        except (InvalidInput, csv.Error) as error:
+            line = max(rows.reader.line_num, 1)
+            raise InvalidInput(f"{path}, line {line}: {one_line(error)}") from None
+    if not found:
+        raise InvalidInput(f"{path}: no row under its header: expected a product in each")
+    return found
+
+
+def _size(row: dict[str, str | None], name: str) -> int:
+    """One size of a row, which may be shorter than the header."""
+    from costmodel.errors import InvalidInput
+    from costmodel.workload import MOST
+
+    text = (row[name] or "").strip()
+    # int() takes more than digits, and refuses thousands of them in words of its own.
+    if not (text.isascii() and text.isdecimal() and len(text) <= 10 and 1 <= int(text) <= MOST):
+        raise InvalidInput(f"{name}={text!r:.40}: expected a whole number from 1 to {MOST}")
+    return int(text)
 
 
 def _sampler(

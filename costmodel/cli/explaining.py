@@ -10,6 +10,7 @@ import typer
 
 from costmodel.cli import output
 from costmodel.cli.output import AsJson, K, M, N
+from costmodel.cli.skipped import log_skipped
 
 if TYPE_CHECKING:
     from costmodel.explanation import Explained, Explanation
@@ -54,6 +55,7 @@ def explain(
     found = explain_ranking(
         workload, output.find_target(target), model, top=top, places=places, against=other
     )
+    log_skipped(found.ranking, model)
     if as_json:
         output.print_json(found.to_dict())
         return
@@ -116,7 +118,7 @@ def _lines(row: Explained) -> dict[str, str]:
         ),
         "asked of L2": _bytes(traffic["l2_bytes"]),
         "binary": _binary(row),
-        "estimate on paper": f"{row.paper_us['estimate']:.4g} us, of it {_parts(row)}",
+        "estimate on paper": f"{row.paper_us['estimate']:.4g} us: {_parts(row)}",
     }
     if roof["percent"] is None:
         del lines["of the roofline"]
@@ -136,8 +138,14 @@ def _rates(row: Explained) -> str:
 
 
 def _parts(row: Explained) -> str:
-    parts = {name: us for name, us in row.paper_us.items() if name != "estimate" and us > 0}
-    return ", ".join(f"{name} {us:.3g}" for name, us in parts.items())
+    """Which of them run at the same time, and which one after another."""
+    us = row.paper_us
+    tail = f" with its tail of {us['tail']:.3g}" if us["tail"] > 0 else ""
+    parts = [f"main loop {us['loop']:.3g}{tail}, beside it device memory {us['dram']:.3g}"]
+    for name, after in (("split", "adding up the splits"), ("repack", "copies")):
+        if us[name] > 0:
+            parts.append(f"{after} {us[name]:.3g}")
+    return "; ".join(parts)
 
 
 def _binary(row: Explained) -> str:

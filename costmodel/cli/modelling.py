@@ -34,8 +34,12 @@ def train(
 ) -> None:
     """Train a model on datasets and save it; then costmodel.use(OUT) makes it answer."""
     import costmodel
+    from costmodel.dataset import Dataset
+    from costmodel.destination import require_model_place
 
-    model = costmodel.train(*datasets, name=name, add_cache=cache_dir or add_cache)
+    opened = [Dataset.open(path) for path in datasets]
+    require_model_place(out)  # training takes minutes: before it, not after
+    model = costmodel.train(*opened, name=name, add_cache=cache_dir or add_cache)
     model.save(out)
     result = {"path": str(out), "name": model.name, "hash": model.hash, "training": model.card_}
     if as_json:

@@ -56,9 +56,18 @@ def workload_of(
     out_dtype: str | None = None,
     tf32: bool = False,
 ) -> Workload:
-    """The workload that the common arguments name."""
-    from costmodel.workload import Workload
+    """The workload that the common arguments name.
 
+    Raises:
+        ShapeError: a size that is not over 0: of an empty product there is nothing to choose.
+        As :meth:`costmodel.workload.Workload.dense`.
+    """
+    from costmodel.errors import ShapeError
+    from costmodel.workload import MOST, Workload
+
+    for name, size in (("M", m), ("N", n), ("K", k)):
+        if not 1 <= size <= MOST:
+            raise ShapeError(f"{name}={size}: expected a size from 1 to {MOST}")
     # Layouts are checked where they are used; a wrong one is InvalidInput there.
     layouts: dict[str, Any] = {"a_layout": a_layout, "b_layout": b_layout}
     return Workload.dense(m, n, k, dtype, **layouts, out_dtype=out_dtype, tf32=tf32)

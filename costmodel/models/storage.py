@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, get_type_hints
 
 from costmodel.artifact_table import ArtifactTable
+from costmodel.destination import require_model_place
 from costmodel.errors import (
     CorruptFile,
     FileError,
@@ -49,12 +50,15 @@ def save(model: XgbCostModel, path: Path, raw: Mapping[bool, bytes]) -> Path:
 
     Raises:
         NoModel: the model is not fitted.
+        FileError: the folder holds what is no model, or cannot be written.
     """
     if model.target_ is None:
         raise NoModel(f"model {model.name!r} is not fitted: nothing to save, call fit() first")
+    require_model_place(path)
     artifacts, raw = model.artifacts, dict(raw)  # read before anything is overwritten
     torch_time = model.torch_time_.dump()
-    path.mkdir(parents=True, exist_ok=True)
+    with file_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
     card = {
         "format": FORMAT,
         "name": model.name,
@@ -71,13 +75,14 @@ def save(model: XgbCostModel, path: Path, raw: Mapping[bool, bytes]) -> Path:
         **({"uncertainty": model.uncertainty_.to_dict()} if model.uncertainty_ else {}),
         "training": {"date": datetime.now(UTC).date().isoformat(), **model.card_},
     }
-    for ptx, (name, _) in _HEADS.items():
-        replace_file(path / name, functools.partial(_put, raw[ptx]))
-    (path / TORCH).unlink(missing_ok=True)
-    if torch_time:
-        replace_file(path / TORCH, functools.partial(_put, torch_time))
-    write_json(path / CARD, card)
-    (path / ARTIFACTS).unlink(missing_ok=True)  # those of a model that lay here before
+    with file_errors(path):
+        for ptx, (name, _) in _HEADS.items():
+            replace_file(path / name, functools.partial(_put, raw[ptx]))
+        (path / TORCH).unlink(missing_ok=True)
+        if torch_time:
+            replace_file(path / TORCH, functools.partial(_put, torch_time))
+        write_json(path / CARD, card)
+        (path / ARTIFACTS).unlink(missing_ok=True)  # those of a model that lay here before
     if artifacts:
         identity = Identity(model.target_, {})
         write_shard(path / ARTIFACTS, artifacts.arrow(), identity, ptx_schema=PTX_SCHEMA)

@@ -1,0 +1,55 @@
+"""What a ranking leaves out, and why: the lines of ``costmodel -v rank`` and ``-v explain``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from costmodel.untrusted import one_line
+
+if TYPE_CHECKING:
+    from costmodel.artifact import Artifact
+    from costmodel.config import GemmConfig
+    from costmodel.ranking import Ranking
+
+__all__ = ["log_skipped"]
+
+log = logging.getLogger("costmodel")
+
+
+def log_skipped(ranking: Ranking, model: Path | None) -> None:
+    """A line for each configuration that cannot run, or is known not to compile or to fit.
+
+    Points of the grid that would only repeat another one are in the ranking, as that one.
+    """
+    if not log.isEnabledFor(logging.INFO):  # asking for the reasons takes longer than ranking
+        return
+    for config, reason in _skipped(ranking, model):
+        log.info("%s: %s", config, one_line(reason))
+
+
+def _skipped(ranking: Ranking, model: Path | None) -> Iterator[tuple[GemmConfig, str]]:
+    from costmodel.models import known_artifacts
+    from costmodel.ranking import answering_model
+    from costmodel.space import SearchSpace
+    from costmodel.specialize import artifact_key, specialize
+
+    workload, target = ranking.workload, ranking.target
+    space = SearchSpace.of(workload, target)
+    yield from space.rejected.items()
+    known = known_artifacts(answering_model(model, target, workload)[0], target)
+    for config in space.configs:
+        artifact = known.get(artifact_key(specialize(workload, config), target))
+        if artifact is not None and (reason := _trouble(artifact, target.device.shared_bytes)):
+            yield config, reason
+
+
+def _trouble(artifact: Artifact, shared_bytes: int) -> str:
+    """Why a binary that is known cannot be launched; empty if it can."""
+    if not artifact.ok:
+        return f"{artifact.status} {artifact.error}"
+    if artifact.shared_bytes > shared_bytes:
+        return f"shared memory: {artifact.shared_bytes} bytes, a block has {shared_bytes}"
+    return ""

@@ -1,0 +1,450 @@
+"""What a newcomer does wrong: it is told before the work, in words, and destroys nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up_recording import RECORDED, TARGET, write_recording
+from test_cache import KEY, RESULT
+from test_cli import run, run_json
+
+import costmodel
+from costmodel.cache import WinnerCache
+from costmodel.cache_bundle import export_winners
+from costmodel.cli.collecting import read_shapes
+from costmodel.dataset import Dataset
+from costmodel.destination import (
+    require_dataset_place,
+    require_model_place,
+    require_table_place,
+    write_file,
+)
+from costmodel.errors import CorruptFile, FileError, InvalidInput
+from costmodel.html_report import write_html
+from costmodel.models import XgbCostModel
+from costmodel.ranking import rank
+from costmodel.shards import replace_file
+from costmodel.space import SearchSpace
+from costmodel.workload import Workload
+
+SIZES = (RECORDED.m, RECORDED.n, RECORDED.k)
+HERE = ("--target", "h100-sxm")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_recording(tmp_path_factory.mktemp("faults") / "data").path
+
+
+@pytest.fixture(scope="module")
+def model(source: Path) -> XgbCostModel:
+    return costmodel.train(source, calibrated=False)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_recording(tmp_path / "data").path
+
+
+@pytest.fixture
+def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("the work began before its place was looked at")
+
+    monkeypatch.setattr(costmodel, "train", never)
+    monkeypatch.setattr("costmodel.cli.collecting._workloads", never)
+    monkeypatch.setattr("costmodel.html_report.html_report", never)
+    monkeypatch.setattr("costmodel.artifact_files.extend_table", never)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def refused(*arguments: object) -> str:
+    """The one line that a command ends with."""
+    result = run(*arguments)
+    assert result.exit_code == 2, result.stderr
+    (line,) = (x for x in result.stderr.splitlines() if x.startswith("error: "))
+    assert "Errno" not in line
+    assert ".tmp" not in line
+    return line
+
+
+# --- What would be destroyed -------------------------------------------------------------------
+
+
+def another_dataset(folder: Path) -> None:
+    write_recording(folder)
+
+
+def a_dataset_without_its_card(folder: Path) -> None:
+    write_recording(folder)
+    (folder / "card.json").unlink()
+
+
+def card_of(text: str) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        (folder / "card.json").write_text(text)
+
+    return make
+
+
+def a_link_for_a_card(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "card.json").symlink_to("nowhere")
+
+
+def a_folder_for_a_card(folder: Path) -> None:
+    (folder / "card.json").mkdir(parents=True)
+
+
+NO_MODELS: dict[str, Callable[[Path], None]] = {
+    "dataset": another_dataset, "without card": a_dataset_without_its_card,
+    "object": card_of("{}"), "foreign": card_of('{"format": 1, "name": "a business card"}'),
+    "list": card_of("[1]"), "number": card_of("7"), "torn": card_of('{"format": 1, "ha'),
+    "empty": card_of(""), "binary": card_of("\0"), "link": a_link_for_a_card,
+    "folder": a_folder_for_a_card,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", NO_MODELS)
+def test_a_model_replaces_nothing_but_a_model(
+    data: Path, tmp_path: Path, untrained: None, model: XgbCostModel, what: str
+) -> None:
+    out = tmp_path / "out"
+    NO_MODELS[what](out)
+    before = content(out)
+    for datasets in ((data,), (data, data)):
+        assert str(out) in refused("train", *datasets, "--out", out)
+    with pytest.raises(FileError, match="another folder"):
+        model.save(out)
+    assert content(out) == before
+
+
+def test_a_model_does_not_replace_what_it_is_trained_on(data: Path, untrained: None) -> None:
+    before = content(data)
+    for datasets in ((data,), (data, data)):
+        assert "holds a dataset" in refused("train", *datasets, "--out", data)
+    (data.parent / "link").symlink_to(data)
+    assert "holds a dataset" in refused("train", data, "--out", data.parent / "link")
+    assert content(data) == before
+    assert len(Dataset.open(data).workloads("train")) == 6
+
+
+def test_a_model_may_replace_a_model(data: Path, tmp_path: Path, model: XgbCostModel) -> None:
+    out = tmp_path / "new" / "model"
+    model.save(out)
+    card = json.loads((out / "card.json").read_text())
+    for change in ({}, {"feature_schema": 0}, {"format": 99}, {"hash": "of other trees"}):
+        (out / "card.json").write_text(json.dumps(card | change))
+        model.save(out)
+        assert costmodel.load(out).hash == model.hash
+    (out / "card.json").unlink()
+    (out / "artifacts.parquet").unlink(missing_ok=True)  # as a crash before the card leaves it
+    model.save(out)
+    assert run_json("train", data, "--out", out)["path"] == str(out)
+
+
+def test_a_dataset_goes_into_no_model_and_no_table(
+    tmp_path: Path, untrained: None, model: XgbCostModel
+) -> None:
+    saved = model.save(tmp_path / "model")
+    table = tmp_path / "table"
+    table.mkdir()
+    (table / "artifacts-triton-3.6.0-ptxas-12.8.parquet").touch()
+    foreign = tmp_path / "foreign"
+    card_of("{}")(foreign)
+    for folder in (saved, table, foreign):
+        before = content(folder)
+        assert str(folder) in refused("collect", "--out", folder)
+        with pytest.raises(FileError):
+            require_dataset_place(folder)
+        assert content(folder) == before
+    with pytest.raises(CorruptFile, match="card of a model"):
+        Dataset.create(saved, TARGET, {})
+    require_dataset_place(tmp_path / "new")
+
+
+def test_a_dataset_goes_on_in_its_own_folder(data: Path) -> None:
+    require_dataset_place(data)
+
+
+def test_a_table_of_artifacts_goes_into_no_dataset(
+    data: Path, untrained: None, model: XgbCostModel
+) -> None:
+    assert "holds a dataset" in refused("compile", 64, 64, 64, "--table", "--out", data, *HERE)
+    assert len(Dataset.open(data).workloads()) > 0
+    require_table_place(model.save(data.parent / "model"))  # where the shipped ones lie
+
+
+# --- What cannot be written --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("train", "DATA", "--out"), ("collect", "--out"),
+     ("compile", 64, 64, 64, "--table", *HERE, "--out"),
+     ("compile", 64, 64, 64, *HERE, "--dump")],
+    ids=lambda x: " ".join(map(str, x)),
+)  # fmt: skip
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_a_file_where_a_folder_is_expected(
+    source: Path, tmp_path: Path, untrained: None, arguments: tuple[object, ...], below: str
+) -> None:
+    file = tmp_path / "README.md"
+    file.write_text("mine")
+    line = refused(*(source if a == "DATA" else a for a in arguments), file / below)
+    assert f"expected a folder, and {file} is a file" in line
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("cache", "export"), ("report", "--data", "DATA", "--html"), ("collect", "--write-worklist")],
+    ids=lambda x: " ".join(map(str, x)),
+)
+def test_a_file_in_a_folder_that_is_not_there(
+    source: Path, tmp_path: Path, untrained: None, arguments: tuple[object, ...]
+) -> None:
+    command = [source if a == "DATA" else a for a in arguments]
+    missing = tmp_path / "nowhere"
+    assert f"there is no folder {missing}: make it" in refused(*command, missing / "x")
+    (tmp_path / "file").touch()
+    assert "there is no folder" in refused(*command, tmp_path / "file" / "x")
+    assert "is a folder: expected the name of a file" in refused(*command, tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["file"]
+
+
+def test_the_library_says_the_same(tmp_path: Path, source: Path, model: XgbCostModel) -> None:
+    missing = tmp_path / "nowhere" / "x"
+    for write in (
+        lambda: export_winners(WinnerCache(tmp_path), missing),
+        lambda: write_html(missing, Dataset.open(source), model),
+        lambda: write_file(missing, b""),
+    ):
+        with pytest.raises(FileError, match="there is no folder"):
+            write()
+    (tmp_path / "file").touch()
+    with pytest.raises(FileError, match="expected a folder"):
+        require_model_place(tmp_path / "file")
+
+
+def test_no_error_names_the_temporary_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder" / "in").mkdir(parents=True)
+    for path in (tmp_path / "nowhere" / "x", tmp_path / "file" / "x", tmp_path / "folder"):
+        with pytest.raises(OSError, match=re.escape(str(path))) as told:
+            replace_file(path, lambda file: file.write(b"1"))
+        assert (told.value.filename, told.value.filename2) == (str(path), None)
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
+
+
+def test_what_the_system_refuses_is_told_without_its_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device", "/data/x")
+
+    monkeypatch.setattr("costmodel.ranking.rank", full)
+    assert "/data/x: No space left on device: check" in refused("rank", *SIZES, *HERE)
+
+
+@pytest.mark.parametrize("command", ["list", "verify", "clear", "export", "import"])
+def test_a_cache_that_is_no_folder_is_not_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    file = tmp_path / "cache"
+    file.write_text("mine")
+    monkeypatch.setenv("COSTMODEL_CACHE_DIR", str(file))
+    arguments = ["cache", command, *([tmp_path / "x"] if command in ("export", "import") else [])]
+    line = refused(*arguments)
+    assert f"{file}: expected the folder of winners; COSTMODEL_CACHE_DIR" in line
+    assert file.read_text() == "mine"
+    monkeypatch.setenv("COSTMODEL_CACHE_DIR", str(tmp_path / "not yet"))
+    assert run_json("cache")["entries"] == []
+
+
+# --- Files in the cache that are no winners ----------------------------------------------------
+
+
+@pytest.fixture
+def spoilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WinnerCache:
+    monkeypatch.setenv("COSTMODEL_CACHE_DIR", str(tmp_path / "cache"))
+    cache = WinnerCache()
+    cache.put(KEY, RESULT)
+    for number in range(30):
+        (tmp_path / "cache" / f"spoilt-{number:02}.json").write_text("{")
+    return cache
+
+
+def test_what_is_no_winner_is_named(spoilt: WinnerCache) -> None:
+    found = json.loads(run("cache", "verify", "--json").stdout)
+    assert found["unusable"] == 30
+    assert found["unusable_files"] == [f"spoilt-{number:02}.json" for number in range(20)]
+    people = run("cache", "verify")
+    assert people.exit_code == 1
+    assert "spoilt-00.json, spoilt-01.json" in people.stderr
+    assert "and 10 more" in people.stderr
+
+
+def test_as_many_are_removed_as_were_listed(spoilt: WinnerCache) -> None:
+    listed = len(run_json("cache", "list")["entries"])
+    people = run("cache", "clear")
+    assert listed == 1
+    assert f"{listed} winners removed" in people.stderr
+    assert "and 30 files that were no entries" in people.stderr
+    assert spoilt.path is not None
+    assert list(spoilt.path.glob("*.json")) == []
+    spoilt.put(KEY, RESULT)
+    assert spoilt.clear() == 1
+    assert run_json("cache", "clear") == {"path": str(spoilt.path), "removed": 0, "unusable": 0}
+
+
+# --- What is asked for -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["rank", "explain", "tune", "compile"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("size", [0, 2**31, 10**30])
+def test_sizes_are_over_0_and_fit(command: str, place: int, size: int) -> None:
+    sizes = [64, 64, 64]
+    sizes[place] = size
+    line = refused(command, *sizes)
+    assert f"{'MNK'[place]}={size}: expected a size from 1 to {2**31 - 1}" in line
+    assert "budget" not in line
+
+
+@pytest.mark.parametrize("command", ["rank", "explain", "tune", "compile"])
+def test_a_size_under_0_is_no_option(command: str) -> None:
+    for size in (-1, -4096):
+        result = run(command, 64, size, 64)
+        assert result.exit_code == 2
+        assert "sizes M, N and K" in " ".join(result.stderr.split())
+    assert "sizes M" not in run(command, 64, 64, 64, "--no-such").stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "value", "offered", "refused_next"),
+    [("rank", "--a-layout", "colum", "row or col", "strided"),
+     ("rank", "--b-layout", "ROW", "row or col", "strided"),
+     ("tune", "--mode", "fast", "auto, predict, topk, exhaustive, heuristic", "background"),
+     ("tune", "--mode", "fast", "auto, predict, topk, exhaustive, heuristic", "never"),
+     ("tune", "--mode", "never", "auto, predict, topk, exhaustive, heuristic", "background"),
+     ("rank", "--out-dtype", "int8", "float16 or float32", "bfloat16"),
+     ("rank", "--dtype", "fp8", "float16, bfloat16, float32", "tf32")],
+)  # fmt: skip
+def test_only_what_is_taken_is_offered(
+    command: str, option: str, value: str, offered: str, refused_next: str
+) -> None:
+    line = refused(command, 64, 64, 64, option, value)
+    assert value in line
+    assert offered in line
+    assert refused_next not in line
+
+
+@pytest.mark.parametrize("shapes", [False, True])
+def test_every_kind_that_collect_takes_is_offered(tmp_path: Path, shapes: bool) -> None:
+    (tmp_path / "shapes.csv").write_text("m,n,k\n64,64,64\n")
+    options = ("--shapes", tmp_path / "shapes.csv") if shapes else ()
+    command = ("collect", "--write-worklist", tmp_path / "list", *HERE, *options)
+    for wrong in ("fp8", "", "float16,fp8", "Float16"):
+        line = refused(*command, "--dtypes", wrong)
+        assert "float16, bfloat16, float32, tf32" in line
+
+
+# --- A file of shapes --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "expected"),
+    [
+        ("m,n\n1,2\n", "line 1", "no column k"),
+        ("a,b\n1,2\n", "line 1", "no column m, n, k"),
+        ("", "line 1", "no column"),
+        ("1,2,3\n", "line 1", "expected m, n and k by name"),
+        ("name,m,n,k\na,1,2,3\nb,1,x,3\n", "line 3", "n='x'"),
+        ("m,n,k\n1,2\n", "line 2", "k=''"),
+        ("m,n,k\n1,2,\n", "line 2", "k=''"),
+        ("m,n,k\n1,2,0\n", "line 2", "k='0'"),
+        ("m,n,k\n1,-2,3\n", "line 2", "n='-2'"),
+        ("m,n,k\n1,2,3.5\n", "line 2", "k='3.5'"),
+        ("m,n,k\n1,2,1e3\n", "line 2", "k='1e3'"),
+        ("m,n,k\n1,2,2147483648\n", "line 2", "k='2147483648'"),
+        (f"m,n,k\n1,2,{'9' * 5000}\n", "line 2", "k='999"),
+        ("m,n,k\n1,2,\u0663\n", "line 2", "k="),
+        ("m,n,k\n1,2,3\n1;2;3\n", "line 3", "m='1;2;3'"),
+        (f'm,n,k\n1,2,"{"x" * 200_000}"\n', "line 2", "field larger"),
+        ("m,n,k\n", "", "no row"),
+    ],
+)
+def test_the_line_of_a_wrong_shape_is_named(
+    tmp_path: Path, text: str, where: str, expected: str
+) -> None:
+    path = tmp_path / "shapes.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InvalidInput) as told:
+        read_shapes(path)
+    message = str(told.value)
+    assert message.startswith(str(path))
+    assert where in message
+    assert expected in message
+    assert "Error(" not in message
+    assert len(message) < 400
+    line = refused("collect", "--shapes", path, "--write-worklist", tmp_path / "x", *HERE)
+    assert expected in line
+
+
+def test_bytes_that_are_no_text_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "shapes.csv"
+    path.write_bytes(b"m,n,k\n\xff,2,3\n")
+    with pytest.raises(InvalidInput, match="UTF-8"):
+        read_shapes(path)
+    path.write_bytes(b"\xef\xbb\xbfm,n,k\n 1 ,2,3\n")  # as spreadsheets write it
+    assert read_shapes(path) == [(1, 2, 3)]
+
+
+# --- What is said ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["rank", "explain"])
+@pytest.mark.parametrize("sizes", [(64, 4096, 200_000), (64, 4097, 20_001)])
+def test_on_request_a_line_for_each_configuration_that_is_skipped(
+    command: str, sizes: tuple[int, int, int]
+) -> None:
+    ranking = rank(Workload.dense(*sizes), TARGET)
+    rejected = SearchSpace.of(ranking.workload, TARGET).rejected
+    loud = run("-v", command, *sizes, *HERE, "--json")
+    quiet = run(command, *sizes, *HERE, "--json")
+    lines = loud.stderr.splitlines()
+    assert len(lines) - len(quiet.stderr.splitlines()) == len(rejected) + ranking.failed
+    assert json.loads(loud.stdout) == json.loads(quiet.stdout)
+    assert all(len(line) <= 400 for line in lines)
+    for config, reason in list(rejected.items())[::100]:
+        assert f"{config}: {reason}" in lines
+
+
+def test_what_is_known_not_to_compile_is_told_too(caplog: pytest.LogCaptureFixture) -> None:
+    ranking = rank(Workload.dense(64, 4096, 200_000), TARGET)
+    assert ranking.failed > 0, "of the shipped artifacts"
+    with caplog.at_level(logging.INFO, "costmodel"):
+        from costmodel.cli.skipped import log_skipped
+
+        log_skipped(ranking, None)
+    told = [record.getMessage() for record in caplog.records][-ranking.failed :]
+    assert all("compile_error" in line or "shared memory" in line for line in told), told
+
+
+def test_parts_of_the_estimate_are_not_said_to_add_up() -> None:
+    text = " ".join(run("explain", 64, 4096, 14336, *HERE).stdout.replace("│", " ").split())
+    assert "of it " not in text
+    assert "main loop" in text
+    assert "beside it device memory" in text

@@ -1,0 +1,410 @@
+"""Operands that are more than their memory, and calls that torch watches.
+
+The kernel here does what one on a GPU does: it sees addresses, sizes and strides, nothing else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dispatch_fakes import FakeLaunch, Machine
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import costmodel
+from costmodel import dispatch
+from costmodel.calls import key_of
+from costmodel.errors import InvalidInput, LayoutError, ShapeError, UnsupportedDtype
+
+# No model has learned float32: the rules rank.
+pytestmark = pytest.mark.filterwarnings("ignore:.*was trained on:RuntimeWarning")
+
+M, N, K = 640, 24, 16
+
+
+def memory_of(x: torch.Tensor) -> Any:
+    address = x.data_ptr()
+    assert address, "a kernel was launched on no memory"
+    size = x.element_size()
+    span = (1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))) * size
+    kind = {torch.float16: np.float16, torch.float32: np.float32}[x.dtype]
+    return np.ndarray(
+        tuple(x.shape), kind, (ctypes.c_char * span).from_address(address),
+        strides=tuple(s * size for s in x.stride()),
+    )  # fmt: skip
+
+
+def kernel(
+    self: FakeLaunch,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> None:
+    product = memory_of(a).astype(np.float32) @ memory_of(b).astype(np.float32)
+    product = product if bias is None else product + memory_of(bias).astype(np.float32)
+    with np.errstate(over="ignore"):
+        memory_of(out)[...] = product
+    LAUNCHED.append(self.plan.workload.m)
+
+
+LAUNCHED: list[int] = []
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine]:
+    monkeypatch.setattr(FakeLaunch, "__call__", kernel)
+    LAUNCHED.clear()
+    costmodel.matmul  # noqa: B018 - registers the operator
+    library = torch.library.Library("costmodel", "FRAGMENT")
+    on_cuda = costmodel.torch_ops._matmul._init_fn  # what the operator runs on a GPU
+    torch.library.register_kernel("costmodel::matmul", "cpu", on_cuda, lib=library)
+    yield Machine(monkeypatch, tmp_path)
+    library._destroy()
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+def pair(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    return random(M, K, dtype=dtype), random(K, N, dtype=dtype)
+
+
+def known(a: torch.Tensor, b: torch.Tensor, **options: Any) -> None:
+    """Have the launch of such plain operands kept, so that a look-up could take it for another."""
+    costmodel.matmul(a, b, **options)
+    launched = len(LAUNCHED)
+    costmodel.matmul(a, b, **options)
+    assert len(LAUNCHED) == launched + 1
+
+
+# --- what has been kept of an output ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_writing_to_what_autograd_has_kept_is_noticed_as_it_is_of_torch(first: bool) -> None:
+    a, b = pair()
+    out, weight = torch.ones(M, N), torch.ones(M, N, requires_grad=True)
+    if not first:
+        known(a, b, out=torch.ones(M, N))
+    loss = (weight * out).sum()
+    version = out._version
+    with torch.no_grad():
+        costmodel.matmul(a, b, out=out)
+    assert out._version > version
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+# --- tensors that are not what their memory says ------------------------------------------------
+
+
+def negated(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers, as the imaginary part of conjugate ones: in memory they are negative."""
+    found = torch.complex(torch.zeros_like(x), -x).conj().imag
+    assert found.is_neg()
+    return found
+
+
+@pytest.mark.parametrize("which", ["a", "b", "bias", "out"])
+def test_a_negative_view_is_multiplied_with_its_sign(which: str) -> None:
+    a, b = pair()
+    plain = {"a": a, "b": b, "bias": random(N), "out": torch.zeros(M, N)}
+    expected = torch.addmm(plain["bias"], a, b)
+    # The same strides without the sign come first.
+    same = torch.complex(torch.zeros_like(plain[which]), plain[which]).imag
+    given = plain | {which: same}
+    if which != "bias":  # a bias is contiguous
+        known(given["a"], given["b"], bias=given["bias"], out=given["out"])
+    given[which] = negated(plain[which])
+    found = costmodel.matmul(given["a"], given["b"], bias=given["bias"], out=given["out"])
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(given["out"].clone(), expected)
+
+
+class Elsewhere(torch.Tensor):
+    """A subclass that keeps its numbers in another tensor, as quantised weights do."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Elsewhere:
+        made: Elsewhere = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, inner.shape, strides=inner.stride(), dtype=inner.dtype, device=inner.device
+        )
+        made.inner = inner
+        return made
+
+    def __tensor_flatten__(self) -> Any:
+        return ["inner"], None
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        def inner(x: Any) -> Any:
+            return x.inner if isinstance(x, Elsewhere) else x
+
+        return function(*map(inner, args), **{k: inner(v) for k, v in (kwargs or {}).items()})
+
+
+@pytest.mark.parametrize("which", ["a", "b", "both"])
+def test_a_subclass_whose_numbers_are_elsewhere_is_multiplied_by_torch(which: str) -> None:
+    a, b = pair()
+    known(a, b)
+    launched = len(LAUNCHED)
+    for _ in range(2):
+        found = costmodel.matmul(
+            Elsewhere(a) if which != "b" else a, Elsewhere(b) if which != "a" else b
+        )
+        torch.testing.assert_close(found, a @ b)
+    assert len(LAUNCHED) == launched
+
+
+class Named(torch.Tensor):
+    """A subclass with memory of its own."""
+
+
+def test_a_subclass_with_memory_of_its_own_is_a_tensor_like_others() -> None:
+    a, b = pair()
+    costmodel.matmul(a.as_subclass(Named), b.as_subclass(Named))
+    assert LAUNCHED == [M]
+
+
+def test_a_fake_tensor_gives_a_fake_one() -> None:
+    a, b = pair()
+    known(a, b)
+    launched = len(LAUNCHED)
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(x) for x in (a, b)]
+        found = costmodel.matmul(*fakes)
+    assert (found.shape, found.dtype) == ((M, N), a.dtype)
+    assert type(found) is type(fakes[0])
+    assert len(LAUNCHED) == launched
+
+
+# --- calls that are watched ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["real", "fake", "symbolic"])
+def test_a_tracer_sees_the_operator(how: str) -> None:
+    a, b = pair()
+    known(a, b)
+    traced = make_fx(lambda a, b: costmodel.matmul(a, b), tracing_mode=how)(a, b)
+    targets = [str(node.target) for node in traced.graph.nodes if node.op == "call_function"]
+    assert any("costmodel.matmul" in target for target in targets)
+    other = a + 1
+    torch.testing.assert_close(traced(other, b), other @ b)
+
+
+def test_a_mode_sees_the_operator_and_the_numbers_are_right() -> None:
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    a, b = pair()
+    known(a, b)
+    with Watch():
+        found = costmodel.matmul(a, b)
+    torch.testing.assert_close(found, a @ b)
+    assert any("costmodel.matmul" in name for name in seen)
+
+
+def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return costmodel.matmul(a, b)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, in its own files
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f, a, b: torch.func.jvp(f, (a, b), (a + 1, b - 1)),
+        lambda f, a, b: torch.func.vjp(f, a, b)[1](torch.ones(M, N)),
+        lambda f, a, b: torch.func.grad(lambda a, b: f(a, b).square().sum(), (0, 1))(a, b),
+        lambda f, a, b: torch.func.vmap(f, (0, None))(torch.stack([a, -a]), b),
+        lambda f, a, b: torch.func.vmap(f)(torch.stack([a, -a]), torch.stack([b, b + 1])),
+        lambda f, a, b: torch.func.jacfwd(lambda b: f(a[:2], b))(b[:, :2]),
+        lambda f, a, b: torch.func.functionalize(f)(a, b),
+    ],
+    ids=["jvp", "vjp", "grad", "vmap", "vmap both", "jacfwd", "functionalize"],
+)
+def test_transforms_of_torch_func_are_those_of_torchs_own_product(
+    transform: Callable[..., Any],
+) -> None:
+    a, b = pair()
+    known(a, b)
+    torch.testing.assert_close(transform(product, a, b), transform(torch.matmul, a, b))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_forward_gradients_are_not_lost() -> None:
+    a, b = pair()
+    known(a, b)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(a, a + 1)
+        found = forward_ad.unpack_dual(costmodel.matmul(dual, b))
+        expected = forward_ad.unpack_dual(torch.mm(dual, b))
+        plain = costmodel.matmul(a, b)
+    assert found.tangent is not None
+    torch.testing.assert_close(tuple(found), tuple(expected))
+    torch.testing.assert_close(plain, a @ b)
+
+
+# --- autocast -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("types", ["32 32", "16 32", "32 16", "16 16"])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_autocast_gives_what_it_gives_of_torch(types: str, with_bias: bool) -> None:
+    dtypes = {"32": torch.float32, "16": torch.float16}
+    first, second = types.split()
+    a, b = random(M, K, dtype=dtypes[first]), random(K, N, dtype=dtypes[second])
+    bias = random(N) if with_bias else None
+    for _ in range(2):
+        with torch.autocast("cpu", dtype=torch.float16):
+            found = costmodel.matmul(a, b, bias=bias)
+            expected = torch.matmul(a, b)
+        if bias is not None:
+            expected = expected + bias.half()
+        assert found.dtype is torch.float16
+        torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3)
+    if types == "32 32":
+        assert costmodel.matmul(a, b).dtype is torch.float32, "outside of it"
+
+
+def test_autocast_leaves_an_output_and_double_numbers_alone() -> None:
+    a, b = pair()
+    out = torch.zeros(M, N)
+    with torch.autocast("cpu", dtype=torch.float16):
+        costmodel.matmul(a, b, out=out)
+        with pytest.raises(UnsupportedDtype):
+            costmodel.matmul(a.double(), b)
+    torch.testing.assert_close(out, a @ b)
+
+
+def test_autocast_passes_gradients_and_whole_modules() -> None:
+    layers = [torch.nn.Linear(K, N), torch.nn.LayerNorm(N), torch.nn.Linear(N, 8)]
+    model = torch.nn.Sequential(*layers)
+    x = random(M, K)
+
+    def step() -> list[torch.Tensor]:
+        model.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            found = model(x)
+        found.float().square().sum().backward()
+        return [found.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+    expected = step()
+    assert costmodel.nn.replace_linear(model) == 2
+    found = step()
+    assert found[0].dtype is torch.float16
+    for ours, theirs in zip(found, expected, strict=True):
+        scale = theirs.float().abs().max()
+        torch.testing.assert_close(ours.float(), theirs.float(), rtol=0, atol=float(scale) / 50)
+
+
+# --- what else a call may come with -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{"activation": ["relu"]}, {"mode": {}}, {"mode": ["auto"]}])
+def test_an_option_that_cannot_be_hashed_is_refused_like_others(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match="expected one of"):
+        costmodel.matmul(*pair(), **options)
+
+
+def test_an_output_of_other_items_beside_an_input_is_refused() -> None:
+    """Equal strides in items are not equal in bytes: columns beside one another overlap."""
+    memory = torch.zeros(4096, dtype=torch.float32)
+    out = memory[: 32 * 64].view(32, 64)[:, :8]
+    a = memory.view(torch.float16)[64 * 8 :].as_strided((32, 16), (64, 1))
+    with pytest.raises(LayoutError, match="shares memory"):
+        costmodel.matmul(a, random(16, 8, dtype=torch.float16), out=out)
+
+
+def test_a_call_under_way_does_not_keep_what_was_meanwhile_forgotten(
+    machine: Machine,
+) -> None:
+    a, b = pair(torch.float16)
+    timing, changed = threading.Event(), threading.Event()
+
+    def before() -> None:
+        timing.set()
+        assert changed.wait(60)
+
+    machine.bench.before = before
+    thread = threading.Thread(target=costmodel.matmul, args=(a, b))
+    thread.start()
+    assert timing.wait(60)
+    costmodel.set_mode("predict")
+    changed.set()
+    thread.join()
+    costmodel.matmul(a, b)
+    result = costmodel.result_for(a, b)
+    assert result is not None
+    assert result.mode == "predict"
+
+
+def test_forgotten_launches_are_counted() -> None:
+    kept = dispatch.KeptLaunches()
+    before = kept.cleared
+    kept.clear()
+    kept.put("key", None, before)  # type: ignore[arg-type]
+    assert len(kept) == 0
+    kept.put("key", None, kept.cleared)  # type: ignore[arg-type]
+    assert len(kept) == 1
+
+
+@pytest.mark.parametrize("shape", [(2, 3, M, N), (M, N + 1), (N,)])
+def test_batches_on_both_sides_want_an_output_of_their_shape(shape: tuple[int, ...]) -> None:
+    a, b = random(3, M, K), random(3, K, N)
+    with pytest.raises(ShapeError, match=r"expected \[3, 640, 24\]"):
+        costmodel.matmul(a, b, out=torch.zeros(shape))
+
+
+@pytest.mark.parametrize("shape", [(M, N), (1,), (3,), (5, 1, 1, 1)])
+def test_batches_on_both_sides_want_a_bias_of_a_row(shape: tuple[int, ...]) -> None:
+    a, b = random(3, M, K), random(3, K, N)
+    with pytest.raises(ShapeError, match=r"bias has shape .*: expected \[24\]"):
+        costmodel.matmul(a, b, bias=torch.zeros(shape))
+    torch.testing.assert_close(costmodel.matmul(a, b, bias=random(N)), a @ b + random(N))
+
+
+def test_batches_on_both_sides_are_not_widened_after_they_were_rounded() -> None:
+    a, b = random(3, M, K, dtype=torch.float16), random(3, K, N, dtype=torch.float16)
+    with pytest.raises(UnsupportedDtype, match=r"out is torch\.float32"):
+        costmodel.matmul(a, b, out=torch.zeros(3, M, N))
+
+
+def test_a_model_that_was_saved_again_is_another_one(tmp_path: Path) -> None:
+    """Also where a copy of it, or a clock, gives its files the same time."""
+    card = tmp_path / "card.json"
+    a, b = pair()
+
+    def key() -> Any:
+        return key_of(a, b, None, None, None, None, None, None, tmp_path)
+
+    keys = [key()]
+    for text in ("one", "another"):
+        (tmp_path / "new").write_text(text)
+        os.utime(tmp_path / "new", ns=(10**18, 10**18))
+        os.replace(tmp_path / "new", card)
+        keys.append(key())
+    assert len({*keys}) == 3
+    assert key() == keys[-1]
