@@ -1,4 +1,4 @@
-"""What a call costs the host, and what the first one of a product costs.
+"""What a call costs the host (``dispatch``), and the first one of a product (``first_calls``).
 
 Warm calls are of products so short that the GPU waits for the host. First calls are timed in
 processes of their own, with torch, Triton and costmodel imported and CUDA and cuBLAS started:
@@ -77,7 +77,7 @@ def warm_row(m: int, n: int, k: int, model: Path | None, *, into: bool) -> Row:
     )
     matmul_us, torch_us = host_us(calls, torch.cuda.synchronize)
     return {
-        "group": "known", "workload": f"{m}x{n}x{k}", "out": into, "chosen": str(result.chosen),
+        "workload": f"{m}x{n}x{k}", "out": into, "chosen": str(result.chosen),
         "matmul_us": matmul_us, "torch_mm_us": torch_us, "ratio": matmul_us / torch_us,
     }  # fmt: skip
 
@@ -146,7 +146,7 @@ def first_call(kind: str, mode: str, model: Path | None, caches: Path) -> Row:
     }
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     workload = "x".join(map(str, LARGE))
-    return {"group": "first", "workload": workload, "first_call": kind,
+    return {"workload": workload, "first_call": kind,
             **json.loads(done.stdout.splitlines()[-1])}  # fmt: skip
 
 
@@ -201,22 +201,26 @@ def time_first_call(mode: str, model: Path | None, *, after_another: bool) -> Ro
     }  # fmt: skip
 
 
-def summarize(rows: list[Row]) -> Row:
-    """The first warm row stands for the others; first calls have one row each."""
-    warm = next(row for row in rows if "matmul_us" in row)
-    first = {row["first_call"]: row["seconds"] for row in rows if "first_call" in row}
-    warm_process_s = first.get("warm caches")
+def summarize_known(rows: list[Row]) -> Row:
+    """The first row stands for the others."""
+    return {name: rows[0][name] for name in ("matmul_us", "torch_mm_us", "ratio")}
+
+
+def summarize_first(rows: list[Row]) -> Row:
+    """One row each."""
+    seconds = {row["first_call"]: row["seconds"] for row in rows}
+    warm_process_s = seconds.get("warm caches")
     return {
-        **{name: warm[name] for name in ("matmul_us", "torch_mm_us", "ratio")},
-        "first_call_s": first.get("auto"),
-        "predict_first_call_s": first.get("predict"),
+        "first_call_s": seconds.get("auto"),
+        "predict_first_call_s": seconds.get("predict"),
         "warm_process_first_call_ms": 1e3 * warm_process_s if warm_process_s else None,
-        "first_of_all_s": first.get("first of all"),
+        "first_of_all_s": seconds.get("first of all"),
     }
 
 
 def main() -> None:
     arguments = parser(__doc__)
+    arguments.add_argument("--only", choices=["known", "first"], help="default: both")
     arguments.add_argument("--runs", type=int, default=3, help="of each first call")
     arguments.add_argument("--first-call", help="only print the row of a first call in this mode")
     arguments.add_argument("--after-another", action="store_true", help="of a second product")
@@ -226,16 +230,20 @@ def main() -> None:
         print(json.dumps(row))
         return
     target = Target.current()
-    deadline = announce(args.budget_s, seconds=10 + 40 * args.runs)
+    deadline = announce(args.budget_s, seconds=10 + (args.only != "known") * 40 * args.runs)
     model = find_model(args.model, target)
     software = versions(target, model=f"{model.name} {model.hash}")
-    results = Results("dispatch", target, args.results, software, summarize)
-    for size in SMALL:
-        for into in (False, True):
-            results.add(warm_row(*size, args.model, into=into))
-    for kinds in until(deadline, KINDS):
-        results.add(*first_calls(kinds, args.runs, args.model))
-    results.show()
+    if args.only != "first":
+        known = Results("dispatch", target, args.results, software, summarize_known)
+        for size in SMALL:
+            for into in (False, True):
+                known.add(warm_row(*size, args.model, into=into))
+        known.show()
+    if args.only != "known":
+        first = Results("first_calls", target, args.results, software, summarize_first)
+        for kinds in until(deadline, KINDS):
+            first.add(*first_calls(kinds, args.runs, args.model))
+        first.show()
 
 
 if __name__ == "__main__":

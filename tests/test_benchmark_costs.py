@@ -181,18 +181,17 @@ def test_the_host_time_of_a_call_is_a_median(script: Any, monkeypatch: pytest.Mo
 
 
 def test_dispatch_by_hand(script: Any) -> None:
+    bench = script("bench_dispatch")
     warm: dict[str, Any] = {"matmul_us": 15.0, "torch_mm_us": 20.0, "ratio": 0.75}
-    rows = [warm, {"matmul_us": 99.0, "torch_mm_us": 1.0, "ratio": 99.0}]
-    summarize = script("bench_dispatch").summarize
-    assert summarize(rows) == {
-        **warm, "first_call_s": None, "predict_first_call_s": None,
-        "warm_process_first_call_ms": None, "first_of_all_s": None,
+    assert bench.summarize_known([{"out": False, **warm}, {"ratio": 99.0}]) == warm
+    assert bench.summarize_first([{"first_call": "auto", "seconds": 3.0}]) == {
+        "first_call_s": 3.0, "predict_first_call_s": None, "warm_process_first_call_ms": None,
+        "first_of_all_s": None,
     }  # fmt: skip
     named = {"auto": 3.0, "predict": 1.5, "first of all": 9.0, "warm caches": 0.25}
-    rows += [{"first_call": name, "seconds": s} for name, s in named.items()]
-    assert summarize(rows) == {
-        **warm, "first_call_s": 3.0, "predict_first_call_s": 1.5,
-        "warm_process_first_call_ms": 250.0, "first_of_all_s": 9.0,
+    assert bench.summarize_first([{"first_call": n, "seconds": s} for n, s in named.items()]) == {
+        "first_call_s": 3.0, "predict_first_call_s": 1.5, "warm_process_first_call_ms": 250.0,
+        "first_of_all_s": 9.0,
     }  # fmt: skip
 
 
