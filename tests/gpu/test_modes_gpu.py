@@ -231,7 +231,8 @@ def test_the_other_m_of_a_bucket_are_timed_once(cold):
     require_close(costmodel.matmul(a[:611], b), a[:611], b)
     first = costmodel.stats().since(before)
     assert first.tuned == 0
-    assert 16 <= first.timed <= 16 * 5
+    of_parts = 3 * 8  # m of each; for each up to five choices, torch among them
+    assert of_parts <= first.timed <= 5 * of_parts
     (entry,) = cold.cache.entries()
     assert entry.result.parts_timed
     assert entry.result.parts[-1].last == 640
