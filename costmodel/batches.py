@@ -11,6 +11,7 @@ import torch
 
 from costmodel.arguments import check_kinds
 from costmodel.errors import LayoutError, ShapeError, UnsupportedDtype
+from costmodel.torch_context import is_autocasting, keeps_elsewhere
 from costmodel.torch_product import activated, float32_precision
 
 __all__ = ["Matmul", "multiply_batches", "multiply_by_torch"]
@@ -95,7 +96,10 @@ def multiply_by_torch(
     if bias is not None and tuple(bias.shape) != (b.shape[-1] if b.ndim > 1 else 1,):
         expected = [b.shape[-1] if b.ndim > 1 else 1]
         raise ShapeError(f"bias has shape {list(bias.shape)}: expected {expected}")
-    with float32_precision(tf32) if tf32 is not None else nullcontext():
+    precision = float32_precision(tf32) if tf32 is not None else nullcontext()
+    # What autocast wants was done before; a subclass has its own way with it.
+    casts = is_autocasting() and not any(map(keeps_elsewhere, (a, b)))
+    with precision, torch.autocast(a.device.type, enabled=False) if casts else nullcontext():
         found = torch.matmul(a, b)
     if out is not None and out.shape != found.shape:
         raise ShapeError(f"out has shape {list(out.shape)}: expected {list(found.shape)}")

@@ -16,7 +16,7 @@ from costmodel.models.storage import CARD
 from costmodel.outputs import NewOutput
 from costmodel.prepared import Launch
 from costmodel.ranks import epoch
-from costmodel.torch_context import is_autocasting, is_watched
+from costmodel.torch_context import has_tangent, in_forward_level, is_autocasting, is_watched
 
 __all__ = ["Call", "KeptLaunches", "ModelLike", "by_autocast", "key_of"]
 
@@ -71,10 +71,11 @@ def by_autocast(call: Call) -> Call | None:
         types.append(bias.dtype)
     if dtype is _FLOAT32 or _FLOAT32 not in types or not all(t in _CAST for t in types):
         return None
-    return replace(
-        call, a=a.to(dtype), b=b.to(dtype), bias=None if bias is None else bias.to(of_result),
-        tf32=None,
-    )  # fmt: skip
+    a, b = a.to(dtype), b.to(dtype)
+    if a.dtype is not dtype or b.dtype is not dtype:
+        return None  # of a subclass that takes this for a move
+    bias = None if bias is None else bias.to(of_result)
+    return replace(call, a=a, b=b, bias=bias, tf32=None)
 
 
 def key_of(
@@ -92,19 +93,16 @@ def key_of(
 
     Whether there is a gradient to lose is in it: such a call never gets past its validation.
     """
-    if is_watched():
+    if is_watched() or (in_forward_level() and has_tangent((a, b, out, bias))):
         return None
     try:
-        a_strides, b_strides = a.stride(), b.stride()
         a_address, b_address = a.data_ptr(), b.data_ptr()
         return (
-            type(a), a.shape, a_strides, a.dtype, a.get_device(),
+            type(a), a.shape, a.stride(), a.dtype, a.get_device(),
             a_address & 15 or (not a_address and _NONE),
-            type(b), b.shape, b_strides, b.dtype, b.get_device(),
+            type(b), b.shape, b.stride(), b.dtype, b.get_device(),
             b_address & 15 or (not b_address and _NONE),
-            # The negative of its memory is the imaginary part of conjugate numbers, of which every
-            # other number belongs to it: a stride of 1 rules that out, and is seen sooner.
-            1 not in a_strides and a.is_neg(), 1 not in b_strides and b.is_neg(),
+            a.is_neg(), b.is_neg(),  # of the imaginary part of conjugate numbers
             (a.requires_grad or b.requires_grad) and torch.is_grad_enabled(),
             None if out is None else _described(out),
             None if bias is None else _described(bias),
@@ -117,10 +115,10 @@ def key_of(
 
 def _described(x: torch.Tensor) -> Any:
     wants_grad = x.requires_grad and torch.is_grad_enabled()
-    strides, address = x.stride(), x.data_ptr()
+    address = x.data_ptr()
     return (
-        type(x), x.shape, strides, x.dtype, x.get_device(),
-        address & 15 or (not address and _NONE), 1 not in strides and x.is_neg(), wants_grad,
+        type(x), x.shape, x.stride(), x.dtype, x.get_device(),
+        address & 15 or (not address and _NONE), x.is_neg(), wants_grad,
     )  # fmt: skip
 
 

@@ -24,7 +24,13 @@ from costmodel.models.xgb import XgbCostModel
 from costmodel.outputs import NewOutput
 from costmodel.prepared import Launch
 from costmodel.preparing import prepare
-from costmodel.torch_context import is_autocasting, is_for_torch, is_traced
+from costmodel.torch_context import (
+    in_forward_level,
+    is_autocasting,
+    is_fake,
+    is_for_torch,
+    is_watched,
+)
 from costmodel.torch_product import torch_multiplies_in_tf32
 from costmodel.tuning_result import TuningResult
 from costmodel.untrusted import as_path, file_errors
@@ -111,7 +117,10 @@ def matmul(
     """
     if _is_compiling():
         call = Call(a, b, out, bias, activation, tf32, out_dtype, mode, model)
-        return _traced(by_autocast(call) or call)
+        call = by_autocast(call) or call
+        if in_forward_level():  # of which the operator knows nothing
+            return multiply_by_torch(call.a, call.b, call.out, **call.options())
+        return _traced(call)
     if getattr(a, "dtype", None) is _FLOAT32:  # else these are no questions
         if is_autocasting():
             call = Call(a, b, out, bias, activation, tf32, out_dtype, mode, model)
@@ -231,7 +240,8 @@ def launch_for(a: torch.Tensor, b: torch.Tensor, **options: Any) -> Launch | Non
         options: those of :func:`matmul`.
     """
     call = Call(a, b, **options)
-    tf32 = call.tf32
+    call = by_autocast(call) or call
+    a, b, tf32 = call.a, call.b, call.tf32
     if tf32 is None and getattr(a, "dtype", None) is _FLOAT32:
         tf32 = torch_multiplies_in_tf32()
     mode = modes.deterministic(call.mode) if _deterministic() else call.mode
@@ -281,7 +291,9 @@ def _first_call(key: object, call: Call) -> torch.Tensor:
     operands = (a, b, bias)
     if torch.is_grad_enabled() and any(x.requires_grad for x in operands if x is not None):
         return _traced(call)
-    if is_traced((*operands, call.out)):
+    if any(x is not None and is_fake(x) for x in (*operands, call.out)):
+        return _traced(call)
+    if is_watched() and call.model is None:
         return _traced(call)
     new_output = NewOutput(a, b, call.out_dtype)
     out = new_output(a) if call.out is None else call.out

@@ -13,19 +13,35 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-__all__ = ["is_autocasting", "is_for_torch", "is_traced", "is_watched"]
+__all__ = [
+    "has_tangent", "in_forward_level", "is_autocasting", "is_fake", "is_for_torch", "is_watched",
+    "keeps_elsewhere",
+]  # fmt: skip
 
 is_autocasting = torch._C._is_any_autocast_enabled
 """Whether ``torch.autocast`` is on for any kind of device."""
 
 _count_modes = torch._C._len_torch_dispatch_stack
+_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _unpack_dual: Any = forward_ad.unpack_dual
 _plain_dispatch = torch.Tensor.__torch_dispatch__
 
 
 def is_watched() -> bool:
-    """Whether something looks at every call of torch: a tracer, a counter, forward gradients."""
-    return _count_modes() > 0 or forward_ad._current_level >= 0
+    """Whether something looks at every call of torch, such as a tracer or a counter."""
+    return _count_modes() > 0 and not _is_excluded(torch._C.DispatchKey.Python)
+
+
+def in_forward_level() -> bool:
+    """Whether some thread takes forward-mode gradients: then an operand may have a tangent."""
+    return forward_ad._current_level >= 0
+
+
+def has_tangent(operands: Iterable[torch.Tensor | None]) -> bool:
+    """Whether the product of these has a forward-mode gradient."""
+    return in_forward_level() and any(
+        isinstance(x, torch.Tensor) and _unpack_dual(x).tangent is not None for x in operands
+    )
 
 
 def is_for_torch(operands: Iterable[torch.Tensor | None]) -> bool:
@@ -34,27 +50,26 @@ def is_for_torch(operands: Iterable[torch.Tensor | None]) -> bool:
     That is what ``torch.func`` wraps, what has a tangent, what stands for the negative of its
     memory, and what a subclass such as ``DTensor`` or a quantised weight keeps elsewhere.
     """
-    return any(isinstance(x, torch.Tensor) and _is_more_than_memory(x) for x in operands)
+    given = [x for x in operands if isinstance(x, torch.Tensor)]
+    return any(map(_is_more_than_memory, given)) or has_tangent(given)
+
+
+def keeps_elsewhere(x: torch.Tensor) -> bool:
+    """Whether a tensor is of a subclass that says itself what torch's functions do with it."""
+    return type(x).__torch_dispatch__ is not _plain_dispatch and not is_fake(x)
 
 
 def _is_more_than_memory(x: torch.Tensor) -> bool:
     if torch._C._functorch.is_functorch_wrapped_tensor(x) or torch._is_functional_tensor(x):
         return True
-    if _is_fake(x):
+    if is_fake(x):
         return False
-    if type(x).__torch_dispatch__ is not _plain_dispatch or x.is_neg():
-        return True
-    if forward_ad._current_level >= 0 and _unpack_dual(x).tangent is not None:
+    if keeps_elsewhere(x) or x.is_neg():
         return True
     has_memory = x.layout == torch.strided and x.device.type != "meta"
     return has_memory and x.numel() > 0 and x.data_ptr() == 0
 
 
-def _is_fake(x: torch.Tensor) -> bool:
+def is_fake(x: torch.Tensor) -> bool:
     """Whether a tensor is one of those that tracing computes with: it has all but numbers."""
     return getattr(x, "fake_mode", None) is not None
-
-
-def is_traced(operands: Iterable[torch.Tensor | None]) -> bool:
-    """Whether the call is to go by the operator, which a tracer or a counter sees."""
-    return _count_modes() > 0 or any(x is not None and _is_fake(x) for x in operands)

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from costmodel.batches import multiply_by_torch
 from costmodel.dispatch import matmul
 from costmodel.errors import ShapeError
-from costmodel.torch_context import is_autocasting
+from costmodel.torch_context import in_forward_level, is_autocasting
 
 __all__ = ["external_matmul", "matmul"]
 
@@ -67,7 +68,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     a, b, bias = ctx.saved_tensors
     activation, tf32, mode, dtype = ctx.options
     if activation != "none":
-        before = _matmul(a, b, bias, "none", tf32, grad.dtype, mode)
+        before = _product(a, b, bias, tf32, grad.dtype, mode)
         grad = _through(activation, grad, before)
     of_a = of_b = of_bias = None
     if ctx.needs_input_grad[2]:
@@ -75,10 +76,27 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     # A sum's gradient is one number with strides of 0, which no kernel is made for.
     grad = grad.to(dtype).contiguous()
     if ctx.needs_input_grad[0]:
-        of_a = _matmul(grad, b.T, None, "none", tf32, None, mode)
+        of_a = _product(grad, b.T, None, tf32, None, mode)
     if ctx.needs_input_grad[1]:
-        of_b = _matmul(a.T, grad, None, "none", tf32, None, mode)
+        of_b = _product(a.T, grad, None, tf32, None, mode)
     return of_a, of_b, of_bias, None, None, None, None
+
+
+def _product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    tf32: bool | None,
+    out_dtype: torch.dtype | None,
+    mode: str | None,
+) -> torch.Tensor:
+    """a @ b + bias by the operator, or by torch where it is to have a forward-mode gradient."""
+    if not in_forward_level():
+        found: torch.Tensor = _matmul(a, b, bias, "none", tf32, out_dtype, mode)
+        return found
+    if out_dtype not in (None, a.dtype):
+        a, b, tf32 = a.to(out_dtype), b.to(out_dtype), None
+    return multiply_by_torch(a, b, None, bias=bias, tf32=tf32)
 
 
 def _through(activation: str, grad: torch.Tensor, before: torch.Tensor) -> torch.Tensor:

@@ -43,7 +43,7 @@ LAYERS = (
     "cache", "cache_bundle", "from_use",
     "timing_bench", "ranks", "question", "spreader", "winners",
     # launching what was chosen
-    "arguments", "outputs", "batches", "prepared", "loading", "pins", "torch_context", "calls",
+    "torch_context", "arguments", "outputs", "batches", "prepared", "loading", "pins", "calls",
     "capture",
     "background", "preparing", "dispatch", "torch_ops", "nn", "ahead", "warming",
     # people

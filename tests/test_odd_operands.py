@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dispatch_fakes import FakeLaunch, Machine
+from dispatch_fakes import MODEL, FakeLaunch, Machine
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import costmodel
 from costmodel import dispatch
@@ -134,6 +135,24 @@ def test_a_negative_view_is_multiplied_with_its_sign(which: str) -> None:
     torch.testing.assert_close(given["out"].clone(), expected)
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x[:, None],
+        lambda x: x.unsqueeze(-1),
+        lambda x: torch.as_strided(x, (M, 1), (1, 1)),
+    ],
+)
+def test_a_negative_view_may_have_any_strides(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    z = torch.complex(torch.zeros(2 * M), random(2 * M))
+    b = random(1, N)
+    plain, negative = view(z.imag), view(z.conj().imag)
+    assert negative.is_neg()
+    assert negative.stride() == plain.stride()
+    known(plain, b)
+    torch.testing.assert_close(costmodel.matmul(negative, b), negative @ b)
+
+
 class Elsewhere(torch.Tensor):
     """A subclass that keeps its numbers in another tensor, as quantised weights do."""
 
@@ -227,6 +246,19 @@ def test_a_mode_sees_the_operator_and_the_numbers_are_right() -> None:
     assert any("costmodel.matmul" in name for name in seen)
 
 
+def test_modes_that_are_switched_off_see_nothing() -> None:
+    a, b = pair()
+    with FlopCounterMode(display=False), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+        torch.testing.assert_close(costmodel.matmul(a, b), a @ b)
+
+
+def test_a_model_may_be_named_where_calls_are_counted() -> None:
+    a, b = pair(torch.float16)
+    with FlopCounterMode(display=False):
+        found = costmodel.matmul(a, b, model=MODEL)
+    torch.testing.assert_close(found, a @ b, rtol=1e-2, atol=1e-2)
+
+
 def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return costmodel.matmul(a, b)
 
@@ -267,6 +299,56 @@ def test_forward_gradients_are_not_lost() -> None:
     torch.testing.assert_close(plain, a @ b)
 
 
+def test_forward_gradients_of_another_thread_are_no_matter() -> None:
+    a, b = pair()
+    known(a, b)
+    inside, done = threading.Event(), threading.Event()
+
+    def differentiate() -> None:
+        with forward_ad.dual_level():
+            inside.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=differentiate)
+    thread.start()
+    assert inside.wait(60)
+    before = costmodel.stats()
+    costmodel.matmul(a, b)
+    done.set()
+    thread.join()
+    assert costmodel.stats().since(before).prepared == 0
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("activation", [None, "gelu"])
+def test_a_tangent_that_comes_in_the_backward_is_not_lost(activation: str | None) -> None:
+    a, b = pair()
+    a, b = a.requires_grad_(), b.requires_grad_()
+    direction, tangent = random(M, N), random(M, N) + 1
+
+    def backward_of(y: torch.Tensor) -> Any:
+        def gradients(v: torch.Tensor) -> Any:
+            return torch.autograd.grad(y, (a, b), v, retain_graph=True)
+
+        return torch.func.jvp(gradients, (direction,), (tangent,))
+
+    expected = torch.mm(a, b)
+    expected = expected if activation is None else torch.nn.functional.gelu(expected)
+    found = costmodel.matmul(a, b, activation=activation)
+    torch.testing.assert_close(backward_of(found), backward_of(expected), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_forward_gradients_are_compiled_too() -> None:
+    a, b = pair()
+
+    def derivative(a: torch.Tensor, b: torch.Tensor) -> Any:
+        return torch.func.jvp(lambda x: costmodel.matmul(x, b), (a,), (a + 1,))[1]
+
+    found = torch.compile(derivative, fullgraph=True, backend="eager")(a, b)
+    torch.testing.assert_close(found, (a + 1) @ b)
+
+
 # --- autocast -----------------------------------------------------------------------------------
 
 
@@ -297,6 +379,49 @@ def test_autocast_leaves_an_output_and_double_numbers_alone() -> None:
         with pytest.raises(UnsupportedDtype):
             costmodel.matmul(a.double(), b)
     torch.testing.assert_close(out, a @ b)
+
+
+class Moved(Elsewhere):
+    """Quantised weights take ``to`` for a move to another device: the type that they say stays."""
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function is torch.ops.aten._to_copy.default:
+            return Moved(args[0].inner)
+        if function is torch.ops.aten.mm.default and isinstance(args[1], Moved):
+            return function(args[0], args[1].inner.to(args[0].dtype))
+        return super().__torch_dispatch__(function, types, args, kwargs)
+
+
+def test_what_cannot_be_cast_is_left_to_torch() -> None:
+    a, b = pair()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = costmodel.matmul(a, Moved(b))
+    torch.testing.assert_close(found.float(), a @ b, rtol=5e-2, atol=5e-2)
+
+
+def test_autocast_is_the_same_of_batches_on_both_sides() -> None:
+    a, b = random(3, M, K), random(3, K, N)
+    out = torch.zeros(3, M, N)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        costmodel.matmul(a, b, out=out)
+        cast = costmodel.matmul(a, b)
+        halves = costmodel.matmul(a.half(), b.half(), bias=random(N, dtype=torch.float16))
+    torch.testing.assert_close(out, a @ b)
+    assert (cast.dtype, halves.dtype) == (torch.bfloat16, torch.float16)
+
+
+def test_the_result_under_autocast_is_that_of_the_product_that_is_computed() -> None:
+    a, b = pair()
+    costmodel.matmul(a, b)
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert costmodel.result_for(a, b) is None
+        costmodel.matmul(a, b)
+        result = costmodel.result_for(a, b)
+    assert result is not None
+    assert result.workload.code.dtype == "float16"
 
 
 def test_autocast_passes_gradients_and_whole_modules() -> None:
