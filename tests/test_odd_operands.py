@@ -1,21 +1,17 @@
-"""Operands that are more than their memory, and calls that torch watches.
-
-The kernel here does what one on a GPU does: it sees addresses, sizes and strides, nothing else.
-"""
+"""Operands that are more than their memory, and calls that torch watches."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from dispatch_fakes import MODEL, FakeLaunch, Machine
+from dispatch_fakes import MODEL, Machine
+from memory_fakes import LAUNCHED, Elsewhere, K, M, N, known, machine_of_memory, pair, random
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -30,65 +26,10 @@ from costmodel.errors import InvalidInput, LayoutError, ShapeError, UnsupportedD
 # No model has learned float32: the rules rank.
 pytestmark = pytest.mark.filterwarnings("ignore:.*was trained on:RuntimeWarning")
 
-M, N, K = 640, 24, 16
-
-
-def memory_of(x: torch.Tensor) -> Any:
-    address = x.data_ptr()
-    assert address, "a kernel was launched on no memory"
-    size = x.element_size()
-    span = (1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))) * size
-    kind = {torch.float16: np.float16, torch.float32: np.float32}[x.dtype]
-    return np.ndarray(
-        tuple(x.shape), kind, (ctypes.c_char * span).from_address(address),
-        strides=tuple(s * size for s in x.stride()),
-    )  # fmt: skip
-
-
-def kernel(
-    self: FakeLaunch,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    out: torch.Tensor,
-    bias: torch.Tensor | None,
-) -> None:
-    product = memory_of(a).astype(np.float32) @ memory_of(b).astype(np.float32)
-    product = product if bias is None else product + memory_of(bias).astype(np.float32)
-    with np.errstate(over="ignore"):
-        memory_of(out)[...] = product
-    LAUNCHED.append(self.plan.workload.m)
-
-
-LAUNCHED: list[int] = []
-
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine]:
-    monkeypatch.setattr(FakeLaunch, "__call__", kernel)
-    LAUNCHED.clear()
-    costmodel.matmul  # noqa: B018 - registers the operator
-    library = torch.library.Library("costmodel", "FRAGMENT")
-    on_cuda = costmodel.torch_ops._matmul._init_fn  # what the operator runs on a GPU
-    torch.library.register_kernel("costmodel::matmul", "cpu", on_cuda, lib=library)
-    yield Machine(monkeypatch, tmp_path)
-    library._destroy()
-
-
-def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator).to(dtype)
-
-
-def pair(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
-    return random(M, K, dtype=dtype), random(K, N, dtype=dtype)
-
-
-def known(a: torch.Tensor, b: torch.Tensor, **options: Any) -> None:
-    """Have the launch of such plain operands kept, so that a look-up could take it for another."""
-    costmodel.matmul(a, b, **options)
-    launched = len(LAUNCHED)
-    costmodel.matmul(a, b, **options)
-    assert len(LAUNCHED) == launched + 1
+    yield from machine_of_memory(monkeypatch, tmp_path)
 
 
 # --- what has been kept of an output ------------------------------------------------------------
@@ -151,32 +92,6 @@ def test_a_negative_view_may_have_any_strides(view: Callable[[torch.Tensor], tor
     assert negative.stride() == plain.stride()
     known(plain, b)
     torch.testing.assert_close(costmodel.matmul(negative, b), negative @ b)
-
-
-class Elsewhere(torch.Tensor):
-    """A subclass that keeps its numbers in another tensor, as quantised weights do."""
-
-    inner: torch.Tensor
-
-    @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> Elsewhere:
-        made: Elsewhere = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, inner.shape, strides=inner.stride(), dtype=inner.dtype, device=inner.device
-        )
-        made.inner = inner
-        return made
-
-    def __tensor_flatten__(self) -> Any:
-        return ["inner"], None
-
-    @classmethod
-    def __torch_dispatch__(
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        def inner(x: Any) -> Any:
-            return x.inner if isinstance(x, Elsewhere) else x
-
-        return function(*map(inner, args), **{k: inner(v) for k, v in (kwargs or {}).items()})
 
 
 @pytest.mark.parametrize("which", ["a", "b", "both"])
@@ -347,102 +262,6 @@ def test_forward_gradients_are_compiled_too() -> None:
 
     found = torch.compile(derivative, fullgraph=True, backend="eager")(a, b)
     torch.testing.assert_close(found, (a + 1) @ b)
-
-
-# --- autocast -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("types", ["32 32", "16 32", "32 16", "16 16"])
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_autocast_gives_what_it_gives_of_torch(types: str, with_bias: bool) -> None:
-    dtypes = {"32": torch.float32, "16": torch.float16}
-    first, second = types.split()
-    a, b = random(M, K, dtype=dtypes[first]), random(K, N, dtype=dtypes[second])
-    bias = random(N) if with_bias else None
-    for _ in range(2):
-        with torch.autocast("cpu", dtype=torch.float16):
-            found = costmodel.matmul(a, b, bias=bias)
-            expected = torch.matmul(a, b)
-        if bias is not None:
-            expected = expected + bias.half()
-        assert found.dtype is torch.float16
-        torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3)
-    if types == "32 32":
-        assert costmodel.matmul(a, b).dtype is torch.float32, "outside of it"
-
-
-def test_autocast_leaves_an_output_and_double_numbers_alone() -> None:
-    a, b = pair()
-    out = torch.zeros(M, N)
-    with torch.autocast("cpu", dtype=torch.float16):
-        costmodel.matmul(a, b, out=out)
-        with pytest.raises(UnsupportedDtype):
-            costmodel.matmul(a.double(), b)
-    torch.testing.assert_close(out, a @ b)
-
-
-class Moved(Elsewhere):
-    """Quantised weights take ``to`` for a move to another device: the type that they say stays."""
-
-    @classmethod
-    def __torch_dispatch__(
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if function is torch.ops.aten._to_copy.default:
-            return Moved(args[0].inner)
-        if function is torch.ops.aten.mm.default and isinstance(args[1], Moved):
-            return function(args[0], args[1].inner.to(args[0].dtype))
-        return super().__torch_dispatch__(function, types, args, kwargs)
-
-
-def test_what_cannot_be_cast_is_left_to_torch() -> None:
-    a, b = pair()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = costmodel.matmul(a, Moved(b))
-    torch.testing.assert_close(found.float(), a @ b, rtol=5e-2, atol=5e-2)
-
-
-def test_autocast_is_the_same_of_batches_on_both_sides() -> None:
-    a, b = random(3, M, K), random(3, K, N)
-    out = torch.zeros(3, M, N)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        costmodel.matmul(a, b, out=out)
-        cast = costmodel.matmul(a, b)
-        halves = costmodel.matmul(a.half(), b.half(), bias=random(N, dtype=torch.float16))
-    torch.testing.assert_close(out, a @ b)
-    assert (cast.dtype, halves.dtype) == (torch.bfloat16, torch.float16)
-
-
-def test_the_result_under_autocast_is_that_of_the_product_that_is_computed() -> None:
-    a, b = pair()
-    costmodel.matmul(a, b)
-    with torch.autocast("cpu", dtype=torch.float16):
-        assert costmodel.result_for(a, b) is None
-        costmodel.matmul(a, b)
-        result = costmodel.result_for(a, b)
-    assert result is not None
-    assert result.workload.code.dtype == "float16"
-
-
-def test_autocast_passes_gradients_and_whole_modules() -> None:
-    layers = [torch.nn.Linear(K, N), torch.nn.LayerNorm(N), torch.nn.Linear(N, 8)]
-    model = torch.nn.Sequential(*layers)
-    x = random(M, K)
-
-    def step() -> list[torch.Tensor]:
-        model.zero_grad()
-        with torch.autocast("cpu", dtype=torch.float16):
-            found = model(x)
-        found.float().square().sum().backward()
-        return [found.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
-
-    expected = step()
-    assert costmodel.nn.replace_linear(model) == 2
-    found = step()
-    assert found[0].dtype is torch.float16
-    for ours, theirs in zip(found, expected, strict=True):
-        scale = theirs.float().abs().max()
-        torch.testing.assert_close(ours.float(), theirs.float(), rtol=0, atol=float(scale) / 50)
 
 
 # --- what else a call may come with -------------------------------------------------------------
