@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from costmodel.errors import (
@@ -17,7 +18,10 @@ from costmodel.workload import ACTIVATIONS, DTYPES, OUT_DTYPES
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["check_arguments", "check_kinds", "may_share", "require_disjoint", "span_bytes"]
+__all__ = [
+    "check_arguments", "check_kinds", "may_share", "require_disjoint", "require_shape",
+    "span_bytes",
+]  # fmt: skip
 
 
 def check_arguments(
@@ -130,6 +134,16 @@ def may_share(
     return bias is not None and begin - bias_bytes < bias.data_ptr() < end
 
 
+def require_shape(name: str, x: torch.Tensor, shape: Sequence[int], more: str = "") -> None:
+    """Refuse a tensor of another shape; ``more`` says what it is for.
+
+    Raises:
+        ShapeError: with both.
+    """
+    if tuple(x.shape) != tuple(shape):
+        raise ShapeError(f"{name} has shape {list(x.shape)}: expected {list(shape)}{more}")
+
+
 def _check_shapes(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, bias: torch.Tensor | None
 ) -> None:
@@ -144,10 +158,10 @@ def _check_shapes(
         raise ShapeError(
             f"a{[m, k]} @ b{[k_b, n]}: expected as many columns in a ({k}) as rows in b ({k_b})"
         )
-    if out is not None and tuple(out.shape) != (m, n):
-        raise ShapeError(f"out has shape {list(out.shape)}: expected {[m, n]}")
-    if bias is not None and tuple(bias.shape) != (n,):
-        raise ShapeError(f"bias has shape {list(bias.shape)}: expected {[n]}, one value a column")
+    if out is not None:
+        require_shape("out", out, (m, n))
+    if bias is not None:
+        require_shape("bias", bias, (n,), ", one value a column")
     if bias is not None and n > 1 and bias.stride(0) != 1:
         raise LayoutError("bias is not contiguous: expected stride 1; call bias.contiguous()")
 

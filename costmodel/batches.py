@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from costmodel.arguments import check_kinds
+from costmodel.arguments import check_kinds, require_shape
 from costmodel.errors import LayoutError, ShapeError, UnsupportedDtype
-from costmodel.torch_context import is_autocasting, keeps_elsewhere
+from costmodel.torch_context import keeps_elsewhere, without_autocast
 from costmodel.torch_product import activated, float32_precision
 
 __all__ = ["Matmul", "multiply_batches", "multiply_by_torch"]
@@ -46,8 +46,8 @@ def multiply_batches(
         return multiply_by_torch(a, b, out, **options)
     is_vector = b.ndim == 1
     shape = a.shape[:-1] if is_vector else (*a.shape[:-1], b.shape[1])
-    if out is not None and out.shape != shape:
-        raise ShapeError(f"out has shape {list(out.shape)}: expected {list(shape)}")
+    if out is not None:
+        require_shape("out", out, shape)
     if is_vector:
         b = b.unsqueeze(1)
     rows = None if out is None else _rows_of(out.unsqueeze(-1) if is_vector else out)
@@ -93,16 +93,15 @@ def multiply_by_torch(
                 f"on both sides, or operands under torch.func or of a subclass; convert the result"
             )
     check_kinds(a, b, out, bias, activation, tf32, None)
-    if bias is not None and tuple(bias.shape) != (b.shape[-1] if b.ndim > 1 else 1,):
-        expected = [b.shape[-1] if b.ndim > 1 else 1]
-        raise ShapeError(f"bias has shape {list(bias.shape)}: expected {expected}")
+    if bias is not None:
+        require_shape("bias", bias, (b.shape[-1] if b.ndim > 1 else 1,))
     precision = float32_precision(tf32) if tf32 is not None else nullcontext()
     # What autocast wants was done before; a subclass has its own way with it.
-    casts = is_autocasting() and not any(map(keeps_elsewhere, (a, b)))
-    with precision, torch.autocast(a.device.type, enabled=False) if casts else nullcontext():
+    own_way = keeps_elsewhere(a) or keeps_elsewhere(b)
+    with precision, nullcontext() if own_way else without_autocast(a):
         found = torch.matmul(a, b)
-    if out is not None and out.shape != found.shape:
-        raise ShapeError(f"out has shape {list(out.shape)}: expected {list(found.shape)}")
+    if out is not None:
+        require_shape("out", out, found.shape)
     if bias is not None:
         found = found + bias
     found = activated(found, activation or "none")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.cache import SCHEMA, WinnerCache, is_key_of
-from costmodel.destination import require_file_place, write_file
+from costmodel.destination import write_file
 from costmodel.errors import CorruptFile, InvalidInput, WrongVersion
 from costmodel.tuning_result import TuningResult
 from costmodel.untrusted import file_errors, parse_json, read_small_file, take
@@ -24,7 +24,6 @@ def export_winners(cache: WinnerCache, file: Path) -> int:
     Raises:
         FileError: it cannot be written.
     """
-    require_file_place(file)
     entries = cache.entries()
     data = {
         "winners": SCHEMA,

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from costmodel.candidates import CostModel
-from costmodel.models.storage import CARD
+from costmodel.models.storage import card_stamp
 from costmodel.outputs import NewOutput
 from costmodel.prepared import Launch
 from costmodel.ranks import epoch
-from costmodel.torch_context import has_tangent, in_forward_level, is_autocasting, is_watched
+from costmodel.torch_context import has_tangent, is_autocasting, is_watched
 
 __all__ = ["Call", "KeptLaunches", "ModelLike", "by_autocast", "key_of"]
 
@@ -93,7 +93,7 @@ def key_of(
 
     Whether there is a gradient to lose is in it: such a call never gets past its validation.
     """
-    if is_watched() or (in_forward_level() and has_tangent((a, b, out, bias))):
+    if is_watched() or has_tangent((a, b, out, bias)):
         return None
     try:
         a_address, b_address = a.data_ptr(), b.data_ptr()
@@ -126,12 +126,11 @@ def _identity(model: ModelLike) -> Any:
     """A model is compared by identity, a directory by its name and when it was last saved."""
     if not isinstance(model, str | PathLike):
         return model
-    path = os.path.join(model, CARD)
+    path = os.fspath(model)
     try:
-        found = os.stat(path)
+        return path, card_stamp(path)
     except OSError:
         return path
-    return path, found.st_mtime_ns, found.st_size, found.st_ino
 
 
 class KeptLaunches:

@@ -33,10 +33,9 @@ def runs(timed: Sequence[Timed], last: int) -> Iterator[tuple[int, list[Times]]]
         last: m of the part.
     """
     timed = _working(timed)
-    found = min(
-        (_cut(timed, where) for where in product((False, True), repeat=len(timed) - 1)),
-        key=lambda cut: (max(map(_at_worst, cut)) > _APART, len(cut), max(map(_at_worst, cut))),
-    )
+    cuts = (_cut(timed, where) for where in product((False, True), repeat=len(timed) - 1))
+    judged = [(max(map(_at_worst, cut)), cut) for cut in cuts]
+    _, found = min(judged, key=lambda each: (each[0] > _APART, len(each[1]), each[0]))
     ends = [(run[-1][0] + following[0][0]) // 2 for run, following in pairwise(found)]
     for run, end in zip(found, [*ends, last], strict=True):
         yield end, [times for _, times in run]

@@ -15,18 +15,19 @@ from costmodel.shards import replace_file
 from costmodel.untrusted import file_errors, parse_json, read_small_file
 
 __all__ = [
-    "card_kind", "require_dataset_place", "require_file_place", "require_folder",
+    "CARD", "card_kind", "require_dataset_place", "require_file_place", "require_folder",
     "require_model_place", "require_table_place", "write_file",
 ]  # fmt: skip
 
-_CARD = "card.json"
+CARD = "card.json"
+"""Of a model, or of a dataset."""
 _MODEL_CARD = {"format", "hash", "features"}  # in those of every release
 _ANOTHER = "name another folder"
 
 
 def card_kind(folder: Path) -> Literal["", "model", "dataset", "other"]:
     """Whose ``card.json`` lies in a folder; empty where none does, ``other`` if it is not ours."""
-    file = folder / _CARD
+    file = folder / CARD
     if not os.path.lexists(file):
         return ""
     try:
@@ -68,7 +69,7 @@ def require_model_place(path: Path) -> None:
         )
     if kind == "other":
         raise FileError(
-            f"{path / _CARD} is no model's: expected an empty folder, or one of a model: "
+            f"{path / CARD} is no model's: expected an empty folder, or one of a model: "
             f"{_ANOTHER}, or take the file away"
         )
 
@@ -82,7 +83,7 @@ def require_dataset_place(path: Path) -> None:
     require_folder(path)
     kind = card_kind(path)
     if kind in ("model", "other"):
-        what = "a model" if kind == "model" else f"a {_CARD} that is no dataset's"
+        what = "a model" if kind == "model" else f"a {CARD} that is no dataset's"
         raise FileError(f"{path} holds {what}: expected an empty folder, or a dataset: {_ANOTHER}")
     if not kind and any(path.glob("artifacts-triton-*.parquet")):
         raise FileError(

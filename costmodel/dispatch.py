@@ -12,14 +12,20 @@ from typing import Any
 import torch
 
 from costmodel import models, modes
-from costmodel.arguments import check_arguments, may_share, require_disjoint, span_bytes
+from costmodel.arguments import (
+    check_arguments,
+    may_share,
+    require_disjoint,
+    require_shape,
+    span_bytes,
+)
 from costmodel.background import Background
 from costmodel.batches import multiply_batches, multiply_by_torch
 from costmodel.buckets import Buckets
 from costmodel.cache import WinnerCache
 from costmodel.calls import Call, KeptLaunches, ModelLike, by_autocast, key_of
 from costmodel.counters import count
-from costmodel.errors import InvalidInput, ShapeError
+from costmodel.errors import InvalidInput
 from costmodel.models.xgb import XgbCostModel
 from costmodel.outputs import NewOutput
 from costmodel.prepared import Launch
@@ -265,9 +271,7 @@ def _traced(call: Call) -> torch.Tensor:
         return multiply_batches(matmul, call.a, call.b, call.out, **call.options())
     out, out_dtype = call.out, call.out_dtype
     if out is not None:
-        if out.shape != (call.a.shape[0], call.b.shape[1]):
-            shape = [call.a.shape[0], call.b.shape[1]]
-            raise ShapeError(f"out has shape {list(out.shape)}: expected {shape}")
+        require_shape("out", out, (call.a.shape[0], call.b.shape[1]))
         out_dtype = out.dtype if out_dtype is None else out_dtype
     operator = torch.ops.costmodel.matmul  # of costmodel.torch_ops
     found = operator(

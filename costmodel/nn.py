@@ -90,10 +90,9 @@ def replace_linear(module: torch.nn.Module, *, mode: str | None = None) -> int:
 def _is_plain(layer: torch.nn.Linear) -> bool:
     if "forward" in vars(layer) or any(v for k, v in vars(layer).items() if k.endswith("_hooks")):
         return False
-    weight, bias = (layer._parameters.get(name) for name in ("weight", "bias"))
-    has_bias = "bias" in layer._parameters
+    own = layer._parameters
     return (
-        type(weight) is torch.nn.Parameter
-        and has_bias
-        and (bias is None or type(bias) is torch.nn.Parameter)
+        {"weight", "bias"} <= own.keys()
+        and type(own["weight"]) is torch.nn.Parameter
+        and (own["bias"] is None or type(own["bias"]) is torch.nn.Parameter)
     )

@@ -18,11 +18,9 @@ from costmodel.target import Target
 from costmodel.tuner import untimed_because
 from costmodel.tuning_result import TuningResult
 from costmodel.uncertainty import TopK
-from costmodel.workload import Workload
+from costmodel.workload import MOST, Workload
 
 __all__ = ["Question", "at_the_end", "fits", "memory_key", "serves", "winner_key"]
-
-_INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +86,8 @@ def at_the_end(question: Question, rows: tuple[int, int]) -> tuple[Question, tup
     What a configuration asks of the device grows with m: what may run the last may run them all.
     """
     workload = question.workload
-    last = min(rows[1], _INT32_MAX)
-    if not workload.code.wide and last * max(workload.n, workload.k) > _INT32_MAX:
+    last = min(rows[1], MOST)
+    if not workload.code.wide and last * max(workload.n, workload.k) > MOST:
         last = workload.m  # of the last m the operands would be another class of code
     return replace(question, workload=replace(workload, m=last)), (last, last)
 

@@ -28,7 +28,7 @@ from costmodel.grid import grid
 from costmodel.metrics import top_rows
 from costmodel.models.known import known_artifacts
 from costmodel.models.registry import find_model, load
-from costmodel.models.storage import CARD
+from costmodel.models.storage import card_stamp
 from costmodel.models.xgb import XgbCostModel
 from costmodel.space_rows import space_rows
 from costmodel.specialize import artifact_key, specialize
@@ -249,9 +249,7 @@ def named_model(model: CostModel | str | PathLike[str] | None) -> CostModel | No
         return model
     path = as_path("model", model)
     try:
-        found_card = (path / CARD).stat()
-        # A new file may bear the time of the old one, by a coarse clock or one that was set back.
-        stamp = (found_card.st_mtime_ns, found_card.st_ino, found_card.st_size)
+        stamp = card_stamp(path)
     except OSError:
         with file_errors(path):
             return load(path)  # the error that tells what is wrong with the path

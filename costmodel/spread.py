@@ -26,7 +26,7 @@ from costmodel.models.xgb import XgbCostModel
 from costmodel.specialize import Specialization, specialize
 from costmodel.trial import Compile
 from costmodel.tuning_result import Costs, Part, TuningResult
-from costmodel.workload import Workload
+from costmodel.workload import MOST, Workload
 
 __all__ = ["spread", "spread_by_timing"]
 
@@ -37,7 +37,6 @@ _TORCH_GAINS = 1.05
 _FINALISTS = 2  # and the one that the model has first
 _ROUNDS = 5
 _BUDGET_S = 1.0
-_INT32_MAX = 2**31 - 1
 
 
 def spread(result: TuningResult, rows: tuple[int, int], model: XgbCostModel) -> tuple[Part, ...]:
@@ -246,9 +245,9 @@ def _joined(parts: Iterator[Part]) -> tuple[Part, ...]:
 
 def _ends(workload: Workload, rows: tuple[int, int]) -> Iterator[int]:
     """The last m of each part. A tile more or less matters there: it is a multiple of many."""
-    first, last = rows[0], min(rows[1], _INT32_MAX)
+    first, last = rows[0], min(rows[1], MOST)
     if not workload.code.wide:  # a larger product is of another class of code
-        last = max(min(last, _INT32_MAX // max(workload.n, workload.k)), workload.m)
+        last = max(min(last, MOST // max(workload.n, workload.k)), workload.m)
     size = last - first + 1
     count = min(_PARTS, size)
     yield from (first - 1 + -(-size * (i + 1) // count) for i in range(count))

@@ -8,6 +8,7 @@ sees. Almost no call is of these kinds, so the quick look that each one takes co
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.autograd import forward_ad
 
 __all__ = [
     "has_tangent", "in_forward_level", "is_autocasting", "is_fake", "is_for_torch", "is_watched",
-    "keeps_elsewhere",
+    "keeps_elsewhere", "without_autocast",
 ]  # fmt: skip
 
 is_autocasting = torch._C._is_any_autocast_enabled
@@ -25,6 +26,12 @@ _count_modes = torch._C._len_torch_dispatch_stack
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _unpack_dual: Any = forward_ad.unpack_dual
 _plain_dispatch = torch.Tensor.__torch_dispatch__
+
+
+def without_autocast(x: torch.Tensor) -> AbstractContextManager[object]:
+    """In here, products where this tensor is have the types of their operands."""
+    # Made only where it is of use: it takes microseconds.
+    return torch.autocast(x.device.type, enabled=False) if is_autocasting() else nullcontext()
 
 
 def is_watched() -> bool:

@@ -6,7 +6,6 @@ where a gradient is wanted; all other calls go straight to the dispatcher.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ import torch
 from costmodel.batches import multiply_by_torch
 from costmodel.dispatch import matmul
 from costmodel.errors import ShapeError
-from costmodel.torch_context import in_forward_level, is_autocasting
+from costmodel.torch_context import in_forward_level, without_autocast
 
 __all__ = ["external_matmul", "matmul"]
 
@@ -31,8 +30,7 @@ def _matmul(
 ) -> torch.Tensor:
     """act(a @ b + bias) of a[m, k] and b[k, n]; see :func:`costmodel.matmul`."""
     # What autocast wants was done before the operator, whose result has the types that it says.
-    as_they_are = torch.autocast(a.device.type, enabled=False)
-    with torch.no_grad(), as_they_are if is_autocasting() else nullcontext():
+    with torch.no_grad(), without_autocast(a):
         return matmul(
             a, b, bias=bias, activation=activation, tf32=tf32, out_dtype=out_dtype, mode=mode
         )

@@ -11,6 +11,7 @@ import typer
 from costmodel.cli import output
 from costmodel.cli.output import AsJson, K, M, N
 from costmodel.cli.skipped import log_skipped
+from costmodel.modes import check_tuning_mode
 
 if TYPE_CHECKING:
     from costmodel.ranking import Ranking
@@ -80,7 +81,7 @@ def tune(
 
     workload = output.workload_of(m, n, k, dtype, a_layout, b_layout, out_dtype, tf32)
     wanted = _count(top)
-    _check_mode(mode)
+    check_tuning_mode(mode)
     if replay or data is not None or not _has_gpu():
         result = _replay(workload, data, target, model, wanted, mode)
     else:
@@ -114,16 +115,6 @@ def _count(top: str) -> TopK:
     from costmodel.uncertainty import require_top
 
     return require_top("--top", int(top) if top.lstrip("-").isdecimal() else top)
-
-
-def _check_mode(mode: str) -> None:
-    """Only what `tune` takes is named: `matmul` has two modes more."""
-    from costmodel.errors import InvalidInput
-    from costmodel.modes import MODES, TUNING_MODES
-
-    if mode not in TUNING_MODES:
-        other = " says when matmul may tune, not how" if mode in MODES else ""
-        raise InvalidInput(f"--mode {mode}{other}: expected one of {', '.join(TUNING_MODES)}")
 
 
 def _has_gpu() -> bool:

@@ -8,11 +8,12 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
+from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO, get_type_hints
 
 from costmodel.artifact_table import ArtifactTable
-from costmodel.destination import require_model_place
+from costmodel.destination import CARD, require_model_place
 from costmodel.errors import (
     CorruptFile,
     FileError,
@@ -33,16 +34,28 @@ from costmodel.uncertainty import Uncertainty
 from costmodel.untrusted import file_errors, parse_json, read_small_file, take
 from costmodel.workload import KINDS
 
-__all__ = ["CARD", "FORMAT", "load", "load_artifacts", "parse_head", "read_card", "save"]
+__all__ = [
+    "CARD", "FORMAT", "card_stamp", "load", "load_artifacts", "parse_head", "read_card", "save",
+]  # fmt: skip
 
 FORMAT = 1
 """Version of the layout of the directory and of its card."""
 
-CARD = "card.json"
 ARTIFACTS = "artifacts.parquet"
 TORCH = "torch.ubj"
 _PACKAGE = (Path(__file__).parents[1] / "_models").resolve()
 _HEADS = {True: ("model.ubj", FEATURES), False: ("config.ubj", CONFIG_FEATURES)}
+
+
+def card_stamp(directory: str | PathLike[str]) -> tuple[int, int, int]:
+    """What changes when a model is saved to a directory again.
+
+    Raises:
+        OSError: no model is there.
+    """
+    # A new file may bear the time of the old one, by a coarse clock or one that was set back.
+    card = os.stat(os.path.join(directory, CARD))
+    return card.st_mtime_ns, card.st_ino, card.st_size
 
 
 def save(model: XgbCostModel, path: Path, raw: Mapping[bool, bytes]) -> Path:
