@@ -8,6 +8,8 @@ processes of their own, with torch, Triton and costmodel imported and CUDA and c
 - ``first of all``: the first product of such a process, by ``auto``.
 - ``warm caches``: the same once more in a fresh process, with the caches that it filled.
 
+The first of them all writes Python's byte code, where that may be written; the others find it.
+
 Each is done in turn a few times, with caches of its own, and the row is that of the median; it has
 the least and the most of all too. It has its stages: when each began and how long it took, in
 seconds. They overlap; ``costs`` are those of the tuning's result.
@@ -144,6 +146,8 @@ def first_call(kind: str, mode: str, model: Path | None, caches: Path) -> Row:
         "TRITON_CACHE_DIR": str(caches / "triton"),
         "COSTMODEL_CACHE_DIR": str(caches / "costmodel"),
     }
+    # Where an image has forbidden it, each process would parse torch, Triton and xgboost anew.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     workload = "x".join(map(str, LARGE))
     return {"workload": workload, "first_call": kind,

@@ -126,6 +126,8 @@ class Background:
                 if sys.is_finalizing():
                     return
                 self._end(key, error)
+                if _is_ending():
+                    return
             else:
                 self._end(key, None)
 
@@ -155,6 +157,9 @@ class Background:
             self._report(key, error)
 
     def _report(self, key: Any, error: BaseException) -> None:
+        if _is_ending():  # which ends the processes of a job too
+            log.debug("ended with the program: %s: %r", key, error)
+            return
         text = f"tuning in the background failed, the answer so far stays: {error!r:.500}"
         log.warning("%s: %s", key, text)
         if not self._warned:
@@ -163,6 +168,11 @@ class Background:
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
             except RuntimeWarning:  # made an error: it must not end this thread
                 log.exception("the warning above was to be an error")
+
+
+def _is_ending() -> bool:
+    """Whether the program has come to its end: the main thread is done, or the interpreter."""
+    return sys.is_finalizing() or not threading.main_thread().is_alive()
 
 
 def _note(keys: dict[Any, None], key: Any) -> None:

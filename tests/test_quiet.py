@@ -152,3 +152,34 @@ def test_many_bad_entries_are_a_count(tmp_path: Path, caplog: pytest.LogCaptureF
         assert cache.survey() == ([], 50)
     (record,) = caplog.records
     assert "50 files" in record.getMessage()
+
+
+_ENDS_WHILE_A_JOB_IS_UNDER_WAY = """
+import atexit, threading, time
+atexit.register(time.sleep, 1)  # the last to run: the thread has time to say something
+from costmodel.background import Background
+from costmodel.supervisor import SupervisedWorker
+
+begun, tried = threading.Event(), []
+
+def job(switch):
+    tried.append(1)
+    worker = SupervisedWorker(time.sleep, limit_s=60)
+    worker.start()
+    begun.set()
+    outcome = worker.run(60)  # its process is killed at the end, as all are
+    raise RuntimeError(f"timed nothing: {outcome}")
+
+background = Background(lambda keys: None)
+background.submit("first", job)
+background.submit("second", job)
+assert begun.wait(60)
+"""
+
+
+def test_a_program_that_ends_says_nothing_of_what_it_was_tuning() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "always", "-c", _ENDS_WHILE_A_JOB_IS_UNDER_WAY],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
