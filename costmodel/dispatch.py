@@ -35,6 +35,7 @@ from costmodel.torch_context import (
     is_autocasting,
     is_fake,
     is_for_torch,
+    is_scripting,
     is_watched,
 )
 from costmodel.torch_product import torch_multiplies_in_tf32
@@ -284,6 +285,8 @@ def _first_call(key: object, call: Call) -> torch.Tensor:
     cleared = _launches.cleared  # before anything that is looked up may change
     if (cast := by_autocast(call)) is not None:
         return matmul(cast.a, cast.b, **cast.options())
+    if is_scripting() and call.model is None:
+        return _traced(call)
     call.mode = modes.default_mode() if call.mode is None else call.mode
     modes.check_mode(call.mode)
     a, b, bias = call.a, call.b, call.bias

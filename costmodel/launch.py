@@ -9,6 +9,7 @@ import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from costmodel.binaries import MakeSource, compiled, recalled
@@ -37,10 +38,14 @@ class Workspace:
 
     It grows and is kept, so that a launch allocates nothing. Launches on one stream may share it;
     two streams may not.
+
+    Args:
+        apart: out of reach of a pool that the calling thread allocates from at the time, such as
+            one of CUDA graphs (``torch.cuda.use_mem_pool``): what is kept is not of its results.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, *, apart: bool = False) -> None:
+        self._device, self._apart = device, apart
         self._memory: dict[tuple[str, torch.dtype], torch.Tensor] = {}
         self._scratch: tuple[tuple[torch.Tensor, torch.Tensor] | None, int, int] = (None, 0, 0)
 
@@ -76,9 +81,33 @@ class Workspace:
         key = name, dtype
         found = self._memory.get(key)
         if found is None or found.numel() < elements:
-            found = torch.zeros(elements, dtype=dtype, device=self._device)
+            make = partial(torch.zeros, elements, dtype=dtype, device=self._device)
+            found = _in_another_thread(make, self._device) if self._apart else make()
             self._memory[key] = found
         return found
+
+
+def _in_another_thread(make: Callable[[], torch.Tensor], device: torch.device) -> torch.Tensor:
+    """What is made on this thread's stream, from no pool of this thread: pools are a thread's."""
+    import torch
+
+    stream = torch.cuda.current_stream(device)
+    made: list[torch.Tensor] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            with torch.cuda.stream(stream):
+                made.append(make())
+        except BaseException as error:  # out of memory: the caller's
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="costmodel-allocate")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return made[0]
 
 
 @dataclass(frozen=True, slots=True)

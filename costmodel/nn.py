@@ -9,9 +9,13 @@ import torch
 from costmodel.errors import InvalidInput
 from costmodel.modes import check_mode
 from costmodel.torch_ops import matmul
-from costmodel.workload import ACTIVATIONS
+from costmodel.workload import ACTIVATIONS, DTYPES
 
 __all__ = ["Linear", "replace_linear"]
+
+_TYPES = [getattr(torch, name) for name in DTYPES]
+
+torch.fx.wrap("matmul")  # in a graph of torch.fx it is one call, as torch's own product is
 
 
 class Linear(torch.nn.Linear):
@@ -48,6 +52,8 @@ class Linear(torch.nn.Linear):
             activation=activation, mode=mode,
         )  # fmt: skip
         made.weight, made.bias = layer.weight, layer.bias
+        for name, value in vars(layer).items():
+            vars(made).setdefault(name, value)  # what a program has marked it with
         return made.train(layer.training)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -59,8 +65,9 @@ def replace_linear(module: torch.nn.Module, *, mode: str | None = None) -> int:
     """Replace every ``torch.nn.Linear`` inside a module, in place.
 
     Those of subclasses stay, and those with something of their own: hooks (old-style weight norm
-    and pruning have them), a ``forward`` or parameters that are no plain ones, as quantised
-    weights.
+    and pruning have them), a ``forward``, further parameters, buffers or modules, and parameters
+    that are no plain ones, as quantised weights, or of types that no kernel is for. Other
+    attributes go along.
 
     Returns:
         how many were replaced.
@@ -88,11 +95,11 @@ def replace_linear(module: torch.nn.Module, *, mode: str | None = None) -> int:
 
 
 def _is_plain(layer: torch.nn.Linear) -> bool:
-    if "forward" in vars(layer) or any(v for k, v in vars(layer).items() if k.endswith("_hooks")):
+    """Whether it computes what ``torch.nn.Linear`` does, of what that has, and nothing else."""
+    own = vars(layer)
+    if "forward" in own or any(v for k, v in own.items() if k.endswith("_hooks")):
         return False
-    own = layer._parameters
-    return (
-        {"weight", "bias"} <= own.keys()
-        and type(own["weight"]) is torch.nn.Parameter
-        and (own["bias"] is None or type(own["bias"]) is torch.nn.Parameter)
-    )
+    if layer._parameters.keys() != {"weight", "bias"} or layer._buffers or layer._modules:
+        return False
+    parameters = [p for p in layer._parameters.values() if p is not None]
+    return all(type(p) is torch.nn.Parameter and p.dtype in _TYPES for p in parameters)

@@ -246,7 +246,7 @@ def _workspace(index: int, stream: int) -> Workspace:
     found = _workspaces.get((index, stream))
     if found is None:
         with _lock:
-            made = Workspace(torch.device("cuda", index))
+            made = Workspace(torch.device("cuda", index), apart=True)
             found = _workspaces.setdefault((index, stream), made)
     return found
 

@@ -15,13 +15,14 @@ import torch
 from torch.autograd import forward_ad
 
 __all__ = [
-    "has_tangent", "in_forward_level", "is_autocasting", "is_fake", "is_for_torch", "is_watched",
-    "keeps_elsewhere", "without_autocast",
+    "has_tangent", "in_forward_level", "is_autocasting", "is_fake", "is_for_torch", "is_scripting",
+    "is_watched", "keeps_elsewhere", "without_autocast",
 ]  # fmt: skip
 
 is_autocasting = torch._C._is_any_autocast_enabled
 """Whether ``torch.autocast`` is on for any kind of device."""
 
+_tracing_state = torch._C._get_tracing_state
 _count_modes = torch._C._len_torch_dispatch_stack
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _unpack_dual: Any = forward_ad.unpack_dual
@@ -34,9 +35,15 @@ def without_autocast(x: torch.Tensor) -> AbstractContextManager[object]:
     return torch.autocast(x.device.type, enabled=False) if is_autocasting() else nullcontext()
 
 
+def is_scripting() -> bool:
+    """Whether ``torch.jit.trace`` writes down what is called: then sizes are tensors to it."""
+    return _tracing_state() is not None
+
+
 def is_watched() -> bool:
     """Whether something looks at every call of torch, such as a tracer or a counter."""
-    return _count_modes() > 0 and not _is_excluded(torch._C.DispatchKey.Python)
+    seen = _count_modes() > 0 and not _is_excluded(torch._C.DispatchKey.Python)
+    return seen or _tracing_state() is not None
 
 
 def in_forward_level() -> bool:

@@ -143,6 +143,19 @@ def test_a_tracer_sees_the_operator(how: str) -> None:
     torch.testing.assert_close(traced(other, b), other @ b)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("known_before", [True, False])
+@pytest.mark.parametrize("grad", [True, False])
+def test_what_torchscript_traces_has_any_number_of_rows(grad: bool, known_before: bool) -> None:
+    """Sizes are tensors to it; the trace is checked by another, without gradients."""
+    a, b = pair()
+    if known_before:
+        known(a, b)
+    traced = torch.jit.trace(lambda a: costmodel.matmul(a, b), (a.requires_grad_(grad),))
+    torch.testing.assert_close(traced(a), a @ b)
+    torch.testing.assert_close(traced(a[:100]), a[:100] @ b)
+
+
 def test_a_mode_sees_the_operator_and_the_numbers_are_right() -> None:
     seen = []
 

@@ -320,13 +320,30 @@ def _without_parameter(layer: torch.nn.Linear) -> None:
     layer.register_buffer("weight", weight)
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")
+def _with_parameter(layer: torch.nn.Linear) -> None:
+    layer.gain = torch.nn.Parameter(torch.ones(3))
+
+
+def _with_buffer(layer: torch.nn.Linear) -> None:
+    layer.register_buffer("scale", torch.ones(3))
+
+
+def _with_module(layer: torch.nn.Linear) -> None:
+    layer.adapter = torch.nn.Identity()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:Complex modules:UserWarning")
 @pytest.mark.parametrize(
     "change",
     [
         _hooked,
         _own_forward,
         _without_parameter,
+        _with_parameter,
+        _with_buffer,
+        _with_module,
+        torch.nn.Linear.double,
+        lambda layer: layer.to(torch.complex64),
         torch.nn.utils.weight_norm,
         torch.nn.utils.spectral_norm,
         torch.nn.utils.parametrizations.weight_norm,
@@ -340,6 +357,20 @@ def test_layers_with_something_of_their_own_stay(change: Callable[[torch.nn.Line
     assert replace_linear(module) == 1
     assert module[0] is layer
     assert type(module[1]) is Linear
+
+
+def test_what_a_layer_is_marked_with_goes_along() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(3, 3))
+    module[0].tag = ["mine"]  # type: ignore[assignment]
+    assert replace_linear(module) == 1
+    assert module[0].tag == ["mine"]
+    assert [*module.state_dict()] == ["0.weight", "0.bias"]
+
+
+def test_a_layer_is_one_call_in_a_graph_of_fx() -> None:
+    traced = torch.fx.symbolic_trace(torch.nn.Sequential(Linear(3, 3), torch.nn.ReLU()))
+    called = [node.target for node in traced.graph.nodes if node.op == "call_function"]
+    assert called[-1] is costmodel.matmul  # after the view of the weight
 
 
 def test_a_layer_with_two_names_is_replaced_under_both() -> None:

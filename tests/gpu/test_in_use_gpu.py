@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import costmodel
+from costmodel import GemmConfig
 from costmodel.nn import Linear, replace_linear
 
 pytestmark = [
@@ -147,6 +148,33 @@ def test_compiled_with_graphs_of_cuda_it_answers_alike(
         for turn in range(8):
             text = words(1 + turn % 2, 32, seed=turn)
             near(fast(text), plain(text))
+
+
+@pytest.mark.parametrize("k, config", [
+    (4096, GemmConfig("pointer", 64, 64, 64, 4, 3, split_k=4)),
+    (1001, GemmConfig("tma", 64, 64, 64, 4, 3, repack=True)),
+], ids=["split", "repack"])  # fmt: skip
+def test_what_a_launch_keeps_is_of_no_pool_of_a_graph(k: int, config: GemmConfig) -> None:
+    """Partial sums and copies: memory of such a pool is another's when the graph is replayed."""
+    weight = torch.randn(k, 256, device="cuda", dtype=torch.float16) / k**0.5
+    given = [torch.randn(64, k, device="cuda", dtype=torch.float16) for _ in range(6)]
+    costmodel.pin(config, given[0], weight)
+    step = torch.compile(
+        lambda x: costmodel.matmul(x, weight) + 1, mode="reduce-overhead", fullgraph=True
+    )
+    with torch.inference_mode():
+        for x in given:
+            near(step(x), x @ weight + 1, 0.01)
+    pool: Any = torch.cuda.MemPool()
+    stream: Any = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream), torch.cuda.use_mem_pool(pool):
+        found = costmodel.matmul(given[0], weight)
+    stream.synchronize()
+    near(found, given[0] @ weight, 0.01)
+    del found
+    assert sum(segment["allocated_size"] for segment in pool.snapshot()) == 0
+    costmodel.unpin(given[0], weight)
 
 
 def test_graphed_with_its_gradients_it_is_trained_alike(no_makeshift: None) -> None:
