@@ -150,7 +150,7 @@ def test_compiled_with_graphs_of_cuda_it_answers_alike(
             near(fast(text), plain(text))
 
 
-@pytest.mark.parametrize("k, config", [
+@pytest.mark.parametrize(("k", "config"), [
     (4096, GemmConfig("pointer", 64, 64, 64, 4, 3, split_k=4)),
     (1001, GemmConfig("tma", 64, 64, 64, 4, 3, repack=True)),
 ], ids=["split", "repack"])  # fmt: skip
