@@ -17,6 +17,7 @@ import logging
 import os
 import re
 import threading
+import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ SCHEMA = 1
 # An exhaustive tuning of the whole space takes about one.
 _MOST_BYTES = 16 * 2**20
 _MOST_KEY_BYTES = 64 * 2**10
+_ATTEMPTS = 3
+_WRITING_S = 60.0  # far longer than a writer takes
 
 log = logging.getLogger("costmodel")
 
@@ -56,12 +59,16 @@ class WinnerCache:
 
     Args:
         directory: default: :func:`cache_directory`, looked up when first used.
+
+    Attributes:
+        unusable_because: what ended the keeping; empty while it goes on.
     """
 
     def __init__(self, directory: str | Path | None = None) -> None:
         self._named = Path(directory) if directory is not None else None
         self._usable = self._writable = True
         self._lock = threading.Lock()
+        self.unusable_because = ""
 
     @property
     def path(self) -> Path | None:
@@ -83,24 +90,28 @@ class WinnerCache:
             return None
         return entry.result
 
-    def put(self, key: Mapping[str, Any], result: TuningResult) -> None:
+    def put(self, key: Mapping[str, Any], result: TuningResult) -> bool:
         """Keep a winner, in place of the one of this key if there is one.
+
+        Returns:
+            whether it is on disk.
 
         Raises:
             InvalidInput: larger than any entry, and so would not be read again.
         """
         path = self._file(key)
         if path is None or not self._writable:
-            return
+            return False
         data = {"schema": SCHEMA, "key": _plain(key), "result": result.to_dict()}
         content = (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()
         if len(content) > _MOST_BYTES or len(json.dumps(data["key"])) > _MOST_KEY_BYTES:
             raise InvalidInput(f"an entry of {len(content)} bytes: expected {_MOST_BYTES} at most")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, lambda file: file.write(content))
+            _write(path, content)
         except OSError as error:  # what is there may still be read
             self._give_up(error, reading=False)
+            return False
+        return True
 
     def discard(self, key: Mapping[str, Any]) -> None:
         """Forget a winner."""
@@ -141,7 +152,8 @@ class WinnerCache:
             how many entries there were, and how many files under such names that were none.
         """
         for path in self._files(".*.json.*.tmp"):
-            self._remove(path)
+            if not _is_being_written(path):
+                self._remove(path)
         entries, unusable = self.sorted_files()
         removed = sum(self._remove(entry.path) for entry in entries)
         return removed, sum(map(self._remove, unusable))
@@ -184,14 +196,15 @@ class WinnerCache:
             path.unlink()
         except FileNotFoundError:
             return False
-        except OSError as error:
-            self._give_up(error)
+        except OSError as error:  # what is there may still be read
+            self._give_up(error, reading=False)
             return False
         return True
 
     def _give_up(self, error: Exception, *, reading: bool = True) -> None:
         with self._lock:
             first, self._writable = self._writable, False
+            self.unusable_because = self.unusable_because or str(error)
             self._usable = self._usable and not reading
         if first:
             warnings.warn(
@@ -200,6 +213,26 @@ class WinnerCache:
                 RuntimeWarning,
                 stacklevel=3,
             )
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write again where another process has just removed the folder, or what lay in it."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, lambda file: file.write(content))
+            return
+        except FileNotFoundError:
+            if attempt == _ATTEMPTS - 1:
+                raise
+
+
+def _is_being_written(path: Path) -> bool:
+    """Whether a temporary file may yet get its name; a wrong clock costs one file or one write."""
+    try:
+        return abs(time.time() - path.stat().st_mtime) < _WRITING_S
+    except OSError:  # it has
+        return True
 
 
 def _content(path: Path) -> bytes:

@@ -9,7 +9,8 @@ from typing import Any
 
 from costmodel.cache import SCHEMA, WinnerCache, is_key_of
 from costmodel.destination import write_file
-from costmodel.errors import CorruptFile, InvalidInput, WrongVersion
+from costmodel.errors import CorruptFile, FileError, InvalidInput, WrongVersion
+from costmodel.folders import VARIABLE
 from costmodel.tuning_result import TuningResult
 from costmodel.untrusted import file_errors, parse_json, read_small_file, take
 
@@ -45,6 +46,7 @@ def import_winners(cache: WinnerCache, file: Path) -> Counter[str]:
 
     Raises:
         CorruptFile: no such file of winners. WrongVersion: of another release.
+        FileError: a winner cannot be written; those before it were added.
     """
     with file_errors(file):
         text = read_small_file(file, _MOST_BYTES)
@@ -64,13 +66,21 @@ def import_winners(cache: WinnerCache, file: Path) -> Counter[str]:
             if not is_key_of(key, result.workload):
                 raise InvalidInput("a key of another workload")
             is_known = cache.get(key) is not None
-            if not is_known:
-                cache.put(key, result)
+            if not is_known and not cache.put(key, result):
+                raise FileError(_unwritten(cache, counts["added"]))
         except InvalidInput:
             counts["refused"] += 1
             continue
         counts["known" if is_known else "added"] += 1
     return counts
+
+
+def _unwritten(cache: WinnerCache, added: int) -> str:
+    return (
+        f"{cache.path or 'the cache'}: {added} winners were added, and no more can be written "
+        f"({cache.unusable_because}): check who may write there and that the disk is not full, or "
+        f"set {VARIABLE}"
+    )
 
 
 def _key(key: dict[str, Any]) -> dict[str, Any]:

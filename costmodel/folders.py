@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
@@ -18,13 +19,15 @@ VARIABLE = "COSTMODEL_CACHE_DIR"
 def cache_directory() -> Path:
     """What can be made again is kept here: ``COSTMODEL_CACHE_DIR``, else the user's cache.
 
+    A relative one is below the working directory of its first use, wherever the process goes then.
+
     Raises:
         InvalidInput: there is none, as where no home directory is known.
     """
     named = os.environ.get(VARIABLE, "")
     try:
         if named:
-            return Path(named).expanduser().absolute()
+            return _from_here(Path(named).expanduser())
         path = Path(platformdirs.user_cache_dir("costmodel", appauthor=False))
     except RuntimeError as error:  # newer releases say so; older ones give back the "~"
         raise InvalidInput(f"{error}, or {VARIABLE}") from None
@@ -35,3 +38,8 @@ def cache_directory() -> Path:
     if not path.is_absolute():
         raise InvalidInput(f"no home directory is known ({path}): set HOME or {VARIABLE}")
     return path
+
+
+@functools.cache
+def _from_here(path: Path) -> Path:
+    return path.absolute()

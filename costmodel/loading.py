@@ -11,7 +11,7 @@ import torch
 from costmodel.bounded import drop_oldest
 from costmodel.config import GemmConfig
 from costmodel.counters import count
-from costmodel.errors import CompileError, LaunchError
+from costmodel.errors import CompileError, CostModelError, LaunchError
 from costmodel.launch import Kernel, Plan, load
 from costmodel.prepared import TritonLaunch
 from costmodel.repacking import Repack
@@ -72,6 +72,7 @@ def first_launch(
     device_index: int,
     operands: _Operands,
     result: TuningResult,
+    refused: list[type[CostModelError]] | None = None,
 ) -> TritonLaunch | None:
     """The launch of the first configuration that may run and can be loaded; None if none can.
 
@@ -79,6 +80,7 @@ def first_launch(
         configs: in order of preference.
         operands: A, B and C, for their strides.
         result: what the launch goes by.
+        refused: is told what kind of error each that cannot be loaded was refused with.
     """
     for config in configs:
         if legality(config, workload, result.target.device):
@@ -88,6 +90,8 @@ def first_launch(
             kernel = bring(plan, result.target, device_index)
         except (CompileError, LaunchError) as error:
             log.info("%s: %s", config, one_line(error))
+            if refused is not None:  # not the error itself, which holds on to the operands
+                refused.append(type(error))
             continue
         return TritonLaunch(plan, kernel, device_index, operands, result)
     return None

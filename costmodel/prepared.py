@@ -12,7 +12,7 @@ import torch
 from torch import _C
 
 from costmodel.launch import Kernel, Plan, Workspace, make_context
-from costmodel.recorded import RecordedLaunch
+from costmodel.recorded import ROOM_OF_ADDRESSES, RecordedLaunch
 from costmodel.repacking import Repack
 from costmodel.torch_product import torch_product
 from costmodel.tuning_result import TuningResult
@@ -21,7 +21,6 @@ __all__ = ["Launch", "TorchLaunch", "TritonLaunch"]
 
 log = logging.getLogger("costmodel")
 
-_KEPT_DESCRIPTORS = 256
 _Matrices = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # A, B and C
 
 
@@ -196,9 +195,7 @@ class _Direct:
             found = self._kept.get(first)
             if found is None:
                 found = self._describe(a, b, out)
-                if len(self._kept) >= _KEPT_DESCRIPTORS:
-                    self._kept.clear()
-                self._kept[first] = found
+                ROOM_OF_ADDRESSES.put(self._kept, first, found)
             first = found
         row = None if bias is None else bias.data_ptr()
         if scratch is not None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from typing import Any
 
 import torch
@@ -35,6 +36,8 @@ from costmodel.winners import Question, Winners
 from costmodel.workload import Workload
 
 __all__ = ["Prepared", "prepare"]
+
+_OTHERS = 8  # are tried in place of a winner: each may take seconds to compile
 
 log = logging.getLogger("costmodel")
 
@@ -71,11 +74,18 @@ class _Product:
         code = self.workload.code
         return TorchLaunch(code.activation, result, code.tf32)
 
-    def of(self, result: TuningResult, *, only_loaded: bool = False) -> Launch | None:
+    def of(
+        self,
+        result: TuningResult,
+        *,
+        only_loaded: bool = False,
+        refused: list[type[CostModelError]] | None = None,
+    ) -> Launch | None:
         """The launch of a result, of its next choices where it was predicted; None if none works.
 
         Args:
             only_loaded: only what can be launched with nothing to be compiled or loaded.
+            refused: as of :func:`costmodel.loading.first_launch`.
         """
         here = result.at(self.workload.m)
         if here.config is None:
@@ -87,10 +97,18 @@ class _Product:
         if only_loaded:
             loaded = set(loaded_configs(self.workload, result.target, index))
             configs = [config for config in configs if config in loaded]
-        launch = first_launch(configs, self.workload, index, self.operands, here)
+        launch = first_launch(configs, self.workload, index, self.operands, here, refused)
         if launch is None and result.config is None and not self.question.epoch:
             return self.by_torch(result)  # whose winner elsewhere in the bucket torch is
         return launch
+
+    def of_others(self, result: TuningResult) -> Launch | None:
+        """The launch of the best that was timed beside a winner, and faster than torch."""
+        torch_us = result.torch.latency_us if result.torch and result.torch.ok else inf
+        timed = {c: x.latency_us for c, x in result.measured if x.ok and x.latency_us < torch_us}
+        configs = sorted(timed.keys() - _choices(result, self.workload), key=timed.__getitem__)
+        index, here = self.question.device_index, result.at(self.workload.m)
+        return first_launch(configs[:_OTHERS], self.workload, index, self.operands, here)
 
 
 def _choices(result: TuningResult, workload: Workload) -> list[GemmConfig]:
@@ -174,11 +192,15 @@ def _known(product: _Product, winners: Winners) -> tuple[Question, TuningResult]
 
 def _found(product: _Product, question: Question, result: TuningResult, winners: Winners) -> Launch:
     """The launch of a winner; of another one, or torch, where it no longer works."""
-    launch = product.of(result)
+    refused: list[type[CostModelError]] = []
+    launch = product.of(result, refused=refused)
     if launch is None and not question.epoch:  # in a group none may choose anew by itself
-        log.warning("%s no longer works for %s: tuning again", result.chosen, product.workload)
-        result = winners.find(question, instead_of=result)
-        launch = product.of(result)
+        # What this device has no memory for now may be another process's winner.
+        unwanted, broken = result, LaunchError not in refused
+        result = winners.find(question, instead_of=unwanted, broken=broken)
+        if result is not unwanted:  # which it is where that was done before, in vain
+            launch = product.of(result)
+        launch = launch or product.of_others(result)
     if launch is None:
         warnings.warn(
             f"no configuration of {product.workload} can be loaded: torch computes it",
@@ -304,7 +326,8 @@ def _improve(question: Question, winners: Winners, switch: Callable[[], None]) -
         _bring(found, question)
     except (CompileError, LaunchError) as error:
         log.warning("%s no longer works: %s", found.chosen, one_line(error))
-        _bring(winners.find(question, instead_of=found, wait=False), question)
+        broken = isinstance(error, CompileError)
+        _bring(winners.find(question, instead_of=found, broken=broken, wait=False), question)
 
 
 def _bring(result: TuningResult, question: Question) -> None:

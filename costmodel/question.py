@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
@@ -20,7 +21,9 @@ from costmodel.tuning_result import TuningResult
 from costmodel.uncertainty import TopK
 from costmodel.workload import MOST, Workload
 
-__all__ = ["Question", "at_the_end", "fits", "memory_key", "serves", "winner_key"]
+__all__ = [
+    "Question", "at_the_end", "fits", "is_by_model_of", "memory_key", "serves", "winner_key",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,11 @@ def winner_key(question: Question, target: Target, rows: tuple[int, int]) -> dic
         "include_torch": question.include_torch,
         "protocol": TimingProtocol().to_dict() if timed else None,
     }
+
+
+def is_by_model_of(key: Mapping[str, Any], result: TuningResult) -> bool:
+    """Whether a choice rests on the model of a key, and not on one that came to answer since."""
+    return (key["model"], key["model_hash"]) == (result.model, result.model_hash)
 
 
 def memory_key(question: Question, rows: tuple[int, int]) -> Any:

@@ -13,14 +13,19 @@ from collections.abc import Callable
 from types import CellType, FunctionType
 from typing import TYPE_CHECKING, Any
 
+from costmodel.bounded import SharedRoom
 from costmodel.launch import Kernel, Plan, make_context
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["RecordedLaunch"]
+__all__ = ["ROOM_OF_ADDRESSES", "RecordedLaunch"]
 
-_KEPT = 256
+# Of all launches together: there may be thousands, each on operands that keep moving.
+ROOM_OF_ADDRESSES = SharedRoom(2**15)
+"""For what depends on the addresses of operands, about 2 KiB each."""
+
+
 _TRITONS = ("3.7.", "3.8.", "3.9.")  # whose wrappers were read
 _STREAM = 3  # place among the arguments
 _STREAM_MARK = 0x5EED
@@ -85,9 +90,10 @@ class RecordedLaunch:
         found = self._kept.get(key)
         if found is None:
             found = self._record(operands)
-            if len(self._kept) >= _KEPT:
-                self._kept.clear()
-            self._kept[key] = found
+            if self._by_address:
+                ROOM_OF_ADDRESSES.put(self._kept, key, found)
+            else:
+                self._kept[key] = found
         arguments, places = found.kernel.copy(), found.places
         for name, address in zip(_POINTERS, pointers, strict=True):
             if name in places:

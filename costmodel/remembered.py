@@ -41,7 +41,8 @@ def remembered(
     """
     try:
         seen = [(str(path), *_state(path)) for path in sorted(files)]
-        paths = hashlib.sha256("\n".join(path for path, *_ in seen).encode()).hexdigest()
+        # As the file system has them: a path need not be text.
+        paths = hashlib.sha256(os.fsencode("\n".join(path for path, *_ in seen))).hexdigest()
         file = cache_directory() / _FOLDER / f"{name}-{paths[:20]}.json"
     except (OSError, CostModelError):
         return work_out()

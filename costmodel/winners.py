@@ -26,7 +26,15 @@ from costmodel.compile_pool import compile_for_device
 from costmodel.counters import count
 from costmodel.errors import InvalidInput
 from costmodel.locks import KeyedLocks
-from costmodel.question import Question, at_the_end, fits, memory_key, serves, winner_key
+from costmodel.question import (
+    Question,
+    at_the_end,
+    fits,
+    is_by_model_of,
+    memory_key,
+    serves,
+    winner_key,
+)
 from costmodel.spreader import Spreader
 from costmodel.target import Target
 from costmodel.timing_bench import Bench, TimingBench
@@ -77,6 +85,7 @@ class Winners:
         self._locks = KeyedLocks()
         self._benches: dict[int, Bench] = {}
         self._spreader = Spreader(self._bench, compile_)
+        self._replaced: dict[Any, None] = {}  # memory keys of winners that did not work
         self._forgotten = 0  # times
 
     def find(
@@ -84,13 +93,17 @@ class Winners:
         question: Question,
         instead_of: TuningResult | None = None,
         *,
+        broken: bool = True,
         wait: bool = True,
         may_time: bool = True,
     ) -> TuningResult:
         """The winner: known, on disk, or tuned now; in a process group neither of the latter.
 
         Args:
-            instead_of: a winner that turned out not to work, to be replaced.
+            instead_of: a winner that turned out not to work, to be replaced: once, until
+                :meth:`forget`. What came in its place stays, whether or not that works.
+            broken: it works for nobody, and not only not in this process; then it is to go from
+                the disk too.
             wait: of :meth:`TimingBench.runner`, where something is to be timed.
             may_time: another m of a bucket that is known may be timed; else it is predicted.
 
@@ -101,14 +114,14 @@ class Winners:
         if question.epoch:
             return self._in_group(question)
         rows = self.buckets.of(question.workload.m)
-        result = self._find(question, rows, instead_of, wait)
+        result = self._find(question, rows, instead_of, wait, broken)
         if question.workload.m != result.workload.m:
             result = self._spread(question, rows, result, wait, may_time)
         if not fits(result, question.workload):
             question, rows = at_the_end(question, rows)
             if instead_of is not None and instead_of.workload.m != question.workload.m:
                 instead_of = None  # it is the first one that did not work
-            result = self._find(question, rows, instead_of, wait)
+            result = self._find(question, rows, instead_of, wait, broken)
         return result
 
     def known(self, question: Question, *, on_disk: bool = True) -> TuningResult | None:
@@ -138,8 +151,12 @@ class Winners:
     def tune(self, question: Question, **options: Any) -> TuningResult:
         """Tune now, whatever is known, and keep the winner; options as of ``tuner.tune``."""
         rows = self.buckets.of(question.workload.m)
-        with self._locks.alone(memory_key(question, rows)):
-            return self._tuned(question, rows, options)
+        name = memory_key(question, rows)
+        with self._locks.alone(name):
+            result = self._tuned(question, rows, options)
+            with self._lock:
+                self._replaced.pop(name, None)
+            return result
 
     def of_bucket(self, question: Question, *, may_time: bool = True) -> list[TuningResult]:
         """The winners of all m of a bucket, outside a process group: one, or two.
@@ -180,6 +197,7 @@ class Winners:
         with self._lock:
             self._results.clear()
             self._agreed.clear()
+            self._replaced.clear()
             self._spreader.forget()
             self._forgotten += 1
 
@@ -218,18 +236,32 @@ class Winners:
         rows: tuple[int, int],
         instead_of: TuningResult | None,
         wait: bool,
+        broken: bool = True,
     ) -> TuningResult:
-        with self._locks.alone(memory_key(question, rows)):
-            if instead_of is None:
-                found = self._known(question, rows, on_disk=not question.epoch)
+        name = memory_key(question, rows)
+        with self._locks.alone(name):
+            if instead_of is None or name in self._replaced:
+                # Else what does not work here would be tuned anew at each m of its bucket.
+                found, unwanted = self._known(question, rows, on_disk=not question.epoch), None
             else:  # what is on disk is what turned out not to work
-                found = self._results.get(memory_key(question, rows))
-            if found is not None and not (instead_of and _same_tuning(found, instead_of)):
+                found, unwanted = self._results.get(name), instead_of
+            if found is not None and not (unwanted and _same_tuning(found, unwanted)):
                 return found
-            if instead_of is not None:
-                self.cache.discard(self._key(question, rows))
+            if unwanted is not None:
+                self._replace(question, rows, unwanted, broken)
             count(misses=1)
             return self._tuned(question, rows, {}, wait)
+
+    def _replace(
+        self, question: Question, rows: tuple[int, int], unwanted: TuningResult, broken: bool
+    ) -> None:
+        """Have a winner that does not work tuned again, this once."""
+        log.warning("%s no longer works for %s: tuning again", unwanted.chosen, question.workload)
+        with self._lock:
+            self._replaced[memory_key(question, rows)] = None
+            drop_oldest(self._replaced, _REMEMBERED)
+        if broken:
+            self.cache.discard(self._key(question, rows))
 
     def _spread(
         self,
@@ -259,7 +291,7 @@ class Winners:
             if self._remember(name, found, forgotten):
                 if found.timed and may_time and not found.parts_timed:
                     self._spreader.give_up(question, rows)
-                if found.reliable and not question.epoch:
+                if found.reliable and not question.epoch and is_by_model_of(key, found):
                     self.cache.put(key, found)
         return found
 
@@ -270,8 +302,13 @@ class Winners:
         if (found := self._results.get(name)) is not None:
             count(memory_hits=1)
             return found
-        found = self.cache.get(self._key(question, rows)) if on_disk else None
+        if not on_disk:
+            return None
+        key = self._key(question, rows)
+        found = self.cache.get(key)
         if found is None or not serves(found, rows, self._target(question), question):
+            return None
+        if not is_by_model_of(key, found):
             return None
         count(disk_hits=1)
         self._remember(name, found, forgotten)
@@ -300,6 +337,8 @@ class Winners:
             tuned=int(result.timed), predicted=int(not result.timed),
             timed=result.costs.timed, compiled=result.costs.compiled,
         )  # fmt: skip
+        if not is_by_model_of(key, result):  # as that model has it, it was not chosen yet
+            return result
         self._remember(memory_key(question, rows), result, forgotten)
         self._spreader.try_anew(question, rows)
         if result.reliable and not question.epoch:

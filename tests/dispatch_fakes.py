@@ -17,7 +17,7 @@ from costmodel.background import Background
 from costmodel.cache import WinnerCache
 from costmodel.calls import KeptLaunches
 from costmodel.config import GemmConfig
-from costmodel.errors import CompileError
+from costmodel.errors import CompileError, CostModelError
 from costmodel.launch import Plan
 from costmodel.measurement import Candidate, Measurement
 from costmodel.models import RandomModel
@@ -100,7 +100,7 @@ class Machine:
     Attributes:
         bench: what times.
         loaded: binaries in the order in which they were loaded.
-        refuses: whether a binary cannot be loaded.
+        refuses: whether a binary cannot be loaded; with ``refusal``, an error.
         capturing: whether a CUDA graph is being captured.
     """
 
@@ -108,6 +108,7 @@ class Machine:
         self.bench = Bench()
         self.loaded: list[Specialization] = []
         self.refuses: Callable[[Specialization], bool] = lambda _: False
+        self.refusal: type[CostModelError] = CompileError
         self.capturing = False
         self._patch, self._folder = monkeypatch, folder
         patch = monkeypatch.setattr
@@ -141,7 +142,7 @@ class Machine:
     def _load(self, spec: Specialization, target: Target, index: int) -> Any:
         assert not self.capturing, "loaded inside a capture"
         if self.refuses(spec):
-            raise CompileError(f"{spec.config_binary} is refused")
+            raise self.refusal(f"{spec.config_binary} is refused")
         self.loaded.append(spec)
         return object()
 

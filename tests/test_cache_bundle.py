@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,7 @@ from made_up_recording import RECORDED, TARGET, write_recording
 from test_cli import run, run_json
 
 import costmodel
+from costmodel import cache as cache_module
 from costmodel.cache import WinnerCache
 from costmodel.cache_bundle import export_winners, import_winners
 from costmodel.dataset import Dataset
@@ -164,3 +167,48 @@ def test_what_is_no_file_of_winners_is_refused(
         import_winners(WinnerCache(tmp_path / "other"), file)
     with pytest.raises(FileError):
         import_winners(WinnerCache(tmp_path / "other"), tmp_path / "missing.json")
+
+
+@pytest.mark.parametrize("place", ["in the way", "/proc/nowhere"])
+def test_what_cannot_be_written_is_not_told_as_added(
+    filled: WinnerCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    file = tmp_path / "winners.json"
+    export_winners(filled, file)
+    (tmp_path / "in the way").touch()
+    folder = tmp_path / place / "winners"
+    with (
+        pytest.warns(RuntimeWarning, match="cannot be used"),
+        pytest.raises(FileError, match=r"0 winners were added.*\((.+)\).*COSTMODEL_CACHE_DIR"),
+    ):
+        import_winners(WinnerCache(folder), file)
+    monkeypatch.setenv("COSTMODEL_CACHE_DIR", str(folder))
+    done = run("cache", "import", file)
+    assert done.exit_code != 0
+    assert "added" not in done.stdout
+    assert "error" in done.stderr
+
+
+def test_winners_before_a_full_disk_are_told(
+    filled: WinnerCache,
+    result: TuningResult,
+    key: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    filled.put({**key, "torch": "other"}, result)
+    file = tmp_path / "winners.json"
+    export_winners(filled, file)
+    other, real = WinnerCache(tmp_path / "other"), cache_module.replace_file
+
+    def fills(path: Path, write: Any) -> None:
+        if other.entries():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(path, write)
+
+    monkeypatch.setattr(cache_module, "replace_file", fills)
+    with (
+        pytest.warns(RuntimeWarning, match="No space left"),
+        pytest.raises(FileError, match=r"1 winners were added.*No space left"),
+    ):
+        import_winners(other, file)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,7 @@ from test_dispatch import H100, SIZES, Bench, question, winners_of
 from costmodel import installed
 from costmodel.cache import WinnerCache
 from costmodel.errors import InvalidInput
+from costmodel.remembered import remembered
 from costmodel.target import Target
 from costmodel.winners import Winners, winner_key
 
@@ -198,6 +200,96 @@ def test_a_file_system_that_cannot_flush_a_directory_will_do(
     cache = WinnerCache(tmp_path)
     cache.put(KEY, RESULT)
     assert cache.get(KEY) is not None
+
+
+@pytest.mark.parametrize("error", [errno.EROFS, errno.EACCES, errno.EPERM], ids=errno.errorcode.get)
+def test_what_cannot_be_removed_does_not_end_the_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    cache, other = WinnerCache(tmp_path), {**KEY, "torch": "2.12"}
+    cache.put(KEY, RESULT)
+    cache.put(other, RESULT)
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.warns(RuntimeWarning, match="cannot be used"):
+        cache.discard(KEY)
+    cache.discard(other)  # a second warning would be an error
+    assert not cache.put({**KEY, "torch": "2.13"}, RESULT), "nothing more is written"
+    assert cache.get(other) is not None
+    assert len(cache.entries()) == 2
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("what", ["folder", "files"])
+def test_a_clear_during_a_write_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, times: int
+) -> None:
+    folder, real, left = tmp_path / "winners", os.replace, [times]
+
+    def cleared(source: Path, target: Path) -> None:
+        if left[0]:
+            left[0] -= 1
+            for path in folder.iterdir():
+                path.unlink()
+            if what == "folder":
+                folder.rmdir()
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", cleared)
+    cache = WinnerCache(folder)
+    assert cache.put(KEY, RESULT)  # a warning would be an error
+    assert cache.get(KEY) is not None
+    assert [path.suffix for path in folder.iterdir()] == [".json"]
+
+
+def test_a_folder_that_vanishes_again_and_again_is_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def vanished(*_: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    monkeypatch.setattr(os, "replace", vanished)
+    with pytest.warns(RuntimeWarning, match="cannot be used"):
+        assert not WinnerCache(tmp_path).put(KEY, RESULT)
+
+
+def test_what_another_process_is_writing_is_not_cleared(tmp_path: Path) -> None:
+    cache = WinnerCache(tmp_path)
+    written, crashed = (tmp_path / f".w.json.{name}.tmp" for name in ("0", "1"))
+    for path in (written, crashed):
+        path.touch()
+    long_ago = time.time() - 3600
+    os.utime(crashed, (long_ago, long_ago))
+    assert cache.remove_all() == (0, 0)
+    assert list(tmp_path.iterdir()) == [written]
+
+
+def test_a_relative_directory_stays_where_it_was_first_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the winners and for what is remembered beside them."""
+    first, then = tmp_path / "first", tmp_path / "then"
+    first.mkdir()
+    then.mkdir()
+    file = tmp_path / "file"
+    file.touch()
+    os.utime(file, (1, 1))
+    name = f"kept-{tmp_path.name}"  # which no other test has
+    monkeypatch.setenv("COSTMODEL_CACHE_DIR", name)
+    monkeypatch.setattr("costmodel.remembered._SETTLED_S", -1e9)
+    monkeypatch.chdir(first)
+    early = WinnerCache()
+    early.put(KEY, RESULT)
+    monkeypatch.chdir(then)
+    assert remembered("fact", [file], lambda: {"a": "b"}) == {"a": "b"}
+    assert WinnerCache().get(KEY) is not None
+    assert list(then.iterdir()) == []
+    assert {path.name for path in (first / name).iterdir()} >= {"remembered"}
+    monkeypatch.setenv("COSTMODEL_CACHE_DIR", f"{name}-2")
+    assert WinnerCache().path == then / f"{name}-2", "another value is another folder"
 
 
 # --- what is in a file ------------------------------------------------------------------------

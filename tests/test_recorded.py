@@ -5,6 +5,7 @@ The wrappers here are made up like Triton's: what they pass on is what ours must
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
+from costmodel.bounded import SharedRoom
 from costmodel.config import GemmConfig
 from costmodel.launch import Kernel, Plan
-from costmodel.prepared import TritonLaunch
+from costmodel.prepared import TritonLaunch, _Direct
 from costmodel.recorded import RecordedLaunch
 from costmodel.workload import Workload
 
@@ -182,3 +184,87 @@ def test_an_unexpected_launch_is_left_to_triton(
         assert len(c_function.calls) == calls * per_call
         if wrapper is not Addresses:
             assert c_function.calls[-1][-1][:3] == [x.data_ptr() for x in (a, b, out)]
+
+
+# --- what is kept of addresses -----------------------------------------------------------------
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> SharedRoom:
+    small = SharedRoom(8)
+    monkeypatch.setattr("costmodel.recorded.ROOM_OF_ADDRESSES", small)
+    monkeypatch.setattr("costmodel.prepared.ROOM_OF_ADDRESSES", small)
+    return small
+
+
+Launching = tuple[Callable[[int], object], dict[Any, Any]]
+
+
+def recorded_launch(made: list[int]) -> Launching:
+    plan = plan_of(GemmConfig("tma", 64, 32, 64), None)
+    run = Wrapper(with_descriptors(CFunction(), []))
+    recorded = RecordedLaunch.of(plan, Kernel(TMA, run, 7, (4, 1, 0)))
+    assert recorded is not None
+    real, matrices = recorded._record, [operands(seed) for seed in range(20)]
+
+    def record(of: Any) -> Any:
+        made.append(1)
+        return real(of)
+
+    recorded._record = record  # type: ignore[method-assign]
+    return lambda i: recorded(0, matrices[i], None, None), recorded._kept
+
+
+def direct_launch(made: list[int]) -> Launching:
+    def describe(*_: object) -> tuple[int, ...]:
+        made.append(1)
+        return (1,)
+
+    direct = _Direct(lambda *_: None, 1, (), (), False, describe)
+    matrices = [operands(seed) for seed in range(20)]
+    return lambda i: direct(0, matrices[i], None, None), direct._kept
+
+
+@pytest.mark.parametrize("launch_of", [recorded_launch, direct_launch])
+def test_all_launches_share_the_room_for_addresses_and_the_oldest_goes(
+    room: SharedRoom, launch_of: Callable[[list[int]], Launching]
+) -> None:
+    made: list[int] = []
+    launches = [launch_of(made) for _ in range(5)]
+    for call, _ in launches:
+        for i in range(4):
+            call(i)
+    assert [len(kept) for _, kept in launches] == [0, 0, 0, 4, 4]
+    before = len(made)
+    for call, _ in launches[3:]:
+        for i in range(4):
+            call(i)
+    assert len(made) == before, "the last ones are there"
+    launches[4][0](4)
+    assert [len(kept) for _, kept in launches] == [0, 0, 0, 3, 5], "one goes, and not all"
+
+
+def test_what_depends_on_no_address_stays(room: SharedRoom) -> None:
+    plan = plan_of(GemmConfig("pointer", 64, 64, 64), None)
+    recorded = RecordedLaunch.of(plan, Kernel(POINTER, Wrapper(CFunction()), 7, (4, 1, 0)))
+    assert recorded is not None
+    for seed in range(20):
+        recorded(0, operands(seed), None, None)
+    assert len(recorded._kept) == 1
+    assert not room._entries
+
+
+def test_threads_that_put_at_once_keep_no_more_than_there_is_room_for() -> None:
+    room = SharedRoom(16)
+    kept: list[dict[int, int]] = [{} for _ in range(4)]
+
+    def put(thread: int) -> None:
+        for i in range(2000):
+            room.put(kept[(thread + i) % 4], i % 50, i)
+
+    threads = [threading.Thread(target=put, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(map(len, kept)) == len(room._entries) == 16

@@ -132,3 +132,20 @@ def test_many_may_write_at_once(asked: Asked, cache: Path) -> None:
         thread.join()
     assert seen == [{"one": "one", "two": "two"}] * 16
     assert len([p for p in cache.rglob("*") if p.is_file()]) == 1, "nothing is left behind"
+
+
+def test_a_path_that_is_no_text_is_remembered_too(tmp_path: Path, cache: Path) -> None:
+    folders = [tmp_path / os.fsdecode(name) for name in (b"mod\xe9l", b"mod\xe8l")]
+    try:
+        for folder in folders:
+            folder.mkdir()
+    except OSError:
+        pytest.skip("this file system has text only")
+    asked = []
+    for folder in folders:
+        file = folder / "one"
+        file.write_text("one")
+        os.utime(file, (1, 1))
+        asked.append(Asked([file]))
+    for each in asked:
+        assert each.now() == each.now() == {"one": "one"}

@@ -1,0 +1,206 @@
+"""Winners when something comes between: another model, or a device that does not load them."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from dispatch_fakes import Machine
+from spread_fakes import LAW, K, Law, N, ask, faked
+
+import costmodel
+from costmodel import dispatch, ranking
+from costmodel.candidates import CostModel
+from costmodel.config import GemmConfig
+from costmodel.errors import CompileError, CostModelError, LaunchError
+from costmodel.models.baselines import PaperEstimate, RuleHeuristic
+from costmodel.question import Question, is_by_model_of
+from costmodel.tuning_result import TuningResult
+from costmodel.workload import Workload
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine]:
+    yield faked(monkeypatch, tmp_path)
+    costmodel.use(None)
+
+
+# --- another model comes to answer ----------------------------------------------------------------
+
+
+class Other(Law):
+    def __init__(self) -> None:
+        super().__init__()
+        self.name, self._hash = "other", "1" * 16
+
+
+OTHER = Other()
+
+
+def product(m: int) -> None:
+    a, b = torch.empty(m, K, dtype=torch.float16), torch.empty(K, N, dtype=torch.float16)
+    costmodel.matmul(a, b)
+
+
+def all_are_by_the_models_of_their_keys() -> bool:
+    return all(is_by_model_of(e.key, e.result) for e in dispatch.winners.cache.entries())
+
+
+@pytest.mark.parametrize("first_m", [2100, 2560])
+def test_a_tuning_that_another_model_overtakes_is_kept_for_neither(
+    machine: Machine, first_m: int
+) -> None:
+    """In the tuning itself, and while the rest of the bucket is found out."""
+    costmodel.use(LAW)
+    if first_m != 2100:
+        product(first_m)
+    machine.bench.before = lambda: costmodel.use(OTHER)
+    product(2100)
+    machine.bench.before = lambda: None
+    assert all_are_by_the_models_of_their_keys()
+    before = costmodel.stats()
+    product(2100)
+    assert costmodel.stats().since(before).tuned == 1, "as the other model has it"
+    (kept,) = (e.result for e in dispatch.winners.cache.entries() if e.result.model == "other")
+    assert kept.workload.m == 2100
+    assert all_are_by_the_models_of_their_keys()
+
+
+def test_a_model_that_is_saved_anew_meanwhile_is_another(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_path: list[CostModel] = [LAW]
+    monkeypatch.setattr(
+        ranking, "named_model", lambda model: at_path[-1] if model == "path" else model
+    )
+    machine.bench.before = lambda: at_path.append(OTHER)
+    asked = Question(Workload.dense(2100, N, K), -1, "auto", "path")
+    assert dispatch.winners.find(asked).model == "other"
+    assert dispatch.winners.cache.entries() == []
+    again = dispatch.winners.find(asked)
+    assert dispatch.winners.find(asked) is again
+    (entry,) = dispatch.winners.cache.entries()
+    assert (entry.key["model"], entry.result.model) == ("other", "other")
+
+
+@pytest.mark.parametrize("model", [RuleHeuristic(), PaperEstimate(), LAW], ids=type)
+@pytest.mark.parametrize("mode", ["auto", "predict", "heuristic"])
+def test_where_nothing_comes_between_a_winner_is_kept(
+    machine: Machine, model: CostModel, mode: str
+) -> None:
+    asked = Question(Workload.dense(2100, N, K), -1, mode, model)
+    found = dispatch.winners.find(asked)
+    assert dispatch.winners.find(asked) is found
+    machine.restart()
+    before = costmodel.stats()
+    assert dispatch.winners.find(asked).chosen == found.chosen
+    assert costmodel.stats().since(before).disk_hits == 1
+
+
+def test_a_winner_on_disk_under_the_key_of_another_model_is_none(machine: Machine) -> None:
+    """As releases before this one may have left it."""
+    found = ask(2100)
+    (entry,) = dispatch.winners.cache.entries()
+    dispatch.winners.cache.put({**entry.key, "model": "other", "model_hash": OTHER.hash}, found)
+    machine.restart()
+    before = costmodel.stats()
+    asked = Question(Workload.dense(2100, N, K), -1, "auto", OTHER)
+    assert dispatch.winners.find(asked).model == "other"
+    assert costmodel.stats().since(before).tuned == 1
+
+
+# --- a winner that cannot be loaded ---------------------------------------------------------------
+
+
+def in_the_next_process(machine: Machine, refusal: type[CostModelError]) -> TuningResult:
+    """A winner is on disk; what it returns is refused from now on."""
+    winner = ask(2100)
+    assert winner.config is not None
+    machine.restart()
+    machine.refusal = refusal
+    return winner
+
+
+def launched(m: int) -> GemmConfig | None:
+    a, b = torch.empty(m, K, dtype=torch.float16), torch.empty(K, N, dtype=torch.float16)
+    costmodel.matmul(a, b, model=LAW)
+    found = dispatch.launch_for(a, b, model=LAW)
+    assert found is not None
+    return found.config
+
+
+@pytest.mark.parametrize("refusal", [CompileError, LaunchError])
+def test_a_bucket_whose_winners_cannot_be_loaded_is_tuned_again_once(
+    machine: Machine, refusal: type[CostModelError], caplog: pytest.LogCaptureFixture
+) -> None:
+    in_the_next_process(machine, refusal)
+    machine.refuses = lambda _: True
+    before = costmodel.stats()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # torch computes it
+        assert {launched(m) for m in (2100, 2101, 2300, 2560, 2100)} == {None}
+        assert costmodel.stats().since(before).tuned == 1
+        assert caplog.text.count("tuning again") == 1
+        dispatch.winners.forget()
+        dispatch.forget_launches()
+        launched(2100)
+    assert costmodel.stats().since(before).tuned == 2, "what was forgotten is tried anew"
+
+
+def test_where_no_winner_can_be_loaded_the_next_best_is_launched(machine: Machine) -> None:
+    winner = in_the_next_process(machine, LaunchError)
+    timed = sorted((x.latency_us, c) for c, x in winner.measured if x.ok)
+    allowed = {c.binary for _, c in timed[-3:]}
+    machine.refuses = lambda spec: spec.config_binary not in allowed
+    assert winner.config is not None
+    assert winner.config.binary not in allowed
+    assert {launched(m) for m in (2100, 2101)} == {timed[-3][1]}
+
+
+@pytest.mark.parametrize(("refusal", "stays"), [(CompileError, False), (LaunchError, True)])
+@pytest.mark.parametrize("mode", ["auto", "background"])
+def test_only_what_works_for_nobody_goes_from_the_disk(
+    machine: Machine, refusal: type[CostModelError], stays: bool, mode: str
+) -> None:
+    """Whoever tunes again may die of it, or find nothing: the others still have the winner."""
+    in_the_next_process(machine, refusal)
+    machine.refuses = lambda _: True
+    failed = threading.Event()
+
+    def fail() -> None:
+        failed.set()
+        raise LookupError("there is no timing now")
+
+    machine.bench.before = fail
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # torch computes it
+        if mode == "auto":
+            with pytest.raises(LookupError):
+                ask(2100)
+        else:
+            ask(2100, mode)
+            assert failed.wait(60)
+    assert bool(dispatch.winners.cache.entries()) == stays
+
+
+def test_a_winner_that_was_asked_for_works_again_or_is_replaced_again(machine: Machine) -> None:
+    asked = Question(Workload.dense(2100, N, K), -1, "auto", LAW)
+    winners = dispatch.winners
+    second = winners.find(asked, instead_of=winners.find(asked))
+    assert winners.find(asked, instead_of=second) is second
+    third = winners.tune(asked)
+    assert winners.find(asked, instead_of=third) is not third
+
+
+def test_no_memory_of_what_was_replaced_grows(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("costmodel.winners._REMEMBERED", 4)
+    for m in (100, 200, 300, 400, 500, 600):
+        asked = Question(Workload.dense(m, N, K), -1, "heuristic")
+        dispatch.winners.find(asked, instead_of=dispatch.winners.find(asked))
+    assert len(dispatch.winners._replaced) == 4
