@@ -25,7 +25,7 @@ from costmodel.kernel_code import kernel_hash
 from costmodel.measurement import Measurement
 from costmodel.models.registry import model_directory
 from costmodel.models.storage import load_artifacts
-from costmodel.models.table import TrainingTable
+from costmodel.models.table import HELD_OUT, TrainingTable
 from costmodel.space import legality
 from costmodel.specialize import artifact_key, specialize
 from costmodel.target import Target
@@ -166,7 +166,7 @@ def _foreign(entry: CacheEntry, target: Target, protocol: Mapping[str, Any]) -> 
     if not (workload.m and workload.n and workload.k):
         return "empty product"
     if is_held_out(workload):
-        return "held out for evaluation"
+        return HELD_OUT
     return ""
 
 

@@ -89,7 +89,9 @@ class ModelSampler:
         chosen = rng.choice(top, guided, replace=False)
         left = np.setdiff1d(np.arange(len(space)), chosen)
         doubtful = left[np.argsort(-doubt[left], kind="stable")]
-        doubtful = doubtful[doubt[doubtful] > 0][: round(self.count * self.unsure)]
+        # Both shares may round up: together they are no more than the whole.
+        unsure = min(round(self.count * self.unsure), self.count - guided)
+        doubtful = doubtful[doubt[doubtful] > 0][:unsure]
         left = np.setdiff1d(left, doubtful)
         rest = rng.choice(left, self.count - len(chosen) - len(doubtful), replace=False)
         return [space.configs[i] for i in (*chosen, *doubtful, *rest)]

@@ -24,6 +24,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import weakref
@@ -105,6 +106,9 @@ class SupervisedWorker(Generic[T, R]):
         self._child: _Child | None = None
         self._setting_up = False
         self._closed = False
+        # Of the two above: a child that `close` does not see would go on. A signal handler may
+        # close what its own thread is starting.
+        self._lock = threading.RLock()
 
     @property
     def running(self) -> bool:
@@ -113,13 +117,25 @@ class SupervisedWorker(Generic[T, R]):
 
     def start(self) -> None:
         """Start the child, if there is none, and do not wait for it: the first item will."""
+        self._started()
+
+    def _started(self) -> _Child:
+        with self._lock:
+            self._require_open()
+            if self._child is not None:
+                return self._child
+            child = self._child = _Child()
+            self._setting_up = True
+            if self._closed:  # by a signal handler, which saw no child
+                self._discard()
+            self._require_open()
+        with contextlib.suppress(OSError):  # dead already: the first item will tell
+            child.send(self._job)
+        return child
+
+    def _require_open(self) -> None:
         if self._closed:
             raise RuntimeError("this worker is closed: make another one")
-        if self._child is None:
-            self._child = _Child()
-            self._setting_up = True
-            with contextlib.suppress(OSError):  # dead already: the first item will tell
-                self._child.send(self._job)
 
     def run(self, item: T) -> Outcome[R]:
         """The outcome of one item.
@@ -160,7 +176,8 @@ class SupervisedWorker(Generic[T, R]):
 
     def close(self) -> None:
         """Kill the child and all of its group. The item it is on, if any, gets ``Crashed``."""
-        self._closed = True
+        with self._lock:
+            self._closed = True
         self._discard()
 
     def __enter__(self) -> SupervisedWorker[T, R]:
@@ -170,11 +187,10 @@ class SupervisedWorker(Generic[T, R]):
         self.close()
 
     def _ready_child(self) -> _Child:
-        self.start()
-        assert self._child is not None, "it was just started"
+        child = self._started()
         if self._setting_up:
             try:
-                kind, value = pickle.loads(self._child.receive(START_LIMIT_S))
+                kind, value = pickle.loads(child.receive(START_LIMIT_S))
             except (OSError, EOFError) as error:  # TimeoutError is an OSError
                 raise RuntimeError(
                     f"a worker process could not start: {self._discard()}"
@@ -186,11 +202,12 @@ class SupervisedWorker(Generic[T, R]):
                 self._discard()
                 raise value
             self._setting_up = False
-        return self._child
+        return child
 
     def _discard(self) -> str:
         """Kill the child, if there is one, and tell how it died."""
-        child, self._child, self._items = self._child, None, 0
+        with self._lock:
+            child, self._child, self._items = self._child, None, 0
         return (child and child.kill()) or "closed"
 
 
@@ -201,8 +218,10 @@ class _Child:
         self._stderr = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - `kill` closes it
         self._connection, theirs = Pipe()
         lifeline, held = os.pipe()
+        # Imports pass over entries that are no text, such as a Path, whose repr is no expression.
+        path = [str(entry) for entry in sys.path if isinstance(entry, str)]
         serve = (
-            f"import sys; sys.path[:] = {sys.path!r}; "
+            f"import sys; sys.path[:] = {path!r}; "
             f"from costmodel.supervisor import _serve; _serve({theirs.fileno()}, {lifeline})"
         )
         try:
@@ -227,8 +246,12 @@ class _Child:
         )
 
     def send(self, data: bytes) -> None:
-        self._stderr.seek(0)  # of the child too: last words are about the item at hand
-        self._stderr.truncate()
+        """Raises OSError if the child has died, or was killed by another thread."""
+        try:
+            self._stderr.seek(0)  # of the child too: last words are about the item at hand
+            self._stderr.truncate()
+        except ValueError as error:  # `kill` has closed it
+            raise BrokenPipeError("the child was killed") from error
         self._connection.send_bytes(data)
 
     def receive(self, limit_s: float) -> bytes:

@@ -267,7 +267,7 @@ def test_what_is_no_error_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("content", ["m,n\n1,2\n", "m,n,k\n1,2,x\n", "m,n,k\n1,2\n"])
 def test_a_wrong_shapes_file_is_named(tmp_path: Path, content: str) -> None:
-    from costmodel.cli.collecting import read_shapes
+    from costmodel.cli.shapes import read_shapes
     from costmodel.errors import InvalidInput
 
     path = tmp_path / "shapes.csv"
@@ -277,7 +277,7 @@ def test_a_wrong_shapes_file_is_named(tmp_path: Path, content: str) -> None:
 
 
 def test_shapes_are_read_from_the_eval_list() -> None:
-    from costmodel.cli.collecting import read_shapes
+    from costmodel.cli.shapes import read_shapes
 
     path = Path(__file__).parents[1] / "benchmarks" / "eval.csv"
     assert read_shapes(path) == [(w.m, w.n, w.k) for w in eval_workloads()]

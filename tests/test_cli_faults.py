@@ -18,7 +18,7 @@ from test_cli import run, run_json
 import costmodel
 from costmodel.cache import WinnerCache
 from costmodel.cache_bundle import export_winners
-from costmodel.cli.collecting import read_shapes
+from costmodel.cli.shapes import read_shapes
 from costmodel.dataset import Dataset
 from costmodel.destination import (
     require_dataset_place,

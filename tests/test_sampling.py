@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from costmodel import models
+from costmodel.artifact import Artifact
 from costmodel.candidates import Candidates
 from costmodel.errors import InvalidInput
 from costmodel.heldout import is_held_out, is_ragged
@@ -105,6 +106,32 @@ def test_samples_are_distinct_and_of_the_size_asked(
     assert chosen == sampler.sample(space, np.random.default_rng(0))
     if 1 < count < len(space):
         assert chosen != sampler.sample(space, np.random.default_rng(1))
+
+
+class TwoMinds(Prefers):
+    """A model whose heads differ everywhere, so that it doubts all."""
+
+    def __init__(self) -> None:
+        made = [specialize(SPACE.workload, c) for c in SPACE.configs]
+        self.artifacts = {(key := artifact_key(s, H100)): Artifact(key, s) for s in made}
+
+    def predict(
+        self, workload: Workload, candidates: Candidates, target: Target
+    ) -> NDArray[np.float64]:
+        known = np.array([a is not None for a in candidates.artifacts])
+        return np.where(known, 1.0, 1.5 + np.arange(len(candidates)) / (4 * len(candidates)))
+
+
+@pytest.mark.parametrize("best", [0.0, 0.25, 0.5, 0.7, 1.0])
+def test_shares_that_are_the_whole_are_rounded_to_no_more_than_it(
+    best: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = TwoMinds()
+    monkeypatch.setattr("costmodel.sampling.known_artifacts", lambda *_: model.artifacts)
+    for count in (1, 2, 3, 5, 6, 7, 10, 11, 25):
+        sampler = ModelSampler(model, count, best, 1 - best)
+        chosen = sampler.sample(SPACE, np.random.default_rng(0))
+        assert len(set(chosen)) == len(chosen) == count
 
 
 def test_random_samples_reach_every_configuration() -> None:

@@ -6,6 +6,7 @@ a child can import too.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
@@ -252,6 +253,71 @@ def test_close_from_another_thread_ends_a_run(here: ModuleType) -> None:
     assert isinstance(worker.run("hang"), Crashed)
     assert time.monotonic() - start < 50
     timer.join()
+
+
+@pytest.mark.parametrize("by_handler", [False, True])
+@pytest.mark.parametrize("call", ["run", "start"])
+def test_close_while_the_child_is_being_started_leaves_none(
+    here: ModuleType, monkeypatch: pytest.MonkeyPatch, call: str, by_handler: bool
+) -> None:
+    """From another thread, or from this one as a signal handler does."""
+    made: list[subprocess.Popen[bytes]] = []
+    closers: list[threading.Thread] = []
+    original = subprocess.Popen
+
+    def popen(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        if by_handler:
+            worker.close()
+        else:
+            closers.append(threading.Thread(target=worker.close))
+            closers[0].start()
+            closers[0].join(0.2)
+        made.append(original(*arguments, **options))
+        return made[0]
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    worker = SupervisedWorker(here.act, limit_s=100.0)
+    with contextlib.suppress(RuntimeError):  # or the close came when it had begun
+        outcome = worker.run(0) if call == "run" else worker.start()
+        assert call == "start" or isinstance(outcome, Crashed)
+    for closer in closers:
+        closer.join()
+    assert made[0].returncode == -signal.SIGKILL
+    assert not worker.running
+    with pytest.raises(RuntimeError, match="closed"):
+        worker.run(0)
+
+
+@pytest.mark.parametrize("moment", ["send", "receive"])
+def test_close_at_any_moment_of_an_item_is_told(
+    here: ModuleType, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    from costmodel import supervisor
+
+    worker = SupervisedWorker(here.act, limit_s=100.0)
+    assert worker.run(0) == Done(0)
+    original = getattr(supervisor._Child, moment)
+
+    def closed_before(*arguments: Any) -> Any:
+        closer = threading.Thread(target=worker.close)
+        closer.start()
+        closer.join()
+        return original(*arguments)
+
+    monkeypatch.setattr(supervisor._Child, moment, closed_before)
+    if moment == "send":
+        with pytest.raises(RuntimeError, match="closed"):
+            worker.run("hang")
+    else:
+        assert worker.run("hang") == Crashed("closed")
+
+
+def test_what_is_no_text_in_the_path_stops_no_child(
+    here: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path, b"bytes", None, str(tmp_path)])
+    with SupervisedWorker(here.act, limit_s=60.0) as worker:
+        assert worker.run(0) == Done(0)
 
 
 # --- nothing is left behind --------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,11 +13,12 @@ import typer
 
 from costmodel.cli import output
 from costmodel.cli.output import AsJson, K, M, N
-from costmodel.untrusted import one_line
+from costmodel.cli.shapes import not_held_out, read_shapes
 
 if TYPE_CHECKING:
     from costmodel.artifact import Artifact
     from costmodel.collect import Job, Progress
+    from costmodel.dataset import Role
     from costmodel.sampling import Sampler
     from costmodel.target import Target
     from costmodel.workload import Workload
@@ -63,6 +63,7 @@ def compile_space(
     from costmodel.compile_pool import compile_many
     from costmodel.compiler import duplicates
     from costmodel.destination import require_folder
+    from costmodel.errors import InvalidInput
     from costmodel.space import SearchSpace
     from costmodel.specialize import specialize
 
@@ -75,6 +76,11 @@ def compile_space(
         _extend_table(workload, found, out, limit, jobs, as_json)
         return
     space = SearchSpace.of(workload, found)
+    if not len(space):
+        raise InvalidInput(
+            f"no configuration to compile for {workload} on {found.device.name}: expected smaller "
+            f"sizes"
+        )
     by_spec = {specialize(workload, config): config for config in reversed(space.configs)}
     # Spread over the space, not its first corner.
     specs = list(by_spec)[:: -(-len(by_spec) // (limit or _LIMIT))]
@@ -152,11 +158,18 @@ def collect(
     shapes: Annotated[
         Path | None, typer.Option(help="Instead of drawing: a CSV with columns name,m,n,k.")
     ] = None,
+    role: Annotated[
+        Literal["train", "eval"],
+        typer.Option(
+            help="What --shapes are for: to learn from, which leaves out those that are held out "
+            "for evaluation, or to judge by."
+        ),
+    ] = "train",
     dtypes: Annotated[
         str, typer.Option(help="float16, bfloat16, float32 or tf32, separated by commas.")
     ] = "float16",
     configs: Annotated[int, typer.Option(min=1, help="Configurations of each workload.")] = 200,
-    seed: Annotated[int, typer.Option(help="Of the draws: the same one resumes.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws: the same one resumes.")] = 0,
     sampler: Annotated[
         Literal["random", "model"],
         typer.Option(help="How configurations are chosen; a model's best, its doubts, and others."),
@@ -175,10 +188,13 @@ def collect(
     """Time configurations on this machine's GPU; stop it at any moment, run it again to go on."""
     begin = time.monotonic()
     _check_places(out, write_worklist)
+    if role == "eval" and shapes is None:
+        raise typer.BadParameter("--role eval: drawn workloads are to learn from; give --shapes")
     found = _collecting_target(target, out, write_worklist)
     if worklist is None:
-        chosen = _workloads(shapes, workloads, found, dtypes.split(","), seed)
-        todo = _jobs(chosen, found, _sampler(sampler, configs, model, found, best, unsure), seed)
+        chosen = _workloads(shapes, role, workloads, found, dtypes.split(","), seed)
+        draw = _sampler(sampler, configs, model, found, best, unsure)
+        todo = _jobs(chosen, role, found, draw, seed)
     if write_worklist is not None:
         if worklist is not None:
             raise typer.BadParameter("--worklist and --write-worklist: expected one of them")
@@ -259,7 +275,7 @@ def _artifact_row(config: str, artifact: Artifact, duplicate_of: str | None) -> 
 
 
 def _workloads(
-    shapes: Path | None, count: int, target: Target, dtypes: Sequence[str], seed: int
+    shapes: Path | None, role: Role, count: int, target: Target, dtypes: Sequence[str], seed: int
 ) -> list[Workload]:
     from costmodel.sampling import training_workloads
     from costmodel.workload import Workload, kind_options
@@ -269,48 +285,8 @@ def _workloads(
             kind_options(dtype)
         return training_workloads(count, target, dtypes, seed)
     sizes = read_shapes(shapes)
-    return [Workload.dense(*size, **kind_options(dtype)) for dtype in dtypes for size in sizes]
-
-
-def read_shapes(path: Path) -> list[tuple[int, int, int]]:
-    """Sizes (m, n, k) of a CSV file with columns m, n and k; others are ignored.
-
-    Raises:
-        MissingData: no such file. InvalidInput: a column or a row is missing, or holds no size.
-        FileError: it cannot be read.
-    """
-    from costmodel.errors import InvalidInput, MissingData
-    from costmodel.untrusted import file_errors
-
-    if not path.is_file():
-        raise MissingData(f"no file {path}: expected a CSV with the columns name,m,n,k")
-    with file_errors(path), path.open(newline="", encoding="utf-8-sig") as file:
-        rows = csv.DictReader(file)
-        try:
-            lacking = [name for name in "mnk" if name not in (rows.fieldnames or ())]
-            if lacking:
-                raise InvalidInput(f"no column {', '.join(lacking)}: expected m, n and k by name")
-            found = [(_size(row, "m"), _size(row, "n"), _size(row, "k")) for row in rows]
-        except UnicodeDecodeError:  # read ahead: the line is not known
-            raise InvalidInput(f"{path}: expected a CSV in UTF-8, found other bytes") from None
-        except (InvalidInput, csv.Error) as error:
-            line = max(rows.reader.line_num, 1)
-            raise InvalidInput(f"{path}, line {line}: {one_line(error)}") from None
-    if not found:
-        raise InvalidInput(f"{path}: no row under its header: expected a product in each")
-    return found
-
-
-def _size(row: dict[str, str | None], name: str) -> int:
-    """One size of a row, which may be shorter than the header."""
-    from costmodel.errors import InvalidInput
-    from costmodel.workload import MOST
-
-    text = (row[name] or "").strip()
-    # int() takes more than digits, and refuses thousands of them in words of its own.
-    if not (text.isascii() and text.isdecimal() and len(text) <= 10 and 1 <= int(text) <= MOST):
-        raise InvalidInput(f"{name}={text!r:.40}: expected a whole number from 1 to {MOST}")
-    return int(text)
+    found = [Workload.dense(*size, **kind_options(dtype)) for dtype in dtypes for size in sizes]
+    return found if role == "eval" else not_held_out(shapes, found)
 
 
 def _sampler(
@@ -325,14 +301,33 @@ def _sampler(
     return ModelSampler(chosen, count, best, unsure)
 
 
-def _jobs(workloads: Sequence[Workload], target: Target, sampler: Sampler, seed: int) -> list[Job]:
+def _jobs(
+    workloads: Sequence[Workload], role: Role, target: Target, sampler: Sampler, seed: int
+) -> list[Job]:
+    """What is to be timed of each workload; people are told of those that nothing can run.
+
+    Raises:
+        InvalidInput: nothing can run any of them.
+    """
     import numpy as np
 
     from costmodel.collect import Job
+    from costmodel.errors import InvalidInput
     from costmodel.space import SearchSpace
 
     rng = np.random.default_rng(seed)
-    return [Job(w, tuple(sampler.sample(SearchSpace.of(w, target), rng))) for w in workloads]
+    jobs = [Job(w, tuple(sampler.sample(SearchSpace.of(w, target), rng)), role) for w in workloads]
+    found = [job for job in jobs if job.configs]
+    if jobs and not found:
+        raise InvalidInput(
+            f"no configuration runs on {target.device.name} what was asked for: expected smaller "
+            f"sizes than those of {workloads[0]}"
+        )
+    for job in jobs:
+        if not job.configs:
+            device = target.device.name
+            output.note(f"{job.workload} left out: no configuration runs it on {device}")
+    return found
 
 
 class _progress_bar:

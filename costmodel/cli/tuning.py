@@ -114,7 +114,9 @@ def _count(top: str) -> TopK:
     """What ``--top`` says."""
     from costmodel.uncertainty import require_top
 
-    return require_top("--top", int(top) if top.lstrip("-").isdecimal() else top)
+    # int() refuses thousands of digits in words of its own.
+    is_number = top.removeprefix("-").isdecimal() and len(top) <= 10
+    return require_top("--top", int(top) if is_number else top)
 
 
 def _has_gpu() -> bool:

@@ -55,13 +55,19 @@ def calibrate(table: TrainingTable, params: XgbParams, *, nthread: int = 2) -> U
     few, and training is quick, they are ranked by quarters, so that it errs not much less.
 
     Returns:
-        None where there are too few workloads to tell.
+        None where there are too few workloads with a row that worked to tell, or where all of
+        those are in one part.
     """
     folds = 4 if len(table.workloads) < _MANY_WORKLOADS else 2
     if len(table.workloads) < _LEAST_WORKLOADS or len(np.unique(table.groups())) < folds:
         return None
+    learned = np.unique(table.workload_index[table.ok()])
+    held_outs = list(folds_by_nk(table, folds, seed=params.seed))
+    # Each model needs rows that worked, and there must be enough workloads of such to rank.
+    if len(learned) < _LEAST_WORKLOADS or any(np.isin(learned, h).all() for h in held_outs):
+        return None
     found: dict[bool, list[Outcome]] = {True: [], False: []}
-    for held_out in folds_by_nk(table, folds, seed=params.seed):
+    for held_out in held_outs:
         rest = np.setdiff1d(np.arange(len(table.workloads)), held_out)
         model = XgbCostModel(params, nthread=nthread).fit(table.of_workloads(rest))
         model.with_threads(1)  # a few hundred rows at a time
@@ -71,7 +77,7 @@ def calibrate(table: TrainingTable, params: XgbParams, *, nthread: int = 2) -> U
         fit_law(found[True]),
         fit_law(found[False]),
         max((o.signals.disagreement for o in found[True]), default=0.0),
-        Coverage.of(table.workloads[w] for w in np.unique(table.workload_index[table.ok()])),
+        Coverage.of(table.workloads[w] for w in learned),
     )
 
 

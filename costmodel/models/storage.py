@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
-from typing import Any, BinaryIO, get_type_hints
+from typing import Any, get_type_hints
+
+import numpy as np
 
 from costmodel.artifact_table import ArtifactTable
 from costmodel.destination import CARD, require_model_place
@@ -23,15 +26,16 @@ from costmodel.errors import (
     WrongVersion,
 )
 from costmodel.features import CONFIG_FEATURES, FEATURE_SCHEMA, FEATURES
+from costmodel.models import swap
 from costmodel.models.torch_time import TORCH_FEATURES, TorchTime
 from costmodel.models.ubj import check_trees
 from costmodel.models.xgb import XgbCostModel, XgbParams, content_hash
 from costmodel.ptx import PTX_SCHEMA
 from costmodel.remembered import remembered
-from costmodel.shards import Identity, read_shards, replace_file, write_json, write_shard
+from costmodel.shards import Identity, read_shards, sort_rows, write_shard
 from costmodel.target import Target
 from costmodel.uncertainty import Uncertainty
-from costmodel.untrusted import file_errors, parse_json, read_small_file, take
+from costmodel.untrusted import file_errors, parse_json, take
 from costmodel.workload import KINDS
 
 __all__ = [
@@ -43,6 +47,7 @@ FORMAT = 1
 
 ARTIFACTS = "artifacts.parquet"
 TORCH = "torch.ubj"
+_ATTEMPTS = 5  # to read what another process is saving
 _PACKAGE = (Path(__file__).parents[1] / "_models").resolve()
 _HEADS = {True: ("model.ubj", FEATURES), False: ("config.ubj", CONFIG_FEATURES)}
 
@@ -61,7 +66,11 @@ def card_stamp(directory: str | PathLike[str]) -> tuple[int, int, int]:
 def save(model: XgbCostModel, path: Path, raw: Mapping[bool, bytes]) -> Path:
     """Write the heads, the card that vouches for them, and the artifacts that are known.
 
+    All of it or, whatever fails and wherever the process ends, nothing: a model that lay there
+    before can then be loaded as before.
+
     Raises:
+        InvalidInput: what could not be loaded again, such as a name that is no text.
         NoModel: the model is not fitted.
         FileError: the folder holds what is no model, or cannot be written.
     """
@@ -70,9 +79,7 @@ def save(model: XgbCostModel, path: Path, raw: Mapping[bool, bytes]) -> Path:
     require_model_place(path)
     artifacts, raw = model.artifacts, dict(raw)  # read before anything is overwritten
     torch_time = model.torch_time_.dump()
-    with file_errors(path):
-        path.mkdir(parents=True, exist_ok=True)
-    card = {
+    card = _card_bytes({
         "format": FORMAT,
         "name": model.name,
         "hash": model.hash,
@@ -81,25 +88,51 @@ def save(model: XgbCostModel, path: Path, raw: Mapping[bool, bytes]) -> Path:
         "ptx_schema": PTX_SCHEMA,
         "features": list(FEATURES),
         "config_features": list(CONFIG_FEATURES),
+        "artifacts": len(artifacts or ()),
         "target": model.target_.to_dict(),
         "dtypes": list(model.dtypes_),
         "devices": list(model.devices_),
         "params": asdict(model.params),
         **({"uncertainty": model.uncertainty_.to_dict()} if model.uncertainty_ else {}),
         "training": {"date": datetime.now(UTC).date().isoformat(), **model.card_},
-    }
+    })  # fmt: skip
+    parts = {name: swap.part_of(raw[ptx]) for ptx, (name, _) in _HEADS.items()}
+    parts[TORCH] = swap.part_of(torch_time) if torch_time else None
+    parts[ARTIFACTS] = _writes_shard(artifacts, model.target_) if artifacts else None
     with file_errors(path):
-        for ptx, (name, _) in _HEADS.items():
-            replace_file(path / name, functools.partial(_put, raw[ptx]))
-        (path / TORCH).unlink(missing_ok=True)
-        if torch_time:
-            replace_file(path / TORCH, functools.partial(_put, torch_time))
-        write_json(path / CARD, card)
-        (path / ARTIFACTS).unlink(missing_ok=True)  # those of a model that lay here before
-    if artifacts:
-        identity = Identity(model.target_, {})
-        write_shard(path / ARTIFACTS, artifacts.arrow(), identity, ptx_schema=PTX_SCHEMA)
+        path.mkdir(parents=True, exist_ok=True)
+        swap.replace_model(path, card, parts)
     return path
+
+
+def _card_bytes(card: dict[str, Any]) -> bytes:
+    """A card as it is written, which :func:`read_card` will take.
+
+    Raises:
+        InvalidInput: it would not, such as for parameters of another type than they are declared.
+    """
+    try:
+        data = (json.dumps(card, indent=1, default=_plain) + "\n").encode()
+        _parse_card(Path(CARD), data)
+    except (CorruptFile, TypeError, ValueError) as error:
+        raise InvalidInput(
+            f"the model cannot be saved, since it could not be loaded again ({error!s:.200}): "
+            f"nothing was written; train it with the name and the parameters put right"
+        ) from None
+    return data
+
+
+def _plain(value: object) -> Any:
+    """A number of NumPy's, which stands where one of Python's is meant."""
+    if not isinstance(value, np.generic):
+        raise TypeError(f"{type(value).__name__} {value!r:.80} is no JSON")
+    return value.item()
+
+
+def _writes_shard(artifacts: ArtifactTable, target: Target) -> swap.Part:
+    rows = sort_rows(artifacts.arrow(), ("kernel", "key"))
+    identity = Identity(target, {})
+    return lambda path: write_shard(path, rows, identity, ptx_schema=PTX_SCHEMA)
 
 
 def load_artifacts(path: Path, target: Target) -> ArtifactTable:
@@ -108,9 +141,16 @@ def load_artifacts(path: Path, target: Target) -> ArtifactTable:
     Raises:
         CorruptFile, WrongVersion: unreadable, or of another PTX schema.
     """
-    files = [path / ARTIFACTS] if (path / ARTIFACTS).exists() else []
-    schema = ArtifactTable.schema()
-    return ArtifactTable(read_shards(files, schema, Identity(target, {}), ptx_schema=PTX_SCHEMA))
+    schema, identity = ArtifactTable.schema(), Identity(target, {})
+    for attempt in range(_ATTEMPTS):
+        try:
+            file = swap.locate(path, ARTIFACTS, swap.stamp_of(path))
+            rows = read_shards([file] if file else [], schema, identity, ptx_schema=PTX_SCHEMA)
+            break
+        except FileNotFoundError:  # another process saves: it has its lasting name now
+            if attempt == _ATTEMPTS - 1:
+                raise
+    return ArtifactTable(rows)
 
 
 def load(path: Path, *, nthread: int = 1, parse: bool = True) -> XgbCostModel:
@@ -126,9 +166,28 @@ def load(path: Path, *, nthread: int = 1, parse: bool = True) -> XgbCostModel:
         WrongVersion: written by a newer release.
         SchemaMismatch: trained on other columns than this release computes.
     """
-    card = read_card(path)
+    for _ in range(_ATTEMPTS - 1):
+        before = _stamp(path)
+        try:
+            return _load(path, nthread, parse)
+        except CorruptFile:
+            if _stamp(path) == before:
+                raise  # else another process saves a model there: read that
+    return _load(path, nthread, parse)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        return card_stamp(path)
+    except OSError:
+        return None
+
+
+def _load(path: Path, nthread: int, parse: bool) -> XgbCostModel:
+    data = _read_card(path)
+    card, stamp = _parse_card(path / CARD, data), swap.card_digest(data)
     _check_schema(path, card)
-    heads = _HeadFiles(path)
+    heads = _HeadFiles(path, stamp)
     if heads.hash != card["hash"]:
         raise CorruptFile(f"{path}: the heads are not those of {CARD}; save the model again")
     model = XgbCostModel(card["params"], name=card["name"], nthread=nthread)
@@ -138,7 +197,7 @@ def load(path: Path, *, nthread: int = 1, parse: bool = True) -> XgbCostModel:
         for ptx in _HEADS:
             model._head(ptx)
     if card["torch_hash"]:
-        data = _read(path / TORCH)
+        data = _read(path, TORCH, stamp)
         if hashlib.sha256(data).hexdigest()[:16] != card["torch_hash"]:
             raise CorruptFile(f"{path / TORCH}: not that of {CARD}; save the model again")
         trees = functools.partial(_booster, path / TORCH, data, TORCH_FEATURES)
@@ -161,30 +220,33 @@ class _HeadFiles(Mapping[bool, bytes]):
         hash: as :func:`content_hash` has it.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._files = {ptx: path / name for ptx, (name, _) in _HEADS.items()}
+    def __init__(self, path: Path, stamp: str) -> None:
+        self._path, self._stamp = path, stamp
+        with file_errors(path):
+            files = [swap.locate(path, name, stamp) or path / name for name, _ in _HEADS.values()]
         # The hash has the columns in it, which another release may name otherwise.
         columns = hashlib.sha256("\n".join(FEATURES).encode()).hexdigest()[:8]
-        found = remembered(f"model-{columns}", self._files.values(), self._work_out)
+        found = remembered(f"model-{columns}", files, self._work_out)
         self.hash, self._sums = found["hash"], found
 
     def _work_out(self) -> dict[str, str]:
-        raw = {ptx: _read(file) for ptx, file in self._files.items()}
+        raw = {ptx: _read(self._path, name, self._stamp) for ptx, (name, _) in _HEADS.items()}
         return {"hash": content_hash(raw), **{str(ptx): _sum(raw[ptx]) for ptx in raw}}
 
     def __getitem__(self, ptx: bool) -> bytes:
-        data = _read(self._files[ptx])
+        name, _ = _HEADS[ptx]
+        data = _read(self._path, name, self._stamp)
         if _sum(data) != self._sums[str(ptx)]:
             raise CorruptFile(
-                f"{self._files[ptx]} has changed since the model was loaded: load it again"
+                f"{self._path / name} has changed since the model was loaded: load it again"
             )
         return data
 
     def __iter__(self) -> Iterator[bool]:
-        return iter(self._files)
+        return iter(_HEADS)
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(_HEADS)
 
 
 def _sum(data: bytes) -> str:
@@ -225,15 +287,23 @@ def read_card(path: Path) -> dict[str, Any]:
     Raises:
         NoModel, CorruptFile, WrongVersion: as :func:`load`.
     """
+    return _parse_card(path / CARD, _read_card(path))
+
+
+def _read_card(path: Path) -> bytes:
     with file_errors(path):
         there = os.path.lexists(path) and path.stat() is not None
     if not there:
         raise NoModel(f"no model at {path}: expected a directory that save() wrote")
     if not path.is_dir():
         raise CorruptFile(f"{path} is a file: expected the directory that save() wrote")
-    file = path / CARD
+    return _read(path, CARD)
+
+
+def _parse_card(file: Path, data: bytes) -> dict[str, Any]:
+    """The content of a card, checked and typed as :func:`read_card` has it."""
     try:
-        card = parse_json(_read(file))
+        card = parse_json(data)
     except InvalidInput as error:
         raise CorruptFile(f"{file}: {error}") from None
     if not isinstance(card, dict) or type(card.get("format")) is not int:
@@ -317,15 +387,12 @@ def _at(names: list[str] | tuple[str, ...], i: int) -> str:
     return repr(names[i]) if i < len(names) else "nothing"
 
 
-def _put(data: bytes, stream: BinaryIO) -> None:
-    stream.write(data)
-
-
-def _read(file: Path) -> bytes:
+def _read(path: Path, name: str, stamp: str = "") -> bytes:
+    """A small file of the model in a directory, see :func:`costmodel.models.swap.read_part`."""
     try:
-        with file_errors(file):
-            return read_small_file(file)
+        with file_errors(path / name):
+            return swap.read_part(path, name, stamp)
     except FileError as error:
         if not isinstance(error.__cause__, FileNotFoundError):
             raise
-    raise CorruptFile(f"{file.parent}: not a model directory, {file.name} is not there")
+    raise CorruptFile(f"{path}: not a model directory, {name} is not there")

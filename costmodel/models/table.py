@@ -14,15 +14,20 @@ from numpy.typing import NDArray
 from costmodel.candidates import Candidates
 from costmodel.errors import InvalidInput
 from costmodel.features import CONFIG_FEATURES, FEATURES, design_matrix
+from costmodel.heldout import is_held_out
 from costmodel.target import Target
 from costmodel.workload import Workload
 
 if TYPE_CHECKING:
     from costmodel.artifact_table import ArtifactTable
     from costmodel.dataset import Dataset, Role
+    from costmodel.frame import Frame
     from costmodel.measurement import Measurement
 
-__all__ = ["TrainingTable"]
+__all__ = ["HELD_OUT", "TrainingTable"]
+
+HELD_OUT = "held out for evaluation"
+"""Why rows are not trained on that :func:`costmodel.heldout.is_held_out` tells of."""
 
 
 @dataclass(frozen=True)
@@ -65,20 +70,33 @@ class TrainingTable:
 
     @classmethod
     def from_dataset(cls, dataset: Dataset, role: Role = "train") -> TrainingTable:
-        """The rows of one role; those of a kernel that has changed since are left out."""
+        """The rows of one role, in an order that does not depend on the files they lie in.
+
+        Rows of a kernel that has changed since are left out, and those to train on of workloads
+        that are held out (:mod:`costmodel.heldout`), however they came to be recorded as such.
+        """
         from costmodel.kernel_code import kernel_hashes
 
-        hashes = kernel_hashes()
-        frame = dataset.frame(role, kernel_hashes=hashes)
-        used, index = np.unique(frame.workload_index, return_inverse=True)
+        frame = dataset.frame(role, kernel_hashes=kernel_hashes())
+        left_out = Counter(frame.dropped)
+        order = _row_order(frame)
+        if role == "train":
+            held_out = np.array([is_held_out(w) for w in frame.workloads], dtype=bool)
+            kept = ~held_out[frame.workload_index[order]]
+            if not kept.all():
+                left_out[HELD_OUT] += int((~kept).sum())
+            order = order[kept]
+        frame = frame.take(order)
+        used = dict.fromkeys(frame.workload_index.tolist())
+        number = {w: i for i, w in enumerate(used)}
         return cls(
             dataset.target,
             tuple(frame.workloads[w] for w in used),
-            index.astype(np.intp),
+            np.array([number[w] for w in frame.workload_index.tolist()], dtype=np.intp),
             frame.candidates,
             frame.latency_us,
             frame.status,
-            frame.dropped,
+            dict(left_out),
             dataset.artifacts(),
             np.array([_latency_us(dataset.torch(frame.workloads[w])) for w in used]),
         )
@@ -126,10 +144,19 @@ class TrainingTable:
         """What each workload was measured on, [len(workloads)]."""
         return self.targets or (self.target,) * len(self.workloads)
 
+    def learned_on(self) -> tuple[Target, ...]:
+        """The targets that there are ok rows of, one of each device, that of the table first.
+
+        Empty where no row is ok.
+        """
+        workloads = np.unique(self.workload_index[self.ok()]).tolist()
+        each = {self.target_of(w).device.name: self.target_of(w) for w in workloads}
+        own = self.target.device.name
+        return tuple(each[name] for name in sorted(each, key=lambda name: name != own))
+
     def devices(self) -> tuple[str, ...]:
-        """The names of the devices that there are rows of, that of the target first."""
-        each = (self.target, *self.targets)
-        return tuple(dict.fromkeys(target.device.name for target in each))
+        """The names of the devices that there are ok rows of, that of the target first."""
+        return tuple(target.device.name for target in self.learned_on())
 
     def ok(self) -> NDArray[np.bool_]:
         """Rows to learn from, bool [n]: status ``ok`` and a positive latency."""
@@ -208,7 +235,25 @@ class TrainingTable:
         ):
             digest.update(np.ascontiguousarray(column).tobytes())
         digest.update("\n".join(map(str, self.status)).encode())
+        if self.torch_us is not None:
+            digest.update(np.ascontiguousarray(self.torch_us).tobytes())
         return digest.hexdigest()[:16]
+
+
+def _row_order(frame: Frame) -> NDArray[np.intp]:
+    """The rows by workload and configuration, as compacting a dataset leaves them, intp [n].
+
+    Trees depend on the order of the rows: merging files must not make another model.
+    """
+    by_key = sorted(range(len(frame.workloads)), key=lambda w: frame.workloads[w].key())
+    rank = np.empty(len(by_key), dtype=np.intp)
+    rank[by_key] = np.arange(len(by_key))
+    # Few configurations stand in many rows: each is compared once.
+    configs = frame.candidates.configs
+    place = {config: i for i, config in enumerate(sorted(set(configs)))}
+    places = np.array([place[config] for config in configs], dtype=np.intp)
+    order: NDArray[np.intp] = np.lexsort((places, rank[frame.workload_index]))
+    return order
 
 
 def _check_sibling(target: Target, first: Target) -> None:

@@ -53,9 +53,13 @@ class TorchTime:
         latency_us: Sequence[float],
         targets: Sequence[Target],
     ) -> TorchTime:
-        """Learn from timings of ``torch.matmul``; NaN are left out, too few teach nothing."""
+        """Learn from timings of ``torch.matmul`` alone, whatever was learned before.
+
+        NaN are left out; too few teach nothing.
+        """
         import xgboost
 
+        self._booster = self._trees = None
         timed = zip(workloads, latency_us, targets, strict=True)
         known = [(w, us, target) for w, us, target in timed if us > 0]
         if len(known) < _LEAST_WORKLOADS:

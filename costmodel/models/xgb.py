@@ -85,7 +85,8 @@ class XgbCostModel:
 
     Attributes:
         target_, dtypes_: what it was trained on; of types the kinds, see ``workload.KINDS``.
-        devices_: the names of all devices that it has seen, that of the target first.
+        devices_: the names of all devices that it has seen a working row of, that of the target
+            first.
         card_: rows, workloads, dropped failures, hash of the data and date of the training.
         torch_time_: predicts ``torch.matmul``, for choosing it where nothing is timed.
         uncertainty_: what it knows of its own errors; None where it was not calibrated.
@@ -127,19 +128,22 @@ class XgbCostModel:
         log_multiple = np.log(table.latency_us[ok] / table.roofline_us()[ok])
         weight = self.row_weights(table)[ok]
         raw: dict[bool, bytes] = {}
+        heads: dict[bool, Booster] = {}
         for ptx, names in ((True, FEATURES), (False, CONFIG_FEATURES)):
             matrix = table.design_matrix(ptx=ptx)[ok]
             start = np.log(matrix[:, _ESTIMATE].astype(np.float64))
             lesson = Lesson(matrix, log_multiple - start, start, weight, table.workload_index[ok])
             booster = grow(lesson, self.params, nthread=self.nthread, names=names)
             raw[ptx] = bytes(booster.save_raw(raw_format="ubj"))
-            self._heads[ptx] = booster
-        self._raw, self._hash = raw, content_hash(raw)
+            heads[ptx] = booster
+        self._heads, self._raw, self._hash = heads, raw, content_hash(raw)
+        self.torch_time_ = TorchTime()  # nothing of the data before
         if table.torch_us is not None:
             self.torch_time_.fit(table.workloads, table.torch_us.tolist(), table.target_of_each())
         used = np.unique(table.workload_index[ok])
-        self.target_, self._artifacts, self._directory = table.target, table.artifacts, None
-        self.devices_ = table.devices()
+        learned_on = table.learned_on()
+        self.target_, self._artifacts, self._directory = learned_on[0], table.artifacts, None
+        self.devices_ = tuple(target.device.name for target in learned_on)
         self.uncertainty_ = None  # that of other trees
         self.dtypes_ = tuple(sorted({table.workloads[w].code.kind for w in used}))
         self.card_ = {

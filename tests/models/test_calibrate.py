@@ -70,6 +70,33 @@ def test_too_few_workloads_tell_nothing(table: TrainingTable, fast_params: XgbPa
     assert model.uncertainty_ is None
 
 
+@pytest.mark.parametrize("working_pairs", [1, 2])
+def test_workloads_without_a_working_row_tell_nothing(
+    make_training_table: Callable[..., TrainingTable], working_pairs: int
+) -> None:
+    """The model itself can be trained: what it takes to calibrate it is another matter."""
+    pairs = [(512 * i, 512) for i in range(2, 10)]
+    chosen = [Workload.dense(64 + 16 * j, n, k) for j in range(6) for n, k in pairs]
+    table = make_training_table(chosen, rows=8, failures=False)
+    works = np.array([pairs.index(w.nk) < working_pairs for w in chosen])[table.workload_index]
+    status = np.where(works, "ok", "timeout").astype(object)
+    failed = replace(table, status=status, latency_us=np.where(works, table.latency_us, np.nan))
+    tiny = XgbParams(rounds=2)
+    assert calibrate(failed, tiny) is None
+    assert train(failed, params=tiny).uncertainty_ is None
+
+
+def test_one_part_with_all_the_working_rows_tells_nothing(
+    make_training_table: Callable[..., TrainingTable],
+) -> None:
+    chosen = [Workload.dense(16 * j, 1024, 512) for j in range(1, 46)]
+    others = [Workload.dense(64, 512 * i, 768) for i in range(2, 6)]
+    table = make_training_table([*chosen, *others], rows=8, failures=False)
+    works = table.workload_index < len(chosen)
+    status = np.where(works, "ok", "timeout").astype(object)
+    assert calibrate(replace(table, status=status), XgbParams(rounds=2)) is None
+
+
 def test_the_curve_is_what_the_metric_says_at_each_k() -> None:
     rng = np.random.default_rng(1)
     latency = rng.uniform(1, 2, 50)

@@ -65,6 +65,21 @@ def test_each_row_keeps_what_it_was_measured_on(
     assert joined.content_hash() not in {t.content_hash() for t in both}
 
 
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_device_without_a_working_row_was_not_learned_of(
+    both: list[TrainingTable], tmp_path: Path, broken: int
+) -> None:
+    parts = list(both)
+    status = np.full(len(parts[broken]), "timeout", dtype=object)
+    parts[broken] = replace(parts[broken], status=status)
+    table, rest = TrainingTable.joined(parts), both[1 - broken].target
+    assert table.devices() == (rest.device.name,)
+    model = train(table, params=replace(PARAMS, rounds=2), calibrated=False)
+    assert (model.target_, model.devices_) == (rest, (rest.device.name,))
+    loaded = load(model.save(tmp_path / "model"))
+    assert (loaded.target_, loaded.devices_) == (rest, (rest.device.name,))
+
+
 def test_a_shape_of_both_is_in_one_fold(both: list[TrainingTable]) -> None:
     same = TrainingTable.joined([both[0], replace(both[0], target=H200)])
     for fold in folds_by_nk(same, 4):

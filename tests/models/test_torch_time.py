@@ -96,3 +96,26 @@ def test_untimed_torch_is_chosen_only_where_it_is_expected_to_be_faster(
     assert ("torch is predicted" in result.why) == chooses_torch
     alone = tune(shape, runner=None, target=target, model=model, include_torch=False)
     assert alone.config is not None
+
+
+def test_training_again_keeps_nothing_of_the_data_before(
+    target: Target, with_torch: Callable[[float], TrainingTable]
+) -> None:
+    table, model = with_torch(1.0), XgbCostModel(TINY)
+    assert model.fit(table).predict_torch(table.workloads[0], target) > 0
+    few = table.of_workloads(range(5))
+    for next_one in (few, replace(table, torch_us=None)):
+        model.fit(table).fit(next_one)
+        assert isnan(model.predict_torch(table.workloads[0], target))
+        assert model.torch_time_.dump() == b""
+    times = [law_us(w, target) for w in table.workloads]
+    learned = TorchTime().fit(table.workloads, times, [target] * len(times))
+    assert learned.fit(table.workloads[:5], times[:5], [target] * 5).dump() == b""
+
+
+def test_what_is_learned_of_torch_is_in_the_hash_of_the_data(
+    with_torch: Callable[[float], TrainingTable],
+) -> None:
+    tables = [with_torch(1.0), with_torch(2.0), replace(with_torch(1.0), torch_us=None)]
+    assert len({table.content_hash() for table in tables}) == 3
+    assert with_torch(1.0).content_hash() == tables[0].content_hash()

@@ -1,0 +1,207 @@
+"""Saving over a model: whichever step fails, and to every reader, it is the old or the new."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from made_up_recording import TARGET, write_recording
+
+from costmodel.errors import CostModelError, InvalidInput
+from costmodel.models import TrainingTable, XgbCostModel, XgbParams, load
+from costmodel.models.torch_time import TorchTime
+from costmodel.workload import Workload
+
+SMALL = Workload.dense(64, 96, 128)
+STEPS = ("fsync", "replace", "unlink")
+MORE_THAN_ALL = 36  # steps that a save takes
+
+
+class Killed(BaseException):
+    """What no handler of errors outlives."""
+
+
+def make(table: TrainingTable, name: str, rounds: int, *, whole: bool) -> XgbCostModel:
+    """A model; a whole one has artifacts and knows ``torch.matmul``."""
+    known = table.artifacts if whole else None
+    model = XgbCostModel(XgbParams(rounds=rounds), name=name).fit(replace(table, artifacts=known))
+    if whole:
+        products = [Workload.dense(64 * i, 256, 256) for i in range(1, 31)]
+        model.torch_time_ = TorchTime().fit(products, [float(rounds)] * 30, [TARGET] * 30)
+    return model
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> TrainingTable:
+    return TrainingTable.from_dataset(write_recording(tmp_path_factory.mktemp("swap") / "data"))
+
+
+@pytest.fixture(scope="module", params=["whole over whole", "bare over whole", "whole over bare"])
+def both(request: pytest.FixtureRequest, table: TrainingTable) -> tuple[XgbCostModel, XgbCostModel]:
+    new, old = request.param.split(" over ")
+    return (
+        make(table, "old", 2, whole=old == "whole"),
+        make(table, "new", 3, whole=new == "whole"),
+    )
+
+
+def signature(model: XgbCostModel) -> tuple[Any, ...]:
+    torch_us = model.predict_torch(SMALL, TARGET)
+    return model.name, model.hash, sorted(model.artifacts or ()), np.nan_to_num(torch_us)
+
+
+@contextmanager
+def each_step(act: Callable[[int], None]) -> Iterator[None]:
+    """Calls ``act`` with its number before each step that changes a file system."""
+    originals = {name: getattr(os, name) for name in STEPS}
+    count, inside = 0, False
+
+    def counted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*arguments: Any, **options: Any) -> Any:
+            nonlocal count, inside
+            if not inside:
+                inside, count = True, count + 1
+                try:
+                    act(count)
+                finally:
+                    inside = False
+            return original(*arguments, **options)
+
+        return step
+
+    def opening(path: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        opened = counted(real_open) if "x" in mode else real_open
+        return opened(path, mode, *arguments, **options)
+
+    real_open = builtins.open
+    with pytest.MonkeyPatch.context() as patch:
+        for name, original in originals.items():
+            patch.setattr(os, name, counted(original))
+        patch.setattr(builtins, "open", opening)
+        yield
+
+
+def full_once(step: int) -> Callable[[int], None]:
+    def act(count: int) -> None:
+        if count == step:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    return act
+
+
+def killed_at(step: int) -> Callable[[int], None]:
+    def act(count: int) -> None:
+        if count >= step:
+            raise Killed
+
+    return act
+
+
+@pytest.mark.parametrize("fault", [full_once, killed_at])
+def test_whatever_fails_the_old_or_the_new_model_is_there(
+    both: tuple[XgbCostModel, XgbCostModel], tmp_path: Path, fault: Callable[..., Any]
+) -> None:
+    old, new = both
+    path, found = tmp_path / "model", []
+    for step in range(1, MORE_THAN_ALL):
+        old.save(path)
+        with each_step(fault(step)), suppress(CostModelError, Killed):
+            new.save(path)
+        there = load(path)
+        found.append(there.name)
+        assert signature(there) == signature(old if there.name == "old" else new), step
+    assert found.count("old") >= 8, "each file is a few steps"
+    assert found[-1] == "new"
+
+
+def test_what_a_dead_process_left_is_taken_away_by_the_next(
+    both: tuple[XgbCostModel, XgbCostModel], tmp_path: Path
+) -> None:
+    old, new = both
+    expected = {p.name for p in new.save(tmp_path / "fresh").iterdir()}
+    for step in range(1, MORE_THAN_ALL, 4):
+        path = old.save(tmp_path / "model")
+        with each_step(killed_at(step)), suppress(Killed):
+            new.save(path)
+        new.save(path)
+        assert {p.name for p in path.iterdir() if not p.name.endswith(".tmp")} == expected, step
+        assert signature(load(path)) == signature(new)
+
+
+def test_who_reads_meanwhile_finds_one_model(
+    both: tuple[XgbCostModel, XgbCostModel], tmp_path: Path
+) -> None:
+    old, new = both
+    path, found = old.save(tmp_path / "model"), []
+
+    def read(_: int) -> None:
+        there = load(path)
+        assert signature(there) == signature(old if there.name == "old" else new)
+        found.append(there.name)
+
+    with each_step(read):
+        new.save(path)
+    assert found == sorted(found, reverse=True), "never the old one again"
+    assert set(found) == {"old", "new"}
+
+
+def test_a_reader_that_began_with_the_old_card_begins_again(
+    both: tuple[XgbCostModel, XgbCostModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from costmodel.models import storage
+
+    old, new = both
+    path, check = old.save(tmp_path / "model"), storage._check_schema
+
+    def saved_meanwhile(*arguments: Any) -> None:
+        monkeypatch.setattr(storage, "_check_schema", check)
+        new.save(path)
+        check(*arguments)
+
+    monkeypatch.setattr(storage, "_check_schema", saved_meanwhile)
+    assert signature(load(path)) == signature(new)
+
+
+def test_the_first_save_leaves_a_whole_model_or_none(table: TrainingTable, tmp_path: Path) -> None:
+    model = make(table, "new", 2, whole=True)
+    for step in range(1, MORE_THAN_ALL):
+        path = tmp_path / str(step)
+        with each_step(killed_at(step)), suppress(Killed):
+            model.save(path)
+        if (path / "card.json").exists():
+            assert signature(load(path)) == signature(model)
+        model.save(path)
+        assert signature(load(path)) == signature(model)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"name": 5}, {"name": None}, {"params": XgbParams(rounds=2, nearness=float("nan"))},
+     {"params": XgbParams(rounds=2, max_depth="8")}, {"card_": {"rows": {1, 2}}},
+     {"card_": {"note": object()}}, {"devices_": ()}],
+)  # fmt: skip
+def test_what_could_not_be_loaded_is_refused_before_anything_is_written(
+    table: TrainingTable, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    old, new = make(table, "old", 2, whole=True), make(table, "new", 2, whole=False)
+    path = old.save(tmp_path / "model")
+    before = {p.name: p.read_bytes() for p in path.iterdir()}
+    for name, value in change.items():
+        setattr(new, name, value)
+    with pytest.raises(InvalidInput, match="could not be loaded again"):
+        new.save(path)
+    assert {p.name: p.read_bytes() for p in path.iterdir()} == before
+
+
+def test_numbers_of_numpy_are_numbers(table: TrainingTable, tmp_path: Path) -> None:
+    params = XgbParams(rounds=2, max_depth=np.int64(4), floor=np.float32(0.25))
+    saved = XgbCostModel(params).fit(table).save(tmp_path / "model")
+    assert load(saved).params == XgbParams(rounds=2, max_depth=4, floor=0.25)
