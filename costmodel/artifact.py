@@ -8,9 +8,12 @@ from typing import Literal
 
 from costmodel.specialize import Specialization
 
-__all__ = ["Artifact", "ArtifactStatus"]
+__all__ = ["Artifact", "ArtifactStatus", "outweighs"]
 
 ArtifactStatus = Literal["ok", "compile_error", "crashed", "timeout"]
+
+# A crash or a time limit may be one bad moment's doing: it says nothing for good.
+_WEIGHTS: dict[ArtifactStatus, int] = {"ok": 2, "compile_error": 1, "crashed": 0, "timeout": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +46,13 @@ class Artifact:
     @property
     def ok(self) -> bool:
         return self.status == "ok"
+
+    @property
+    def refused(self) -> bool:
+        """Whether the compiler said no, as it will again; a crash or a time limit is no such."""
+        return self.status == "compile_error"
+
+
+def outweighs(status: ArtifactStatus, other: ArtifactStatus) -> bool:
+    """Whether an artifact takes the place of an earlier one of its key."""
+    return _WEIGHTS[status] > _WEIGHTS[other]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,12 +102,19 @@ def class_specs(code: CodeClass, target: Target) -> list[Specialization]:
 def read_tables(paths: list[Path], target: Target) -> pa.Table:
     """The rows of these files, which must be of the target's device and toolchain.
 
+    Less what only tells how one compile went, a crash or a time limit: earlier releases kept it.
+
     Raises:
         CorruptFile, WrongVersion: unreadable, foreign, or of another PTX schema.
         MixedData: of another device or toolchain than their name says.
     """
+    import pyarrow as pa
+    from pyarrow import compute
+
     schema = ArtifactTable.schema()
-    return read_shards(paths, schema, Identity(target, {}), ptx_schema=PTX_SCHEMA)
+    rows = read_shards(paths, schema, Identity(target, {}), ptx_schema=PTX_SCHEMA)
+    status = rows.column("status").cast(pa.string())
+    return rows.filter(compute.invert(compute.is_in(status, pa.array(["crashed", "timeout"]))))
 
 
 def extend_table(
@@ -121,7 +128,7 @@ def extend_table(
     progress: bool = True,
     compile_function: CompileFunction = compile_spec,
 ) -> TableProgress:
-    """Compile what the table in a folder lacks, and save it every minute: stopping it loses little.
+    """Compile what the table in a folder lacks; saved every minute, and however it ends.
 
     Args:
         specs: what it is to hold; what it has is kept.
@@ -143,31 +150,21 @@ def extend_table(
     made = compile_many(
         todo, target, n_jobs=n_jobs, progress=progress, compile_function=compile_function
     )
-    rows, compiled, refused = len(table), 0, 0
-    for batch in _batches(made):
-        # How long compiling took is no property of the binary: a slow machine may try again.
-        kept = [artifact for artifact in batch if artifact.status != "timeout"]
-        if kept:
-            rows = _add(path, kept, target)
-        compiled += len(kept)
-        refused += sum(not artifact.ok for artifact in kept)
-    there = len(keys) - len(missing)
-    return TableProgress(path, rows, there, compiled, refused, len(missing) - compiled)
-
-
-def _batches(artifacts: Iterator[Artifact]) -> Iterator[list[Artifact]]:
-    batch: list[Artifact] = []
-    begin = time.monotonic()
+    rows, kept, saved, begin = len(table), list[Artifact](), 0, time.monotonic()
     try:
-        for artifact in artifacts:
-            batch.append(artifact)
+        for artifact in made:
+            # How long compiling took, or that a process died of it, is no property of the binary:
+            # it may be tried again.
+            if artifact.ok or artifact.refused:
+                kept.append(artifact)
             if time.monotonic() - begin >= _SAVE_EVERY_S:
-                yield batch
-                batch, begin = [], time.monotonic()
-    except KeyboardInterrupt:
-        yield batch
-        raise
-    yield batch
+                rows = _add(path, kept[saved:], target)
+                saved, begin = len(kept), time.monotonic()
+    finally:  # whatever ended it: what is compiled need not be compiled again
+        if saved < len(kept):
+            rows = _add(path, kept[saved:], target)
+    refused, there = sum(not artifact.ok for artifact in kept), len(keys) - len(missing)
+    return TableProgress(path, rows, there, len(kept), refused, len(missing) - len(kept))
 
 
 def _add(path: Path, artifacts: list[Artifact], target: Target) -> int:

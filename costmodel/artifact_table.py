@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.artifact import Artifact, ArtifactStatus
+from costmodel.artifact import Artifact, ArtifactStatus, outweighs
 from costmodel.candidates import ARTIFACT_COLUMNS
 from costmodel.config import KernelName
 from costmodel.errors import CorruptFile, CostModelError
@@ -41,20 +41,26 @@ class ArtifactTable(Mapping[str, Artifact]):
     """Artifacts by key. Rows become objects only when they are asked for."""
 
     def __init__(self, table: pa.Table) -> None:
-        """Take over an Arrow table of :meth:`schema`; of rows with one key the first counts.
+        """Take over an Arrow table of :meth:`schema`.
+
+        Of rows with one key the first counts that no other outweighs.
 
         Raises:
             CorruptFile: a status, kernel or figure that no release writes.
         """
-        keys: list[str] = table.column("key").to_pylist()
-        self._row: dict[str, int] = {}
-        for row, key in enumerate(keys):
-            self._row.setdefault(key, row)
-        self._table = table
-        self._ok = np.array([s == "ok" for s in table.column("status").to_pylist()], dtype=bool)
         for name, known in (("status", ArtifactStatus), ("kernel", KernelName)):
             if unknown := set(table.column(name).unique().to_pylist()) - set(get_args(known)):
                 raise CorruptFile(f"artifacts of {name} {sorted(unknown)}: no release writes that")
+        keys: list[str] = table.column("key").to_pylist()
+        statuses: list[ArtifactStatus] = table.column("status").to_pylist()
+        self._row: dict[str, int] = {}
+        for row, (key, status) in enumerate(zip(keys, statuses, strict=True)):
+            first = self._row.setdefault(key, row)
+            if first != row and outweighs(status, statuses[first]):
+                self._row[key] = row
+        self._table = table
+        self._statuses = statuses
+        self._ok = np.array([s == "ok" for s in statuses], dtype=bool)
         figures = self._features[self._ok]
         # NaN is a count that the compiler's release does not give.
         if ((figures < 0) | (figures > _LARGEST)).any():
@@ -135,8 +141,16 @@ class ArtifactTable(Mapping[str, Artifact]):
         features[known] = self._features[index[known]]
         return features
 
-    def kernels(self) -> dict[str, tuple[str, str]]:
+    def statuses(self) -> dict[str, ArtifactStatus]:
+        """The status of each key."""
+        return {key: self._statuses[row] for key, row in self._row.items()}
+
+    def kernels(self) -> Mapping[str, tuple[str, str]]:
         """Kernel name and kernel hash of each key."""
+        return self._kernels
+
+    @functools.cached_property
+    def _kernels(self) -> dict[str, tuple[str, str]]:
         names = self._table.column("kernel").to_pylist()
         hashes = self._table.column("kernel_hash").to_pylist()
         return {key: (names[row], hashes[row]) for key, row in self._row.items()}
@@ -146,7 +160,7 @@ class ArtifactTable(Mapping[str, Artifact]):
         return self._table.take(np.array([*self._row.values()], dtype=np.int64))
 
     def with_those_of(self, others: Sequence[ArtifactTable]) -> ArtifactTable:
-        """The rows of all; of those with one key that of the first that has it."""
+        """The rows of all; of those with one key the one that :meth:`__init__` would take."""
         import pyarrow as pa
 
         if not others:

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Collection as Container
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from time import monotonic
 
+import numpy as np
+
 from costmodel.artifact import Artifact
 from costmodel.candidates import Candidates
-from costmodel.compile_pool import compile_many
+from costmodel.compiling import Compiling
 from costmodel.config import GemmConfig
 from costmodel.dataset import Dataset, Role, RunInfo
 from costmodel.duplicates import identities
+from costmodel.errors import NoGpu
 from costmodel.kernel_code import kernel_hashes
 from costmodel.measurement import Candidate, Measurement, TuningRecord
 from costmodel.runner.device import DeviceRunner
@@ -103,6 +105,9 @@ class Collection:
         Args:
             jobs: in the order in which they are wanted.
             on_job: called after each recorded job.
+
+        Raises:
+            NoGpu: the card has no room to time a job, of which nothing is recorded.
         """
         todo = list(self._remaining(_merged(jobs)))
         self.progress.jobs = len(todo)
@@ -110,7 +115,7 @@ class Collection:
         specs = dict.fromkeys(
             specialize(j.workload, c) for j in (*anchors, *todo) for c in j.configs
         )
-        compiling = _Compiling(specs, self._dataset, self._n_jobs, self._cache)
+        compiling = Compiling(specs, self._dataset, self._n_jobs, self._cache)
         try:
             for anchor, first_us in anchors.items():
                 self._time_again(anchor, first_us, compiling)
@@ -120,7 +125,7 @@ class Collection:
         return self.progress
 
     def _work_through(
-        self, todo: Sequence[Job], compiling: _Compiling, on_job: Callable[[Job, Progress], None]
+        self, todo: Sequence[Job], compiling: Compiling, on_job: Callable[[Job, Progress], None]
     ) -> None:
         """Time one job after the other; the next is made ready, the last recorded, meanwhile.
 
@@ -159,24 +164,33 @@ class Collection:
             on_job(job, self.progress)
 
     def _anchors(self) -> dict[Job, float]:
-        """A few workloads of earlier runs, each with the best that was found, and its latency."""
-        recorded = sorted(self._dataset.workloads("train", "eval"), key=Workload.key)
+        """A few workloads of earlier runs, each with the best that was found, and its latency.
+
+        By the kernels as they are now: that another version was faster is not the card's doing.
+        """
+        rows = self._dataset.measurements("train", "eval")
+        table, _ = self._dataset.unchanged(rows, kernel_hashes())
+        recorded = sorted(table.rows_of, key=Workload.key)
         large = [w for w in recorded if w.bytes() >= _ANCHOR_BYTES]
         found = {}
         for workload in large[:: max(len(large) // _ANCHOR_WORKLOADS, 1)][:_ANCHOR_WORKLOADS]:
-            ok = {c: m for c, m in self._dataset.recorded(workload).items() if m.ok}
-            if ok:
-                best = min(ok, key=lambda c: ok[c].latency_us)
-                found[Job(workload, (best,), "anchor")] = ok[best].latency_us
+            rows_of = table.rows_of[workload]
+            ok = rows_of[table.ok[rows_of] & (table.config_index[rows_of] >= 0)]
+            if len(ok):
+                best = ok[np.argmin(table.latency_us[ok])]
+                config = table.configs[table.config_index[best]]
+                found[Job(workload, (config,), "anchor")] = float(table.latency_us[best])
         return found
 
-    def _time_again(self, job: Job, first_us: float, compiling: _Compiling) -> None:
+    def _time_again(self, job: Job, first_us: float, compiling: Compiling) -> None:
         """Time an anchor and say how far this card is from the recorded run."""
         (config,) = job.configs
         spec = specialize(job.workload, config)
         artifact = compiling.wait_for([spec])[spec]
         (again,) = self._runner.measure(job.workload, [Candidate(config, artifact)])
+        _require_room(job.workload, [again])
         record = TuningRecord(job.workload, config, artifact.key, again)
+        self._dataset.append_artifacts([artifact])
         self._dataset.append_measurements([record], run=self._run, role="anchor")
         if again.ok:
             drift = again.latency_us / first_us - 1
@@ -208,7 +222,7 @@ class Collection:
         found = [self._compiled.get(k) or r for k, r in zip(keys, recorded, strict=True)]
         return {spec: a for spec, a in zip(specs, found, strict=True) if a is not None}
 
-    def _prepare(self, job: Job, compiling: _Compiling) -> list[Candidate]:
+    def _prepare(self, job: Job, compiling: Compiling) -> list[Candidate]:
         """What is to be timed of a job, once it is compiled."""
         by_spec = compiling.wait_for([specialize(job.workload, c) for c in job.configs])
         self._compiled |= {a.key: a for a in by_spec.values()}
@@ -219,12 +233,15 @@ class Collection:
     def _measure(self, job: Job, candidates: Sequence[Candidate]) -> _Outcome:
         begin = monotonic()
         torch = self._runner.measure_torch(job.workload)
+        _require_room(job.workload, [torch])
         measured = self._runner.measure(job.workload, candidates)
+        _require_room(job.workload, measured)
         records = [
             TuningRecord(job.workload, c.config, c.artifact.key if c.artifact else "", m)
             for c, m in zip(candidates, measured, strict=True)
         ]
         again = self._finalists(job.workload, records)
+        _require_room(job.workload, [r.measurement for r in again])
         self._count(records, monotonic() - begin)
         return _Outcome(records, again, torch)
 
@@ -255,7 +272,7 @@ class Collection:
             p.statuses[status] = p.statuses.get(status, 0) + 1
         p.timing_s += timed_s
 
-    def _count_waiting(self, begin: float, compiling: _Compiling) -> None:
+    def _count_waiting(self, begin: float, compiling: Compiling) -> None:
         self.progress.compiled, self.progress.compile_failures = compiling.counts()
         self.progress.waiting_s += monotonic() - begin
 
@@ -285,6 +302,21 @@ def collect(
     return collection.collect(jobs, on_job)
 
 
+def _require_room(workload: Workload, measured: Iterable[Measurement]) -> None:
+    """Refuse what a full card gave: as rows, it would say that these configurations never run.
+
+    Raises:
+        NoGpu: with what was to be timed, and how full the card is.
+    """
+    full = next((m for m in measured if m.no_room), None)
+    if full is not None:
+        raise NoGpu(
+            f"{workload} cannot be timed: {full.error}. Nothing of it is recorded: free the card's "
+            f"memory and run this again, which goes on here; leave the workload out if it is too "
+            f"large for this card"
+        )
+
+
 def _merged(jobs: Sequence[Job]) -> list[Job]:
     """One job a workload and role, with the configurations of all."""
     configs: dict[tuple[Workload, Role], dict[GemmConfig, None]] = {}
@@ -311,73 +343,3 @@ def _distinct(
             result.append(Candidate(config, artifact))
         seen.add(number)
     return result
-
-
-class _Compiling:
-    """Compiles in the background, in the order asked, and hands out what is done."""
-
-    def __init__(
-        self,
-        specs: Iterable[Specialization],
-        dataset: Dataset,
-        n_jobs: int,
-        cache: Path | None,
-    ) -> None:
-        self._done: dict[Specialization, Artifact] = {}
-        self._news = threading.Condition()
-        self._error: BaseException | None = None
-        self._stopped = False
-        self._specs, self._target = list(specs), dataset.target
-        self._n_jobs, self._cache = n_jobs, cache
-        self._thread = threading.Thread(target=self._run, name="compiling", daemon=True)
-        self._thread.start()
-
-    def wait_for(self, specs: Sequence[Specialization]) -> dict[Specialization, Artifact]:
-        """The artifacts of these, once all of them are there."""
-        with self._news:
-            while not all(s in self._done for s in specs):
-                if self._error is not None:
-                    raise self._error
-                if self._stopped:
-                    raise CancelledError
-                self._news.wait(timeout=1.0)
-            return {s: self._done[s] for s in specs}
-
-    def counts(self) -> tuple[int, int]:
-        """(compiled, of these failed)."""
-        with self._news:
-            return len(self._done), sum(not a.ok for a in self._done.values())
-
-    def give_up(self) -> None:
-        """Who waits need wait no longer: nothing more is wanted."""
-        with self._news:
-            self._stopped = True
-            self._news.notify_all()
-
-    def stop(self) -> None:
-        self.give_up()
-        self._thread.join()
-
-    def _run(self) -> None:
-        from triton import knobs
-
-        artifacts = compile_many(
-            self._specs,
-            self._target,
-            n_jobs=self._n_jobs,
-            progress=False,
-            cache=self._cache or Path(knobs.cache.dir),
-        )
-        try:
-            for artifact in artifacts:
-                with self._news:
-                    self._done[artifact.spec] = artifact
-                    self._news.notify_all()
-                if self._stopped:
-                    break
-        except BaseException as error:  # handed to the waiting thread, which raises it
-            with self._news:
-                self._error = error
-                self._news.notify_all()
-        finally:
-            artifacts.close()

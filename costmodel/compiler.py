@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from costmodel.artifact import Artifact
+from costmodel.artifact import Artifact, ArtifactStatus
 from costmodel.ptx import extract, ptx_hash
 from costmodel.specialize import Specialization, artifact_key, source
 from costmodel.target import Target
@@ -26,6 +26,8 @@ __all__ = ["CompileFunction", "compile_spec", "duplicates", "shorten"]
 CompileFunction = Callable[[Specialization, Target, Path | None], Artifact]
 
 _ERROR_LIMIT = 500
+# How Triton's PTXASError tells that a signal ended ptxas.
+_KILLED = re.compile(r"`ptxas` (failed with error code -\d|raised SIG)")
 # CUDA's own share of a block's shared memory, which ptxas reports from sm_90 on. The limits of
 # CUDA's tables (227 KiB on sm_90) are without it.
 _RESERVED_SHARED_BYTES = 1024
@@ -34,7 +36,8 @@ _RESERVED_SHARED_BYTES = 1024
 def compile_spec(spec: Specialization, target: Target, dump: Path | None = None) -> Artifact:
     """Compile in this process, with Triton's own disk cache.
 
-    A configuration that Triton or ptxas refuses gives an artifact of status ``compile_error``.
+    A configuration that Triton or ptxas refuses gives an artifact of status ``compile_error``; one
+    whose ptxas was killed, for want of memory perhaps, ``crashed``.
     These exceptions of ``triton.compile`` mean so; all others propagate:
 
     - ``CompilationError``: the kernel's source, its ``static_assert`` among it;
@@ -61,7 +64,8 @@ def compile_spec(spec: Specialization, target: Target, dump: Path | None = None)
         gpu = GPUTarget("cuda", target.device.arch, 32)
         compiled = triton.compile(ast_source, target=gpu, options=options)
     except (CompilationError, PTXASError, OutOfResources, ValueError, AssertionError) as error:
-        artifact = Artifact(key, spec, "compile_error", _reason(error))
+        status: ArtifactStatus = "crashed" if _KILLED.search(str(error)) else "compile_error"
+        artifact = Artifact(key, spec, status, _reason(error))
     except RuntimeError as error:
         if "PassManager::run failed" not in str(error):
             raise

@@ -11,7 +11,8 @@
 
 Each append is one file, written whole or not at all under a name of its own. So a killed run loses
 nothing that was appended, several processes may append at once, and reading needs no repair: what
-was recorded twice is dropped, the first kept. Append artifacts before the rows that refer to them.
+was recorded twice is dropped, the first kept; or, of a binary that failed at first, the one that
+compiled. Append artifacts before the rows that refer to them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel import shards
-from costmodel.artifact import Artifact
+from costmodel.artifact import Artifact, ArtifactStatus, outweighs
 from costmodel.artifact_table import ArtifactTable
 from costmodel.config import GemmConfig
 from costmodel.errors import MissingData
@@ -58,7 +59,8 @@ class Dataset:
         self.identity = identity
         self.created = created
         self._artifacts: ArtifactTable | None = None
-        self._keys: set[str] | None = None  # of artifacts: appending must not read them all again
+        # Of artifacts: appending must not read them all again.
+        self._statuses: dict[str, ArtifactStatus] | None = None
         self._measurements: dict[tuple[Role, ...], MeasurementTable] = {}
         self._done: dict[Workload, set[GemmConfig]] | None = None
         self._done_hashes: dict[str, str] = {}
@@ -93,14 +95,7 @@ class Dataset:
             WrongVersion: written by a newer release. FileError: it cannot be read.
         """
         path = as_path("path", path)
-        card = path / "card.json"
-        with file_errors(card):
-            there = card.exists()
-        if not there:
-            raise MissingData(
-                f"no dataset at {path} (card.json is not there): record one with "
-                f"`costmodel collect`, or name the directory of one"
-            )
+        card = _card_of(path)
         data = shards.read_json(card)
         identity = shards.Identity.from_dict(data, card)
         return cls(path, identity, str(data.get("created", "")))
@@ -140,15 +135,19 @@ class Dataset:
                 self._done.setdefault(record.workload, set()).add(record.config)
 
     def append_artifacts(self, artifacts: Iterable[Artifact]) -> None:
-        """Record compiled artifacts, durably once this returns; what is there already is kept."""
-        if self._keys is None:
-            self._keys = set(self.artifacts())
-        new = [a for a in artifacts if a.key not in self._keys]
+        """Record compiled artifacts, durably once this returns.
+
+        What is there already is kept; where that failed, one that compiled replaces it.
+        """
+        if self._statuses is None:
+            self._statuses = self.artifacts().statuses()
+        there = self._statuses
+        new = [a for a in artifacts if a.key not in there or outweighs(a.status, there[a.key])]
         if not new:
             return
         path = shards.new_shard_path(self.path, _ARTIFACTS)
         shards.write_shard(path, ArtifactTable.rows(new), self.identity, ptx_schema=PTX_SCHEMA)
-        self._keys.update(a.key for a in new)
+        there.update((a.key, a.status) for a in new)
         self._artifacts = None
 
     def measured(
@@ -161,8 +160,7 @@ class Dataset:
         """
         hashes = dict(kernel_hashes or {})
         if self._done is None or self._done_hashes != hashes:
-            table = self.measurements("train", "eval")
-            table = table.take(self._changed_kernel(table, hashes) == "")
+            table = self.unchanged(self.measurements("train", "eval"), hashes)[0]
             self._done_hashes = hashes
             self._done = {
                 w: {table.configs[i] for i in table.config_index[rows] if i >= 0}
@@ -173,7 +171,10 @@ class Dataset:
     def measurements(self, *roles: Role) -> MeasurementTable:
         """The rows of the given roles (all without any), each outcome once."""
         if not self._measurements:
-            table = MeasurementTable.of(self._read_measurements()[1], self.path)
+            files, rows = self._read_measurements()
+            if not self._compacted(files):
+                rows = self._merged_measurements(rows)
+            table = MeasurementTable.of(rows, self.path)
             self._measurements[()] = table.take(table.kept_rows())
         if roles not in self._measurements:
             table = self._measurements[()]
@@ -184,7 +185,10 @@ class Dataset:
     def artifacts(self) -> ArtifactTable:
         """The compiled artifacts, by key."""
         if self._artifacts is None:
-            self._artifacts = ArtifactTable(self._read_artifacts()[1])
+            files, rows = self._read_artifacts()
+            self._artifacts = ArtifactTable(
+                rows if self._compacted(files) else self._merged_artifacts(rows)
+            )
         return self._artifacts
 
     def artifact(self, key: str) -> Artifact | None:
@@ -200,11 +204,24 @@ class Dataset:
         return self.measurements().runs
 
     def recorded(self, workload: Workload) -> dict[GemmConfig, Measurement]:
-        """All outcomes of a workload; empty where it was not measured."""
+        """All outcomes of a workload; empty where it was not measured.
+
+        Of a kernel that has changed since, too, but of one version of each kernel: where several
+        were measured, of the one whose run started last.
+        """
         table = self.measurements("train", "eval")
-        rows = table.rows_of.get(workload, ())
-        pairs = ((table.config_index[row], row) for row in rows)
-        return {table.configs[i]: table.measurement(row) for i, row in pairs if i >= 0}
+        rows = [r for r in table.rows_of.get(workload, ()) if table.config_index[r] >= 0]
+        kernels = self.artifacts().kernels() if rows else {}
+        versions = [
+            kernels.get(table.artifact_keys[table.artifact_index[r]], ("", "")) for r in rows
+        ]
+        started = [table.runs[table.run_index[r]].started for r in rows]
+        last = {name: code for _, (name, code) in sorted(zip(started, versions, strict=True))}
+        return {
+            table.configs[table.config_index[r]]: table.measurement(r)
+            for r, (name, code) in zip(rows, versions, strict=True)
+            if code == last[name]
+        }
 
     def torch(self, workload: Workload) -> Measurement | None:
         """What ``torch.matmul`` took, or None where it was not timed."""
@@ -221,9 +238,21 @@ class Dataset:
         """
         table = self.measurements(*(roles or ("train",)))
         table = table.take(table.config_index >= 0)
-        changed = self._changed_kernel(table, kernel_hashes or {})
+        table, dropped = self.unchanged(table, kernel_hashes or {})
+        return Frame.of(table, self.artifacts(), dropped)
+
+    def unchanged(
+        self, table: MeasurementTable, kernel_hashes: Mapping[str, str]
+    ) -> tuple[MeasurementTable, dict[str, int]]:
+        """The rows of kernels that are as they were, and how many others there are, by reason.
+
+        Args:
+            table: rows of this dataset.
+            kernel_hashes: as for :meth:`frame`.
+        """
+        changed = self._changed_kernel(table, kernel_hashes)
         dropped = Counter(f"kernel {name} has changed" for name in changed if name)
-        return Frame.of(table.take(changed == ""), self.artifacts(), dropped)
+        return table.take(changed == ""), dict(dropped)
 
     def stale(self, kernel_hashes: Mapping[str, str]) -> dict[str, int]:
         """How many rows were measured with another version of a kernel, by kernel name."""
@@ -241,11 +270,9 @@ class Dataset:
 
     def _compact(self) -> None:
         old, rows = self._read_artifacts()
-        rows = ArtifactTable(rows).arrow()
-        self._replace(_ARTIFACTS, old, shards.sort_rows(rows, _ARTIFACT_ORDER))
+        self._replace(_ARTIFACTS, old, self._merged_artifacts(rows))
         old, rows = self._read_measurements()
-        rows = rows.take(MeasurementTable.of(rows, self.path).kept_rows())
-        self._replace(_MEASUREMENTS, old, shards.sort_rows(rows, _MEASUREMENT_ORDER))
+        self._replace(_MEASUREMENTS, old, self._merged_measurements(rows))
         self._artifacts, self._measurements = None, {}
         self._write_card(self._counts())
 
@@ -311,10 +338,48 @@ class Dataset:
                 with file_errors(path):
                     path.unlink()
 
+    # Merged also where they are only read: a model must not depend on whether that was before the
+    # dataset was compacted.
+
+    def _merged_artifacts(self, rows: pa.Table) -> pa.Table:
+        """As compacting leaves them: each key once, sorted."""
+        return shards.sort_rows(ArtifactTable(rows).arrow(), _ARTIFACT_ORDER)
+
+    def _merged_measurements(self, rows: pa.Table) -> pa.Table:
+        """As compacting leaves them: each outcome once, sorted."""
+        kept = rows.take(MeasurementTable.of(rows, self.path).kept_rows())
+        return shards.sort_rows(kept, _MEASUREMENT_ORDER)
+
+    def _compacted(self, files: Sequence[Path]) -> bool:
+        """Whether the files of a table are one, in which its rows are merged already."""
+        return all(
+            path.name in (f"{_ARTIFACTS}.parquet", f"{_MEASUREMENTS}.parquet") for path in files
+        )
+
     def _read_artifacts(self) -> tuple[list[Path], pa.Table]:
-        schema = ArtifactTable.schema()
-        return shards.read_all(self.path, _ARTIFACTS, schema, self.identity, ptx_schema=PTX_SCHEMA)
+        return self._read(_ARTIFACTS, ArtifactTable.schema(), ptx_schema=PTX_SCHEMA)
 
     def _read_measurements(self) -> tuple[list[Path], pa.Table]:
-        schema = MeasurementTable.schema()
-        return shards.read_all(self.path, _MEASUREMENTS, schema, self.identity)
+        return self._read(_MEASUREMENTS, MeasurementTable.schema())
+
+    def _read(self, table: str, schema: pa.Schema, **header: object) -> tuple[list[Path], pa.Table]:
+        files, rows = shards.read_all(self.path, table, schema, self.identity, **header)
+        _card_of(self.path)  # of a folder that was moved meanwhile, there would be no rows
+        return files, rows
+
+
+def _card_of(path: Path) -> Path:
+    """The card of a dataset's directory.
+
+    Raises:
+        MissingData: it is not there. FileError: that cannot be told.
+    """
+    card = path / "card.json"
+    with file_errors(card):
+        there = card.exists()
+    if not there:
+        raise MissingData(
+            f"no dataset at {path} (card.json is not there): record one with "
+            f"`costmodel collect`, or name the directory of one"
+        )
+    return card

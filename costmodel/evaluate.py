@@ -6,6 +6,7 @@ failures too; equal programs are ranked once. ``torch.matmul`` never enters it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from costmodel.candidates import Candidates, CostModel
 from costmodel.duplicates import identities
 from costmodel.errors import MissingData
 from costmodel.heldout import is_ragged
+from costmodel.kernel_code import kernel_hashes
 from costmodel.space import legality
 from costmodel.target import Device, Target
 from costmodel.workload import Workload
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["TOP_K", "Problem", "evaluate", "problems_of"]
 
 TOP_K = (1, 4, 8, 16)
+
+log = logging.getLogger("costmodel")
 
 _Floats = NDArray[np.float64]
 
@@ -78,6 +82,8 @@ def evaluate(
         target: what the models predict for.
         workloads: judge by these only; default: all that were recorded.
 
+    Rows of a kernel that has changed since are left out, as in training: a warning tells how many.
+
     Returns:
         One entry per model: ``name``, ``kind``, ``workloads`` (how many; in the noise ceiling each
         once per run), ``regret`` (speed kept in percent: ``{"1": {"geomean_pct", "worst_pct"},
@@ -86,9 +92,19 @@ def evaluate(
         is predicted).
 
     Raises:
-        MissingData: the dataset holds no eval rows, or none that worked.
+        MissingData: the dataset holds no eval rows, or none that worked, of the present kernels.
     """
-    problems = problems_of(dataset.frame("eval"), target.device, workloads)
+    frame = dataset.frame("eval", kernel_hashes=kernel_hashes())
+    dropped = ", ".join(f"{reason} ({rows} rows)" for reason, rows in frame.dropped.items())
+    problems = problems_of(frame, target.device, workloads)
+    if not problems and dropped:
+        raise MissingData(
+            f"{dataset.path} holds no working rows of the held-out list that the kernels as they "
+            f"are now gave: {dropped}; record it again with `costmodel collect --worklist FILE`, "
+            f"or name a dataset of these kernels with `--data DIR`"
+        )
+    if dropped:
+        log.warning("%s, left out: %s", dataset.path, dropped)
     if not problems:
         raise MissingData(
             f"{dataset.path} holds no working rows of the held-out list: draw it with "
@@ -154,7 +170,7 @@ def _score(problem: Problem, cost: _Floats, is_latency: bool) -> _Score:
 
 def _second_measurement(dataset: Dataset, problems: Sequence[Problem]) -> list[_Score]:
     """Rank by the first measurement, and judge by the anchors of each run."""
-    anchors = dataset.measurements("anchor")
+    anchors, _ = dataset.unchanged(dataset.measurements("anchor"), kernel_hashes())
     scores = []
     for problem in problems:
         first = dict(zip(problem.candidates.configs, problem.latency_us.tolist(), strict=True))

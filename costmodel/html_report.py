@@ -21,6 +21,7 @@ from costmodel.destination import require_file_place, write_file
 from costmodel.errors import CorruptFile
 from costmodel.evaluate import Problem, evaluate, problems_of
 from costmodel.html_page import Html, Section, figure, page, paragraph, plain, table
+from costmodel.kernel_code import kernel_hashes
 from costmodel.models import TrainingTable, XgbCostModel
 from costmodel.report import PLOTS, Results, read_results
 
@@ -61,7 +62,8 @@ def html_report(
         MissingData: the data set holds no eval rows that worked, or matplotlib is not there.
         CorruptFile: a results file is not one.
     """
-    problems = problems_of(dataset.frame("eval"), dataset.target.device)
+    frame = dataset.frame("eval", kernel_hashes=kernel_hashes())
+    problems = problems_of(frame, dataset.target.device)
     sections = [_head(dataset, model, problems), _kept(dataset, model)]
     if model is not None:
         costs = [model.predict(p.workload, p.candidates, dataset.target) for p in problems]

@@ -13,7 +13,7 @@ from costmodel.workload import Workload
 
 __all__ = [
     "NO_ROOM", "Candidate", "Compares", "Measurement", "Rests", "Runner", "Status", "TuningRecord",
-    "in_turn",
+    "in_turn", "says_no_room",
 ]  # fmt: skip
 
 Status = Literal[
@@ -68,7 +68,12 @@ class Measurement:
     @property
     def no_room(self) -> bool:
         """Whether nothing at all can be timed, for want of device memory."""
-        return self.status == "out_of_resources" and self.error.startswith(NO_ROOM)
+        return says_no_room(self.status, self.error)
+
+
+def says_no_room(status: str, error: str) -> bool:
+    """:attr:`Measurement.no_room`, of a row that is no object."""
+    return status == "out_of_resources" and error.startswith(NO_ROOM)
 
 
 @dataclass(frozen=True, slots=True)

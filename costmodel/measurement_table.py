@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from costmodel.config import GemmConfig
 from costmodel.errors import CorruptFile, CostModelError
-from costmodel.measurement import Measurement, Status, TuningRecord
+from costmodel.measurement import Measurement, Status, TuningRecord, says_no_room
 from costmodel.shards import arrow_fields
 from costmodel.workload import CodeClass, Workload
 
@@ -187,17 +187,24 @@ class MeasurementTable:
     def kept_rows(self) -> NDArray[np.intp]:
         """One row per workload and configuration, and per run for anchors; in order.
 
-        The first of those of one binary; of two versions of a kernel, the one that came last.
+        Of two versions of a kernel, the one that came last; of those rows that it gave in a row,
+        the first. A version that came back, since an edit was taken back, came last.
+        None of a full card, which says nothing of the configuration.
         """
+        full = [says_no_room(*row) for row in zip(self.status, self.error, strict=True)]
+        rows = np.flatnonzero(~np.array(full, dtype=bool))
+        return rows[self.take(rows)._of_last_version()]
+
+    def _of_last_version(self) -> NDArray[np.intp]:
         anchor_run = np.where(self.role == "anchor", self.run_index, -1)
         subject = (self.workload_index * (len(self.configs) + 1) + self.config_index + 1) * (
             len(self.runs) + 1
         ) + (anchor_run + 1)
-        subject = np.unique(subject, return_inverse=True)[1]
-        version = subject * len(self.artifact_keys) + self.artifact_index
-        firsts = np.sort(np.unique(version, return_index=True)[1])
-        newest = np.unique(subject[firsts][::-1], return_index=True)[1]
-        return np.sort(firsts[::-1][newest])
+        order = np.argsort(subject, kind="stable")
+        subject, version = subject[order], self.artifact_index[order]
+        begins = np.flatnonzero(_differs(subject) | _differs(version))  # of a version in a row
+        is_last = _differs(subject[begins][::-1])[::-1]
+        return np.sort(order[begins[is_last]])
 
     def measurement(self, row: int) -> Measurement:
         return Measurement(
@@ -217,6 +224,12 @@ class MeasurementTable:
         counts = np.bincount(self.workload_index, minlength=len(self.workloads))
         parts = np.split(order, np.cumsum(counts)[:-1]) if len(counts) else []
         return {w: rows for w, rows in zip(self.workloads, parts, strict=True) if len(rows)}
+
+
+def _differs(values: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which differ from the one before, bool [n]; the first does."""
+    found: NDArray[np.bool_] = np.diff(values, prepend=values[:1] - 1) != 0
+    return found
 
 
 def _codes(table: pa.Table, name: str) -> NDArray[np.int64]:

@@ -281,13 +281,13 @@ class _Layout:
         configs: Sequence[GemmConfig],
     ) -> _Layout:
         keys = [artifact_key(specialize(workload, config), target) for config in configs]
-        if isinstance(artifacts, ArtifactTable):
-            found = artifacts.find(keys)
-            candidates = Candidates.of(configs, found, artifacts.columns(keys))
-        else:
-            found = [artifacts.get(key) for key in keys]
-            candidates = Candidates.of(configs, found)
-        failed = np.array([a is not None and not a.ok for a in found], dtype=bool)
+        table = artifacts if isinstance(artifacts, ArtifactTable) else None
+        found = table.find(keys) if table is not None else [artifacts.get(key) for key in keys]
+        # What crashed the compiler once, or took it too long, is not known: it may compile now.
+        found = [a if a is not None and (a.ok or a.refused) else None for a in found]
+        columns = table.columns(keys) if table is not None else None
+        candidates = Candidates.of(configs, found, columns)
+        failed = np.array([a is not None and a.refused for a in found], dtype=bool)
         return cls(
             candidates,
             programs(candidates),

@@ -46,7 +46,7 @@ _ADDED: dict[str, object] = {"tf32": False}
 """Columns that came after schema 1, and what all rows from before them would have there."""
 
 _HEADER = b"costmodel"
-_ATTEMPTS = 5
+_ATTEMPTS, _PAUSE_S = 8, 0.02  # 5 s in all
 # A few bytes may stand for billions of equal rows, or for one text that fills the memory.
 _MOST_ROWS = 10_000_000
 _MOST_BYTES = 2**29
@@ -185,8 +185,11 @@ def arrow_fields(cls: type, nullable: bool = False) -> list[pa.Field]:
 
 def shard_paths(directory: Path, table: str) -> list[Path]:
     """The files of a table, oldest first: the compacted one, then shards as they were written."""
+    # Shards go once the compacted file is there. Asked for before them, it may come in between, and
+    # neither would be seen.
+    shards = sorted(directory.glob(f"{table}-*.parquet"))
     compacted = directory / f"{table}.parquet"
-    return [p for p in (compacted,) if p.exists()] + sorted(directory.glob(f"{table}-*.parquet"))
+    return [p for p in (compacted,) if os.path.lexists(p)] + shards
 
 
 def read_all(
@@ -196,15 +199,22 @@ def read_all(
 
     Raises:
         As :func:`read_shards`.
-        FileError: a file that is listed is not there, such as a link that leads nowhere.
+        FileError: a file that is listed is not there: a link that leads nowhere, or it goes on.
     """
-    for _ in range(_ATTEMPTS):
+    for attempt in range(_ATTEMPTS):
         files = shard_paths(directory, table)
         try:
             return files, read_shards(files, schema, identity, **header)
         except FileNotFoundError as error:
             missing = error
-    raise FileError(f"{missing}: it is listed in {directory}, and not there: take it away")
+        for path in files:
+            if path.is_symlink() and not path.exists():
+                raise FileError(f"{path}: a link that leads nowhere: take it away")
+        time.sleep(_PAUSE_S * 2**attempt)  # thousands of shards take a while to remove
+    raise FileError(
+        f"{missing}: files of {directory} go while they are read, {_ATTEMPTS} times in a row: "
+        f"another process merges them; try again once it has"
+    )
 
 
 @contextmanager

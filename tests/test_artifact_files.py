@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +26,9 @@ from costmodel.artifact_files import (
 from costmodel.artifact_table import ArtifactTable
 from costmodel.errors import FileError, InvalidInput
 from costmodel.models import XgbCostModel, known_artifacts, load, model_directory
-from costmodel.ptx import PTX_FEATURES
+from costmodel.ptx import PTX_FEATURES, PTX_SCHEMA
 from costmodel.ranking import rank
+from costmodel.shards import Identity, write_shard
 from costmodel.space import SearchSpace
 from costmodel.specialize import Specialization, artifact_key, specialize
 from costmodel.target import Target, Toolchain
@@ -36,12 +42,14 @@ here: Any = importlib.import_module("test_artifact_files")
 
 
 def made_up(spec: Specialization, target: Target, dump: Path | None = None) -> Artifact:
-    """In place of the compiler: refuses 5 stages, takes too long over 6."""
+    """In place of the compiler: refuses 5 stages, takes too long over 6, crashes at 4."""
     key, stages = artifact_key(spec, target), spec.config_binary[5]
     if stages == 5:
         return Artifact(key, spec, "compile_error", "no")
     if stages == 6:
         return Artifact(key, spec, "timeout", "too long")
+    if stages == 4 and "crashing" in target.toolchain.ptxas:
+        return Artifact(key, spec, "crashed", "killed by SIGKILL")
     counts = dict.fromkeys(PTX_FEATURES, 1.0)
     return Artifact(key, spec, registers=64, shared_bytes=4096, ptx_hash=key, ptx=counts)
 
@@ -89,6 +97,76 @@ def test_a_table_goes_on_where_it_was(tmp_path: Path) -> None:
     assert second.path == table_path(tmp_path, OTHER.toolchain)
     table = ArtifactTable(read_tables([second.path], OTHER))
     assert set(table) == {artifact_key(s, OTHER) for s in specs if s.config_binary[5] != 6}
+
+
+def test_a_crash_is_not_kept_and_one_that_an_earlier_release_kept_is_tried_again(
+    tmp_path: Path,
+) -> None:
+    specs = specs_of(EVEN, 40)
+    crashing = Target(OTHER.device, Toolchain("3.99.0", "crashing"))
+    crashes = sum(spec.config_binary[5] == 4 for spec in specs)
+    slow = sum(spec.config_binary[5] == 6 for spec in specs)
+    options = {"n_jobs": 1, "progress": False, "compile_function": here.made_up}
+    made = extend_table(specs, crashing, tmp_path, **options)
+    assert (made.rows, made.left) == (40 - slow - crashes, slow + crashes)
+    assert crashes
+
+    kept = [Artifact(artifact_key(s, OTHER), s, "crashed", "SIGKILL") for s in specs[:3]]
+    path = table_path(tmp_path, OTHER.toolchain)
+    header = {"ptx_schema": PTX_SCHEMA}
+    write_shard(path, ArtifactTable.rows(kept), Identity(OTHER, {}), **header)
+    again = make(specs[:3], tmp_path)
+    assert (again.there, again.compiled) == (0, 3 - sum(s.config_binary[5] == 6 for s in specs[:3]))
+    assert all(a.status != "crashed" for a in ArtifactTable(read_tables([path], OTHER)).values())
+
+
+@pytest.mark.parametrize("end", [OSError("no space"), KeyError("a bug"), KeyboardInterrupt()])
+def test_however_it_ends_what_is_compiled_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException
+) -> None:
+    specs = [spec for spec in specs_of(EVEN, 40) if spec.config_binary[5] < 5]
+
+    def compile_some(specs: list[Specialization], *_: Any, **__: Any) -> Iterator[Artifact]:
+        yield from (made_up(spec, OTHER) for spec in specs[:7])
+        raise end
+
+    with monkeypatch.context() as patch:
+        patch.setattr(artifact_files, "compile_many", compile_some)
+        with pytest.raises(type(end)):
+            make(specs, tmp_path)
+    assert make(specs, tmp_path).there == 7
+
+
+TOLD = """
+import sys
+from costmodel import artifact_files, cli
+
+compile_many = artifact_files.compile_many
+def compile_and_tell(*args, **options):
+    for artifact in compile_many(*args, **options):
+        print("one more", file=sys.stderr, flush=True)
+        yield artifact
+
+artifact_files.compile_many = compile_and_tell
+cli.main()
+"""
+
+
+@pytest.mark.compile
+def test_a_program_that_is_told_to_end_keeps_what_it_has_compiled(tmp_path: Path) -> None:
+    arguments = ["compile", "64", "64", "64", "--table", "--jobs", "1", "--target", "h100-sxm"]
+    with subprocess.Popen(
+        [sys.executable, "-c", TOLD, *arguments, "--out", str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        assert [process.stderr.readline() for _ in range(2)] == ["one more\n"] * 2
+        process.terminate()
+        assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    target = Target.named("h100-sxm")
+    assert len(read_tables([table_path(tmp_path, target.toolchain)], target)) > 0
 
 
 def test_what_another_table_has_is_not_made_again(tmp_path: Path) -> None:

@@ -23,12 +23,15 @@ from uuid import uuid4
 import pytest
 from pyarrow import parquet
 
+from costmodel.artifact import Artifact
 from costmodel.collect import Job, Progress, collect
 from costmodel.config import GemmConfig
 from costmodel.dataset import Dataset, RunInfo
+from costmodel.errors import NoGpu
 from costmodel.kernel_code import kernel_hash
-from costmodel.measurement import Candidate, Measurement
+from costmodel.measurement import NO_ROOM, Candidate, Measurement, TuningRecord
 from costmodel.runner.protocol import TimingProtocol
+from costmodel.specialize import specialize
 from costmodel.target import Target
 from costmodel.workload import Workload
 
@@ -291,6 +294,35 @@ def test_rows_of_a_kernel_that_has_changed_are_measured_again(
     assert not Dataset.open(dataset.path).stale(now)
 
 
+def test_anchors_are_of_the_kernels_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That a kernel has become slower is not the card's doing."""
+    changed, kept = (Job(Workload.dense(m, 4096, 1024), GOOD[:2]) for m in (1024, 2048))
+    dataset = create(tmp_path / "data")
+    with monkeypatch.context() as patch:
+        patch.setattr("costmodel.artifact_table.kernel_hash", lambda name: "of another day")
+        spec = specialize(changed.workload, GOOD[0])
+        dataset.append_artifacts([Artifact("edited", spec)])
+    row = TuningRecord(changed.workload, GOOD[0], "edited", Measurement("ok", 1.0))
+    dataset.append_measurements([row], run=RUN)
+    run([kept], dataset, FakeRunner())
+    again = run(jobs_of(1), Dataset.open(dataset.path), FakeRunner())
+    assert again.drift == {kept.workload.key(): 0.0}
+    assert "in an earlier run" not in caplog.text
+
+
+def test_the_binary_of_an_anchor_is_recorded(tmp_path: Path) -> None:
+    large = Job(Workload.dense(1024, 4096, 1024), GOOD[7:])  # of which no job has the binary
+    dataset = create(tmp_path / "data")
+    row = TuningRecord(large.workload, GOOD[7], "of an earlier release", Measurement("ok", 1.0))
+    dataset.append_measurements([row], run=RUN)
+    run(jobs_of(1), dataset, FakeRunner())
+    anchors = Dataset.open(dataset.path).measurements("anchor")
+    (timed,) = anchors.rows_of[large.workload]
+    assert anchors.artifact_keys[anchors.artifact_index[timed]] in dataset.artifacts()
+
+
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, str]]:
     """A collection in a process of its own that has just recorded its first workload."""
@@ -380,3 +412,57 @@ def test_a_later_run_times_anchors_again_and_tells_the_drift(
     ]
     assert max(again) == pytest.approx(1.2 * recorded[best].latency_us)
     assert run(jobs_of(2), dataset, SlowerRunner()).drift == {}, "nothing to do, nothing timed"
+
+
+# --- a card that is full --------------------------------------------------------------------------
+
+FULL = Measurement("out_of_resources", error=f"{NO_ROOM}: 9 MiB needed, 1 MiB are free")
+
+
+class Full(FakeRunner):
+    """From the second workload on, some of what is asked finds no room on the card."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+
+    def full(self, workload: Workload, what: str) -> bool:
+        return what == self.what and workload != jobs_of(1)[0].workload
+
+    def measure(
+        self, workload: Workload, candidates: Sequence[Candidate], best_us: float = inf
+    ) -> list[Measurement]:
+        *first, last = super().measure(workload, candidates, best_us)
+        return [*first, FULL if self.full(workload, "rows") else last]
+
+    def measure_torch(self, workload: Workload) -> Measurement:
+        return FULL if self.full(workload, "torch") else super().measure_torch(workload)
+
+    def compare(
+        self, workload: Workload, configs: Sequence[GemmConfig | None], rounds: int = 9
+    ) -> list[Measurement]:
+        if self.full(workload, "finalists"):
+            return [FULL] * len(configs)
+        return super().compare(workload, configs, rounds)
+
+
+@pytest.mark.parametrize("what", ["torch", "rows", "finalists"])
+def test_a_full_card_ends_the_run_which_goes_on_once_there_is_room(
+    tmp_path: Path, what: str
+) -> None:
+    jobs, dataset = jobs_of(3), create(tmp_path / "data")
+    with pytest.raises(NoGpu, match=r"16x64x128.*1 MiB are free.*run this again"):
+        run(jobs, dataset, Full(what))
+    assert rows_on_disk(dataset.path) == Counter(expected_rows(jobs[:1])), "none of the others"
+    run(jobs, Dataset.open(dataset.path), FakeRunner())
+    assert rows_on_disk(dataset.path) == Counter(expected_rows(jobs))
+
+
+def test_a_card_too_full_for_an_anchor_is_no_anchor_row(tmp_path: Path) -> None:
+    large = Job(Workload.dense(1024, 4096, 1024), GOOD[:2])
+    dataset = create(tmp_path / "data")
+    run([large], dataset, FakeRunner())
+    anchors = len(dataset.measurements("anchor"))
+    with pytest.raises(NoGpu, match="1024x4096x1024"):
+        run([large, *jobs_of(1)], Dataset.open(dataset.path), Full("rows"))
+    assert len(Dataset.open(dataset.path).measurements("anchor")) == anchors

@@ -244,6 +244,29 @@ def test_what_the_compiler_refuses_is_a_row_with_a_reason(tmp_path: Path) -> Non
     assert len(list(tmp_path.glob("*.sass"))) == 1
 
 
+@pytest.mark.parametrize(
+    ("told", "status"),
+    [
+        ("`ptxas` failed with error code -9\n`ptxas` stderr:\n", "crashed"),
+        ("`ptxas` raised SIGSEGV\n`ptxas` stderr:\n", "crashed"),
+        ("`ptxas` failed with error code 255\n`ptxas` stderr:\nptxas fatal : no", "compile_error"),
+        ("Internal Triton PTX codegen error\n`ptxas` stderr:\n", "compile_error"),
+    ],
+)
+def test_a_ptxas_that_was_killed_refused_nothing(
+    monkeypatch: pytest.MonkeyPatch, told: str, status: str
+) -> None:
+    import triton
+    from triton.runtime.errors import PTXASError
+
+    def fails(*_: object, **__: object) -> None:
+        raise PTXASError(told)
+
+    monkeypatch.setattr(triton, "compile", fails)
+    found = compile_spec(GOOD, FAKE_TARGET)
+    assert (found.status, found.error.startswith("PTXASError: ")) == (status, True)
+
+
 @pytest.mark.compile
 def test_two_processes_give_one_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a child (even if this process interprets kernels) and here: the same artifact."""

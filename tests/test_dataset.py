@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,11 @@ from dataset_examples import CONFIGS, PROTOCOL, RUN, TARGET, A, B, artifact, ok,
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from costmodel.artifact import Artifact
+from costmodel.artifact import Artifact, ArtifactStatus
 from costmodel.config import GemmConfig
 from costmodel.dataset import Dataset
 from costmodel.kernel_code import kernel_hash
-from costmodel.measurement import Measurement, TuningRecord
+from costmodel.measurement import NO_ROOM, Measurement, TuningRecord
 from costmodel.ptx import PTX_FEATURES
 from costmodel.specialize import specialize
 from costmodel.workload import Workload
@@ -114,6 +115,24 @@ def test_artifacts_come_back(dataset: Dataset, compacted: bool) -> None:
     assert np.isnan(columns[[0, 2]]).all()
 
 
+@pytest.mark.parametrize("order", list(itertools.permutations(["ok", "compile_error", "timeout"])))
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_binary_that_failed_in_a_bad_moment_is_replaced(
+    dataset: Dataset, order: tuple[ArtifactStatus, ...], compacted: bool
+) -> None:
+    """By the one that compiled, whichever came first and whoever wrote it."""
+    good = artifact(A, CONFIGS[0])
+    for status in order:
+        writer = Dataset.open(dataset.path)
+        writer.append_artifacts(
+            [good if status == "ok" else Artifact(good.key, good.spec, status, "no")]
+        )
+        dataset.append_artifacts([Artifact(good.key, good.spec, "crashed", "no")])
+    if compacted:
+        dataset.compact()
+    assert dict(Dataset.open(dataset.path).artifacts()) == {good.key: good}
+
+
 def test_frame_joins_rows_with_their_artifacts(dataset: Dataset) -> None:
     dataset.append_artifacts([artifact(A, CONFIGS[0])])
     dataset.append_measurements(records(B, 20.0), run=RUN, role="eval")
@@ -142,6 +161,58 @@ def test_the_first_of_two_outcomes_counts(dataset: Dataset) -> None:
         assert len(dataset.measurements()) == len(CONFIGS)
         dataset.compact()
         dataset = Dataset.open(dataset.path)
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_what_a_full_card_gave_is_no_outcome(dataset: Dataset, compacted: bool) -> None:
+    full = Measurement("out_of_resources", error=f"{NO_ROOM}: 1 MiB are free")
+    too_large = Measurement("out_of_resources", error="shared memory")
+    dataset.append_measurements(
+        [record(A, CONFIGS[0], full), record(A, CONFIGS[1], too_large)], run=RUN, torch={A: full}
+    )
+    if compacted:
+        dataset.compact()
+    read = Dataset.open(dataset.path)
+    assert read.measured(A) == {CONFIGS[1]}
+    assert read.recorded(A).keys() == {CONFIGS[1]}
+    assert read.torch(A) is None
+    read.append_measurements([record(A, CONFIGS[0], ok(5.0))], run=RUN, torch={A: ok(1.0)})
+    assert (read.recorded(A)[CONFIGS[0]], read.torch(A)) == (ok(5.0), ok(1.0))
+
+
+def test_what_is_trained_on_does_not_depend_on_who_has_compacted(dataset: Dataset) -> None:
+    for workload, rows in ((B, records(B, 30.0)), (A, records(A)[5:]), (A, records(A)[4::-1])):
+        dataset.append_artifacts([artifact(workload, r.config) for r in rows])
+        dataset.append_measurements(rows, run=RUN, torch={workload: ok(1.0)})
+
+    def seen() -> tuple[object, ...]:
+        data = Dataset.open(dataset.path)
+        frame = data.frame("train")
+        return (
+            frame.workloads, frame.workload_index.tolist(), frame.candidates.configs,
+            frame.candidates.artifacts, frame.latency_us.tolist(), [*data.artifacts()],
+        )  # fmt: skip
+
+    before = seen()
+    dataset.compact()
+    assert seen() == before
+
+
+@pytest.mark.parametrize("compacted", ["never", "at the end", "each time"])
+def test_the_version_that_was_recorded_last_counts(dataset: Dataset, compacted: str) -> None:
+    """Also where it is an earlier one, whose edit was taken back."""
+    history = [("v1", 10.0), ("v1", 11.0), ("v2", 20.0), ("v2", 21.0), ("v1", 30.0), ("v1", 31.0)]
+    for rows, expected in ((history, 30.0), (history[:4], 20.0), (history[:2], 10.0)):
+        data = Dataset.create(dataset.path / f"{len(rows)}", TARGET, PROTOCOL)
+        for key, latency_us in rows:
+            row = TuningRecord(A, CONFIGS[0], key, ok(latency_us))
+            data.append_measurements([row, record(A, CONFIGS[1], ok(1.0))], run=RUN)
+            if compacted == "each time":
+                data.compact()
+        if compacted == "at the end":
+            data.compact()
+        found = Dataset.open(data.path).recorded(A)
+        assert found == {CONFIGS[0]: ok(expected), CONFIGS[1]: ok(1.0)}
 
 
 def test_anchors_are_kept_once_per_run_and_apart(dataset: Dataset) -> None:

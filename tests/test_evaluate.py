@@ -146,6 +146,47 @@ def test_equal_programs_take_one_pick(tmp_path: Path) -> None:
     assert entries["random"]["regret"]["1"]["worst_pct"] == 75.0  # two programs, not five
 
 
+def add_of_another_version(
+    data: Dataset, monkeypatch: pytest.MonkeyPatch, latency_us: float, **names: str
+) -> None:
+    """Rows that an edited pointer kernel gave: all is as fast, and faster than the present one."""
+    configs = [GemmConfig("pointer", 32, 64, 64, group_m=i) for i in range(1, 4)]
+    with monkeypatch.context() as patch:
+        patch.setattr("costmodel.artifact_table.kernel_hash", lambda name: "of another day")
+        spec = specialize(ALIGNED, configs[0])
+        data.append_artifacts([Artifact("edited", spec, ptx_hash="edited")])
+    rows = [TuningRecord(ALIGNED, c, "edited", Measurement("ok", latency_us)) for c in configs]
+    data.append_measurements(rows, run=RUN, role=names.get("role", "eval"))
+
+
+def test_rows_of_a_kernel_that_has_changed_judge_nothing(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = evaluate(dataset, [ByGroup(1)], TARGET)
+    assert not caplog.text
+    add_of_another_version(dataset, monkeypatch, 1.0)
+    assert evaluate(dataset, [ByGroup(1)], TARGET) == before
+    assert "kernel pointer has changed (3 rows)" in caplog.text
+
+
+def test_nor_do_anchors_of_one(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    again = [record(ALIGNED, c, us) for c, us in zip(CONFIGS, (12.0, 9.0), strict=False)]
+    dataset.append_measurements(again, run=RUN, role="anchor")
+    before = evaluate(dataset, [], TARGET)
+    assert "noise ceiling" in by_name(before)
+    add_of_another_version(dataset, monkeypatch, 1.0, role="anchor")
+    assert evaluate(dataset, [], TARGET) == before
+
+
+def test_without_rows_of_the_present_kernels_it_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = Dataset.create(tmp_path, TARGET, {})
+    add_of_another_version(data, monkeypatch, 1.0)
+    with pytest.raises(MissingData, match=r"pointer has changed \(3 rows\); record it again"):
+        evaluate(data, [ByGroup(1)], TARGET)
+
+
 def test_without_eval_rows_it_says_what_to_do(tmp_path: Path) -> None:
     data = Dataset.create(tmp_path, TARGET, {})
     data.append_measurements([record(ALIGNED, CONFIGS[0], 1.0)], run=RUN, role="train")

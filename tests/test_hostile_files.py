@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -233,3 +234,58 @@ def test_a_reader_lists_the_files_again_where_they_are_compacted_meanwhile(
 
     monkeypatch.setattr(shards, "shard_paths", list_and_lose)
     assert set(Dataset.open(dataset.path).recorded(A)) == set(CONFIGS)
+
+
+def test_a_first_compaction_while_the_files_are_listed_hides_no_row(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, glob = len(Dataset.open(dataset.path).measurements()), Path.glob
+
+    def compact_and_list(folder: Path, pattern: str) -> list[Path]:
+        monkeypatch.undo()
+        Dataset.open(dataset.path).compact()
+        return list(glob(folder, pattern))
+
+    reader = Dataset.open(dataset.path)
+    monkeypatch.setattr(Path, "glob", compact_and_list)
+    assert len(reader.measurements()) == rows > 0
+
+
+def test_a_merge_that_takes_a_while_is_waited_for(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shards that are removed one after the other, a new one at each look, are no link's fault."""
+    from costmodel import shards
+
+    rows = len(Dataset.open(dataset.path).measurements())
+    listed, gone = (
+        shards.shard_paths,
+        [dataset.path / f"measurements-{i}.parquet" for i in range(9)],
+    )
+    monkeypatch.setattr(
+        shards, "shard_paths", lambda *args: listed(*args) + ([gone.pop()] if gone[3:] else [])
+    )
+    assert len(Dataset.open(dataset.path).measurements()) == rows
+    monkeypatch.setattr(shards, "shard_paths", lambda *args: [*listed(*args), gone[0]])
+    monkeypatch.setattr(shards, "_PAUSE_S", 0.0)
+    with pytest.raises(FileError, match=r"measurements-0.*another process merges them; try again"):
+        Dataset.open(dataset.path).measurements()
+
+
+@pytest.mark.parametrize("name", ["measurements.parquet", "measurements-0.parquet"])
+def test_a_link_that_leads_nowhere_is_blamed_at_once(dataset: Dataset, name: str) -> None:
+    put_dangling_link(dataset.path / name)
+    begin = time.monotonic()
+    with pytest.raises(FileError, match=f"{name}: a link that leads nowhere"):
+        Dataset.open(dataset.path).measurements()
+    assert time.monotonic() - begin < 2
+
+
+def test_a_dataset_whose_folder_was_moved_is_not_empty_but_gone(dataset: Dataset) -> None:
+    moved = dataset.path.with_name("moved")
+    readers = [Dataset.open(dataset.path) for _ in range(3)]
+    dataset.path.rename(moved)
+    for reader, ask in zip(readers, ("measurements", "artifacts", "compact"), strict=True):
+        with pytest.raises(FileError, match=r"is not there|No such file"):
+            getattr(reader, ask)()
+    assert len(Dataset.open(moved).measurements())

@@ -36,7 +36,7 @@ LAYERS = (
     # models
     "estimate", "analytic", "features", "concepts", "models", "correlation", "comparison",
     # the loop that feeds them
-    "sampling", "collect", "worklist",
+    "sampling", "compiling", "collect", "worklist",
     # choosing
     "shipped", "ranking", "explanation", "tuning_result", "trial", "tuner", "expectation", "cuts",
     "spread",

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from costmodel.artifact import Artifact
+from costmodel.artifact import Artifact, ArtifactStatus
 from costmodel.artifact_table import ArtifactTable
 from costmodel.candidates import Candidates
 from costmodel.config import GemmConfig
@@ -113,6 +113,29 @@ def test_the_order_is_the_models_over_all_that_can_run(
         f"PTX head: artifacts of Triton 3.6.0, ptxas 12.8 for all {found.considered} configurations"
     )
     assert (found.model, found.model_hash) == ("made-up", model.hash)
+
+
+@pytest.mark.parametrize("as_table", [False, True])
+@pytest.mark.parametrize("status", ["crashed", "timeout"])
+def test_a_compile_of_one_bad_moment_bars_nothing(
+    model: XgbCostModel, monkeypatch: pytest.MonkeyPatch, status: ArtifactStatus, as_table: bool
+) -> None:
+    """Its binary is one that nothing is known of: whoever tunes compiles it again."""
+    whole = rank(EVEN, H100, model)
+    first = whole.configs[0]
+    assert model.artifacts is not None
+    failed = Artifact(
+        artifact_key(specialize(EVEN, first), H100), specialize(EVEN, first), status, "SIGKILL"
+    )
+    known = dict(model.artifacts) | {failed.key: failed}
+    table = ArtifactTable(ArtifactTable.rows(known.values()))
+    monkeypatch.setattr(
+        "costmodel.ranking.known_artifacts", lambda *_: table if as_table else known
+    )
+    found = rank(EVEN, H100, model)
+    assert (found.failed, found.considered) == (whole.failed, whole.considered)
+    assert found.without_artifact > 0
+    assert found.candidates.artifacts[found.configs.index(first)] is None
 
 
 def test_the_top_k_is_the_head_of_the_whole(model: XgbCostModel) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from costmodel.artifact import Artifact
 from costmodel.config import GemmConfig
 from costmodel.dataset import Dataset, RunInfo
 from costmodel.errors import NotRecorded
 from costmodel.measurement import Candidate, Measurement, Runner, TuningRecord
 from costmodel.runner.replay import ReplayRunner
+from costmodel.specialize import specialize
 from costmodel.target import Target, Toolchain
 from costmodel.workload import Workload
 
@@ -84,6 +87,30 @@ def test_anchors_do_not_answer(dataset: Dataset) -> None:
     dataset.append_measurements([again], run=RUN, role="anchor")
     answer = ReplayRunner(dataset).measure(WORKLOAD, [Candidate(CONFIGS[0])])
     assert answer == [OUTCOMES[0]]
+
+
+def test_two_versions_of_a_kernel_are_not_mixed(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one measured last answers, whole workloads or not; another kernel's rows stay."""
+    pointer = GemmConfig("pointer", 16, 16, 16)
+    later = replace(RUN, run_id="run-2", started="2026-11-28T12:00:00+00:00")
+    for run, key, code, configs in (
+        (later, "new", "v2", CONFIGS[:2]),
+        (RUN, "key", "v1", CONFIGS[2:]),
+        (RUN, "other", "v1", [pointer]),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr("costmodel.artifact_table.kernel_hash", lambda _, code=code: code)
+            dataset.append_artifacts([Artifact(key, specialize(WORKLOAD, configs[0]))])
+        rows = [TuningRecord(WORKLOAD, c, key, Measurement("ok", 7.0)) for c in configs]
+        dataset.append_measurements(rows, run=run, role="eval")
+    for _ in range(2):
+        runner = ReplayRunner(Dataset.open(dataset.path))
+        assert set(runner.configs(WORKLOAD)) == {*CONFIGS[:2], pointer}
+        with pytest.raises(NotRecorded):
+            runner.measure(WORKLOAD, [Candidate(CONFIGS[2])])
+        dataset.compact()
 
 
 def test_a_small_sample_replays_alike(dataset: Dataset, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import errno
 import io
 import logging
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -130,4 +131,6 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # one that cannot show a dash prints "?", and goes on
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    # Told to end, as by a batch system, a command saves what it has, as it does after Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     app()
