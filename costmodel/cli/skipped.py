@@ -47,9 +47,9 @@ def _skipped(ranking: Ranking, model: Path | None) -> Iterator[tuple[GemmConfig,
 
 
 def _trouble(artifact: Artifact, shared_bytes: int) -> str:
-    """Why a binary that is known cannot be launched; empty if it can."""
-    if not artifact.ok:
+    """Why a binary that is known cannot be launched; empty if it can, or that is not known."""
+    if artifact.refused:
         return f"{artifact.status} {artifact.error}"
-    if artifact.shared_bytes > shared_bytes:
+    if artifact.ok and artifact.shared_bytes > shared_bytes:
         return f"shared memory: {artifact.shared_bytes} bytes, a block has {shared_bytes}"
     return ""
