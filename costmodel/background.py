@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from queue import Full, Queue
+from queue import SimpleQueue
 from typing import Any
 
 from costmodel.bounded import drop_oldest
@@ -30,22 +30,27 @@ class _Held:
     """A job that is queued or under way.
 
     Attributes:
+        job: what is to be done.
         launches: keys of those that it is to better.
         switches: how often it has done so.
         outdated: whether all was forgotten since, so that its key may be asked anew.
     """
 
+    job: Job
     launches: set[Any] = field(default_factory=set)
     switches: int = 0
     outdated: bool = False
 
 
 class Background:
-    """A bounded queue of jobs, and the daemon thread that does them one by one.
+    """A bounded number of jobs, and the daemon thread that does them one by one.
 
     A launch that a job may better is held by its key: when the job is done it is dropped, and the
     next call of its kind finds the better one. A job that fails is not tried again: what it left
     stays, with one warning for all such jobs.
+
+    An interrupt may leave a call anywhere: the jobs themselves are the queue, so that none is noted
+    and not queued, and each call sees to it that there is a thread, and that it is awake.
 
     Args:
         drop: forgets launches by their keys.
@@ -54,52 +59,70 @@ class Background:
 
     def __init__(self, drop: Callable[[Iterable[Any]], None], at_most: int = 64) -> None:
         self._drop = drop
-        self._queue: Queue[tuple[Any, Job]] = Queue(at_most)
-        self._lock = threading.Lock()
-        self._held: dict[Any, _Held] = {}  # by job
+        self._at_most = at_most
+        self._lock = threading.RLock()  # a signal's handler, or a finalizer, may multiply too
+        self._held: dict[Any, _Held] = {}  # by job, and the first is under way or the next
         self._refused: set[Any] = set()  # keys of launches whose job found the queue full
         self._failed: dict[Any, None] = {}
         self._tried: dict[Any, None] = {}
         self._warned = False
         self._thread: threading.Thread | None = None
+        self._wake: SimpleQueue[None] = SimpleQueue()  # of that thread alone
 
     def submit(self, key: Any, job: Job) -> int | None:
         """Queue a job, unless it is queued or has failed before.
 
         Returns:
-            How often the job has switched to something better so far; None if the queue is full.
+            How often the job has switched to something better so far; None if the queue is full,
+            or there can be no thread.
         """
         with self._lock:
-            if key in self._held:
-                return self._held[key].switches
-            if key in self._failed:
+            held = self._held.get(key)
+            if held is None and key in self._failed:
                 return 0
-            try:
-                self._queue.put_nowait((key, job))
-            except Full:
+            # One more than may wait: the first is under way.
+            if held is None and len(self._held) > self._at_most:
                 return None
-            self._held[key] = _Held()
-            if self._thread is None or not self._thread.is_alive():
-                # A daemon: the interpreter ends without waiting for a tuning.
-                self._thread = threading.Thread(
-                    target=self._serve, name="costmodel-background", daemon=True
-                )
-                self._thread.start()
-            return 0
+            asked = held or self._held.setdefault(key, _Held(job))
+            if not self._see_to_thread():
+                if held is None:
+                    self._held.pop(key, None)
+                return None
+            if self._wake.empty():
+                self._wake.put(None)
+            return asked.switches
+
+    def _see_to_thread(self) -> bool:
+        """Whether there is a thread, started if need be."""
+        if self._thread is not None and self._thread.is_alive():
+            return True
+        wake: SimpleQueue[None] = SimpleQueue()
+        self._wake = wake
+        # A daemon: the interpreter ends without waiting for a tuning.
+        self._thread = threading.Thread(
+            target=self._serve, args=(wake,), name="costmodel-background", daemon=True
+        )
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # this process may have no more threads
+            log.debug("no thread to tune in the background: %s", error)
+            return False
+        return True
 
     def hold(self, key: Any, launch: Any, switches: int | None) -> bool:
         """Drop this launch when the job of this key has a better one; false if it has already.
 
         Args:
             switches: what :meth:`submit` said before the launch was looked up. A refused job's
-                launch is dropped when the next job is done, so that the call asks again.
+                launch is dropped when the next job is done, so that the call asks again; at once
+                if there is none.
         """
         with self._lock:
             if (held := self._held.get(key)) is not None:
                 if held.switches == switches:
                     held.launches.add(launch)
                 return held.switches == switches
-            if switches is None and len(self._refused) < _REMEMBERED:
+            if switches is None and self._held and len(self._refused) < _REMEMBERED:
                 self._refused.add(launch)
                 return True
             return key in self._failed
@@ -113,42 +136,54 @@ class Background:
         with self._lock:
             self._failed.clear()
             self._tried.clear()
-            for held in self._held.values():
+            for held in [*self._held.values()]:
                 held.outdated = True
 
-    def _serve(self) -> None:
+    def _serve(self, wake: SimpleQueue[None]) -> None:
         ignore_other_captures()
         while True:
-            key, job = self._queue.get()
-            try:
-                job(lambda key=key: self._release(key))  # type: ignore[misc]
-            except BaseException as error:  # SystemExit too: the next job is to have this thread
-                if sys.is_finalizing():
+            wake.get()
+            # An interrupted call may not have seen that this thread started: it has another then.
+            while self._wake is wake and (first := self._first()) is not None:
+                if not self._has_done(*first):
                     return
-                self._end(key, error)
-                if _is_ending():
-                    return
-            else:
-                self._end(key, None)
+
+    def _first(self) -> tuple[Any, _Held] | None:
+        with self._lock:
+            return next(iter(self._held.items()), None)
+
+    def _has_done(self, key: Any, held: _Held) -> bool:
+        """Do a job; false at the end of the program."""
+        try:
+            held.job(lambda: self._release(key))
+        except BaseException as error:  # SystemExit too: the next job is to have this thread
+            if sys.is_finalizing():
+                return False
+            self._end(key, error)
+            return not _is_ending()
+        self._end(key, None)
+        return True
 
     def _release(self, key: Any) -> None:
         with self._lock:
-            held = self._held[key]
+            if (held := self._held.get(key)) is None:
+                return
             launches, held.launches = held.launches, set()
             held.switches += 1
         self._drop(launches)
 
     def _end(self, key: Any, error: BaseException | None) -> None:
         with self._lock:
-            held = self._held.pop(key)
+            if (held := self._held.pop(key, None)) is None:
+                return
             launches = held.launches
             if not held.outdated:
                 _note(self._tried, key)
                 if error is not None:
                     launches = set()
                     _note(self._failed, key)
-            launches |= self._refused
-            self._refused = set()
+            refused, self._refused = self._refused, set()
+            launches |= refused
         self._drop(launches)
         if error is None:
             count(background_done=1)
@@ -171,8 +206,13 @@ class Background:
 
 
 def _is_ending() -> bool:
-    """Whether the program has come to its end: the main thread is done, or the interpreter."""
-    return sys.is_finalizing() or not threading.main_thread().is_alive()
+    """Whether the interpreter is at its end: no thread is left that it waits for.
+
+    The main thread may be done long before, in a program that serves on in others.
+    """
+    return sys.is_finalizing() or not any(
+        thread.is_alive() and not thread.daemon for thread in threading.enumerate()
+    )
 
 
 def _note(keys: dict[Any, None], key: Any) -> None:

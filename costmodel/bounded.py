@@ -12,7 +12,7 @@ __all__ = ["SharedRoom", "drop_oldest"]
 def drop_oldest(kept: dict[Any, Any], limit: int) -> None:
     """Drop what was put in first until no more than ``limit`` are left; under the caller's lock."""
     while len(kept) > limit:
-        del kept[next(iter(kept))]
+        kept.pop(next(iter(kept)), None)
 
 
 class SharedRoom:
@@ -34,4 +34,4 @@ class SharedRoom:
             kept[key] = value
             while len(self._entries) > self._limit:
                 oldest, its_key = self._entries.popleft()
-                del oldest[its_key]
+                oldest.pop(its_key, None)

@@ -151,7 +151,7 @@ class KeptLaunches:
         self.cleared = 0
         self._old: dict[Any, _Kept] = {}
         self._generation = at_most // 2
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler, or a finalizer, may multiply too
 
     def __len__(self) -> int:
         return len(self.young) + len(self._old)
@@ -173,6 +173,8 @@ class KeptLaunches:
         with self._lock:
             if cleared == self.cleared:
                 self._put(key, launch)
+                if cleared != self.cleared:  # by a handler, in the midst of this
+                    self.young.pop(key, None)
 
     def _put(self, key: Any, launch: _Kept) -> None:
         if len(self.young) >= self._generation:

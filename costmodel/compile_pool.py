@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from costmodel.artifact import Artifact
 from costmodel.compiler import CompileFunction, compile_spec, shorten
+from costmodel.daemons import Daemons, usable_cores
 from costmodel.errors import InvalidInput
 from costmodel.kept import Kept
 from costmodel.kernel_code import import_kernels
@@ -37,8 +39,6 @@ if TYPE_CHECKING:
 __all__ = [
     "CompilePool", "compile_for_device", "compile_into_cache", "compile_many", "start_compilers",
 ]  # fmt: skip
-
-_Task = Future[Artifact]
 
 # Triton 3.6 keeps about 0.2 MiB of each compile for good (measured over 160 of them).
 _COMPILES_PER_CHILD = 250
@@ -96,18 +96,17 @@ class CompilePool:
     """
 
     def __init__(self, n_jobs: int | None = None, limit_s: float = 60.0) -> None:
-        import joblib
-
-        self._jobs = joblib.cpu_count() if n_jobs is None else n_jobs
+        self._jobs = usable_cores() if n_jobs is None else n_jobs
         if self._jobs < 1:
             raise InvalidInput(f"n_jobs={n_jobs}: expected a positive number of processes")
-        # A killed ptxas may still be writing when its folder goes.
-        self._scratch = tempfile.TemporaryDirectory(prefix="costmodel-", ignore_cleanup_errors=True)
+        scratch = tempfile.mkdtemp(prefix="costmodel-")
+        # Runs once: when called, when this object is collected, or when the interpreter exits.
+        self._clean_up = weakref.finalize(self, _remove, scratch, os.getpid())
         self._workers: list[SupervisedWorker[_Item, Artifact]] = [
             SupervisedWorker(
                 _compile_in_child,
                 limit_s=limit_s,
-                setup=functools.partial(_set_up_child, self._scratch.name),
+                setup=functools.partial(_set_up_child, scratch),
                 items_per_child=_COMPILES_PER_CHILD,
             )
             for _ in range(self._jobs)
@@ -144,17 +143,15 @@ class CompilePool:
         """
         todo = [_Item(spec, target, dump, cache, compile_function) for spec in dict.fromkeys(specs)]
         # Threads, because each only waits for a process of its own.
-        threads = ThreadPoolExecutor(min(self._jobs, max(len(todo), 1)), "costmodel-compile")
-        tasks = [threads.submit(self._supervised, item) for item in todo]
+        threads = Daemons(self._supervised, todo, self._jobs, "costmodel-compile")
         try:
-            for task in _shown(as_completed(tasks), len(todo), progress):
-                yield task.result()
+            yield from _shown(threads.answers(), len(todo), progress)
         except BaseException:
-            threads.shutdown(wait=False, cancel_futures=True)
+            threads.cancel()
             self.close()
             raise
         finally:
-            threads.shutdown()
+            threads.join()
 
     def start(self, count: int) -> None:
         """Start so many children now, in the background; else what is compiled first does."""
@@ -165,7 +162,7 @@ class CompilePool:
         """Kill the children, and what they are compiling."""
         for worker in self._workers:
             worker.close()
-        self._scratch.cleanup()
+        self._clean_up()
 
     def __enter__(self) -> CompilePool:
         return self
@@ -226,6 +223,12 @@ def _source_or_none(spec: Specialization) -> ASTSource | None:
     return None
 
 
+def _remove(scratch: str, owner: int) -> None:
+    """Remove the folder of a pool's children."""
+    if os.getpid() == owner:  # a fork has a copy of the pool, but the children are not its own
+        shutil.rmtree(scratch, ignore_errors=True)  # a killed ptxas may still be writing there
+
+
 def _set_up_child(scratch: str) -> None:
     # Under TRITON_INTERPRET the kernels would not be compilable functions.
     os.environ.pop("TRITON_INTERPRET", None)
@@ -267,11 +270,11 @@ def _artifact(
             raise AssertionError(f"no exception is expected here: {outcome}")
 
 
-def _shown(tasks: Iterator[_Task], total: int, progress: bool) -> Iterable[_Task]:
-    """The tasks, with a bar on stderr if that is wanted and a terminal."""
+def _shown(artifacts: Iterator[Artifact], total: int, progress: bool) -> Iterable[Artifact]:
+    """The artifacts, with a bar on stderr if that is wanted and a terminal."""
     if not (progress and sys.stderr.isatty()):
-        return tasks
+        return artifacts
     from rich.console import Console
     from rich.progress import track
 
-    return track(tasks, "compiling", total=total, console=Console(stderr=True))
+    return track(artifacts, "compiling", total=total, console=Console(stderr=True))

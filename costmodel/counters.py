@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from dataclasses import dataclass, fields
 
 __all__ = ["Stats", "count", "stats"]
@@ -46,7 +45,8 @@ class Stats:
 def count(**numbers: int) -> None:
     """Add to the counts; the names are those of :class:`Stats`."""
     with _lock:
-        _counts.update(numbers)
+        for name, number in numbers.items():
+            _counts[name] += number
 
 
 def stats() -> Stats:
@@ -55,5 +55,5 @@ def stats() -> Stats:
         return Stats(**_counts)
 
 
-_lock = threading.Lock()
-_counts: Counter[str] = Counter()
+_lock = threading.RLock()  # a signal's handler, or a finalizer, may log the counts
+_counts = dict.fromkeys((field.name for field in fields(Stats)), 0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 __all__ = ["IDLE_S", "Kept"]
 
@@ -23,6 +25,8 @@ T = TypeVar("T", bound=_Closes)
 class Kept(Generic[T]):
     """One thing, made at its first use, for one thread at a time.
 
+    A fork of the process makes its own: two would talk to the same children at once.
+
     Args:
         make: makes it, and another after one was closed.
         idle_s: close it when it was not used for so many seconds.
@@ -33,6 +37,7 @@ class Kept(Generic[T]):
         self._lock = threading.Lock()
         self._thing: T | None = None
         self._timer: threading.Timer | None = None
+        _all.add(self)
 
     @property
     def in_use(self) -> bool:
@@ -74,3 +79,19 @@ class Kept(Generic[T]):
         thing, self._thing = self._thing, None
         if thing is not None:
             thing.close()
+
+    def _begin_anew(self) -> None:
+        """With nothing, and a lock that no thread has: those of the parent are not in its fork."""
+        self._lock = threading.Lock()
+        self._thing = self._timer = None
+
+
+_all: weakref.WeakSet[Kept[Any]] = weakref.WeakSet()
+
+
+def _begin_anew_in_fork() -> None:
+    for kept in _all:
+        kept._begin_anew()
+
+
+os.register_at_fork(after_in_child=_begin_anew_in_fork)

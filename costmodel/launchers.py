@@ -25,7 +25,7 @@ log = logging.getLogger("costmodel")
 
 @contextmanager
 def building_launchers(sources: Iterable[Any]) -> Iterator[None]:
-    """Build the launchers of Triton sources into Triton's cache, in threads, until the end.
+    """Build the launchers of Triton sources into Triton's cache, in daemon threads, until the end.
 
     What goes wrong is left for Triton to meet again, and to report, when it loads the binary. From
     Triton 3.7 on one launcher serves all kernels, and there is nothing to build.
@@ -33,7 +33,9 @@ def building_launchers(sources: Iterable[Any]) -> Iterator[None]:
     Args:
         sources: read in a thread too, since making one may import its kernel.
     """
-    building = threading.Thread(target=_build_all, args=(sources,), name="costmodel-launchers")
+    building = threading.Thread(
+        target=_build_all, args=(sources,), name="costmodel-launchers", daemon=True
+    )
     building.start()
     try:
         yield
@@ -44,7 +46,7 @@ def building_launchers(sources: Iterable[Any]) -> Iterator[None]:
 def _build_all(sources: Iterable[Any]) -> None:
     # Threads, because each only waits for a C compiler.
     threads = [
-        threading.Thread(target=_build, args=(text,), name="costmodel-launcher")
+        threading.Thread(target=_build, args=(text,), name="costmodel-launcher", daemon=True)
         for text in map(_text, sources)
         if text
     ]
@@ -99,7 +101,8 @@ def _build(text: str) -> None:
         cache, file = get_cache_manager(key), _NAME + sysconfig.get_config_var("EXT_SUFFIX")
         if cache.get_file(file) is not None:
             return
-        with tempfile.TemporaryDirectory() as folder:
+        # At the interpreter's end the compiler may still be writing when its folder goes.
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             source = Path(folder, f"{_NAME}.c")
             source.write_text(text)
             libraries = driver.library_dirs(), driver.include_dirs, driver.libraries

@@ -122,6 +122,8 @@ class SupervisedWorker(Generic[T, R]):
     def _started(self) -> _Child:
         with self._lock:
             self._require_open()
+            if self._child is not None and self._child.owner != os.getpid():
+                self._discard()  # it is of the parent of this fork: two may not use its pipe
             if self._child is not None:
                 return self._child
             child = self._child = _Child()
@@ -240,9 +242,10 @@ class _Child:
         finally:
             theirs.close()
             os.close(lifeline)
+        self.owner = os.getpid()
         # Runs once: when called, when this object is collected, or when the interpreter exits.
         self.kill = weakref.finalize(
-            self, _kill_group, self._process, held, self._stderr, os.getpid()
+            self, _kill_group, self._process, held, self._stderr, self.owner
         )
 
     def send(self, data: bytes) -> None:
@@ -285,6 +288,7 @@ def _kill_group(
 ) -> str:
     """Kill a child and its group, reap it, and tell how it died and its last words."""
     if os.getpid() != owner:  # a fork of the parent has a copy of this, but no say
+        process.returncode = 0  # else Python warns of a child that is left running
         return ""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # it may be dead, but not what it left behind

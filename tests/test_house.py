@@ -25,7 +25,7 @@ LAYERS = (
     "space_rows",
     # compiling
     "ptx_flow", "ptx", "artifact", "measurement", "candidates", "supervisor", "kept", "read_ahead",
-    "triton_key", "launchers", "binaries", "compiler", "compile_pool",
+    "daemons", "triton_key", "launchers", "binaries", "compiler", "compile_pool",
     # data
     "shards", "destination", "artifact_table", "artifact_files", "measurement_table", "frame",
     "dataset",
