@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import xgboost
-from common import Results, Row, at_exit_code, note, recorded_torch, versions
+from common import Results, Row, at_exit_code, count, note, recorded_torch, versions
 from numpy.typing import NDArray
 
 from costmodel import metrics
@@ -170,8 +170,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, help="dataset; default: the checkout's of the H100")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
-    parser.add_argument("--folds", type=int, default=4)
-    parser.add_argument("--seeds", type=int, default=2, help="how often the folds are drawn anew")
+    parser.add_argument("--folds", type=count, default=4)
+    parser.add_argument("--seeds", type=count, default=2, help="how often the folds are drawn anew")
     parser.add_argument("--nthread", type=int, default=2)
     args = parser.parse_args()
     dataset = Dataset.open(args.data or recording("h100-sxm", sample=False))

@@ -23,10 +23,11 @@ from costmodel.models import XgbCostModel, load, model_directory
 from costmodel.shards import write_json
 from costmodel.specialize import Specialization
 from costmodel.target import Target
+from costmodel.untrusted import one_line
 from costmodel.workload import Workload
 
 __all__ = [
-    "CompiledAhead", "Results", "Row", "announce", "at_exit_code", "find_model", "in_turn",
+    "CompiledAhead", "Results", "Row", "announce", "at_exit_code", "count", "find_model", "in_turn",
     "note", "parser", "seconds_left", "until", "us_or_none", "versions",
 ]  # fmt: skip
 
@@ -108,16 +109,26 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     result.add_argument("--results", type=Path, default=folder, help="folder to write to")
     result.add_argument("--model", type=Path, help="folder of a model; default: the shipped one")
     result.add_argument("--budget-s", type=float, default=540.0, help="stop after so many seconds")
-    result.add_argument("--every", type=int, default=1, help="take only every n-th workload")
+    result.add_argument("--every", type=count, default=1, help="take only every n-th workload")
     return result
 
 
+def count(text: str) -> int:
+    """A whole number of at least 1, for ``type=`` of an argument."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= 9 and int(text) >= 1):
+        raise argparse.ArgumentTypeError(f"{text!r:.40}: expected a whole number of at least 1")
+    return int(text)
+
+
 def at_exit_code(main: Callable[[], object]) -> int:
-    """Run a benchmark; what costmodel raises on purpose is one line and exit code 1."""
+    """Run a benchmark; what costmodel or the system refuses is one line and exit code 1."""
     try:
         main()
     except CostModelError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:  # what may not be read or written is no fault of the program
+        print(f"error: {one_line(error)}", file=sys.stderr)
         return 1
     return 0
 

@@ -10,24 +10,29 @@ where that can be.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from common import at_exit_code, count
 
 import costmodel
 from costmodel.collect import Job
 from costmodel.config import GemmConfig
 from costmodel.dataset import Dataset
+from costmodel.destination import require_file_place
+from costmodel.errors import InvalidInput
 from costmodel.heldout import eval_workloads
 from costmodel.runner.protocol import TimingProtocol
 from costmodel.sampling import ModelSampler, RandomSampler, Sampler, training_workloads
 from costmodel.shards import Identity
+from costmodel.shipped import recording
 from costmodel.space import SearchSpace
 from costmodel.target import Target
 from costmodel.worklist import by_code, write_worklist
-from costmodel.workload import Workload
+from costmodel.workload import Workload, kind_options
 
 _NEAR_BEST = 1.1
 
@@ -49,10 +54,15 @@ def transfer_jobs(args: argparse.Namespace, target: Target) -> list[Job]:
     """Near-best rows of the recorded card, and a sample led by its model, of each workload."""
     rng = np.random.default_rng(args.seed)
     sampler = sampler_of(args)
-    recorded = Dataset.open(args.data)
+    recorded = Dataset.open(args.data or recording("h100-sxm", sample=False))
     jobs = []
     trained = [w for w in recorded.workloads("train") if w.dtype == args.dtypes[0]]
     trained = sorted((w for w in trained if w.code.b_layout == "row"), key=Workload.key)
+    if args.workloads > len(trained):
+        raise InvalidInput(
+            f"--workloads {args.workloads}: {recorded.path} has {len(trained)} training workloads "
+            f"of {args.dtypes[0]} with a row-major B: expected at most so many"
+        )
     some = [trained[i] for i in rng.choice(len(trained), args.workloads, replace=False)]
     for workload in (*eval_workloads(args.dtypes[0]), *some):
         space = SearchSpace.of(workload, target)
@@ -106,14 +116,18 @@ def main() -> None:
     parser.add_argument("kind", choices=kinds)
     parser.add_argument("--out", type=Path, nargs="+", required=True, help="one file a card")
     parser.add_argument("--target", default="h100-sxm")
-    parser.add_argument("--data", type=Path, default=Path("datasets/h100-sxm"))
+    parser.add_argument("--data", type=Path, help="dataset; default: the checkout's of the H100")
     parser.add_argument("--dtypes", nargs="+", default=["float16"])
-    parser.add_argument("--workloads", type=int, default=100)
-    parser.add_argument("--configs", type=int, default=240)
+    parser.add_argument("--workloads", type=count, default=100)
+    parser.add_argument("--configs", type=count, default=240)
     parser.add_argument("--led-by", type=Path, metavar="MODEL")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     target = Target.named(args.target)
+    for dtype in args.dtypes:  # a wrong name is an error before anything is drawn
+        kind_options(dtype)
+    for path in args.out:
+        require_file_place(path)
     jobs = kinds[args.kind](args, target)
     identity = Identity(target, TimingProtocol().to_dict())
     for path, share in zip(args.out, shares(jobs, len(args.out)), strict=True):
@@ -122,4 +136,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(at_exit_code(main))

@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+from common import at_exit_code, count
 from numpy.typing import NDArray
 
 from costmodel import estimate
 from costmodel.analytic import ANALYTIC_FEATURES, analytic_columns
 from costmodel.dataset import Dataset
 from costmodel.models import TrainingTable
+from costmodel.shipped import recording
 
 NEAR = 1.25
 STEPS = (1.25, 0.8, 1.08, 0.93, 1.02, 0.98)
@@ -115,11 +117,12 @@ def show(rows: NearRows) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path("datasets/h100-sxm"))
-    parser.add_argument("--each", type=int, default=12, help="rows of each workload")
+    parser.add_argument("--data", type=Path, help="dataset; default: the checkout's of the H100")
+    parser.add_argument("--each", type=count, default=12, help="rows of each workload")
     parser.add_argument("--passes", type=int, default=0, help="0 only shows what it errs by")
     args = parser.parse_args()
-    rows = NearRows(TrainingTable.from_dataset(Dataset.open(args.data)), args.each)
+    data = args.data or recording("h100-sxm", sample=False)
+    rows = NearRows(TrainingTable.from_dataset(Dataset.open(data)), args.each)
     show(rows)
     if args.passes:
         descend(rows, args.passes)
@@ -129,4 +132,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(at_exit_code(main))

@@ -9,7 +9,7 @@ import torch
 
 from costmodel import dispatch, modes
 from costmodel.arguments import check_arguments
-from costmodel.config import GemmConfig
+from costmodel.config import GemmConfig, as_config
 from costmodel.dispatch import ModelLike
 from costmodel.errors import InvalidInput
 from costmodel.measurement import Runner
@@ -17,6 +17,7 @@ from costmodel.pins import pin_config, unpin_config
 from costmodel.ranking import named_model
 from costmodel.target import Target
 from costmodel.torch_product import torch_multiplies_in_tf32
+from costmodel.tuner import check_tuning
 from costmodel.tuner import tune as tune_with
 from costmodel.tuning_result import TuningResult
 from costmodel.uncertainty import TopK
@@ -42,7 +43,7 @@ def pin(
     or replaced. It is compiled and loaded now.
 
     Args:
-        config: a configuration, or ``"torch"``.
+        config: a configuration, its short name (``"tma 128x256x64 w8 s4 g8"``), or ``"torch"``.
         problem, dtype, out_dtype, tf32, device: of :func:`tune`.
         bias, activation: of the calls that are meant; a :class:`Workload` has its own.
 
@@ -53,12 +54,12 @@ def pin(
         IllegalConfig: it cannot run this workload on this device; the message says why.
         CompileError, LaunchError: Triton, ptxas or the device refused it.
         InvalidInput: neither a configuration nor ``"torch"``, or an empty product.
+        ShapeError, UnsupportedDtype: of the problem.
         NoGpu: there is none to launch on.
     """
-    if not isinstance(config, GemmConfig) and config != "torch":
-        raise InvalidInput(f"config={config!r:.80}: expected a GemmConfig, or 'torch'")
+    by_torch = isinstance(config, str) and config == "torch"
+    chosen = None if by_torch else as_config("config", config, ", 'torch'")
     workload, index = _pinnable(problem, dtype, out_dtype, tf32, bias, activation, device)
-    chosen = config if isinstance(config, GemmConfig) else None
     result = pin_config(chosen, workload, Target.current(index), index)
     dispatch.forget_launches()
     return result
@@ -75,8 +76,15 @@ def unpin(
 ) -> bool:
     """Undo :func:`pin` for a workload.
 
+    Args:
+        as of :func:`pin`, without the configuration.
+
     Returns:
         whether anything was pinned.
+
+    Raises:
+        NoGpu: there is none, so that nothing can be pinned.
+        InvalidInput: an empty product. ShapeError, UnsupportedDtype: of the problem.
     """
     workload, index = _pinnable(problem, dtype, out_dtype, tf32, bias, activation, device)
     found = unpin_config(workload, index)
@@ -120,12 +128,30 @@ def tune(
         dtype: float16, bfloat16 or float32, for ``m, n, k``; out_dtype: of the result, default:
             that of the operands; tf32: as :func:`costmodel.matmul` has it: None follows torch's
             switch. A :class:`Workload` has its own.
-        mode: of :func:`costmodel.tuner.tune`. Default: as :func:`costmodel.matmul` has it;
-            ``auto`` where that would be ``background`` or ``never``.
+        mode: ``auto``, ``topk``, ``exhaustive``, ``predict`` or ``heuristic``, of
+            :func:`costmodel.tuner.tune`. Default: as :func:`costmodel.matmul` has it; ``auto``
+            where that would be ``background`` or ``never``.
+        model: a model, or the directory of one; default: that of :func:`use`, else the shipped
+            one, else rules of thumb.
+        k: how many working candidates to time; ``"auto"``: as many as the model's confidence asks
+            for.
+        include_torch: ``torch.matmul`` (cuBLAS) is a candidate too, and may win: ``config`` of the
+            result is None then. Untimed, it is taken where the model predicts that it is faster.
+        budget_s: stop compiling and timing after about so many seconds; the best so far wins.
         runner: what times; with one, nothing is kept. A ``ReplayRunner`` needs no GPU.
         device: CUDA device; default: that of the matrices, or the current one.
 
-    The others are those of :func:`costmodel.tuner.tune`.
+    Returns:
+        What was ranked, timed and chosen, and why; latencies are in us.
+
+    Raises:
+        InvalidInput: an unknown mode, k < 1, no seconds, or an empty product; before a GPU is
+            looked for.
+        ShapeError, UnsupportedDtype, LayoutError, DeviceError: of the problem.
+        NoModel, CorruptFile, WrongVersion, SchemaMismatch: ``model`` is a path without a usable
+            model.
+        NoGpu: there is none to time on, and no ``runner``.
+        NotRecorded: the recording of a ``ReplayRunner`` does not hold this workload.
     """
     if mode is None:
         default = modes.default_mode()
@@ -137,9 +163,11 @@ def tune(
             workload, runner=runner, model=model, k=k, mode=mode, include_torch=include_torch,
             budget_s=budget_s,
         )  # fmt: skip
+    check_tuning(workload, k, budget_s)  # so that a script can be checked without a GPU
+    named = named_model(model)
     Target.current(device)  # raises NoGpu, which says more than torch would
     index = torch.cuda.current_device() if device is None else device
-    question = Question(workload, index, mode, named_model(model), k, include_torch)
+    question = Question(workload, index, mode, named, k, include_torch)
     result = dispatch.winners.tune(question, budget_s=budget_s)
     dispatch.forget_launches()
     return result

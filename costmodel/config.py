@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from costmodel.errors import InvalidInput
 
-__all__ = ["GemmConfig", "KernelName", "n_parts", "parse_config", "stored_columns"]
+__all__ = ["GemmConfig", "KernelName", "as_config", "n_parts", "parse_config", "stored_columns"]
 
 KernelName = Literal["pointer", "tma", "tma_persistent", "warp_specialized"]
 
@@ -121,6 +121,25 @@ def parse_config(text: str) -> GemmConfig:
         name: int(value) for name, value in found.items() if value is not None
     }
     return GemmConfig(kernel=kernel, **numbers, **marks)
+
+
+def as_config(name: str, value: Any, others: str = "") -> GemmConfig:
+    """An argument that is a configuration, or its short name.
+
+    Args:
+        others: what else the argument may be, for the message.
+
+    Raises:
+        InvalidInput: neither; the message shows the form.
+    """
+    if isinstance(value, GemmConfig):
+        return value
+    if isinstance(value, str) and _NAME.fullmatch(value.strip()):
+        return parse_config(value)
+    raise InvalidInput(
+        f"{name}={value!r:.80}: expected a GemmConfig{others}, or its short name, "
+        f"such as 'tma 128x256x64 w8 s4 g8'"
+    )
 
 
 def n_parts(block_n: int) -> tuple[int, int]:

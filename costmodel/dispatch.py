@@ -6,6 +6,7 @@ kind validates, finds the winner (from memory, from disk or by tuning) and loads
 
 from __future__ import annotations
 
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from costmodel import models, modes
 from costmodel.arguments import (
     check_arguments,
+    check_kinds,
     may_share,
     require_disjoint,
     require_shape,
@@ -30,6 +32,7 @@ from costmodel.models.xgb import XgbCostModel
 from costmodel.outputs import NewOutput
 from costmodel.prepared import Launch
 from costmodel.preparing import prepare
+from costmodel.ranking import named_model
 from costmodel.torch_context import (
     in_forward_level,
     is_autocasting,
@@ -230,9 +233,18 @@ def result_for(
 ) -> TuningResult | None:
     """What :func:`matmul` goes by for such operands.
 
-    None before its first call, where they are empty, and where it goes by another product than of
-    these: for batches, and where a gradient is wanted.
+    Args:
+        as of :func:`matmul`.
+
+    Returns:
+        What was chosen and why. None before the first call, where the operands are empty, and
+        where it goes by another product than of these: for batches, and where a gradient is
+        wanted.
+
+    Raises:
+        What :func:`matmul` refuses of such operands and options.
     """
+    _check_call(Call(a, b, out, bias, activation, tf32, out_dtype, mode, model))
     launch = launch_for(
         a, b, out=out, bias=bias, activation=activation, tf32=tf32, out_dtype=out_dtype, mode=mode,
         model=model,
@@ -255,6 +267,19 @@ def launch_for(a: torch.Tensor, b: torch.Tensor, **options: Any) -> Launch | Non
     key = key_of(a, b, call.out, call.bias, call.activation, tf32, call.out_dtype, mode, call.model)
     found = _launches.get(key)
     return found[0] if found is not None else None
+
+
+def _check_call(call: Call) -> None:
+    """Refuse what :func:`matmul` refuses of a first call."""
+    call = by_autocast(call) or call
+    modes.check_mode(modes.default_mode() if call.mode is None else call.mode)
+    a, b, out, bias = call.a, call.b, call.out, call.bias
+    if is_for_torch((a, b, out, bias)):
+        return
+    check = check_kinds if _is_batch(a, b) else check_arguments
+    check(a, b, out, bias, call.activation, call.tf32, call.out_dtype)
+    if not isinstance(call.model, str | PathLike):  # such is read when it is to choose
+        named_model(call.model)
 
 
 def _is_batch(a: torch.Tensor, b: torch.Tensor) -> bool:

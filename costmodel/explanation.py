@@ -17,14 +17,14 @@ import numpy as np
 from costmodel.analytic import analytic_columns, occupancy
 from costmodel.candidates import ARTIFACT_COLUMNS, Candidates, CostModel
 from costmodel.concepts import grouped
-from costmodel.config import GemmConfig
+from costmodel.config import GemmConfig, as_config
 from costmodel.errors import InvalidInput
 from costmodel.features import FEATURES
 from costmodel.models.xgb import XgbCostModel
 from costmodel.ranking import Ranking, answering_model, rank
 from costmodel.space import legality
 from costmodel.target import Target
-from costmodel.untrusted import require_count
+from costmodel.untrusted import require, require_count
 from costmodel.workload import Workload
 
 __all__ = ["WITHOUT_PTX", "WITH_PTX", "Explained", "Explanation", "explain"]
@@ -121,26 +121,30 @@ def explain(
     *,
     top: int = 3,
     places: Sequence[int] | None = None,
-    against: GemmConfig | None = None,
+    against: GemmConfig | str | None = None,
 ) -> Explanation:
     """Why the first ``top`` configurations of a ranking are where they are; needs no GPU.
 
     Args:
         target, model: as for :func:`costmodel.rank`.
-        places: explain these instead, counted from 1.
-        against: explain the first and this one instead.
+        top: how many, from the first on.
+        places: explain these instead, counted from 1; at least one.
+        against: explain the first and this one instead: a configuration, or its short name, such
+            as ``"tma 128x256x64 w8 s4 g8"``.
 
     Raises:
-        InvalidInput: top < 1, or a place or a configuration that the ranking does not have.
+        InvalidInput: top < 1, no place, a name of no configuration, or a place or a configuration
+            that the ranking does not have.
         As :func:`costmodel.rank`, for target and model.
     """
     require_count("top", top)
-    for place in places or ():
-        require_count("a place", place)
-    few = places is None and against is None
+    if places is not None:
+        _check_places(places)
+    other = None if against is None else as_config("against", against)
+    few = places is None and other is None
     ranking = rank(workload, target, model, top if few else None)
-    if against is not None:
-        places = tuple(dict.fromkeys((1, _place(ranking, against))))
+    if other is not None:
+        places = tuple(dict.fromkeys((1, _place(ranking, other))))
     if places is None:
         places = range(1, len(ranking) + 1)
     if beyond := [place for place in places if place > len(ranking)]:
@@ -154,7 +158,7 @@ def explain(
     no_factors, start_us, factors = _contributions(chosen, ranking, candidates)
     return Explanation(
         ranking=ranking,
-        roofline_us=float(paper["roofline_us"][0]) if rows else float("nan"),
+        roofline_us=float(paper["roofline_us"][0]),
         no_factors=no_factors,
         rows=tuple(
             _explained(ranking, row, {name: float(c[i]) for name, c in paper.items()},
@@ -162,6 +166,14 @@ def explain(
             for i, row in enumerate(rows)
         ),
     )  # fmt: skip
+
+
+def _check_places(places: Sequence[int]) -> None:
+    require("places", places, Sequence, "a list of places from 1, such as [1, 50]")
+    if not len(places):
+        raise InvalidInput("places is empty: expected places from 1, such as [1, 50], or None")
+    for place in places:
+        require_count("a place", place)
 
 
 def _place(ranking: Ranking, config: GemmConfig) -> int:

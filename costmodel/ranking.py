@@ -81,6 +81,7 @@ class Ranking:
 
     @property
     def configs(self) -> tuple[GemmConfig, ...]:
+        """The configurations, the most promising first: as many as ``k`` asked for."""
         return self.candidates.configs
 
     def predicted_us(self, row: int) -> float | None:
@@ -220,18 +221,15 @@ def answering_model(
 ) -> tuple[CostModel, str]:
     """The model to ask, and why that is not the one that was named or a perfect one.
 
-    A learned model that knows nothing of this device or element type is passed over, as
-    :func:`costmodel.models.find_model` does.
+    A learned model that knows nothing of this device or element type is passed over with a
+    warning, as :func:`costmodel.models.find_model` does.
     """
     model = named_model(model)
     if model is None:
         return find_model(target, workload)
     if not isinstance(model, XgbCostModel):
         return model, ""
-    if not (reason := model.answers(workload, target)):
-        return model, ""
-    other, more = find_model(target, workload)
-    return other, "; ".join(filter(None, (reason, more)))
+    return find_model(target, workload, model)
 
 
 def named_model(model: CostModel | str | PathLike[str] | None) -> CostModel | None:

@@ -98,7 +98,11 @@ DEVICES: dict[str, Device] = {d.name: d for d in _DEVICES}
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """What compiles: other versions give other binaries."""
+    """What compiles: other versions give other binaries.
+
+    Attributes:
+        triton, ptxas: their versions, such as ``"3.6.0"`` and ``"12.8"``.
+    """
 
     triton: str
     ptxas: str
@@ -115,7 +119,12 @@ class Toolchain:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A device and a toolchain: what a measurement or a binary belongs to."""
+    """A device and a toolchain: what a measurement or a binary belongs to.
+
+    Attributes:
+        device: the kind of GPU, with its data sheet; ``device.name`` is its short name.
+        toolchain: the Triton and the ptxas that compile for it.
+    """
 
     device: Device
     toolchain: Toolchain

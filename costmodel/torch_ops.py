@@ -18,7 +18,8 @@ from costmodel.torch_context import in_forward_level, without_autocast
 __all__ = ["external_matmul", "matmul"]
 
 
-@torch.library.custom_op("costmodel::matmul", mutates_args=(), device_types="cuda")
+# For every device: elsewhere than on a GPU its own refusal says more than torch's.
+@torch.library.custom_op("costmodel::matmul", mutates_args=())
 def _matmul(
     a: torch.Tensor,
     b: torch.Tensor,

@@ -31,7 +31,7 @@ from costmodel.uncertainty import AUTO, LIMIT, TopK, require_top
 from costmodel.untrusted import one_line, require
 from costmodel.workload import Workload
 
-__all__ = ["tune", "untimed_because"]
+__all__ = ["check_tuning", "tune", "untimed_because"]
 
 log = logging.getLogger("costmodel")
 
@@ -77,15 +77,9 @@ def tune(
         NotRecorded: the recording does not hold this workload.
     """
     check_tuning_mode(mode)
-    require("workload", workload, Workload, "a Workload, such as Workload.dense(m, n, k)")
-    require_top("k", k)
-    require("budget_s", budget_s, (int, float), "seconds")
+    check_tuning(workload, k, budget_s)
     if runner is not None and not hasattr(runner, "measure"):
         raise InvalidInput(f"runner is a {type(runner).__name__}: expected a DeviceRunner or such")
-    if not (workload.m and workload.n and workload.k):
-        raise InvalidInput(f"{workload} is an empty product: expected m, n and k over 0")
-    if not budget_s > 0:
-        raise InvalidInput(f"budget_s={budget_s:g}: expected seconds over 0")
     start = time.perf_counter()
     replay = runner if isinstance(runner, ReplayRunner) else None
     target = target or (replay.target if replay else Target.current())
@@ -124,6 +118,21 @@ def tune(
         reliable=choice.reliable,
         costs=costs,
     )
+
+
+def check_tuning(workload: Workload, k: TopK, budget_s: float) -> None:
+    """Refuse what cannot be tuned, whatever it is to run on.
+
+    Raises:
+        InvalidInput: no workload, an empty product, k < 1, or no seconds.
+    """
+    require("workload", workload, Workload, "a Workload, such as Workload.dense(m, n, k)")
+    require_top("k", k)
+    require("budget_s", budget_s, (int, float), "seconds")
+    if not (workload.m and workload.n and workload.k):
+        raise InvalidInput(f"{workload} is an empty product: expected m, n and k over 0")
+    if not budget_s > 0:
+        raise InvalidInput(f"budget_s={budget_s:g}: expected seconds over 0")
 
 
 def untimed_because(workload: Workload, mode: str) -> str:

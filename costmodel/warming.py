@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from costmodel import dispatch, modes
 from costmodel.ahead import matmul_types
 from costmodel.config import GemmConfig
 from costmodel.dispatch import ModelLike
-from costmodel.errors import LaunchError, RankError
+from costmodel.errors import InvalidInput, LaunchError, RankError
 from costmodel.prepared import Launch
 from costmodel.question import fits
 from costmodel.ranking import named_model
@@ -54,6 +54,7 @@ def warmup(
         dtype: float16, bfloat16 or float32; out_dtype: of the result, default: the same.
         tf32: as :func:`costmodel.matmul` has it: None follows torch's switch.
         device: CUDA device; default: the current one.
+        bias, activation: of the calls that are meant; a :class:`Workload` has its own.
         mode, model: of :func:`costmodel.matmul`.
         group: a process group of ``torch.distributed``, all of whose ranks make this call. Its
             first rank decides, from its cache or by tuning, and all take what it chose.
@@ -62,19 +63,25 @@ def warmup(
         What was chosen for each (None for an empty product).
 
     Raises:
+        InvalidInput: problems that are none, or an unknown mode or activation; ShapeError,
+            UnsupportedDtype: of a problem. All before a GPU is looked for, and before any work.
+        NoModel, CorruptFile, WrongVersion, SchemaMismatch: ``model`` is a path without a usable
+            model.
         NoGpu: there is none to warm up.
         RankError: with ``group``: a rank failed, or they differ; on all ranks, and nothing holds.
     """
-    listed = functools.cache(lambda: list(problems))
+    listed = functools.cache(lambda: _listed(problems))
 
     def calls() -> Iterator[_Call]:
         """One at a time: operands take memory."""
-        Target.current(device)
-        index = torch.cuda.current_device() if device is None else device
         called = modes.default_mode() if mode is None else mode
         modes.check_mode(called)
-        for problem in listed():
-            workload = _workload(problem, matmul_types(dtype, out_dtype, tf32), bias, activation)
+        types = matmul_types(dtype, out_dtype, tf32)
+        workloads = [_workload(problem, types, bias, activation) for problem in listed()]
+        named_model(model)
+        Target.current(device)  # last, so that a script can be checked without a GPU
+        index = torch.cuda.current_device() if device is None else device
+        for workload in workloads:
             yield _Call.blank(workload, index, called, model)
 
     if group is not None:
@@ -274,11 +281,19 @@ def _require_chosen(launch: Launch) -> None:
 # --- operands -----------------------------------------------------------------------------------
 
 
+def _listed(problems: Iterable[Problem]) -> list[Problem]:
+    if isinstance(problems, Iterable) and not isinstance(problems, str | bytes):
+        return list(problems)
+    raise InvalidInput(f"problems is a {type(problems).__name__}: expected a list of (m, n, k)")
+
+
 def _workload(
     problem: Problem, types: dict[str, Any], bias: bool, activation: str | None
 ) -> Workload:
     if isinstance(problem, Workload):
         return problem
+    if not isinstance(problem, Sequence) or isinstance(problem, str) or len(problem) != 3:
+        raise InvalidInput(f"problem {problem!r:.80}: expected (m, n, k), or a Workload")
     m, n, k = problem
     return Workload.dense(m, n, k, **types, bias=bias, activation=activation or "none")
 

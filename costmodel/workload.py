@@ -58,7 +58,14 @@ def kind_options(kind: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Workload:
-    """One matrix product: the sizes, and the class of code that may serve it."""
+    """One matrix product: the sizes, and the class of code that may serve it.
+
+    :meth:`dense` makes one of sizes and types, :meth:`from_tensors` one of operands.
+
+    Attributes:
+        m: rows of A and C; n: columns of B and C; k: columns of A, rows of B. 0 to 2**31 - 1.
+        code: types, layouts, alignments and epilogue: what may be in a binary.
+    """
 
     m: int
     n: int

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +209,7 @@ def test_tables_are_put_together(
 def test_a_models_own_artifacts_come_first(model: XgbCostModel, own_folder: Path) -> None:
     assert model.target_ is not None
     assert model.artifacts is not None
-    assert known_artifacts(model, model.target_) is model.artifacts
+    assert known_artifacts(model, model.target_) is model.artifacts, "the shipped one, as it is"
     key = next(key for key in model.artifacts if model.artifacts[key].ok)
     spec = model.artifacts[key].spec
     extend_table(
@@ -218,6 +219,51 @@ def test_a_models_own_artifacts_come_first(model: XgbCostModel, own_folder: Path
     assert len(found) == len(model.artifacts)
     assert found[key].registers == model.artifacts[key].registers
     assert found[key].ptx_hash != key, "not the made-up one"
+
+
+def of_ones_own(model: XgbCostModel) -> XgbCostModel:
+    """As ``costmodel train`` makes one: it knows a few of the binaries, one by another count."""
+    import pyarrow as pa
+
+    assert model.artifacts is not None
+    rows = model.artifacts.arrow().slice(0, 50)
+    place = rows.column_names.index("registers")
+    mine = copy(model)
+    mine._artifacts = ArtifactTable(
+        rows.set_column(place, rows.schema.field(place), pa.array([77] * 50, pa.int32()))
+    )
+    mine.name, mine._directory = "mine", None
+    return mine
+
+
+def test_a_model_of_ones_own_sees_what_the_shipped_one_was_trained_with(
+    model: XgbCostModel,
+) -> None:
+    """Else what `compile --table` need not make, as the shipped model has it, is told lacking."""
+    assert model.target_ is not None
+    assert model.artifacts is not None
+    mine = of_ones_own(model)
+    found = known_artifacts(mine, model.target_)
+    assert set(found) == set(model.artifacts)
+    assert mine.artifacts is not None
+    assert {found[key].registers for key in mine.artifacts} == {77}, "its own first"
+    others = [key for key in model.artifacts if key not in mine.artifacts]
+    assert all(found[key] == model.artifacts[key] for key in others[::100])
+    assert known_artifacts(mine, model.target_) is found, "read once"
+    assert rank(EVEN, model.target_, mine, 8).without_artifact == 0
+    assert known_artifacts(mine, OTHER) == {}, "of another toolchain no binary is the same"
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("model_directory", None), ("shipped_model", (None, "cannot be used"))]
+)
+def test_no_shipped_model_is_no_trouble(
+    model: XgbCostModel, monkeypatch: pytest.MonkeyPatch, name: str, found: Any
+) -> None:
+    assert model.target_ is not None
+    mine = of_ones_own(model)
+    monkeypatch.setattr(f"costmodel.models.known.{name}", lambda target: found)
+    assert known_artifacts(mine, model.target_) is mine.artifacts
 
 
 @pytest.mark.parametrize("kind", ["garbage", "directory", "dangling", "loop", "device", "foreign"])

@@ -30,6 +30,47 @@ from costmodel.target import DEVICES, Target, Toolchain
 from costmodel.workload import Workload
 
 
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [("draw_reference train --out nowhere/x", "there is no folder"),
+     ("draw_reference train --out x --dtypes int8", "int8"),
+     ("draw_reference train --out x --target vax", "unknown target 'vax'"),
+     ("draw_reference train --out x --led-by nowhere", "no model at"),
+     ("draw_reference transfer --out x --data nowhere", "no dataset at"),
+     ("draw_reference transfer --out x --workloads 99999", "training workloads of float16"),
+     ("draw_reference train --out x --workloads 0", "expected a whole number of at least 1"),
+     ("draw_reference train --out x --configs -3", "expected a whole number of at least 1"),
+     ("fit_estimate --data nowhere", "no dataset at"),
+     ("fit_estimate --each 0", "expected a whole number of at least 1"),
+     ("bench_ablation --seeds 0", "expected a whole number of at least 1"),
+     ("bench_objectives --seeds 1.5", "expected a whole number of at least 1"),
+     ("bench_objectives --folds 0", "expected a whole number of at least 1"),
+     ("bench_strategies --replay --every 0", "expected a whole number of at least 1"),
+     ("bench_strategies --replay --every two", "expected a whole number of at least 1")],
+)  # fmt: skip
+def test_wrong_input_is_told_in_a_line_wherever_it_is_run(
+    tmp_path: Path, command: str, expected: str
+) -> None:
+    name, *options = command.split()
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / f"{name}.py"), *options], cwd=tmp_path, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    assert expected in done.stderr.splitlines()[-1]
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_the_system_refuses_is_a_line(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def full() -> None:
+        raise OSError(28, "No space left on device", "results.json")
+
+    assert script("common").at_exit_code(full) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "No space left on device" in line
+
+
 class Replays:
     """A runner that cannot compare."""
 

@@ -158,6 +158,57 @@ def test_tune_answers_from_a_recording_and_says_so(data: Path, model: Path) -> N
     assert "timings: replay" in people.stdout
 
 
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("costmodel.cli.tuning._has_gpu", lambda: False)
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.filterwarnings("ignore:.*rules of thumb rank:RuntimeWarning")
+@pytest.mark.parametrize(
+    "arguments",
+    [(77, 78, 1790, "--mode", "predict"), (777, 888, 999, "--mode", "heuristic"), (64, 65, 66),
+     (64, 65, 66, "--dtype", "float32", "--target", "h200-sxm")],
+    ids=str,
+)  # fmt: skip
+def test_what_is_not_timed_needs_no_recording(arguments: tuple[object, ...]) -> None:
+    found = run_json("tune", *arguments)
+    assert found["source"] == "predicted"
+    assert found["measured"] == []
+    assert found["target"]["device"]["name"] == ("h200-sxm" if "h200-sxm" in arguments else
+                                                 "h100-sxm")  # fmt: skip
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_what_was_not_recorded_is_ranked(data: Path) -> None:
+    for options in ((), ("--replay",), ("--data", data)):
+        result = run("tune", 777, 888, 999, *options)
+        assert result.exit_code == 2
+        assert "`costmodel rank 777 888 999 --target h100-sxm` predicts" in result.stderr
+
+
+@pytest.mark.parametrize("width", [80, 120, 300])
+def test_many_columns_are_several_tables(
+    model: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setattr("costmodel.cli.output._PIPE_WIDTH", width)
+    arguments = (RECORDED.m, RECORDED.n, RECORDED.k, "--target", "h100-sxm", "--model", model)
+    ranked = run_json("rank", *arguments, "--top", 11)["ranked"]
+    shown = run("explain", *arguments, "--top", 11).stdout
+    assert max(map(len, shown.splitlines())) <= width
+    words = " ".join(shown.split())
+    for place, row in enumerate(ranked, 1):
+        kernel = costmodel.GemmConfig.from_dict(row["config"]).kernel
+        assert words.count(f" {place}: {kernel}"[:16]) == 2, "on paper, and by the model"
+    assert shown.count(" predicted ") == 2 * -(-11 // max(2, (width - 34) // 24))
+
+
+def test_an_option_of_a_benchmark_comes_after_dashes() -> None:
+    told = " ".join(run("bench", "strategies", "--replay").stderr.replace("│", " ").split())
+    assert "they come after --: costmodel bench NAME -- --replay" in told
+    assert "after --" not in run("rank", 64, 64, 64, "--replay").stderr
+
+
 def test_tune_takes_auto_for_the_number_and_nothing_else_that_is_no_number(
     data: Path, model: Path
 ) -> None:

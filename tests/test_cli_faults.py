@@ -26,7 +26,7 @@ from costmodel.destination import (
     require_table_place,
     write_file,
 )
-from costmodel.errors import CorruptFile, FileError, InvalidInput
+from costmodel.errors import CorruptFile, FileError, InvalidInput, NoGpu
 from costmodel.html_report import write_html
 from costmodel.models import XgbCostModel
 from costmodel.ranking import rank
@@ -296,6 +296,20 @@ def test_what_is_no_winner_is_named(spoilt: WinnerCache) -> None:
     assert "and 10 more" in people.stderr
 
 
+@pytest.mark.parametrize(
+    "command",
+    [("list",), ("show", KEY["name"]), ("verify",), ("clear",), ("export", "FILE"),
+     ("import", "FILE")],
+    ids=" ".join,
+)  # fmt: skip
+def test_json_may_be_asked_of_the_group(
+    spoilt: WinnerCache, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    export_winners(spoilt, tmp_path / "winners.json")
+    arguments = [tmp_path / "winners.json" if a == "FILE" else a for a in command]
+    assert json.loads(run("cache", "--json", *arguments).stdout)
+
+
 def test_as_many_are_removed_as_were_listed(spoilt: WinnerCache) -> None:
     listed = len(run_json("cache", "list")["entries"])
     people = run("cache", "clear")
@@ -349,6 +363,56 @@ def test_only_what_is_taken_is_offered(
     assert value in line
     assert offered in line
     assert refused_next not in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "idle"),
+    [(("compile", *SIZES, *HERE, "--out", "x"), "--out"),
+     (("compile", *SIZES, *HERE, "--table", "--dump", "x"), "--dump"),
+     *((("collect", "--write-worklist", "x", *HERE, *option), option[0])
+       for option in (("--model", "x"), ("--best", 0.4), ("--unsure", 0.1), ("--out", "y"),
+                      ("--jobs", 2), ("--budget-s", 9))),
+     (("collect", "--out", "x", "--sampler", "random", "--best", 0.5), "--best"),
+     (("collect", "--out", "x", "--shapes", "SHAPES", "--workloads", 5), "--workloads"),
+     *((("collect", "--out", "x", "--worklist", "y", *option), option[0])
+       for option in (("--workloads", 5), ("--shapes", "SHAPES"), ("--dtypes", "float16"),
+                      ("--configs", 9), ("--seed", 0), ("--sampler", "random"))),
+     (("tune", *SIZES, "--data", "DATA", "--target", "h200-sxm"), "--target")],
+    ids=lambda x: " ".join(map(str, x)) if isinstance(x, tuple) else "",
+)  # fmt: skip
+def test_an_option_that_would_do_nothing_is_refused(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, untrained: None,
+    arguments: tuple[object, ...], idle: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path("shapes.csv").write_text("m,n,k\n64,64,64\n")
+    names = {"DATA": source, "SHAPES": "shapes.csv"}
+    line = refused(*(names.get(str(a), a) for a in arguments))
+    assert idle in line
+    assert sorted(os.listdir()) == ["shapes.csv"]
+
+
+def test_a_target_beside_a_gpu_is_of_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("costmodel.cli.tuning._has_gpu", lambda: True)
+    assert "name --replay too" in refused("tune", *SIZES, "--target", "h100-sxm")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [(("--shapes", "nowhere.csv"), "no file nowhere.csv"), (("--dtypes", "fp8"), "fp8"),
+     (("--worklist", "nowhere"), "no file nowhere"),
+     (("--sampler", "model", "--model", "nowhere"), "no model at")],
+)  # fmt: skip
+def test_what_is_collected_is_checked_without_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], expected: str
+) -> None:
+    def none(*_: Any) -> Any:
+        raise NoGpu("there is none")
+
+    monkeypatch.setattr("costmodel.target.Target.current", none)
+    monkeypatch.chdir(tmp_path)
+    assert expected in refused("collect", "--out", "data", *options)
+    assert "there is none" in refused("collect", "--out", "data")
 
 
 @pytest.mark.parametrize("shapes", [False, True])

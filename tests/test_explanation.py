@@ -156,6 +156,9 @@ def test_places_that_are_not_there_are_refused() -> None:
         explain(SKINNY, TARGET, places=[1, 10**6])
     with pytest.raises(InvalidInput, match="a place"):
         explain(SKINNY, TARGET, places=[0])
+    for places in ([], (), range(0), 5, {1}):
+        with pytest.raises(InvalidInput, match="places"):
+            explain(SKINNY, TARGET, places=places)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="top"):
         explain(SKINNY, TARGET, top=0)
 
@@ -165,6 +168,11 @@ def test_one_can_be_set_against_the_first() -> None:
     rows = explain(SKINNY, TARGET, against=ranking.configs[30]).rows
     assert [row.place for row in rows] == [1, 31]
     assert len(explain(SKINNY, TARGET, against=ranking.configs[0]).rows) == 1
+    named = explain(SKINNY, TARGET, against=str(ranking.configs[30]))
+    assert [row.to_dict() for row in named.rows] == [row.to_dict() for row in rows]
+    for wrong in ("tma 64x32", "", 5, None.__class__, ["tma"]):
+        with pytest.raises(InvalidInput, match="'tma 128x256x64 w8 s4 g8'"):
+            explain(SKINNY, TARGET, against=wrong)  # type: ignore[arg-type]
     giant = GemmConfig("pointer", 1024, 1024, 256)
     with pytest.raises(InvalidInput, match="is not in the ranking"):
         explain(SKINNY, TARGET, against=giant)

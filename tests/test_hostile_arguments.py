@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hostile_examples import RESULT, TARGET, A, write_dataset
 
 import costmodel
 from costmodel.cache import WinnerCache
 from costmodel.cli.output import print_table
 from costmodel.dataset import Dataset
-from costmodel.errors import CostModelError, InvalidInput, UnknownTarget
+from costmodel.errors import CostModelError, InvalidInput, NoGpu, UnknownTarget
 from costmodel.folders import cache_directory
 from costmodel.models.baselines import RuleHeuristic
 from costmodel.shipped import recording
@@ -69,6 +70,80 @@ def test_tune_says_what_it_expects(dataset: Dataset, arguments: dict[str, Any]) 
     runner = costmodel.ReplayRunner(dataset)
     with pytest.raises(InvalidInput, match="expected"):
         tune(**{"workload": A, "runner": runner, "model": RuleHeuristic(), **arguments})
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: Any) -> Target:
+        raise NoGpu("there is none")
+
+    monkeypatch.setattr(Target, "current", none)
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize(
+    "arguments",
+    [{"problems": 5}, {"problems": "64"}, {"problems": [64, 64, 64]}, {"problems": [(64, 64)]},
+     {"problems": ["abc"]}, {"problems": [None]}, {"problems": [(64, 64, "64")]},
+     {"problems": [(64, 64, -1)]}, {"problems": [(64, 64, 64), (1.5, 2, 3)]}, {"mode": "fast"},
+     {"mode": []}, {"dtype": "int8"}, {"out_dtype": "int8"}, {"dtype": "float16", "tf32": True},
+     {"activation": "tanh"}, {"model": 5}, {"model": "/nowhere/at/all"}],
+    ids=str,
+)  # fmt: skip
+def test_a_warmup_is_checked_without_a_gpu(arguments: dict[str, Any]) -> None:
+    with pytest.raises(CostModelError, match=r"expected|kernel|no model") as told:
+        costmodel.warmup(**{"problems": [(64, 64, 64)], **arguments})
+    assert not isinstance(told.value, NoGpu)
+    with pytest.raises(NoGpu):
+        costmodel.warmup(iter([(64, 64, 64), [64, 64, 64], A]), mode="background")
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize(
+    "arguments",
+    [{"k": 0}, {"k": "8"}, {"k": 1.5}, {"budget_s": 0}, {"budget_s": "1"}, {"mode": "fast"},
+     {"mode": "never"}, {"dtype": "int8"}, {"model": 5}, {"model": "/nowhere/at/all"},
+     {"problem": (0, 64, 64)}, {"problem": (64, 64)}],
+    ids=str,
+)  # fmt: skip
+def test_tuning_is_checked_without_a_gpu(arguments: dict[str, Any]) -> None:
+    problem = arguments.pop("problem", (64, 64, 64))
+    with pytest.raises(CostModelError, match=r"expected|no model") as told:
+        costmodel.tune(*problem, **arguments)
+    assert not isinstance(told.value, NoGpu)
+    with pytest.raises(NoGpu):
+        costmodel.tune(64, 64, 64, k="auto", budget_s=1)
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize("config", ["tma 128x256", "", "Torch", b"tma", None, ("tma", 128), 5])
+def test_what_is_pinned_is_a_configuration(config: Any) -> None:
+    with pytest.raises(InvalidInput, match="'tma 128x256x64 w8 s4 g8'"):
+        costmodel.pin(config, 64, 64, 64)
+    for name in ("torch", "tma 64x32x128 w4 s6 g8"):
+        with pytest.raises(NoGpu):
+            costmodel.pin(name, 64, 64, 64)
+
+
+X = torch.zeros(4, 4, dtype=torch.float16)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"a": 5}, {"b": "x"}, {"a": X.to_sparse()}, {"b": X.float()}, {"a": X[:, :3]}, {"a": X.int()},
+     {"mode": "fast"}, {"mode": []}, {"mode": 5}, {"model": 5}, {"model": []}, {"bias": X},
+     {"activation": "tanh"}, {"tf32": True}, {"out_dtype": "float16"}, {"out": X},
+     {"out": X[:2]}, {"a": X[None], "b": X[None].float()}, {}],
+)  # fmt: skip
+def test_result_for_refuses_what_matmul_refuses(options: dict[str, Any]) -> None:
+    """Of plain operands their place, which is no GPU."""
+    call = {"a": X, "b": X, **options}
+    told = []
+    for function in (costmodel.matmul, costmodel.result_for):
+        with pytest.raises(CostModelError) as error:
+            function(**call)
+        told.append((type(error.value), str(error.value)))
+    assert told[0] == told[1]
 
 
 def test_types_of_ours_say_what_they_expect() -> None:

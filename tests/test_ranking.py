@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +33,12 @@ H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
 SHAPES = [(64, 4096, 1024), (2048, 2048, 2048), (333, 1024, 4096)]
 EVEN, ODD = Workload.dense(512, 2048, 4096), Workload.dense(512, 2048, 8 * 125)
 FAILS = "does not compile"
+
+
+@pytest.fixture(autouse=True)
+def nothing_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The made-up machine knows its own binaries only, not those of the shipped model."""
+    monkeypatch.setattr("costmodel.models.known.model_directory", lambda target: None)
 
 
 def artifact(workload: Workload, config: GemmConfig) -> Artifact:
@@ -234,6 +241,45 @@ def test_a_model_that_knows_nothing_of_it_is_passed_over(
     assert what == "device" or f"not on {what}" in found.reservation
     assert found.configs[0] == rank(workload, target, RuleHeuristic(), 1).configs[0]
     assert found.predicted_us(0) is None
+
+
+@pytest.mark.parametrize("other", ["shipped", "in use"])
+def test_what_answers_instead_of_a_named_model_is_a_warning(
+    model: XgbCostModel, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    monkeypatch.setattr("costmodel.models.registry._warned", set())
+    named = copy(model)
+    named.dtypes_, named.name = ("bfloat16",), "named"
+    if other == "in use":
+        monkeypatch.setattr("costmodel.models.registry._used", [model])
+    with pytest.warns(RuntimeWarning, match="named was trained on bfloat16") as told:
+        found = rank(EVEN, H100, named, 8)
+    assert len(told) == 1
+    assert found.model != "named"
+    assert f"{'the shipped model' if other == 'shipped' else 'model made-up'} answers" in str(
+        told[0].message
+    )
+    assert "named was trained on bfloat16" in found.reservation
+
+
+@pytest.mark.parametrize("by", ["object", "path", "use"])
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [(Target.named("h200-sxm", H100.toolchain), "trained on h100-sxm, this is h200-sxm"),
+     (Target(H100.device, Toolchain("3.99.0", "12.8")), "trained with Triton 3.6.0"), (H100, "")],
+    ids=["sibling", "toolchain", "its own"],
+)  # fmt: skip
+def test_however_a_model_is_named_its_reservation_is_told(
+    model: XgbCostModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    target: Target, says: str, by: str,
+) -> None:  # fmt: skip
+    if by == "use":
+        monkeypatch.setattr("costmodel.models.registry._used", [model])
+    named = {"object": model, "path": model.save(tmp_path / "model"), "use": None}[by]
+    found = rank(EVEN, target, named, 8)
+    assert found.model == "made-up"
+    assert says in found.reservation
+    assert bool(says) == bool(found.reservation)
 
 
 def test_a_float32_result_counts_as_the_type_that_is_multiplied(model: XgbCostModel) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +20,35 @@ from costmodel.errors import GradientError, InvalidInput, LayoutError, ShapeErro
 from costmodel.nn import Linear, replace_linear
 from costmodel.torch_ops import external_matmul
 from costmodel.torch_product import activated
+
+ON_THE_CPU = """
+import torch, costmodel
+from costmodel.errors import DeviceError
+
+a, b = torch.randn(4, 3, requires_grad=True), torch.randn(3, 5)
+plain = lambda a, b: costmodel.matmul(a, b)
+epilogue = lambda a, b: costmodel.matmul(a * 2, b, activation="relu") + 1
+module = costmodel.nn.Linear.of(torch.nn.Linear(3, 5))
+calls = {"eager": plain, "operator": lambda a, b: torch.ops.costmodel.matmul(
+    a, b, None, "none", None, None, None)}
+for name, call in {"plain": plain, "epilogue": epilogue, "module": lambda a, b: module(a)}.items():
+    calls[name] = torch.compile(call, backend="aot_eager")
+calls["inductor"] = torch.compile(plain)
+for name, call in calls.items():
+    for x in (a, a.detach()):
+        try:
+            call(x, b)
+        except DeviceError as error:
+            assert "a is on cpu: expected an NVIDIA GPU" in str(error), (name, error)
+        else:
+            raise SystemExit(f"{name} computed something")
+"""
+
+
+def test_on_a_cpu_it_refuses_as_the_eager_call_does() -> None:
+    """In a process of its own: here the operator has a kernel for the CPU."""
+    subprocess.run([sys.executable, "-c", ON_THE_CPU], check=True, timeout=300)
+
 
 OUT_DTYPES: list[torch.dtype | None] = []
 ACTIVATIONS = ["none", "relu", "gelu", "silu"]

@@ -56,6 +56,7 @@ class _Commands(TyperGroup):
                 raise typer.Exit(2) from None
             except Exception as error:  # of click, or of typer's own copy of it
                 _hint_at_sizes(error)
+                _hint_at_dashes(error)
                 raise
 
 
@@ -73,6 +74,15 @@ def _hint_at_sizes(error: Any) -> None:
     """A size under 0 is taken for an option, and refused as one that there is not."""
     if re.fullmatch(r"-\d", str(getattr(error, "option_name", ""))):
         error.message += " (a number under 0? sizes M, N and K, and PLACE, are over 0)"
+
+
+def _hint_at_dashes(error: Any) -> None:
+    """An option of a benchmark is taken for one of ``costmodel bench``."""
+    context, option = getattr(error, "ctx", None), getattr(error, "option_name", "")
+    if option and context is not None and context.info_name == "bench":
+        error.message += (
+            f" (an option of the benchmark? they come after --: costmodel bench NAME -- {option})"
+        )
 
 
 class _Line(logging.Formatter):

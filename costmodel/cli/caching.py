@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 _MOST_NAMES = 20
+_COMMANDS = ("list", "show", "verify", "clear", "export", "import")
 
 app = typer.Typer(help="What tuning has kept on disk; without a command it is listed.")
 
@@ -28,6 +29,8 @@ Name = Annotated[str, typer.Argument(help="A part of the entry's file name, as `
 def cache(context: typer.Context, as_json: AsJson = False) -> None:
     if context.invoked_subcommand is None:
         list_winners(as_json)
+    elif as_json:  # said once, it holds for the command too
+        context.default_map = {name: {"as_json": True} for name in _COMMANDS}
 
 
 @app.command("list")

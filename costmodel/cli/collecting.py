@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from costmodel.cli import output
+from costmodel.cli.asked import check_files, check_together
 from costmodel.cli.output import AsJson, K, M, N
 from costmodel.cli.shapes import not_held_out, read_shapes
 
@@ -51,7 +52,7 @@ def compile_space(
         ),
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of that table; default: the user's own.")
+        Path | None, typer.Option(help="Of --table: its folder; default: the user's own.")
     ] = None,
     dump: Annotated[
         Path | None, typer.Option(help="Write the PTX, SASS and JSON of each to this folder.")
@@ -68,6 +69,10 @@ def compile_space(
     from costmodel.specialize import specialize
 
     workload = output.workload_of(m, n, k, dtype, a_layout, b_layout, out_dtype, tf32)
+    if out is not None and not table:
+        raise InvalidInput("--out is the folder of --table: name both, or --dump for files")
+    if dump is not None and table:
+        raise InvalidInput("--dump and --table: expected one of them, a table has no PTX")
     for folder in (out, dump):
         if folder is not None:
             require_folder(folder)
@@ -143,6 +148,7 @@ def _extend_table(
 
 
 def collect(
+    context: typer.Context,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the dataset; one that is there goes on.")
     ] = None,
@@ -187,17 +193,17 @@ def collect(
 ) -> None:
     """Time configurations on this machine's GPU; stop it at any moment, run it again to go on."""
     begin = time.monotonic()
+    check_together(context, sampler)
     _check_places(out, write_worklist)
     if role == "eval" and shapes is None:
         raise typer.BadParameter("--role eval: drawn workloads are to learn from; give --shapes")
+    check_files(worklist, shapes, dtypes, model)
     found = _collecting_target(target, out, write_worklist)
     if worklist is None:
         chosen = _workloads(shapes, role, workloads, found, dtypes.split(","), seed)
         draw = _sampler(sampler, configs, model, found, best, unsure)
         todo = _jobs(chosen, role, found, draw, seed)
     if write_worklist is not None:
-        if worklist is not None:
-            raise typer.BadParameter("--worklist and --write-worklist: expected one of them")
         _write_worklist(write_worklist, todo, found, as_json)
         return
     assert out is not None

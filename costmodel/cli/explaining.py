@@ -19,6 +19,7 @@ __all__ = ["COMMANDS"]
 
 _LEAST_PERCENT = 0.5
 _MIB = 2**20
+_LABEL_WIDTH, _LEAST_WIDTH = 34, 24  # characters, borders among them
 
 
 def explain(
@@ -43,7 +44,10 @@ def explain(
     model: output.Model = None,
     as_json: AsJson = False,
 ) -> None:
-    """Why the first configurations are first: on paper, and what the model adds; needs no GPU."""
+    """Why the first configurations are first: on paper, and what the model adds; needs no GPU.
+
+    What the parts of a name such as "tma 128x256x64 w8 s4 g8" mean: docs/kernels.md, Names.
+    """
     from costmodel.config import parse_config
     from costmodel.explanation import explain as explain_ranking
 
@@ -67,23 +71,34 @@ def _print(found: Explanation) -> None:
     from costmodel.uncertainty import DEFAULT_K, in_words
 
     ranking, rows = found.ranking, found.rows
-    columns = ["", *(f"{row.place}: {row.config}" for row in rows)]
+    columns = [f"{row.place}: {row.config}" for row in rows]
     bound = rows[0].roofline["bound"]
     title = (
         f"{ranking.workload} on {ranking.target.device.name}, by {ranking.model} "
         f"{ranking.model_hash}\nroofline {found.roofline_us:.4g} us, bound by {bound}"
     )
     lines = [_lines(row) for row in rows]
-    output.print_table(title, columns, _side_by_side(lines))
+    _print_columns(title, columns, _side_by_side(lines))
     if found.no_factors:
         output.note(f"no factors of a model: {found.no_factors}")
     else:
         title = "what the model makes of it, as a change of the latency"
-        output.print_table(title, columns, _factor_rows(rows))
+        _print_columns(title, columns, _factor_rows(rows))
     sureness = in_words(ranking.expected_kept(DEFAULT_K), ranking.doubt, DEFAULT_K)
     for line in (sureness, ranking.reservation):
         if line:
             output.note(line)
+
+
+def _print_columns(title: str, columns: list[str], lines: list[list[str]]) -> None:
+    """A table, or several one below the other: as many columns in each as can be read."""
+    at_once = max(2, (output.console_width() - _LABEL_WIDTH) // _LEAST_WIDTH)
+    for i in range(0, len(columns), at_once):
+        part = slice(i, i + at_once)
+        output.print_table(
+            title if i == 0 else "", ["", *columns[part]],
+            [[line[0], *line[1:][part]] for line in lines],
+        )  # fmt: skip
 
 
 def _side_by_side(lines: list[dict[str, str]]) -> list[list[str]]:

@@ -56,7 +56,7 @@ def train(
 
 def evaluate(
     data: Annotated[
-        Path | None, typer.Option(help="Dataset with eval rows; default: the checkout's.")
+        Path | None, typer.Option(help="Dataset with eval rows; default: the H100's.")
     ] = None,
     model: Annotated[
         Path | None, typer.Option(help="Folder of a model; default: the shipped one.")

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_TARGET", "ALayout", "AsJson", "BLayout", "Dtype", "K", "M", "Model", "N",
-    "OutDtype", "TargetName", "Tf32", "find_target", "note", "print_json", "print_table",
-    "workload_of",
+    "OutDtype", "TargetName", "Tf32", "console_width", "find_target", "named_options", "note",
+    "print_json", "print_table", "workload_of",
 ]  # fmt: skip
 
 M = Annotated[int, typer.Argument(help="Rows of A and C.", metavar="M")]
@@ -73,6 +73,17 @@ def workload_of(
     return Workload.dense(m, n, k, dtype, **layouts, out_dtype=out_dtype, tf32=tf32)
 
 
+def named_options(context: typer.Context, *names: str) -> list[str]:
+    """Those of these parameters that the command line names, as it spells them: ``--best``."""
+    # By name: the class is click's, or typer's own copy of it since 0.29.
+    found = [name for name in names if _source(context, name) == "COMMANDLINE"]
+    return [f"--{name.replace('_', '-')}" for name in found]
+
+
+def _source(context: typer.Context, name: str) -> str:
+    return str(getattr(context.get_parameter_source(name), "name", ""))
+
+
 def find_target(name: str | None) -> Target:
     """The named target, else this machine's GPU, else the H100 that the shipped data is of."""
     from costmodel.errors import NoGpu
@@ -111,8 +122,14 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in cells:
         table.add_row(*(Text(_text(value)) for value in row))
-    # A file or a pipe has no width to fit.
-    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
+    Console(width=console_width()).print(table)
+
+
+def console_width() -> int:
+    """Characters in a line of stdout; a file or a pipe has no width to fit."""
+    from rich.console import Console
+
+    return Console().width if sys.stdout.isatty() else _PIPE_WIDTH
 
 
 def _text(value: Any) -> str:

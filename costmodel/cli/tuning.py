@@ -54,6 +54,7 @@ def rank(
 
 
 def tune(
+    context: typer.Context,
     m: M,
     n: N,
     k: K,
@@ -66,7 +67,9 @@ def tune(
         bool, typer.Option("--replay", help="Answer from recorded timings, as without a GPU.")
     ] = False,
     data: Annotated[Path | None, typer.Option(help="Dataset to replay.")] = None,
-    target: Annotated[str, typer.Option(help="Whose recording to replay.")] = output.DEFAULT_TARGET,
+    target: Annotated[
+        str, typer.Option(help="Whose recording to replay; without a GPU, whose model predicts.")
+    ] = output.DEFAULT_TARGET,
     top: Annotated[
         str, typer.Option(help="How many working candidates to time; auto: as many as it takes.")
     ] = "8",
@@ -76,14 +79,28 @@ def tune(
     model: output.Model = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rank, time the best few, keep the winner; without a GPU from recorded timings."""
+    """Rank, time the best few, keep the winner; without a GPU from recorded timings.
+
+    A product that the mode does not time, such as a small one, is predicted; that needs neither.
+    """
     import costmodel
+    from costmodel.errors import InvalidInput
+    from costmodel.tuner import untimed_because
 
     workload = output.workload_of(m, n, k, dtype, a_layout, b_layout, out_dtype, tf32)
     wanted = _count(top)
     check_tuning_mode(mode)
-    if replay or data is not None or not _has_gpu():
-        result = _replay(workload, data, target, model, wanted, mode)
+    named = target if output.named_options(context, "target") else None
+    if replay or data is not None:
+        result = _replay(workload, data, named, model, wanted, mode)
+    elif not _has_gpu() and untimed_because(workload, mode):
+        result = _predict(workload, target, model, wanted, mode)
+    elif not _has_gpu():
+        result = _replay(workload, None, named, model, wanted, mode)
+    elif named is not None:
+        raise InvalidInput(
+            f"--target {named} is of a recording: name --replay too; without it the GPU here times"
+        )
     else:
         result = costmodel.tune(workload, model=model, k=wanted, mode=mode)
     if as_json:
@@ -130,18 +147,47 @@ def _has_gpu() -> bool:
     return True
 
 
-def _replay(
-    workload: Workload, data: Path | None, target: str, model: Path | None, top: TopK, mode: str
+def _predict(
+    workload: Workload, target: str, model: Path | None, top: TopK, mode: str
 ) -> TuningResult:
+    """What is not timed needs neither a GPU nor a recording of it."""
+    from costmodel.target import Target
+    from costmodel.tuner import tune as choose
+
+    output.note(f"no GPU here: predicted for {target}")
+    return choose(workload, runner=None, target=Target.named(target), model=model, k=top, mode=mode)
+
+
+def _replay(
+    workload: Workload,
+    data: Path | None,
+    target: str | None,
+    model: Path | None,
+    top: TopK,
+    mode: str,
+) -> TuningResult:
+    """Choose by a recording: one that was named, else that of a device."""
     from costmodel.dataset import Dataset
+    from costmodel.errors import InvalidInput, NotRecorded
     from costmodel.runner import ReplayRunner
     from costmodel.shipped import recording
     from costmodel.tuner import tune as choose
 
-    path = data or recording(target)
+    path = data or recording(target or output.DEFAULT_TARGET)
     runner = ReplayRunner(Dataset.open(path))
+    found = runner.target.device.name
+    if target is not None and target != found:
+        raise InvalidInput(
+            f"--data {path} was recorded on {found}, --target is {target}: leave --target out"
+        )
     output.note(f"REPLAY: timings were recorded on {runner.target.device.product}, in {path}")
-    return choose(workload, runner=runner, model=model, k=top, mode=mode)
+    try:
+        return choose(workload, runner=runner, model=model, k=top, mode=mode)
+    except NotRecorded as error:
+        raise NotRecorded(
+            f"{error}; without a recording `costmodel rank {workload.m} {workload.n} {workload.k} "
+            f"--target {found}` predicts"
+        ) from None
 
 
 def _print_result(result: TuningResult) -> None:

@@ -13,7 +13,7 @@ from costmodel.artifact_table import ArtifactTable
 from costmodel.bounded import drop_oldest
 from costmodel.candidates import CostModel
 from costmodel.errors import FileError, InvalidInput
-from costmodel.models.registry import model_directory, warn_once
+from costmodel.models.registry import model_directory, shipped_model, warn_once
 from costmodel.models.xgb import XgbCostModel
 from costmodel.target import Target
 
@@ -27,22 +27,27 @@ _Stamp = tuple[Path, int, int, int]
 def known_artifacts(model: CostModel, target: Target) -> Mapping[str, Artifact]:
     """The artifacts by key that a model can be shown of a target's toolchain.
 
-    Those that it was trained with, where the toolchain is the same; then the tables beside it,
-    beside the shipped model and in the user's folder, for a binary is the same whoever asks.
+    Those that it was trained with, then those of the shipped model, each where the toolchain is
+    the same; then the tables beside both and in the user's folder, for a binary is the same
+    whoever asks.
     Tables are read again when they change. A file that cannot be used is one warning: ranking then
     goes by the configurations alone.
     """
     if not isinstance(model, XgbCostModel):
         return {}
-    own = _own(model, target)
-    stamps = tuple(filter(None, (_stamp(path) for path in _paths(model, target))))
-    if not stamps:
-        return own
-    key = (id(own) if own else 0, stamps, target)
+    shipped = model_directory(target)
+    tables = [_own(model, target)]
+    if shipped is not None and shipped != model._directory:
+        tables.append(_of_shipped(target))
+    tables = [table for table in tables if table]
+    stamps = tuple(filter(None, (_stamp(path) for path in _paths(model, shipped, target))))
+    if not stamps and len(tables) < 2:
+        return tables[0] if tables else {}
+    key = (tuple(map(id, tables)), stamps, target)
     with _lock:
         found = _merged.get(key)
     if found is None:
-        found = (own, _merge(own, [stamp[0] for stamp in stamps], target))
+        found = (tables, _merge(tables, [stamp[0] for stamp in stamps], target))
         with _lock:
             _merged[key] = found
             drop_oldest(_merged, _KEPT)
@@ -59,8 +64,14 @@ def _own(model: XgbCostModel, target: Target) -> Mapping[str, Artifact]:
         return {}
 
 
-def _paths(model: XgbCostModel, target: Target) -> list[Path]:
-    folders = [model._directory, model_directory(target)]
+def _of_shipped(target: Target) -> Mapping[str, Artifact]:
+    """What the shipped model was trained with; nothing where it cannot be used."""
+    shipped, _ = shipped_model(target)
+    return {} if shipped is None else _own(shipped, target)
+
+
+def _paths(model: XgbCostModel, shipped: Path | None, target: Target) -> list[Path]:
+    folders = [model._directory, shipped]
     with suppress(InvalidInput):  # a user without a home has no tables of their own
         folders.append(user_folder(target.device.name))
     there = dict.fromkeys(folder for folder in folders if folder is not None)
@@ -80,18 +91,21 @@ def _stamp(path: Path) -> _Stamp | None:
 
 
 def _merge(
-    own: Mapping[str, Artifact], paths: list[Path], target: Target
+    known: list[Mapping[str, Artifact]], paths: list[Path], target: Target
 ) -> Mapping[str, Artifact]:
-    tables = [own] if isinstance(own, ArtifactTable) else []
+    """One table of all; of equal keys the first counts, the model's own before all others."""
+    tables = [table for table in known if isinstance(table, ArtifactTable)]
     for path in paths:
         try:
             tables.append(ArtifactTable(read_tables([path], target)))
         except (FileError, FileNotFoundError) as error:
             warn_once(f"the artifacts at {path} cannot be used: {error}")
-    return tables[0].with_those_of(tables[1:]) if tables else own
+    return tables[0].with_those_of(tables[1:]) if tables else {}
 
 
 _lock = threading.Lock()
+# With the tables that are merged, so that the id of none is given to another one.
 _merged: dict[
-    tuple[int, tuple[_Stamp, ...], Target], tuple[Mapping[str, Artifact], Mapping[str, Artifact]]
+    tuple[tuple[int, ...], tuple[_Stamp, ...], Target],
+    tuple[list[Mapping[str, Artifact]], Mapping[str, Artifact]],
 ] = {}

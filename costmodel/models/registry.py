@@ -17,7 +17,9 @@ from costmodel.target import DEVICES, Target
 from costmodel.untrusted import as_path
 from costmodel.workload import Workload
 
-__all__ = ["find_model", "load", "model_directory", "shipped_models", "use", "warn_once"]
+__all__ = [
+    "find_model", "load", "model_directory", "shipped_model", "shipped_models", "use", "warn_once",
+]  # fmt: skip
 
 
 def load(path: str | Path) -> XgbCostModel:
@@ -72,27 +74,27 @@ def model_directory(target: Target) -> Path | None:
     return shipped.get(target.device.name) or next(iter(siblings), None)
 
 
-def find_model(target: Target, workload: Workload | None = None) -> tuple[CostModel, str]:
+def find_model(
+    target: Target, workload: Workload | None = None, named: XgbCostModel | None = None
+) -> tuple[CostModel, str]:
     """The model that answers for this target and workload, and why if it is not a learned one.
 
-    The model of :func:`use` comes first, then the shipped one. Where neither can answer, the rule
-    heuristic does: with the reason, and one warning for each reason.
+    The one that was named comes first, then that of :func:`use`, then the shipped one. Where none
+    can answer, the rule heuristic does. One that is passed over is one warning, with the reason.
 
     Returns:
         (model, reason): reason is empty when the first choice answers without reservation.
     """
     with _lock:
-        used = list(_used)
-    reasons = []
-    for model in used:
+        chosen = dict.fromkeys([named, *_used] if named is not None else _used)
+    reasons: list[str] = []
+    for model in chosen:
         if not (reason := model.answers(workload, target)):
-            return model, _reservation(model, target)
+            return _instead(reasons, model, f"model {model.name}", target)
         reasons.append(reason)
-    shipped, reason = _shipped(target)
+    shipped, reason = shipped_model(target)
     if shipped is not None and not (reason := shipped.answers(workload, target)):
-        if reasons:
-            warn_once(f"{'; '.join(reasons)}: the shipped model answers instead")
-        return shipped, "; ".join([*reasons, _reservation(shipped, target)]).strip("; ")
+        return _instead(reasons, shipped, "the shipped model", target)
     text = "; ".join([*reasons, reason])
     warn_once(
         f"{text}: rules of thumb rank instead of a model; train one with `costmodel collect` and "
@@ -101,7 +103,17 @@ def find_model(target: Target, workload: Workload | None = None) -> tuple[CostMo
     return RuleHeuristic(), text
 
 
-def _shipped(target: Target) -> tuple[XgbCostModel | None, str]:
+def _instead(
+    reasons: list[str], model: XgbCostModel, called: str, target: Target
+) -> tuple[CostModel, str]:
+    """A model that answers, for the reasons that others do not; such are a warning."""
+    if reasons:
+        warn_once(f"{'; '.join(reasons)}: {called} answers instead")
+    return model, "; ".join(filter(None, [*reasons, _reservation(model, target)]))
+
+
+def shipped_model(target: Target) -> tuple[XgbCostModel | None, str]:
+    """The model that came with the package for a target or a sibling; else None, and why."""
     directory = model_directory(target)
     if directory is None:
         have = ", ".join(shipped_models()) or "none"
