@@ -20,7 +20,7 @@ import numpy as np
 
 from costmodel.artifact import Artifact
 from costmodel.candidates import Candidates
-from costmodel.compiling import Compiling
+from costmodel.compile_ahead import Compiling
 from costmodel.config import GemmConfig
 from costmodel.dataset import Dataset, Role, RunInfo
 from costmodel.duplicates import identities

@@ -36,7 +36,7 @@ LAYERS = (
     # models
     "estimate", "analytic", "features", "concepts", "models", "correlation", "comparison",
     # the loop that feeds them
-    "sampling", "compiling", "collect", "worklist",
+    "sampling", "compile_ahead", "collect", "worklist",
     # choosing
     "shipped", "ranking", "explanation", "tuning_result", "trial", "tuner", "expectation", "cuts",
     "spread",
