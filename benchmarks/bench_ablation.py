@@ -18,15 +18,15 @@ import xgboost
 from common import Results, Row, at_exit_code, count, note, recorded_torch, versions
 from numpy.typing import NDArray
 
-from costmodel import metrics
-from costmodel.analytic import ANALYTIC_FEATURES
-from costmodel.candidates import ARTIFACT_COLUMNS, CONFIG_COLUMNS
-from costmodel.dataset import Dataset
-from costmodel.features import CONFIG_FEATURES, FEATURES
+from costmodel.data.candidates import ARTIFACT_COLUMNS, CONFIG_COLUMNS
+from costmodel.data.dataset import Dataset
+from costmodel.evaluation import metrics
+from costmodel.features.analytic import ANALYTIC_FEATURES
+from costmodel.features.features import CONFIG_FEATURES, FEATURES
 from costmodel.models import TrainingTable, XgbCostModel, XgbParams
 from costmodel.models.folds import folds_by_nk, legal_rows
 from costmodel.models.objective import Lesson, grow
-from costmodel.shipped import recording
+from costmodel.tuning.shipped import recording
 
 PARAMS = XgbParams(rounds=150, max_depth=6, learning_rate=0.12)
 _BINARY = ("registers", "spill_bytes", "shared_bytes")

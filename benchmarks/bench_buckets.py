@@ -28,16 +28,16 @@ from common import (
     versions,
 )
 
-from costmodel.buckets import Buckets
-from costmodel.config import GemmConfig
-from costmodel.metrics import geomean
+from costmodel.evaluation.metrics import geomean
 from costmodel.models import XgbCostModel
 from costmodel.runner.device import DeviceRunner
-from costmodel.spread import spread, spread_by_timing
-from costmodel.target import Target
-from costmodel.tuner import tune
-from costmodel.tuning_result import TuningResult
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
+from costmodel.tuning.spread import spread, spread_by_timing
+from costmodel.tuning.tuner import tune
+from costmodel.tuning.tuning_result import TuningResult
+from costmodel.winners.buckets import Buckets
 
 PAIRS = ((4096, 4096), (6144, 4096), (1024, 8192))
 # One m of each bucket; the widest against the tiles of a kernel are those past 128.

@@ -18,14 +18,14 @@ import numpy as np
 from common import Results, Row, at_exit_code, find_model, note, recorded_torch, versions
 from numpy.typing import NDArray
 
-from costmodel.coverage import kind_of
-from costmodel.dataset import Dataset
-from costmodel.metrics import geomean
+from costmodel.data.dataset import Dataset
+from costmodel.evaluation.coverage import kind_of
+from costmodel.evaluation.metrics import geomean
+from costmodel.evaluation.uncertainty import LIMIT, PRICE, Confidence
 from costmodel.models import TrainingTable, XgbCostModel, train
 from costmodel.models.calibrate import Outcome, outcomes, power_law
 from costmodel.models.folds import folds_by_nk
-from costmodel.shipped import recording
-from costmodel.uncertainty import LIMIT, PRICE, Confidence
+from costmodel.tuning.shipped import recording
 
 _BINS = 4
 _AT = (1, 4, 8, 16)

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from common import Results, Row, at_exit_code, find_model, note, recorded_torch, versions
 
-from costmodel.comparison import compared_models
-from costmodel.dataset import Dataset
-from costmodel.evaluate import evaluate
-from costmodel.heldout import EVAL_WORKLOADS
-from costmodel.shipped import recording
+from costmodel.data.dataset import Dataset
+from costmodel.evaluation.evaluate import evaluate
+from costmodel.evaluation.heldout import EVAL_WORKLOADS
+from costmodel.reports.comparison import compared_models
+from costmodel.tuning.shipped import recording
 
 
 def summarize(rows: list[Row]) -> Row:

@@ -36,21 +36,21 @@ from common import (
     versions,
 )
 
-from costmodel.candidates import CostModel
-from costmodel.config import GemmConfig
-from costmodel.dataset import Dataset
+from costmodel.data.candidates import CostModel
+from costmodel.data.dataset import Dataset
+from costmodel.data.measurement import Runner
+from costmodel.data.shards import read_json, write_json
 from costmodel.errors import MissingData
-from costmodel.heldout import EVAL_WORKLOADS, eval_workloads
-from costmodel.measurement import Runner
-from costmodel.metrics import geomean
-from costmodel.ranking import rank
-from costmodel.shards import read_json, write_json
-from costmodel.shipped import recording
-from costmodel.specialize import specialize
-from costmodel.target import Target
-from costmodel.trial import Trial
-from costmodel.tuner import tune
-from costmodel.workload import Workload
+from costmodel.evaluation.heldout import EVAL_WORKLOADS, eval_workloads
+from costmodel.evaluation.metrics import geomean
+from costmodel.space.config import GemmConfig
+from costmodel.space.specialize import specialize
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
+from costmodel.tuning.ranking import rank
+from costmodel.tuning.shipped import recording
+from costmodel.tuning.trial import Trial
+from costmodel.tuning.tuner import tune
 
 CHOICES = ("triton_best", "model_top8", "default")
 RUNS = 3

@@ -22,11 +22,11 @@ from bench_transfer import Rows
 from common import Results, Row, at_exit_code, count, note, recorded_torch, versions
 from numpy.typing import NDArray
 
-from costmodel.dataset import Dataset
+from costmodel.data.dataset import Dataset
 from costmodel.models import TrainingTable, XgbParams
 from costmodel.models.folds import folds_by_nk
 from costmodel.models.objective import grow
-from costmodel.shipped import recording
+from costmodel.tuning.shipped import recording
 
 _NEAR_BEST = 1.05
 _Floats = NDArray[np.float64]

@@ -25,22 +25,22 @@ from common import (
     versions,
 )
 
-from costmodel.artifact import Artifact
-from costmodel.candidates import CostModel
-from costmodel.compile_pool import compile_for_device
-from costmodel.config import GemmConfig
-from costmodel.dataset import Dataset
-from costmodel.heldout import eval_workloads
-from costmodel.measurement import Candidate, Measurement, Runner
-from costmodel.metrics import geomean
+from costmodel.compiling.artifact import Artifact
+from costmodel.compiling.compile_pool import compile_for_device
+from costmodel.data.candidates import CostModel
+from costmodel.data.dataset import Dataset
+from costmodel.data.measurement import Candidate, Measurement, Runner
+from costmodel.evaluation.heldout import eval_workloads
+from costmodel.evaluation.metrics import geomean
 from costmodel.models import PtxScore, RuleHeuristic
-from costmodel.ranking import Ranking, rank
 from costmodel.runner import ReplayRunner
-from costmodel.shipped import recording
-from costmodel.space import legality
-from costmodel.specialize import Specialization, specialize
-from costmodel.target import Target
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.space import legality
+from costmodel.space.specialize import Specialization, specialize
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
+from costmodel.tuning.ranking import Ranking, rank
+from costmodel.tuning.shipped import recording
 
 SQUARES = (256, 512, 1024, 2048, 4096)
 K = 8

@@ -21,15 +21,15 @@ from bench_ablation import PARAMS, Study, score
 from common import Results, Row, at_exit_code, note, recorded_torch, versions
 from numpy.typing import NDArray
 
-from costmodel import metrics
-from costmodel.dataset import Dataset
+from costmodel.data.dataset import Dataset
 from costmodel.errors import MissingData
-from costmodel.features import FEATURES
-from costmodel.heldout import is_ragged
+from costmodel.evaluation import metrics
+from costmodel.evaluation.heldout import is_ragged
+from costmodel.features.features import FEATURES
 from costmodel.models import TrainingTable, XgbParams
 from costmodel.models.objective import Lesson, grow
-from costmodel.shipped import recording
-from costmodel.workload import Workload
+from costmodel.space.workload import Workload
+from costmodel.tuning.shipped import recording
 
 SHOTS = (0, 2, 5, 10, 20)
 ALL, ALONE = "all there are", "all, and nothing of the old"

@@ -17,19 +17,19 @@ import numpy as np
 from common import Results, Row, at_exit_code, find_model, note, recorded_torch, versions
 from numpy.typing import NDArray
 
-from costmodel.artifact_files import class_specs, read_tables, table_path
-from costmodel.artifact_table import ArtifactTable
-from costmodel.candidates import Candidates
-from costmodel.comparison import ConfigOnly
-from costmodel.dataset import Dataset
+from costmodel.data.artifact_files import class_specs, read_tables, table_path
+from costmodel.data.artifact_table import ArtifactTable
+from costmodel.data.candidates import Candidates
+from costmodel.data.dataset import Dataset
 from costmodel.errors import MissingData
-from costmodel.evaluate import evaluate
-from costmodel.heldout import is_ragged
+from costmodel.evaluation.evaluate import evaluate
+from costmodel.evaluation.heldout import is_ragged
 from costmodel.models import XgbCostModel, model_directory
-from costmodel.shipped import recording
-from costmodel.specialize import artifact_key, specialize
-from costmodel.target import Target, Toolchain
-from costmodel.workload import CodeClass, Workload
+from costmodel.reports.comparison import ConfigOnly
+from costmodel.space.specialize import artifact_key, specialize
+from costmodel.space.target import Target, Toolchain
+from costmodel.space.workload import CodeClass, Workload
+from costmodel.tuning.shipped import recording
 
 CODE = Workload.dense(4096, 4096, 4096).code
 

@@ -42,20 +42,20 @@ from common import (
     versions,
 )
 
-from costmodel.artifact import Artifact
 from costmodel.cli.output import print_table
-from costmodel.compile_pool import CompilePool, compile_into_cache
-from costmodel.config import GemmConfig
-from costmodel.metrics import geomean
+from costmodel.compiling.artifact import Artifact
+from costmodel.compiling.compile_pool import CompilePool, compile_into_cache
+from costmodel.evaluation.metrics import geomean
 from costmodel.models import XgbCostModel
-from costmodel.ranking import rank
 from costmodel.runner.device import DeviceRunner
-from costmodel.space import SearchSpace
-from costmodel.specialize import Specialization, specialize
-from costmodel.target import Target
-from costmodel.tuner import tune
-from costmodel.tuning_result import TuningResult
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.space import SearchSpace
+from costmodel.space.specialize import Specialization, specialize
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
+from costmodel.tuning.ranking import rank
+from costmodel.tuning.tuner import tune
+from costmodel.tuning.tuning_result import TuningResult
 
 SIZES = (
     (16, 4096, 4096), (4096, 4096, 4096), (1000, 1000, 1000), (1024, 4096, 14336),

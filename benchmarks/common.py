@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import costmodel
-from costmodel import measurement
-from costmodel.artifact import Artifact
 from costmodel.cli.output import note, print_table
-from costmodel.compile_pool import compile_for_device
-from costmodel.config import GemmConfig
-from costmodel.dataset import Dataset
+from costmodel.compiling.artifact import Artifact
+from costmodel.compiling.compile_pool import compile_for_device
+from costmodel.data import measurement
+from costmodel.data.dataset import Dataset
+from costmodel.data.measurement import Measurement, Runner
+from costmodel.data.shards import write_json
 from costmodel.errors import CostModelError, NoModel
-from costmodel.measurement import Measurement, Runner
 from costmodel.models import XgbCostModel, load, model_directory
-from costmodel.shards import write_json
-from costmodel.specialize import Specialization
-from costmodel.target import Target
-from costmodel.untrusted import one_line
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.specialize import Specialization
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
+from costmodel.support.untrusted import one_line
 
 __all__ = [
     "CompiledAhead", "Results", "Row", "announce", "at_exit_code", "count", "find_model", "in_turn",

@@ -19,20 +19,20 @@ import numpy as np
 from common import at_exit_code, count
 
 import costmodel
-from costmodel.collect import Job
-from costmodel.config import GemmConfig
-from costmodel.dataset import Dataset
-from costmodel.destination import require_file_place
+from costmodel.collection.collect import Job
+from costmodel.collection.sampling import ModelSampler, RandomSampler, Sampler, training_workloads
+from costmodel.collection.worklist import by_code, write_worklist
+from costmodel.data.dataset import Dataset
+from costmodel.data.destination import require_file_place
+from costmodel.data.shards import Identity
 from costmodel.errors import InvalidInput
-from costmodel.heldout import eval_workloads
+from costmodel.evaluation.heldout import eval_workloads
 from costmodel.runner.protocol import TimingProtocol
-from costmodel.sampling import ModelSampler, RandomSampler, Sampler, training_workloads
-from costmodel.shards import Identity
-from costmodel.shipped import recording
-from costmodel.space import SearchSpace
-from costmodel.target import Target
-from costmodel.worklist import by_code, write_worklist
-from costmodel.workload import Workload, kind_options
+from costmodel.space.config import GemmConfig
+from costmodel.space.space import SearchSpace
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload, kind_options
+from costmodel.tuning.shipped import recording
 
 _NEAR_BEST = 1.1
 

@@ -1,8 +1,9 @@
 """Fit the constants of the estimate on paper to recorded rows, and show where it errs.
 
 Coordinate descent on the absolute error of log(latency / estimate) over the near-best training rows
-of each workload, which all weigh alike. Prints the constants for ``costmodel/estimate.py``: what is
-in use is what stands there. A workload of the held-out list is never looked at.
+of each workload, which all weigh alike. Prints the constants for
+``costmodel/features/estimate.py``: what is in use is what stands there. A workload of the held-out
+list is never looked at.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import numpy as np
 from common import at_exit_code, count
 from numpy.typing import NDArray
 
-from costmodel import estimate
-from costmodel.analytic import ANALYTIC_FEATURES, analytic_columns
-from costmodel.dataset import Dataset
+from costmodel.data.dataset import Dataset
+from costmodel.features import estimate
+from costmodel.features.analytic import ANALYTIC_FEATURES, analytic_columns
 from costmodel.models import TrainingTable
-from costmodel.shipped import recording
+from costmodel.tuning.shipped import recording
 
 NEAR = 1.25
 STEPS = (1.25, 0.8, 1.08, 0.93, 1.02, 0.98)

@@ -24,7 +24,7 @@ from costmodel.errors import CostModelError
 if TYPE_CHECKING:
     import torch
 
-    from costmodel.tuning_result import TuningResult
+    from costmodel.tuning.tuning_result import TuningResult
 
 NAME = "own"
 SIZES = ((1024, 4096, 2048), (1000, 3000, 1000))
@@ -42,13 +42,13 @@ def collect(path: Path, workloads: int, configs: int, budget_s: float) -> dict[s
     """Time a few configurations of a few workloads; what came of it."""
     import numpy as np
 
-    from costmodel.collect import Job
-    from costmodel.collect import collect as run_jobs
-    from costmodel.dataset import Dataset
+    from costmodel.collection.collect import Job
+    from costmodel.collection.collect import collect as run_jobs
+    from costmodel.collection.sampling import RandomSampler, training_workloads
+    from costmodel.data.dataset import Dataset
     from costmodel.runner.device import DeviceRunner
     from costmodel.runner.identity import current_run
-    from costmodel.sampling import RandomSampler, training_workloads
-    from costmodel.space import SearchSpace
+    from costmodel.space.space import SearchSpace
 
     target = costmodel.Target.current()
     rng, sampler = np.random.default_rng(0), RandomSampler(configs)

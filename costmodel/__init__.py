@@ -46,20 +46,20 @@ if TYPE_CHECKING:
 
     from costmodel import nn as nn
     from costmodel import torch_ops as torch_ops
-    from costmodel.ahead import pin, tune, unpin
-    from costmodel.config import GemmConfig
-    from costmodel.counters import Stats, stats
-    from costmodel.dataset import Dataset
-    from costmodel.dispatch import result_for, set_buckets, set_mode, use
-    from costmodel.explanation import Explanation, explain
+    from costmodel.data.dataset import Dataset
+    from costmodel.dispatch.ahead import pin, tune, unpin
+    from costmodel.dispatch.dispatch import result_for, set_buckets, set_mode, use
+    from costmodel.dispatch.warming import warmup
     from costmodel.models import XgbCostModel, load
-    from costmodel.ranking import Ranking, rank
     from costmodel.runner.replay import ReplayRunner
-    from costmodel.target import Target
+    from costmodel.space.config import GemmConfig
+    from costmodel.space.target import Target
+    from costmodel.space.workload import Workload
+    from costmodel.support.counters import Stats, stats
     from costmodel.torch_ops import matmul
-    from costmodel.tuning_result import TuningResult
-    from costmodel.warming import warmup
-    from costmodel.workload import Workload
+    from costmodel.tuning.explanation import Explanation, explain
+    from costmodel.tuning.ranking import Ranking, rank
+    from costmodel.tuning.tuning_result import TuningResult
 
 __version__ = "0.1.0"
 
@@ -113,28 +113,28 @@ __all__ = [
 ]
 
 _WHERE = {
-    "Dataset": "dataset",
-    "Explanation": "explanation",
-    "GemmConfig": "config",
-    "Ranking": "ranking",
+    "Dataset": "data.dataset",
+    "Explanation": "tuning.explanation",
+    "GemmConfig": "space.config",
+    "Ranking": "tuning.ranking",
     "ReplayRunner": "runner.replay",
-    "Stats": "counters",
-    "Target": "target",
-    "TuningResult": "tuning_result",
-    "Workload": "workload",
-    "explain": "explanation",
+    "Stats": "support.counters",
+    "Target": "space.target",
+    "TuningResult": "tuning.tuning_result",
+    "Workload": "space.workload",
+    "explain": "tuning.explanation",
     "load": "models",
     "matmul": "torch_ops",
-    "pin": "ahead",
-    "rank": "ranking",
-    "result_for": "dispatch",
-    "set_buckets": "dispatch",
-    "set_mode": "dispatch",
-    "stats": "counters",
-    "tune": "ahead",
-    "unpin": "ahead",
-    "use": "dispatch",
-    "warmup": "warming",
+    "pin": "dispatch.ahead",
+    "rank": "tuning.ranking",
+    "result_for": "dispatch.dispatch",
+    "set_buckets": "dispatch.dispatch",
+    "set_mode": "dispatch.dispatch",
+    "stats": "support.counters",
+    "tune": "dispatch.ahead",
+    "unpin": "dispatch.ahead",
+    "use": "dispatch.dispatch",
+    "warmup": "dispatch.warming",
 }
 _MODULES = ("nn", "torch_ops")
 
@@ -164,7 +164,7 @@ def train(
             dataset of a device or toolchain that has other binaries.
     """
     from costmodel import models
-    from costmodel.dataset import Dataset
+    from costmodel.data.dataset import Dataset
 
     first, *others = (
         d if isinstance(d, Dataset) else Dataset.open(d) for d in (dataset, *siblings)
@@ -173,7 +173,7 @@ def train(
     if add_cache is False:
         table = models.TrainingTable.from_dataset(first)
     else:
-        from costmodel.from_use import open_cache, with_use
+        from costmodel.winners.from_use import open_cache, with_use
 
         table, card = with_use(first, open_cache(None if add_cache is True else add_cache))
     if others:

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from costmodel.errors import InvalidInput
-from costmodel.modes import check_mode
+from costmodel.space.workload import ACTIVATIONS, DTYPES
 from costmodel.torch_ops import matmul
-from costmodel.workload import ACTIVATIONS, DTYPES
+from costmodel.tuning.modes import check_mode
 
 __all__ = ["Linear", "replace_linear"]
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from costmodel.batches import multiply_by_torch
-from costmodel.dispatch import matmul
+from costmodel.dispatch.batches import multiply_by_torch
+from costmodel.dispatch.dispatch import matmul
+from costmodel.dispatch.torch_context import in_forward_level, without_autocast
 from costmodel.errors import ShapeError
-from costmodel.torch_context import in_forward_level, without_autocast
 
 __all__ = ["external_matmul", "matmul"]
 

@@ -11,21 +11,21 @@ from zlib import crc32
 import pytest
 import torch
 
-from costmodel import dispatch, loading, preparing
-from costmodel.artifact import Artifact
-from costmodel.background import Background
-from costmodel.cache import WinnerCache
-from costmodel.calls import KeptLaunches
-from costmodel.config import GemmConfig
+from costmodel.compiling.artifact import Artifact
+from costmodel.data.measurement import Candidate, Measurement
+from costmodel.dispatch import dispatch, loading, preparing
+from costmodel.dispatch.background import Background
+from costmodel.dispatch.calls import KeptLaunches
 from costmodel.errors import CompileError, CostModelError
-from costmodel.launch import Plan
-from costmodel.measurement import Candidate, Measurement
+from costmodel.launching.launch import Plan
 from costmodel.models import RandomModel
-from costmodel.specialize import Specialization, artifact_key
-from costmodel.target import Target, Toolchain
-from costmodel.tuning_result import TuningResult
-from costmodel.winners import Winners
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.specialize import Specialization, artifact_key
+from costmodel.space.target import Target, Toolchain
+from costmodel.space.workload import Workload
+from costmodel.tuning.tuning_result import TuningResult
+from costmodel.winners.cache import WinnerCache
+from costmodel.winners.winners import Winners
 
 __all__ = ["H100", "MODEL", "Bench", "Machine", "operands"]
 
@@ -112,17 +112,17 @@ class Machine:
         self.capturing = False
         self._patch, self._folder = monkeypatch, folder
         patch = monkeypatch.setattr
-        patch("costmodel.arguments._check_devices", lambda _: None)
-        patch("costmodel.tuner.compile_for_device", compiled)
+        patch("costmodel.dispatch.arguments._check_devices", lambda _: None)
+        patch("costmodel.tuning.tuner.compile_for_device", compiled)
         patch(preparing, "is_capturing", lambda _: self.capturing)
         patch(preparing, "_warned", False)
         patch(loading, "load", self._load)
         patch(loading, "TritonLaunch", FakeLaunch)
         patch(loading, "Repack", lambda *_: None)
         # A pinned or set thing lasts for a process, and each test is to be one.
-        patch("costmodel.pins._pins", {})
-        patch("costmodel.modes._set", None)
-        patch("costmodel.modes._read", None)
+        patch("costmodel.dispatch.pins._pins", {})
+        patch("costmodel.tuning.modes._set", None)
+        patch("costmodel.tuning.modes._read", None)
         self.restart()
 
     def restart(self) -> None:

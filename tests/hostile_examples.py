@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from costmodel.artifact import Artifact
-from costmodel.config import GemmConfig
-from costmodel.dataset import Dataset, RunInfo
-from costmodel.measurement import Measurement, TuningRecord
-from costmodel.ptx import PTX_FEATURES
-from costmodel.specialize import artifact_key, specialize
-from costmodel.target import Target, Toolchain
-from costmodel.tuning_result import Costs, TuningResult
-from costmodel.workload import Workload
+from costmodel.compiling.artifact import Artifact
+from costmodel.compiling.ptx import PTX_FEATURES
+from costmodel.data.dataset import Dataset, RunInfo
+from costmodel.data.measurement import Measurement, TuningRecord
+from costmodel.space.config import GemmConfig
+from costmodel.space.specialize import artifact_key, specialize
+from costmodel.space.target import Target, Toolchain
+from costmodel.space.workload import Workload
+from costmodel.tuning.tuning_result import Costs, TuningResult
 
 __all__ = ["CONFIGS", "OK", "RESULT", "RUN", "TARGET", "A", "B", "write_dataset"]
 

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from costmodel.config import GemmConfig
 from costmodel.kernels.check import count_mismatches
-from costmodel.launch import Plan, Workspace, interpret
-from costmodel.repacking import interpret_repack
+from costmodel.launching.launch import Plan, Workspace, interpret
+from costmodel.launching.repacking import interpret_repack
 from costmodel.runner.protocol import TimingProtocol
-from costmodel.space import legality
-from costmodel.target import DEVICES
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.space import legality
+from costmodel.space.target import DEVICES
+from costmodel.space.workload import Workload
 
 # The interpreter of Triton 3.6.0 asks this of NumPy.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from costmodel.artifact import Artifact
-from costmodel.dataset import Dataset, RunInfo
-from costmodel.heldout import eval_workloads
-from costmodel.measurement import Measurement, TuningRecord
-from costmodel.ptx import PTX_FEATURES
-from costmodel.space import SearchSpace
-from costmodel.specialize import artifact_key, specialize
-from costmodel.target import Target, Toolchain
-from costmodel.workload import Workload
+from costmodel.compiling.artifact import Artifact
+from costmodel.compiling.ptx import PTX_FEATURES
+from costmodel.data.dataset import Dataset, RunInfo
+from costmodel.data.measurement import Measurement, TuningRecord
+from costmodel.evaluation.heldout import eval_workloads
+from costmodel.space.space import SearchSpace
+from costmodel.space.specialize import artifact_key, specialize
+from costmodel.space.target import Target, Toolchain
+from costmodel.space.workload import Workload
 
 __all__ = ["RECORDED", "RUN", "TARGET", "TRAINING", "latency_us", "record", "write_recording"]
 

@@ -20,17 +20,17 @@ import torch
 import torch.distributed as dist
 
 import costmodel
-from costmodel import dispatch, preparing, warming
-from costmodel.cache import WinnerCache
-from costmodel.dataset import Dataset, RunInfo
+from costmodel.data.dataset import Dataset, RunInfo
+from costmodel.data.measurement import Measurement, TuningRecord
+from costmodel.dispatch import dispatch, preparing, warming
+from costmodel.dispatch.prepared import TorchLaunch
 from costmodel.errors import CostModelError, LaunchError
-from costmodel.measurement import Measurement, TuningRecord
-from costmodel.prepared import TorchLaunch
 from costmodel.runner.replay import ReplayRunner
-from costmodel.space import SearchSpace
-from costmodel.target import Target, Toolchain
-from costmodel.winners import Winners
-from costmodel.workload import Workload
+from costmodel.space.space import SearchSpace
+from costmodel.space.target import Target, Toolchain
+from costmodel.space.workload import Workload
+from costmodel.winners.cache import WinnerCache
+from costmodel.winners.winners import Winners
 
 H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
 M, N, K = 600, 1024, 1024
@@ -70,7 +70,7 @@ class Rank:
             (torch.cuda, "is_current_stream_capturing", lambda: False),
             (torch.cuda, "current_device", lambda: -1),  # what a tensor on the CPU says
             (Target, "current", lambda index=None: self.target),
-            (costmodel.arguments, "_check_devices", lambda tensors: None),
+            (costmodel.dispatch.arguments, "_check_devices", lambda tensors: None),
         ]  # fmt: skip
         for owner, name, fake in fakes:
             setattr(owner, name, fake)

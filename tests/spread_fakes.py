@@ -13,14 +13,14 @@ from dispatch_fakes import H100, Machine
 from numpy.typing import NDArray
 
 import costmodel
-from costmodel.candidates import Candidates
-from costmodel.config import GemmConfig
-from costmodel.measurement import Measurement
+from costmodel.data.candidates import Candidates
+from costmodel.data.measurement import Measurement
 from costmodel.models import XgbCostModel
-from costmodel.ranking import rank
-from costmodel.target import Target
-from costmodel.tuning_result import TuningResult
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
+from costmodel.tuning.ranking import rank
+from costmodel.tuning.tuning_result import TuningResult
 
 N, K = 1024, 2048
 ROWS = (2049, 2560)
@@ -82,7 +82,7 @@ def best_us(workload: Workload) -> float:
 def faked(patch: pytest.MonkeyPatch, folder: Path) -> Machine:
     """A machine of this law. Nothing is computed: in float16 a CPU takes seconds for a product."""
     patch.setattr("dispatch_fakes.FakeLaunch.__call__", lambda *_: None)
-    patch.setattr("costmodel.warming._blank_operands", _blank_operands)
+    patch.setattr("costmodel.dispatch.warming._blank_operands", _blank_operands)
     patch.setattr(Target, "current", classmethod(lambda cls, index=None: H100))
     patch.setattr(torch.cuda, "current_device", lambda: -1)
     patch.setattr(torch, "mm", lambda a, b, **_: a.new_empty(a.shape[0], b.shape[1]))

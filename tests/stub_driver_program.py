@@ -21,15 +21,15 @@ from triton.backends.nvidia import driver
 from triton.compiler import CompiledKernel
 from triton.runtime import build
 
-from costmodel import launch
-from costmodel.config import GemmConfig
-from costmodel.launch import Kernel, Plan, load
-from costmodel.launchers import building_launchers
-from costmodel.prepared import TritonLaunch
-from costmodel.specialize import source
-from costmodel.target import Target, Toolchain
-from costmodel.tuning_result import TuningResult
-from costmodel.workload import Workload
+from costmodel.compiling.launchers import building_launchers
+from costmodel.dispatch.prepared import TritonLaunch
+from costmodel.launching import launch
+from costmodel.launching.launch import Kernel, Plan, load
+from costmodel.space.config import GemmConfig
+from costmodel.space.specialize import source
+from costmodel.space.target import Target, Toolchain
+from costmodel.space.workload import Workload
+from costmodel.tuning.tuning_result import TuningResult
 
 CONFIGS = {
     "pointer": GemmConfig("pointer", 64, 64, 64, 4, 2),

@@ -18,9 +18,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from spread_fakes import H100, LAW, K, N, ask, faked
 
 import costmodel
-from costmodel import dispatch
-from costmodel.space import legality
-from costmodel.workload import Workload
+from costmodel.dispatch import dispatch
+from costmodel.space.space import legality
+from costmodel.space.workload import Workload
 
 MS = st.sampled_from([2049, 2060, 2300, 2560, 2561, 2900, 700])
 """Of two neighbouring buckets, and of one that is timed as well."""

@@ -15,25 +15,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from costmodel import artifact_files
-from costmodel.artifact import Artifact
-from costmodel.artifact_files import (
+from costmodel.compiling.artifact import Artifact
+from costmodel.compiling.ptx import PTX_FEATURES, PTX_SCHEMA
+from costmodel.data import artifact_files
+from costmodel.data.artifact_files import (
     class_specs,
     extend_table,
     read_tables,
     table_path,
     user_folder,
 )
-from costmodel.artifact_table import ArtifactTable
+from costmodel.data.artifact_table import ArtifactTable
+from costmodel.data.shards import Identity, write_shard
 from costmodel.errors import FileError, InvalidInput
 from costmodel.models import XgbCostModel, known_artifacts, load, model_directory
-from costmodel.ptx import PTX_FEATURES, PTX_SCHEMA
-from costmodel.ranking import rank
-from costmodel.shards import Identity, write_shard
-from costmodel.space import SearchSpace
-from costmodel.specialize import Specialization, artifact_key, specialize
-from costmodel.target import Target, Toolchain
-from costmodel.workload import Workload
+from costmodel.space.space import SearchSpace
+from costmodel.space.specialize import Specialization, artifact_key, specialize
+from costmodel.space.target import Target, Toolchain
+from costmodel.space.workload import Workload
+from costmodel.tuning.ranking import rank
 
 OTHER = Target.named("h100-sxm", Toolchain("3.99.0", "99.1"))
 EVEN, ODD = Workload.dense(512, 2048, 4096), Workload.dense(512, 2048, 8 * 125)
@@ -140,7 +140,8 @@ def test_however_it_ends_what_is_compiled_is_kept(
 
 TOLD = """
 import sys
-from costmodel import artifact_files, cli
+from costmodel.data import artifact_files
+from costmodel import cli
 
 compile_many = artifact_files.compile_many
 def compile_and_tell(*args, **options):

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from benchmark_fakes import FAILED, H100, WORKLOAD, A, B, C, FakeRunner, compiled, ok
 
-from costmodel.config import GemmConfig
-from costmodel.measurement import Measurement
+from costmodel.data.measurement import Measurement
 from costmodel.models import RuleHeuristic
-from costmodel.ranking import rank
-from costmodel.report import read_results
-from costmodel.workload import Workload
+from costmodel.reports.report import read_results
+from costmodel.space.config import GemmConfig
+from costmodel.space.workload import Workload
+from costmodel.tuning.ranking import rank
 
 # --- strategies ---------------------------------------------------------------------------------
 

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import pytest
 from benchmark_fakes import H100, WORKLOAD, A, B, C, FakeRunner, compiled
 
-from costmodel.specialize import specialize
-from costmodel.target import Target
-from costmodel.tuning_result import Costs, Part, TuningResult
+from costmodel.space.specialize import specialize
+from costmodel.space.target import Target
+from costmodel.tuning.tuning_result import Costs, Part, TuningResult
 
 
 class FakeTuning:

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from costmodel.cache import WinnerCache
-from costmodel.config import GemmConfig
+from costmodel.data.measurement import Measurement
 from costmodel.errors import InvalidInput
-from costmodel.folders import cache_directory
-from costmodel.measurement import Measurement
-from costmodel.target import Target, Toolchain
-from costmodel.tuning_result import Costs, TuningResult
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.target import Target, Toolchain
+from costmodel.space.workload import Workload
+from costmodel.support.folders import cache_directory
+from costmodel.tuning.tuning_result import Costs, TuningResult
+from costmodel.winners.cache import WinnerCache
 
 CONFIG = GemmConfig("tma", 128, 128, 64, 8, 4)
 RESULT = TuningResult(
@@ -174,7 +174,7 @@ def test_a_disk_that_is_full_is_one_warning(
         with open("/dev/full", "wb", buffering=0) as file:
             write(file)
 
-    monkeypatch.setattr("costmodel.cache.replace_file", full)
+    monkeypatch.setattr("costmodel.winners.cache.replace_file", full)
     with pytest.warns(RuntimeWarning, match="No space left"):
         cache.put(KEY, RESULT)
 
@@ -195,8 +195,8 @@ def test_a_directory_of_somebody_else_can_be_read(cache: WinnerCache) -> None:
 
 WRITER = """
 import json, sys
-from costmodel.cache import WinnerCache
-from costmodel.tuning_result import TuningResult
+from costmodel.winners.cache import WinnerCache
+from costmodel.tuning.tuning_result import TuningResult
 cache = WinnerCache(sys.argv[1])
 result = TuningResult.from_dict(json.loads(sys.argv[2]))
 print("ready", flush=True)

@@ -15,14 +15,14 @@ from made_up_recording import RECORDED, TARGET, write_recording
 from test_cli import run, run_json
 
 import costmodel
-from costmodel import cache as cache_module
-from costmodel.cache import WinnerCache
-from costmodel.cache_bundle import export_winners, import_winners
-from costmodel.dataset import Dataset
+from costmodel.data.dataset import Dataset
 from costmodel.errors import CorruptFile, FileError, InvalidInput, WrongVersion
 from costmodel.runner import ReplayRunner
-from costmodel.tuning_result import TuningResult
-from costmodel.winners import Question, bucket, winner_key
+from costmodel.tuning.tuning_result import TuningResult
+from costmodel.winners import cache as cache_module
+from costmodel.winners.cache import WinnerCache
+from costmodel.winners.cache_bundle import export_winners, import_winners
+from costmodel.winners.winners import Question, bucket, winner_key
 
 
 @pytest.fixture(scope="module")

@@ -23,12 +23,12 @@ import test_dispatch
 from test_cache import BAD, KEY, RESULT
 from test_dispatch import H100, SIZES, Bench, question, winners_of
 
-from costmodel import installed
-from costmodel.cache import WinnerCache
 from costmodel.errors import InvalidInput
-from costmodel.remembered import remembered
-from costmodel.target import Target
-from costmodel.winners import Winners, winner_key
+from costmodel.space.target import Target
+from costmodel.support import installed
+from costmodel.support.remembered import remembered
+from costmodel.winners.cache import WinnerCache
+from costmodel.winners.winners import Winners, winner_key
 
 recording, bench = test_dispatch.recording, test_dispatch.bench  # fixtures
 
@@ -106,8 +106,8 @@ def test_many_threads_give_one_warning(tmp_path: Path, monkeypatch: pytest.Monke
 PUT = """
 import json, os, sys
 import platformdirs.unix
-from costmodel.cache import WinnerCache
-from costmodel.tuning_result import TuningResult
+from costmodel.winners.cache import WinnerCache
+from costmodel.tuning.tuning_result import TuningResult
 if len(sys.argv) > 1:  # become a user without a name; here, since Python itself may be root's
     os.setgroups([])
     os.setgid(12345)
@@ -279,7 +279,7 @@ def test_a_relative_directory_stays_where_it_was_first_used(
     os.utime(file, (1, 1))
     name = f"kept-{tmp_path.name}"  # which no other test has
     monkeypatch.setenv("COSTMODEL_CACHE_DIR", name)
-    monkeypatch.setattr("costmodel.remembered._SETTLED_S", -1e9)
+    monkeypatch.setattr("costmodel.support.remembered._SETTLED_S", -1e9)
     monkeypatch.chdir(first)
     early = WinnerCache()
     early.put(KEY, RESULT)
@@ -340,7 +340,7 @@ def test_what_would_not_be_read_again_is_not_written(cache_size: int, tmp_path: 
 
 @pytest.fixture
 def cache_size() -> int:
-    from costmodel.cache import _MOST_BYTES
+    from costmodel.winners.cache import _MOST_BYTES
 
     return _MOST_BYTES
 
@@ -363,7 +363,7 @@ def test_another_driver_build_or_grid_is_another_winner(
 ) -> None:
     winners_of(bench, tmp_path).find(question(*SIZES[0]))
     before = winner_key(question(*SIZES[0]), H100, (1, 2))
-    monkeypatch.setattr(f"costmodel.question.{name}", other)
+    monkeypatch.setattr(f"costmodel.winners.question.{name}", other)
     assert winner_key(question(*SIZES[0]), H100, (1, 2)) != before
     winners: Winners = winners_of(bench, tmp_path)
     winners.find(question(*SIZES[0]))

@@ -14,11 +14,11 @@ from typer.testing import CliRunner, Result
 
 import costmodel
 from costmodel.cli import app
-from costmodel.coverage import Coverage
-from costmodel.heldout import eval_workloads
-from costmodel.space import SearchSpace
-from costmodel.uncertainty import LossLaw, Uncertainty
-from costmodel.workload import Workload
+from costmodel.evaluation.coverage import Coverage
+from costmodel.evaluation.heldout import eval_workloads
+from costmodel.evaluation.uncertainty import LossLaw, Uncertainty
+from costmodel.space.space import SearchSpace
+from costmodel.space.workload import Workload
 
 COMMANDS = (
     "collect", "compile", "train", "evaluate", "rank", "tune", "explain", "bench", "report",
@@ -311,7 +311,7 @@ def test_what_is_no_error_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch)
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("costmodel.ranking.rank", broken)
+    monkeypatch.setattr("costmodel.tuning.ranking.rank", broken)
     with pytest.raises(ZeroDivisionError):
         run("rank", 64, 64, 64, "--target", "h100-sxm")
 

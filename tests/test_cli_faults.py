@@ -16,23 +16,23 @@ from test_cache import KEY, RESULT
 from test_cli import run, run_json
 
 import costmodel
-from costmodel.cache import WinnerCache
-from costmodel.cache_bundle import export_winners
 from costmodel.cli.shapes import read_shapes
-from costmodel.dataset import Dataset
-from costmodel.destination import (
+from costmodel.data.dataset import Dataset
+from costmodel.data.destination import (
     require_dataset_place,
     require_model_place,
     require_table_place,
     write_file,
 )
+from costmodel.data.shards import replace_file
 from costmodel.errors import CorruptFile, FileError, InvalidInput, NoGpu
-from costmodel.html_report import write_html
 from costmodel.models import XgbCostModel
-from costmodel.ranking import rank
-from costmodel.shards import replace_file
-from costmodel.space import SearchSpace
-from costmodel.workload import Workload
+from costmodel.reports.html_report import write_html
+from costmodel.space.space import SearchSpace
+from costmodel.space.workload import Workload
+from costmodel.tuning.ranking import rank
+from costmodel.winners.cache import WinnerCache
+from costmodel.winners.cache_bundle import export_winners
 
 SIZES = (RECORDED.m, RECORDED.n, RECORDED.k)
 HERE = ("--target", "h100-sxm")
@@ -60,8 +60,8 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(costmodel, "train", never)
     monkeypatch.setattr("costmodel.cli.collecting._workloads", never)
-    monkeypatch.setattr("costmodel.html_report.html_report", never)
-    monkeypatch.setattr("costmodel.artifact_files.extend_table", never)
+    monkeypatch.setattr("costmodel.reports.html_report.html_report", never)
+    monkeypatch.setattr("costmodel.data.artifact_files.extend_table", never)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -254,7 +254,7 @@ def test_what_the_system_refuses_is_told_without_its_numbers(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device", "/data/x")
 
-    monkeypatch.setattr("costmodel.ranking.rank", full)
+    monkeypatch.setattr("costmodel.tuning.ranking.rank", full)
     assert "/data/x: No space left on device: check" in refused("rank", *SIZES, *HERE)
 
 
@@ -409,7 +409,7 @@ def test_what_is_collected_is_checked_without_a_gpu(
     def none(*_: Any) -> Any:
         raise NoGpu("there is none")
 
-    monkeypatch.setattr("costmodel.target.Target.current", none)
+    monkeypatch.setattr("costmodel.space.target.Target.current", none)
     monkeypatch.chdir(tmp_path)
     assert expected in refused("collect", "--out", "data", *options)
     assert "there is none" in refused("collect", "--out", "data")

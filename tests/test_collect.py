@@ -23,17 +23,17 @@ from uuid import uuid4
 import pytest
 from pyarrow import parquet
 
-from costmodel.artifact import Artifact
-from costmodel.collect import Job, Progress, collect
-from costmodel.config import GemmConfig
-from costmodel.dataset import Dataset, RunInfo
+from costmodel.collection.collect import Job, Progress, collect
+from costmodel.compiling.artifact import Artifact
+from costmodel.data.dataset import Dataset, RunInfo
+from costmodel.data.measurement import NO_ROOM, Candidate, Measurement, TuningRecord
 from costmodel.errors import NoGpu
-from costmodel.kernel_code import kernel_hash
-from costmodel.measurement import NO_ROOM, Candidate, Measurement, TuningRecord
 from costmodel.runner.protocol import TimingProtocol
-from costmodel.specialize import specialize
-from costmodel.target import Target
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.kernel_code import kernel_hash
+from costmodel.space.specialize import specialize
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
 
 pytestmark = pytest.mark.compile
 
@@ -301,7 +301,7 @@ def test_anchors_are_of_the_kernels_as_they_are(
     changed, kept = (Job(Workload.dense(m, 4096, 1024), GOOD[:2]) for m in (1024, 2048))
     dataset = create(tmp_path / "data")
     with monkeypatch.context() as patch:
-        patch.setattr("costmodel.artifact_table.kernel_hash", lambda name: "of another day")
+        patch.setattr("costmodel.data.artifact_table.kernel_hash", lambda name: "of another day")
         spec = specialize(changed.workload, GOOD[0])
         dataset.append_artifacts([Artifact("edited", spec)])
     row = TuningRecord(changed.workload, GOOD[0], "edited", Measurement("ok", 1.0))

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.config import GemmConfig, KernelName, n_parts, parse_config
 from costmodel.errors import InvalidInput
-from costmodel.grid import grid
+from costmodel.space.config import GemmConfig, KernelName, n_parts, parse_config
+from costmodel.space.grid import grid
 
 powers = st.sampled_from([16, 32, 64, 128, 256, 512])
 configs = st.builds(

@@ -13,8 +13,8 @@ from pathlib import Path
 import joblib
 import pytest
 
-from costmodel import daemons
-from costmodel.daemons import Daemons, usable_cores
+from costmodel.support import daemons
+from costmodel.support.daemons import Daemons, usable_cores
 
 HERE = Path(__file__).parent
 
@@ -140,12 +140,12 @@ _SERVES_ON = """
 import tempfile, threading
 from pathlib import Path
 import pytest, torch
-import costmodel.tuner
-from costmodel.compile_pool import compile_for_device
+import costmodel.tuning.tuner
+from costmodel.compiling.compile_pool import compile_for_device
 from dispatch_fakes import MODEL, FakeLaunch, Machine
 
 machine = Machine(pytest.MonkeyPatch(), Path(tempfile.mkdtemp()))
-costmodel.tuner.compile_for_device = compile_for_device
+costmodel.tuning.tuner.compile_for_device = compile_for_device
 FakeLaunch.__call__ = lambda *_: None
 
 def ask(n):
@@ -176,7 +176,7 @@ def test_jobs_in_the_background_go_on_after_the_main_thread_has_ended(
 ) -> None:
     said, errors = ends("""
 import threading, time
-from costmodel.background import Background
+from costmodel.dispatch.background import Background
 
 background, goes_on = Background(lambda keys: None), threading.Event()
 
@@ -208,8 +208,8 @@ def test_the_interpreter_ends_while_compiles_are_queued(
     said, errors = ends(f"""
 import time
 from pathlib import Path
-from costmodel.background import Background
-from costmodel.compile_pool import CompilePool
+from costmodel.dispatch.background import Background
+from costmodel.compiling.compile_pool import CompilePool
 from test_daemons import hang
 from test_compiler import FAKE_TARGET, spec_of
 
@@ -237,7 +237,7 @@ def hang(spec: object, target: object, dump: Path) -> None:
 
 _ENDS_WHILE_LAUNCHERS_ARE_BUILT = """
 import signal, sys, threading, time
-from costmodel import launchers
+from costmodel.compiling import launchers
 
 begun = threading.Event()
 

@@ -17,11 +17,11 @@ import pytest
 from dataset_examples import CONFIGS, PROTOCOL, RUN, TARGET, A, B, artifact, ok, record, records
 from pyarrow import parquet
 
-from costmodel.config import GemmConfig
-from costmodel.dataset import Dataset
-from costmodel.kernel_code import kernel_hash
-from costmodel.measurement import Measurement, TuningRecord
-from costmodel.workload import Workload
+from costmodel.data.dataset import Dataset
+from costmodel.data.measurement import Measurement, TuningRecord
+from costmodel.space.config import GemmConfig
+from costmodel.space.kernel_code import kernel_hash
+from costmodel.space.workload import Workload
 
 
 @pytest.fixture
@@ -78,11 +78,11 @@ def test_an_extract_is_a_dataset_of_the_chosen_workloads(dataset: Dataset, tmp_p
 _WRITER = textwrap.dedent(
     """
     import os, signal, sys
-    from costmodel.config import GemmConfig
-    from costmodel.dataset import Dataset, RunInfo
-    from costmodel.measurement import Measurement, TuningRecord
-    from costmodel.target import Target, Toolchain
-    from costmodel.workload import Workload
+    from costmodel.space.config import GemmConfig
+    from costmodel.data.dataset import Dataset, RunInfo
+    from costmodel.data.measurement import Measurement, TuningRecord
+    from costmodel.space.target import Target, Toolchain
+    from costmodel.space.workload import Workload
 
     path, die = sys.argv[1:]
     target = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))

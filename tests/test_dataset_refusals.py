@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from costmodel.dataset import Dataset
+from costmodel.data.dataset import Dataset
 from costmodel.errors import CorruptFile, FileError, MissingData, MixedData, WrongVersion
-from costmodel.target import Target
-from costmodel.workload import Workload
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
 
 
 @pytest.fixture

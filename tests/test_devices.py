@@ -12,9 +12,9 @@ import torch
 from test_dispatch import A, B, half
 
 import costmodel
-from costmodel import dispatch
-from costmodel.arguments import _check_devices
-from costmodel.calls import KeptLaunches
+from costmodel.dispatch import dispatch
+from costmodel.dispatch.arguments import _check_devices
+from costmodel.dispatch.calls import KeptLaunches
 from costmodel.errors import DeviceError
 from costmodel.runner import identity
 from costmodel.runner.clock import clock_reader

@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import costmodel
-from costmodel import ahead, dispatch, warming
-from costmodel.arguments import check_arguments, may_share, require_disjoint, span_bytes
-from costmodel.cache import WinnerCache
-from costmodel.calls import Call
-from costmodel.config import GemmConfig
-from costmodel.dataset import Dataset, RunInfo
+from costmodel.data.dataset import Dataset, RunInfo
+from costmodel.data.measurement import Measurement, TuningRecord
+from costmodel.dispatch import ahead, dispatch, warming
+from costmodel.dispatch.arguments import check_arguments, may_share, require_disjoint, span_bytes
+from costmodel.dispatch.calls import Call
+from costmodel.dispatch.preparing import Prepared
 from costmodel.errors import (
     DeviceError,
     GradientError,
@@ -31,17 +31,17 @@ from costmodel.errors import (
     ShapeError,
     UnsupportedDtype,
 )
-from costmodel.kernel_code import kernel_function
-from costmodel.launch import Plan
-from costmodel.measurement import Measurement, TuningRecord
+from costmodel.launching.launch import Plan
 from costmodel.models import RandomModel
-from costmodel.preparing import Prepared
 from costmodel.runner.replay import ReplayRunner
-from costmodel.space import SearchSpace, legality
-from costmodel.specialize import constants, specialize
-from costmodel.target import Target, Toolchain
-from costmodel.winners import Question, Winners, bucket, winner_key
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.kernel_code import kernel_function
+from costmodel.space.space import SearchSpace, legality
+from costmodel.space.specialize import constants, specialize
+from costmodel.space.target import Target, Toolchain
+from costmodel.space.workload import Workload
+from costmodel.winners.cache import WinnerCache
+from costmodel.winners.winners import Question, Winners, bucket, winner_key
 
 H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
 MODEL = RandomModel()
@@ -411,7 +411,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Call, torch
         return Prepared(lambda *_: None)  # type: ignore[arg-type]
 
     monkeypatch.setattr(dispatch, "prepare", prepare)
-    monkeypatch.setattr("costmodel.arguments._check_devices", lambda _: None)
+    monkeypatch.setattr("costmodel.dispatch.arguments._check_devices", lambda _: None)
     dispatch.forget_launches()
     before = torch.backends.cuda.matmul.fp32_precision
     yield asked

@@ -12,11 +12,12 @@ import pytest
 from test_cache import KEY, RESULT
 from test_cli import run, run_json
 
-from costmodel import doctor_files, kernel_code
-from costmodel.cache import WinnerCache
-from costmodel.doctor import usable
+from costmodel.doctor import doctor_files
+from costmodel.doctor.doctor import usable
 from costmodel.models import registry, shipped_models
-from costmodel.target import Toolchain
+from costmodel.space import kernel_code
+from costmodel.space.target import Toolchain
+from costmodel.winners.cache import WinnerCache
 
 
 def forget() -> None:

@@ -16,15 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import costmodel
-from costmodel import dispatch
-from costmodel.buckets import Buckets, bucket
-from costmodel.calls import KeptLaunches
-from costmodel.config import GemmConfig
+from costmodel.dispatch import dispatch
+from costmodel.dispatch.calls import KeptLaunches
 from costmodel.errors import InvalidInput
-from costmodel.question import at_the_end
-from costmodel.space import SearchSpace, legality
-from costmodel.winners import Question, Winners
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.space import SearchSpace, legality
+from costmodel.space.workload import Workload
+from costmodel.winners.buckets import Buckets, bucket
+from costmodel.winners.question import at_the_end
+from costmodel.winners.winners import Question, Winners
 
 N, K = 640, 128
 
@@ -248,7 +248,7 @@ def test_no_call_clears_up_what_thousands_left() -> None:
 
 
 def test_winners_in_memory_are_bounded(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("costmodel.winners._REMEMBERED", 10)
+    monkeypatch.setattr("costmodel.winners.winners._REMEMBERED", 10)
     winners = dispatch.winners
     for n in range(64, 64 * 40, 64):
         winners.find(Question(Workload.dense(8, n, 128), 0, "heuristic", MODEL))

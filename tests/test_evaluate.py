@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from costmodel.artifact import Artifact
-from costmodel.candidates import Candidates
-from costmodel.config import GemmConfig
-from costmodel.dataset import Dataset, RunInfo
+from costmodel.compiling.artifact import Artifact
+from costmodel.data.candidates import Candidates
+from costmodel.data.dataset import Dataset, RunInfo
+from costmodel.data.measurement import Measurement, TuningRecord
 from costmodel.errors import MissingData
-from costmodel.evaluate import evaluate
-from costmodel.measurement import Measurement, TuningRecord
-from costmodel.specialize import artifact_key, specialize
-from costmodel.target import Target, Toolchain
-from costmodel.workload import Workload
+from costmodel.evaluation.evaluate import evaluate
+from costmodel.space.config import GemmConfig
+from costmodel.space.specialize import artifact_key, specialize
+from costmodel.space.target import Target, Toolchain
+from costmodel.space.workload import Workload
 
 TARGET = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
 RUN = RunInfo("run-1", "GPU-aaaa", "570.1", "2.11.0", "2026-11-27T12:00:00+00:00")
@@ -152,7 +152,7 @@ def add_of_another_version(
     """Rows that an edited pointer kernel gave: all is as fast, and faster than the present one."""
     configs = [GemmConfig("pointer", 32, 64, 64, group_m=i) for i in range(1, 4)]
     with monkeypatch.context() as patch:
-        patch.setattr("costmodel.artifact_table.kernel_hash", lambda name: "of another day")
+        patch.setattr("costmodel.data.artifact_table.kernel_hash", lambda name: "of another day")
         spec = specialize(ALIGNED, configs[0])
         data.append_artifacts([Artifact("edited", spec, ptx_hash="edited")])
     rows = [TuningRecord(ALIGNED, c, "edited", Measurement("ok", latency_us)) for c in configs]

@@ -11,16 +11,16 @@ from typer.testing import CliRunner
 
 import costmodel
 from costmodel.cli import app
-from costmodel.comparison import ConfigOnly
-from costmodel.concepts import CONCEPTS, OTHER, concept_of, grouped
-from costmodel.config import GemmConfig
 from costmodel.errors import InvalidInput
-from costmodel.explanation import WITH_PTX, WITHOUT_PTX, explain
-from costmodel.features import FEATURES
+from costmodel.features.concepts import CONCEPTS, OTHER, concept_of, grouped
+from costmodel.features.features import FEATURES
 from costmodel.models import RuleHeuristic, XgbCostModel, find_model
-from costmodel.ranking import rank
-from costmodel.target import Target, Toolchain
-from costmodel.workload import Workload
+from costmodel.reports.comparison import ConfigOnly
+from costmodel.space.config import GemmConfig
+from costmodel.space.target import Target, Toolchain
+from costmodel.space.workload import Workload
+from costmodel.tuning.explanation import WITH_PTX, WITHOUT_PTX, explain
+from costmodel.tuning.ranking import rank
 
 TARGET = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
 SKINNY, SQUARE = Workload.dense(64, 4096, 14336), Workload.dense(2000, 3000, 4000)

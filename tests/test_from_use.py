@@ -15,21 +15,21 @@ from made_up_recording import TARGET, TRAINING, write_recording
 from typer.testing import CliRunner
 
 import costmodel
-from costmodel.cache import WinnerCache
 from costmodel.cli import app
-from costmodel.config import GemmConfig
-from costmodel.dataset import Dataset
+from costmodel.data.dataset import Dataset
+from costmodel.data.measurement import Measurement
 from costmodel.errors import MissingData
-from costmodel.from_use import UNREADABLE, open_cache, used_rows, with_use
-from costmodel.heldout import eval_workloads
-from costmodel.measurement import Measurement
+from costmodel.evaluation.heldout import eval_workloads
 from costmodel.models import TrainingTable
 from costmodel.runner.protocol import TimingProtocol
-from costmodel.space import SearchSpace
-from costmodel.target import Toolchain
-from costmodel.tuning_result import PREDICTED, Costs, TuningResult
-from costmodel.winners import Question, bucket, winner_key
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.space import SearchSpace
+from costmodel.space.target import Toolchain
+from costmodel.space.workload import Workload
+from costmodel.tuning.tuning_result import PREDICTED, Costs, TuningResult
+from costmodel.winners.cache import WinnerCache
+from costmodel.winners.from_use import UNREADABLE, open_cache, used_rows, with_use
+from costmodel.winners.winners import Question, bucket, winner_key
 
 PROTOCOL = TimingProtocol().to_dict()
 NEW = Workload.dense(777, 3000, 1500)

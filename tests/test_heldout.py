@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.heldout import (
+from costmodel.evaluation.heldout import (
     EVAL_WORKLOADS,
     eval_pairs,
     eval_workloads,
     is_held_out,
     is_ragged,
 )
-from costmodel.workload import Workload
+from costmodel.space.workload import Workload
 
 EVAL_CSV = Path(__file__).parent.parent / "benchmarks" / "eval.csv"
 

@@ -14,16 +14,16 @@ import torch
 from hostile_examples import RESULT, TARGET, A, write_dataset
 
 import costmodel
-from costmodel.cache import WinnerCache
 from costmodel.cli.output import print_table
-from costmodel.dataset import Dataset
+from costmodel.data.dataset import Dataset
 from costmodel.errors import CostModelError, InvalidInput, NoGpu, UnknownTarget
-from costmodel.folders import cache_directory
 from costmodel.models.baselines import RuleHeuristic
-from costmodel.shipped import recording
-from costmodel.target import Target
-from costmodel.tuner import tune
-from costmodel.workload import CodeClass, Workload
+from costmodel.space.target import Target
+from costmodel.space.workload import CodeClass, Workload
+from costmodel.support.folders import cache_directory
+from costmodel.tuning.shipped import recording
+from costmodel.tuning.tuner import tune
+from costmodel.winners.cache import WinnerCache
 
 
 @pytest.fixture

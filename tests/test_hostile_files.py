@@ -16,11 +16,11 @@ import pytest
 from hostile_examples import CONFIGS, RESULT, TARGET, A, write_dataset
 from pyarrow import parquet
 
-from costmodel.cache import WinnerCache
-from costmodel.dataset import Dataset
+from costmodel.compiling.ptx import PTX_FEATURES
+from costmodel.data.dataset import Dataset
+from costmodel.data.shards import compaction_lock
 from costmodel.errors import CorruptFile, FileError
-from costmodel.ptx import PTX_FEATURES
-from costmodel.shards import compaction_lock
+from costmodel.winners.cache import WinnerCache
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_text_that_is_no_utf8_is_refused(dataset: Dataset) -> None:
 def test_a_few_bytes_do_not_become_billions_of_rows(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("costmodel.shards._MOST_ROWS", 3)
+    monkeypatch.setattr("costmodel.data.shards._MOST_ROWS", 3)
     with pytest.raises(CorruptFile, match="4 rows, more than any dataset"):
         Dataset.open(dataset.path).measurements()
 
@@ -195,14 +195,16 @@ def test_a_few_bytes_do_not_become_a_text_that_fills_the_memory(
     parquet.write_table(rows.set_column(at, field, column), path, compression="zstd")
     assert path.stat().st_size < 2**18
     if not told:  # a footer that says less
-        monkeypatch.setattr("costmodel.shards._unpacked_bytes", lambda _: 1000)
+        monkeypatch.setattr("costmodel.data.shards._unpacked_bytes", lambda _: 1000)
     with pytest.raises(CorruptFile, match=r"rows that take \d+ MiB"):
         Dataset.open(dataset.path).measurements()
 
 
 # --- several at once -------------------------------------------------------------------------
 
-COMPACT = "import sys; from costmodel.dataset import Dataset; Dataset.open(sys.argv[1]).compact()"
+COMPACT = (
+    "import sys; from costmodel.data.dataset import Dataset; Dataset.open(sys.argv[1]).compact()"
+)
 
 
 def test_compacting_waits_for_who_compacts_already(dataset: Dataset) -> None:
@@ -222,7 +224,7 @@ def test_compacting_waits_for_who_compacts_already(dataset: Dataset) -> None:
 def test_a_reader_lists_the_files_again_where_they_are_compacted_meanwhile(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from costmodel import shards
+    from costmodel.data import shards
 
     listed = shards.shard_paths
 
@@ -255,7 +257,7 @@ def test_a_merge_that_takes_a_while_is_waited_for(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shards that are removed one after the other, a new one at each look, are no link's fault."""
-    from costmodel import shards
+    from costmodel.data import shards
 
     rows = len(Dataset.open(dataset.path).measurements())
     listed, gone = (

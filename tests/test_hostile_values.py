@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from hostile_examples import CONFIGS, RESULT, TARGET, A
 
-from costmodel.cache import WinnerCache
-from costmodel.config import GemmConfig
-from costmodel.dataset import Dataset
+from costmodel.data.dataset import Dataset
 from costmodel.errors import CostModelError, InvalidInput
 from costmodel.models import shipped_models
 from costmodel.models.storage import read_card
-from costmodel.target import Target
-from costmodel.tuning_result import TuningResult
-from costmodel.untrusted import one_line, parse_json
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
+from costmodel.support.untrusted import one_line, parse_json
+from costmodel.tuning.tuning_result import TuningResult
+from costmodel.winners.cache import WinnerCache
 
 HOSTILE: tuple[Any, ...] = (
     None, True, -1, 10**400, float("nan"), float("inf"), -1.5, "", "x" * 10, "../../etc", "\ud800",

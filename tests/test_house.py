@@ -6,7 +6,7 @@ import ast
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,38 +17,40 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "costmodel"
 
 LAYERS = (
-    "kernels",
-    "errors", "untrusted", "folders", "remembered", "installed", "counters", "modes", "buckets",
-    "bounded", "locks",
-    # the problem, the machine, a point in the space; what the compiler is told; what may run
-    "config", "code_class", "workload", "target", "kernel_code", "specialize", "grid", "space",
-    "space_rows",
-    # compiling
-    "ptx_flow", "ptx", "artifact", "measurement", "candidates", "supervisor", "kept", "read_ahead",
-    "daemons", "triton_key", "launchers", "binaries", "compiler", "compile_pool",
-    # data
-    "shards", "destination", "artifact_table", "artifact_files", "measurement_table", "frame",
-    "dataset",
-    # running
-    "launch", "recorded", "repacking", "torch_product", "runner",
-    # judging
-    "duplicates", "heldout", "metrics", "evaluate", "coverage", "uncertainty",
-    # models
-    "estimate", "analytic", "features", "concepts", "models", "correlation", "comparison",
-    # the loop that feeds them
-    "sampling", "compile_ahead", "collect", "worklist",
-    # choosing
-    "shipped", "ranking", "explanation", "tuning_result", "trial", "tuner", "expectation", "cuts",
-    "spread",
-    "cache", "cache_bundle", "from_use",
-    "timing_bench", "ranks", "question", "spreader", "winners",
-    # launching what was chosen
-    "torch_context", "arguments", "outputs", "batches", "prepared", "loading", "pins", "calls",
-    "capture",
-    "background", "preparing", "dispatch", "torch_ops", "nn", "ahead", "warming",
-    # people
-    "costmodel", "report", "html_page", "html_report", "check", "doctor_files", "doctor", "cli",
-    "__main__",
+    "kernels", "errors",
+    "support.untrusted", "support.folders", "support.remembered", "support.installed",
+    "support.counters", "support.bounded", "support.locks", "support.daemons",
+    "support.supervisor", "support.kept", "support.read_ahead",
+    "space.config", "space.code_class", "space.workload", "space.target", "space.kernel_code",
+    "space.specialize", "space.grid", "space.space", "space.space_rows",
+    "compiling.ptx_flow", "compiling.ptx", "compiling.artifact", "compiling.triton_key",
+    "compiling.launchers", "compiling.binaries", "compiling.compiler", "compiling.compile_pool",
+    "data.measurement", "data.candidates", "data.shards", "data.destination",
+    "data.artifact_table", "data.artifact_files", "data.measurement_table", "data.frame",
+    "data.dataset",
+    "launching.launch", "launching.recorded", "launching.repacking", "launching.torch_product",
+    "runner",
+    "evaluation.duplicates", "evaluation.heldout", "evaluation.metrics", "evaluation.evaluate",
+    "evaluation.coverage", "evaluation.uncertainty",
+    "features.estimate", "features.analytic", "features.features", "features.concepts",
+    "models",
+    "collection.sampling", "collection.compile_ahead", "collection.collect",
+    "collection.worklist",
+    "tuning.modes", "tuning.shipped", "tuning.ranking", "tuning.explanation",
+    "tuning.tuning_result", "tuning.trial", "tuning.tuner", "tuning.expectation", "tuning.cuts",
+    "tuning.spread",
+    "winners.buckets", "winners.cache", "winners.cache_bundle", "winners.from_use",
+    "winners.timing_bench", "winners.ranks", "winners.question", "winners.spreader",
+    "winners.winners",
+    "dispatch.torch_context", "dispatch.arguments", "dispatch.outputs", "dispatch.batches",
+    "dispatch.prepared", "dispatch.loading", "dispatch.pins", "dispatch.calls",
+    "dispatch.capture", "dispatch.background", "dispatch.preparing", "dispatch.dispatch",
+    "dispatch.ahead", "dispatch.warming",
+    "torch_ops", "nn", "costmodel",
+    "reports.correlation", "reports.comparison", "reports.report", "reports.html_page",
+    "reports.html_report",
+    "doctor.check", "doctor.doctor_files", "doctor.doctor",
+    "cli", "__main__",
 )  # fmt: skip
 """Each part may import those before it, at any depth of its code, and none after it."""
 
@@ -59,14 +61,24 @@ TOP_LEVEL = {
 
 
 def part_of(path: Path) -> str:
-    """The layer of a source file: its first name under the package."""
-    name = path.relative_to(PACKAGE).with_suffix("").parts[0]
-    return "costmodel" if name == "__init__" else name
+    """The layer of a source file: itself, or the whole folder where that is one layer."""
+    return layer_of(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def layer_of(names: Sequence[str]) -> str:
+    """The layer of a module, or of what is in one, by its names under the package."""
+    if not names or names[0] == "__init__":
+        return "costmodel"
+    return names[0] if names[0] in LAYERS else ".".join(names[:2])
 
 
 def source_files() -> list[Path]:
-    """Those of the package itself; rglob follows no link, such as the one to the kernels."""
-    return sorted(PACKAGE.rglob("*.py"))
+    """Those of the package itself; rglob follows no link, such as the one to the kernels.
+
+    The ``__init__`` of a folder whose files are layers says what it is for, and nothing else.
+    """
+    files = sorted(PACKAGE.rglob("*.py"))
+    return [file for file in files if part_of(file) != f"{file.parent.name}.__init__"]
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
@@ -83,7 +95,8 @@ def imported_part(name: str) -> str | None:
     first, *rest = name.split(".")
     if first != "costmodel":
         return None
-    return rest[0] if rest and rest[0] in LAYERS else "costmodel"
+    part = layer_of(rest)
+    return part if part in LAYERS else "costmodel"
 
 
 def run(code: str, cwd: Path, **environment: str) -> str:
@@ -179,6 +192,6 @@ def test_files_can_be_read_in_one_go(folder: str) -> None:
 
 
 def test_readme_tables_are_made_of_the_results() -> None:
-    from costmodel.report import outdated
+    from costmodel.reports.report import outdated
 
     assert outdated(ROOT / "README.md") == [], "run `costmodel report`"

@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 
 import costmodel
 from costmodel.cli import app
-from costmodel.correlation import ALL_KERNELS, correlations
-from costmodel.dataset import Dataset
+from costmodel.data.dataset import Dataset
 from costmodel.errors import CorruptFile, MissingData
-from costmodel.html_page import Section, figure, page, paragraph, table
-from costmodel.html_report import html_report
 from costmodel.models import TrainingTable, XgbCostModel
+from costmodel.reports.correlation import ALL_KERNELS, correlations
+from costmodel.reports.html_page import Section, figure, page, paragraph, table
+from costmodel.reports.html_report import html_report
 
 EVIL = (
     """<script>alert(1)</script>"'><img src=http://evil.example/x onerror=alert(2)> $\\frac{1}$"""

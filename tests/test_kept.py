@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from costmodel import compile_pool
-from costmodel.kept import Kept
+from costmodel.compiling import compile_pool
+from costmodel.support.kept import Kept
 
 
 class Thing:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.metrics import (
+from costmodel.evaluation.metrics import (
     distinct_rows,
     geomean,
     kendall_tau,

@@ -17,16 +17,16 @@ import torch
 from dispatch_fakes import H100, MODEL, Machine, operands
 
 import costmodel
-from costmodel import dispatch, warming
-from costmodel.background import Background
-from costmodel.config import GemmConfig
+from costmodel.dispatch import dispatch, warming
+from costmodel.dispatch.background import Background
 from costmodel.errors import IllegalConfig, InvalidInput, LaunchError
-from costmodel.modes import MODES, TUNING_MODES
-from costmodel.space import SearchSpace
-from costmodel.target import Target
-from costmodel.tuning_result import PINNED, TuningResult
-from costmodel.winners import Question
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.space import SearchSpace
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
+from costmodel.tuning.modes import MODES, TUNING_MODES
+from costmodel.tuning.tuning_result import PINNED, TuningResult
+from costmodel.winners.winners import Question
 
 LARGE, SMALL = (24, 640, 128), (24, 48, 128)
 
@@ -207,7 +207,7 @@ def test_a_pin_that_no_longer_loads_is_an_error(
     on_it: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     costmodel.pin(SearchSpace.of(Workload.dense(*LARGE), H100).configs[0], *LARGE)
-    monkeypatch.setattr("costmodel.loading._loaded", {})
+    monkeypatch.setattr("costmodel.dispatch.loading._loaded", {})
     on_it.refuses = lambda _: True
     with pytest.raises(LaunchError, match="unpin"):
         ask(LARGE, "auto")
@@ -456,7 +456,7 @@ def test_whatever_a_job_raises_the_next_one_is_done(error: type[BaseException]) 
 def test_the_interpreter_ends_while_the_background_is_busy(job: str) -> None:
     code = f"""
 import time
-from costmodel.background import Background
+from costmodel.dispatch.background import Background
 background = Background(lambda keys: None)
 started = []
 def work(switch):

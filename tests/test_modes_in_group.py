@@ -16,15 +16,15 @@ import torch.distributed as dist
 from dispatch_fakes import H100, MODEL, Machine, operands
 
 import costmodel
-from costmodel import dispatch, warming
-from costmodel.config import GemmConfig
+from costmodel.dispatch import dispatch, warming
 from costmodel.errors import InvalidInput, RankError
-from costmodel.modes import MODES
-from costmodel.space import SearchSpace, legality
-from costmodel.target import Target
-from costmodel.tuning_result import PINNED, TuningResult
-from costmodel.winners import Question, winner_key
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.space import SearchSpace, legality
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
+from costmodel.tuning.modes import MODES
+from costmodel.tuning.tuning_result import PINNED, TuningResult
+from costmodel.winners.winners import Question, winner_key
 
 SIZE = (24, 640, 128)
 ON_REQUEST = ("topk", "exhaustive")
@@ -285,7 +285,7 @@ def test_an_agreed_winner_that_cannot_be_loaded_is_torchs_and_not_tuned_again(
     agreed = warm("auto")
     assert agreed.config is not None
     timed, binary = len(machine.bench.timed), agreed.config.binary
-    monkeypatch.setattr("costmodel.loading._loaded", {})
+    monkeypatch.setattr("costmodel.dispatch.loading._loaded", {})
     machine.refuses = lambda spec: spec.config_binary == binary
     dispatch.forget_launches()
     a, b = operands(*SIZE)
@@ -351,7 +351,7 @@ def test_a_capture_takes_no_later_choice_that_happens_to_be_loaded(
     found = ask()
     assert found.config is not None
     later = next(c for c, _ in found.ranked if c.binary != found.config.binary)
-    monkeypatch.setattr("costmodel.loading._loaded", {})
+    monkeypatch.setattr("costmodel.dispatch.loading._loaded", {})
     costmodel.pin(later, *SIZE)
     costmodel.unpin(*SIZE)
     machine.capturing = True

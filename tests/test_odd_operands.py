@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import costmodel
-from costmodel import dispatch
-from costmodel.calls import key_of
+from costmodel.dispatch import dispatch
+from costmodel.dispatch.calls import key_of
 from costmodel.errors import InvalidInput, LayoutError, ShapeError, UnsupportedDtype
 
 # No model has learned float32: the rules rank.

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.runner.operands import NoRoom, OperandPool, set_count
-from costmodel.workload import Workload
+from costmodel.space.workload import Workload
 
 
 @pytest.mark.parametrize(("dtype", "out_dtype", "tf32"), TYPES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from costmodel.outputs import NewOutput
+from costmodel.dispatch.outputs import NewOutput
 
 
 class Named(torch.Tensor):

@@ -12,13 +12,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from costmodel import launch, prepared, repacking
-from costmodel.config import GemmConfig, parse_config
+from costmodel.dispatch import prepared
+from costmodel.dispatch.prepared import TritonLaunch
 from costmodel.errors import LaunchError
-from costmodel.launch import Kernel, Plan, Workspace
-from costmodel.prepared import TritonLaunch
-from costmodel.target import Target, Toolchain
-from costmodel.workload import Workload
+from costmodel.launching import launch, repacking
+from costmodel.launching.launch import Kernel, Plan, Workspace
+from costmodel.space.config import GemmConfig, parse_config
+from costmodel.space.target import Target, Toolchain
+from costmodel.space.workload import Workload
 
 
 def test_no_threads_copies_come_between_anothers_and_its_product(

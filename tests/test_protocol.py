@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.runner.protocol import TimingProtocol
-from costmodel.workload import KINDS, Workload, kind_options
+from costmodel.space.workload import KINDS, Workload, kind_options
 
 PROTOCOL = TimingProtocol()
 

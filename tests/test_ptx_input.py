@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ptx_texts import HAND, MMA, kernel
 
+from costmodel.compiling.ptx import PTX_FEATURES, extract, normalize, ptx_hash
 from costmodel.errors import InvalidInput
-from costmodel.ptx import PTX_FEATURES, extract, normalize, ptx_hash
 
 # --- The schema --------------------------------------------------------------------------------
 

@@ -17,17 +17,17 @@ from made_up_recording import RUN, TARGET
 from test_cli import run
 from test_dispatch import H100, MODEL, SIZES, Bench, question, winners_of
 
-from costmodel.artifact import Artifact
-from costmodel.cache import WinnerCache
-from costmodel.dataset import Dataset
-from costmodel.measurement import Measurement, TuningRecord
+from costmodel.compiling.artifact import Artifact
+from costmodel.data.dataset import Dataset
+from costmodel.data.measurement import Measurement, TuningRecord
 from costmodel.runner.replay import ReplayRunner
-from costmodel.space import SearchSpace
-from costmodel.specialize import Specialization
-from costmodel.target import Target
-from costmodel.tuner import tune
-from costmodel.winners import Winners
-from costmodel.workload import Workload
+from costmodel.space.space import SearchSpace
+from costmodel.space.specialize import Specialization
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
+from costmodel.tuning.tuner import tune
+from costmodel.winners.cache import WinnerCache
+from costmodel.winners.winners import Winners
 
 recording, bench = test_dispatch.recording, test_dispatch.bench  # fixtures
 
@@ -157,8 +157,8 @@ def test_many_bad_entries_are_a_count(tmp_path: Path, caplog: pytest.LogCaptureF
 _ENDS_WHILE_A_JOB_IS_UNDER_WAY = """
 import atexit, threading, time
 atexit.register(time.sleep, 1)  # the last to run: the thread has time to say something
-from costmodel.background import Background
-from costmodel.supervisor import SupervisedWorker
+from costmodel.dispatch.background import Background
+from costmodel.support.supervisor import SupervisedWorker
 
 begun, tried = threading.Event(), []
 

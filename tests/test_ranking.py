@@ -12,22 +12,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from costmodel.artifact import Artifact, ArtifactStatus
-from costmodel.artifact_table import ArtifactTable
-from costmodel.candidates import Candidates
-from costmodel.config import GemmConfig
-from costmodel.coverage import Coverage
-from costmodel.duplicates import identities, identity
+from costmodel.compiling.artifact import Artifact, ArtifactStatus
+from costmodel.compiling.ptx import PTX_FEATURES
+from costmodel.data.artifact_table import ArtifactTable
+from costmodel.data.candidates import Candidates
 from costmodel.errors import CorruptFile, InvalidInput, NoModel
-from costmodel.grid import grid
+from costmodel.evaluation.coverage import Coverage
+from costmodel.evaluation.duplicates import identities, identity
+from costmodel.evaluation.uncertainty import LossLaw, Uncertainty
 from costmodel.models import RuleHeuristic, TrainingTable, XgbCostModel, XgbParams
-from costmodel.ptx import PTX_FEATURES
-from costmodel.ranking import rank
-from costmodel.space import SearchSpace
-from costmodel.specialize import artifact_key, specialize
-from costmodel.target import Target, Toolchain
-from costmodel.uncertainty import LossLaw, Uncertainty
-from costmodel.workload import Workload, kind_options
+from costmodel.space.config import GemmConfig
+from costmodel.space.grid import grid
+from costmodel.space.space import SearchSpace
+from costmodel.space.specialize import artifact_key, specialize
+from costmodel.space.target import Target, Toolchain
+from costmodel.space.workload import Workload, kind_options
+from costmodel.tuning.ranking import rank
 
 H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
 SHAPES = [(64, 4096, 1024), (2048, 2048, 2048), (333, 1024, 4096)]
@@ -137,7 +137,7 @@ def test_a_compile_of_one_bad_moment_bars_nothing(
     known = dict(model.artifacts) | {failed.key: failed}
     table = ArtifactTable(ArtifactTable.rows(known.values()))
     monkeypatch.setattr(
-        "costmodel.ranking.known_artifacts", lambda *_: table if as_table else known
+        "costmodel.tuning.ranking.known_artifacts", lambda *_: table if as_table else known
     )
     found = rank(EVEN, H100, model)
     assert (found.failed, found.considered) == (whole.failed, whole.considered)

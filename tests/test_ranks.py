@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import costmodel
 from costmodel.errors import InvalidInput
-from costmodel.ranks import Ranks, epoch
+from costmodel.winners.ranks import Ranks, epoch
 
 SIZE = 4
 PROGRAM = Path(__file__).with_name("rank_program.py")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from costmodel.read_ahead import ReadAhead
+from costmodel.support.read_ahead import ReadAhead
 
 
 def test_all_items_come_in_order() -> None:

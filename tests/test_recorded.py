@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from costmodel.bounded import SharedRoom
-from costmodel.config import GemmConfig
-from costmodel.launch import Kernel, Plan
-from costmodel.prepared import TritonLaunch, _Direct
-from costmodel.recorded import RecordedLaunch
-from costmodel.workload import Workload
+from costmodel.dispatch.prepared import TritonLaunch, _Direct
+from costmodel.launching.launch import Kernel, Plan
+from costmodel.launching.recorded import RecordedLaunch
+from costmodel.space.config import GemmConfig
+from costmodel.space.workload import Workload
+from costmodel.support.bounded import SharedRoom
 
 SCRATCH = ("partial_ptr", "arrivals_ptr")
 POINTER = ("a_ptr", "b_ptr", "c_ptr", "bias_ptr", *SCRATCH, "M", "N", "K", "BLOCK_M", "stride_am")
@@ -192,8 +192,8 @@ def test_an_unexpected_launch_is_left_to_triton(
 @pytest.fixture
 def room(monkeypatch: pytest.MonkeyPatch) -> SharedRoom:
     small = SharedRoom(8)
-    monkeypatch.setattr("costmodel.recorded.ROOM_OF_ADDRESSES", small)
-    monkeypatch.setattr("costmodel.prepared.ROOM_OF_ADDRESSES", small)
+    monkeypatch.setattr("costmodel.launching.recorded.ROOM_OF_ADDRESSES", small)
+    monkeypatch.setattr("costmodel.dispatch.prepared.ROOM_OF_ADDRESSES", small)
     return small
 
 

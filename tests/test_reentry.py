@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from costmodel import background, calls, counters
-from costmodel.background import Background
-from costmodel.calls import KeptLaunches
+from costmodel.dispatch import background, calls
+from costmodel.dispatch.background import Background
+from costmodel.dispatch.calls import KeptLaunches
+from costmodel.support import counters
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from costmodel.remembered import remembered
+from costmodel.support.remembered import remembered
 
 
 class Asked:
@@ -31,7 +31,7 @@ class Asked:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("COSTMODEL_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("costmodel.remembered._SETTLED_S", -1.0)
+    monkeypatch.setattr("costmodel.support.remembered._SETTLED_S", -1.0)
     return tmp_path / "cache"
 
 
@@ -76,7 +76,7 @@ def test_what_was_written_just_now_is_not_remembered(
     asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be written again within the same tick of the clock."""
-    monkeypatch.setattr("costmodel.remembered._SETTLED_S", 1000.0)
+    monkeypatch.setattr("costmodel.support.remembered._SETTLED_S", 1000.0)
     asked.now()
     asked.now()
     assert asked.times == 2

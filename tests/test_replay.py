@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from costmodel.artifact import Artifact
-from costmodel.config import GemmConfig
-from costmodel.dataset import Dataset, RunInfo
+from costmodel.compiling.artifact import Artifact
+from costmodel.data.dataset import Dataset, RunInfo
+from costmodel.data.measurement import Candidate, Measurement, Runner, TuningRecord
 from costmodel.errors import NotRecorded
-from costmodel.measurement import Candidate, Measurement, Runner, TuningRecord
 from costmodel.runner.replay import ReplayRunner
-from costmodel.specialize import specialize
-from costmodel.target import Target, Toolchain
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.specialize import specialize
+from costmodel.space.target import Target, Toolchain
+from costmodel.space.workload import Workload
 
 RUN = RunInfo("run-1", "GPU-aaaa", "570.1", "2.11.0", "2026-11-27T12:00:00+00:00")
 WORKLOAD = Workload.dense(64, 4000, 1024)
@@ -101,7 +101,7 @@ def test_two_versions_of_a_kernel_are_not_mixed(
         (RUN, "other", "v1", [pointer]),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr("costmodel.artifact_table.kernel_hash", lambda _, code=code: code)
+            patch.setattr("costmodel.data.artifact_table.kernel_hash", lambda _, code=code: code)
             dataset.append_artifacts([Artifact(key, specialize(WORKLOAD, configs[0]))])
         rows = [TuningRecord(WORKLOAD, c, key, Measurement("ok", 7.0)) for c in configs]
         dataset.append_measurements(rows, run=run, role="eval")

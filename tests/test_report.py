@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from costmodel.errors import CorruptFile, InvalidInput, MissingData
-from costmodel.report import PLOTS, outdated, read_results, write
+from costmodel.reports.report import PLOTS, outdated, read_results, write
 
 KEPT = {str(k): {"geomean_pct": 90.0 + k / 2, "worst_pct": 80.0} for k in (1, 4, 8, 16)}
 RESULTS: dict[str, Any] = {

@@ -18,18 +18,18 @@ import triton
 from typer.testing import CliRunner
 
 from costmodel.cli import app
-from costmodel.compile_pool import compile_many
-from costmodel.config import KernelName
-from costmodel.dataset import Dataset
-from costmodel.heldout import eval_workloads, is_held_out
-from costmodel.kernel_code import kernel_hash
-from costmodel.measurement_table import Role
+from costmodel.compiling.compile_pool import compile_many
+from costmodel.data.dataset import Dataset
+from costmodel.data.measurement_table import Role
+from costmodel.evaluation.heldout import eval_workloads, is_held_out
 from costmodel.models import XgbCostModel, known_artifacts, load
-from costmodel.ranking import rank
 from costmodel.runner import ReplayRunner
-from costmodel.specialize import artifact_key
-from costmodel.target import Target, Toolchain
-from costmodel.workload import Workload
+from costmodel.space.config import KernelName
+from costmodel.space.kernel_code import kernel_hash
+from costmodel.space.specialize import artifact_key
+from costmodel.space.target import Target, Toolchain
+from costmodel.space.workload import Workload
+from costmodel.tuning.ranking import rank
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "h100-sxm"

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from costmodel.compile_pool import compile_many
-from costmodel.config import GemmConfig
-from costmodel.specialize import specialize
-from costmodel.target import Target
-from costmodel.workload import Workload
+from costmodel.compiling.compile_pool import compile_many
+from costmodel.space.config import GemmConfig
+from costmodel.space.specialize import specialize
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
 
 # How many loads of 16 bytes a thread has under way: 64 registers, fewer only for a small tile.
 LOADS = {

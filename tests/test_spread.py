@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spread_fakes import H100, LAW, ROWS, K, Law, N, best_us, law_us, tuned
 
-from costmodel.artifact import Artifact
-from costmodel.config import GemmConfig
+from costmodel.compiling.artifact import Artifact
+from costmodel.data.measurement import NO_ROOM, Measurement
 from costmodel.errors import InvalidInput
-from costmodel.measurement import NO_ROOM, Measurement
-from costmodel.ranking import rank
-from costmodel.space import legality
-from costmodel.specialize import Specialization, specialize
-from costmodel.spread import spread, spread_by_timing
-from costmodel.target import Target
-from costmodel.tuning_result import Part, TuningResult
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.space import legality
+from costmodel.space.specialize import Specialization, specialize
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
+from costmodel.tuning.ranking import rank
+from costmodel.tuning.spread import spread, spread_by_timing
+from costmodel.tuning.tuning_result import Part, TuningResult
 
 # --- the parts ----------------------------------------------------------------------------------
 

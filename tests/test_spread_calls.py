@@ -16,12 +16,13 @@ from dispatch_fakes import Machine
 from spread_fakes import LAW, K, N, ask, best_us, faked, law_us, timed_us
 
 import costmodel
-from costmodel import dispatch, spreader, winners
-from costmodel.config import GemmConfig
-from costmodel.measurement import Measurement
-from costmodel.question import at_the_end, memory_key
-from costmodel.tuning_result import Part, TuningResult
-from costmodel.workload import Workload
+from costmodel.data.measurement import Measurement
+from costmodel.dispatch import dispatch
+from costmodel.space.config import GemmConfig
+from costmodel.space.workload import Workload
+from costmodel.tuning.tuning_result import Part, TuningResult
+from costmodel.winners import spreader, winners
+from costmodel.winners.question import at_the_end, memory_key
 
 
 @pytest.fixture
@@ -167,7 +168,7 @@ def test_what_another_process_has_timed_is_not_timed_again(machine: Machine) -> 
 def test_a_budget_for_one_part_is_spent_once(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("costmodel.spread._BUDGET_S", -1.0)
+    monkeypatch.setattr("costmodel.tuning.spread._BUDGET_S", -1.0)
     for first in (2100, 2300, 2500):
         machine.restart()
         dispatch.winners.cache.clear()
@@ -267,7 +268,7 @@ def test_a_second_winner_is_not_discarded_for_the_first(machine: Machine) -> Non
     machine.restart()
     with pytest.MonkeyPatch.context() as patch:
         unfit = replace(broken, config=config, model_hash="")  # which nothing spreads
-        patch.setattr("costmodel.winners.tune", lambda *_, **__: unfit)
+        patch.setattr("costmodel.winners.winners.tune", lambda *_, **__: unfit)
         found = dispatch.winners.find(last, instead_of=broken)
     assert found.config == second.config
 
@@ -339,7 +340,7 @@ def test_what_cannot_be_written_can_still_be_read(
     def refuse(*_: Any) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("costmodel.cache.replace_file", refuse)
+    monkeypatch.setattr("costmodel.winners.cache.replace_file", refuse)
     with pytest.warns(RuntimeWarning, match="Read-only"):
         ask(2300)
     timed = len(machine.bench.timed)

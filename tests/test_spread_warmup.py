@@ -17,12 +17,12 @@ from dispatch_fakes import MODEL, Machine
 from spread_fakes import LAW, K, N, ask, best_us, faked, law_us
 
 import costmodel
-from costmodel import dispatch
-from costmodel.config import GemmConfig
+from costmodel.data.measurement import Measurement
+from costmodel.dispatch import dispatch
 from costmodel.errors import RankError
-from costmodel.measurement import Measurement
-from costmodel.winners import Question
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.workload import Workload
+from costmodel.winners.winners import Question
 
 BUCKET = (2049, 2560)
 

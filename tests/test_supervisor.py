@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from costmodel.supervisor import Crashed, Done, Failed, SupervisedWorker, TimedOut
+from costmodel.support.supervisor import Crashed, Done, Failed, SupervisedWorker, TimedOut
 
 
 @pytest.fixture
@@ -292,7 +292,7 @@ def test_close_while_the_child_is_being_started_leaves_none(
 def test_close_at_any_moment_of_an_item_is_told(
     here: ModuleType, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    from costmodel import supervisor
+    from costmodel.support import supervisor
 
     worker = SupervisedWorker(here.act, limit_s=100.0)
     assert worker.run(0) == Done(0)
@@ -350,7 +350,7 @@ import functools, os, signal, sys, threading, pathlib
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {tests!r})
 import test_supervisor as here
-from costmodel.supervisor import SupervisedWorker
+from costmodel.support.supervisor import SupervisedWorker
 worker = SupervisedWorker(functools.partial(here.grandchild_then, here.sleep_long), limit_s=600)
 worker.run(pathlib.Path({pid_file!r}))
 """

@@ -16,12 +16,12 @@ import torch
 from test_dispatch import H100, MODEL, SIZES, A, B, Bench, question, winners_of
 
 import costmodel
-from costmodel import dispatch
-from costmodel.cache import WinnerCache
-from costmodel.dataset import Dataset
+from costmodel.data.dataset import Dataset
+from costmodel.dispatch import dispatch
 from costmodel.errors import CostModelError
 from costmodel.models import RandomModel
-from costmodel.winners import Question, Winners
+from costmodel.winners.cache import WinnerCache
+from costmodel.winners.winners import Question, Winners
 
 recording, bench = test_dispatch.recording, test_dispatch.bench  # fixtures
 
@@ -104,7 +104,7 @@ def test_the_device_of_the_operands_is_asked_and_not_the_current_one(
             raise LookupError
 
     monkeypatch.setattr(dispatch, "winners", Answers())
-    monkeypatch.setattr("costmodel.arguments._check_devices", lambda _: None)
+    monkeypatch.setattr("costmodel.dispatch.arguments._check_devices", lambda _: None)
     monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext(asked.append(index)))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)

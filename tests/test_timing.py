@@ -10,16 +10,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from costmodel.config import GemmConfig
-from costmodel.measurement import NO_ROOM, Measurement
+from costmodel.data.measurement import NO_ROOM, Measurement
 from costmodel.runner import timing
 from costmodel.runner.clock import clock_reader
 from costmodel.runner.device import DeviceRunner
 from costmodel.runner.operands import NoRoom
 from costmodel.runner.protocol import TimingProtocol
 from costmodel.runner.timing import Request
-from costmodel.supervisor import Done, SupervisedWorker
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.workload import Workload
+from costmodel.support.supervisor import Done, SupervisedWorker
 
 SHAPE = Workload.dense(1024, 1024, 1024)
 CONFIGS = [GemmConfig("tma", 64, 128, 64, num_stages=s) for s in (2, 3, 4)]

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import costmodel
-from costmodel import batches
-from costmodel.batches import multiply_batches
+from costmodel.dispatch import batches
+from costmodel.dispatch.batches import multiply_batches
 from costmodel.errors import GradientError, InvalidInput, LayoutError, ShapeError, UnsupportedDtype
+from costmodel.launching.torch_product import activated
 from costmodel.nn import Linear, replace_linear
 from costmodel.torch_ops import external_matmul
-from costmodel.torch_product import activated
 
 ON_THE_CPU = """
 import torch, costmodel

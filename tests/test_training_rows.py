@@ -13,16 +13,16 @@ from test_cli import run, run_json
 from test_cli_faults import HERE, refused
 
 import costmodel
-from costmodel.dataset import Dataset
+from costmodel.collection.worklist import read_worklist
+from costmodel.data.dataset import Dataset
+from costmodel.data.shards import Identity
 from costmodel.errors import InvalidInput
-from costmodel.heldout import eval_workloads, is_held_out
+from costmodel.evaluation.heldout import eval_workloads, is_held_out
 from costmodel.models import TrainingTable, XgbParams
 from costmodel.models.table import HELD_OUT
 from costmodel.runner.protocol import TimingProtocol
-from costmodel.shards import Identity
-from costmodel.target import Target
-from costmodel.worklist import read_worklist
-from costmodel.workload import Workload
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
 
 TINY = XgbParams(rounds=5)
 DISGUISES = [

@@ -15,23 +15,23 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from costmodel.artifact import Artifact
-from costmodel.candidates import Candidates
-from costmodel.config import GemmConfig
-from costmodel.dataset import Dataset, RunInfo
+from costmodel.compiling.artifact import Artifact
+from costmodel.data.candidates import Candidates
+from costmodel.data.dataset import Dataset, RunInfo
+from costmodel.data.measurement import NO_ROOM, Candidate, Measurement, TuningRecord
 from costmodel.errors import InvalidInput, NoModel, NotRecorded
-from costmodel.measurement import NO_ROOM, Candidate, Measurement, TuningRecord
-from costmodel.ranking import rank
+from costmodel.evaluation.uncertainty import Confidence, TopK
 from costmodel.runner.device import DeviceRunner
 from costmodel.runner.replay import ReplayRunner
 from costmodel.runner.timing import Request
-from costmodel.space import SearchSpace
-from costmodel.specialize import Specialization, artifact_key
-from costmodel.target import Target, Toolchain
-from costmodel.tuner import tune
-from costmodel.tuning_result import TuningResult
-from costmodel.uncertainty import Confidence, TopK
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.space import SearchSpace
+from costmodel.space.specialize import Specialization, artifact_key
+from costmodel.space.target import Target, Toolchain
+from costmodel.space.workload import Workload
+from costmodel.tuning.ranking import rank
+from costmodel.tuning.tuner import tune
+from costmodel.tuning.tuning_result import TuningResult
 
 H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
 LARGE = Workload.dense(64, 4096, 1024)
@@ -452,7 +452,7 @@ class Sure:
             self.asked.append(arguments[3])
             return replace(rank(*arguments, **options), confidence=confidence)
 
-        monkeypatch.setattr("costmodel.tuner.rank", ranks)
+        monkeypatch.setattr("costmodel.tuning.tuner.rank", ranks)
 
 
 @pytest.mark.parametrize(

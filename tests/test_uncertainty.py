@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.coverage import Coverage, kind_of
 from costmodel.errors import InvalidInput
-from costmodel.uncertainty import (
+from costmodel.evaluation.coverage import Coverage, kind_of
+from costmodel.evaluation.uncertainty import (
     LIMIT,
     NEAR,
     Confidence,
@@ -25,7 +25,7 @@ from costmodel.uncertainty import (
     in_words,
     require_top,
 )
-from costmodel.workload import Workload
+from costmodel.space.workload import Workload
 
 LAW = LossLaw(-1.2, 1.1, -0.8)
 SEEN = Coverage.of([Workload.dense(16, 256, 128), Workload.dense(4096, 8192, 1024)])

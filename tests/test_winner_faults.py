@@ -13,14 +13,15 @@ from dispatch_fakes import Machine
 from spread_fakes import LAW, K, Law, N, ask, faked
 
 import costmodel
-from costmodel import dispatch, ranking
-from costmodel.candidates import CostModel
-from costmodel.config import GemmConfig
+from costmodel.data.candidates import CostModel
+from costmodel.dispatch import dispatch
 from costmodel.errors import CompileError, CostModelError, LaunchError
 from costmodel.models.baselines import PaperEstimate, RuleHeuristic
-from costmodel.question import Question, is_by_model_of
-from costmodel.tuning_result import TuningResult
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.workload import Workload
+from costmodel.tuning import ranking
+from costmodel.tuning.tuning_result import TuningResult
+from costmodel.winners.question import Question, is_by_model_of
 
 
 @pytest.fixture
@@ -199,7 +200,7 @@ def test_a_winner_that_was_asked_for_works_again_or_is_replaced_again(machine: M
 def test_no_memory_of_what_was_replaced_grows(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("costmodel.winners._REMEMBERED", 4)
+    monkeypatch.setattr("costmodel.winners.winners._REMEMBERED", 4)
     for m in (100, 200, 300, 400, 500, 600):
         asked = Question(Workload.dense(m, N, K), -1, "heuristic")
         dispatch.winners.find(asked, instead_of=dispatch.winners.find(asked))

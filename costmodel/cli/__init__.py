@@ -22,7 +22,7 @@ from typer.core import TyperGroup
 
 from costmodel.cli import caching, collecting, explaining, modelling, tuning, upkeep
 from costmodel.errors import CostModelError
-from costmodel.untrusted import one_line, printable
+from costmodel.support.untrusted import one_line, printable
 
 __all__ = ["app", "main"]
 

@@ -43,7 +43,7 @@ def check_files(
     from costmodel.cli.shapes import read_shapes
     from costmodel.errors import MissingData
     from costmodel.models import load
-    from costmodel.workload import kind_options
+    from costmodel.space.workload import kind_options
 
     if worklist is not None and not worklist.is_file():
         raise MissingData(f"no file {worklist}: `costmodel collect --write-worklist` draws one")

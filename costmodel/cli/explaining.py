@@ -13,7 +13,7 @@ from costmodel.cli.output import AsJson, K, M, N
 from costmodel.cli.skipped import log_skipped
 
 if TYPE_CHECKING:
-    from costmodel.explanation import Explained, Explanation
+    from costmodel.tuning.explanation import Explained, Explanation
 
 __all__ = ["COMMANDS"]
 
@@ -48,8 +48,8 @@ def explain(
 
     What the parts of a name such as "tma 128x256x64 w8 s4 g8" mean: docs/kernels.md, Names.
     """
-    from costmodel.config import parse_config
-    from costmodel.explanation import explain as explain_ranking
+    from costmodel.space.config import parse_config
+    from costmodel.tuning.explanation import explain as explain_ranking
 
     if place is not None and against is not None:
         raise typer.BadParameter(f"{place} and --against: expected one of them beside the first")
@@ -68,7 +68,7 @@ def explain(
 
 def _print(found: Explanation) -> None:
     """A column for each configuration: the launch on paper, then the model's factors."""
-    from costmodel.uncertainty import DEFAULT_K, in_words
+    from costmodel.evaluation.uncertainty import DEFAULT_K, in_words
 
     ranking, rows = found.ranking, found.rows
     columns = [f"{row.place}: {row.config}" for row in rows]

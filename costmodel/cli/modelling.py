@@ -34,8 +34,8 @@ def train(
 ) -> None:
     """Train a model on datasets and save it; then costmodel.use(OUT) makes it answer."""
     import costmodel
-    from costmodel.dataset import Dataset
-    from costmodel.destination import require_model_place
+    from costmodel.data.dataset import Dataset
+    from costmodel.data.destination import require_model_place
 
     opened = [Dataset.open(path) for path in datasets]
     require_model_place(out)  # training takes minutes: before it, not after
@@ -64,11 +64,11 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """How much speed each model's ranking keeps on the held-out workloads; needs no GPU."""
-    from costmodel.comparison import compared_models
-    from costmodel.dataset import Dataset
-    from costmodel.evaluate import evaluate as judge
+    from costmodel.data.dataset import Dataset
+    from costmodel.evaluation.evaluate import evaluate as judge
     from costmodel.models import load, model_directory
-    from costmodel.shipped import recording
+    from costmodel.reports.comparison import compared_models
+    from costmodel.tuning.shipped import recording
 
     dataset = Dataset.open(data or recording(output.DEFAULT_TARGET, sample=False))
     directory = model or model_directory(dataset.target)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from costmodel.cli import output
-from costmodel.untrusted import one_line
+from costmodel.support.untrusted import one_line
 
 if TYPE_CHECKING:
-    from costmodel.workload import Workload
+    from costmodel.space.workload import Workload
 
 __all__ = ["not_held_out", "read_shapes"]
 
@@ -24,7 +24,7 @@ def read_shapes(path: Path) -> list[tuple[int, int, int]]:
         FileError: it cannot be read.
     """
     from costmodel.errors import InvalidInput, MissingData
-    from costmodel.untrusted import file_errors
+    from costmodel.support.untrusted import file_errors
 
     if not path.is_file():
         raise MissingData(f"no file {path}: expected a CSV with the columns name,m,n,k")
@@ -48,7 +48,7 @@ def read_shapes(path: Path) -> list[tuple[int, int, int]]:
 def _size(row: dict[str, str | None], name: str) -> int:
     """One size of a row, which may be shorter than the header."""
     from costmodel.errors import InvalidInput
-    from costmodel.workload import MOST
+    from costmodel.space.workload import MOST
 
     text = (row[name] or "").strip()
     # int() takes more than digits, and refuses thousands of them in words of its own.
@@ -64,7 +64,7 @@ def not_held_out(shapes: Path, workloads: Sequence[Workload]) -> list[Workload]:
         InvalidInput: all are held out.
     """
     from costmodel.errors import InvalidInput
-    from costmodel.heldout import is_held_out
+    from costmodel.evaluation.heldout import is_held_out
 
     found = [w for w in workloads if not is_held_out(w)]
     left_out = len(workloads) - len(found)

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from costmodel.untrusted import one_line
+from costmodel.support.untrusted import one_line
 
 if TYPE_CHECKING:
-    from costmodel.artifact import Artifact
-    from costmodel.config import GemmConfig
-    from costmodel.ranking import Ranking
+    from costmodel.compiling.artifact import Artifact
+    from costmodel.space.config import GemmConfig
+    from costmodel.tuning.ranking import Ranking
 
 __all__ = ["log_skipped"]
 
@@ -32,9 +32,9 @@ def log_skipped(ranking: Ranking, model: Path | None) -> None:
 
 def _skipped(ranking: Ranking, model: Path | None) -> Iterator[tuple[GemmConfig, str]]:
     from costmodel.models import known_artifacts
-    from costmodel.ranking import answering_model
-    from costmodel.space import SearchSpace
-    from costmodel.specialize import artifact_key, specialize
+    from costmodel.space.space import SearchSpace
+    from costmodel.space.specialize import artifact_key, specialize
+    from costmodel.tuning.ranking import answering_model
 
     workload, target = ranking.workload, ranking.target
     space = SearchSpace.of(workload, target)

@@ -11,13 +11,13 @@ import typer
 from costmodel.cli import output
 from costmodel.cli.output import AsJson, K, M, N
 from costmodel.cli.skipped import log_skipped
-from costmodel.modes import check_tuning_mode
+from costmodel.tuning.modes import check_tuning_mode
 
 if TYPE_CHECKING:
-    from costmodel.ranking import Ranking
-    from costmodel.tuning_result import TuningResult
-    from costmodel.uncertainty import TopK
-    from costmodel.workload import Workload
+    from costmodel.evaluation.uncertainty import TopK
+    from costmodel.space.workload import Workload
+    from costmodel.tuning.ranking import Ranking
+    from costmodel.tuning.tuning_result import TuningResult
 
 __all__ = ["COMMANDS"]
 
@@ -37,7 +37,7 @@ def rank(
     as_json: AsJson = False,
 ) -> None:
     """Rank the configurations of a product, the fastest first; needs no GPU, compiles nothing."""
-    from costmodel.ranking import rank as rank_space
+    from costmodel.tuning.ranking import rank as rank_space
 
     workload = output.workload_of(m, n, k, dtype, a_layout, b_layout, out_dtype, tf32)
     ranking = rank_space(workload, output.find_target(target), model, top)
@@ -85,7 +85,7 @@ def tune(
     """
     import costmodel
     from costmodel.errors import InvalidInput
-    from costmodel.tuner import untimed_because
+    from costmodel.tuning.tuner import untimed_because
 
     workload = output.workload_of(m, n, k, dtype, a_layout, b_layout, out_dtype, tf32)
     wanted = _count(top)
@@ -117,8 +117,8 @@ def _note_model(answer: Ranking | TuningResult) -> None:
 
 
 def _sureness(answer: Ranking | TuningResult) -> str:
-    from costmodel.ranking import Ranking
-    from costmodel.uncertainty import in_words
+    from costmodel.evaluation.uncertainty import in_words
+    from costmodel.tuning.ranking import Ranking
 
     if isinstance(answer, Ranking):
         return in_words(answer.expected_kept(len(answer)), answer.doubt, len(answer))
@@ -129,7 +129,7 @@ def _sureness(answer: Ranking | TuningResult) -> str:
 
 def _count(top: str) -> TopK:
     """What ``--top`` says."""
-    from costmodel.uncertainty import require_top
+    from costmodel.evaluation.uncertainty import require_top
 
     # int() refuses thousands of digits in words of its own.
     is_number = top.removeprefix("-").isdecimal() and len(top) <= 10
@@ -138,7 +138,7 @@ def _count(top: str) -> TopK:
 
 def _has_gpu() -> bool:
     from costmodel.errors import NoGpu
-    from costmodel.target import Target
+    from costmodel.space.target import Target
 
     try:
         Target.current()
@@ -151,8 +151,8 @@ def _predict(
     workload: Workload, target: str, model: Path | None, top: TopK, mode: str
 ) -> TuningResult:
     """What is not timed needs neither a GPU nor a recording of it."""
-    from costmodel.target import Target
-    from costmodel.tuner import tune as choose
+    from costmodel.space.target import Target
+    from costmodel.tuning.tuner import tune as choose
 
     output.note(f"no GPU here: predicted for {target}")
     return choose(workload, runner=None, target=Target.named(target), model=model, k=top, mode=mode)
@@ -167,11 +167,11 @@ def _replay(
     mode: str,
 ) -> TuningResult:
     """Choose by a recording: one that was named, else that of a device."""
-    from costmodel.dataset import Dataset
+    from costmodel.data.dataset import Dataset
     from costmodel.errors import InvalidInput, NotRecorded
     from costmodel.runner import ReplayRunner
-    from costmodel.shipped import recording
-    from costmodel.tuner import tune as choose
+    from costmodel.tuning.shipped import recording
+    from costmodel.tuning.tuner import tune as choose
 
     path = data or recording(target or output.DEFAULT_TARGET)
     runner = ReplayRunner(Dataset.open(path))

@@ -13,7 +13,7 @@ import typer
 
 from costmodel.cli import output
 from costmodel.cli.output import AsJson
-from costmodel.shipped import checkout
+from costmodel.tuning.shipped import checkout
 
 __all__ = ["COMMANDS"]
 
@@ -65,7 +65,7 @@ def report(
     """Make the tables of README and docs, and the plots, from benchmarks/results/*.json; or a page
     with --html."""
     from costmodel.errors import InvalidInput
-    from costmodel.report import outdated, write
+    from costmodel.reports.report import outdated, write
 
     if html is not None and not check:
         _html(html, data, model, as_json)
@@ -85,11 +85,11 @@ def report(
 
 
 def _html(path: Path, data: Path | None, model: Path | None, as_json: bool) -> None:
-    from costmodel.dataset import Dataset
+    from costmodel.data.dataset import Dataset
     from costmodel.errors import MissingData
-    from costmodel.html_report import write_html
     from costmodel.models import load, model_directory
-    from costmodel.shipped import recording
+    from costmodel.reports.html_report import write_html
+    from costmodel.tuning.shipped import recording
 
     dataset = Dataset.open(data or recording(output.DEFAULT_TARGET, sample=False))
     directory = model or model_directory(dataset.target)
@@ -109,7 +109,7 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Say what this set-up has and lacks; exit code 0 if costmodel can be used on it."""
-    from costmodel.doctor import diagnose, usable
+    from costmodel.doctor.doctor import diagnose, usable
 
     checks = diagnose(model)
     ok = usable(checks)

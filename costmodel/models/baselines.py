@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.analytic import analytic_columns
-from costmodel.candidates import Candidates
-from costmodel.config import GemmConfig
+from costmodel.data.candidates import Candidates
+from costmodel.features.analytic import analytic_columns
 from costmodel.models.rules import rule_cost
-from costmodel.target import Target
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
 
 if TYPE_CHECKING:
     from costmodel.models.table import TrainingTable
@@ -104,7 +104,7 @@ class RuleHeuristic:
 
 
 class PaperEstimate:
-    """The latency as :mod:`costmodel.analytic` works it out on paper: nothing of it is learned."""
+    """The latency that :mod:`costmodel.features.analytic` works out on paper; nothing learned."""
 
     kind = "baseline"
     name = "estimate"

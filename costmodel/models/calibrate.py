@@ -8,17 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.candidates import Candidates, CostModel
-from costmodel.coverage import Coverage
-from costmodel.duplicates import identities
-from costmodel.features import has_artifact
-from costmodel.metrics import top_rows
+from costmodel.data.candidates import Candidates, CostModel
+from costmodel.evaluation.coverage import Coverage
+from costmodel.evaluation.duplicates import identities
+from costmodel.evaluation.metrics import top_rows
+from costmodel.evaluation.uncertainty import LIMIT, NEAR, LossLaw, Signals, Uncertainty
+from costmodel.features.features import has_artifact
 from costmodel.models.folds import folds_by_nk, legal_rows
 from costmodel.models.table import TrainingTable
 from costmodel.models.xgb import XgbCostModel, XgbParams
-from costmodel.target import Target
-from costmodel.uncertainty import LIMIT, NEAR, LossLaw, Signals, Uncertainty
-from costmodel.workload import Workload
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
 
 __all__ = ["Outcome", "calibrate", "fit_law", "kept_curve", "outcomes", "power_law"]  # fmt: skip
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from costmodel.errors import InvalidInput
 from costmodel.models.table import TrainingTable
-from costmodel.space import legality
+from costmodel.space.space import legality
 
 __all__ = ["folds_by_nk", "legal_rows"]
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.candidates import CONFIG_COLUMNS, Candidates
+from costmodel.data.candidates import CONFIG_COLUMNS, Candidates
 from costmodel.errors import NoModel
-from costmodel.target import Target
-from costmodel.workload import Workload
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
 
 __all__ = ["NvMatmulHeuristics"]
 

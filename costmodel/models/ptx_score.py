@@ -8,10 +8,10 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.candidates import ARTIFACT_COLUMNS, Candidates
-from costmodel.features import has_artifact
-from costmodel.target import Target
-from costmodel.workload import Workload
+from costmodel.data.candidates import ARTIFACT_COLUMNS, Candidates
+from costmodel.features.features import has_artifact
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
 
 __all__ = ["HOPPER_WEIGHTS", "PTX_WEIGHTS", "PtxScore"]
 

@@ -8,14 +8,14 @@ import warnings
 from importlib.resources import files
 from pathlib import Path
 
-from costmodel.candidates import CostModel
+from costmodel.data.candidates import CostModel
 from costmodel.errors import FileError, InvalidInput, ModelError
 from costmodel.models import storage
 from costmodel.models.baselines import RuleHeuristic
 from costmodel.models.xgb import XgbCostModel
-from costmodel.target import DEVICES, Target
-from costmodel.untrusted import as_path
-from costmodel.workload import Workload
+from costmodel.space.target import DEVICES, Target
+from costmodel.space.workload import Workload
+from costmodel.support.untrusted import as_path
 
 __all__ = [
     "find_model", "load", "model_directory", "shipped_model", "shipped_models", "use", "warn_once",

@@ -18,11 +18,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.candidates import CONFIG_COLUMNS, Candidates
-from costmodel.config import GemmConfig
+from costmodel.data.candidates import CONFIG_COLUMNS, Candidates
 from costmodel.errors import InvalidInput
-from costmodel.target import Target
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
 
 __all__ = ["Wanted", "heuristic_config", "heuristic_order", "rule_cost", "wanted"]
 

@@ -15,8 +15,10 @@ from typing import Any, get_type_hints
 
 import numpy as np
 
-from costmodel.artifact_table import ArtifactTable
-from costmodel.destination import CARD, require_model_place
+from costmodel.compiling.ptx import PTX_SCHEMA
+from costmodel.data.artifact_table import ArtifactTable
+from costmodel.data.destination import CARD, require_model_place
+from costmodel.data.shards import Identity, read_shards, sort_rows, write_shard
 from costmodel.errors import (
     CorruptFile,
     FileError,
@@ -25,18 +27,16 @@ from costmodel.errors import (
     SchemaMismatch,
     WrongVersion,
 )
-from costmodel.features import CONFIG_FEATURES, FEATURE_SCHEMA, FEATURES
+from costmodel.evaluation.uncertainty import Uncertainty
+from costmodel.features.features import CONFIG_FEATURES, FEATURE_SCHEMA, FEATURES
 from costmodel.models import swap
 from costmodel.models.torch_time import TORCH_FEATURES, TorchTime
 from costmodel.models.ubj import check_trees
 from costmodel.models.xgb import XgbCostModel, XgbParams, content_hash
-from costmodel.ptx import PTX_SCHEMA
-from costmodel.remembered import remembered
-from costmodel.shards import Identity, read_shards, sort_rows, write_shard
-from costmodel.target import Target
-from costmodel.uncertainty import Uncertainty
-from costmodel.untrusted import file_errors, parse_json, take
-from costmodel.workload import KINDS
+from costmodel.space.target import Target
+from costmodel.space.workload import KINDS
+from costmodel.support.remembered import remembered
+from costmodel.support.untrusted import file_errors, parse_json, take
 
 __all__ = [
     "CARD", "FORMAT", "card_stamp", "load", "load_artifacts", "parse_head", "read_card", "save",

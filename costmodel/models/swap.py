@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from costmodel.destination import CARD
+from costmodel.data.destination import CARD
+from costmodel.data.shards import compaction_lock, replace_file
 from costmodel.errors import CorruptFile
-from costmodel.shards import compaction_lock, replace_file
-from costmodel.untrusted import read_small_file
+from costmodel.support.untrusted import read_small_file
 
 __all__ = ["Part", "card_digest", "locate", "part_of", "read_part", "replace_model",
            "stamp_of"]  # fmt: skip

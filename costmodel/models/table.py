@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.candidates import Candidates
+from costmodel.data.candidates import Candidates
 from costmodel.errors import InvalidInput
-from costmodel.features import CONFIG_FEATURES, FEATURES, design_matrix
-from costmodel.heldout import is_held_out
-from costmodel.target import Target
-from costmodel.workload import Workload
+from costmodel.evaluation.heldout import is_held_out
+from costmodel.features.features import CONFIG_FEATURES, FEATURES, design_matrix
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
 
 if TYPE_CHECKING:
-    from costmodel.artifact_table import ArtifactTable
-    from costmodel.dataset import Dataset, Role
-    from costmodel.frame import Frame
-    from costmodel.measurement import Measurement
+    from costmodel.data.artifact_table import ArtifactTable
+    from costmodel.data.dataset import Dataset, Role
+    from costmodel.data.frame import Frame
+    from costmodel.data.measurement import Measurement
 
 __all__ = ["HELD_OUT", "TrainingTable"]
 
 HELD_OUT = "held out for evaluation"
-"""Why rows are not trained on that :func:`costmodel.heldout.is_held_out` tells of."""
+"""Why rows are not trained on that :func:`costmodel.evaluation.heldout.is_held_out` tells of."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,10 @@ class TrainingTable:
         """The rows of one role, in an order that does not depend on the files they lie in.
 
         Rows of a kernel that has changed since are left out, and those to train on of workloads
-        that are held out (:mod:`costmodel.heldout`), however they came to be recorded as such.
+        that are held out (:mod:`costmodel.evaluation.heldout`), however they came to be recorded as
+        such.
         """
-        from costmodel.kernel_code import kernel_hashes
+        from costmodel.space.kernel_code import kernel_hashes
 
         frame = dataset.frame(role, kernel_hashes=kernel_hashes())
         left_out = Counter(frame.dropped)

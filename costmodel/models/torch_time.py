@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.target import Target
-from costmodel.workload import Workload
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
 
 if TYPE_CHECKING:
     from xgboost import Booster

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel import metrics
+from costmodel.evaluation import metrics
 from costmodel.models.calibrate import calibrate
 from costmodel.models.folds import folds_by_nk, legal_rows
 from costmodel.models.table import TrainingTable
 from costmodel.models.xgb import DEFAULTS, XgbCostModel, XgbParams
 
 if TYPE_CHECKING:
-    from costmodel.candidates import CostModel
-    from costmodel.dataset import Dataset
+    from costmodel.data.candidates import CostModel
+    from costmodel.data.dataset import Dataset
 
 __all__ = [
     "KeptReport",

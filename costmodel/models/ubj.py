@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.errors import InvalidInput
-from costmodel.untrusted import take
+from costmodel.support.untrusted import take
 
 __all__ = ["check_trees", "parse_ubj"]
 

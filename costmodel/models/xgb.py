@@ -1,7 +1,7 @@
 """The learned model: boosted trees on log(latency / estimate).
 
-The estimate is what :mod:`costmodel.estimate` works out on paper; the trees learn what it misses.
-So sizes that were not trained on start from arithmetic, not from the nearest leaf.
+The estimate is what :mod:`costmodel.features.estimate` works out on paper; the trees learn what it
+misses. So sizes that were not trained on start from arithmetic, not from the nearest leaf.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.candidates import Candidates
+from costmodel.data.candidates import Candidates
 from costmodel.errors import InvalidInput, NoModel
-from costmodel.features import CONFIG_FEATURES, FEATURES, design_matrix, has_artifact
+from costmodel.evaluation.uncertainty import NEAR, Confidence, Signals, Uncertainty
+from costmodel.features.features import CONFIG_FEATURES, FEATURES, design_matrix, has_artifact
 from costmodel.models.objective import Lesson, grow
 from costmodel.models.torch_time import TorchTime
-from costmodel.target import Target
-from costmodel.uncertainty import NEAR, Confidence, Signals, Uncertainty
-from costmodel.workload import Workload
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
 
 if TYPE_CHECKING:
     from xgboost import Booster
 
-    from costmodel.artifact_table import ArtifactTable
+    from costmodel.data.artifact_table import ArtifactTable
     from costmodel.models.table import TrainingTable
 
 __all__ = ["XgbCostModel", "XgbParams"]

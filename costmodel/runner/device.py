@@ -6,13 +6,13 @@ import functools
 from collections.abc import Sequence
 from math import inf
 
-from costmodel.config import GemmConfig
-from costmodel.measurement import Candidate, Measurement
+from costmodel.data.measurement import Candidate, Measurement
 from costmodel.runner import timing
 from costmodel.runner.protocol import TimingProtocol
 from costmodel.runner.timing import Request
-from costmodel.supervisor import Crashed, Done, SupervisedWorker, TimedOut
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.workload import Workload
+from costmodel.support.supervisor import Crashed, Done, SupervisedWorker, TimedOut
 
 __all__ = ["DeviceRunner"]
 

@@ -6,8 +6,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from uuid import uuid4
 
-from costmodel.measurement_table import RunInfo
-from costmodel.target import Target
+from costmodel.data.measurement_table import RunInfo
+from costmodel.space.target import Target
 
 __all__ = ["current_run"]
 

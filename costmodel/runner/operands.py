@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from costmodel.errors import InvalidInput
-from costmodel.workload import Layout, Workload
+from costmodel.space.workload import Layout, Workload
 
 if TYPE_CHECKING:
     import torch

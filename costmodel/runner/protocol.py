@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from costmodel.errors import InvalidInput
-from costmodel.workload import CodeClass
+from costmodel.space.workload import CodeClass
 
 __all__ = ["TimingProtocol"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from costmodel.runner.operands import Operands
-from costmodel.workload import Workload
+from costmodel.space.workload import Workload
 
 if TYPE_CHECKING:
     import torch
@@ -16,7 +16,7 @@ __all__ = ["reference_product", "torch_launcher"]
 
 def torch_launcher(workload: Workload) -> Callable[[Operands], None]:
     """What queues the product by ``torch.mm`` (cuBLAS) on the current stream."""
-    from costmodel.torch_product import torch_product
+    from costmodel.launching.torch_product import torch_product
 
     activation, tf32 = workload.code.activation, workload.code.tf32
 
@@ -30,7 +30,7 @@ def reference_product(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str
 ) -> torch.Tensor:
     """act(A @ B + bias) in IEEE float32, whatever torch's switch for TF32 says."""
-    from costmodel.torch_product import float32_precision
+    from costmodel.launching.torch_product import float32_precision
 
     with float32_precision(tf32=False):
         product = a.float() @ b.float()

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from math import log2
 from typing import TYPE_CHECKING
 
-from costmodel.config import GemmConfig
+from costmodel.data.measurement import Candidate, Measurement
 from costmodel.errors import NotRecorded
-from costmodel.measurement import Candidate, Measurement
-from costmodel.target import Target
-from costmodel.untrusted import require
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
+from costmodel.support.untrusted import require
 
 if TYPE_CHECKING:
-    from costmodel.dataset import Dataset
+    from costmodel.data.dataset import Dataset
 
 __all__ = ["ReplayRunner"]
 
@@ -24,7 +24,7 @@ class ReplayRunner:
 
     def __init__(self, dataset: Dataset) -> None:
         """Raises: InvalidInput: no dataset."""
-        from costmodel.dataset import Dataset
+        from costmodel.data.dataset import Dataset
 
         self.dataset = require("dataset", dataset, Dataset, "a Dataset, see Dataset.open(path)")
         self._outcomes: dict[Workload, dict[GemmConfig, Measurement]] = {}

@@ -9,17 +9,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from costmodel.config import GemmConfig
+from costmodel.data.measurement import Measurement
 from costmodel.errors import CompileError, LaunchError
-from costmodel.launch import Plan, Workspace, load
-from costmodel.measurement import Measurement
-from costmodel.repacking import Repack
+from costmodel.launching.launch import Plan, Workspace, load
+from costmodel.launching.repacking import Repack
 from costmodel.runner.clock import clock_reader
 from costmodel.runner.operands import OperandPool, Operands, set_count
 from costmodel.runner.protocol import TimingProtocol
 from costmodel.runner.reference import reference_product, torch_launcher
-from costmodel.target import Target
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
 
 if TYPE_CHECKING:
     import torch

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from costmodel.config import GemmConfig
-from costmodel.kernel_code import import_kernels
-from costmodel.measurement import NO_ROOM, Measurement
+from costmodel.compiling.triton_key import know_triton_key
+from costmodel.data.measurement import NO_ROOM, Measurement
 from costmodel.runner.operands import NoRoom
 from costmodel.runner.protocol import TimingProtocol
 from costmodel.runner.session import Session
-from costmodel.triton_key import know_triton_key
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.kernel_code import import_kernels
+from costmodel.space.workload import Workload
 
 __all__ = ["Request", "answer", "start"]
 

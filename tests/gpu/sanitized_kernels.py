@@ -11,12 +11,12 @@ import sys
 
 import torch
 
-from costmodel.config import GemmConfig
-from costmodel.launch import Plan, Workspace, load
-from costmodel.repacking import Repack
-from costmodel.space import legality
-from costmodel.target import Target
-from costmodel.workload import Workload
+from costmodel.launching.launch import Plan, Workspace, load
+from costmodel.launching.repacking import Repack
+from costmodel.space.config import GemmConfig
+from costmodel.space.space import legality
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
 
 CONFIGS = [
     GemmConfig("pointer", 32, 32, 32, 4, 3),

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import costmodel
-from costmodel import dispatch
-from costmodel.cache import WinnerCache
-from costmodel.winners import Question, Winners
-from costmodel.workload import Workload
+from costmodel.dispatch import dispatch
+from costmodel.space.workload import Workload
+from costmodel.winners.cache import WinnerCache
+from costmodel.winners.winners import Question, Winners
 
 pytestmark = [
     pytest.mark.gpu,

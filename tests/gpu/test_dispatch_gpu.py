@@ -13,15 +13,15 @@ import pytest
 import torch
 
 import costmodel
-from costmodel import dispatch, outputs
-from costmodel.cache import WinnerCache
-from costmodel.config import GemmConfig
+from costmodel.dispatch import dispatch, outputs
+from costmodel.dispatch.prepared import TorchLaunch
 from costmodel.errors import CostModelError, GradientError, LayoutError
-from costmodel.launch import Plan, interpret
-from costmodel.prepared import TorchLaunch
-from costmodel.target import Target
-from costmodel.winners import Question, Winners, bucket, winner_key
-from costmodel.workload import Workload, kind_options
+from costmodel.launching.launch import Plan, interpret
+from costmodel.space.config import GemmConfig
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload, kind_options
+from costmodel.winners.cache import WinnerCache
+from costmodel.winners.winners import Question, Winners, bucket, winner_key
 
 pytestmark = [
     pytest.mark.gpu,
@@ -254,7 +254,7 @@ def test_tuned_once_kept_on_disk_and_read_back(cold, monkeypatch):
     def no_tuning(*args: object, **kwargs: object) -> None:
         raise AssertionError("tuned again")
 
-    monkeypatch.setattr("costmodel.winners.tune", no_tuning)
+    monkeypatch.setattr("costmodel.winners.winners.tune", no_tuning)
     monkeypatch.setattr(dispatch, "winners", Winners(WinnerCache(cold.cache.path)))
     dispatch.forget_launches()
     require_close(costmodel.matmul(a, b), a, b)
@@ -361,7 +361,7 @@ def test_streams_do_not_share_their_scratch(winners):
 
 
 def test_threads_tune_each_question_once(cold, monkeypatch):
-    from costmodel import winners as module
+    from costmodel.winners import winners as module
 
     tuned = []
     real = module.tune

@@ -85,12 +85,12 @@ def test_launchers_are_there_before_a_binary_is_loaded(
 ) -> None:
     from triton.backends.nvidia import driver
 
-    from costmodel.compile_pool import compile_for_device
-    from costmodel.config import GemmConfig
-    from costmodel.launch import load
-    from costmodel.specialize import specialize
-    from costmodel.target import Target
-    from costmodel.workload import Workload
+    from costmodel.compiling.compile_pool import compile_for_device
+    from costmodel.launching.launch import load
+    from costmodel.space.config import GemmConfig
+    from costmodel.space.specialize import specialize
+    from costmodel.space.target import Target
+    from costmodel.space.workload import Workload
 
     if not hasattr(driver, "make_launcher"):
         pytest.skip("this Triton has one launcher for all kernels")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from costmodel.config import GemmConfig
-from costmodel.launch import Plan, Workspace, load
-from costmodel.repacking import Repack
+from costmodel.launching.launch import Plan, Workspace, load
+from costmodel.launching.repacking import Repack
 from costmodel.runner.protocol import TimingProtocol
-from costmodel.space import legality
-from costmodel.specialize import specialize
-from costmodel.target import Target
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.space import legality
+from costmodel.space.specialize import specialize
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 import costmodel
-from costmodel import dispatch, loading, preparing
-from costmodel.cache import WinnerCache
-from costmodel.config import GemmConfig
+from costmodel.dispatch import dispatch, loading, preparing
 from costmodel.errors import CompileError, IllegalConfig
-from costmodel.space import SearchSpace
-from costmodel.target import Target
-from costmodel.tuning_result import PINNED
-from costmodel.winners import Winners
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.space import SearchSpace
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
+from costmodel.tuning.tuning_result import PINNED
+from costmodel.winners.cache import WinnerCache
+from costmodel.winners.winners import Winners
 
 pytestmark = [
     pytest.mark.gpu,

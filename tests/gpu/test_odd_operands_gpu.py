@@ -13,9 +13,9 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import costmodel
-from costmodel import dispatch
-from costmodel.cache import WinnerCache
-from costmodel.winners import Winners
+from costmodel.dispatch import dispatch
+from costmodel.winners.cache import WinnerCache
+from costmodel.winners.winners import Winners
 
 pytestmark = [
     pytest.mark.gpu,

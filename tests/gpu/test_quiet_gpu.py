@@ -67,7 +67,7 @@ def test_a_run_is_of_the_card_that_the_mask_shows() -> None:
 
 
 def test_winners_are_of_the_installed_driver() -> None:
-    from costmodel.installed import driver_version, triton_build
+    from costmodel.support.installed import driver_version, triton_build
 
     assert driver_version()[:1].isdigit() or driver_version().startswith("CUDA ")
     assert triton_build()

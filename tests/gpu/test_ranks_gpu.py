@@ -22,7 +22,7 @@ PROGRAM = """
 import glob, json, os, sys
 import torch, torch.distributed as dist
 import costmodel
-from costmodel import dispatch
+from costmodel.dispatch import dispatch
 
 rank, folder, backend = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 index = rank % torch.cuda.device_count()

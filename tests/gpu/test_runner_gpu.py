@@ -18,17 +18,17 @@ import numpy as np
 import pytest
 import torch
 
-from costmodel.compile_pool import compile_many
-from costmodel.config import GemmConfig
-from costmodel.measurement import Candidate, Measurement
+from costmodel.collection.sampling import RandomSampler
+from costmodel.compiling.compile_pool import compile_many
+from costmodel.data.measurement import Candidate, Measurement
 from costmodel.runner.device import DeviceRunner
 from costmodel.runner.protocol import TimingProtocol
-from costmodel.sampling import RandomSampler
-from costmodel.space import SearchSpace
-from costmodel.specialize import specialize
-from costmodel.target import Target
-from costmodel.tuner import tune
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.space import SearchSpace
+from costmodel.space.specialize import specialize
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
+from costmodel.tuning.tuner import tune
 
 pytestmark = [
     pytest.mark.gpu,

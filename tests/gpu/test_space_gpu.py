@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from costmodel.compile_pool import compile_many
-from costmodel.config import GemmConfig
-from costmodel.grid import grid
-from costmodel.measurement import Candidate, Measurement
+from costmodel.compiling.compile_pool import compile_many
+from costmodel.data.measurement import Candidate, Measurement
 from costmodel.runner.device import DeviceRunner
-from costmodel.space import SearchSpace, legality
-from costmodel.specialize import specialize
-from costmodel.target import Target
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.grid import grid
+from costmodel.space.space import SearchSpace, legality
+from costmodel.space.specialize import specialize
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
 
 pytestmark = [
     pytest.mark.gpu,

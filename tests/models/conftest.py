@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from costmodel.artifact import Artifact
-from costmodel.candidates import Candidates
-from costmodel.config import GemmConfig
+from costmodel.compiling.artifact import Artifact
+from costmodel.compiling.ptx import PTX_FEATURES
+from costmodel.data.candidates import Candidates
 from costmodel.models import TrainingTable, XgbCostModel, XgbParams
-from costmodel.ptx import PTX_FEATURES
-from costmodel.space import SearchSpace
-from costmodel.specialize import specialize
-from costmodel.target import Target, Toolchain
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.space import SearchSpace
+from costmodel.space.specialize import specialize
+from costmodel.space.target import Target, Toolchain
+from costmodel.space.workload import Workload
 
 H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
 FAST = XgbParams(rounds=120, max_depth=6, learning_rate=0.12)

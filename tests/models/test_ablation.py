@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from costmodel.features import FEATURES
+from costmodel.features.features import FEATURES
 from costmodel.models import TrainingTable
 
 

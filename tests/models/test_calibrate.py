@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from costmodel.errors import CorruptFile
-from costmodel.metrics import speed_kept
+from costmodel.evaluation.metrics import speed_kept
+from costmodel.evaluation.uncertainty import LIMIT, Signals
 from costmodel.models import TrainingTable, XgbCostModel, XgbParams, load, train
 from costmodel.models.calibrate import Outcome, calibrate, fit_law, kept_curve, outcomes
-from costmodel.uncertainty import LIMIT, Signals
-from costmodel.workload import Workload
+from costmodel.space.workload import Workload
 
 MakeTable = Callable[..., TrainingTable]
 MakeWorkloads = Callable[[int, int], list[Workload]]

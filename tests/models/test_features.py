@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel import features
-from costmodel.analytic import ANALYTIC_FEATURES, analytic_columns, occupancy
-from costmodel.candidates import ARTIFACT_COLUMNS, Candidates
-from costmodel.config import GemmConfig
-from costmodel.features import CONFIG_FEATURES, FEATURES, design_matrix, has_artifact
-from costmodel.target import DEVICES, Target
-from costmodel.workload import KINDS, Workload, kind_options
+from costmodel.data.candidates import ARTIFACT_COLUMNS, Candidates
+from costmodel.features import features
+from costmodel.features.analytic import ANALYTIC_FEATURES, analytic_columns, occupancy
+from costmodel.features.features import CONFIG_FEATURES, FEATURES, design_matrix, has_artifact
+from costmodel.space.config import GemmConfig
+from costmodel.space.target import DEVICES, Target
+from costmodel.space.workload import KINDS, Workload, kind_options
 
 MakeBatch = Callable[..., Candidates]
 LARGE = Workload.dense(4096, 4096, 4096)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from costmodel import estimate
-from costmodel.analytic import analytic_columns
+from costmodel.features import estimate
+from costmodel.features.analytic import analytic_columns
 from costmodel.models import TrainingTable
-from costmodel.workload import Workload
+from costmodel.space.workload import Workload
 
 
 @pytest.fixture

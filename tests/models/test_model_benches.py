@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from costmodel.evaluation.uncertainty import LIMIT, Confidence, Signals
 from costmodel.models import TrainingTable
 from costmodel.models.calibrate import Outcome
-from costmodel.uncertainty import LIMIT, Confidence, Signals
-from costmodel.workload import Workload
+from costmodel.space.workload import Workload
 
 MakeTable = Callable[..., TrainingTable]
 MakeWorkloads = Callable[[int, int], list[Workload]]

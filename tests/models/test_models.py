@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from costmodel.candidates import ARTIFACT_COLUMNS, Candidates
-from costmodel.config import GemmConfig
+from costmodel.data.candidates import ARTIFACT_COLUMNS, Candidates
 from costmodel.errors import InvalidInput, NoModel
-from costmodel.features import design_matrix
+from costmodel.features.features import design_matrix
 from costmodel.models import (
     NvMatmulHeuristics,
     PaperEstimate,
@@ -29,9 +28,10 @@ from costmodel.models import (
     peers,
 )
 from costmodel.models.rules import wanted
-from costmodel.space import SearchSpace
-from costmodel.target import Target
-from costmodel.workload import Workload, kind_options
+from costmodel.space.config import GemmConfig
+from costmodel.space.space import SearchSpace
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload, kind_options
 
 MakeBatch = Callable[..., Candidates]
 LARGE = Workload.dense(4096, 4096, 4096)

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from costmodel import features
-from costmodel.candidates import Candidates
+from costmodel.data.candidates import Candidates
 from costmodel.errors import (
     CorruptFile,
     CostModelError,
@@ -25,6 +24,7 @@ from costmodel.errors import (
     SchemaMismatch,
     WrongVersion,
 )
+from costmodel.features import features
 from costmodel.models import (
     RuleHeuristic,
     XgbCostModel,
@@ -37,8 +37,8 @@ from costmodel.models import (
     storage,
     use,
 )
-from costmodel.target import Target, Toolchain
-from costmodel.workload import Workload
+from costmodel.space.target import Target, Toolchain
+from costmodel.space.workload import Workload
 
 LARGE = Workload.dense(4096, 4096, 4096)
 
@@ -114,7 +114,7 @@ def test_the_trees_are_read_when_they_are_asked(
     make_batch: Callable[..., Candidates],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("costmodel.remembered._SETTLED_S", -1.0)
+    monkeypatch.setattr("costmodel.support.remembered._SETTLED_S", -1.0)
     storage.load(saved, parse=False)  # the hashes are remembered from now on
     read: list[str] = []
     original = storage._read

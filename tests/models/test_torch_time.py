@@ -13,9 +13,9 @@ import pytest
 from costmodel.errors import CorruptFile
 from costmodel.models import TrainingTable, XgbCostModel, XgbParams, load
 from costmodel.models.torch_time import TorchTime
-from costmodel.target import Target
-from costmodel.tuner import tune
-from costmodel.workload import Workload
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
+from costmodel.tuning.tuner import tune
 
 TINY = XgbParams(rounds=3, max_depth=3)
 Tables = Callable[..., TrainingTable]

@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from costmodel.artifact import Artifact
-from costmodel.candidates import Candidates
-from costmodel.config import GemmConfig
-from costmodel.dataset import Dataset, RunInfo
+from costmodel.compiling.artifact import Artifact
+from costmodel.data.candidates import Candidates
+from costmodel.data.dataset import Dataset, RunInfo
+from costmodel.data.measurement import Measurement, TuningRecord
 from costmodel.errors import InvalidInput
-from costmodel.measurement import Measurement, TuningRecord
 from costmodel.models import (
     StaticRank,
     TrainingTable,
@@ -27,9 +26,10 @@ from costmodel.models import (
 )
 from costmodel.models.folds import folds_by_nk
 from costmodel.models.train import speed_kept
-from costmodel.specialize import artifact_key, specialize
-from costmodel.target import Target
-from costmodel.workload import Workload
+from costmodel.space.config import GemmConfig
+from costmodel.space.specialize import artifact_key, specialize
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
 
 MakeTable = Callable[..., TrainingTable]
 _CONFIG = GemmConfig("pointer", 64, 64, 32)

@@ -1,0 +1,1 @@
+"""Recorded rows, on disk and as columns."""

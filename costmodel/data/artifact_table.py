@@ -1,0 +1,216 @@
+"""Compiled artifacts as a table: found by key, read as columns, stored as Parquet."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.compiling.artifact import Artifact, ArtifactStatus, outweighs
+from costmodel.compiling.ptx import PTX_FEATURES
+from costmodel.data.candidates import ARTIFACT_COLUMNS
+from costmodel.data.shards import arrow_fields
+from costmodel.errors import CorruptFile, CostModelError
+from costmodel.space.config import KernelName
+from costmodel.space.kernel_code import kernel_hash
+from costmodel.space.specialize import Specialization
+from costmodel.space.workload import CodeClass
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["ArtifactTable"]
+
+_BINARY = (
+    "kernel", "block_m", "block_n", "block_k", "num_warps", "num_stages", "maxnreg", "halves",
+    "flatten", "split",
+)  # fmt: skip
+_CODE = tuple(f.name for f in fields(CodeClass))
+_RESULT = (
+    "status", "error", "registers", "spill_bytes", "shared_bytes", "ptx_hash", "compile_s",
+)  # fmt: skip
+_PTX = "ptx_count_"
+_LARGEST = 2**53  # a model refuses what single precision does not hold
+
+
+class ArtifactTable(Mapping[str, Artifact]):
+    """Artifacts by key. Rows become objects only when they are asked for."""
+
+    def __init__(self, table: pa.Table) -> None:
+        """Take over an Arrow table of :meth:`schema`.
+
+        Of rows with one key the first counts that no other outweighs.
+
+        Raises:
+            CorruptFile: a status, kernel or figure that no release writes.
+        """
+        for name, known in (("status", ArtifactStatus), ("kernel", KernelName)):
+            if unknown := set(table.column(name).unique().to_pylist()) - set(get_args(known)):
+                raise CorruptFile(f"artifacts of {name} {sorted(unknown)}: no release writes that")
+        keys: list[str] = table.column("key").to_pylist()
+        statuses: list[ArtifactStatus] = table.column("status").to_pylist()
+        self._row: dict[str, int] = {}
+        for row, (key, status) in enumerate(zip(keys, statuses, strict=True)):
+            first = self._row.setdefault(key, row)
+            if first != row and outweighs(status, statuses[first]):
+                self._row[key] = row
+        self._table = table
+        self._statuses = statuses
+        self._ok = np.array([s == "ok" for s in statuses], dtype=bool)
+        figures = self._features[self._ok]
+        # NaN is a count that the compiler's release does not give.
+        if ((figures < 0) | (figures > _LARGEST)).any():
+            raise CorruptFile(
+                f"artifacts with figures that are not from 0 to {_LARGEST}: no release writes that"
+            )
+
+    @staticmethod
+    def schema() -> pa.Schema:
+        """Arrow columns: key, kernel hash, specialization, results, PTX counts."""
+        import pyarrow as pa
+
+        text, i32 = pa.dictionary(pa.int32(), pa.string()), pa.int32()
+        kinds = {"kernel": text, "halves": pa.bool_(), "flatten": pa.bool_(), "split": pa.bool_()}
+        result_kinds = {"status": text, "error": text, "ptx_hash": pa.string()}
+        return pa.schema(
+            [
+                pa.field("key", pa.string(), False),
+                pa.field("kernel_hash", text, False),
+                *(pa.field(n, kinds.get(n, i32), False) for n in _BINARY),
+                *arrow_fields(CodeClass),
+                pa.field("even_k", pa.bool_(), False),
+                *(
+                    pa.field(
+                        n, result_kinds.get(n, pa.float64() if n == "compile_s" else i32), False
+                    )
+                    for n in _RESULT
+                ),
+                *(pa.field(_PTX + n, pa.float64(), False) for n in PTX_FEATURES),
+            ]
+        )
+
+    @classmethod
+    def rows(cls, artifacts: Iterable[Artifact]) -> pa.Table:
+        """Artifacts as an Arrow table, with the hash of the kernel that each was made of."""
+        import pyarrow as pa
+
+        hash_of = functools.cache(kernel_hash)
+        rows: list[dict[str, Any]] = [
+            {
+                "key": a.key,
+                "kernel_hash": hash_of(a.spec.kernel),
+                **dict(zip(_BINARY, a.spec.config_binary, strict=True)),
+                **asdict(a.spec.code),
+                "even_k": a.spec.even_k,
+                **{name: getattr(a, name) for name in _RESULT},
+                **{_PTX + name: a.ptx.get(name, np.nan) for name in PTX_FEATURES},
+            }
+            for a in artifacts
+        ]
+        return pa.Table.from_pylist(rows, schema=cls.schema())
+
+    def __getitem__(self, key: str) -> Artifact:
+        (artifact,) = self._at([self._row[key]])
+        return artifact
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._row)
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    def find(self, keys: Sequence[str]) -> list[Artifact | None]:
+        """The artifacts of the given keys, in order; None where a key is unknown."""
+        found = [key for key in keys if key in self._row]
+        artifacts = dict(zip(found, self._at([self._row[key] for key in found]), strict=True))
+        return [artifacts.get(key) for key in keys]
+
+    def columns(self, keys: Sequence[str]) -> NDArray[np.float64]:
+        """Features of the given keys, float64 [len(keys), len(ARTIFACT_COLUMNS)].
+
+        NaN where a key is unknown or did not compile.
+        """
+        index = np.array([self._row.get(key, -1) for key in keys], dtype=np.intp)
+        known = index >= 0
+        known[known] = self._ok[index[known]]
+        features = np.full((len(keys), len(ARTIFACT_COLUMNS)), np.nan)
+        features[known] = self._features[index[known]]
+        return features
+
+    def statuses(self) -> dict[str, ArtifactStatus]:
+        """The status of each key."""
+        return {key: self._statuses[row] for key, row in self._row.items()}
+
+    def kernels(self) -> Mapping[str, tuple[str, str]]:
+        """Kernel name and kernel hash of each key."""
+        return self._kernels
+
+    @functools.cached_property
+    def _kernels(self) -> dict[str, tuple[str, str]]:
+        names = self._table.column("kernel").to_pylist()
+        hashes = self._table.column("kernel_hash").to_pylist()
+        return {key: (names[row], hashes[row]) for key, row in self._row.items()}
+
+    def arrow(self) -> pa.Table:
+        """The rows as an Arrow table, each key once."""
+        return self._table.take(np.array([*self._row.values()], dtype=np.int64))
+
+    def with_those_of(self, others: Sequence[ArtifactTable]) -> ArtifactTable:
+        """The rows of all; of those with one key the one that :meth:`__init__` would take."""
+        import pyarrow as pa
+
+        if not others:
+            return self
+        tables = [self.arrow(), *(other.arrow() for other in others)]
+        return ArtifactTable(pa.concat_tables(tables).unify_dictionaries())
+
+    @functools.cached_property
+    def _features(self) -> NDArray[np.float64]:
+        counts = {*PTX_FEATURES}
+        columns = [
+            self._table.column(_PTX + n if n in counts else n).to_numpy() for n in ARTIFACT_COLUMNS
+        ]
+        return np.stack(columns, axis=1).astype(np.float64)
+
+    @functools.cached_property
+    def _objects(self) -> dict[int, Artifact]:
+        return {}
+
+    def _at(self, rows: Sequence[int]) -> list[Artifact]:
+        new = [row for row in rows if row not in self._objects]
+        if new:
+            self._objects.update(zip(new, self._read(new), strict=True))
+        return [self._objects[row] for row in rows]
+
+    def _read(self, rows: Sequence[int]) -> Iterator[Artifact]:
+        """Rows as objects: by columns, since Arrow makes a dictionary of a row at some cost."""
+        part = self._table.select(_TEXT).take(rows)
+        columns = (part.column(name).to_pylist() for name in _TEXT)
+        counts = self._features[rows, -len(PTX_FEATURES) :].tolist()
+        for values, ptx in zip(zip(*columns, strict=True), counts, strict=True):
+            yield _from_row(dict(zip(_TEXT, values, strict=True)), ptx)
+
+
+_TEXT = ("key", *_BINARY, *_CODE, "even_k", *_RESULT)
+
+
+def _from_row(values: dict[str, Any], ptx: list[float]) -> Artifact:
+    try:
+        code = _code_class(*(values[name] for name in _CODE))
+    except CostModelError as error:
+        raise CorruptFile(f"artifact {values['key']}: {error}") from None
+    spec = Specialization(tuple(values[name] for name in _BINARY), code, values["even_k"])
+    counts = dict(zip(PTX_FEATURES, ptx, strict=True)) if values["status"] == "ok" else {}
+    return Artifact(
+        key=values["key"], spec=spec, ptx=counts, **{name: values[name] for name in _RESULT}
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _code_class(*values: Any) -> CodeClass:
+    """Few, of many rows each."""
+    return CodeClass(**dict(zip(_CODE, values, strict=True)))

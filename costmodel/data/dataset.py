@@ -1,0 +1,385 @@
+"""A recorded dataset: two tables on disk, appended to as a run goes, read as columns.
+
+::
+
+    datasets/h100-sxm/
+      card.json                       schema, target, protocol; counts once compacted
+      artifacts.parquet               one row per binary     (compacted)
+      artifacts-<time>-<id>.parquet   one shard per append, until compacted
+      measurements.parquet            one row per workload and configuration, and torch's
+      measurements-<time>-<id>.parquet
+
+Each append is one file, written whole or not at all under a name of its own. So a killed run loses
+nothing that was appended, several processes may append at once, and reading needs no repair: what
+was recorded twice is dropped, the first kept; or, of a binary that failed at first, the one that
+compiled. Append artifacts before the rows that refer to them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.compiling.artifact import Artifact, ArtifactStatus, outweighs
+from costmodel.compiling.ptx import PTX_SCHEMA
+from costmodel.data import shards
+from costmodel.data.artifact_table import ArtifactTable
+from costmodel.data.frame import Frame
+from costmodel.data.measurement import Measurement, TuningRecord
+from costmodel.data.measurement_table import MeasurementTable, Role, RunInfo
+from costmodel.errors import MissingData
+from costmodel.space.config import GemmConfig
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
+from costmodel.support.untrusted import as_path, file_errors, require
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Dataset", "Frame", "Role", "RunInfo"]
+
+_ARTIFACTS, _MEASUREMENTS = "artifacts", "measurements"
+# Sorted like this, neighbours differ in little and the columns compress.
+_ARTIFACT_ORDER = ("kernel", "key")
+_MEASUREMENT_ORDER = ("role", "workload", *(f.name for f in fields(GemmConfig)))
+
+
+class Dataset:
+    """A dataset directory, open for reading and appending."""
+
+    def __init__(self, path: Path, identity: shards.Identity, created: str) -> None:
+        self.path = path
+        self.identity = identity
+        self.created = created
+        self._artifacts: ArtifactTable | None = None
+        # Of artifacts: appending must not read them all again.
+        self._statuses: dict[str, ArtifactStatus] | None = None
+        self._measurements: dict[tuple[Role, ...], MeasurementTable] = {}
+        self._done: dict[Workload, set[GemmConfig]] | None = None
+        self._done_hashes: dict[str, str] = {}
+
+    @classmethod
+    def create(cls, path: str | Path, target: Target, protocol: Mapping[str, Any]) -> Dataset:
+        """Start a dataset, or go on with the one that is there.
+
+        Raises:
+            MixedData: the one that is there is of another device, toolchain or protocol.
+            FileError: the directory cannot be made or written.
+        """
+        path = as_path("path", path)
+        require("target", target, Target, "a Target, such as Target.current()")
+        require("protocol", protocol, Mapping, "a mapping that is JSON-ready")
+        identity = shards.Identity(target, protocol)
+        with file_errors(path):
+            there = (path / "card.json").exists()
+            path.mkdir(parents=True, exist_ok=True)
+        if not there:
+            cls(path, identity, datetime.now(UTC).isoformat(timespec="seconds"))._write_card()
+        dataset = cls.open(path)
+        dataset.identity.require_same(identity, path)
+        return dataset
+
+    @classmethod
+    def open(cls, path: str | Path) -> Dataset:
+        """Open a dataset. Its tables are read when they are first asked for.
+
+        Raises:
+            MissingData: no dataset there. CorruptFile: its card is not one.
+            WrongVersion: written by a newer release. FileError: it cannot be read.
+        """
+        path = as_path("path", path)
+        card = _card_of(path)
+        data = shards.read_json(card)
+        identity = shards.Identity.from_dict(data, card)
+        return cls(path, identity, str(data.get("created", "")))
+
+    @property
+    def target(self) -> Target:
+        return self.identity.target
+
+    @property
+    def protocol(self) -> Mapping[str, Any]:
+        return self.identity.protocol
+
+    def append_measurements(
+        self,
+        records: Sequence[TuningRecord],
+        *,
+        run: RunInfo,
+        role: Role = "train",
+        torch: Mapping[Workload, Measurement] | None = None,
+    ) -> None:
+        """Record timings, durably once this returns: one file, best of a whole workload.
+
+        Args:
+            records: what was measured, failures too.
+            run: the run and the card it was measured in.
+            role: what the rows are for.
+            torch: timings of ``torch.matmul``, by workload.
+        """
+        baseline = list((torch or {}).items())
+        if not records and not baseline:
+            return
+        rows = MeasurementTable.rows(records, baseline, run, role)
+        self._write(shards.new_shard_path(self.path, _MEASUREMENTS), rows)
+        self._measurements = {}
+        if self._done is not None and role != "anchor":
+            for record in records:
+                self._done.setdefault(record.workload, set()).add(record.config)
+
+    def append_artifacts(self, artifacts: Iterable[Artifact]) -> None:
+        """Record compiled artifacts, durably once this returns.
+
+        What is there already is kept; where that failed, one that compiled replaces it.
+        """
+        if self._statuses is None:
+            self._statuses = self.artifacts().statuses()
+        there = self._statuses
+        new = [a for a in artifacts if a.key not in there or outweighs(a.status, there[a.key])]
+        if not new:
+            return
+        path = shards.new_shard_path(self.path, _ARTIFACTS)
+        shards.write_shard(path, ArtifactTable.rows(new), self.identity, ptx_schema=PTX_SCHEMA)
+        there.update((a.key, a.status) for a in new)
+        self._artifacts = None
+
+    def measured(
+        self, workload: Workload, kernel_hashes: Mapping[str, str] | None = None
+    ) -> set[GemmConfig]:
+        """The configurations whose outcome is recorded: what a resumed run need not time.
+
+        Args:
+            kernel_hashes: as for :meth:`frame`: rows of a kernel that has changed do not count.
+        """
+        hashes = dict(kernel_hashes or {})
+        if self._done is None or self._done_hashes != hashes:
+            table = self.unchanged(self.measurements("train", "eval"), hashes)[0]
+            self._done_hashes = hashes
+            self._done = {
+                w: {table.configs[i] for i in table.config_index[rows] if i >= 0}
+                for w, rows in table.rows_of.items()
+            }
+        return set(self._done.get(workload, ()))
+
+    def measurements(self, *roles: Role) -> MeasurementTable:
+        """The rows of the given roles (all without any), each outcome once."""
+        if not self._measurements:
+            files, rows = self._read_measurements()
+            if not self._compacted(files):
+                rows = self._merged_measurements(rows)
+            table = MeasurementTable.of(rows, self.path)
+            self._measurements[()] = table.take(table.kept_rows())
+        if roles not in self._measurements:
+            table = self._measurements[()]
+            wanted = np.logical_or.reduce([table.role == role for role in roles])
+            self._measurements[roles] = table.take(wanted)
+        return self._measurements[roles]
+
+    def artifacts(self) -> ArtifactTable:
+        """The compiled artifacts, by key."""
+        if self._artifacts is None:
+            files, rows = self._read_artifacts()
+            self._artifacts = ArtifactTable(
+                rows if self._compacted(files) else self._merged_artifacts(rows)
+            )
+        return self._artifacts
+
+    def artifact(self, key: str) -> Artifact | None:
+        """One artifact, or None where it was never compiled."""
+        return self.artifacts().get(key)
+
+    def workloads(self, *roles: Role) -> list[Workload]:
+        """The workloads recorded in the given roles (train and eval without any)."""
+        return list(self.measurements(*(roles or ("train", "eval"))).rows_of)
+
+    def runs(self) -> tuple[RunInfo, ...]:
+        """The runs that the rows come from."""
+        return self.measurements().runs
+
+    def recorded(self, workload: Workload) -> dict[GemmConfig, Measurement]:
+        """All outcomes of a workload; empty where it was not measured.
+
+        Of a kernel that has changed since, too, but of one version of each kernel: where several
+        were measured, of the one whose run started last.
+        """
+        table = self.measurements("train", "eval")
+        rows = [r for r in table.rows_of.get(workload, ()) if table.config_index[r] >= 0]
+        kernels = self.artifacts().kernels() if rows else {}
+        versions = [
+            kernels.get(table.artifact_keys[table.artifact_index[r]], ("", "")) for r in rows
+        ]
+        started = [table.runs[table.run_index[r]].started for r in rows]
+        last = {name: code for _, (name, code) in sorted(zip(started, versions, strict=True))}
+        return {
+            table.configs[table.config_index[r]]: table.measurement(r)
+            for r, (name, code) in zip(rows, versions, strict=True)
+            if code == last[name]
+        }
+
+    def torch(self, workload: Workload) -> Measurement | None:
+        """What ``torch.matmul`` took, or None where it was not timed."""
+        table = self.measurements("train", "eval")
+        rows = (r for r in table.rows_of.get(workload, ()) if table.config_index[r] < 0)
+        return next((table.measurement(row) for row in rows), None)
+
+    def frame(self, *roles: Role, kernel_hashes: Mapping[str, str] | None = None) -> Frame:
+        """Rows with features (torch's left out); ``train`` where no role is given.
+
+        Args:
+            kernel_hashes: current hash of each kernel, by name: rows of a kernel that has changed
+                since are dropped, and counted in :attr:`Frame.dropped`.
+        """
+        table = self.measurements(*(roles or ("train",)))
+        table = table.take(table.config_index >= 0)
+        table, dropped = self.unchanged(table, kernel_hashes or {})
+        return Frame.of(table, self.artifacts(), dropped)
+
+    def unchanged(
+        self, table: MeasurementTable, kernel_hashes: Mapping[str, str]
+    ) -> tuple[MeasurementTable, dict[str, int]]:
+        """The rows of kernels that are as they were, and how many others there are, by reason.
+
+        Args:
+            table: rows of this dataset.
+            kernel_hashes: as for :meth:`frame`.
+        """
+        changed = self._changed_kernel(table, kernel_hashes)
+        dropped = Counter(f"kernel {name} has changed" for name in changed if name)
+        return table.take(changed == ""), dict(dropped)
+
+    def stale(self, kernel_hashes: Mapping[str, str]) -> dict[str, int]:
+        """How many rows were measured with another version of a kernel, by kernel name."""
+        changed = self._changed_kernel(self.measurements(), kernel_hashes)
+        return dict(Counter(name for name in changed if name))
+
+    def compact(self) -> None:
+        """Merge the shards into one file a table, sorted and compressed, and count in the card.
+
+        A crash in between leaves rows twice, which reading drops; nothing is lost. Of several
+        processes at once, each waits for the one before it.
+        """
+        with shards.compaction_lock(self.path):
+            self._compact()
+
+    def _compact(self) -> None:
+        old, rows = self._read_artifacts()
+        self._replace(_ARTIFACTS, old, self._merged_artifacts(rows))
+        old, rows = self._read_measurements()
+        self._replace(_MEASUREMENTS, old, self._merged_measurements(rows))
+        self._artifacts, self._measurements = None, {}
+        self._write_card(self._counts())
+
+    def extract(self, path: str | Path, workloads: Sequence[Workload]) -> Dataset:
+        """Write the rows of some workloads, and their artifacts, as a dataset of its own."""
+        import pyarrow as pa
+        from pyarrow import compute
+
+        part = Dataset.create(path, self.target, self.protocol)
+        _, rows = self._read_measurements()
+        keys = pa.array([w.key() for w in workloads], pa.string())
+        rows = rows.filter(compute.is_in(rows.column("workload").cast(pa.string()), keys))
+        _, artifacts = self._read_artifacts()
+        used = rows.column("artifact_key").cast(pa.string()).unique()
+        artifacts = artifacts.filter(compute.is_in(artifacts.column("key"), used))
+        part._write(shards.new_shard_path(part.path, _ARTIFACTS), artifacts)
+        part._write(shards.new_shard_path(part.path, _MEASUREMENTS), rows)
+        part.compact()
+        return part
+
+    def _changed_kernel(
+        self, table: MeasurementTable, hashes: Mapping[str, str]
+    ) -> NDArray[np.object_]:
+        """The name of each row's kernel where it has changed, else empty; object [rows]."""
+        kernels = self.artifacts().kernels() if hashes else {}
+        names = [
+            name if name in hashes and hashes[name] != recorded else ""
+            for name, recorded in (kernels.get(key, ("", "")) for key in table.artifact_keys)
+        ]
+        return np.array(names, dtype=object)[table.artifact_index]
+
+    def _write_card(self, counts: Mapping[str, Any] | None = None) -> None:
+        card = {"kind": "costmodel dataset", **self.identity.to_dict(), "created": self.created}
+        shards.write_json(self.path / "card.json", card | dict(counts or {}))
+
+    def _counts(self) -> dict[str, Any]:
+        table = self.measurements()
+        kernels = sorted(set(self.artifacts().kernels().values()))
+        status = Counter(zip(table.role.tolist(), table.status.tolist(), strict=True))
+        return {
+            "compacted": datetime.now(UTC).isoformat(timespec="seconds"),
+            "kernels": {name: [h for n, h in kernels if n == name] for name, _ in kernels},
+            "counts": {
+                "artifacts": len(self.artifacts()),
+                "workloads": {r: len(self.workloads(r)) for r in get_args(Role)},
+                "rows": {
+                    role: {s: n for (r, s), n in sorted(status.items()) if r == role}
+                    for role in get_args(Role)
+                },
+                "devices": sorted({run.device_uuid for run in self.runs()}),
+            },
+        }
+
+    def _write(self, path: Path, rows: pa.Table) -> None:
+        header = {"ptx_schema": PTX_SCHEMA} if path.name.startswith(_ARTIFACTS) else {}
+        shards.write_shard(path, rows, self.identity, **header)
+
+    def _replace(self, table: str, old: Sequence[Path], rows: pa.Table) -> None:
+        merged = self.path / f"{table}.parquet"
+        self._write(merged, rows)
+        for path in old:
+            if path != merged:
+                with file_errors(path):
+                    path.unlink()
+
+    # Merged also where they are only read: a model must not depend on whether that was before the
+    # dataset was compacted.
+
+    def _merged_artifacts(self, rows: pa.Table) -> pa.Table:
+        """As compacting leaves them: each key once, sorted."""
+        return shards.sort_rows(ArtifactTable(rows).arrow(), _ARTIFACT_ORDER)
+
+    def _merged_measurements(self, rows: pa.Table) -> pa.Table:
+        """As compacting leaves them: each outcome once, sorted."""
+        kept = rows.take(MeasurementTable.of(rows, self.path).kept_rows())
+        return shards.sort_rows(kept, _MEASUREMENT_ORDER)
+
+    def _compacted(self, files: Sequence[Path]) -> bool:
+        """Whether the files of a table are one, in which its rows are merged already."""
+        return all(
+            path.name in (f"{_ARTIFACTS}.parquet", f"{_MEASUREMENTS}.parquet") for path in files
+        )
+
+    def _read_artifacts(self) -> tuple[list[Path], pa.Table]:
+        return self._read(_ARTIFACTS, ArtifactTable.schema(), ptx_schema=PTX_SCHEMA)
+
+    def _read_measurements(self) -> tuple[list[Path], pa.Table]:
+        return self._read(_MEASUREMENTS, MeasurementTable.schema())
+
+    def _read(self, table: str, schema: pa.Schema, **header: object) -> tuple[list[Path], pa.Table]:
+        files, rows = shards.read_all(self.path, table, schema, self.identity, **header)
+        _card_of(self.path)  # of a folder that was moved meanwhile, there would be no rows
+        return files, rows
+
+
+def _card_of(path: Path) -> Path:
+    """The card of a dataset's directory.
+
+    Raises:
+        MissingData: it is not there. FileError: that cannot be told.
+    """
+    card = path / "card.json"
+    with file_errors(card):
+        there = card.exists()
+    if not there:
+        raise MissingData(
+            f"no dataset at {path} (card.json is not there): record one with "
+            f"`costmodel collect`, or name the directory of one"
+        )
+    return card

@@ -1,0 +1,372 @@
+"""Files of a dataset: written whole or not at all, and refused where they do not belong.
+
+A shard is a Parquet file whose header (JSON in its metadata) repeats the dataset's identity, so a
+file copied from another dataset is recognised. Reading runs no code: Parquet and JSON only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, get_type_hints
+from uuid import uuid4
+
+from costmodel.errors import CorruptFile, FileError, InvalidInput, MixedData, WrongVersion
+from costmodel.space.target import Target
+from costmodel.support.untrusted import file_errors, parse_json, read_small_file
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "SCHEMA",
+    "Identity",
+    "arrow_fields",
+    "compaction_lock",
+    "new_shard_path",
+    "read_all",
+    "read_json",
+    "read_shards",
+    "replace_file",
+    "shard_paths",
+    "sort_rows",
+    "write_json",
+    "write_shard",
+]
+
+SCHEMA = 2
+"""Version of the columns and of the card; raised when either changes. Older ones are read too."""
+
+_ADDED: dict[str, object] = {"tf32": False}
+"""Columns that came after schema 1, and what all rows from before them would have there."""
+
+_HEADER = b"costmodel"
+_ATTEMPTS, _PAUSE_S = 8, 0.02  # 5 s in all
+# A few bytes may stand for billions of equal rows, or for one text that fills the memory.
+_MOST_ROWS = 10_000_000
+_MOST_BYTES = 2**29
+_ROW_BYTES, _FILE_BYTES = 2**12, 2**24  # ours take 20 to 700 a row
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What all rows of one dataset share; rows of another identity are refused.
+
+    Attributes:
+        target: device and toolchain. Two cards of one product are the same device.
+        protocol: how timings were taken, JSON-ready.
+    """
+
+    target: Target
+    protocol: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "target": self.target.to_dict(),
+            "protocol": json.loads(json.dumps(dict(self.protocol))),
+        }
+
+    @classmethod
+    def from_dict(cls, data: object, path: Path) -> Identity:
+        """The inverse of :meth:`to_dict`.
+
+        Raises:
+            CorruptFile: not written by costmodel. WrongVersion: by a newer release.
+        """
+        if isinstance(data, dict) and {"format", "features"} <= data.keys():
+            raise CorruptFile(f"{path}: the card of a model, expected a dataset's; name another")
+        if not isinstance(data, dict) or type(data.get("schema")) is not int:
+            raise CorruptFile(f"{path}: expected costmodel's header, found {str(data)[:80]}")
+        if not 1 <= data["schema"] <= SCHEMA:
+            raise WrongVersion(
+                f"{path}: written with schema {data['schema']}, this release reads 1 to {SCHEMA}: "
+                f"use the release that wrote it, or a newer one"
+            )
+        protocol = data.get("protocol")
+        try:
+            target = Target.from_dict(data["target"])
+        except (KeyError, InvalidInput) as error:
+            raise CorruptFile(f"{path}: its header names no target ({error})") from None
+        if not isinstance(protocol, dict):
+            raise CorruptFile(f"{path}: its header holds no protocol, found {protocol!r}")
+        return cls(target, protocol)
+
+    def require_same(self, other: Identity, path: Path) -> None:
+        """Refuse ``other`` (found at, or offered to, ``path``) unless its rows may mix with ours.
+
+        Raises:
+            MixedData: with the first field that differs.
+        """
+        ours, theirs = self._comparable(), other._comparable()
+        for name in sorted(ours | theirs):
+            if ours.get(name) != theirs.get(name):
+                raise MixedData(
+                    f"{path}: {name} is {theirs.get(name)!r}, but this dataset has "
+                    f"{ours.get(name)!r}: timings of both must not mix; keep them in two datasets"
+                )
+
+    def _comparable(self) -> dict[str, Any]:
+        device, toolchain = self.target.device, self.target.toolchain
+        return {
+            "device.product": device.product,
+            "device.arch": device.arch,
+            "device.sm_count": device.sm_count,
+            "toolchain.triton": toolchain.triton,
+            "toolchain.ptxas": toolchain.ptxas,
+        } | {f"protocol.{k}": v for k, v in self.to_dict()["protocol"].items()}
+
+
+def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file so that a crash at any moment leaves the old one, the new one, or none."""
+    temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        with suppress(OSError):  # there may be no such folder
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno:  # nobody knows the temporary name
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+    # The new name itself must survive a power cut too, where the file system can see to that.
+    with suppress(OSError):
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write JSON, whole or not at all.
+
+    Raises:
+        FileError: it cannot be written.
+    """
+    text = json.dumps(data, indent=1) + "\n"
+    with file_errors(path):
+        replace_file(path, lambda file: file.write(text.encode()))
+
+
+def read_json(path: Path) -> Any:
+    """Parsed JSON.
+
+    Raises:
+        CorruptFile: not JSON. FileError: it cannot be read.
+    """
+    try:
+        with file_errors(path):
+            return parse_json(read_small_file(path))
+    except InvalidInput as error:
+        raise CorruptFile(f"{path}: {error}: restore it, or delete the dataset") from None
+
+
+def arrow_fields(cls: type, nullable: bool = False) -> list[pa.Field]:
+    """The columns of a flat dataclass, by its annotations: the dataclass is the row.
+
+    Floats are single precision: seven digits, where repeats of a timing agree within two or three.
+    """
+    import pyarrow as pa
+
+    types = {int: pa.int32(), float: pa.float32(), bool: pa.bool_()}
+    text = pa.dictionary(pa.int32(), pa.string())  # str and the Literal types
+    hints = get_type_hints(cls)
+    return [pa.field(f.name, types.get(hints[f.name], text), nullable) for f in fields(cls)]
+
+
+def shard_paths(directory: Path, table: str) -> list[Path]:
+    """The files of a table, oldest first: the compacted one, then shards as they were written."""
+    # Shards go once the compacted file is there. Asked for before them, it may come in between, and
+    # neither would be seen.
+    shards = sorted(directory.glob(f"{table}-*.parquet"))
+    compacted = directory / f"{table}.parquet"
+    return [p for p in (compacted,) if os.path.lexists(p)] + shards
+
+
+def read_all(
+    directory: Path, table: str, schema: pa.Schema, identity: Identity, **header: object
+) -> tuple[list[Path], pa.Table]:
+    """The files of a table and all their rows; read again where another process compacts them.
+
+    Raises:
+        As :func:`read_shards`.
+        FileError: a file that is listed is not there: a link that leads nowhere, or it goes on.
+    """
+    for attempt in range(_ATTEMPTS):
+        files = shard_paths(directory, table)
+        try:
+            return files, read_shards(files, schema, identity, **header)
+        except FileNotFoundError as error:
+            missing = error
+        for path in files:
+            if path.is_symlink() and not path.exists():
+                raise FileError(f"{path}: a link that leads nowhere: take it away")
+        time.sleep(_PAUSE_S * 2**attempt)  # thousands of shards take a while to remove
+    raise FileError(
+        f"{missing}: files of {directory} go while they are read, {_ATTEMPTS} times in a row: "
+        f"another process merges them; try again once it has"
+    )
+
+
+@contextmanager
+def compaction_lock(directory: Path) -> Iterator[None]:
+    """Held by one process at a time: of two that merge at once, the slower would drop rows.
+
+    The lock is the directory's, and ends with its process, however that ends.
+    """
+    import fcntl
+
+    with file_errors(directory):
+        lock = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks: there only one may compact
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def sort_rows(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    """The rows in ascending order of the given columns."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    columns = (table.column(name) for name in names)
+    keys = {  # Arrow does not sort by a dictionary
+        name: column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
+        for name, column in zip(names, columns, strict=True)
+    }
+    order = [(name, "ascending") for name in names]
+    return table.take(compute.sort_indices(pa.table(keys), sort_keys=order))
+
+
+def new_shard_path(directory: Path, table: str) -> Path:
+    """A name that no other process writes, ordered by time."""
+    return directory / f"{table}-{time.time_ns():020d}-{uuid4().hex[:8]}.parquet"
+
+
+def write_shard(path: Path, table: pa.Table, identity: Identity, **header: object) -> None:
+    """Write one Parquet file, compressed, whole or not at all.
+
+    Raises:
+        FileError: it cannot be written.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    text = json.dumps(
+        {"table": path.name.split(".")[0].split("-")[0]} | identity.to_dict() | header
+    )
+    table = table.replace_schema_metadata({_HEADER: text.encode()})
+    # Timings are nearly all distinct: split by byte, their exponents compress; a dictionary grows.
+    floats = [f.name for f in table.schema if f.type == pa.float32()]
+
+    def write(file: BinaryIO) -> None:
+        parquet.write_table(
+            table,
+            file,
+            compression="zstd",
+            compression_level=12,
+            row_group_size=max(table.num_rows, 1),
+            use_dictionary=[f.name for f in table.schema if f.name not in floats],
+            dictionary_pagesize_limit=2**24,
+            write_page_checksum=True,
+            column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
+        )
+
+    with file_errors(path):
+        replace_file(path, write)
+
+
+def read_shards(
+    paths: Sequence[Path], schema: pa.Schema, identity: Identity, **header: object
+) -> pa.Table:
+    """All rows of the given files, in their order; one dictionary per column.
+
+    Raises:
+        CorruptFile: unreadable, foreign, or with other columns.
+        WrongVersion: a newer schema, or another version in a field of ``header``.
+        MixedData: of another device, toolchain or protocol than ``identity``.
+        FileNotFoundError: a file was taken away meanwhile, as compacting does.
+        FileError: a file that may not be read.
+    """
+    import pyarrow as pa
+
+    tables = [_read_shard(path, schema, identity, header) for path in paths]
+    return pa.concat_tables([schema.empty_table(), *tables]).unify_dictionaries().combine_chunks()
+
+
+def _read_shard(
+    path: Path, schema: pa.Schema, identity: Identity, header: Mapping[str, object]
+) -> pa.Table:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    again = "delete it and collect again: only its own rows are lost"
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise CorruptFile(f"{path}: expected a file, found a directory, a pipe or a device")
+    try:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            _check_header(path, file.schema_arrow.metadata or {}, identity, header)
+            added = [n for n in _ADDED if n in schema.names and n not in file.schema_arrow.names]
+            if not file.schema_arrow.equals(pa.schema([f for f in schema if f.name not in added])):
+                names = sorted(set(file.schema_arrow.names) ^ set(schema.names))
+                raise CorruptFile(f"{path}: other columns than expected ({names[:8]}); {again}")
+            _check_size(path, file.metadata.num_rows, _unpacked_bytes(file.metadata))
+            table = file.read()
+            _check_size(path, table.num_rows, table.nbytes // 4)  # of what the file did not tell
+            table.validate(full=True)  # that texts are UTF-8 and indices point into dictionaries
+            for name in added:
+                column = pa.array([_ADDED[name]] * table.num_rows, schema.field(name).type)
+                table = table.add_column(schema.get_field_index(name), schema.field(name), column)
+    except (FileError, FileNotFoundError):
+        raise
+    except PermissionError as error:
+        raise FileError(f"{path}: {error.strerror}: ask its owner for read permission") from None
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise CorruptFile(f"{path}: unreadable ({error!s:.200}); {again}") from None
+    return table.replace_schema_metadata(None)
+
+
+def _unpacked_bytes(metadata: Any) -> int:
+    """What the pages of a Parquet file take when they are decompressed, as its footer tells."""
+    groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
+    return sum(
+        group.column(i).total_uncompressed_size
+        for group in groups
+        for i in range(group.num_columns)
+    )
+
+
+def _check_size(path: Path, rows: int, unpacked_bytes: int) -> None:
+    if rows > _MOST_ROWS:
+        raise CorruptFile(f"{path}: {rows} rows, more than any dataset")
+    if unpacked_bytes > min(_FILE_BYTES + _ROW_BYTES * rows, _MOST_BYTES):
+        raise CorruptFile(
+            f"{path}: {rows} rows that take {unpacked_bytes >> 20} MiB when they are read, more "
+            f"than any of ours"
+        )
+
+
+def _check_header(
+    path: Path, metadata: Mapping[bytes, bytes], identity: Identity, header: Mapping[str, object]
+) -> None:
+    if _HEADER not in metadata:
+        raise CorruptFile(f"{path}: a Parquet file, but none of costmodel's; take it away")
+    found = parse_json(metadata[_HEADER])
+    identity.require_same(Identity.from_dict(found, path), path)
+    for name, value in header.items():
+        if found.get(name) != value:
+            raise WrongVersion(
+                f"{path}: {name} is {found.get(name)!r}, this release reads {value!r}: "
+                f"compile again with `costmodel compile`"
+            )

@@ -1,0 +1,108 @@
+"""Operands that are not two matrices, by the rules of ``torch.matmul``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from math import prod
+from typing import Any
+
+import torch
+
+from costmodel.dispatch.arguments import check_kinds, require_shape
+from costmodel.dispatch.torch_context import keeps_elsewhere, without_autocast
+from costmodel.errors import LayoutError, ShapeError, UnsupportedDtype
+from costmodel.launching.torch_product import activated, float32_precision
+
+__all__ = ["Matmul", "multiply_batches", "multiply_by_torch"]
+
+
+Matmul = Callable[..., torch.Tensor]
+"""act(a @ b + bias) of two matrices, with the keywords of :func:`costmodel.matmul`."""
+
+
+def multiply_batches(
+    matmul: Matmul, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, **options: Any
+) -> torch.Tensor:
+    """act(a @ b + bias) where a or b is a vector, or has leading batch dimensions.
+
+    A batch of A with one matrix B is one product of all its rows. Where both have batches, it is
+    torch's own product.
+
+    Args:
+        matmul: multiplies two matrices.
+        a: [..., m, k] or [k]; b: [..., k, n] or [k].
+        out: of the shape of the result; where it stands for a batch, its rows must be mergeable.
+        options: the others of :func:`costmodel.matmul`.
+
+    Raises:
+        ShapeError, LayoutError, UnsupportedDtype, DeviceError: see the message.
+    """
+    if a.ndim == 0 or b.ndim == 0:
+        raise ShapeError(
+            f"a has shape {list(a.shape)}, b {list(b.shape)}: expected vectors, matrices or batches"
+        )
+    if b.ndim > 2:
+        return multiply_by_torch(a, b, out, **options)
+    is_vector = b.ndim == 1
+    shape = a.shape[:-1] if is_vector else (*a.shape[:-1], b.shape[1])
+    if out is not None:
+        require_shape("out", out, shape)
+    if is_vector:
+        b = b.unsqueeze(1)
+    rows = None if out is None else _rows_of(out.unsqueeze(-1) if is_vector else out)
+    found = matmul(a.reshape(prod(a.shape[:-1]), a.shape[-1]), b, out=rows, **options)
+    return found.view(shape) if out is None else out
+
+
+def _rows_of(out: torch.Tensor) -> torch.Tensor:
+    """A result of any dimensions as the matrix that is written: all but the last in one."""
+    try:
+        return out.view(prod(out.shape[:-1]), out.shape[-1])
+    except RuntimeError:
+        raise LayoutError(
+            f"out of shape {list(out.shape)} has strides {out.stride()}, whose leading dimensions "
+            f"are no rows of one matrix: pass a contiguous out, or none"
+        ) from None
+
+
+def multiply_by_torch(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None,
+    *,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    tf32: bool | None = None,
+    out_dtype: torch.dtype | None = None,
+    **_: Any,
+) -> torch.Tensor:
+    """act(a @ b + bias) as ``torch.matmul`` multiplies, and by its rules of shapes.
+
+    For batches on both sides, and operands that no kernel can read.
+
+    Raises:
+        UnsupportedDtype: a result of another type than a, which torch does not compute.
+        ShapeError: an ``out`` of another shape than the result, a bias that is no row of it.
+        InvalidInput, LayoutError, GradientError, DeviceError: see the message.
+    """
+    for name, dtype in (("out_dtype", out_dtype), ("out", None if out is None else out.dtype)):
+        if dtype not in (None, a.dtype):
+            raise UnsupportedDtype(
+                f"{name} is {dtype}, a {a.dtype}: expected the same where torch computes: batches "
+                f"on both sides, or operands under torch.func or of a subclass; convert the result"
+            )
+    check_kinds(a, b, out, bias, activation, tf32, None)
+    if bias is not None:
+        require_shape("bias", bias, (b.shape[-1] if b.ndim > 1 else 1,))
+    precision = float32_precision(tf32) if tf32 is not None else nullcontext()
+    # What autocast wants was done before; a subclass has its own way with it.
+    own_way = keeps_elsewhere(a) or keeps_elsewhere(b)
+    with precision, nullcontext() if own_way else without_autocast(a):
+        found = torch.matmul(a, b)
+    if out is not None:
+        require_shape("out", out, found.shape)
+    if bias is not None:
+        found = found + bias
+    found = activated(found, activation or "none")
+    return found if out is None else out.copy_(found)

@@ -1,0 +1,194 @@
+"""One call of ``matmul``, and the launches that are kept for the next ones like it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from os import PathLike
+from typing import Any
+
+import torch
+
+from costmodel.data.candidates import CostModel
+from costmodel.dispatch.outputs import NewOutput
+from costmodel.dispatch.prepared import Launch
+from costmodel.dispatch.torch_context import has_tangent, is_autocasting, is_watched
+from costmodel.models.storage import card_stamp
+from costmodel.winners.ranks import epoch
+
+__all__ = ["Call", "KeptLaunches", "ModelLike", "by_autocast", "key_of"]
+
+ModelLike = CostModel | str | PathLike[str] | None
+_NONE = 16  # in place of how far an address is past a multiple of 16: there is no memory
+_FLOAT32 = torch.float32
+_CAST = (_FLOAT32, torch.float16, torch.bfloat16)  # what autocast casts
+_Kept = tuple[Launch, tuple[int, ...], NewOutput]
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """The arguments of :func:`costmodel.matmul`, as they came."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    out: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    activation: str | None = None
+    tf32: bool | None = None
+    out_dtype: torch.dtype | None = None
+    mode: str | None = None
+    model: ModelLike = None
+
+    def options(self) -> dict[str, Any]:
+        """All but the operands and ``out``."""
+        return {
+            "bias": self.bias, "activation": self.activation, "tf32": self.tf32,
+            "out_dtype": self.out_dtype, "mode": self.mode, "model": self.model,
+        }  # fmt: skip
+
+
+def by_autocast(call: Call) -> Call | None:
+    """The call with the types that ``torch.autocast`` wants; None where it changes nothing.
+
+    As in torch, what is written to ``out`` is computed in the types that it came in. 16-bit
+    operands stay as they are.
+    """
+    a, b, bias = call.a, call.b, call.bias
+    if not is_autocasting() or call.out is not None:
+        return None
+    given: list[Any] = [x for x in (a, b, bias) if x is not None]
+    if not all(isinstance(x, torch.Tensor) for x in given):
+        return None
+    kind = a.device.type
+    if not torch.is_autocast_enabled(kind):
+        return None
+    dtype = torch.get_autocast_dtype(kind)
+    of_result = dtype if call.out_dtype is None else call.out_dtype
+    types = [a.dtype, b.dtype]
+    if bias is not None and of_result is not _FLOAT32:
+        types.append(bias.dtype)
+    if dtype is _FLOAT32 or _FLOAT32 not in types or not all(t in _CAST for t in types):
+        return None
+    a, b = a.to(dtype), b.to(dtype)
+    if a.dtype is not dtype or b.dtype is not dtype:
+        return None  # of a subclass that takes this for a move
+    bias = None if bias is None else bias.to(of_result)
+    return replace(call, a=a, b=b, bias=bias, tf32=None)
+
+
+def key_of(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    tf32: bool | None,
+    out_dtype: torch.dtype | None,
+    mode: str | None,
+    model: ModelLike,
+) -> Any:
+    """All that a prepared launch depends on, as cheap to compute as it can be; None: not kept.
+
+    Whether there is a gradient to lose is in it: such a call never gets past its validation.
+    """
+    if is_watched() or has_tangent((a, b, out, bias)):
+        return None
+    try:
+        a_address, b_address = a.data_ptr(), b.data_ptr()
+        return (
+            type(a), a.shape, a.stride(), a.dtype, a.get_device(),
+            a_address & 15 or (not a_address and _NONE),
+            type(b), b.shape, b.stride(), b.dtype, b.get_device(),
+            b_address & 15 or (not b_address and _NONE),
+            a.is_neg(), b.is_neg(),  # of the imaginary part of conjugate numbers
+            (a.requires_grad or b.requires_grad) and torch.is_grad_enabled(),
+            None if out is None else _described(out),
+            None if bias is None else _described(bias),
+            activation, tf32, out_dtype, mode, model if model is None else _identity(model),
+            epoch(),
+        )  # fmt: skip
+    except (AttributeError, RuntimeError, TypeError):
+        return None  # no dense tensors: the validation says what they are
+
+
+def _described(x: torch.Tensor) -> Any:
+    wants_grad = x.requires_grad and torch.is_grad_enabled()
+    address = x.data_ptr()
+    return (
+        type(x), x.shape, x.stride(), x.dtype, x.get_device(),
+        address & 15 or (not address and _NONE), x.is_neg(), wants_grad,
+    )  # fmt: skip
+
+
+def _identity(model: ModelLike) -> Any:
+    """A model is compared by identity, a directory by its name and when it was last saved."""
+    if not isinstance(model, str | PathLike):
+        return model
+    path = os.fspath(model)
+    try:
+        return path, card_stamp(path)
+    except OSError:
+        return path
+
+
+class KeptLaunches:
+    """Launches by key, with the bytes that their operands span and what makes an output: a bounded
+    number of them.
+
+    There are two generations. What is put goes to the young one; when that is full it becomes the
+    old one, whose predecessor is dropped: no call ever waits for a clean-up. What is used of the
+    old generation becomes young again, so what is in use stays.
+
+    Attributes:
+        young: for the one look-up of a call that is known; :meth:`get` for all others.
+        cleared: how often all was forgotten.
+    """
+
+    def __init__(self, at_most: int = 4096) -> None:
+        self.young: dict[Any, _Kept] = {}
+        self.cleared = 0
+        self._old: dict[Any, _Kept] = {}
+        self._generation = at_most // 2
+        self._lock = threading.RLock()  # a signal's handler, or a finalizer, may multiply too
+
+    def __len__(self) -> int:
+        return len(self.young) + len(self._old)
+
+    def get(self, key: Any) -> _Kept | None:
+        """What is kept of a key, young again; None if nothing is."""
+        with self._lock:
+            found = self.young.get(key)
+            if found is None and (found := self._old.pop(key, None)) is not None:
+                self._put(key, found)
+            return found
+
+    def put(self, key: Any, launch: _Kept, cleared: int) -> None:
+        """Keep a launch, unless all was forgotten since it was begun to be looked for.
+
+        Args:
+            cleared: as it was then.
+        """
+        with self._lock:
+            if cleared == self.cleared:
+                self._put(key, launch)
+                if cleared != self.cleared:  # by a handler, in the midst of this
+                    self.young.pop(key, None)
+
+    def _put(self, key: Any, launch: _Kept) -> None:
+        if len(self.young) >= self._generation:
+            self._old, self.young = self.young, {}
+        self.young[key] = launch
+
+    def discard(self, keys: Iterable[Any]) -> None:
+        """Forget these, if they are kept."""
+        with self._lock:
+            for key in keys:
+                self.young.pop(key, None)
+                self._old.pop(key, None)
+
+    def clear(self) -> None:
+        with self._lock:
+            self.cleared += 1
+            self.young, self._old = {}, {}

@@ -1,0 +1,110 @@
+"""Binaries on their way to a launch, and which of them are on the device already."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+
+import torch
+
+from costmodel.dispatch.prepared import TritonLaunch
+from costmodel.errors import CompileError, CostModelError, LaunchError
+from costmodel.launching.launch import Kernel, Plan, load
+from costmodel.launching.repacking import Repack
+from costmodel.space.config import GemmConfig
+from costmodel.space.space import legality
+from costmodel.space.specialize import Specialization
+from costmodel.space.target import Target
+from costmodel.space.workload import CodeClass, Workload
+from costmodel.support.bounded import drop_oldest
+from costmodel.support.counters import count
+from costmodel.support.untrusted import one_line
+from costmodel.tuning.tuning_result import TuningResult
+
+__all__ = ["bring", "first_launch", "loaded_configs"]
+
+log = logging.getLogger("costmodel")
+
+_KEPT = 8192
+_Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+# The aligned copies are made by a binary of their own, which depends on the operands as they are.
+_Key = tuple[Specialization, CodeClass | None, Target, int]
+
+
+def bring(plan: Plan, target: Target, device_index: int) -> Kernel:
+    """Compile (or take from Triton's cache) and load all that a plan launches; remembered.
+
+    Raises:
+        CompileError, LaunchError: as :func:`costmodel.launching.launch.load`.
+    """
+    key = _key(plan, target, device_index)
+    found = _loaded.get(key)
+    if found is not None:
+        return found[1]
+    kernel = load(plan.spec, target, device_index)
+    if plan.config.repack:
+        Repack(plan, target, device_index)
+    with _lock:
+        if key not in _loaded:
+            count(loaded=1)
+        _loaded[key] = plan.config, kernel
+        drop_oldest(_loaded, _KEPT)
+    return kernel
+
+
+def loaded_configs(workload: Workload, target: Target, device_index: int) -> list[GemmConfig]:
+    """The configurations that may run a workload with nothing to be compiled or loaded."""
+    with _lock:
+        entries = [(key[2:], config) for key, (config, _) in _loaded.items()]
+    configs = dict.fromkeys(c for place, c in entries if place == (target, device_index))
+    return [
+        config
+        for config in configs
+        if not legality(config, workload, target.device)
+        and _key(_plan(workload, config, target), target, device_index) in _loaded
+    ]
+
+
+def first_launch(
+    configs: Sequence[GemmConfig],
+    workload: Workload,
+    device_index: int,
+    operands: _Operands,
+    result: TuningResult,
+    refused: list[type[CostModelError]] | None = None,
+) -> TritonLaunch | None:
+    """The launch of the first configuration that may run and can be loaded; None if none can.
+
+    Args:
+        configs: in order of preference.
+        operands: A, B and C, for their strides.
+        result: what the launch goes by.
+        refused: is told what kind of error each that cannot be loaded was refused with.
+    """
+    for config in configs:
+        if legality(config, workload, result.target.device):
+            continue
+        plan = _plan(workload, config, result.target)
+        try:
+            kernel = bring(plan, result.target, device_index)
+        except (CompileError, LaunchError) as error:
+            log.info("%s: %s", config, one_line(error))
+            if refused is not None:  # not the error itself, which holds on to the operands
+                refused.append(type(error))
+            continue
+        return TritonLaunch(plan, kernel, device_index, operands, result)
+    return None
+
+
+def _plan(workload: Workload, config: GemmConfig, target: Target) -> Plan:
+    return Plan.of(workload, config, target.device.sm_count)
+
+
+def _key(plan: Plan, target: Target, device_index: int) -> _Key:
+    code = plan.workload.code if plan.config.repack else None
+    return plan.spec, code, target, device_index
+
+
+_lock = threading.Lock()
+_loaded: dict[_Key, tuple[GemmConfig, Kernel]] = {}

@@ -1,0 +1,217 @@
+"""The evaluation protocol: how much speed each model's ranking keeps on the eval workloads.
+
+What counts as the space of a workload is every legal configuration that was measured on it,
+failures too; equal programs are ranked once. ``torch.matmul`` never enters it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.data.candidates import Candidates, CostModel
+from costmodel.errors import MissingData
+from costmodel.evaluation import metrics
+from costmodel.evaluation.duplicates import identities
+from costmodel.evaluation.heldout import is_ragged
+from costmodel.space.kernel_code import kernel_hashes
+from costmodel.space.space import legality
+from costmodel.space.target import Device, Target
+from costmodel.space.workload import Workload
+
+if TYPE_CHECKING:
+    from costmodel.data.dataset import Dataset
+    from costmodel.data.frame import Frame
+
+__all__ = ["TOP_K", "Problem", "evaluate", "problems_of"]
+
+TOP_K = (1, 4, 8, 16)
+
+log = logging.getLogger("costmodel")
+
+_Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One eval workload: what there is to choose from, and what each choice gives.
+
+    Attributes:
+        candidates: all that is legal and was measured, failures too.
+        latency_us: float64 [n]; NaN where failed. Equal programs have the least of theirs.
+        identity: int64 [n], equal for candidates that do the same.
+    """
+
+    workload: Workload
+    candidates: Candidates
+    latency_us: _Floats
+    identity: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Score:
+    """How one ranking did on one workload."""
+
+    ragged: bool
+    kept: tuple[float, ...]  # at each of TOP_K
+    tau: float
+    mape_pct: float | None
+
+
+def evaluate(
+    dataset: Dataset,
+    models: Sequence[CostModel],
+    target: Target,
+    workloads: Collection[Workload] | None = None,
+) -> list[dict[str, Any]]:
+    """Judge models on the eval rows of a dataset: the content of ``costmodel evaluate --json``.
+
+    Added to the given models: ``random`` (the expected value of a random order), ``oracle`` (knows
+    the recorded latencies) and ``noise ceiling`` (the recorded latencies as a prediction of an
+    independent second measurement, the anchor rows; left out where none exist).
+
+    Args:
+        dataset: has rows of role ``eval``.
+        models: ``kind`` of each (learned, baseline or peer) is taken from its attribute of that
+            name; a model without one is ``learned``.
+        target: what the models predict for.
+        workloads: judge by these only; default: all that were recorded.
+
+    Rows of a kernel that has changed since are left out, as in training: a warning tells how many.
+
+    Returns:
+        One entry per model: ``name``, ``kind``, ``workloads`` (how many; in the noise ceiling each
+        once per run), ``regret`` (speed kept in percent: ``{"1": {"geomean_pct", "worst_pct"},
+        "4": …}``), the same under ``aligned`` and ``ragged`` (None where there is no such
+        workload), ``kendall_tau`` and ``mape_pct`` (means over workloads; None where no latency
+        is predicted).
+
+    Raises:
+        MissingData: the dataset holds no eval rows, or none that worked, of the present kernels.
+    """
+    frame = dataset.frame("eval", kernel_hashes=kernel_hashes())
+    dropped = ", ".join(f"{reason} ({rows} rows)" for reason, rows in frame.dropped.items())
+    problems = problems_of(frame, target.device, workloads)
+    if not problems and dropped:
+        raise MissingData(
+            f"{dataset.path} holds no working rows of the held-out list that the kernels as they "
+            f"are now gave: {dropped}; record it again with `costmodel collect --worklist FILE`, "
+            f"or name a dataset of these kernels with `--data DIR`"
+        )
+    if dropped:
+        log.warning("%s, left out: %s", dataset.path, dropped)
+    if not problems:
+        raise MissingData(
+            f"{dataset.path} holds no working rows of the held-out list: draw it with "
+            f"`benchmarks/draw_reference.py eval` and record it with `costmodel collect "
+            f"--worklist FILE`, or name a dataset that has them with `--data DIR`"
+        )
+    entries = [
+        _entry(
+            model.name,
+            str(getattr(model, "kind", "learned")),
+            [
+                _score(p, model.predict(p.workload, p.candidates, target), model.predicts_latency)
+                for p in problems
+            ],
+        )
+        for model in models
+    ]
+    entries.append(
+        _entry("random", "baseline", _scores(problems, lambda p: np.zeros(len(p.latency_us))))
+    )
+    entries.append(_entry("oracle", "oracle", _scores(problems, lambda p: p.latency_us)))
+    if second := _second_measurement(dataset, problems):
+        entries.append(_entry("noise ceiling", "oracle", second))
+    return entries
+
+
+def problems_of(
+    frame: Frame, device: Device, wanted: Collection[Workload] | None = None
+) -> list[Problem]:
+    """The workloads of a frame of which anything worked; of those wanted, where that is said."""
+    problems = []
+    for workload in (
+        frame.workloads if wanted is None else [w for w in frame.workloads if w in wanted]
+    ):
+        part = frame.of_workload(workload)
+        # As rank() does: what is known not to compile or launch is nobody's pick.
+        legal = [not legality(c, workload, device) for c in part.candidates.configs]
+        part = part.take(np.flatnonzero(part.candidates.fits(device) & np.array(legal, dtype=bool)))
+        latency = np.where(part.ok, part.latency_us, np.nan)
+        if part.ok.any():
+            # One program has one latency, whichever of its names a model ranks first.
+            identity = identities(workload, part.candidates)
+            best = np.full(len(identity), np.nan)
+            np.fmin.at(best, identity, latency)
+            problems.append(Problem(workload, part.candidates, best[identity], identity))
+    return problems
+
+
+def _scores(problems: Sequence[Problem], cost: Callable[[Problem], _Floats]) -> list[_Score]:
+    return [_score(p, cost(p), False) for p in problems]
+
+
+def _score(problem: Problem, cost: _Floats, is_latency: bool) -> _Score:
+    rows = metrics.distinct_rows(cost, problem.identity)
+    latency, ranked = problem.latency_us[rows], cost[rows]
+    return _Score(
+        is_ragged(problem.workload),
+        tuple(metrics.speed_kept(latency, ranked, k) for k in TOP_K),
+        metrics.kendall_tau(latency, ranked),
+        metrics.mape_pct(latency, ranked) if is_latency else None,
+    )
+
+
+def _second_measurement(dataset: Dataset, problems: Sequence[Problem]) -> list[_Score]:
+    """Rank by the first measurement, and judge by the anchors of each run."""
+    anchors, _ = dataset.unchanged(dataset.measurements("anchor"), kernel_hashes())
+    scores = []
+    for problem in problems:
+        first = dict(zip(problem.candidates.configs, problem.latency_us.tolist(), strict=True))
+        rows = anchors.rows_of.get(problem.workload, np.empty(0, dtype=np.intp))
+        rows = rows[(anchors.config_index[rows] >= 0) & anchors.ok[rows]]
+        for run in sorted(set(anchors.run_index[rows].tolist())):
+            again = rows[anchors.run_index[rows] == run]
+            configs = [anchors.configs[i] for i in anchors.config_index[again]]
+            cost = np.array([first.get(config, np.nan) for config in configs])
+            # Without the pick itself among those timed again, nothing is known of it.
+            if len(again) > 1 and np.nanmin(list(first.values())) in cost:
+                part = Problem(
+                    problem.workload, Candidates.of(configs), anchors.latency_us[again],
+                    np.arange(len(again)),
+                )  # fmt: skip
+                scores.append(_score(part, cost, True))
+    return scores
+
+
+def _entry(name: str, kind: str, scores: Sequence[_Score]) -> dict[str, Any]:
+    errors = [s.mape_pct for s in scores if s.mape_pct is not None]
+    return {
+        "name": name,
+        "kind": kind,
+        "workloads": len(scores),
+        "regret": _kept(scores),
+        "aligned": _kept([s for s in scores if not s.ragged]),
+        "ragged": _kept([s for s in scores if s.ragged]),
+        "kendall_tau": round(float(np.mean([s.tau for s in scores])), 4),
+        "mape_pct": round(float(np.mean(errors)), 2) if errors else None,
+    }
+
+
+def _kept(scores: Sequence[_Score]) -> dict[str, dict[str, float]] | None:
+    if not scores:
+        return None
+    columns = zip(TOP_K, zip(*(s.kept for s in scores), strict=True), strict=True)
+    return {
+        str(k): {
+            "geomean_pct": round(100 * metrics.geomean(kept), 2),
+            "worst_pct": round(100 * min(kept), 2),
+        }
+        for k, kept in columns
+    }

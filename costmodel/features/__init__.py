@@ -1,0 +1,1 @@
+"""What a model sees of a configuration on a workload."""

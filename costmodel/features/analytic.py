@@ -1,0 +1,206 @@
+"""What can be worked out about a launch on paper: occupancy, waves, traffic, time bounds.
+
+Nothing here is timed, and nothing is fitted but a few constants of the estimate. The numbers are
+features for a learned model and the ground that the rule heuristic stands on; their ratios matter,
+their absolute accuracy does not.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.data.candidates import ARTIFACT_COLUMNS, CONFIG_COLUMNS, Candidates
+from costmodel.features.estimate import ESTIMATE_FEATURES, estimate_columns
+from costmodel.space.target import SM_REGISTERS, Device, Target
+from costmodel.space.workload import Workload
+
+__all__ = ["ANALYTIC_FEATURES", "analytic_columns", "occupancy"]
+
+Column = NDArray[np.float64]
+
+ANALYTIC_FEATURES = (
+    # the binary, known or estimated
+    "registers_used", "shared_used", "occupancy", "warps_per_sm", "accumulators_per_thread",
+    "wgmma_shape", "rows_per_warp",
+    # the grid
+    "tiles_m", "tiles_n", "tiles", "programs", "steps", "steps_per_program", "tiles_per_sm",
+    "waves", "wave_efficiency", "last_wave", "sm_balance", "group_fill",
+    # padding: useful over padded work
+    "useful_m", "useful_n", "useful_k", "useful", "even_k",
+    # traffic
+    "tile_intensity", "program_bytes", "operand_traffic", "dram_traffic", "wave_footprint_l2",
+    "split_traffic", "bytes_in_flight", "stages_per_step",
+    "resident",
+    # the time, as multiples of the workload's roofline: lower bounds, then walked through
+    "compute_bound", "dram_bound", "l2_bound", "bound", "roofline_us", *ESTIMATE_FEATURES,
+)  # fmt: skip
+
+_SM_WARPS = 64
+_SM_BLOCKS = 32
+_BLOCK_RESERVED_BYTES = 1024  # what CUDA keeps of shared memory for each block
+_OTHER_REGISTERS = 48  # addresses, loop counters and operand fragments beside the accumulators
+_LATENCY_US = 0.8  # one trip to device memory under load: how much must be in flight
+_L2_SPEEDUP = 4.0  # L2 bandwidth over that of device memory, as products reach it on an H100
+
+
+def occupancy(registers: Column, shared_bytes: Column, num_warps: Column, device: Device) -> Column:
+    """Blocks of a kernel that fit one multiprocessor, at least 1.
+
+    Args:
+        registers: per thread, [n].
+        shared_bytes: per block, [n].
+        num_warps: per block, [n].
+
+    Source: NVIDIA's occupancy tables; registers are given to warps in units of 256.
+    """
+    per_warp = np.ceil(np.maximum(registers, 16) * 32 / 256) * 256
+    by_registers = np.floor(np.floor(SM_REGISTERS / per_warp) / num_warps)
+    by_shared = np.floor(device.sm_shared_bytes / (shared_bytes + _BLOCK_RESERVED_BYTES))
+    by_warps = np.floor(_SM_WARPS / num_warps)
+    blocks = np.minimum(np.minimum(by_registers, by_shared), np.minimum(by_warps, _SM_BLOCKS))
+    at_least_one: Column = np.maximum(blocks, 1.0)
+    return at_least_one
+
+
+def analytic_columns(
+    workload: Workload, candidates: Candidates, target: Target, *, binary: bool
+) -> dict[str, Column]:
+    """The columns of :data:`ANALYTIC_FEATURES`, float64 [n] each.
+
+    Args:
+        binary: take registers and shared memory from the artifacts where they are known;
+            otherwise all are estimated from the configuration.
+    """
+    device = target.device
+    c = dict(zip(CONFIG_COLUMNS, candidates.config_columns.T, strict=True))
+    m, n, k = (float(max(side, 1)) for side in (workload.m, workload.n, workload.k))
+    out = _resources(workload, candidates, device, c, binary)
+    out |= _grid(m, n, k, c, out["occupancy"], device)
+    out |= _traffic(workload, m, n, k, c, out, device)
+
+    # Blocks that share a multiprocessor share its arithmetic units: the fullest one decides.
+    kind = workload.code.kind
+    sm_flops_us = device.tflops_of(kind) * 1e6 / device.sm_count
+    program_flops = 2 * c["block_m"] * c["block_n"] * c["block_k"] * out["steps_per_program"]
+    compute_us = np.ceil(out["programs"] / device.sm_count) * program_flops / sm_flops_us
+    bytes_us = device.bandwidth_gbs * 1e3
+    dram_us = (out["dram_traffic"] + out["split_traffic"]) / bytes_us
+    l2_us = (out["operand_traffic"] + out["split_traffic"]) / (bytes_us * _L2_SPEEDUP)
+    roofline = device.roofline_us(workload.flops(), workload.bytes(), kind)
+    out["compute_bound"] = compute_us / roofline
+    out["dram_bound"] = dram_us / roofline
+    out["l2_bound"] = l2_us / roofline
+    out["bound"] = np.maximum(np.maximum(compute_us, dram_us), l2_us) / roofline
+    out["resident"] = np.minimum(out["occupancy"], np.ceil(out["programs"] / device.sm_count))
+    out["roofline_us"] = np.full_like(compute_us, roofline)
+    return out | estimate_columns(workload, c, out, device)
+
+
+def _resources(
+    workload: Workload, candidates: Candidates, device: Device, c: dict[str, Column], binary: bool
+) -> dict[str, Column]:
+    """Registers and shared memory, and how many blocks they let on a multiprocessor."""
+    item = workload.code.itemsize
+    accumulators = c["block_m"] * c["block_n"] / (32 * c["num_warps"])
+    registers = np.minimum(accumulators + _OTHER_REGISTERS, 255)
+    registers = np.where(c["maxnreg"] > 0, np.minimum(registers, c["maxnreg"]), registers)
+    # Launched once per multiprocessor; they store one tile while the stages already hold the next.
+    stays = (c["is_persistent"] > 0) | (c["is_warp_specialized"] > 0)
+    stage_bytes = (c["block_m"] + c["block_n"]) * c["block_k"] * item
+    epilogue = c["block_m"] * c["stored_n"] * workload.code.out_itemsize
+    pipeline = c["num_stages"] * stage_bytes
+    shared = np.where(stays, pipeline + epilogue, np.maximum(pipeline, epilogue))
+    if binary:
+        known = dict(zip(ARTIFACT_COLUMNS[:3], candidates.artifact_columns.T, strict=False))
+        there = ~np.isnan(known["registers"])
+        registers = np.where(there, known["registers"], registers)
+        shared = np.where(there, known["shared_bytes"], shared)
+    blocks = occupancy(registers, shared, c["num_warps"], device)
+    blocks = np.where(stays, 1.0, blocks)
+    return {
+        "registers_used": registers,
+        "shared_used": shared,
+        "occupancy": blocks,
+        "warps_per_sm": blocks * c["num_warps"],
+        "accumulators_per_thread": accumulators,
+        # Hopper's tensor-core instruction wants 64 rows, a whole warp group, and no IEEE float32.
+        "wgmma_shape": (
+            (c["block_m"] >= 64) & (c["num_warps"] >= 4) & (workload.code.kind != "float32")
+        ).astype(np.float64),
+        "rows_per_warp": c["block_m"] / c["num_warps"],
+    }
+
+
+def _grid(
+    m: float, n: float, k: float, c: dict[str, Column], blocks: Column, device: Device
+) -> dict[str, Column]:
+    """Tiles, programs, waves, and how much of them is useful work."""
+    tiles_m, tiles_n = np.ceil(m / c["block_m"]), np.ceil(n / c["block_n"])
+    tiles = tiles_m * tiles_n
+    programs = tiles * c["split_k"]
+    steps = np.ceil(k / c["block_k"])
+    steps_per_program = np.ceil(steps / c["split_k"])
+    slots = device.sm_count * blocks
+    waves = programs / slots
+    whole = np.ceil(waves)
+    per_sm = programs / device.sm_count
+    useful_m = m / (tiles_m * c["block_m"])
+    useful_n = n / (tiles_n * c["block_n"])
+    useful_k = k / (steps_per_program * c["split_k"] * c["block_k"])
+    return {
+        "tiles_m": tiles_m,
+        "tiles_n": tiles_n,
+        "tiles": tiles,
+        "programs": programs,
+        "steps": steps,
+        "steps_per_program": steps_per_program,
+        "tiles_per_sm": per_sm,
+        "waves": waves,
+        "wave_efficiency": waves / whole,
+        "last_wave": waves - whole + 1,
+        "sm_balance": per_sm / np.ceil(per_sm),
+        "group_fill": np.minimum(c["group_m"], tiles_m) / c["group_m"],
+        "useful_m": useful_m,
+        "useful_n": useful_n,
+        "useful_k": useful_k,
+        "useful": useful_m * useful_n * useful_k,
+        "even_k": (np.remainder(k, c["block_k"]) == 0).astype(np.float64),
+    }
+
+
+def _traffic(
+    workload: Workload,
+    m: float,
+    n: float,
+    k: float,
+    c: dict[str, Column],
+    g: dict[str, Column],
+    device: Device,
+) -> dict[str, Column]:
+    """Bytes that programs ask for, that reach device memory, and that are under way at once."""
+    item, out_item = workload.code.itemsize, workload.code.out_itemsize
+    stage_bytes = (c["block_m"] + c["block_n"]) * c["block_k"] * item
+    program_bytes = stage_bytes * g["steps_per_program"]
+    running = np.minimum(g["programs"], device.sm_count * g["occupancy"])
+    # The tiles that run at once form a block of GROUP_M rows: what it reads, it reads once.
+    running_tiles = np.maximum(np.floor(running / c["split_k"]), 1)
+    rows = np.minimum(np.minimum(c["group_m"], g["tiles_m"]), running_tiles)
+    columns = np.minimum(np.ceil(running_tiles / rows), g["tiles_n"])
+    wave_bytes = (rows * c["block_m"] + columns * c["block_n"]) * k * item
+    least = (m * k + k * n) * item
+    dram = np.maximum(g["tiles"] / running_tiles * wave_bytes, least)
+    if least < device.l2_bytes:  # everything stays in L2 once it has been read
+        dram = np.full_like(dram, least)
+    partials = 2.0 * 4 * c["block_m"] * c["block_n"] * g["programs"]
+    in_flight = running * stage_bytes * np.minimum(c["num_stages"], g["steps_per_program"])
+    return {
+        "tile_intensity": c["block_m"] * c["block_n"] / (c["block_m"] + c["block_n"]),
+        "program_bytes": program_bytes,
+        "operand_traffic": program_bytes * g["programs"] + m * n * out_item,
+        "dram_traffic": dram + m * n * out_item,
+        "wave_footprint_l2": wave_bytes / device.l2_bytes,
+        "split_traffic": np.where(c["split_k"] > 1, partials, 0.0),
+        "bytes_in_flight": in_flight / (device.bandwidth_gbs * 1e3 * _LATENCY_US),
+        "stages_per_step": c["num_stages"] / g["steps_per_program"],
+    }

@@ -1,0 +1,281 @@
+"""The time of a launch, walked through on paper: waves of blocks, each of steps.
+
+The form is arithmetic. The constants are of an H100 (Triton 3.6.0): the first ones are fitted to
+the near-best rows of its training recording, as few numbers as there are effects; for another
+device they scale with its data sheet. The trees learn the rest, so a constant need not be exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.space.space import repack_elements
+from costmodel.space.target import Device
+from costmodel.space.workload import Workload
+
+__all__ = ["ESTIMATE_FEATURES", "SM_BANDWIDTH_GBS", "estimate_columns"]
+
+Column = NDArray[np.float64]
+Columns = dict[str, Column]
+
+ESTIMATE_FEATURES = (
+    # extra traffic of rows that cross lines of the cache, as a share
+    "a_straddle", "b_straddle", "c_straddle",
+    # a step of the main loop: what it spends its time on
+    "step_compute", "step_bytes", "step_load", "step_wait",
+    # parts of the estimate, as shares of the whole
+    "loop_share", "tail_share", "dram_share", "split_share", "repack_share",
+    # traffic as a multiple of the roofline; the estimate as one, and in us
+    "dram_estimate", "estimate", "log_estimate",
+)  # fmt: skip
+
+_LAUNCH_US = 0.89
+_FIRST_BYTES_US = 0.73  # from the start of a block to its first bytes
+_LOAD_LATENCY_US = 0.44
+_EPILOGUE_US = 0.755
+_STORE_FACTOR = 3.17  # a byte that is stored, over one that is loaded
+SM_BANDWIDTH_GBS = 141.0  # what one multiprocessor reads at most, some 64 bytes a clock
+_L2_SPEEDUP = 4.0  # L2 bandwidth over that of device memory
+_DRAM_SHARE = 1.05  # of the data sheet's bandwidth, beside what the latencies account for
+_L2_SHARE = 0.5  # of the L2 cache that keeps what will be read again
+_WGMMA_SHARE = 0.90  # of the data sheet's tensor rate
+_MMA_SHARE = 0.42  # the same of a warp's own instruction, which Hopper does not run at full rate
+_FMA_SHARE = 0.6
+_SHARED_BYTES_PER_US = 152e3  # that a multiprocessor's warps read of their operands (mma.sync)
+_LOAD_COST = 2.08  # slots of the load unit for each of its instructions, asynchronous or not
+_UNPIPED_LOAD_COST = 3.26
+# As recorded: plain loads of B take three times as long where no step along K needs a mask.
+_UNMASKED_LOAD_COST = 12.0
+_UNPIPED_SERIAL = 0.29  # share of a step that does not run under the wait for its operands
+_POINTER_STEP_US = (0.023, 0.057)  # overhead of a step: asynchronous copies, or plain loads
+_TMA_STEP_US = 0.088
+_LINE_COST, _SECTOR_COST, _STORE_LINE_COST = 0.285, 0.4, 0.51
+_WAVE_GAP = 0.365  # of the first bytes' latency, between waves that blocks enter one by one
+_WS_EXPOSED = 0.49  # share of edges that a warp-specialised kernel does not hide
+_FLAT_EXPOSED = 0.465  # the same of one whose loop runs over tiles and steps alike
+_SPLIT_US = 1.19
+_COPY_US, _COPY_SHARE = 1.12, 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Times of one block's step by itself, us [n], and its bytes with the lines they cross."""
+
+    warps: Column
+    compute: Column
+    loads: Column
+    bytes_: Column
+    alone: Column  # latency that the stages under way do not hide, and overhead
+    serial: Column  # share that waits for its own loads
+    dram_part: Column  # of its bytes, those that L2 does not have
+
+
+def estimate_columns(workload: Workload, c: Columns, g: Columns, device: Device) -> Columns:
+    """The columns of :data:`ESTIMATE_FEATURES`, float64 [n] each.
+
+    Args:
+        c: columns of the configurations, see ``candidates.CONFIG_COLUMNS``.
+        g: ``occupancy``, ``programs``, ``steps_per_program``, ``tiles_m``, ``tiles_n``,
+            ``wgmma_shape``, ``even_k`` and ``roofline_us`` of each.
+    """
+    lines = _straddle(workload, c)
+    dram = _dram_bytes(workload, c, g, device)
+    step = _step(workload, c, g, device, lines, dram)
+    sm, occupancy = device.sm_count, g["occupancy"]
+    slots = sm * occupancy
+    full = np.floor(g["programs"] / slots)
+    rest = g["programs"] - full * slots
+    last = np.maximum(np.ceil(rest / sm), 1)
+    busy = np.clip(rest, 1, sm)
+    steps = g["steps_per_program"]
+    whole, parts = _step_us(step, occupancy, np.full_like(busy, sm), device)
+    ending, last_parts = _step_us(step, last, busy, device)
+    stored = c["block_m"] * c["block_n"] * workload.code.out_itemsize
+    stored = stored * _STORE_FACTOR * (1 + _STORE_LINE_COST * lines["c_straddle"])
+    store_whole = _EPILOGUE_US + stored * occupancy / _share(np.full_like(busy, sm), device)
+    store_last = _EPILOGUE_US + stored * last / _share(busy, device)
+    # A block that stays hides part of its edges under the next tile's loads, if it is built so.
+    specialized = c["is_warp_specialized"] > 0
+    stays = (c["is_persistent"] > 0) | specialized
+    exposed = np.where(specialized, _WS_EXPOSED, 1.0)
+    exposed = np.where((c["is_persistent"] > 0) & (c["flatten"] > 0), _FLAT_EXPOSED, exposed)
+    gap = _FIRST_BYTES_US * np.where(stays, exposed, 1.0) * np.where(occupancy > 1, _WAVE_GAP, 1.0)
+    first = _FIRST_BYTES_US + steps * whole + store_whole
+    more = np.maximum(full - 1, 0) * (gap + steps * whole + store_whole * exposed)
+    before_tail = np.where(full > 0, _WAVE_GAP * exposed, 1.0) * _FIRST_BYTES_US
+    tail = np.where(rest > 0, before_tail + steps * ending + store_last, 0.0)
+    loop = np.where(full > 0, first + more, 0.0) + tail
+    dram_us = dram / (_DRAM_SHARE * device.bandwidth_gbs * 1e3) + _FIRST_BYTES_US
+    split, copy = _split_us(c, g, device), _copy_us(workload, c, device)
+    total = _LAUNCH_US + _slowest(loop, dram_us) + split + copy
+    return lines | {
+        **{name: np.where(full > 0, parts[name], last_parts[name]) for name in parts},
+        "loop_share": loop / total,
+        "tail_share": tail / total,
+        "dram_share": dram_us / total,
+        "split_share": split / total,
+        "repack_share": copy / total,
+        "dram_estimate": dram / (device.bandwidth_gbs * 1e3) / g["roofline_us"],
+        "estimate": total / g["roofline_us"],
+        "log_estimate": np.log(total),
+    }
+
+
+def _slowest(*times: Column) -> Column:
+    """Their maximum, with a round corner: times that are nearly equal hinder each other."""
+    fourth: Column = np.sqrt(np.sqrt(sum(np.square(np.square(t)) for t in times)))
+    return fourth
+
+
+def _share(busy: Column, device: Device) -> Column:
+    """Bytes per us that each of so many multiprocessors reads from L2, [n]."""
+    l2 = device.bandwidth_gbs * 1e3 * _L2_SPEEDUP
+    share: Column = np.minimum(l2 / busy, SM_BANDWIDTH_GBS * 1e3)
+    return share
+
+
+def _step_us(step: _Step, resident: Column, busy: Column, device: Device) -> tuple[Column, Columns]:
+    """Time of a step where so many blocks share each busy multiprocessor, and its parts as shares.
+
+    What is read from device memory comes no faster than that delivers to all of them.
+    """
+    memory = _DRAM_SHARE * device.bandwidth_gbs * 1e3
+    bytes_us = np.maximum(
+        step.bytes_ * resident / _share(busy, device),
+        step.bytes_ * step.dram_part * resident * busy / memory,
+    )
+    # Each of the four quarters of a multiprocessor serves warps of its own only.
+    idle = np.maximum(1, 4 / (step.warps * resident))
+    compute, loads = step.compute * resident * idle, step.loads * resident
+    alone = step.alone + step.serial * (step.compute + step.loads + bytes_us / resident)
+    time = _slowest(compute, bytes_us, loads, alone)
+    parts = {
+        "step_compute": compute / time,
+        "step_bytes": bytes_us / time,
+        "step_load": loads / time,
+        "step_wait": step.alone / time,
+    }
+    return time, parts
+
+
+def _step(
+    workload: Workload, c: Columns, g: Columns, device: Device, lines: Columns, dram: Column
+) -> _Step:
+    """What one block's step asks of each unit."""
+    code, item = workload.code, workload.code.itemsize
+    a, b = (c[side] * c["block_k"] * item for side in ("block_m", "block_n"))
+    bytes_ = a * (1 + lines["a_straddle"]) + b * (1 + lines["b_straddle"])
+    pointer = c["is_pointer"] > 0
+    # Copies of fewer than 4 bytes are not asynchronous: such an operand is waited for.
+    asynchronous = min(code.a_align, code.b_align) >= 4
+    stages = np.where(pointer, np.maximum(c["num_stages"] - 1, 1), c["num_stages"])
+    depth = np.minimum(stages, g["steps_per_program"])
+    if not asynchronous:
+        depth = np.where(pointer, 1.0, depth)
+    # The load unit takes an instruction of a warp, or 128 bytes of a wider one, each few clocks.
+    requests = a / (32 * min(code.a_align, 4)) + b / (32 * min(code.b_align, 4))
+    cost: float | Column = _LOAD_COST if asynchronous else _UNPIPED_LOAD_COST
+    if not asynchronous and code.b_align < 4:
+        cost = np.where(g["even_k"] > 0, _UNMASKED_LOAD_COST, cost)
+    overhead = _POINTER_STEP_US[0 if asynchronous else 1]
+    tile = c["block_m"] * c["block_n"]
+    out_bytes = workload.m * workload.n * code.out_itemsize
+    asked = np.maximum(g["programs"] * g["steps_per_program"] * (a + b), 1)
+    return _Step(
+        warps=c["num_warps"],
+        compute=_compute_us(workload, c, g, tile, device),
+        loads=np.where(pointer, requests * cost / device.clock_mhz, 0.0),
+        bytes_=bytes_,
+        alone=_LOAD_LATENCY_US / depth + np.where(pointer, overhead, _TMA_STEP_US),
+        serial=np.where(pointer & (not asynchronous), _UNPIPED_SERIAL, 0.0),
+        dram_part=np.clip((dram - out_bytes) / asked, 0, 1),
+    )
+
+
+def _compute_us(workload: Workload, c: Columns, g: Columns, tile: Column, device: Device) -> Column:
+    """Arithmetic of a step of one block that has a multiprocessor's units to itself."""
+    kind, warps = workload.code.kind, c["num_warps"]
+    flops_per_us = device.tflops_of(kind) * 1e6 / device.sm_count
+    ideal: Column = 2 * tile * c["block_k"] / flops_per_us
+    if kind == "float32":
+        return ideal / _FMA_SHARE
+    # A wide instruction reads A and B from shared memory: a narrow one takes as long for less.
+    groups = np.maximum(warps / 4, 1)
+    down = np.where(
+        c["is_warp_specialized"] > 0, groups, np.minimum(groups, np.maximum(c["block_m"] / 64, 1))
+    )
+    width = np.minimum(c["block_n"] * down / groups, 256)
+    wide = ideal / _WGMMA_SHARE * np.maximum(1, 0.5 + 50 / width)
+    # A warp multiplies a share of the tile, and reads both of its sides.
+    rows = np.maximum(c["block_m"] / warps, 16)
+    read = warps * (rows + tile / (warps * rows)) * c["block_k"] * workload.code.itemsize
+    narrow = np.maximum(ideal / _MMA_SHARE, read / _SHARED_BYTES_PER_US)
+    time: Column = np.where(g["wgmma_shape"] > 0, wide, narrow)
+    return time
+
+
+def _straddle(workload: Workload, c: Columns) -> Columns:
+    """Extra traffic of operands whose rows do not start on lines of 128 bytes, as a share.
+
+    Taken as dense: the class of a workload knows no strides. Copies are padded to whole lines.
+    """
+    w, code, item = workload, workload.code, workload.code.itemsize
+    a_row, a_box = (w.m, "block_m") if code.a_layout == "col" else (w.k, "block_k")
+    b_row, b_box = (w.k, "block_k") if code.b_layout == "col" else (w.n, "block_n")
+    found = {}
+    for name, row, box, align in (
+        ("a_straddle", a_row, c[a_box], code.a_align), ("b_straddle", b_row, c[b_box], code.b_align)
+    ):  # fmt: skip
+        unit = np.gcd(max(row, 1) * item, 128)
+        extra = _LINE_COST * (1 - unit / 128) + _SECTOR_COST * (unit < 32)
+        # TMA takes rows in pieces of 128 bytes; a pointer row is one run of lines.
+        lines = 128 / (box * item)
+        runs = np.where(c["is_pointer"] > 0, np.minimum(lines, 2), np.maximum(lines, 1))
+        copied = (c["repack"] > 0) & (align < 16)
+        found[name] = np.where(copied, 0.0, extra * runs)
+    c_row = (w.m if code.c_layout == "col" else w.n) * code.out_itemsize
+    outside = 1 - np.gcd(max(c_row, 1), 128) / 128
+    return found | {"c_straddle": np.full_like(c["block_m"], outside)}
+
+
+def _dram_bytes(workload: Workload, c: Columns, g: Columns, device: Device) -> Column:
+    """Traffic to device memory: what L2 lost before it was read again comes twice.
+
+    Tiles are walked in stripes of GROUP_M tile rows: within one, A stays; from one to the next,
+    B stays only if the whole stripe with its part of C fits.
+    """
+    code, item = workload.code, workload.code.itemsize
+    a, b = workload.m * workload.k * item, workload.n * workload.k * item
+    group = np.minimum(c["group_m"], g["tiles_m"])
+    running = np.minimum(g["programs"], device.sm_count * g["occupancy"]) / c["split_k"]
+    at_once = np.maximum(running / (group * g["tiles_n"]), 1)
+    stripes = np.maximum(g["tiles_m"] / group / at_once, 1)
+    rounds = np.maximum(g["tiles_n"] * group / np.maximum(running, 1), 1)
+    rows = group * c["block_m"]
+    kept = _L2_SHARE * device.l2_bytes
+    lost_a = np.clip(rows * workload.k * item / kept - 1, 0, 1)
+    touched = b + rows * (workload.k * item + workload.n * code.out_itemsize)
+    lost_b = np.clip(touched / kept - 1, 0, 1)
+    traffic: Column = a * (1 + lost_a * (rounds - 1)) + b * (1 + lost_b * (stripes - 1))
+    traffic += workload.m * workload.n * code.out_itemsize
+    return traffic
+
+
+def _split_us(c: Columns, g: Columns, device: Device) -> Column:
+    """The last block of a tile to arrive reads the partial sums of the others, all by itself."""
+    tile = 4 * c["block_m"] * c["block_n"]
+    alone = _SPLIT_US + (1 + c["split_k"]) * tile / (SM_BANDWIDTH_GBS * 1e3)
+    together = tile * g["programs"] / (device.bandwidth_gbs * 1e3 * _L2_SPEEDUP)
+    time: Column = np.where(c["split_k"] > 1, alone + together, 0.0)
+    return time
+
+
+def _copy_us(workload: Workload, c: Columns, device: Device) -> Column:
+    """Operands that TMA cannot address are copied by a launch of its own."""
+    copied = 2 * sum(repack_elements(workload)) * workload.code.itemsize
+    copy_us = copied / (_COPY_SHARE * device.bandwidth_gbs * 1e3) + _COPY_US
+    time: Column = np.where(c["repack"] > 0, copy_us, 0.0)
+    return time

@@ -1,0 +1,1 @@
+"""Loading a binary, and launching it on operands."""

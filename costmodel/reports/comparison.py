@@ -1,0 +1,76 @@
+"""The models that every table shows side by side."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.data.candidates import Candidates, CostModel
+from costmodel.errors import NoModel
+from costmodel.models import (
+    NvMatmulHeuristics,
+    PaperEstimate,
+    PtxScore,
+    RuleHeuristic,
+    StaticRank,
+    TrainingTable,
+    XgbCostModel,
+)
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
+
+if TYPE_CHECKING:
+    from costmodel.data.dataset import Dataset
+
+__all__ = ["ConfigOnly", "compared_models"]
+
+
+class ConfigOnly:
+    """A learned model that is shown no artifacts: what it knows from configurations alone."""
+
+    kind = "learned"
+    predicts_latency = True
+
+    def __init__(self, model: XgbCostModel) -> None:
+        self._model = model
+        self.name = f"{model.name} config-only"
+
+    def predict(
+        self, workload: Workload, candidates: Candidates, target: Target
+    ) -> NDArray[np.float64]:
+        """Latency in us of each candidate, float64 [n]."""
+        blind = replace(
+            candidates,
+            artifacts=(None,) * len(candidates),
+            artifact_columns=np.full_like(candidates.artifact_columns, np.nan),
+        )
+        return self._model.predict(workload, blind, target)
+
+
+def compared_models(dataset: Dataset, model: XgbCostModel | None) -> tuple[list[CostModel], str]:
+    """The learned model in full and without PTX, the baselines, and the peer where there is one.
+
+    Args:
+        dataset: its training rows are what the static baseline is made of.
+        model: None leaves the learned ones out.
+
+    Returns:
+        (models, reason): why the peer is left out; empty where it is not.
+    """
+    models: list[CostModel] = [] if model is None else [model, ConfigOnly(model)]
+    models += [
+        StaticRank().fit(TrainingTable.from_dataset(dataset)),
+        RuleHeuristic(),
+        PaperEstimate(),
+        PtxScore(),
+        PtxScore.hopper(),
+    ]
+    peer = NvMatmulHeuristics()
+    try:
+        peer.propose(Workload.dense(1024, 1024, 1024), dataset.target)
+    except NoModel as error:
+        return models, str(error)
+    return [*models, peer], ""

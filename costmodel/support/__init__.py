@@ -1,0 +1,1 @@
+"""What everything rests on: counts, folders, bounded memory, locks, processes that may die."""

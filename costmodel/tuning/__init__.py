@@ -1,0 +1,1 @@
+"""From a workload to the configuration to launch: rank, time the best few, choose."""

@@ -1,0 +1,325 @@
+"""Why configurations rank where they do: what is known on paper, and what the model adds to it.
+
+Nothing is compiled or timed. Figures of the launch are those of :mod:`costmodel.features.analytic`;
+the model's part is exact: its factors, one for each concept, multiply to the prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from costmodel.data.candidates import ARTIFACT_COLUMNS, Candidates, CostModel
+from costmodel.errors import InvalidInput
+from costmodel.features.analytic import analytic_columns, occupancy
+from costmodel.features.concepts import grouped
+from costmodel.features.features import FEATURES
+from costmodel.models.xgb import XgbCostModel
+from costmodel.space.config import GemmConfig, as_config
+from costmodel.space.space import legality
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
+from costmodel.support.untrusted import require, require_count
+from costmodel.tuning.ranking import Ranking, answering_model, rank
+
+__all__ = ["WITHOUT_PTX", "WITH_PTX", "Explained", "Explanation", "explain"]
+
+WITH_PTX = "with PTX"
+WITHOUT_PTX = "configuration only"
+
+Facts = Mapping[str, float | str | None]
+
+_SHARE = "_share"
+
+
+@dataclass(frozen=True)
+class Explained:
+    """One configuration of a ranking. What is not known is None; units are in the names.
+
+    Attributes:
+        place: in the ranking, from 1.
+        config: the configuration.
+        predicted_us: None where the model only knows an order.
+        head: which part of a learned model answered: :data:`WITH_PTX` or :data:`WITHOUT_PTX`;
+            empty where none did.
+        roofline: which bound the product has, and how near the prediction comes to it.
+        grid: blocks, waves, and how full the last one is.
+        residency: blocks on a multiprocessor, what limits them, and bytes on their way.
+        traffic: bytes that move, and what splitting k costs.
+        binary: registers, spills and shared memory; None where it was never compiled.
+        paper_us: the estimate on paper, which the model starts from, and what it is made of: parts
+            may run at the same time, so that they need not add up.
+        start_us: the estimate times what the model adds to it on average.
+        factors: what the model makes of each concept, as a factor on the latency:
+            ``predicted_us = start_us * product of factors``. None where no learned model answered.
+    """
+
+    place: int
+    config: GemmConfig
+    predicted_us: float | None
+    head: str
+    roofline: Facts
+    grid: Facts
+    residency: Facts
+    traffic: Facts
+    binary: Facts | None
+    paper_us: Mapping[str, float]
+    start_us: float | None = None
+    factors: Mapping[str, float] | None = field(default=None, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        names = ("roofline", "grid", "residency", "traffic", "binary", "paper_us", "factors")
+        parts = {name: getattr(self, name) for name in names}
+        return {
+            "place": self.place,
+            "config": self.config.to_dict(),
+            "predicted_us": self.predicted_us,
+            "head": self.head,
+            **{name: None if part is None else dict(part) for name, part in parts.items()},
+            "start_us": self.start_us,
+        }
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Some configurations of a ranking, explained.
+
+    Attributes:
+        ranking: what they are of; says which model answered, and why if not the first choice.
+        roofline_us: the least time of the product by the data sheet.
+        no_factors: why there are no factors; empty where there are.
+        rows: in the order of their places.
+    """
+
+    ranking: Ranking = field(repr=False)
+    roofline_us: float
+    no_factors: str
+    rows: tuple[Explained, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        head = self.ranking.to_dict()
+        del head["ranked"]
+        return {
+            **head,
+            "roofline_us": self.roofline_us,
+            "no_factors": self.no_factors,
+            "explained": [row.to_dict() for row in self.rows],
+        }
+
+
+def explain(
+    workload: Workload,
+    target: Target | None = None,
+    model: CostModel | str | PathLike[str] | None = None,
+    *,
+    top: int = 3,
+    places: Sequence[int] | None = None,
+    against: GemmConfig | str | None = None,
+) -> Explanation:
+    """Why the first ``top`` configurations of a ranking are where they are; needs no GPU.
+
+    Args:
+        target, model: as for :func:`costmodel.rank`.
+        top: how many, from the first on.
+        places: explain these instead, counted from 1; at least one.
+        against: explain the first and this one instead: a configuration, or its short name, such
+            as ``"tma 128x256x64 w8 s4 g8"``.
+
+    Raises:
+        InvalidInput: top < 1, no place, a name of no configuration, or a place or a configuration
+            that the ranking does not have.
+        As :func:`costmodel.rank`, for target and model.
+    """
+    require_count("top", top)
+    if places is not None:
+        _check_places(places)
+    other = None if against is None else as_config("against", against)
+    few = places is None and other is None
+    ranking = rank(workload, target, model, top if few else None)
+    if other is not None:
+        places = tuple(dict.fromkeys((1, _place(ranking, other))))
+    if places is None:
+        places = range(1, len(ranking) + 1)
+    if beyond := [place for place in places if place > len(ranking)]:
+        raise InvalidInput(
+            f"place {beyond[0]}: the space has {len(ranking)} distinct configurations"
+        )
+    rows = [place - 1 for place in places]
+    chosen, _ = answering_model(model, ranking.target, workload)
+    candidates = ranking.candidates.take(rows)
+    paper = analytic_columns(workload, candidates, ranking.target, binary=True)
+    no_factors, start_us, factors = _contributions(chosen, ranking, candidates)
+    return Explanation(
+        ranking=ranking,
+        roofline_us=float(paper["roofline_us"][0]),
+        no_factors=no_factors,
+        rows=tuple(
+            _explained(ranking, row, {name: float(c[i]) for name, c in paper.items()},
+                       start_us[i], factors[i])
+            for i, row in enumerate(rows)
+        ),
+    )  # fmt: skip
+
+
+def _check_places(places: Sequence[int]) -> None:
+    require("places", places, Sequence, "a list of places from 1, such as [1, 50]")
+    if not len(places):
+        raise InvalidInput("places is empty: expected places from 1, such as [1, 50], or None")
+    for place in places:
+        require_count("a place", place)
+
+
+def _place(ranking: Ranking, config: GemmConfig) -> int:
+    """Where a configuration stands, from 1."""
+    if config in ranking.configs:
+        return ranking.configs.index(config) + 1
+    why = legality(config, ranking.workload, ranking.target.device)
+    raise InvalidInput(
+        f"{config} is not in the ranking of {ranking.workload}: "
+        f"{why or 'it is not in the space, is known not to compile, or does as another one does'}"
+    )
+
+
+def _contributions(
+    model: CostModel, ranking: Ranking, candidates: Candidates
+) -> tuple[str, Sequence[float | None], Sequence[Mapping[str, float] | None]]:
+    """Why there are no factors; where they start, and the factors of each candidate."""
+    nothing = [None] * len(candidates)
+    if not isinstance(model, XgbCostModel):
+        return f"only a trained model gives any, and {model.name} answered", nothing, nothing
+    start_us, log_factors = model.contributions(ranking.workload, candidates, ranking.target)
+    sums = [grouped(FEATURES, row.tolist()) for row in log_factors]
+    return "", start_us.tolist(), [{name: exp(x) for name, x in row.items()} for row in sums]
+
+
+def _explained(
+    ranking: Ranking,
+    row: int,
+    paper: Mapping[str, float],
+    start_us: float | None,
+    factors: Mapping[str, float] | None,
+) -> Explained:
+    config, target = ranking.configs[row], ranking.target
+    predicted_us = ranking.predicted_us(row)
+    columns = ranking.candidates.artifact_columns[row]
+    known = not np.isnan(columns[0])
+    binary = dict(zip(ARTIFACT_COLUMNS[:3], map(float, columns), strict=False)) if known else None
+    head = "" if factors is None else WITH_PTX if known else WITHOUT_PTX
+    roofline_us, paper_us = paper["roofline_us"], _paper_us(paper)
+    return Explained(
+        place=row + 1,
+        config=config,
+        predicted_us=predicted_us,
+        head=head,
+        roofline=_roofline(ranking.workload, target, roofline_us, predicted_us),
+        grid=_grid(config, target, paper),
+        residency=_residency(ranking.workload, config, target, paper),
+        traffic=_traffic(ranking.workload, paper, paper_us),
+        binary=binary,
+        paper_us=paper_us,
+        start_us=start_us,
+        factors=factors,
+    )
+
+
+def _roofline(
+    workload: Workload, target: Target, roofline_us: float, predicted_us: float | None
+) -> Facts:
+    """Which of arithmetic and memory bounds the product, and the rates at the predicted time."""
+    device, kind = target.device, workload.code.kind
+    compute_us = device.roofline_us(workload.flops(), 0, kind)
+    memory_us = device.roofline_us(0, workload.bytes(), kind)
+    us = predicted_us or float("nan")
+    rates = {
+        "percent": 100 * roofline_us / us,
+        "tflops": workload.flops() / us / 1e6,
+        "gbs": workload.bytes() / us / 1e3,
+    }
+    return {
+        "bound": "compute" if compute_us > memory_us else "memory",
+        "roofline_us": roofline_us,
+        **(rates if predicted_us else dict.fromkeys(rates)),
+        "peak_tflops": device.tflops_of(kind),
+        "peak_gbs": device.bandwidth_gbs,
+    }
+
+
+def _grid(config: GemmConfig, target: Target, paper: Mapping[str, float]) -> Facts:
+    """Blocks and waves, and how much longer they last than if evenly spread: over the waves
+    (tail) and over the multiprocessors (imbalance: the one with the most blocks decides)."""
+    return {
+        "tiles": paper["tiles"],
+        "blocks": paper["programs"],
+        "blocks_per_multiprocessor": paper["programs"] / target.device.sm_count,
+        "waves": paper["waves"],
+        "last_wave_full_percent": 100 * paper["last_wave"],
+        "tail_percent": 100 * (1 / paper["wave_efficiency"] - 1),
+        "imbalance_percent": 100 * (1 / paper["sm_balance"] - 1),
+        "useful_percent": 100 * paper["useful"],
+        "steps": paper["steps_per_program"],
+        "split_k": config.split_k,
+    }
+
+
+def _residency(
+    workload: Workload, config: GemmConfig, target: Target, paper: Mapping[str, float]
+) -> Facts:
+    """Blocks on a multiprocessor, what limits them, and what they have under way at once."""
+    device = target.device
+    running = min(paper["programs"], device.sm_count * paper["occupancy"])
+    stage_bytes = (config.block_m + config.block_n) * config.block_k * workload.code.itemsize
+    in_flight = running * stage_bytes * min(config.num_stages, paper["steps_per_program"])
+    return {
+        "blocks_per_multiprocessor": paper["occupancy"],
+        "limited_by": _limit(config, target, paper),
+        "warps_per_multiprocessor": paper["warps_per_sm"],
+        "registers_per_thread": paper["registers_used"],
+        "shared_bytes": paper["shared_used"],
+        "bytes_in_flight": in_flight,
+        "bytes_wanted": in_flight / paper["bytes_in_flight"],
+        "in_flight_percent": 100 * paper["bytes_in_flight"],
+    }
+
+
+def _limit(config: GemmConfig, target: Target, paper: Mapping[str, float]) -> str:
+    """What keeps more blocks off a multiprocessor."""
+
+    def fit(registers: float, shared_bytes: float) -> float:
+        per_thread, per_block, warps = np.array([[registers], [shared_bytes], [config.num_warps]])
+        return float(occupancy(per_thread, per_block, warps, target.device)[0])
+
+    registers, shared_bytes = paper["registers_used"], paper["shared_used"]
+    blocks = paper["occupancy"]
+    if fit(registers, shared_bytes) > blocks:
+        return "the kernel, which starts one block on each"
+    limits = {"registers": fit(registers, 0), "shared memory": fit(0, shared_bytes)}
+    if fit(0, 0) <= blocks:
+        return "warps"
+    return " and ".join(name for name, limit in limits.items() if limit <= blocks)
+
+
+def _traffic(
+    workload: Workload, paper: Mapping[str, float], paper_us: Mapping[str, float]
+) -> Facts:
+    return {
+        "least_bytes": workload.bytes(),
+        "device_memory_bytes": paper["dram_traffic"],
+        "l2_bytes": paper["operand_traffic"],
+        "split_k_bytes": paper["split_traffic"],
+        "split_k_us": paper_us.get("split", 0.0),
+    }
+
+
+def _paper_us(paper: Mapping[str, float]) -> dict[str, float]:
+    """The estimate in us, and its parts, which are shares of it."""
+    whole_us = paper["estimate"] * paper["roofline_us"]
+    shares = {n.removesuffix(_SHARE): x for n, x in paper.items() if n.endswith(_SHARE)}
+    parts_us = {name: x * whole_us for name, x in shares.items()}
+    return {**parts_us, "estimate": whole_us}

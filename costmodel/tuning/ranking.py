@@ -1,0 +1,348 @@
+"""Ranks the whole space of a workload, without a GPU and without compiling anything.
+
+What a model sees of a configuration hardly depends on the sizes of the workload: the columns of
+all configurations are laid out once for each class of code, and a new shape takes its rows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import gcd
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.compiling.artifact import Artifact
+from costmodel.data.artifact_table import ArtifactTable
+from costmodel.data.candidates import Candidates, CostModel
+from costmodel.errors import InvalidInput
+from costmodel.evaluation.duplicates import identities, programs
+from costmodel.evaluation.metrics import top_rows
+from costmodel.evaluation.uncertainty import AUTO, DEFAULT_K, LIMIT, NEAR, Confidence, TopK
+from costmodel.models.known import known_artifacts
+from costmodel.models.registry import find_model, load
+from costmodel.models.storage import card_stamp
+from costmodel.models.xgb import XgbCostModel
+from costmodel.space.config import GemmConfig
+from costmodel.space.grid import grid
+from costmodel.space.space_rows import space_rows
+from costmodel.space.specialize import artifact_key, specialize
+from costmodel.space.target import Target
+from costmodel.space.workload import CodeClass, Workload
+from costmodel.support.bounded import drop_oldest
+from costmodel.support.untrusted import as_path, file_errors, require, require_count
+
+__all__ = ["Ranking", "answering_model", "named_model", "rank"]
+
+_KEPT_LAYOUTS = 32
+_KEPT_MODELS = 8
+_SHORTLIST = 8  # times as many as are asked for are looked at closely
+_SHOWN = (1, 4, 8, 16, LIMIT)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Distinct configurations, the most promising first.
+
+    Attributes:
+        workload, target: what was ranked, and where for.
+        model, model_hash: which model answered.
+        reservation: why it is not the first choice, or less exact than it could be; else empty.
+        head: which head of a learned model answered, in a line; empty of other models.
+        candidates: the configurations in order, with the artifacts that are known.
+        cost: float64 [n], ascending; a latency in us where ``predicts_latency``.
+        considered: configurations that were ranked, duplicates among them.
+        without_artifact: how many of these the model judged by the configuration alone.
+        failed: configurations left out because they are known not to compile.
+        confidence: how sure the order is; None where the model cannot tell.
+    """
+
+    workload: Workload
+    target: Target
+    model: str
+    model_hash: str
+    reservation: str
+    head: str
+    predicts_latency: bool
+    candidates: Candidates = field(repr=False)
+    cost: NDArray[np.float64] = field(repr=False)
+    considered: int
+    without_artifact: int
+    failed: int
+    confidence: Confidence | None = None
+
+    def __len__(self) -> int:
+        return len(self.cost)
+
+    @property
+    def configs(self) -> tuple[GemmConfig, ...]:
+        """The configurations, the most promising first: as many as ``k`` asked for."""
+        return self.candidates.configs
+
+    def predicted_us(self, row: int) -> float | None:
+        """The predicted latency of a row; None where the model only knows an order."""
+        return float(self.cost[row]) if self.predicts_latency else None
+
+    def top_k(self, k: TopK) -> int:
+        """How many to time: k, or where it is ``"auto"`` as many as the confidence asks for."""
+        if k != AUTO:
+            return int(k)
+        return self.confidence.k if self.confidence else DEFAULT_K
+
+    def expected_kept(self, k: int) -> float | None:
+        """The speed that the best of the first k is expected to keep, from 0 to 1; None where the
+        model cannot tell."""
+        return self.confidence.kept_at(k) if self.confidence else None
+
+    @property
+    def doubt(self) -> str:
+        """Why the order should not be trusted; empty if it may be, or nothing is known of it."""
+        return self.confidence.doubt if self.confidence else ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "workload": self.workload.to_dict(),
+            "target": self.target.to_dict(),
+            "model": {"name": self.model, "hash": self.model_hash},
+            "reservation": self.reservation,
+            "head": self.head,
+            "considered": self.considered,
+            "without_artifact": self.without_artifact,
+            "failed": self.failed,
+            "expected_kept": (
+                {str(k): self.confidence.kept_at(k) for k in _SHOWN} if self.confidence else None
+            ),
+            "sure": self.confidence.sure if self.confidence else None,
+            "doubt": self.doubt,
+            "auto_k": self.top_k("auto"),
+            "ranked": [
+                {"config": config.to_dict(), "predicted_us": self.predicted_us(row)}
+                for row, config in enumerate(self.configs)
+            ],
+        }
+
+
+def rank(
+    workload: Workload,
+    target: Target | None = None,
+    model: CostModel | str | PathLike[str] | None = None,
+    k: int | None = None,
+    *,
+    configs: Sequence[GemmConfig] | None = None,
+) -> Ranking:
+    """The ``k`` configurations that a model expects to be fastest (all where k is None).
+
+    Args:
+        target: where it would run; default: the current CUDA device.
+        model: a model, or the directory of one; default: that of :func:`costmodel.use`, else the
+            one shipped for the target, else rules of thumb (with a warning).
+        configs: rank only these; default: the whole legal space.
+
+    Raises:
+        InvalidInput: k < 1, or no configuration to rank.
+        NoGpu: no target was named and there is no GPU to ask.
+        NoModel, CorruptFile, WrongVersion, SchemaMismatch: ``model`` is a path without a usable
+            model.
+    """
+    require("workload", workload, Workload, "a Workload, such as Workload.dense(m, n, k)")
+    if k is not None:
+        require_count("k", k)
+    if target is not None:
+        require("target", target, Target, "a Target, such as Target.named('h100-sxm')")
+    if configs is not None:
+        require("configs", configs, Sequence, "a list of GemmConfig")
+        for config in configs:
+            require("an entry of configs", config, GemmConfig, "a GemmConfig")
+    target = target or Target.current()
+    chosen, reservation = answering_model(model, target, workload)
+    candidates, program, failed = _candidates(
+        workload, target, known_artifacts(chosen, target), configs
+    )
+    if not len(candidates):
+        raise InvalidInput(
+            f"no configuration to rank for {workload} on {target.device.name}: {failed} are known "
+            f"not to compile or to fit, and nothing else is legal"
+        )
+    # How sure the order is shows in more of it than may be asked for.
+    least = len(candidates) if k is None else max(k, NEAR + 1)
+    identity = identities(workload, candidates, program)
+    cost = _cost(chosen, workload, candidates, target, _SHORTLIST * least)
+    order = top_rows(cost, identity, least)
+    if np.isinf(cost[order]).any():  # so many do the same that the others are far down the list
+        cost = _cost(chosen, workload, candidates, target, len(candidates))
+        order = top_rows(cost, identity, least)
+    confidence = None
+    if isinstance(chosen, XgbCostModel):
+        ranked = candidates.take(order[: NEAR + 1])
+        confidence = chosen.confidence(workload, ranked, cost[order[: NEAR + 1]], target)
+    order = order[:k]
+    unknown = int(np.isnan(candidates.artifact_columns[:, 0]).sum())
+    return Ranking(
+        workload=workload,
+        target=target,
+        model=chosen.name,
+        model_hash=str(getattr(chosen, "hash", "")),
+        reservation=reservation,
+        head=_head(chosen, target, unknown, len(candidates)),
+        predicts_latency=chosen.predicts_latency,
+        candidates=candidates.take(order),
+        cost=cost[order],
+        considered=len(candidates),
+        without_artifact=unknown,
+        failed=failed,
+        confidence=confidence,
+    )
+
+
+def _head(model: CostModel, target: Target, unknown: int, considered: int) -> str:
+    """Which head of a learned model saw the configurations, in a line for people."""
+    if not isinstance(model, XgbCostModel):
+        return ""
+    artifacts = f"artifacts of Triton {target.toolchain.triton}, ptxas {target.toolchain.ptxas}"
+    if not unknown:
+        return f"PTX head: {artifacts} for all {considered} configurations"
+    lacking = f"no {artifacts}; `costmodel compile M N K --table` makes them"
+    if unknown == considered:
+        return f"configuration-only head for all {considered} configurations: {lacking}"
+    return (
+        f"PTX head for {considered - unknown} of {considered} configurations, configuration-only "
+        f"head for {unknown}: {lacking}"
+    )
+
+
+def answering_model(
+    model: CostModel | str | PathLike[str] | None, target: Target, workload: Workload
+) -> tuple[CostModel, str]:
+    """The model to ask, and why that is not the one that was named or a perfect one.
+
+    A learned model that knows nothing of this device or element type is passed over with a
+    warning, as :func:`costmodel.models.find_model` does.
+    """
+    model = named_model(model)
+    if model is None:
+        return find_model(target, workload)
+    if not isinstance(model, XgbCostModel):
+        return model, ""
+    return find_model(target, workload, model)
+
+
+def named_model(model: CostModel | str | PathLike[str] | None) -> CostModel | None:
+    """The model itself; that of a directory is kept, and read again when it was saved again.
+
+    Raises:
+        NoModel, CorruptFile, WrongVersion, SchemaMismatch: no usable model at this path.
+        InvalidInput: neither a model nor a path.
+    """
+    if not isinstance(model, str | PathLike):
+        if model is not None and not hasattr(model, "predict"):
+            raise InvalidInput(
+                f"model is a {type(model).__name__}: expected a model, or the directory of one"
+            )
+        return model
+    path = as_path("model", model)
+    try:
+        stamp = card_stamp(path)
+    except OSError:
+        with file_errors(path):
+            return load(path)  # the error that tells what is wrong with the path
+    with _lock:
+        found = _models.get(path)
+    if found is None or found[0] != stamp:
+        found = (stamp, load(path))
+        with _lock:
+            _models[path] = found
+            drop_oldest(_models, _KEPT_MODELS)
+    return found[1]
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The columns of every point of the grid, for one class of code."""
+
+    candidates: Candidates
+    program: NDArray[np.int64]
+    failed: NDArray[np.bool_]
+    artifacts: Mapping[str, Artifact]  # kept, so that its id is not given to another one
+
+    @classmethod
+    def of(
+        cls,
+        workload: Workload,
+        target: Target,
+        artifacts: Mapping[str, Artifact],
+        configs: Sequence[GemmConfig],
+    ) -> _Layout:
+        keys = [artifact_key(specialize(workload, config), target) for config in configs]
+        table = artifacts if isinstance(artifacts, ArtifactTable) else None
+        found = table.find(keys) if table is not None else [artifacts.get(key) for key in keys]
+        # What crashed the compiler once, or took it too long, is not known: it may compile now.
+        found = [a if a is not None and (a.ok or a.refused) else None for a in found]
+        columns = table.columns(keys) if table is not None else None
+        candidates = Candidates.of(configs, found, columns)
+        failed = np.array([a is not None and a.refused for a in found], dtype=bool)
+        return cls(
+            candidates,
+            programs(candidates),
+            failed | ~candidates.fits(target.device),
+            artifacts,
+        )
+
+
+def _candidates(
+    workload: Workload,
+    target: Target,
+    artifacts: Mapping[str, Artifact],
+    configs: Sequence[GemmConfig] | None,
+) -> tuple[Candidates, NDArray[np.int64], int]:
+    """The batch to rank, its programs, and how many were left out: known not to compile or fit."""
+    if configs is None:
+        layout = _layout(workload, target, artifacts)
+        rows = space_rows(workload, target)
+    else:
+        layout = _Layout.of(workload, target, artifacts, list(dict.fromkeys(configs)))
+        rows = np.arange(len(layout.failed))
+    failed = layout.failed[rows]
+    rows = rows[~failed]
+    return layout.candidates.take(rows), layout.program[rows], int(failed.sum())
+
+
+def _cost(
+    model: CostModel, workload: Workload, candidates: Candidates, target: Target, count: int
+) -> NDArray[np.float64]:
+    """What a model says of each, float64 [n]; inf for NaN.
+
+    Args:
+        count: of a learned model only so many, the nearest, have to be told apart: the others, inf.
+    """
+    cost = np.full(len(candidates), np.inf)
+    if isinstance(model, XgbCostModel):
+        rows, nearest_us = model.nearest(workload, candidates, target, count)
+        cost[rows] = nearest_us
+    else:
+        cost[:] = model.predict(workload, candidates, target)
+    cost[np.isnan(cost)] = np.inf
+    return cost
+
+
+def _layout(workload: Workload, target: Target, artifacts: Mapping[str, Artifact]) -> _Layout:
+    # Of the sizes, only which BLOCK_K divide K is in a binary.
+    key = (workload.code, gcd(workload.k, 256), target, id(artifacts) if artifacts else 0)
+    with _lock:
+        found = _layouts.get(key)
+    if found is None:
+        found = _Layout.of(workload, target, artifacts, grid())
+        with _lock:
+            _layouts[key] = found
+            drop_oldest(_layouts, _KEPT_LAYOUTS)
+    return found
+
+
+_lock = threading.Lock()
+_layouts: dict[tuple[CodeClass, int, Target, int], _Layout] = {}
+_models: dict[Path, tuple[tuple[int, int, int], XgbCostModel]] = {}

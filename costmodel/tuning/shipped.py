@@ -1,0 +1,55 @@
+"""Where data lies: what the wheel carries, and what only a checkout of the repository has."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from pathlib import Path
+
+from costmodel.errors import MissingData, UnknownTarget
+
+__all__ = ["checkout", "recording"]
+
+
+def checkout(folder: str) -> Path:
+    """A top-level folder of the repository.
+
+    Raises:
+        MissingData: costmodel is installed without its repository, or the folder is not there.
+    """
+    root = Path(__file__).resolve().parents[2]
+    if not (root / "pyproject.toml").is_file():
+        raise MissingData(
+            f"{folder}/ does not come with the installed package: run costmodel from a checkout of "
+            f"its repository (pip install -e .), or name a folder of your own"
+        )
+    if not (root / folder).is_dir():
+        raise MissingData(f"no folder {root / folder}: expected it in the repository")
+    return root / folder
+
+
+def recording(device: str, *, sample: bool = True) -> Path:
+    """The dataset recorded on a device: the whole one of a checkout, else the wheel's sample.
+
+    Args:
+        device: short name, such as ``h100-sxm``.
+        sample: whether the sample will do; it has a few workloads to replay and no others.
+
+    Raises:
+        MissingData: neither is there. UnknownTarget: no name of a device, but a path.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", device):
+        raise UnknownTarget(f"target {device!r}: expected a short name, such as h100-sxm")
+    places = [Path(str(files("costmodel").joinpath("_models"))) / device / "replay"] * sample
+    try:
+        places.insert(0, checkout("datasets") / device)
+    except MissingData as error:
+        if not sample:
+            raise MissingData(f"the dataset of {device} is not here; {error}") from None
+    found = next((path for path in places if (path / "card.json").is_file()), None)
+    if found is None:
+        raise MissingData(
+            f"nothing was recorded on {device}: expected a dataset at "
+            f"{' or '.join(map(str, places))}; name another with `--data DIR`"
+        )
+    return found

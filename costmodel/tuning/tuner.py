@@ -1,0 +1,217 @@
+"""From a workload to the configuration to launch: rank, compile the best few, time them, choose."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from math import inf
+from os import PathLike
+from typing import Any
+
+from costmodel.compiling.artifact import Artifact
+from costmodel.compiling.compile_pool import compile_for_device, start_compilers
+from costmodel.data.candidates import CostModel
+from costmodel.data.measurement import Measurement, Runner
+from costmodel.errors import InvalidInput
+from costmodel.evaluation.uncertainty import AUTO, LIMIT, TopK, require_top
+from costmodel.models.baselines import RuleHeuristic
+from costmodel.models.xgb import XgbCostModel
+from costmodel.runner.device import DeviceRunner
+from costmodel.runner.replay import ReplayRunner
+from costmodel.space.config import GemmConfig
+from costmodel.space.specialize import Specialization, specialize
+from costmodel.space.target import Target
+from costmodel.space.workload import Workload
+from costmodel.support.untrusted import one_line, require
+from costmodel.tuning.modes import check_tuning_mode
+from costmodel.tuning.ranking import Ranking, answering_model, rank
+from costmodel.tuning.trial import Compile, Trial
+from costmodel.tuning.tuning_result import PREDICTED, Costs, TuningResult
+
+__all__ = ["check_tuning", "tune", "untimed_because"]
+
+log = logging.getLogger("costmodel")
+
+# So many candidates are tried for each one wanted before those that fail are no longer replaced.
+_ATTEMPTS = 4
+# Predictions of torch are off by 8 % in the median: untimed, it is chosen only well beyond that.
+_TORCH_MARGIN = 0.8
+
+
+def tune(
+    workload: Workload,
+    *,
+    runner: Runner | None,
+    target: Target | None = None,
+    model: CostModel | str | PathLike[str] | None = None,
+    k: TopK = 8,
+    mode: str = "auto",
+    include_torch: bool = True,
+    budget_s: float = inf,
+    compile_: Compile | None = None,
+) -> TuningResult:
+    """Choose how to compute a workload.
+
+    Args:
+        runner: times the candidates: a ``DeviceRunner``, or a ``ReplayRunner``, which answers from
+            a recording and needs no GPU. None is enough where nothing is timed.
+        target: default: that of a replay's recording, else the current CUDA device.
+        model: as for :func:`costmodel.tuning.ranking.rank`.
+        k: how many working candidates to time; ``"auto"``: as many as the model's confidence in
+            its ranking asks for, see :class:`costmodel.evaluation.uncertainty.Confidence`.
+        mode: ``auto`` times the top k; small problems, and operands that cannot be drawn for
+            timing, are left to the prediction. ``topk`` times small ones too. ``predict`` takes
+            the model's first choice and ``heuristic`` the rules', untimed; ``exhaustive`` times
+            the whole space.
+        include_torch: ``torch.matmul`` (cuBLAS) is a candidate too; where nothing is timed, by
+            what the model predicts of it.
+        budget_s: stop compiling and timing after about so many seconds; the best so far wins.
+        compile_: how to compile; default: :func:`compile_for_device` where a device is to time,
+            else not at all. Where nothing is timed, the first choice that it can compile wins.
+
+    Raises:
+        InvalidInput: an unknown mode, k < 1, an empty product, or nothing to time with.
+        NotRecorded: the recording does not hold this workload.
+    """
+    check_tuning_mode(mode)
+    check_tuning(workload, k, budget_s)
+    if runner is not None and not hasattr(runner, "measure"):
+        raise InvalidInput(f"runner is a {type(runner).__name__}: expected a DeviceRunner or such")
+    start = time.perf_counter()
+    replay = runner if isinstance(runner, ReplayRunner) else None
+    target = target or (replay.target if replay else Target.current())
+    if compile_ is None and isinstance(runner, DeviceRunner):
+        start_compilers()  # while the model ranks
+    ranking = rank(
+        workload,
+        target,
+        RuleHeuristic() if mode == "heuristic" else model,
+        None if mode == "exhaustive" else _ATTEMPTS * (LIMIT if k == AUTO else int(k)),
+        configs=replay.configs(workload) if replay else None,
+    )
+    k = ranking.top_k(k)
+    rank_s = time.perf_counter() - start
+    if reason := untimed_because(workload, mode):
+        result = _untimed(ranking, mode, k, reason, rank_s, compile_ or _nothing_to_compile)
+        return _or_torch(result, ranking, model) if include_torch else result
+    if runner is None:
+        raise InvalidInput(f"mode={mode!r} times candidates: expected a runner, e.g. DeviceRunner")
+    compile_ = compile_ or (_nothing_to_compile if replay else compile_for_device)
+    trial = Trial(ranking, runner, compile_, time.monotonic() + budget_s)
+    wanted = len(ranking) if mode == "exhaustive" else k
+    trial.run(wanted, with_torch=include_torch)
+    trial.rematch()
+    choice = trial.choose()
+    costs = Costs(rank_s, trial.compile_s, trial.measure_s, trial.compiled, len(trial.measured))
+    name = target.device.name
+    source = f"replay of {name}" if replay else f"device ({name})"
+    return TuningResult(
+        **_common(ranking, mode, k, wanted),
+        measured=tuple(trial.measured.items()),
+        torch=trial.torch,
+        config=choice.config,
+        why=choice.why,
+        source=source if choice.timed else PREDICTED,
+        reliable=choice.reliable,
+        costs=costs,
+    )
+
+
+def check_tuning(workload: Workload, k: TopK, budget_s: float) -> None:
+    """Refuse what cannot be tuned, whatever it is to run on.
+
+    Raises:
+        InvalidInput: no workload, an empty product, k < 1, or no seconds.
+    """
+    require("workload", workload, Workload, "a Workload, such as Workload.dense(m, n, k)")
+    require_top("k", k)
+    require("budget_s", budget_s, (int, float), "seconds")
+    if not (workload.m and workload.n and workload.k):
+        raise InvalidInput(f"{workload} is an empty product: expected m, n and k over 0")
+    if not budget_s > 0:
+        raise InvalidInput(f"budget_s={budget_s:g}: expected seconds over 0")
+
+
+def untimed_because(workload: Workload, mode: str) -> str:
+    """Why a workload is not timed in this mode; empty if it is."""
+    code = workload.code
+    if mode in ("predict", "heuristic"):
+        return f"mode {mode} times nothing"
+    if "strided" in (code.a_layout, code.b_layout, code.c_layout):
+        return "operands without a contiguous dimension are not timed"
+    if mode == "auto" and workload.is_small():
+        return "every side is at most 512, timing would cost more than it gives"
+    return ""
+
+
+def _nothing_to_compile(specs: Sequence[Specialization], target: Target) -> Iterable[Artifact]:
+    return ()
+
+
+def _untimed(
+    ranking: Ranking, mode: str, k: int, reason: str, rank_s: float, compile_: Compile
+) -> TuningResult:
+    """The first choice that compiles; torch if none does.
+
+    What is known to compile is not compiled here; the rest is, in a process that may die of it.
+    """
+    start = time.perf_counter()
+    failures: list[tuple[GemmConfig, Measurement]] = []
+    compiled = 0
+    chosen, why = None, "no configuration compiles"
+    for config, artifact in zip(ranking.configs, ranking.candidates.artifacts, strict=True):
+        if artifact is None:
+            made = list(compile_([specialize(ranking.workload, config)], ranking.target))
+            compiled += len(made)
+            artifact = made[0] if made else None
+        if artifact is None or artifact.ok:
+            chosen, why = config, f"first choice of {ranking.model} that compiles: {reason}"
+            break
+        log.info("%s: %s %s", config, artifact.status, one_line(artifact.error))
+        failures.append((config, Measurement(artifact.status, error=artifact.error)))
+    if chosen is None:
+        warnings.warn(f"{ranking.workload}: {why}; torch computes it", RuntimeWarning, 3)
+    return TuningResult(
+        **_common(ranking, mode, k, 1),
+        measured=tuple(failures),
+        torch=None,
+        config=chosen,
+        why=why,
+        source=PREDICTED,
+        reliable=chosen is not None,
+        costs=Costs(rank_s, time.perf_counter() - start, compiled=compiled),
+    )
+
+
+def _or_torch(
+    result: TuningResult, ranking: Ranking, model: CostModel | str | PathLike[str] | None
+) -> TuningResult:
+    """The result, or torch where the model expects it to be faster by more than it may err."""
+    expected_us = dict(result.ranked).get(result.config) if result.config else None
+    chosen, _ = answering_model(model, ranking.target, ranking.workload)
+    if expected_us is None or not isinstance(chosen, XgbCostModel) or result.model != chosen.name:
+        return result
+    torch_us = chosen.predict_torch(ranking.workload, ranking.target)
+    if not torch_us < _TORCH_MARGIN * expected_us:
+        return result
+    why = f"torch is predicted to take {torch_us:.2f} us, the first choice {expected_us:.2f}"
+    return replace(result, config=None, why=why)
+
+
+def _common(ranking: Ranking, mode: str, k: int, looked_at: int) -> dict[str, Any]:
+    return {
+        "expected_kept": ranking.expected_kept(looked_at),
+        "doubt": ranking.doubt,
+        "workload": ranking.workload,
+        "target": ranking.target,
+        "model": ranking.model,
+        "model_hash": ranking.model_hash,
+        "reservation": ranking.reservation,
+        "head": ranking.head,
+        "mode": mode,
+        "k": k,
+        "ranked": tuple((c, ranking.predicted_us(i)) for i, c in enumerate(ranking.configs)),
+    }
