@@ -102,7 +102,7 @@ def test_what_the_ranks_differ_in_is_named_on_all(found: dict[str, list[Any]]) -
 
 @pytest.mark.parametrize(
     ("what", "text"),
-    [("no iterable", "1 of 4 ranks failed, rank 1 of the group first: TypeError"),
+    [("no iterable", "1 of 4 ranks failed, rank 1 of the group first: InvalidInput"),
      ("cannot load", "1 of 4 ranks failed, rank 2 of the group first: LaunchError"),
      ("nothing to time with", "rank 0 of the group failed: NotRecorded")],
 )  # fmt: skip

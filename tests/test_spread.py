@@ -82,7 +82,8 @@ def test_what_failed_where_it_was_tuned_is_chosen_nowhere(status: Any) -> None:
     assert failed[0] not in {part.config for part in parts}
 
 
-def test_what_is_not_known_to_compile_is_not_new() -> None:
+def test_what_is_not_known_to_compile_is_not_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("costmodel.models.known.model_directory", lambda target: None)
     law = Law()
     law._directory = None
     result = tuned(2049)
