@@ -15,15 +15,18 @@ import torch
 from torch.autograd import forward_ad
 
 __all__ = [
-    "has_tangent", "in_forward_level", "is_autocasting", "is_fake", "is_for_torch", "is_scripting",
-    "is_watched", "keeps_elsewhere", "without_autocast",
+    "count_modes", "has_tangent", "in_forward_level", "is_autocasting", "is_fake", "is_for_torch",
+    "is_scripting", "is_watched", "keeps_elsewhere", "tracing_state", "without_autocast",
 ]  # fmt: skip
 
 is_autocasting = torch._C._is_any_autocast_enabled
 """Whether ``torch.autocast`` is on for any kind of device."""
 
-_tracing_state = torch._C._get_tracing_state
-_count_modes = torch._C._len_torch_dispatch_stack
+tracing_state = torch._C._get_tracing_state
+"""What ``torch.jit.trace`` knows so far; None where it does not run."""
+count_modes = torch._C._len_torch_dispatch_stack
+"""How many modes of ``__torch_dispatch__`` there are: a quick look before :func:`is_watched`."""
+
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _unpack_dual: Any = forward_ad.unpack_dual
 _plain_dispatch = torch.Tensor.__torch_dispatch__
@@ -37,13 +40,13 @@ def without_autocast(x: torch.Tensor) -> AbstractContextManager[object]:
 
 def is_scripting() -> bool:
     """Whether ``torch.jit.trace`` writes down what is called: then sizes are tensors to it."""
-    return _tracing_state() is not None
+    return tracing_state() is not None
 
 
 def is_watched() -> bool:
     """Whether something looks at every call of torch, such as a tracer or a counter."""
-    seen = _count_modes() > 0 and not _is_excluded(torch._C.DispatchKey.Python)
-    return seen or _tracing_state() is not None
+    seen = count_modes() > 0 and not _is_excluded(torch._C.DispatchKey.Python)
+    return seen or is_scripting()
 
 
 def in_forward_level() -> bool:
