@@ -15,6 +15,8 @@ __all__ = ["Linear", "replace_linear"]
 
 _TYPES = [getattr(torch, name) for name in DTYPES]
 
+_CALLS = ("forward", "_compiled_call_impl")  # of a layer: in place of those of its class
+
 torch.fx.wrap("matmul")  # in a graph of torch.fx it is one call, as torch's own product is
 
 
@@ -53,7 +55,9 @@ class Linear(torch.nn.Linear):
         )  # fmt: skip
         made.weight, made.bias = layer.weight, layer.bias
         for name, value in vars(layer).items():
-            vars(made).setdefault(name, value)  # what a program has marked it with
+            # What a program has marked it with, and not what would call the other layer.
+            if name not in _CALLS and getattr(value, "__self__", None) is not layer:
+                vars(made).setdefault(name, value)
         return made.train(layer.training)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -97,7 +101,7 @@ def replace_linear(module: torch.nn.Module, *, mode: str | None = None) -> int:
 def _is_plain(layer: torch.nn.Linear) -> bool:
     """Whether it computes what ``torch.nn.Linear`` does, of what that has, and nothing else."""
     own = vars(layer)
-    if "forward" in own or any(v for k, v in own.items() if k.endswith("_hooks")):
+    if any(own.get(name) for name in _CALLS) or any(own[k] for k in own if k.endswith("_hooks")):
         return False
     if layer._parameters.keys() != {"weight", "bias"} or layer._buffers or layer._modules:
         return False

@@ -29,6 +29,7 @@ from costmodel.errors import CorruptFile, FileError, InvalidInput, NoGpu
 from costmodel.models import XgbCostModel
 from costmodel.reports.html_report import write_html
 from costmodel.space.space import SearchSpace
+from costmodel.space.target import Target, Toolchain
 from costmodel.space.workload import Workload
 from costmodel.tuning.ranking import rank
 from costmodel.winners.cache import WinnerCache
@@ -393,8 +394,15 @@ def test_an_option_that_would_do_nothing_is_refused(
 
 
 def test_a_target_beside_a_gpu_is_of_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tune(*_: Any, **__: Any) -> Any:
+        raise NoGpu("tuned on the one here")
+
+    here = Target.named("h200-sxm", Toolchain("3.6.0", "12.8"))
     monkeypatch.setattr("costmodel.cli.tuning._has_gpu", lambda: True)
+    monkeypatch.setattr("costmodel.space.target.Target.current", lambda *_: here)
+    monkeypatch.setattr(costmodel, "tune", tune)
     assert "name --replay too" in refused("tune", *SIZES, "--target", "h100-sxm")
+    assert "tuned on the one here" in refused("tune", *SIZES, "--target", "h200-sxm")
 
 
 @pytest.mark.parametrize(

@@ -450,19 +450,43 @@ class Full(FakeRunner):
 def test_a_full_card_ends_the_run_which_goes_on_once_there_is_room(
     tmp_path: Path, what: str
 ) -> None:
-    jobs, dataset = jobs_of(3), create(tmp_path / "data")
-    with pytest.raises(NoGpu, match=r"16x64x128.*1 MiB are free.*run this again"):
+    jobs, dataset = jobs_of(4), create(tmp_path / "data")
+    with pytest.raises(NoGpu, match=r"16x64x256.*1 MiB are free.*run this again"):
         run(jobs, dataset, Full(what))
     assert rows_on_disk(dataset.path) == Counter(expected_rows(jobs[:1])), "none of the others"
     run(jobs, Dataset.open(dataset.path), FakeRunner())
     assert rows_on_disk(dataset.path) == Counter(expected_rows(jobs))
 
 
+def test_what_alone_is_too_large_for_the_card_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs, dataset = jobs_of(3), create(tmp_path / "data")
+    runner = Full("rows")
+    runner.full = lambda workload, what: (  # type: ignore[method-assign]
+        what == "rows" and workload == jobs[1].workload
+    )
+    run(jobs, dataset, runner)
+    assert rows_on_disk(dataset.path) == Counter(expected_rows([jobs[0], jobs[2]]))
+    assert f"{jobs[1].workload} is passed over: " in caplog.text
+
+
+def test_what_was_recorded_to_learn_from_is_not_silently_no_row_to_judge_by(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs, dataset = jobs_of(2), create(tmp_path / "data")
+    run(jobs, dataset, FakeRunner())
+    to_judge = [Job(job.workload, job.configs, "eval") for job in jobs]
+    run(to_judge, Dataset.open(dataset.path), FakeRunner())
+    assert "2 workloads are in" in caplog.text
+    assert "another dataset" in caplog.text
+
+
 def test_a_card_too_full_for_an_anchor_is_no_anchor_row(tmp_path: Path) -> None:
     large = Job(Workload.dense(1024, 4096, 1024), GOOD[:2])
     dataset = create(tmp_path / "data")
     run([large], dataset, FakeRunner())
-    anchors = len(dataset.measurements("anchor"))
-    with pytest.raises(NoGpu, match="1024x4096x1024"):
-        run([large, *jobs_of(1)], Dataset.open(dataset.path), Full("rows"))
-    assert len(Dataset.open(dataset.path).measurements("anchor")) == anchors
+    anchors = [*dataset.measurements("anchor").rows_of[large.workload]]
+    run([large, *jobs_of(1)], Dataset.open(dataset.path), Full("rows"))
+    again = Dataset.open(dataset.path).measurements("anchor").rows_of[large.workload]
+    assert len(again) == len(anchors)

@@ -96,6 +96,8 @@ def test_the_cores_are_those_that_joblib_counts() -> None:
     [
         ({}, 8), ({"cpu.max": "max 100000\n"}, 8), ({"cpu.max": "250000 100000\n"}, 3),
         ({"cpu.max": "10000 100000\n"}, 1),
+        ({"cpu.max": "max\n"}, 8),
+        ({"cpu.max": ""}, 8),
         ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
         ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
     ],

@@ -115,6 +115,26 @@ goes_on.set()
 """)
 
 
+def test_a_fork_does_not_hold_on_to_the_children_of_its_parent() -> None:
+    """They end with their parent, by a pipe of which the fork has a copy."""
+    run("""
+def closes():
+    worker.run(-1)
+    try:
+        return os.fstat(held).st_ino != pipe
+    except OSError:
+        return True
+
+with SupervisedWorker(abs, limit_s=60) as worker:
+    worker.start()
+    held = worker._child.kill.peek()[2][1]
+    pipe = os.fstat(held).st_ino
+    assert in_a_fork(closes)
+    assert os.fstat(held).st_ino == pipe
+    assert worker.run(-3) == Done(3)
+""")
+
+
 @pytest.mark.parametrize("ready", [False, True])
 def test_a_worker_answers_each_process_by_a_child_of_its_own(ready: bool) -> None:
     run(f"""

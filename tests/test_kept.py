@@ -84,6 +84,21 @@ def test_what_an_exception_leaves_behind_is_closed() -> None:
     kept.close()
 
 
+def test_where_no_timer_can_start_it_is_closed_and_nothing_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    kept = Kept(Thing)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with kept.use() as thing:
+        pass
+    assert thing.closed
+    with kept.use() as another:
+        assert another is not thing
+
+
 def test_one_thread_at_a_time() -> None:
     kept, inside, most = Kept(Thing), 0, 0
 

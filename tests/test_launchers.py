@@ -96,6 +96,18 @@ def test_without_a_c_compiler_nothing_is_left_behind(
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
+def test_where_no_thread_can_start_nothing_is_built_and_nothing_fails(
+    built: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with building_launchers([source_of("pointer")]):
+        pass
+    assert built == []
+
+
 def test_a_triton_with_one_launcher_for_all_needs_none(
     built: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,6 +156,17 @@ def test_what_torchscript_traces_has_any_number_of_rows(grad: bool, known_before
     torch.testing.assert_close(traced(a[:100]), a[:100] @ b)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_what_torchscript_traces_has_its_forward_gradients() -> None:
+    a, b = pair()
+
+    def tangent(a: torch.Tensor) -> torch.Tensor:
+        return torch.func.jvp(lambda x: costmodel.matmul(x, b), (a,), (torch.ones_like(a),))[1]
+
+    traced = torch.jit.trace(tangent, (a,), check_trace=False)
+    torch.testing.assert_close(traced(a), torch.ones_like(a) @ b)
+
+
 def test_a_mode_sees_the_operator_and_the_numbers_are_right() -> None:
     seen = []
 

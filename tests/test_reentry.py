@@ -15,7 +15,7 @@ import pytest
 from costmodel.dispatch import background, calls
 from costmodel.dispatch.background import Background
 from costmodel.dispatch.calls import KeptLaunches
-from costmodel.support import counters
+from costmodel.support import bounded, counters
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -214,11 +214,23 @@ def counts_on_the_side() -> object:
     return None
 
 
+def keeps_addresses_on_the_side() -> None:
+    room, mine, others = bounded.SharedRoom(3), dict[int, int](), dict[int, int]()
+
+    def handler() -> None:
+        room.put(others, len(others), 0)
+
+    traced(between_lines((bounded,), handler), lambda: [room.put(mine, i, i) for i in range(9)])
+    room.put(mine, 99, 99)
+    assert len(mine) + len(others) <= 3
+
+
 @pytest.mark.parametrize(
     "work",
-    [counts_on_the_side, with_launches(multiplies_on_the_side), tunes_on_the_side],
-    ids=["counts", "launches", "background"],
-)
+    [counts_on_the_side, with_launches(multiplies_on_the_side), tunes_on_the_side,
+     keeps_addresses_on_the_side],
+    ids=["counts", "launches", "background", "addresses"],
+)  # fmt: skip
 def test_what_a_handler_does_in_the_midst_is_no_deadlock(work: Callable[[], object]) -> None:
     errors: list[BaseException] = []
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 
+from costmodel.support import folders
 from costmodel.support.supervisor import Crashed, Done, Failed, SupervisedWorker, TimedOut
 
 
@@ -122,6 +123,21 @@ def soon(condition: Callable[[], bool], within_s: float = 60.0) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def test_a_child_keeps_things_where_its_parent_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("first", "then"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.setenv(folders.VARIABLE, "a-relative-folder")
+    monkeypatch.setattr(folders, "_from_here", functools.cache(Path.absolute))
+    monkeypatch.chdir(tmp_path / "first")
+    folders.cache_directory()
+    monkeypatch.chdir(tmp_path / "then")
+    with SupervisedWorker(os.getenv, limit_s=60) as worker:
+        found = worker.run(folders.VARIABLE)
+    assert found == Done(str(tmp_path / "first" / "a-relative-folder"))
 
 
 def test_every_item_gets_its_outcome_in_order(here: ModuleType) -> None:

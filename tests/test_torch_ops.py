@@ -390,6 +390,19 @@ def test_layers_with_something_of_their_own_stay(change: Callable[[torch.nn.Line
     assert type(module[1]) is Linear
 
 
+@pytest.mark.parametrize("patch", [_own_forward, lambda layer: layer.compile(backend="eager")])
+def test_a_layer_is_not_called_through_the_one_that_it_was_made_of(
+    patch: Callable[[torch.nn.Linear], Any],
+) -> None:
+    layer = torch.nn.Linear(3, 3)
+    patch(layer)
+    made = Linear.of(layer)
+    assert not {"forward", "_compiled_call_impl"} & vars(made).keys()
+    module = torch.nn.Sequential(layer)
+    assert replace_linear(module) == 0
+    assert module[0] is layer
+
+
 def test_what_a_layer_is_marked_with_goes_along() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(3, 3))
     module[0].tag = ["mine"]  # type: ignore[assignment]

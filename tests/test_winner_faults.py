@@ -188,6 +188,21 @@ def test_only_what_works_for_nobody_goes_from_the_disk(
     assert bool(dispatch.winners.cache.entries()) == stays
 
 
+def test_what_is_chosen_for_want_of_memory_is_for_this_process_alone(machine: Machine) -> None:
+    winner = in_the_next_process(machine, LaunchError)
+    assert winner.config is not None
+    binary = winner.config.binary
+    machine.refuses = lambda spec: spec.config_binary == binary
+    usual = machine.bench.latency_us
+    machine.bench.latency_us = lambda workload, config: (  # type: ignore[method-assign]
+        1e3 if config == winner.config else usual(workload, config)
+    )
+    assert launched(2100) != winner.config
+    assert launched(2300) != winner.config
+    (kept,) = (entry.result for entry in dispatch.winners.cache.entries())
+    assert kept.config == winner.config
+
+
 def test_a_winner_that_was_asked_for_works_again_or_is_replaced_again(machine: Machine) -> None:
     asked = Question(Workload.dense(2100, N, K), -1, "auto", LAW)
     winners = dispatch.winners

@@ -17,7 +17,9 @@ def check_together(context: typer.Context, sampler: str) -> None:
     """Refuse options that would do nothing beside others."""
     from costmodel.errors import InvalidInput
 
-    drawing = ("workloads", "shapes", "dtypes", "configs", "seed", "sampler", *_OF_THE_MODEL)
+    drawing = (
+        "workloads", "shapes", "role", "dtypes", "configs", "seed", "sampler", *_OF_THE_MODEL,
+    )  # fmt: skip
     timing = ("out", "budget_s", "jobs")
     if output.named_options(context, "worklist") and output.named_options(
         context, "write_worklist"

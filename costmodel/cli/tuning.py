@@ -90,14 +90,16 @@ def tune(
     workload = output.workload_of(m, n, k, dtype, a_layout, b_layout, out_dtype, tf32)
     wanted = _count(top)
     check_tuning_mode(mode)
+    from costmodel.space.target import Target
+
     named = target if output.named_options(context, "target") else None
     if replay or data is not None:
         result = _replay(workload, data, named, model, wanted, mode)
-    elif not _has_gpu() and untimed_because(workload, mode):
+    elif (named or not _has_gpu()) and untimed_because(workload, mode):
         result = _predict(workload, target, model, wanted, mode)
     elif not _has_gpu():
         result = _replay(workload, None, named, model, wanted, mode)
-    elif named is not None:
+    elif named not in (None, Target.current().device.name):
         raise InvalidInput(
             f"--target {named} is of a recording: name --replay too; without it the GPU here times"
         )

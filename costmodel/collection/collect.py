@@ -34,6 +34,7 @@ from costmodel.space.workload import Workload
 __all__ = ["Job", "Progress", "collect"]
 
 _FINALISTS = 6
+_NO_ROOM_IN_A_ROW = 3  # jobs: then it is the card that is full
 _ANCHOR_WORKLOADS = 4
 _DRIFT_LIMIT = 0.05
 _ANCHOR_BYTES = 2**24  # smaller ones are too short to tell a card from noise
@@ -95,6 +96,7 @@ class Collection:
         self._deadline = monotonic() + budget_s
         self._recorded = dataset.artifacts()
         self._compiled: dict[str, Artifact] = {}
+        self._without_room = 0  # jobs in a row
         self.progress = Progress()
 
     def collect(
@@ -106,10 +108,14 @@ class Collection:
             jobs: in the order in which they are wanted.
             on_job: called after each recorded job.
 
+        A job that the card has no room for is passed over with a warning, and not recorded.
+
         Raises:
-            NoGpu: the card has no room to time a job, of which nothing is recorded.
+            NoGpu: the card has no room for several jobs in a row, or for any.
         """
-        todo = list(self._remaining(_merged(jobs)))
+        wanted = _merged(jobs)
+        self._tell_of_roles(wanted)
+        todo = list(self._remaining(wanted))
         self.progress.jobs = len(todo)
         anchors = self._anchors() if todo else {}
         specs = dict.fromkeys(
@@ -146,12 +152,42 @@ class Collection:
                     if following is not None:
                         ready.append(ahead.submit(self._prepare, following, compiling))
                     self._count_waiting(begin, compiling)
-                    outcome = self._measure(job, candidates)
+                    try:
+                        outcome = self._measure(job, candidates)
+                    except _NoRoom as error:
+                        self._pass_over(job, error, len(todo))
+                        continue
+                    self._without_room = 0
                     self._hear_of(recorded, on_job)
                     recorded.append((job, desk.submit(self._record, job, outcome)))
             finally:
                 compiling.give_up()
                 self._hear_of(recorded, on_job)
+
+    def _pass_over(self, job: Job, error: _NoRoom, jobs: int) -> None:
+        """A workload may be too large for the card; several in a row say that the card is full.
+
+        Raises:
+            NoGpu: they do.
+        """
+        self._without_room += 1
+        if self._without_room >= min(_NO_ROOM_IN_A_ROW, jobs):
+            raise NoGpu(
+                f"{job.workload} cannot be timed: {error}. Nothing of it is recorded, nor of those "
+                f"just before it: free the card's memory and run this again, which goes on here; "
+                f"leave out what is too large for this card"
+            )
+        log.warning("%s is passed over: %s", job.workload, error)
+
+    def _tell_of_roles(self, jobs: Sequence[Job]) -> None:
+        """What was recorded to learn from is not recorded to judge by as well."""
+        learned = set(self._dataset.workloads("train"))
+        twice = [job for job in jobs if job.role == "eval" and job.workload in learned]
+        if twice:
+            log.warning(
+                "%d workloads are in %s to learn from, %s among them, and stay so: record them to "
+                "judge by in another dataset", len(twice), self._dataset.path, twice[0].workload,
+            )  # fmt: skip
 
     def _hear_of(
         self, recorded: list[tuple[Job, Future[None]]], on_job: Callable[[Job, Progress], None]
@@ -188,7 +224,9 @@ class Collection:
         spec = specialize(job.workload, config)
         artifact = compiling.wait_for([spec])[spec]
         (again,) = self._runner.measure(job.workload, [Candidate(config, artifact)])
-        _require_room(job.workload, [again])
+        if again.no_room:
+            log.warning("%s is not timed again: %s", job.workload, again.error)
+            return
         record = TuningRecord(job.workload, config, artifact.key, again)
         self._dataset.append_artifacts([artifact])
         self._dataset.append_measurements([record], run=self._run, role="anchor")
@@ -233,15 +271,15 @@ class Collection:
     def _measure(self, job: Job, candidates: Sequence[Candidate]) -> _Outcome:
         begin = monotonic()
         torch = self._runner.measure_torch(job.workload)
-        _require_room(job.workload, [torch])
+        _require_room([torch])
         measured = self._runner.measure(job.workload, candidates)
-        _require_room(job.workload, measured)
+        _require_room(measured)
         records = [
             TuningRecord(job.workload, c.config, c.artifact.key if c.artifact else "", m)
             for c, m in zip(candidates, measured, strict=True)
         ]
         again = self._finalists(job.workload, records)
-        _require_room(job.workload, [r.measurement for r in again])
+        _require_room([r.measurement for r in again])
         self._count(records, monotonic() - begin)
         return _Outcome(records, again, torch)
 
@@ -302,19 +340,19 @@ def collect(
     return collection.collect(jobs, on_job)
 
 
-def _require_room(workload: Workload, measured: Iterable[Measurement]) -> None:
+class _NoRoom(Exception):
+    """The card was too full for a job; it says how full."""
+
+
+def _require_room(measured: Iterable[Measurement]) -> None:
     """Refuse what a full card gave: as rows, it would say that these configurations never run.
 
     Raises:
-        NoGpu: with what was to be timed, and how full the card is.
+        _NoRoom: it was.
     """
     full = next((m for m in measured if m.no_room), None)
     if full is not None:
-        raise NoGpu(
-            f"{workload} cannot be timed: {full.error}. Nothing of it is recorded: free the card's "
-            f"memory and run this again, which goes on here; leave the workload out if it is too "
-            f"large for this card"
-        )
+        raise _NoRoom(full.error)
 
 
 def _merged(jobs: Sequence[Job]) -> list[Job]:

@@ -36,11 +36,12 @@ def building_launchers(sources: Iterable[Any]) -> Iterator[None]:
     building = threading.Thread(
         target=_build_all, args=(sources,), name="costmodel-launchers", daemon=True
     )
-    building.start()
+    started = _start(building)
     try:
         yield
     finally:
-        building.join()
+        if started:
+            building.join()
 
 
 def _build_all(sources: Iterable[Any]) -> None:
@@ -50,10 +51,18 @@ def _build_all(sources: Iterable[Any]) -> None:
         for text in map(_text, sources)
         if text
     ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
+    for thread in [thread for thread in threads if _start(thread)]:
         thread.join()
+
+
+def _start(thread: threading.Thread) -> bool:
+    """Whether it has started: this process may have no more threads, and can do without."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        log.debug("no launcher built ahead: %s", error)
+        return False
+    return True
 
 
 def _text(source: Any) -> str:

@@ -158,7 +158,7 @@ def extend_table(
             # it may be tried again.
             if artifact.ok or artifact.refused:
                 kept.append(artifact)
-            if time.monotonic() - begin >= _SAVE_EVERY_S:
+            if saved < len(kept) and time.monotonic() - begin >= _SAVE_EVERY_S:
                 rows = _add(path, kept[saved:], target)
                 saved, begin = len(kept), time.monotonic()
     finally:  # whatever ended it: what is compiled need not be compiled again

@@ -252,7 +252,7 @@ class Dataset:
         """
         changed = self._changed_kernel(table, kernel_hashes)
         dropped = Counter(f"kernel {name} has changed" for name in changed if name)
-        return table.take(changed == ""), dict(dropped)
+        return table.take(changed == "") if dropped else table, dict(dropped)
 
     def stale(self, kernel_hashes: Mapping[str, str]) -> dict[str, int]:
         """How many rows were measured with another version of a kernel, by kernel name."""

@@ -311,13 +311,13 @@ def _first_call(key: object, call: Call) -> torch.Tensor:
     cleared = _launches.cleared  # before anything that is looked up may change
     if (cast := by_autocast(call)) is not None:
         return matmul(cast.a, cast.b, **cast.options())
-    if is_scripting() and call.model is None:
-        return _traced(call)
     call.mode = modes.default_mode() if call.mode is None else call.mode
     modes.check_mode(call.mode)
     a, b, bias = call.a, call.b, call.bias
     if is_for_torch((a, b, call.out, bias)):
         return multiply_by_torch(a, b, call.out, **call.options())
+    if is_scripting() and call.model is None:
+        return _traced(call)
     if _is_batch(a, b):
         return multiply_batches(matmul, a, b, call.out, **call.options())
     check_arguments(a, b, call.out, bias, call.activation, call.tf32, call.out_dtype)

@@ -56,8 +56,9 @@ def bring(plan: Plan, target: Target, device_index: int) -> Kernel:
 def loaded_configs(workload: Workload, target: Target, device_index: int) -> list[GemmConfig]:
     """The configurations that may run a workload with nothing to be compiled or loaded."""
     with _lock:
-        entries = [(key[2:], config) for key, (config, _) in _loaded.items()]
-    configs = dict.fromkeys(c for place, c in entries if place == (target, device_index))
+        entries = [*_loaded.items()]
+    here = (target, device_index)
+    configs = dict.fromkeys(config for key, (config, _) in entries if key[2:] == here)
     return [
         config
         for config in configs
@@ -106,5 +107,5 @@ def _key(plan: Plan, target: Target, device_index: int) -> _Key:
     return plan.spec, code, target, device_index
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # the handler of a signal may make a first call too
 _loaded: dict[_Key, tuple[GemmConfig, Kernel]] = {}

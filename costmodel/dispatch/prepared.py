@@ -248,6 +248,6 @@ def _workspace(index: int, stream: int) -> Workspace:
     return found
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _copying = threading.Lock()
 _workspaces: dict[tuple[int, int], Workspace] = {}

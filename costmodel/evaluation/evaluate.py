@@ -107,9 +107,10 @@ def evaluate(
         log.warning("%s, left out: %s", dataset.path, dropped)
     if not problems:
         raise MissingData(
-            f"{dataset.path} holds no working rows of the held-out list: draw it with "
-            f"`benchmarks/draw_reference.py eval` and record it with `costmodel collect "
-            f"--worklist FILE`, or name a dataset that has them with `--data DIR`"
+            f"{dataset.path} holds no working rows of the held-out list: record "
+            f"some of it with `costmodel collect --shapes FILE --role eval`, or all that "
+            f"`benchmarks/draw_reference.py eval` draws with `costmodel collect --worklist FILE`; "
+            f"or name a dataset that has them with `--data DIR`"
         )
     entries = [
         _entry(

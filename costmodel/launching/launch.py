@@ -103,7 +103,10 @@ def _in_another_thread(make: Callable[[], torch.Tensor], device: torch.device) -
             errors.append(error)
 
     thread = threading.Thread(target=run, name="costmodel-allocate")
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # this process may have no more threads
+        return make()
     thread.join()
     if errors:
         raise errors[0]

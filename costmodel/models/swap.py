@@ -91,7 +91,8 @@ def replace_model(folder: Path, card: bytes, parts: Mapping[str, Part]) -> None:
             if stamp_of(folder) != stamp:  # else they are the files of what lies there
                 _remove(_staged(folder, name, stamp) for name in parts)
             raise
-        _settle(folder, stamp, parts)
+        with suppress(OSError):  # readers find them under either name
+            _settle(folder, stamp, parts)
 
 
 def _settle(folder: Path, stamp: str, parts: Mapping[str, Part]) -> None:

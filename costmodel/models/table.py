@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from costmodel.data.measurement import Measurement
 
 __all__ = ["HELD_OUT", "TrainingTable"]
+
+log = logging.getLogger("costmodel")
 
 HELD_OUT = "held out for evaluation"
 """Why rows are not trained on that :func:`costmodel.evaluation.heldout.is_held_out` tells of."""
@@ -86,8 +89,13 @@ class TrainingTable:
             kept = ~held_out[frame.workload_index[order]]
             if not kept.all():
                 left_out[HELD_OUT] += int((~kept).sum())
+                log.warning(
+                    "%s: %d rows are left out, of workloads that are %s (docs/protocol.md)",
+                    dataset.path, left_out[HELD_OUT], HELD_OUT,
+                )  # fmt: skip
             order = order[kept]
-        frame = frame.take(order)
+        if not np.array_equal(order, np.arange(len(frame.workload_index))):  # else a costly copy
+            frame = frame.take(order)
         used = dict.fromkeys(frame.workload_index.tolist())
         number = {w: i for i, w in enumerate(used)}
         return cls(

@@ -123,7 +123,7 @@ class XgbCostModel:
         if not ok.any():
             raise InvalidInput(
                 f"nothing to train on: {len(table)} rows, dropped {table.dropped()}; expected "
-                f"rows of status ok"
+                f"rows of status ok, of workloads that are not held out (docs/protocol.md)"
             )
         log_multiple = np.log(table.latency_us[ok] / table.roofline_us()[ok])
         weight = self.row_weights(table)[ok]

@@ -23,7 +23,7 @@ class SharedRoom:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the handler of a signal may launch something too
         self._entries: deque[tuple[dict[Any, Any], Any]] = deque()
 
     def put(self, kept: dict[Any, Any], key: Any, value: Any) -> None:

@@ -111,7 +111,8 @@ def _quota() -> float | None:
             texts = [(_CGROUPS / name).read_text() for name in names]
         except OSError:
             continue
-        quota, period = map(_number, " ".join(texts).split())
+        fields = " ".join(texts).split()
+        quota, period = map(_number, fields) if len(fields) == 2 else (None, None)
         return quota / period if quota and period else None
     return None
 

@@ -59,7 +59,10 @@ class Kept(Generic[T]):
                 raise
             self._timer = threading.Timer(self._idle_s, self._close_if_idle)
             self._timer.daemon = True
-            self._timer.start()
+            try:
+                self._timer.start()
+            except RuntimeError:  # this process may have no more threads, and nobody would close it
+                self._close()
 
     def close(self) -> None:
         """Close it, if it is there; the next user gets another."""

@@ -33,6 +33,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import IO, Any, Generic, TypeVar
 
+from costmodel.errors import InvalidInput
+from costmodel.support.folders import VARIABLE, cache_directory
+
 __all__ = ["Crashed", "Done", "Failed", "Outcome", "SupervisedWorker", "TimedOut"]
 
 T = TypeVar("T")
@@ -234,6 +237,7 @@ class _Child:
                 stderr=self._stderr,
                 pass_fds=(theirs.fileno(), lifeline),
                 start_new_session=True,
+                env=_environment(),
             )
         except BaseException:
             os.close(held)
@@ -245,7 +249,7 @@ class _Child:
         self.owner = os.getpid()
         # Runs once: when called, when this object is collected, or when the interpreter exits.
         self.kill = weakref.finalize(
-            self, _kill_group, self._process, held, self._stderr, self.owner
+            self, _kill_group, self._process, held, _identity(held), self._stderr, self.owner
         )
 
     def send(self, data: bytes) -> None:
@@ -283,12 +287,34 @@ class _Child:
             return True
 
 
+def _environment() -> dict[str, str]:
+    """That of this process; what is kept is kept in one folder, wherever the process has gone."""
+    found = dict(os.environ)
+    if found.get(VARIABLE):
+        with contextlib.suppress(InvalidInput):
+            found[VARIABLE] = str(cache_directory())
+    return found
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
 def _kill_group(
-    process: subprocess.Popen[bytes], lifeline: int, stderr: IO[bytes], owner: int
+    process: subprocess.Popen[bytes],
+    lifeline: int,
+    its_identity: tuple[int, int],
+    stderr: IO[bytes],
+    owner: int,
 ) -> str:
     """Kill a child and its group, reap it, and tell how it died and its last words."""
     if os.getpid() != owner:  # a fork of the parent has a copy of this, but no say
         process.returncode = 0  # else Python warns of a child that is left running
+        # The lifeline is to end with the parent. A program may have closed all that it had open.
+        with contextlib.suppress(OSError):
+            if _identity(lifeline) == its_identity:
+                os.close(lifeline)
         return ""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # it may be dead, but not what it left behind

@@ -85,7 +85,8 @@ class Winners:
         self._locks = KeyedLocks()
         self._benches: dict[int, Bench] = {}
         self._spreader = Spreader(self._bench, compile_)
-        self._replaced: dict[Any, None] = {}  # memory keys of winners that did not work
+        # Memory keys of winners that did not work, and whether they are to go from the disk too.
+        self._replaced: dict[Any, bool] = {}
         self._forgotten = 0  # times
 
     def find(
@@ -153,10 +154,9 @@ class Winners:
         rows = self.buckets.of(question.workload.m)
         name = memory_key(question, rows)
         with self._locks.alone(name):
-            result = self._tuned(question, rows, options)
             with self._lock:
                 self._replaced.pop(name, None)
-            return result
+            return self._tuned(question, rows, options)
 
     def of_bucket(self, question: Question, *, may_time: bool = True) -> list[TuningResult]:
         """The winners of all m of a bucket, outside a process group: one, or two.
@@ -258,7 +258,7 @@ class Winners:
         """Have a winner that does not work tuned again, this once."""
         log.warning("%s no longer works for %s: tuning again", unwanted.chosen, question.workload)
         with self._lock:
-            self._replaced[memory_key(question, rows)] = None
+            self._replaced[memory_key(question, rows)] = broken
             drop_oldest(self._replaced, _REMEMBERED)
         if broken:
             self.cache.discard(self._key(question, rows))
@@ -291,8 +291,7 @@ class Winners:
             if self._remember(name, found, forgotten):
                 if found.timed and may_time and not found.parts_timed:
                     self._spreader.give_up(question, rows)
-                if found.reliable and not question.epoch and is_by_model_of(key, found):
-                    self.cache.put(key, found)
+                self._put(question, rows, key, found)
         return found
 
     def _known(
@@ -341,9 +340,20 @@ class Winners:
             return result
         self._remember(memory_key(question, rows), result, forgotten)
         self._spreader.try_anew(question, rows)
-        if result.reliable and not question.epoch:
-            self.cache.put(key, result)
+        self._put(question, rows, key, result)
         return result
+
+    def _put(
+        self,
+        question: Question,
+        rows: tuple[int, int],
+        key: Mapping[str, Any],
+        result: TuningResult,
+    ) -> None:
+        """Keep on disk what would be chosen again, by any process that has this key."""
+        for_all = self._replaced.get(memory_key(question, rows), True)
+        if result.reliable and not question.epoch and for_all and is_by_model_of(key, result):
+            self.cache.put(key, result)
 
     def _bench(self, index: int) -> Bench:
         with self._lock:
