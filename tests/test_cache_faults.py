@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -254,17 +253,6 @@ def test_a_folder_that_vanishes_again_and_again_is_one_warning(
     monkeypatch.setattr(os, "replace", vanished)
     with pytest.warns(RuntimeWarning, match="cannot be used"):
         assert not WinnerCache(tmp_path).put(KEY, RESULT)
-
-
-def test_what_another_process_is_writing_is_not_cleared(tmp_path: Path) -> None:
-    cache = WinnerCache(tmp_path)
-    written, crashed = (tmp_path / f".w.json.{name}.tmp" for name in ("0", "1"))
-    for path in (written, crashed):
-        path.touch()
-    long_ago = time.time() - 3600
-    os.utime(crashed, (long_ago, long_ago))
-    assert cache.remove_all() == (0, 0)
-    assert list(tmp_path.iterdir()) == [written]
 
 
 def test_a_relative_directory_stays_where_it_was_first_used(

@@ -17,7 +17,6 @@ import logging
 import os
 import re
 import threading
-import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,7 +39,6 @@ SCHEMA = 1
 _MOST_BYTES = 16 * 2**20
 _MOST_KEY_BYTES = 64 * 2**10
 _ATTEMPTS = 3
-_WRITING_S = 60.0  # far longer than a writer takes
 
 log = logging.getLogger("costmodel")
 
@@ -152,8 +150,7 @@ class WinnerCache:
             how many entries there were, and how many files under such names that were none.
         """
         for path in self._files(".*.json.*.tmp"):
-            if not _is_being_written(path):
-                self._remove(path)
+            self._remove(path)  # whoever is writing it writes it again
         entries, unusable = self.sorted_files()
         removed = sum(self._remove(entry.path) for entry in entries)
         return removed, sum(map(self._remove, unusable))
@@ -225,14 +222,6 @@ def _write(path: Path, content: bytes) -> None:
         except FileNotFoundError:
             if attempt == _ATTEMPTS - 1:
                 raise
-
-
-def _is_being_written(path: Path) -> bool:
-    """Whether a temporary file may yet get its name; a wrong clock costs one file or one write."""
-    try:
-        return abs(time.time() - path.stat().st_mtime) < _WRITING_S
-    except OSError:  # it has
-        return True
 
 
 def _content(path: Path) -> bytes:
