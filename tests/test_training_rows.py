@@ -17,9 +17,8 @@ from costmodel.collection.worklist import read_worklist
 from costmodel.data.dataset import Dataset
 from costmodel.data.shards import Identity
 from costmodel.errors import InvalidInput
-from costmodel.evaluation.heldout import eval_workloads, is_held_out
+from costmodel.evaluation.heldout import HELD_OUT, eval_workloads, is_held_out
 from costmodel.models import TrainingTable, XgbParams
-from costmodel.models.table import HELD_OUT
 from costmodel.runner.protocol import TimingProtocol
 from costmodel.space.target import Target
 from costmodel.space.workload import Workload

@@ -13,7 +13,7 @@ __all__ = ["check_files", "check_together"]
 _OF_THE_MODEL = ("model", "best", "unsure")
 
 
-def check_together(context: typer.Context, sampler: str) -> None:
+def check_together(context: typer.Context, sampler: str, role: str) -> None:
     """Refuse options that would do nothing beside others."""
     from costmodel.errors import InvalidInput
 
@@ -34,6 +34,8 @@ def check_together(context: typer.Context, sampler: str) -> None:
         idle = output.named_options(context, *others)
         if named and idle:
             raise InvalidInput(f"{named[0]} {why}: leave out {', '.join(idle)}")
+    if role == "eval" and not output.named_options(context, "shapes"):
+        raise typer.BadParameter("--role eval: drawn workloads are to learn from; give --shapes")
     if sampler != "model" and (idle := output.named_options(context, *_OF_THE_MODEL)):
         raise InvalidInput(f"{', '.join(idle)}: of `--sampler model`, which is not named")
 

@@ -193,10 +193,8 @@ def collect(
 ) -> None:
     """Time configurations on this machine's GPU; stop it at any moment, run it again to go on."""
     begin = time.monotonic()
-    check_together(context, sampler)
+    check_together(context, sampler, role)
     _check_places(out, write_worklist)
-    if role == "eval" and shapes is None:
-        raise typer.BadParameter("--role eval: drawn workloads are to learn from; give --shapes")
     check_files(worklist, shapes, dtypes, model)
     found = _collecting_target(target, out, write_worklist)
     if worklist is None:

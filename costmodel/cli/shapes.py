@@ -64,11 +64,11 @@ def not_held_out(shapes: Path, workloads: Sequence[Workload]) -> list[Workload]:
         InvalidInput: all are held out.
     """
     from costmodel.errors import InvalidInput
-    from costmodel.evaluation.heldout import is_held_out
+    from costmodel.evaluation.heldout import HELD_OUT, is_held_out
 
     found = [w for w in workloads if not is_held_out(w)]
     left_out = len(workloads) - len(found)
-    why = "held out for evaluation (docs/protocol.md), so that no model may learn from them"
+    why = f"{HELD_OUT} (docs/protocol.md), so that no model may learn from them"
     if not found:
         raise InvalidInput(
             f"{shapes}: all {left_out} workloads are {why}: expected others, or `--role eval` to "

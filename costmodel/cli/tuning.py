@@ -156,7 +156,7 @@ def _predict(
     from costmodel.space.target import Target
     from costmodel.tuning.tuner import tune as choose
 
-    output.note(f"no GPU here: predicted for {target}")
+    output.note(f"predicted for {target}: mode {mode} times nothing of this")
     return choose(workload, runner=None, target=Target.named(target), model=model, k=top, mode=mode)
 
 

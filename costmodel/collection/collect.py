@@ -181,9 +181,9 @@ class Collection:
 
     def _tell_of_roles(self, jobs: Sequence[Job]) -> None:
         """What was recorded to learn from is not recorded to judge by as well."""
-        learned = set(self._dataset.workloads("train"))
-        twice = [job for job in jobs if job.role == "eval" and job.workload in learned]
-        if twice:
+        to_judge = [job for job in jobs if job.role == "eval"]
+        learned = set(self._dataset.workloads("train")) if to_judge else ()
+        if twice := [job for job in to_judge if job.workload in learned]:
             log.warning(
                 "%d workloads are in %s to learn from, %s among them, and stay so: record them to "
                 "judge by in another dataset", len(twice), self._dataset.path, twice[0].workload,

@@ -8,12 +8,12 @@ from typing import Literal
 
 from costmodel.space.specialize import Specialization
 
-__all__ = ["Artifact", "ArtifactStatus", "outweighs"]
+__all__ = ["PASSING", "Artifact", "ArtifactStatus", "outweighs"]
 
 ArtifactStatus = Literal["ok", "compile_error", "crashed", "timeout"]
 
-# A crash or a time limit may be one bad moment's doing: it says nothing for good.
-_WEIGHTS: dict[ArtifactStatus, int] = {"ok": 2, "compile_error": 1, "crashed": 0, "timeout": 0}
+PASSING: tuple[ArtifactStatus, ...] = ("crashed", "timeout")
+"""What may be one bad moment's doing: it says nothing for good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,19 @@ class Artifact:
 
     @property
     def refused(self) -> bool:
-        """Whether the compiler said no, as it will again; a crash or a time limit is no such."""
-        return self.status == "compile_error"
+        """Whether the compiler said no, as it will again."""
+        return self.is_settled and not self.ok
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether another compile would tell the same."""
+        return self.status not in PASSING
 
 
 def outweighs(status: ArtifactStatus, other: ArtifactStatus) -> bool:
     """Whether an artifact takes the place of an earlier one of its key."""
-    return _WEIGHTS[status] > _WEIGHTS[other]
+    return _weight(status) > _weight(other)
+
+
+def _weight(status: ArtifactStatus) -> int:
+    return 2 if status == "ok" else int(status not in PASSING)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from costmodel.compiling.artifact import Artifact
+from costmodel.compiling.artifact import PASSING, Artifact
 from costmodel.compiling.compile_pool import compile_many
 from costmodel.compiling.compiler import CompileFunction, compile_spec
 from costmodel.compiling.ptx import PTX_SCHEMA
@@ -114,7 +114,7 @@ def read_tables(paths: list[Path], target: Target) -> pa.Table:
     schema = ArtifactTable.schema()
     rows = read_shards(paths, schema, Identity(target, {}), ptx_schema=PTX_SCHEMA)
     status = rows.column("status").cast(pa.string())
-    return rows.filter(compute.invert(compute.is_in(status, pa.array(["crashed", "timeout"]))))
+    return rows.filter(compute.invert(compute.is_in(status, pa.array(PASSING))))
 
 
 def extend_table(
@@ -156,7 +156,7 @@ def extend_table(
         for artifact in made:
             # How long compiling took, or that a process died of it, is no property of the binary:
             # it may be tried again.
-            if artifact.ok or artifact.refused:
+            if artifact.is_settled:
                 kept.append(artifact)
             if saved < len(kept) and time.monotonic() - begin >= _SAVE_EVERY_S:
                 rows = _add(path, kept[saved:], target)

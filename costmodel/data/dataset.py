@@ -31,6 +31,7 @@ from costmodel.compiling.artifact import Artifact, ArtifactStatus, outweighs
 from costmodel.compiling.ptx import PTX_SCHEMA
 from costmodel.data import shards
 from costmodel.data.artifact_table import ArtifactTable
+from costmodel.data.destination import CARD
 from costmodel.data.frame import Frame
 from costmodel.data.measurement import Measurement, TuningRecord
 from costmodel.data.measurement_table import MeasurementTable, Role, RunInfo
@@ -78,7 +79,7 @@ class Dataset:
         require("protocol", protocol, Mapping, "a mapping that is JSON-ready")
         identity = shards.Identity(target, protocol)
         with file_errors(path):
-            there = (path / "card.json").exists()
+            there = (path / CARD).exists()
             path.mkdir(parents=True, exist_ok=True)
         if not there:
             cls(path, identity, datetime.now(UTC).isoformat(timespec="seconds"))._write_card()
@@ -172,10 +173,11 @@ class Dataset:
         """The rows of the given roles (all without any), each outcome once."""
         if not self._measurements:
             files, rows = self._read_measurements()
-            if not self._compacted(files):
-                rows = self._merged_measurements(rows)
+            compacted = self._compacted(files)
+            rows = rows if compacted else self._merged_measurements(rows)
             table = MeasurementTable.of(rows, self.path)
-            self._measurements[()] = table.take(table.kept_rows())
+            # Of an earlier release's file, that may be fewer.
+            self._measurements[()] = table.take(table.kept_rows()) if compacted else table
         if roles not in self._measurements:
             table = self._measurements[()]
             wanted = np.logical_or.reduce([table.role == role for role in roles])
@@ -306,7 +308,7 @@ class Dataset:
 
     def _write_card(self, counts: Mapping[str, Any] | None = None) -> None:
         card = {"kind": "costmodel dataset", **self.identity.to_dict(), "created": self.created}
-        shards.write_json(self.path / "card.json", card | dict(counts or {}))
+        shards.write_json(self.path / CARD, card | dict(counts or {}))
 
     def _counts(self) -> dict[str, Any]:
         table = self.measurements()
@@ -374,12 +376,12 @@ def _card_of(path: Path) -> Path:
     Raises:
         MissingData: it is not there. FileError: that cannot be told.
     """
-    card = path / "card.json"
+    card = path / CARD
     with file_errors(card):
         there = card.exists()
     if not there:
         raise MissingData(
-            f"no dataset at {path} (card.json is not there): record one with "
+            f"no dataset at {path} ({CARD} is not there): record one with "
             f"`costmodel collect`, or name the directory of one"
         )
     return card

@@ -15,8 +15,13 @@ from dataclasses import dataclass
 
 from costmodel.space.workload import Workload, kind_options
 
-__all__ = ["EVAL_WORKLOADS", "EvalWorkload", "eval_pairs", "eval_workloads", "is_held_out",
-           "is_ragged"]  # fmt: skip
+__all__ = [
+    "EVAL_WORKLOADS", "HELD_OUT", "EvalWorkload", "eval_pairs", "eval_workloads", "is_held_out",
+    "is_ragged",
+]  # fmt: skip
+
+HELD_OUT = "held out for evaluation"
+"""Why a workload is not trained on of which :func:`is_held_out` tells."""
 
 _TOLERANCE = 0.02
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from costmodel.data.candidates import Candidates
 from costmodel.errors import InvalidInput
-from costmodel.evaluation.heldout import is_held_out
+from costmodel.evaluation.heldout import HELD_OUT, is_held_out
 from costmodel.features.features import CONFIG_FEATURES, FEATURES, design_matrix
 from costmodel.space.target import Target
 from costmodel.space.workload import Workload
@@ -25,12 +25,9 @@ if TYPE_CHECKING:
     from costmodel.data.frame import Frame
     from costmodel.data.measurement import Measurement
 
-__all__ = ["HELD_OUT", "TrainingTable"]
+__all__ = ["TrainingTable"]
 
 log = logging.getLogger("costmodel")
-
-HELD_OUT = "held out for evaluation"
-"""Why rows are not trained on that :func:`costmodel.evaluation.heldout.is_held_out` tells of."""
 
 
 @dataclass(frozen=True)

@@ -282,7 +282,7 @@ class _Layout:
         table = artifacts if isinstance(artifacts, ArtifactTable) else None
         found = table.find(keys) if table is not None else [artifacts.get(key) for key in keys]
         # What crashed the compiler once, or took it too long, is not known: it may compile now.
-        found = [a if a is not None and (a.ok or a.refused) else None for a in found]
+        found = [a if a is not None and a.is_settled else None for a in found]
         columns = table.columns(keys) if table is not None else None
         candidates = Candidates.of(configs, found, columns)
         failed = np.array([a is not None and a.refused for a in found], dtype=bool)

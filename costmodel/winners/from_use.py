@@ -19,10 +19,10 @@ from costmodel.compiling.artifact import Artifact
 from costmodel.data.candidates import Candidates
 from costmodel.data.measurement import Measurement
 from costmodel.errors import FileError, MissingData
-from costmodel.evaluation.heldout import is_held_out
+from costmodel.evaluation.heldout import HELD_OUT, is_held_out
 from costmodel.models.registry import model_directory
 from costmodel.models.storage import load_artifacts
-from costmodel.models.table import HELD_OUT, TrainingTable
+from costmodel.models.table import TrainingTable
 from costmodel.space.config import GemmConfig
 from costmodel.space.kernel_code import kernel_hash
 from costmodel.space.space import legality
