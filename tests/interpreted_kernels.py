@@ -119,6 +119,7 @@ def _seeded() -> None:
 # --- sizes ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B01", "B19")
 @pytest.mark.parametrize("k", DEPTHS)
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_any_depth(config: GemmConfig, k: int) -> None:
@@ -131,12 +132,14 @@ def test_any_depth(config: GemmConfig, k: int) -> None:
     check(a, b, config, framed(m, n, fill=NAN))
 
 
+@pytest.mark.fault("B01", "B19")
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 40), (37, 1), (15, 17), (16, 16), (37, 23)])
 def test_ragged_edges(m: int, n: int) -> None:
     for config in (POINTER, replace(POINTER, split_k=2)):
         check(framed(m, 20), framed(20, n), config, framed(m, n, fill=NAN))
 
 
+@pytest.mark.fault("B01", "B19")
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 40), (37, 1), (37, 23)])
 @pytest.mark.parametrize("config", [c for c in CONFIGS if c.kernel != "pointer"], ids=str)
 def test_ragged_edges_by_tma(config: GemmConfig, m: int, n: int) -> None:
@@ -145,6 +148,7 @@ def test_ragged_edges_by_tma(config: GemmConfig, m: int, n: int) -> None:
     check(a, b, config, framed(m, n, fill=NAN))
 
 
+@pytest.mark.fault("B01")
 def test_nothing_to_add_up() -> None:
     out = framed(5, 7, fill=NAN)
     bias = torch.randn(7).half()
@@ -155,6 +159,7 @@ def test_nothing_to_add_up() -> None:
 # --- memory --------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B19")
 @pytest.mark.parametrize("c_layout", ["row", "col", "strided"])
 @pytest.mark.parametrize("b_layout", ["row", "col", "strided"])
 @pytest.mark.parametrize("a_layout", ["row", "col", "strided"])
@@ -163,6 +168,7 @@ def test_any_layout(a_layout: str, b_layout: str, c_layout: str) -> None:
     check(a, b, POINTER, framed(20, 18, c_layout, NAN))
 
 
+@pytest.mark.fault("B19")
 @pytest.mark.parametrize("c_layout", ["row", "col", "strided"])
 @pytest.mark.parametrize("b_layout", ["row", "col"])
 @pytest.mark.parametrize("a_layout", ["row", "col"])
@@ -175,6 +181,7 @@ def test_any_layout_by_tma(a_layout: str, b_layout: str, c_layout: str) -> None:
             check(a, framed(40, 23, "col"), config, framed(24, 23, c_layout, NAN))
 
 
+@pytest.mark.fault("B01", "B19")
 @pytest.mark.parametrize("b_layout", ["row", "col", "strided"])
 @pytest.mark.parametrize("a_layout", ["row", "col", "strided"])
 def test_tma_by_aligned_copies(a_layout: str, b_layout: str) -> None:
@@ -196,6 +203,7 @@ def check_copy(x: torch.Tensor, copy: torch.Tensor, memory: torch.Tensor, layout
     assert memory[filled.numel() :].isnan().all()
 
 
+@pytest.mark.fault("B19")
 @pytest.mark.parametrize(
     ("a", "b", "copied"),
     [
@@ -232,6 +240,7 @@ def test_copies_in_one_launch(
             check_copy(x, copy, whole(copy), layout)
 
 
+@pytest.mark.fault("B19")
 def test_only_what_needs_it_is_copied() -> None:
     a, b, out = framed(24, 40), framed(40, 35), framed(24, 35, fill=NAN)
     plan = Plan.of(Workload.from_tensors(a, b, out), replace(TMA, repack=True), SM_COUNT)
@@ -246,6 +255,7 @@ def test_operands_with_one_value_for_all_rows() -> None:
     check(a, b, POINTER, framed(18, 17, fill=NAN))
 
 
+@pytest.mark.fault("B08")
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_wide_offsets_are_the_same_offsets(config: GemmConfig) -> None:
     a, b = framed(24, 40), framed(40, 40)
@@ -255,6 +265,7 @@ def test_wide_offsets_are_the_same_offsets(config: GemmConfig) -> None:
     assert torch.equal(narrow, wide)
 
 
+@pytest.mark.fault("B08")
 def test_offsets_past_32_bits() -> None:
     """Operands whose rows are 2**26 elements apart; only the pages that are touched are real."""
     far = torch.empty(2**26 * 33, dtype=torch.float16)
@@ -275,6 +286,7 @@ TYPES = [(torch.float32, torch.float32), (torch.float16, torch.float32)]
 """Types of A and B, and of C, beside float16 throughout."""
 
 
+@pytest.mark.fault("B01", "B19", "B57")
 @pytest.mark.parametrize(("dtype", "out_dtype"), TYPES)
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_float32_of_ragged_sizes(
@@ -288,6 +300,7 @@ def test_float32_of_ragged_sizes(
         check(a, b, config, framed(m, n, fill=NAN, dtype=out_dtype))
 
 
+@pytest.mark.fault("B19", "B57")
 @pytest.mark.parametrize(("dtype", "out_dtype"), TYPES)
 @pytest.mark.parametrize("c_layout", ["row", "col", "strided"])
 @pytest.mark.parametrize("b_layout", ["row", "col", "strided"])
@@ -335,6 +348,7 @@ def test_persistent_programs_on_any_number_of_processors(flatten: bool, sm_count
     check(a, b, config, framed(40, 48, fill=NAN), sm_count=sm_count)
 
 
+@pytest.mark.fault("B01")
 @pytest.mark.parametrize(("k", "split_k"), [(104, 2), (104, 5), (40, 3), (8, 4)])
 @pytest.mark.parametrize("config", [POINTER, TMA, replace(TMA, block_n=32, halves=True)], ids=str)
 def test_splits(config: GemmConfig, k: int, split_k: int) -> None:
@@ -417,6 +431,7 @@ def mismatches(
     return int(count)
 
 
+@pytest.mark.fault("B09")
 @pytest.mark.parametrize(
     ("out", "ref", "wrong"),
     [
@@ -441,6 +456,7 @@ def test_what_counts_as_wrong(out: float, ref: float, wrong: bool) -> None:
     assert mismatches(outs, refs, 40) == wrong
 
 
+@pytest.mark.fault("B09")
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 def test_an_infinite_reference_has_no_tolerance() -> None:
@@ -449,6 +465,7 @@ def test_an_infinite_reference_has_no_tolerance() -> None:
     assert mismatches(refs.half(), refs, 20, rtol=1e-2) == 0
 
 
+@pytest.mark.fault("B09")
 def test_every_wrong_element_counts_and_no_other() -> None:
     refs = torch.randn(100)
     outs = refs.half()
@@ -458,6 +475,7 @@ def test_every_wrong_element_counts_and_no_other() -> None:
     assert mismatches(torch.full((100,), NAN).half(), refs, 100) == 100
 
 
+@pytest.mark.fault("B09")
 def test_tolerance_grows_with_the_reference() -> None:
     refs = torch.tensor([1.0, 100.0, -100.0, 0.0])
     outs = (refs + 0.5).half()

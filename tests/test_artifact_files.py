@@ -85,6 +85,7 @@ def test_a_class_has_the_binaries_of_all_its_products(workload: Workload) -> Non
     assert set(class_specs(workload.code, OTHER)) >= set(specs_of(workload))
 
 
+@pytest.mark.fault("B31")
 def test_a_table_goes_on_where_it_was(tmp_path: Path) -> None:
     specs = specs_of(EVEN, 40)
     slow = sum(spec.config_binary[5] == 6 for spec in specs)
@@ -100,6 +101,7 @@ def test_a_table_goes_on_where_it_was(tmp_path: Path) -> None:
     assert set(table) == {artifact_key(s, OTHER) for s in specs if s.config_binary[5] != 6}
 
 
+@pytest.mark.fault("B12")
 def test_a_crash_is_not_kept_and_one_that_an_earlier_release_kept_is_tried_again(
     tmp_path: Path,
 ) -> None:
@@ -121,6 +123,7 @@ def test_a_crash_is_not_kept_and_one_that_an_earlier_release_kept_is_tried_again
     assert all(a.status != "crashed" for a in ArtifactTable(read_tables([path], OTHER)).values())
 
 
+@pytest.mark.fault("B31")
 @pytest.mark.parametrize("end", [OSError("no space"), KeyError("a bug"), KeyboardInterrupt()])
 def test_however_it_ends_what_is_compiled_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException
@@ -154,6 +157,7 @@ cli.main()
 """
 
 
+@pytest.mark.fault("B31")
 @pytest.mark.compile
 def test_a_program_that_is_told_to_end_keeps_what_it_has_compiled(tmp_path: Path) -> None:
     arguments = ["compile", "64", "64", "64", "--table", "--jobs", "1", "--target", "h100-sxm"]
@@ -178,6 +182,7 @@ def test_what_another_table_has_is_not_made_again(tmp_path: Path) -> None:
     assert (made.there, made.rows) == (2, 4)
 
 
+@pytest.mark.fault("B46")
 def test_ranking_finds_the_table_of_its_toolchain(model: XgbCostModel, own_folder: Path) -> None:
     before = rank(EVEN, OTHER, model, 4)
     assert before.head.startswith("configuration-only head")
@@ -255,6 +260,7 @@ def test_a_model_of_ones_own_sees_what_the_shipped_one_was_trained_with(
     assert known_artifacts(mine, OTHER) == {}, "of another toolchain no binary is the same"
 
 
+@pytest.mark.fault("B03")
 @pytest.mark.parametrize(
     ("name", "found"), [("model_directory", None), ("shipped_model", (None, "cannot be used"))]
 )
@@ -267,6 +273,7 @@ def test_no_shipped_model_is_no_trouble(
     assert known_artifacts(mine, model.target_) is mine.artifacts
 
 
+@pytest.mark.fault("B03")
 @pytest.mark.parametrize("kind", ["garbage", "directory", "dangling", "loop", "device", "foreign"])
 def test_a_file_that_is_no_table_is_one_warning(
     model: XgbCostModel, own_folder: Path, kind: str
@@ -300,6 +307,7 @@ def test_a_file_that_is_no_table_is_one_warning(
         make(specs_of(EVEN, 1), own_folder)
 
 
+@pytest.mark.fault("B53")
 @pytest.mark.parametrize("version", ["../../etc", "/", "", "..", "3.6\0", "a" * 30])
 def test_a_version_is_no_path(tmp_path: Path, version: str) -> None:
     assert table_path(tmp_path, Toolchain(version, version)).parent == tmp_path

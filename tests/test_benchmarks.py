@@ -135,6 +135,7 @@ def test_a_spent_budget_ends_the_loop(script: Any, capsys: pytest.CaptureFixture
     assert "0 of 3 done" in capsys.readouterr().err
 
 
+@pytest.mark.fault("B11")
 @pytest.mark.parametrize(
     "name", ["strategies", "kernels", "tuning_cost", "dispatch", "collection", "buckets"]
 )

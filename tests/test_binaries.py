@@ -75,6 +75,7 @@ def test_the_launcher_of_it_is_the_same(folder: Path, monkeypatch: pytest.Monkey
     assert texts[0] == texts[1]
 
 
+@pytest.mark.fault("B49")
 def test_a_later_process_does_not_import_the_kernel(folder: Path) -> None:
     load()
     code = (
@@ -123,6 +124,7 @@ def nothing_in_it(folder: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"value": {}}))
 
 
+@pytest.mark.fault("B13", "B16")
 @pytest.mark.parametrize(
     "change", [truncate, garble, foreign_metadata, no_text, nothing_in_it],
     ids=lambda f: f.__name__,
@@ -135,6 +137,7 @@ def test_what_is_not_as_it_was_is_left_to_triton(
     assert load()[1]
 
 
+@pytest.mark.fault("B13")
 def test_an_emptied_cache_is_filled_again(folder: Path) -> None:
     own, _ = load()
     folder.rename(folder.with_name("gone"))
@@ -144,6 +147,7 @@ def test_an_emptied_cache_is_filled_again(folder: Path) -> None:
     assert not load()[1]
 
 
+@pytest.mark.fault("B16")
 def test_another_setting_is_another_binary(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load()
     monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")

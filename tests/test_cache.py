@@ -65,6 +65,7 @@ def test_what_is_put_is_got_by_another_process(cache: WinnerCache) -> None:
     assert only_file(cache).name.startswith("33-64x4096x1024-h100-sxm-")
 
 
+@pytest.mark.fault("B16")
 def test_the_file_holds_the_whole_key_readable(cache: WinnerCache) -> None:
     cache.put(KEY, RESULT)
     data = json.loads(only_file(cache).read_text())
@@ -74,6 +75,7 @@ def test_the_file_holds_the_whole_key_readable(cache: WinnerCache) -> None:
     assert entry.result.config == CONFIG
 
 
+@pytest.mark.fault("B16")
 @pytest.mark.parametrize("name", ["triton", "torch", "m"])
 def test_any_other_key_is_a_miss(cache: WinnerCache, name: str) -> None:
     cache.put(KEY, RESULT)
@@ -81,6 +83,7 @@ def test_any_other_key_is_a_miss(cache: WinnerCache, name: str) -> None:
     assert cache.get({k: v for k, v in KEY.items() if k != name}) is None
 
 
+@pytest.mark.fault("B16")
 def test_a_file_under_the_wrong_name_is_not_believed(cache: WinnerCache) -> None:
     cache.put(KEY, RESULT)
     mine = only_file(cache)
@@ -107,6 +110,7 @@ BAD: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+@pytest.mark.fault("B13")
 @pytest.mark.parametrize("fault", BAD)
 def test_a_bad_file_is_ignored_and_replaced(cache: WinnerCache, fault: str) -> None:
     cache.put(KEY, RESULT)
@@ -139,6 +143,7 @@ def test_the_variable_names_the_directory(tmp_path: Path, monkeypatch: pytest.Mo
     assert only_file(cache).parent == tmp_path / "elsewhere"
 
 
+@pytest.mark.fault("B22")
 def test_no_home_is_one_warning_and_memory_only(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOME", "USER", "XDG_CACHE_HOME", "COSTMODEL_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
@@ -157,6 +162,7 @@ def test_no_home_is_one_warning_and_memory_only(monkeypatch: pytest.MonkeyPatch)
     assert not Path("~").exists()
 
 
+@pytest.mark.fault("B22")
 def test_a_directory_that_cannot_be_made_is_one_warning(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     cache = WinnerCache(tmp_path / "file" / "winners")
@@ -166,6 +172,7 @@ def test_a_directory_that_cannot_be_made_is_one_warning(tmp_path: Path) -> None:
     assert cache.get(KEY) is None
 
 
+@pytest.mark.fault("B22")
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux")
 def test_a_disk_that_is_full_is_one_warning(
     cache: WinnerCache, monkeypatch: pytest.MonkeyPatch
@@ -179,6 +186,7 @@ def test_a_disk_that_is_full_is_one_warning(
         cache.put(KEY, RESULT)
 
 
+@pytest.mark.fault("B22")
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_directory_of_somebody_else_can_be_read(cache: WinnerCache) -> None:
     cache.put(KEY, RESULT)
@@ -226,6 +234,7 @@ def go(process: subprocess.Popen[str]) -> None:
     process.stdin.flush()
 
 
+@pytest.mark.fault("B21")
 def test_sixteen_processes_write_and_read_at_once(cache: WinnerCache) -> None:
     processes = [writer(cache, str(i), 10) for i in range(16)]
     for process in processes:
@@ -241,6 +250,7 @@ def test_sixteen_processes_write_and_read_at_once(cache: WinnerCache) -> None:
     assert len(list(cache.path.iterdir())) == 17, "a temporary file was left"
 
 
+@pytest.mark.fault("B21")
 def test_a_killed_writer_loses_nothing_and_leaves_no_lock(cache: WinnerCache) -> None:
     cache.put({"name": "same"}, RESULT)
     process = writer(cache, "victim", 1_000_000)

@@ -85,6 +85,7 @@ def test_winners_go_to_another_machine_and_back(filled: WinnerCache, tmp_path: P
     assert run_json("cache", "import", file)["known"] == 1
 
 
+@pytest.mark.fault("B16")
 @pytest.mark.parametrize(
     "change",
     [{"k": 1}, {"n": True}, {"m": [1, 2]}, {"m": "1-2"}, {"m": [1]}, {"dtype": "bfloat16"},
@@ -105,6 +106,7 @@ def test_a_winner_under_the_key_of_another_is_refused(
     assert other.entries() == []
 
 
+@pytest.mark.fault("B53")
 @pytest.mark.parametrize(
     "change",
     [{"key": {"note": "x" * 10**5}}, {"result": {"why": "x" * (17 * 2**20)}}],
@@ -123,6 +125,7 @@ def test_an_entry_that_is_too_large_is_refused(
     assert import_winners(other, file) == {"added": 0, "known": 0, "refused": 1}
 
 
+@pytest.mark.fault("B53")
 @pytest.mark.parametrize(
     "name", ["../../../etc/cron.d/x", "/etc/x", "..", "\0", "\ud800", "a/b", ""]
 )
@@ -140,6 +143,7 @@ def test_the_name_of_a_key_is_no_path(filled: WinnerCache, tmp_path: Path, name:
     assert other.entries()
 
 
+@pytest.mark.fault("B53")
 def test_texts_of_a_file_do_nothing_to_a_terminal(filled: WinnerCache) -> None:
     (entry,) = filled.entries()
     why = "\x1b]0;title\x07\x1b[2Jgone\r\u202e"
@@ -150,6 +154,7 @@ def test_texts_of_a_file_do_nothing_to_a_terminal(filled: WinnerCache) -> None:
     assert "gone" in done.stdout
 
 
+@pytest.mark.fault("B13")
 @pytest.mark.parametrize(
     ("text", "error"),
     [("", CorruptFile), ("[]", CorruptFile), ('{"winners": "1"}', CorruptFile),
@@ -169,6 +174,7 @@ def test_what_is_no_file_of_winners_is_refused(
         import_winners(WinnerCache(tmp_path / "other"), tmp_path / "missing.json")
 
 
+@pytest.mark.fault("B22")
 @pytest.mark.parametrize("place", ["in the way", "/proc/nowhere"])
 def test_what_cannot_be_written_is_not_told_as_added(
     filled: WinnerCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
@@ -189,6 +195,7 @@ def test_what_cannot_be_written_is_not_told_as_added(
     assert "error" in done.stderr
 
 
+@pytest.mark.fault("B22")
 def test_winners_before_a_full_disk_are_told(
     filled: WinnerCache,
     result: TuningResult,

@@ -61,6 +61,7 @@ def told(caught: list[warnings.WarningMessage]) -> list[str]:
     return [str(w.message) for w in caught if "cannot be used" in str(w.message)]
 
 
+@pytest.mark.fault("B22")
 @pytest.mark.parametrize("error", FULL, ids=errno.errorcode.get)
 def test_a_write_that_fails_midway_is_one_warning_and_memory_only(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
@@ -83,6 +84,7 @@ def test_a_write_that_fails_midway_is_one_warning_and_memory_only(
     assert winners_of(bench, tmp_path).find(question(*SIZES[0])).to_dict() == kept.to_dict()
 
 
+@pytest.mark.fault("B22", "B66")
 def test_many_threads_give_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = WinnerCache(tmp_path)
     fail_halfway(monkeypatch, errno.ENOSPC)
@@ -135,6 +137,7 @@ def put_in_a_process(
     return int(done.stdout), lines
 
 
+@pytest.mark.fault("B22")
 def test_a_file_that_the_system_cuts_off_is_one_warning(tmp_path: Path) -> None:
     def limit() -> None:
         import resource
@@ -146,6 +149,7 @@ def test_a_file_that_the_system_cuts_off_is_one_warning(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "half a file was left"
 
 
+@pytest.mark.fault("B22")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become somebody else")
 @pytest.mark.parametrize("home", [None, "/", "/nowhere", "/proc"])
 def test_a_user_without_a_name_or_a_home_is_one_warning(home: str | None) -> None:
@@ -154,6 +158,7 @@ def test_a_user_without_a_name_or_a_home_is_one_warning(home: str | None) -> Non
     assert (count, len(lines)) == (0, 1), lines
 
 
+@pytest.mark.fault("B22")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become somebody else")
 def test_entries_of_another_user_are_no_trouble() -> None:
     """Unreadable ones are tuned anew and replaced, where the directory allows it."""
@@ -165,6 +170,7 @@ def test_entries_of_another_user_are_no_trouble() -> None:
         assert put_in_a_process({"COSTMODEL_CACHE_DIR": folder}, "somebody") == (3, [])
 
 
+@pytest.mark.fault("B21")
 def test_a_stale_handle_of_a_network_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +191,7 @@ def test_a_stale_handle_of_a_network_is_read_again(
     assert cache.get(KEY) is not None
 
 
+@pytest.mark.fault("B21")
 def test_a_file_system_that_cannot_flush_a_directory_will_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +208,7 @@ def test_a_file_system_that_cannot_flush_a_directory_will_do(
     assert cache.get(KEY) is not None
 
 
+@pytest.mark.fault("B22")
 @pytest.mark.parametrize("error", [errno.EROFS, errno.EACCES, errno.EPERM], ids=errno.errorcode.get)
 def test_what_cannot_be_removed_does_not_end_the_reading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
@@ -221,6 +229,7 @@ def test_what_cannot_be_removed_does_not_end_the_reading(
     assert len(cache.entries()) == 2
 
 
+@pytest.mark.fault("B21")
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("what", ["folder", "files"])
 def test_a_clear_during_a_write_costs_nothing(
@@ -244,6 +253,7 @@ def test_a_clear_during_a_write_costs_nothing(
     assert [path.suffix for path in folder.iterdir()] == [".json"]
 
 
+@pytest.mark.fault("B21", "B22")
 def test_a_folder_that_vanishes_again_and_again_is_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +265,7 @@ def test_a_folder_that_vanishes_again_and_again_is_one_warning(
         assert not WinnerCache(tmp_path).put(KEY, RESULT)
 
 
+@pytest.mark.fault("B22")
 def test_a_relative_directory_stays_where_it_was_first_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +294,7 @@ def test_a_relative_directory_stays_where_it_was_first_used(
 # --- what is in a file ------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B13")
 @pytest.mark.parametrize("fault", BAD)
 def test_a_poisoned_winner_is_tuned_once_and_replaced(
     bench: Bench, tmp_path: Path, fault: str
@@ -299,6 +311,7 @@ def test_a_poisoned_winner_is_tuned_once_and_replaced(
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.fault("B16")
 @pytest.mark.parametrize(
     "change",
     [{"sm_count": 10**6}, {"product": "NVIDIA H200"}, {"arch": 100}, {"l2_bytes": 1}],
@@ -317,6 +330,7 @@ def test_a_winner_that_names_another_device_than_its_key_is_none(
     assert bench.uses == 2
 
 
+@pytest.mark.fault("B13")
 def test_what_would_not_be_read_again_is_not_written(cache_size: int, tmp_path: Path) -> None:
     cache = WinnerCache(tmp_path)
     with pytest.raises(InvalidInput, match="bytes"):
@@ -341,6 +355,7 @@ INSTALLED: tuple[tuple[str, Callable[[], str]], ...] = (
 )  # fmt: skip
 
 
+@pytest.mark.fault("B16")
 @pytest.mark.parametrize(("name", "other"), INSTALLED, ids=[name for name, _ in INSTALLED])
 def test_another_driver_build_or_grid_is_another_winner(
     bench: Bench,
@@ -359,6 +374,7 @@ def test_another_driver_build_or_grid_is_another_winner(
     assert len(winners.cache.entries()) == 2
 
 
+@pytest.mark.fault("B16")
 @pytest.mark.parametrize(
     ("text", "version"),
     [("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19\n", "535.104.05"),
@@ -370,6 +386,7 @@ def test_the_driver_is_told_by_its_kernel_module(text: str, version: str) -> Non
     assert installed._kernel_module(text) == version
 
 
+@pytest.mark.fault("B16")
 def test_the_build_is_that_of_the_installed_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

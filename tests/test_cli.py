@@ -65,6 +65,7 @@ def test_the_names_are_a_contract() -> None:
     assert tuple(group.list_commands(None)) == COMMANDS
 
 
+@pytest.mark.fault("B11")
 def test_the_program_runs_without_a_gpu_in_sight() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "costmodel", "--help"], env={"CUDA_VISIBLE_DEVICES": ""},
@@ -114,6 +115,7 @@ def test_explain_shows_one_beside_the_first(model: Path) -> None:
     assert "distinct configurations" in beyond.stderr
 
 
+@pytest.mark.fault("B03")
 @pytest.mark.filterwarnings("ignore:.*rules of thumb rank:RuntimeWarning")
 def test_explain_where_the_rules_answer(model: Path) -> None:
     arguments = ("explain", 64, 96, 1280, "--dtype", "float32", "--target", "h100-sxm")
@@ -145,6 +147,7 @@ def test_evaluate_prints_the_contract(data: Path, model: Path) -> None:
     assert "ptx-score" in run("evaluate", "--data", data, "--model", model).stdout
 
 
+@pytest.mark.fault("B11")
 def test_tune_answers_from_a_recording_and_says_so(data: Path, model: Path) -> None:
     arguments = ("tune", RECORDED.m, RECORDED.n, RECORDED.k, "--replay", "--data", data)
     found = run_json(*arguments, "--model", model, "--top", 6)
@@ -237,6 +240,7 @@ def test_people_are_told_how_sure_it_is(model: Path, tmp_path: Path) -> None:
         assert f"unsure: k = {10 * RECORDED.k} is beyond" in beyond.stderr
 
 
+@pytest.mark.fault("B11")
 def test_compile_needs_no_gpu(tmp_path: Path) -> None:
     found = run_json(
         "compile", 64, 64, 64, "--target", "h100-sxm", "--limit", 2, "--jobs", 2,
@@ -340,6 +344,7 @@ def test_bench_lists_what_there_is() -> None:
     assert names == {p.stem.removeprefix("bench_") for p in scripts}
 
 
+@pytest.mark.fault("B11")
 def test_collect_without_a_gpu_is_one_clear_error(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "costmodel", "collect", "--out", str(tmp_path / "data")],

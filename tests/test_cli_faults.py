@@ -259,6 +259,7 @@ def test_what_the_system_refuses_is_told_without_its_numbers(
     assert "/data/x: No space left on device: check" in refused("rank", *SIZES, *HERE)
 
 
+@pytest.mark.fault("B22")
 @pytest.mark.parametrize("command", ["list", "verify", "clear", "export", "import"])
 def test_a_cache_that_is_no_folder_is_not_an_empty_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
@@ -287,6 +288,7 @@ def spoilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WinnerCache:
     return cache
 
 
+@pytest.mark.fault("B13")
 def test_what_is_no_winner_is_named(spoilt: WinnerCache) -> None:
     found = json.loads(run("cache", "verify", "--json").stdout)
     assert found["unusable"] == 30
@@ -405,6 +407,7 @@ def test_a_target_beside_a_gpu_is_of_a_replay(monkeypatch: pytest.MonkeyPatch) -
     assert "tuned on the one here" in refused("tune", *SIZES, "--target", "h200-sxm")
 
 
+@pytest.mark.fault("B11")
 @pytest.mark.parametrize(
     ("options", "expected"),
     [(("--shapes", "nowhere.csv"), "no file nowhere.csv"), (("--dtypes", "fp8"), "fp8"),
@@ -487,6 +490,7 @@ def test_bytes_that_are_no_text_are_told(tmp_path: Path) -> None:
 # --- What is said ------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B66")
 @pytest.mark.parametrize("command", ["rank", "explain"])
 @pytest.mark.parametrize("sizes", [(64, 4096, 200_000), (64, 4097, 20_001)])
 def test_on_request_a_line_for_each_configuration_that_is_skipped(
@@ -504,6 +508,7 @@ def test_on_request_a_line_for_each_configuration_that_is_skipped(
         assert f"{config}: {reason}" in lines
 
 
+@pytest.mark.fault("B66")
 def test_what_is_known_not_to_compile_is_told_too(caplog: pytest.LogCaptureFixture) -> None:
     ranking = rank(Workload.dense(64, 4096, 200_000), TARGET)
     assert ranking.failed > 0, "of the shipped artifacts"

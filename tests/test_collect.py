@@ -157,6 +157,7 @@ def run(jobs: Sequence[Job], dataset: Dataset, runner: Any, **options: Any) -> P
     return collect(jobs, dataset, runner, RUN, n_jobs=2, cache=dataset.path / "cache", **options)
 
 
+@pytest.mark.fault("B12")
 def test_everything_is_measured_and_failures_are_rows(tmp_path: Path) -> None:
     jobs, seen = jobs_of(2), []
     dataset = create(tmp_path / "data")
@@ -182,6 +183,7 @@ def test_everything_is_measured_and_failures_are_rows(tmp_path: Path) -> None:
     assert sorted(anchors.latency_us) == [10.0] * 4, "the best few once more, in turn"
 
 
+@pytest.mark.fault("B31")
 def test_a_second_run_measures_only_what_is_new(tmp_path: Path) -> None:
     jobs = jobs_of(2)
     dataset = create(tmp_path / "data")
@@ -216,6 +218,7 @@ def test_equal_programs_are_measured_once_also_by_later_runs(tmp_path: Path) -> 
     assert runner.asked == Counter([(workload, shallow), (workload, again)])
 
 
+@pytest.mark.fault("B61")
 def test_a_budget_ends_the_run_between_workloads(tmp_path: Path) -> None:
     jobs = jobs_of(4)
     dataset = create(tmp_path / "data")
@@ -294,6 +297,7 @@ def test_rows_of_a_kernel_that_has_changed_are_measured_again(
     assert not Dataset.open(dataset.path).stale(now)
 
 
+@pytest.mark.fault("B64")
 def test_anchors_are_of_the_kernels_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -312,6 +316,7 @@ def test_anchors_are_of_the_kernels_as_they_are(
     assert "in an earlier run" not in caplog.text
 
 
+@pytest.mark.fault("B64")
 def test_the_binary_of_an_anchor_is_recorded(tmp_path: Path) -> None:
     large = Job(Workload.dense(1024, 4096, 1024), GOOD[7:])  # of which no job has the binary
     dataset = create(tmp_path / "data")
@@ -335,6 +340,7 @@ def started(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, str]]
         process.kill()
 
 
+@pytest.mark.fault("B31")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_told_to_end_it_leaves_no_process_and_loses_no_row(
     started: tuple[subprocess.Popen[str], Path, str], number: signal.Signals
@@ -368,6 +374,7 @@ class FailsOften(FakeRunner):
         return super().outcome(candidate)
 
 
+@pytest.mark.fault("B41")
 def test_memory_does_not_grow_with_the_workloads(tmp_path: Path) -> None:
     resident_mib: list[float] = []
 
@@ -389,6 +396,7 @@ class SlowerRunner(FakeRunner):
         return replace(first, latency_us=1.2 * first.latency_us)
 
 
+@pytest.mark.fault("B64")
 def test_a_later_run_times_anchors_again_and_tells_the_drift(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -446,6 +454,7 @@ class Full(FakeRunner):
         return super().compare(workload, configs, rounds)
 
 
+@pytest.mark.fault("B31")
 @pytest.mark.parametrize("what", ["torch", "rows", "finalists"])
 def test_a_full_card_ends_the_run_which_goes_on_once_there_is_room(
     tmp_path: Path, what: str

@@ -91,6 +91,7 @@ def test_a_pool_keeps_its_children_for_the_next_batch(here: ModuleType) -> None:
     assert all(gone(pid) for pid in first)
 
 
+@pytest.mark.fault("B27")
 def test_a_batch_that_is_left_early_closes_the_pool(here: ModuleType) -> None:
     specs = [spec_of("pointer", 64, 64, depth) for depth in (128, 256, 512)]
     pool = CompilePool(1)
@@ -100,6 +101,7 @@ def test_a_batch_that_is_left_early_closes_the_pool(here: ModuleType) -> None:
     assert gone(child)
 
 
+@pytest.mark.fault("B12", "B27")
 def test_an_abort_and_a_hang_are_one_failed_row_each(here: ModuleType, tmp_path: Path) -> None:
     depths = (128, 16, 256, 32, 512, 1024)
     specs = [spec_of("pointer", 16, 16, k) for k in depths]
@@ -132,6 +134,7 @@ def test_unknown_exceptions_propagate(here: ModuleType) -> None:
         list(compile_many(specs, FAKE_TARGET, n_jobs=2, compile_function=here.faulty_compile))
 
 
+@pytest.mark.fault("B12")
 def test_children_are_reused_and_repeats_compiled_once(here: ModuleType) -> None:
     specs = [spec_of("pointer", m, n, 128) for m in (16, 32, 64) for n in (16, 32, 64)]
     artifacts = list(
@@ -144,6 +147,7 @@ def test_children_are_reused_and_repeats_compiled_once(here: ModuleType) -> None
     assert os.getpid() not in children
 
 
+@pytest.mark.fault("B27")
 def test_closing_the_iterator_kills_the_children(here: ModuleType, tmp_path: Path) -> None:
     specs = [spec_of("pointer", 16, 16, k) for k in (128, 32)]
     artifacts = compile_many(
@@ -190,6 +194,7 @@ def test_duplicates_name_the_first_of_their_kind() -> None:
 # --- the real compiler ---------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B40")
 @pytest.mark.compile
 @pytest.mark.parametrize(
     ("target_name", "config", "tensor_core"),
@@ -214,6 +219,7 @@ def test_a_good_spec_compiles_for_each_architecture(
     assert artifact.ptx[tensor_core] > 0
 
 
+@pytest.mark.fault("B14")
 @pytest.mark.compile
 def test_what_the_compiler_refuses_is_a_row_with_a_reason(tmp_path: Path) -> None:
     refused = {
@@ -244,6 +250,7 @@ def test_what_the_compiler_refuses_is_a_row_with_a_reason(tmp_path: Path) -> Non
     assert len(list(tmp_path.glob("*.sass"))) == 1
 
 
+@pytest.mark.fault("B14")
 @pytest.mark.parametrize(
     ("told", "status"),
     [
@@ -286,6 +293,7 @@ def test_two_processes_give_one_program(tmp_path: Path, monkeypatch: pytest.Monk
     assert duplicates([here, again]) == {"again": here.key}
 
 
+@pytest.mark.fault("B40")
 @pytest.mark.compile
 def test_spills_are_the_stack_of_the_binary() -> None:
     tight, free = (spec_of("pointer", 128, 64, 32, 4, 2, maxnreg=r) for r in (40, 0))

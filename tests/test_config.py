@@ -84,6 +84,7 @@ def test_all_else_is_in_the_binary(config: GemmConfig, other: GemmConfig, name: 
         assert (near.binary == config.binary) == (near == config)
 
 
+@pytest.mark.fault("B13")
 @pytest.mark.parametrize("name", INTEGERS)
 @pytest.mark.parametrize(
     "value",
@@ -102,6 +103,7 @@ def test_only_a_register_limit_may_be_zero() -> None:
             GemmConfig.from_dict(GOOD.to_dict() | {name: 0})
 
 
+@pytest.mark.fault("B13")
 @pytest.mark.parametrize("name", ["block_m", "block_n", "block_k", "num_warps"])
 def test_blocks_and_warps_are_powers_of_two(name: str) -> None:
     with pytest.raises(InvalidInput, match=f"{name}=7: expected a power of two"):
@@ -121,6 +123,7 @@ def test_kernels_are_known_by_name(value: Any) -> None:
         GemmConfig.from_dict(GOOD.to_dict() | {"kernel": value})
 
 
+@pytest.mark.fault("B13", "B53")
 @pytest.mark.parametrize(
     "row",
     [

@@ -91,6 +91,7 @@ def test_the_cores_are_those_that_joblib_counts() -> None:
     assert usable_cores() == joblib.cpu_count()
 
 
+@pytest.mark.fault("B48")
 @pytest.mark.parametrize(
     ("files", "cores"),
     [
@@ -114,6 +115,7 @@ def test_a_container_may_have_less(
     assert usable_cores() == cores
 
 
+@pytest.mark.fault("B48")
 def test_the_variable_of_joblib_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOKY_MAX_CPU_COUNT", "1")
     assert usable_cores() == 1
@@ -202,6 +204,7 @@ threading.Thread(target=serve).start()
     assert errors.count("no such device") >= 1, "it is no end of the program that failed it"
 
 
+@pytest.mark.fault("B27")
 def test_the_interpreter_ends_while_compiles_are_queued(
     ends: Callable[[str], tuple[str, str]], tmp_path: Path
 ) -> None:
@@ -255,6 +258,7 @@ with launchers.building_launchers(["a launcher"]):
 """
 
 
+@pytest.mark.fault("B31")
 def test_a_program_that_is_interrupted_ends_while_launchers_are_built(
     ends: Callable[[str], tuple[str, str]],
 ) -> None:

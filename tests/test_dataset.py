@@ -115,6 +115,7 @@ def test_artifacts_come_back(dataset: Dataset, compacted: bool) -> None:
     assert np.isnan(columns[[0, 2]]).all()
 
 
+@pytest.mark.fault("B12")
 @pytest.mark.parametrize("order", list(itertools.permutations(["ok", "compile_error", "timeout"])))
 @pytest.mark.parametrize("compacted", [False, True])
 def test_a_binary_that_failed_in_a_bad_moment_is_replaced(
@@ -227,6 +228,7 @@ def test_anchors_are_kept_once_per_run_and_apart(dataset: Dataset) -> None:
     assert {r.run_id for r in dataset.runs()} == {"run-1", "run-2", "run-3"}
 
 
+@pytest.mark.fault("B31")
 def test_measured_says_what_a_resumed_run_may_skip(dataset: Dataset) -> None:
     assert dataset.measured(A) == set()
     failed = record(A, CONFIGS[3], Measurement("crashed", error="signal 6"))

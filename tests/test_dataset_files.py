@@ -52,6 +52,7 @@ def test_compacting_leaves_one_file_a_table_and_a_card_that_counts(dataset: Data
     assert len(Dataset.open(dataset.path).measured(B)) == len(CONFIGS)
 
 
+@pytest.mark.fault("B31")
 def test_a_crash_while_compacting_doubles_nothing(dataset: Dataset) -> None:
     dataset.append_measurements(records(A), run=RUN)
     dataset.append_measurements(records(B), run=RUN)
@@ -127,6 +128,7 @@ def run_writer(path: Path, die: str = "never", kill_after_s: float | None = None
     return written
 
 
+@pytest.mark.fault("B31")
 @pytest.mark.parametrize(
     ("die", "kill_after_s"), [("before", None), ("after", None), ("never", 0.0), ("never", 0.02)]
 )
@@ -154,6 +156,7 @@ def parquet_rows(path: Path) -> list[tuple[int, int]]:
     ]
 
 
+@pytest.mark.fault("B21")
 def test_two_writers_at_once_are_both_kept(dataset: Dataset) -> None:
     other = Dataset.create(dataset.path, TARGET, PROTOCOL)
     for i, config in enumerate(CONFIGS):

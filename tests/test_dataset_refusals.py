@@ -34,6 +34,7 @@ def other_target(**changes: Any) -> Target:
     return Target(dataclasses.replace(device, **changes), toolchain)
 
 
+@pytest.mark.fault("B16")
 @pytest.mark.parametrize(
     ("target", "protocol", "field"),
     [
@@ -82,6 +83,7 @@ def test_a_card_that_is_none_is_refused(dataset: Dataset, content: bytes) -> Non
         Dataset.open(dataset.path)
 
 
+@pytest.mark.fault("B13")
 @pytest.mark.parametrize("content", [b"", b"[]", b"\x00\xff\x80PAR1", "truncated", "cut in half"])
 @pytest.mark.parametrize("table", ["measurements", "artifacts"])
 def test_a_broken_shard_is_named(dataset: Dataset, table: str, content: bytes | str) -> None:
@@ -96,6 +98,7 @@ def test_a_broken_shard_is_named(dataset: Dataset, table: str, content: bytes | 
         getattr(Dataset.open(dataset.path), table)()
 
 
+@pytest.mark.fault("B13")
 @given(st.integers(0, 10_000), st.integers(1, 255))
 @settings(max_examples=40, deadline=None)
 def test_a_flipped_byte_gives_the_rows_or_a_clear_error(
@@ -111,6 +114,7 @@ def test_a_flipped_byte_gives_the_rows_or_a_clear_error(
         assert Dataset.open(data.path).recorded(A) == {r.config: r.measurement for r in records(A)}
 
 
+@pytest.mark.fault("B34")
 def test_foreign_parquet_is_refused(dataset: Dataset) -> None:
     parquet.write_table(pa.table({"a": [1]}), dataset.path / "measurements-0.parquet")
     with pytest.raises(CorruptFile, match=r"measurements-0\.parquet"):
@@ -127,6 +131,7 @@ def rewrite(path: Path, table: pa.Table | None = None, **header: Any) -> None:
     parquet.write_table(table, path)
 
 
+@pytest.mark.fault("B34")
 def test_newer_schemas_are_refused(dataset: Dataset) -> None:
     dataset.append_artifacts([artifact(A, CONFIGS[0])])
     dataset.append_measurements(records(A), run=RUN)
@@ -144,6 +149,7 @@ def test_newer_schemas_are_refused(dataset: Dataset) -> None:
         Dataset.open(dataset.path)
 
 
+@pytest.mark.fault("B34")
 def test_what_schema_1_wrote_is_read_and_added_to(dataset: Dataset) -> None:
     """It had no TF32: no row of it is."""
     dataset.append_artifacts([artifact(A, c) for c in CONFIGS])
@@ -185,6 +191,7 @@ def test_values_that_no_release_writes_are_refused(
         dataset.measurements()
 
 
+@pytest.mark.fault("B34")
 def test_a_missing_column_is_refused(dataset: Dataset) -> None:
     dataset.append_measurements(records(A), run=RUN)
     (shard,) = dataset.path.glob("measurements-*")

@@ -22,6 +22,7 @@ from costmodel.runner.clock import clock_reader
 prepared = test_dispatch.prepared  # a fixture
 
 
+@pytest.mark.fault("B25")
 @pytest.mark.parametrize("where", [("cuda:0", "cuda:1"), ("cuda:0", "cpu"), ("cpu", "cuda:1")])
 def test_operands_of_several_devices_are_refused_by_name(where: tuple[str, str]) -> None:
     given: Any = {
@@ -32,6 +33,7 @@ def test_operands_of_several_devices_are_refused_by_name(where: tuple[str, str])
         _check_devices(given)
 
 
+@pytest.mark.fault("B23")
 def test_launches_do_not_pile_up(
     prepared: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +83,7 @@ class FakeNvml(ModuleType):
             raise self.NVMLError("not supported")
 
 
+@pytest.mark.fault("B33", "B43")
 @pytest.mark.parametrize(
     ("known", "broken", "expected", "clock_mhz"),
     [("GPU-aa", "", ("570.1", 1980, 2619), 1755), ("GPU-bb", "", ("570.1", 0, 0), 0),

@@ -101,6 +101,7 @@ def test_refused_with_a_clear_error(
         costmodel.matmul(a, b, **arguments)  # type: ignore[arg-type]
 
 
+@pytest.mark.fault("B57")
 @pytest.mark.parametrize(
     "name", ["float8_e4m3fn", "float8_e5m2", "int8", "float64", "complex64", "bool"]
 )
@@ -110,6 +111,7 @@ def test_dtypes_without_a_kernel_are_named_at_once(name: str) -> None:
         costmodel.matmul(A, other)
 
 
+@pytest.mark.fault("B29")
 @pytest.mark.parametrize(
     ("mode", "then"),
     [
@@ -134,6 +136,7 @@ def test_no_timing_decides_where_torch_is_to_be_deterministic(
     assert asked == [mode, then]
 
 
+@pytest.mark.fault("B17")
 def test_gradients_may_be_switched_off() -> None:
     with torch.no_grad(), pytest.raises(DeviceError):  # the next thing that is wrong
         costmodel.matmul(half(4, 8).requires_grad_(), B)
@@ -177,6 +180,7 @@ def test_the_quick_look_misses_nothing(
     assert may_share(out, a, b, bias, spans) == shares
 
 
+@pytest.mark.fault("B23")
 @given(st.integers(1, 2**31 - 1))
 def test_a_bucket_holds_its_m_and_is_one_of_few(m: int) -> None:
     first, last = bucket(m)
@@ -187,6 +191,7 @@ def test_a_bucket_holds_its_m_and_is_one_of_few(m: int) -> None:
         assert (last - first + 1) * 5 <= last, "four steps an octave"
 
 
+@pytest.mark.fault("B23")
 def test_buckets_are_bounded_and_do_not_cross_small() -> None:
     assert [bucket(m)[1] for m in (1, 2, 3, 5, 9, 17, 33, 65)] == [1, 2, 4, 8, 16, 32, 64, 128]
     assert len({bucket(m) for m in range(1, 2001)}) == 24
@@ -243,6 +248,7 @@ def question(m: int, n: int, k: int, mode: str = "auto") -> Question:
     return Question(Workload.dense(m, n, k), 0, mode, MODEL)
 
 
+@pytest.mark.fault("B31")
 def test_a_winner_is_tuned_once_and_outlives_the_process(bench: Bench, tmp_path: Path) -> None:
     winners = winners_of(bench, tmp_path)
     found = winners.find(question(*SIZES[0]))
@@ -262,6 +268,7 @@ def test_the_first_m_of_a_bucket_stands_for_the_others(bench: Bench, tmp_path: P
     assert bench.uses == 1
 
 
+@pytest.mark.fault("B23")
 def test_every_m_costs_at_most_one_tuning_a_bucket(bench: Bench, tmp_path: Path) -> None:
     winners = winners_of(bench, tmp_path)
     for m in (*range(1, 140), *range(140, 2001, 7)):
@@ -289,6 +296,7 @@ def test_a_winner_that_may_not_run_another_m_is_not_used_there(
     assert not legality(other.config, over, H100.device)
 
 
+@pytest.mark.fault("B15")
 def test_threads_tune_each_question_once(bench: Bench, tmp_path: Path) -> None:
     winners = winners_of(bench, tmp_path)
     barrier = threading.Barrier(8)
@@ -308,6 +316,7 @@ def test_threads_tune_each_question_once(bench: Bench, tmp_path: Path) -> None:
     assert all(found[i] is found[i + len(SIZES)] for i in range(len(SIZES)))
 
 
+@pytest.mark.fault("B13")
 def test_a_winner_that_does_not_work_is_replaced_once(bench: Bench, tmp_path: Path) -> None:
     winners = winners_of(bench, tmp_path)
     ask = question(*SIZES[0])
@@ -318,6 +327,7 @@ def test_a_winner_that_does_not_work_is_replaced_once(bench: Bench, tmp_path: Pa
     assert bench.uses == 2
 
 
+@pytest.mark.fault("B13")
 def test_an_illegal_winner_on_disk_is_tuned_again(bench: Bench, tmp_path: Path) -> None:
     winners = winners_of(bench, tmp_path)
     ask = question(*SIZES[0])
@@ -350,6 +360,7 @@ CHANGES: list[Callable[[Target], Target]] = [
 ]
 
 
+@pytest.mark.fault("B16", "B46")
 @pytest.mark.parametrize("change", CHANGES)
 def test_another_device_or_compiler_is_another_key(
     change: Callable[[Target], Target],
@@ -361,6 +372,7 @@ def test_another_device_or_compiler_is_another_key(
     assert winner_key(ask, change(H100), (1, 2)) != key
 
 
+@pytest.mark.fault("B16")
 def test_whatever_else_a_choice_rests_on_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     ask = question(*SIZES[0])
     key = winner_key(ask, H100, (1, 2))
@@ -463,6 +475,7 @@ def test_the_result_may_be_asked_for_in_float32(prepared: list[tuple[Call, torch
     assert len(prepared) == 8
 
 
+@pytest.mark.fault("B49")
 def test_a_workload_is_warmed_up_as_the_call_will_be(
     prepared: list[tuple[Call, torch.Tensor]],
 ) -> None:
@@ -480,6 +493,7 @@ def test_a_workload_is_warmed_up_as_the_call_will_be(
         assert len(prepared) == count
 
 
+@pytest.mark.fault("B49")
 @pytest.mark.parametrize("setting", ["ieee", "tf32"])
 def test_ahead_of_time_float32_follows_the_switch_too(
     prepared: list[tuple[Call, torch.Tensor]], setting: str

@@ -51,6 +51,7 @@ def programs(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.fault("B11")
 def test_this_set_up_is_usable_without_a_gpu(tmp_path: Path) -> None:
     code, checks = doctor(PATH=str(tmp_path))
     assert code == 0
@@ -103,6 +104,7 @@ def test_a_missing_package_is_named(tmp_path: Path, modules: tuple[str, ...]) ->
         assert "pip install" in check["advice"]
 
 
+@pytest.mark.fault("B52")
 def test_the_interpreter_would_be_launched_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     for value in ("1", "true", "0", "off", ""):
         monkeypatch.setenv("TRITON_INTERPRET", value)
@@ -133,6 +135,7 @@ def test_a_driver_that_is_too_old_is_named(
         assert found.ok
 
 
+@pytest.mark.fault("B22")
 @pytest.mark.parametrize(
     ("variable", "check"),
     [("COSTMODEL_CACHE_DIR", check_cache), ("TRITON_CACHE_DIR", check_triton_cache)],

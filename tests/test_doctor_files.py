@@ -82,6 +82,7 @@ def test_a_kernel_that_was_changed_is_named(
     assert not doctor_files.check_kernels().ok
 
 
+@pytest.mark.fault("B34")
 @pytest.mark.parametrize(
     ("change", "text"),
     [({"feature_schema": 999}, "feature_schema 999"), ({"ptx_schema": 0}, "ptx_schema 0"),
@@ -106,6 +107,7 @@ def run_json_of_failing_or_not(*arguments: object) -> list[dict[str, str]]:
     return checks
 
 
+@pytest.mark.fault("B03")
 def test_no_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, afresh: None) -> None:
     monkeypatch.setattr(registry, "_root", lambda: tmp_path / "nothing")
     check = doctor_files.check_model()
@@ -113,6 +115,7 @@ def test_no_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, afre
     assert not doctor_files.check_named_model(tmp_path / "nothing").ok
 
 
+@pytest.mark.fault("B03")
 def test_a_model_that_was_named_must_be_usable(model: Path) -> None:
     """Naming it is an error elsewhere, and no other answers in its place."""
     good = doctor_files.check_named_model(model)
@@ -126,6 +129,7 @@ def test_a_model_that_was_named_must_be_usable(model: Path) -> None:
         assert run("doctor", "--model", path).exit_code == 1
 
 
+@pytest.mark.fault("B46")
 def test_a_triton_without_a_table_is_named(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     other = Toolchain("3.99.0", "13.9")
     monkeypatch.setattr(Toolchain, "current", classmethod(lambda cls, arch=90: other))
@@ -150,6 +154,7 @@ def test_a_table_that_cannot_be_read_is_named_and_is_no_warning(
     assert table.name in check.found
 
 
+@pytest.mark.fault("B13")
 def test_files_in_the_cache_that_are_no_winners_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

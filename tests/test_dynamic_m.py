@@ -58,6 +58,7 @@ any_buckets = st.builds(
 )
 
 
+@pytest.mark.fault("B23")
 @given(any_buckets, st.integers(1, 2**31 - 1))
 def test_a_bucket_holds_its_m_and_all_of_them_agree(buckets: Buckets, m: int) -> None:
     first, last = buckets.of(m)
@@ -68,6 +69,7 @@ def test_a_bucket_holds_its_m_and_all_of_them_agree(buckets: Buckets, m: int) ->
         assert buckets.of(first - 1)[1] == first - 1, "no gap, no overlap"
 
 
+@pytest.mark.fault("B23")
 @given(st.lists(st.integers(1, 5000), unique=True, min_size=1).map(sorted))
 def test_own_bounds_are_kept_to(bounds: list[int]) -> None:
     buckets = Buckets(bounds=tuple(bounds))
@@ -75,6 +77,7 @@ def test_own_bounds_are_kept_to(bounds: list[int]) -> None:
         assert buckets.of(bound)[1] == bound
 
 
+@pytest.mark.fault("B23")
 def test_how_many_buckets_there_are() -> None:
     """As docs/tuning.md has it."""
     assert [Buckets(steps).count(8192) for steps in (1, 2, 4, 8, 16)] == [14, 20, 32, 56, 104]
@@ -130,6 +133,7 @@ def tunings(machine: Machine) -> int:
 # --- tunings ------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B23")
 def test_every_m_to_8192_tunes_32_times(machine: Machine) -> None:
     before = costmodel.stats()
     for m in range(1, 8193):
@@ -146,6 +150,7 @@ def test_every_m_to_8192_tunes_32_times(machine: Machine) -> None:
     assert (again.tuned, again.compiled, again.loaded) == (0, 0, 0)
 
 
+@pytest.mark.fault("B23")
 def test_an_m_that_the_winner_may_not_run_costs_one_more_tuning_a_bucket(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +174,7 @@ def test_an_m_that_the_winner_may_not_run_costs_one_more_tuning_a_bucket(
     assert len(found) == 2
 
 
+@pytest.mark.fault("B23")
 @given(st.sampled_from(range(4)), st.integers(1, 4000), st.integers(1, 4000))
 def test_what_may_run_the_last_m_may_run_all(which: int, m: int, less: int) -> None:
     """What the winner of a bucket's last m rests on."""
@@ -189,6 +195,7 @@ def test_the_last_m_of_a_bucket_is_one_that_can_be() -> None:
 # --- memory -------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B23")
 def test_any_number_of_m_keeps_memory_level(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +217,7 @@ def test_any_number_of_m_keeps_memory_level(
     assert len(dispatch.winners._results) <= Buckets().count(5_120)
 
 
+@pytest.mark.fault("B15", "B23")
 def test_a_launch_in_use_stays_while_others_come_and_go() -> None:
     kept = KeptLaunches(at_most=8)
     in_use, others = ("in use", ()), ("another", ())
@@ -224,6 +232,7 @@ def test_a_launch_in_use_stays_while_others_come_and_go() -> None:
     assert kept.get("in use") is None
 
 
+@pytest.mark.fault("B23", "B47")
 def test_no_call_clears_up_what_thousands_left() -> None:
     """The old generation is let go whole: putting touches no other entry."""
 
@@ -247,6 +256,7 @@ def test_no_call_clears_up_what_thousands_left() -> None:
     assert 2048 <= len(kept) <= 4096
 
 
+@pytest.mark.fault("B23")
 def test_winners_in_memory_are_bounded(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("costmodel.winners.winners._REMEMBERED", 10)
     winners = dispatch.winners

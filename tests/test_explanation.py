@@ -64,6 +64,7 @@ def test_contributions_add_up_in_a_batch_of_both_heads(shipped: XgbCostModel) ->
     assert log_factors[1::2, FEATURES.index("registers")].any()
 
 
+@pytest.mark.fault("B03")
 @pytest.mark.filterwarnings("ignore:.*trained with Triton:RuntimeWarning")
 def test_without_artifacts_the_other_head_answers_and_says_so() -> None:
     other = Target.named("h100-sxm", Toolchain("3.6.0", "12.9"))  # whose binaries nobody knows
@@ -105,6 +106,7 @@ def test_what_limits_the_blocks_is_named() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.fault("B03")
 @pytest.mark.parametrize("model", [RuleHeuristic(), "blind"])
 def test_a_model_without_reasons_is_explained_on_paper(
     model: RuleHeuristic | str, shipped: XgbCostModel

@@ -55,6 +55,7 @@ def run(program: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.fault("B15")
 def test_a_fork_has_compilers_of_its_own_and_leaves_those_of_its_parent() -> None:
     run("""
 from costmodel.compiling.compile_pool import _compilers
@@ -70,6 +71,7 @@ assert ask(512) == ({512}, first), "the parent's are as they were"
 """)
 
 
+@pytest.mark.fault("B15")
 def test_a_pool_that_is_in_use_serves_the_fork_by_other_children() -> None:
     run("""
 with CompilePool(1) as pool:
@@ -85,6 +87,7 @@ assert not folder.exists()
 """)
 
 
+@pytest.mark.fault("B15")
 def test_a_fork_does_not_wait_for_who_uses_what_is_kept() -> None:
     """Nor is anything of the parent closed there, after whatever time."""
     run("""
@@ -115,6 +118,7 @@ goes_on.set()
 """)
 
 
+@pytest.mark.fault("B27")
 def test_a_fork_does_not_hold_on_to_the_children_of_its_parent() -> None:
     """They end with their parent, by a pipe of which the fork has a copy."""
     run("""
@@ -135,6 +139,7 @@ with SupervisedWorker(abs, limit_s=60) as worker:
 """)
 
 
+@pytest.mark.fault("B15")
 @pytest.mark.parametrize("ready", [False, True])
 def test_a_worker_answers_each_process_by_a_child_of_its_own(ready: bool) -> None:
     run(f"""

@@ -224,6 +224,7 @@ SPOILED: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.fault("B13")
 @pytest.mark.parametrize("fault", SPOILED)
 def test_a_spoiled_file_is_counted_and_no_more(
     data: Dataset, cache: WinnerCache, fault: str

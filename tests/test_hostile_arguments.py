@@ -80,6 +80,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Target, "current", none)
 
 
+@pytest.mark.fault("B11")
 @pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize(
     "arguments",
@@ -98,6 +99,7 @@ def test_a_warmup_is_checked_without_a_gpu(arguments: dict[str, Any]) -> None:
         costmodel.warmup(iter([(64, 64, 64), [64, 64, 64], A]), mode="background")
 
 
+@pytest.mark.fault("B11")
 @pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize(
     "arguments",
@@ -159,6 +161,7 @@ def test_types_of_ours_say_what_they_expect() -> None:
             call()
 
 
+@pytest.mark.fault("B53")
 @pytest.mark.parametrize("name", ["../../etc", "/tmp", "", "a/b", "h100\n"])
 def test_a_target_is_no_path(name: str) -> None:
     with pytest.raises(UnknownTarget, match="expected a short name"):
@@ -168,6 +171,7 @@ def test_a_target_is_no_path(name: str) -> None:
 # --- the environment and the terminal --------------------------------------------------------
 
 
+@pytest.mark.fault("B22")
 def test_a_tilde_in_the_cache_directory_is_the_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +180,7 @@ def test_a_tilde_in_the_cache_directory_is_the_home(
     assert cache_directory() == tmp_path / "winners"
 
 
+@pytest.mark.fault("B22")
 def test_a_working_directory_that_is_gone_is_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

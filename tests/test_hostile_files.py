@@ -75,6 +75,7 @@ IN_THE_WAY = (
 )  # fmt: skip
 
 
+@pytest.mark.fault("B13")
 @pytest.mark.parametrize("put", IN_THE_WAY)
 def test_what_is_no_file_is_no_cache_entry(tmp_path: Path, put: Callable[[Path], None]) -> None:
     cache = WinnerCache(tmp_path)
@@ -151,6 +152,7 @@ def test_one_wrong_value_in_one_measured_row_is_refused(
         read_all(dataset.path)
 
 
+@pytest.mark.fault("B34")
 @pytest.mark.parametrize(
     ("column", "value"),
     [("registers", -1), ("kernel", "../../etc/passwd"), ("status", "fine"),
@@ -175,6 +177,7 @@ def test_text_that_is_no_utf8_is_refused(dataset: Dataset) -> None:
         read_all(dataset.path)
 
 
+@pytest.mark.fault("B53")
 def test_a_few_bytes_do_not_become_billions_of_rows(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +186,7 @@ def test_a_few_bytes_do_not_become_billions_of_rows(
         Dataset.open(dataset.path).measurements()
 
 
+@pytest.mark.fault("B53")
 @pytest.mark.parametrize("told", [True, False])
 def test_a_few_bytes_do_not_become_a_text_that_fills_the_memory(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch, told: bool
@@ -207,6 +211,7 @@ COMPACT = (
 )
 
 
+@pytest.mark.fault("B21")
 def test_compacting_waits_for_who_compacts_already(dataset: Dataset) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with compaction_lock(dataset.path):
@@ -221,6 +226,7 @@ def test_compacting_waits_for_who_compacts_already(dataset: Dataset) -> None:
     assert set(Dataset.open(dataset.path).recorded(A)) == set(CONFIGS)
 
 
+@pytest.mark.fault("B21")
 def test_a_reader_lists_the_files_again_where_they_are_compacted_meanwhile(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +244,7 @@ def test_a_reader_lists_the_files_again_where_they_are_compacted_meanwhile(
     assert set(Dataset.open(dataset.path).recorded(A)) == set(CONFIGS)
 
 
+@pytest.mark.fault("B21")
 def test_a_first_compaction_while_the_files_are_listed_hides_no_row(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +260,7 @@ def test_a_first_compaction_while_the_files_are_listed_hides_no_row(
     assert len(reader.measurements()) == rows > 0
 
 
+@pytest.mark.fault("B21")
 def test_a_merge_that_takes_a_while_is_waited_for(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:

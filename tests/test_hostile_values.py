@@ -56,6 +56,7 @@ READERS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
 }
 
 
+@pytest.mark.fault("B13", "B53")
 @pytest.mark.parametrize("kind", READERS)
 def test_any_value_in_any_place_is_refused_or_can_be_used(kind: str) -> None:
     data, read = READERS[kind]
@@ -83,6 +84,7 @@ def cards() -> dict[str, tuple[Any, Callable[[Path], Any]]]:
     return {"model": (model, read_card), "dataset": (dataset, Dataset.open)}
 
 
+@pytest.mark.fault("B53")
 @pytest.mark.parametrize("kind", ["model", "dataset"])
 def test_any_value_in_any_place_of_a_card_is_refused_or_can_be_used(
     tmp_path: Path, kind: str
@@ -133,6 +135,7 @@ def test_json_is_read_by_the_letter(text: str) -> None:
         parse_json(text.encode("latin-1"))
 
 
+@pytest.mark.fault("B53")
 @pytest.mark.parametrize("depth", [1, 10, 64])
 def test_json_may_be_as_deep_as_ours_and_more(depth: int) -> None:
     found = parse_json("[" * depth + "]" * depth)
@@ -140,6 +143,7 @@ def test_json_may_be_as_deep_as_ours_and_more(depth: int) -> None:
     assert parse_json(json.dumps({"a": [{"b": found}] if depth < 60 else 1}))
 
 
+@pytest.mark.fault("B53", "B66")
 @pytest.mark.parametrize(
     ("text", "line"),
     [("a\nb\t c", "a b c"), ("\x1b[31mred", "\\x1b[31mred"), ("é–ü", "é–ü"),

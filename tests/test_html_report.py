@@ -179,6 +179,7 @@ def test_without_a_model_the_baselines_stand_alone(data: Dataset) -> None:
     assert "baselines only" in text
 
 
+@pytest.mark.fault("B53")
 def test_no_text_is_taken_for_html(model: XgbCostModel, tmp_path: Path) -> None:
     device = replace(TARGET.device, product=EVIL)
     hostile = write_recording(tmp_path / "data", replace(TARGET, device=device))
@@ -230,6 +231,7 @@ def test_long_texts_are_cut_and_gaps_are_dashes() -> None:
     assert "&lt;b&gt;" in text
 
 
+@pytest.mark.fault("B53")
 def test_a_formula_in_a_name_is_no_formula() -> None:
     picture = figure(lambda axes: axes.plot([1, 2], [1, 2], label=EVIL), EVIL)
     assert picture.startswith('<img src="data:image/png;base64,')

@@ -52,6 +52,7 @@ def test_it_is_made_once_for_all_users() -> None:
     kept.close()
 
 
+@pytest.mark.fault("B27")
 def test_it_is_closed_when_nobody_comes() -> None:
     kept = Kept(Thing, idle_s=0.05)
     with kept.use() as thing:
@@ -74,6 +75,7 @@ def test_a_user_who_comes_in_time_keeps_it() -> None:
     kept.close()
 
 
+@pytest.mark.fault("B27")
 def test_what_an_exception_leaves_behind_is_closed() -> None:
     kept = Kept(Thing)
     with pytest.raises(KeyError), kept.use() as thing:
@@ -99,6 +101,7 @@ def test_where_no_timer_can_start_it_is_closed_and_nothing_fails(
         assert another is not thing
 
 
+@pytest.mark.fault("B15")
 def test_one_thread_at_a_time() -> None:
     kept, inside, most = Kept(Thing), 0, 0
 

@@ -61,6 +61,7 @@ def test_each_kind_is_built_once(built: list[str], tmp_path: Path) -> None:
     assert len(built) == 3, "the size of a block is nothing that C knows of"
 
 
+@pytest.mark.fault("B13")
 def test_an_emptied_cache_gets_them_anew(
     built: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +109,7 @@ def test_where_no_thread_can_start_nothing_is_built_and_nothing_fails(
     assert built == []
 
 
+@pytest.mark.fault("B40")
 def test_a_triton_with_one_launcher_for_all_needs_none(
     built: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +154,7 @@ def with_stub_driver(tmp_path: Path) -> Callable[[str], dict[str, Any]]:
     return run
 
 
+@pytest.mark.fault("B40")
 @pytest.mark.compile
 def test_what_is_built_ahead_is_what_triton_loads(
     with_stub_driver: Callable[[str], dict[str, Any]], tmp_path: Path
@@ -166,6 +169,7 @@ def test_what_is_built_ahead_is_what_triton_loads(
     assert len(there) == said["built"] == 3, "Triton builds no other"
 
 
+@pytest.mark.fault("B47")
 @pytest.mark.compile
 def test_a_recalled_binary_is_launched_without_tritons_wrappers(
     with_stub_driver: Callable[[str], dict[str, Any]],
@@ -178,6 +182,7 @@ def test_a_recalled_binary_is_launched_without_tritons_wrappers(
         assert said[name] == {"by": "_Direct", "launches": 3, "programs": True}
 
 
+@pytest.mark.fault("B15")
 @pytest.mark.compile
 def test_no_thread_gets_the_launcher_that_another_one_loads(
     with_stub_driver: Callable[[str], dict[str, Any]],

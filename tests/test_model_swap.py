@@ -105,6 +105,7 @@ def killed_at(step: int) -> Callable[[int], None]:
     return act
 
 
+@pytest.mark.fault("B21", "B54")
 @pytest.mark.parametrize("fault", [full_once, killed_at])
 def test_whatever_fails_the_old_or_the_new_model_is_there(
     both: tuple[XgbCostModel, XgbCostModel], tmp_path: Path, fault: Callable[..., Any]
@@ -122,6 +123,7 @@ def test_whatever_fails_the_old_or_the_new_model_is_there(
     assert found[-1] == "new"
 
 
+@pytest.mark.fault("B21")
 def test_what_a_dead_process_left_is_taken_away_by_the_next(
     both: tuple[XgbCostModel, XgbCostModel], tmp_path: Path
 ) -> None:
@@ -136,6 +138,7 @@ def test_what_a_dead_process_left_is_taken_away_by_the_next(
         assert signature(load(path)) == signature(new)
 
 
+@pytest.mark.fault("B21")
 def test_who_reads_meanwhile_finds_one_model(
     both: tuple[XgbCostModel, XgbCostModel], tmp_path: Path
 ) -> None:
@@ -153,6 +156,7 @@ def test_who_reads_meanwhile_finds_one_model(
     assert set(found) == {"old", "new"}
 
 
+@pytest.mark.fault("B21")
 def test_a_reader_that_began_with_the_old_card_begins_again(
     both: tuple[XgbCostModel, XgbCostModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +174,7 @@ def test_a_reader_that_began_with_the_old_card_begins_again(
     assert signature(load(path)) == signature(new)
 
 
+@pytest.mark.fault("B21", "B54")
 def test_the_first_save_leaves_a_whole_model_or_none(table: TrainingTable, tmp_path: Path) -> None:
     model = make(table, "new", 2, whole=True)
     for step in range(1, MORE_THAN_ALL):
@@ -182,6 +187,7 @@ def test_the_first_save_leaves_a_whole_model_or_none(table: TrainingTable, tmp_p
         assert signature(load(path)) == signature(model)
 
 
+@pytest.mark.fault("B54")
 @pytest.mark.parametrize(
     "change",
     [{"name": 5}, {"name": None}, {"params": XgbParams(rounds=2, nearness=float("nan"))},

@@ -97,6 +97,7 @@ def test_never_goes_by_what_was_tuned_before(machine: Machine, known: str) -> No
     assert len(machine.bench.timed) == timed
 
 
+@pytest.mark.fault("B13")
 def test_never_predicts_where_the_winner_no_longer_loads(machine: Machine) -> None:
     tuned = dispatch.winners.tune(_question(LARGE, "auto"))
     assert tuned.config is not None
@@ -216,6 +217,7 @@ def test_a_pin_that_no_longer_loads_is_an_error(
 # --- inside a capture ---------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B05")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_capture_with_nothing_loaded_is_torchs(machine: Machine, mode: str) -> None:
     a, b = operands(*LARGE)
@@ -236,6 +238,7 @@ def test_a_capture_with_nothing_loaded_is_torchs(machine: Machine, mode: str) ->
         assert ask(LARGE, mode).timed, "the next call outside tunes"
 
 
+@pytest.mark.fault("B05")
 def test_a_capture_takes_the_winner_that_is_loaded(machine: Machine) -> None:
     winner = ask(LARGE, "auto")
     machine.capturing = True
@@ -249,6 +252,7 @@ def test_a_capture_takes_the_winner_that_is_loaded(machine: Machine) -> None:
     assert ask(LARGE, "auto").config == again.config == winner.config
 
 
+@pytest.mark.fault("B05")
 def test_a_capture_takes_the_best_of_what_is_loaded(machine: Machine) -> None:
     winner = ask(LARGE, "auto")
     machine.capturing = True
@@ -273,6 +277,7 @@ def test_a_capture_takes_the_best_of_what_is_loaded(machine: Machine) -> None:
     assert ask((700, *LARGE[1:]), "auto").timed
 
 
+@pytest.mark.fault("B05")
 def test_a_winner_on_disk_that_is_not_loaded_waits_for_the_next_call(machine: Machine) -> None:
     winner = ask(LARGE, "auto")
     machine.restart()
@@ -288,6 +293,7 @@ def test_a_winner_on_disk_that_is_not_loaded_waits_for_the_next_call(machine: Ma
 # --- in the background --------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B49")
 def test_the_background_answers_at_once_and_switches_twice(machine: Machine) -> None:
     may_load, may_tune = threading.Event(), threading.Event()
     machine.refuses = lambda _: not may_load.wait(30)
@@ -321,6 +327,7 @@ def test_the_background_takes_a_winner_that_is_on_disk(machine: Machine) -> None
     assert (done.disk_hits, done.tuned, done.predicted, done.loaded) == (1, 0, 0, 1)
 
 
+@pytest.mark.fault("B13")
 def test_a_winner_on_disk_that_no_longer_loads_is_replaced_in_the_background(
     machine: Machine,
 ) -> None:
@@ -345,6 +352,7 @@ def test_a_small_product_is_only_predicted_in_the_background(machine: Machine) -
     assert machine.bench.timed == []
 
 
+@pytest.mark.fault("B66")
 def test_a_failure_in_the_background_leaves_the_prediction_and_warns_once(
     machine: Machine,
 ) -> None:
@@ -389,6 +397,7 @@ def test_a_full_queue_is_asked_again_later(
     assert background._refused == set()
 
 
+@pytest.mark.fault("B15")
 def test_many_threads_ask_the_background(machine: Machine) -> None:
     barrier = threading.Barrier(8)
     errors: list[BaseException] = []
@@ -452,6 +461,7 @@ def test_whatever_a_job_raises_the_next_one_is_done(error: type[BaseException]) 
     until(lambda: background.has_tried("wrong"))
 
 
+@pytest.mark.fault("B27")
 @pytest.mark.parametrize("job", ["time.sleep(600)", "[0 for _ in iter(int, 1)]"])
 def test_the_interpreter_ends_while_the_background_is_busy(job: str) -> None:
     code = f"""
@@ -476,6 +486,7 @@ print("done")
 # --- ahead of time ------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B49")
 @pytest.mark.parametrize("mode", ["auto", "predict", "topk", "background", "never"])
 def test_after_warmup_nothing_is_left_to_do_for_any_m_of_the_buckets(
     on_it: Machine, monkeypatch: pytest.MonkeyPatch, mode: str
@@ -495,6 +506,7 @@ def test_after_warmup_nothing_is_left_to_do_for_any_m_of_the_buckets(
     assert done.misses == 0
 
 
+@pytest.mark.fault("B49")
 def test_warmup_covers_the_m_that_the_winner_may_not_run(
     on_it: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,8 @@ from costmodel.tuning.modes import MODES
 from costmodel.tuning.tuning_result import PINNED, TuningResult
 from costmodel.winners.winners import Question, winner_key
 
+pytestmark = pytest.mark.fault("B29")
+
 SIZE = (24, 640, 128)
 ON_REQUEST = ("topk", "exhaustive")
 PREDICTS = tuple(mode for mode in MODES if mode not in ON_REQUEST)
@@ -166,6 +168,7 @@ def test_not_even_a_prediction_on_disk_is_read(machine: Machine) -> None:
 # --- agreed on ----------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B49")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_warm_up_together_leaves_nothing_to_do_in_its_bucket(
     machine: Machine, group: None, mode: str
@@ -318,6 +321,7 @@ def test_what_is_pinned_goes_before_what_is_agreed_on(machine: Machine, mode: st
     assert ask(mode=mode).config == agreed.config
 
 
+@pytest.mark.fault("B05")
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_capture_takes_what_is_agreed_on_and_loaded(machine: Machine, mode: str) -> None:
@@ -328,6 +332,7 @@ def test_a_capture_takes_what_is_agreed_on_and_loaded(machine: Machine, mode: st
     assert launch.config == agreed.config
 
 
+@pytest.mark.fault("B05")
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_capture_is_torchs_where_only_something_else_is_loaded(
@@ -344,6 +349,7 @@ def test_a_capture_is_torchs_where_only_something_else_is_loaded(
     assert (done.makeshifts, done.predicted, done.tuned, done.loaded) == (1, 0, 0, 0)
 
 
+@pytest.mark.fault("B05")
 @pytest.mark.usefixtures("group")
 def test_a_capture_takes_no_later_choice_that_happens_to_be_loaded(
     machine: Machine, monkeypatch: pytest.MonkeyPatch

@@ -35,6 +35,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine
 # --- what has been kept of an output ------------------------------------------------------------
 
 
+@pytest.mark.fault("B17")
 @pytest.mark.parametrize("first", [True, False])
 def test_writing_to_what_autograd_has_kept_is_noticed_as_it_is_of_torch(first: bool) -> None:
     a, b = pair()
@@ -156,6 +157,7 @@ def test_what_torchscript_traces_has_any_number_of_rows(grad: bool, known_before
     torch.testing.assert_close(traced(a[:100]), a[:100] @ b)
 
 
+@pytest.mark.fault("B17")
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_what_torchscript_traces_has_its_forward_gradients() -> None:
     a, b = pair()
@@ -202,6 +204,7 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return costmodel.matmul(a, b)
 
 
+@pytest.mark.fault("B17")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, in its own files
 @pytest.mark.parametrize(
     "transform",
@@ -224,6 +227,7 @@ def test_transforms_of_torch_func_are_those_of_torchs_own_product(
     torch.testing.assert_close(transform(product, a, b), transform(torch.matmul, a, b))
 
 
+@pytest.mark.fault("B17")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_forward_gradients_are_not_lost() -> None:
     a, b = pair()
@@ -238,6 +242,7 @@ def test_forward_gradients_are_not_lost() -> None:
     torch.testing.assert_close(plain, a @ b)
 
 
+@pytest.mark.fault("B15", "B17")
 def test_forward_gradients_of_another_thread_are_no_matter() -> None:
     a, b = pair()
     known(a, b)
@@ -258,6 +263,7 @@ def test_forward_gradients_of_another_thread_are_no_matter() -> None:
     assert costmodel.stats().since(before).prepared == 0
 
 
+@pytest.mark.fault("B17")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("activation", [None, "gelu"])
 def test_a_tangent_that_comes_in_the_backward_is_not_lost(activation: str | None) -> None:
@@ -277,6 +283,7 @@ def test_a_tangent_that_comes_in_the_backward_is_not_lost(activation: str | None
     torch.testing.assert_close(backward_of(found), backward_of(expected), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.fault("B17")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_forward_gradients_are_compiled_too() -> None:
     a, b = pair()

@@ -50,6 +50,7 @@ GIB = 2**30
 L2 = 50 * 2**20
 
 
+@pytest.mark.fault("B44")
 @pytest.mark.parametrize(
     ("size", "count"),
     [

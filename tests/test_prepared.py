@@ -22,6 +22,7 @@ from costmodel.space.target import Target, Toolchain
 from costmodel.space.workload import Workload
 
 
+@pytest.mark.fault("B15")
 def test_no_threads_copies_come_between_anothers_and_its_product(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -85,6 +86,7 @@ def test_all_copies_are_one_launch(
     assert [x.stride(0) for x in copies] == [-(-k // 64) * 64 if k % 8 else k, 56 if n % 8 else n]
 
 
+@pytest.mark.fault("B40")
 def test_a_launcher_of_another_kind_is_called_by_tritons_own_wrapper() -> None:
     """From Triton 3.7 on the C launcher takes other arguments, and in another order."""
     a, b, out = (torch.zeros(64, 64).half() for _ in range(3))
@@ -160,6 +162,7 @@ def test_no_memory_for_a_binary_is_a_reason_to_take_another(
         loaded(monkeypatch, FakeBinary("Triton Error [CUDA]: an illegal memory access"))
 
 
+@pytest.mark.fault("B08")
 @pytest.mark.parametrize("kernel", ["pointer 16x64x64 w4 s3 g8", "tma 64x64x64 w4 s3 g8"])
 def test_a_stride_that_is_never_used_may_be_of_any_size(kernel: str) -> None:
     """Of one row, as the last token's of a long context: the kernels take 32-bit numbers."""

@@ -13,6 +13,7 @@ from costmodel.space.workload import KINDS, Workload, kind_options
 PROTOCOL = TimingProtocol()
 
 
+@pytest.mark.fault("B61")
 @given(st.floats(0.5, 1e5), st.floats(0.5, 1e5))
 def test_what_takes_longer_is_launched_no_more_often(one_us: float, other_us: float) -> None:
     short, long = sorted((one_us, other_us))
@@ -44,6 +45,7 @@ def as_tf32(x: torch.Tensor) -> torch.Tensor:
     return (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
 
 
+@pytest.mark.fault("B09")
 @pytest.mark.parametrize("k", [1, 16, 1000, 16384, 100_000])
 def test_each_type_passes_its_own_gate_and_no_coarser_one_does(k: int) -> None:
     torch.manual_seed(0)
@@ -64,6 +66,7 @@ def test_each_type_passes_its_own_gate_and_no_coarser_one_does(k: int) -> None:
     assert not passes((half_a.float() @ half_b.float()).half(), ref, wide), "rounded in between"
 
 
+@pytest.mark.fault("B09")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("k", [64, 4096, 100_000])
 def test_a_term_left_out_or_another_row_never_passes(kind: str, k: int) -> None:

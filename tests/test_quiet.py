@@ -29,6 +29,8 @@ from costmodel.tuning.tuner import tune
 from costmodel.winners.cache import WinnerCache
 from costmodel.winners.winners import Winners
 
+pytestmark = pytest.mark.fault("B66")
+
 recording, bench = test_dispatch.recording, test_dispatch.bench  # fixtures
 
 WORKLOAD = Workload.dense(1024, 1024, 1024)

@@ -100,6 +100,7 @@ def model() -> XgbCostModel:
     return XgbCostModel(XgbParams(rounds=20, max_depth=4), name="made-up").fit(table)
 
 
+@pytest.mark.fault("B14")
 @pytest.mark.parametrize("workload", [EVEN, ODD], ids=str)
 def test_the_order_is_the_models_over_all_that_can_run(
     model: XgbCostModel, workload: Workload
@@ -122,6 +123,7 @@ def test_the_order_is_the_models_over_all_that_can_run(
     assert (found.model, found.model_hash) == ("made-up", model.hash)
 
 
+@pytest.mark.fault("B12")
 @pytest.mark.parametrize("as_table", [False, True])
 @pytest.mark.parametrize("status", ["crashed", "timeout"])
 def test_a_compile_of_one_bad_moment_bars_nothing(
@@ -175,6 +177,7 @@ def test_numbers_are_equal_where_identities_are() -> None:
     assert len(named) == len({*numbers.tolist()}) < len(configs)
 
 
+@pytest.mark.fault("B03")
 def test_it_says_when_artifacts_are_missing(model: XgbCostModel) -> None:
     unknown = Workload.dense(512, 2048, 4096, b_layout="col")
     found = rank(unknown, H100, model, 8)
@@ -183,6 +186,7 @@ def test_it_says_when_artifacts_are_missing(model: XgbCostModel) -> None:
     assert len(found) == 8
 
 
+@pytest.mark.fault("B48")
 def test_a_new_shape_of_a_known_class_is_fast(model: XgbCostModel) -> None:
     rank(EVEN, H100, model, 8)
     times = []
@@ -226,6 +230,7 @@ def test_a_path_without_a_model_is_an_error(tmp_path: Path) -> None:
         rank(EVEN, H100, tmp_path)
 
 
+@pytest.mark.fault("B03")
 @pytest.mark.parametrize("what", ["device", "bfloat16", "float32", "tf32"])
 def test_a_model_that_knows_nothing_of_it_is_passed_over(
     model: XgbCostModel, what: str, monkeypatch: pytest.MonkeyPatch
@@ -243,6 +248,7 @@ def test_a_model_that_knows_nothing_of_it_is_passed_over(
     assert found.predicted_us(0) is None
 
 
+@pytest.mark.fault("B03")
 @pytest.mark.parametrize("other", ["shipped", "in use"])
 def test_what_answers_instead_of_a_named_model_is_a_warning(
     model: XgbCostModel, monkeypatch: pytest.MonkeyPatch, other: str
@@ -313,6 +319,7 @@ def test_how_sure_it_is_does_not_depend_on_how_many_are_asked_for(
     assert whole.top_k(5) == 5
 
 
+@pytest.mark.fault("B03")
 def test_without_artifacts_the_other_law_speaks(calibrated: XgbCostModel) -> None:
     unknown = Workload.dense(512, 2048, 4096, b_layout="col")
     found = rank(unknown, H100, calibrated, 8)

@@ -16,6 +16,8 @@ import costmodel
 from costmodel.errors import InvalidInput
 from costmodel.winners.ranks import Ranks, epoch
 
+pytestmark = pytest.mark.fault("B29")
+
 SIZE = 4
 PROGRAM = Path(__file__).with_name("rank_program.py")
 
@@ -122,6 +124,7 @@ def test_a_part_of_the_ranks_may_agree(found: dict[str, list[Any]]) -> None:
     assert all(text.startswith("InvalidInput: group is a") for text in others)
 
 
+@pytest.mark.fault("B27")
 def test_a_killed_rank_is_no_hang(tmp_path: Path) -> None:
     first, last = run("die", 2, tmp_path)
     assert last is None

@@ -88,6 +88,7 @@ def plan_of(config: GemmConfig, bias: torch.Tensor | None) -> Plan:
     return Plan.of(Workload.from_tensors(*operands(0), bias=bias is not None), config, 132)
 
 
+@pytest.mark.fault("B40")
 @pytest.mark.parametrize("config", [
     GemmConfig("pointer", 64, 64, 64), GemmConfig("pointer", 64, 64, 64, split_k=2),
     GemmConfig("tma", 64, 32, 64),
@@ -133,6 +134,7 @@ def without_a_cell(launcher: CFunction) -> Callable[..., None]:
     return lambda *args: None
 
 
+@pytest.mark.fault("B40")
 def test_what_is_not_known_is_left_to_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(GemmConfig("pointer", 64, 64, 64), None)
 
@@ -167,6 +169,7 @@ class Addresses(Wrapper):
         super().__call__(*(id(x) if type(x).__name__ == "_Mark" else x for x in arguments))
 
 
+@pytest.mark.fault("B40")
 @pytest.mark.parametrize("wrapper", [Twice, OtherOrder, Addresses])
 def test_an_unexpected_launch_is_left_to_triton(
     wrapper: type[Wrapper], monkeypatch: pytest.MonkeyPatch
@@ -225,6 +228,7 @@ def direct_launch(made: list[int]) -> Launching:
     return lambda i: direct(0, matrices[i], None, None), direct._kept
 
 
+@pytest.mark.fault("B23")
 @pytest.mark.parametrize("launch_of", [recorded_launch, direct_launch])
 def test_all_launches_share_the_room_for_addresses_and_the_oldest_goes(
     room: SharedRoom, launch_of: Callable[[list[int]], Launching]
@@ -254,6 +258,7 @@ def test_what_depends_on_no_address_stays(room: SharedRoom) -> None:
     assert not room._entries
 
 
+@pytest.mark.fault("B15", "B23")
 def test_threads_that_put_at_once_keep_no_more_than_there_is_room_for() -> None:
     room = SharedRoom(16)
     kept: list[dict[int, int]] = [{} for _ in range(4)]

@@ -77,6 +77,7 @@ def after_calls(of: Any, do: Callable[[], None]) -> Callable[..., None]:
     return profile
 
 
+@pytest.mark.fault("B31")
 @pytest.mark.parametrize("fresh", [True, False], ids=["first job", "later job"])
 @pytest.mark.parametrize("where", [background, threading], ids=["submit", "start of the thread"])
 def test_an_interrupted_submit_loses_no_job(fresh: bool, where: Any) -> None:
@@ -225,6 +226,7 @@ def keeps_addresses_on_the_side() -> None:
     assert len(mine) + len(others) <= 3
 
 
+@pytest.mark.fault("B15")
 @pytest.mark.parametrize(
     "work",
     [counts_on_the_side, with_launches(multiplies_on_the_side), tunes_on_the_side,
@@ -247,6 +249,7 @@ def test_what_a_handler_does_in_the_midst_is_no_deadlock(work: Callable[[], obje
     assert errors == []
 
 
+@pytest.mark.fault("B15")
 def test_what_was_forgotten_in_the_midst_is_not_kept() -> None:
     """A launch from before ``costmodel.use``, which a handler calls while the launch is kept."""
     launches = KeptLaunches()

@@ -82,6 +82,7 @@ def test_what_was_written_just_now_is_not_remembered(
     assert asked.times == 2
 
 
+@pytest.mark.fault("B13")
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", '{"stamp": 1, "value": {}}', "\0" * 99, '{"value": {"one": "x"}}']
 )
@@ -95,6 +96,7 @@ def test_what_is_no_memory_is_worked_out_anew(asked: Asked, cache: Path, content
     assert asked.times == 2, "the file was written anew"
 
 
+@pytest.mark.fault("B13")
 @pytest.mark.parametrize("value", [{"one": 1}, ["one"], "one", None])
 def test_a_value_of_another_kind_is_not_believed(asked: Asked, cache: Path, value: object) -> None:
     asked.now()
@@ -111,6 +113,7 @@ def test_other_files_are_another_fact(asked: Asked) -> None:
     assert (asked.times, one.times) == (1, 1)
 
 
+@pytest.mark.fault("B22")
 def test_without_a_cache_or_a_file_it_is_worked_out(
     asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +126,7 @@ def test_without_a_cache_or_a_file_it_is_worked_out(
     assert asked.now() == {"two": "two"}
 
 
+@pytest.mark.fault("B21")
 def test_many_may_write_at_once(asked: Asked, cache: Path) -> None:
     seen: list[dict[str, str]] = []
     threads = [threading.Thread(target=lambda: seen.append(asked.now())) for _ in range(16)]

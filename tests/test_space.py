@@ -66,6 +66,7 @@ def splits(config: GemmConfig, k: int) -> list[range]:
 # --- the whole grid is sorted --------------------------------------------------------------------
 
 
+@pytest.mark.fault("B14")
 @settings(deadline=None, max_examples=60)
 @given(workloads, targets)
 def test_every_point_is_legal_or_has_a_reason(workload: Workload, target: Target) -> None:
@@ -189,6 +190,7 @@ def test_few_columns_over_a_long_sum_have_narrow_tiles_and_many_splits() -> None
 # --- why not -------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B14")
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
@@ -242,6 +244,7 @@ def test_warp_groups_are_hoppers_and_store_by_tma() -> None:
         assert legality(GROUPS, workload, H100.device).startswith("TMA: ")
 
 
+@pytest.mark.fault("B14")
 @pytest.mark.compile
 @pytest.mark.timeout(600)
 def test_what_is_known_of_the_shared_memory_of_warp_groups_is_exact() -> None:
@@ -262,6 +265,7 @@ def test_what_is_known_of_the_shared_memory_of_warp_groups_is_exact() -> None:
         assert 0 <= artifact.shared_bytes - least <= 256
 
 
+@pytest.mark.fault("B14")
 @pytest.mark.compile
 @pytest.mark.timeout(600)
 def test_what_is_legal_for_float32_compiles_and_takes_the_memory_that_is_said() -> None:
@@ -312,6 +316,7 @@ def test_a_spill_is_no_reason() -> None:
     assert not legality(GemmConfig("tma", 128, 256, 64, 4, 3), LARGE, H100.device)
 
 
+@pytest.mark.fault("B19")
 @pytest.mark.parametrize(
     "change",
     [
@@ -327,12 +332,14 @@ def test_tma_needs_alignment(change: dict[str, Any]) -> None:
     assert kernels == {"pointer"}
 
 
+@pytest.mark.fault("B19")
 def test_tma_may_write_c_of_any_kind() -> None:
     for change in ({"c_align": 2}, {"c_layout": "strided"}, {"c_layout": "col"}):
         workload = replace(LARGE, code=replace(LARGE.code, **change))
         assert "tma" in {c.kernel for c in SearchSpace.of(workload, H100).configs}
 
 
+@pytest.mark.fault("B14")
 def test_more_memory_than_a_block_has_is_refused_at_the_byte() -> None:
     config = GemmConfig("tma", 128, 256, 64, 8, 4)
     need = 4 * 2 * (128 * 64 + 256 * 64)
@@ -341,6 +348,7 @@ def test_more_memory_than_a_block_has_is_refused_at_the_byte() -> None:
         assert (not legality(config, LARGE, device)) == legal
 
 
+@pytest.mark.fault("B14")
 def test_too_many_programs() -> None:
     config = GemmConfig("pointer", 16, 16, 16)
     assert legality(config, Workload.dense(2**20, 2**20, 1), H100.device).startswith("grid: ")
@@ -391,6 +399,7 @@ def test_distinct_binaries_are_distinct_programs() -> None:
     assert set(programs.values()) == {1}
 
 
+@pytest.mark.fault("B14")
 @pytest.mark.compile
 @pytest.mark.timeout(600)
 def test_the_compiler_refuses_what_is_rejected_and_takes_what_is_legal() -> None:
@@ -413,6 +422,7 @@ def _bytes_of_stages(c: GemmConfig) -> int:
     return c.num_stages * c.block_k * (c.block_m + c.block_n)
 
 
+@pytest.mark.fault("B40")
 def test_a_kernel_that_this_triton_cannot_have_is_rejected_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

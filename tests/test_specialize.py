@@ -33,6 +33,7 @@ KERNELS = get_args(KernelName)
 # --- the key -------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B16")
 @given(st.sampled_from(grid()), st.sampled_from(grid()), st.booleans(), st.booleans())
 def test_keys_are_equal_only_for_equal_specializations(
     one: GemmConfig, other: GemmConfig, near: bool, even: bool
@@ -58,6 +59,7 @@ def test_sizes_and_launch_arguments_make_no_difference(kernel: str) -> None:
     assert specialize(LARGE, two) == specialize(LARGE, four) != specialize(LARGE, config)
 
 
+@pytest.mark.fault("B01")
 def test_a_tail_of_k_matters_to_the_pointer_kernel_only() -> None:
     for kernel in KERNELS:
         config = GemmConfig(kernel, 64, 64, 64)  # type: ignore[arg-type]
@@ -80,6 +82,7 @@ def test_everything_in_the_class_of_code_matters() -> None:
     assert len(keys) == len(changes) + 1
 
 
+@pytest.mark.fault("B16")
 def test_architecture_and_toolchain_matter_and_the_card_does_not() -> None:
     spec = specialize(LARGE, GemmConfig("pointer", 64, 64, 64))
     tools = H100.toolchain
@@ -167,6 +170,7 @@ def hashes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]
     return dict(zip(EDITS, lines, strict=True))
 
 
+@pytest.mark.fault("B16")
 @pytest.mark.parametrize("edit", EDITS)
 def test_a_hash_changes_with_the_code_and_with_nothing_else(
     edit: str, hashes: dict[str, dict[str, str]]
@@ -193,6 +197,7 @@ def copies(text: str) -> set[tuple[str, int]]:
     return found
 
 
+@pytest.mark.fault("B19")
 @pytest.mark.compile
 def test_alignment_decides_how_memory_is_read(tmp_path: Path) -> None:
     target = Target.named("h100-sxm")
@@ -223,6 +228,7 @@ def test_alignment_decides_how_memory_is_read(tmp_path: Path) -> None:
     assert "st.global.b16" in ptx["rows of 2 bytes"]
 
 
+@pytest.mark.fault("B19")
 @pytest.mark.compile
 def test_copied_operands_promise_nothing_about_the_sizes(tmp_path: Path) -> None:
     """Their rows are padded, M, N and K are not: stores of C go by what C promises."""

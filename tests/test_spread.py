@@ -72,6 +72,7 @@ def test_timings_count_for_more_than_what_was_predicted_of_them() -> None:
     assert spread(result, ROWS, LAW) == (Part(ROWS[1], second),)
 
 
+@pytest.mark.fault("B13")
 @pytest.mark.parametrize("status", ["wrong_result", "crashed", "too_slow", "compile_error"])
 def test_what_failed_where_it_was_tuned_is_chosen_nowhere(status: Any) -> None:
     result = tuned(2049)

@@ -30,6 +30,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     return faked(monkeypatch, tmp_path)
 
 
+@pytest.mark.fault("B23")
 @pytest.mark.parametrize("mode", ["auto", "predict"])
 def test_a_bucket_is_tuned_once_and_each_m_has_what_is_fastest(machine: Machine, mode: str) -> None:
     before = costmodel.stats()
@@ -59,6 +60,7 @@ def test_a_single_m_is_never_spread(machine: Machine, monkeypatch: pytest.Monkey
     assert ask(2300) is ask(2300)
 
 
+@pytest.mark.fault("B13")
 def test_what_cannot_be_loaded_gives_way_to_the_winner(machine: Machine) -> None:
     winner = ask(2060)
     assert winner.config is not None
@@ -69,6 +71,7 @@ def test_what_cannot_be_loaded_gives_way_to_the_winner(machine: Machine) -> None
     assert launches == {winner.config}
 
 
+@pytest.mark.fault("B49")
 @pytest.mark.parametrize("mode", ["auto", "predict", "never", "background"])
 @pytest.mark.parametrize("m", [2060, 2560])
 def test_after_warmup_no_m_of_the_bucket_compiles_or_loads(
@@ -101,6 +104,7 @@ def test_never_takes_what_its_part_has_and_times_nothing(machine: Machine) -> No
     assert ask(2560).config == ask(2560, "never").config
 
 
+@pytest.mark.fault("B15")
 @pytest.mark.parametrize("tuned_before", [True, False])
 def test_threads_with_other_m_tune_once_and_spread_once(
     machine: Machine, tuned_before: bool
@@ -273,6 +277,7 @@ def test_a_second_winner_is_not_discarded_for_the_first(machine: Machine) -> Non
     assert found.config == second.config
 
 
+@pytest.mark.fault("B23")
 def test_no_memory_of_timing_in_vain_grows(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,6 +336,7 @@ def test_parts_are_counted_and_wait_only_where_a_call_does(machine: Machine) -> 
     assert machine.bench.waited[-1] is True
 
 
+@pytest.mark.fault("B22")
 def test_what_cannot_be_written_can_still_be_read(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,6 +354,7 @@ def test_what_cannot_be_written_can_still_be_read(
     assert len(machine.bench.timed) == timed, "it is on disk"
 
 
+@pytest.mark.fault("B05")
 def test_a_capture_takes_what_is_loaded_and_does_not_keep_it(machine: Machine) -> None:
     winner = ask(2060)
     machine.capturing = True
@@ -360,6 +367,7 @@ def test_a_capture_takes_what_is_loaded_and_does_not_keep_it(machine: Machine) -
     assert ask(2560).config != winner.config, "now it is loaded"
 
 
+@pytest.mark.fault("B49")
 def test_in_the_background_no_call_waits_for_another_part(machine: Machine) -> None:
     loaded_by: set[int] = set()
     machine.refuses = lambda _: bool(loaded_by.add(threading.get_ident()))

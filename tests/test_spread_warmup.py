@@ -41,6 +41,7 @@ def torch_takes(machine: Machine, times: Callable[[int], float]) -> None:
     machine.bench.latency_us = us
 
 
+@pytest.mark.fault("B49")
 @pytest.mark.parametrize("m", [2112, 2496, 2560])
 @pytest.mark.parametrize("factor", [0.985, 1.5])
 def test_a_part_that_ends_at_the_m_that_was_tuned_is_loaded_too(
@@ -58,6 +59,7 @@ def test_a_part_that_ends_at_the_m_that_was_tuned_is_loaded_too(
     assert (done.tuned, done.timed, done.loaded) == (0, 0, 0)
 
 
+@pytest.mark.fault("B49")
 def test_the_first_winner_is_loaded_where_the_second_computes_the_m_that_is_warmed(
     machine: Machine,
 ) -> None:
@@ -82,6 +84,7 @@ def test_the_first_winner_is_loaded_where_the_second_computes_the_m_that_is_warm
         machine.restart()
 
 
+@pytest.mark.fault("B08", "B49")
 def test_a_bucket_of_two_classes_of_code_is_warmed_up_whole(machine: Machine) -> None:
     """From some m on the offsets take 64 bits."""
     n, k, m = 8, 65544, 28673
@@ -96,6 +99,7 @@ def test_a_bucket_of_two_classes_of_code_is_warmed_up_whole(machine: Machine) ->
     assert (done.tuned, done.timed, done.loaded) == (0, 0, 0)
 
 
+@pytest.mark.fault("B29")
 @pytest.mark.filterwarnings("ignore:no configuration.*torch computes it:RuntimeWarning")
 def test_a_rank_that_cannot_load_what_a_part_has_does_not_go_by_torch(machine: Machine) -> None:
     """Though torch is the winner of the m that was tuned: the other ranks go by the part."""
@@ -130,6 +134,7 @@ def test_where_a_part_has_torch_the_background_needs_no_winner(machine: Machine)
     assert entry.result.parts_timed
 
 
+@pytest.mark.fault("B05")
 def test_a_capture_does_not_keep_a_winner_by_the_parts_of_another_mode(machine: Machine) -> None:
     ask(2060, "topk"), ask(2300), ask(2560)  # of these, only ``auto`` is spread
     dispatch.forget_launches()

@@ -140,6 +140,7 @@ def test_a_child_keeps_things_where_its_parent_does(
     assert found == Done(str(tmp_path / "first" / "a-relative-folder"))
 
 
+@pytest.mark.fault("B12", "B27")
 def test_every_item_gets_its_outcome_in_order(here: ModuleType) -> None:
     items = [1, "abort", 2, "raise", 3, "hang", 4, "exit", 5, "kill", 6]
     with SupervisedWorker(here.act, limit_s=1.0, expected=(ValueError,)) as worker:
@@ -155,6 +156,7 @@ def test_every_item_gets_its_outcome_in_order(here: ModuleType) -> None:
     assert outcomes[9] == Crashed("killed by SIGKILL")
 
 
+@pytest.mark.fault("B04")
 def test_the_child_stays_until_it_is_lost(here: ModuleType) -> None:
     with SupervisedWorker(here.act, limit_s=5.0, expected=(ValueError,)) as worker:
         first, _, second, _, third = worker.map(["pid", "raise", "pid", "abort", "pid"])
@@ -162,6 +164,7 @@ def test_the_child_stays_until_it_is_lost(here: ModuleType) -> None:
     assert first != Done(os.getpid())
 
 
+@pytest.mark.fault("B41")
 def test_a_leaky_child_is_replaced_after_its_share(here: ModuleType) -> None:
     with SupervisedWorker(here.act, limit_s=5.0, items_per_child=2) as worker:
         first, second, third, _, fifth = worker.map(["pid"] * 5)
@@ -197,6 +200,7 @@ def test_a_start_ahead_that_fails_is_told_by_the_first_item(here: ModuleType, se
     worker.close()
 
 
+@pytest.mark.fault("B04")
 def test_a_child_that_dies_idle_costs_no_item(here: ModuleType) -> None:
     with SupervisedWorker(here.act, limit_s=5.0) as worker:
         first = worker.run("pid")
@@ -226,6 +230,7 @@ def test_a_huge_result_arrives(here: ModuleType) -> None:
         assert worker.run("huge") == Done(b"x" * 50_000_000)
 
 
+@pytest.mark.fault("B66")
 def test_the_childs_stdout_stays_off_ours(
     here: ModuleType, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -271,6 +276,7 @@ def test_close_from_another_thread_ends_a_run(here: ModuleType) -> None:
     timer.join()
 
 
+@pytest.mark.fault("B27")
 @pytest.mark.parametrize("by_handler", [False, True])
 @pytest.mark.parametrize("call", ["run", "start"])
 def test_close_while_the_child_is_being_started_leaves_none(
@@ -339,6 +345,7 @@ def test_what_is_no_text_in_the_path_stops_no_child(
 # --- nothing is left behind --------------------------------------------------------------------
 
 
+@pytest.mark.fault("B27")
 @pytest.mark.parametrize(
     ("end", "outcome"), [("sleep_long", TimedOut(1.0)), ("abort", Crashed("killed by SIGABRT"))]
 )
@@ -353,6 +360,7 @@ def test_grandchildren_die_with_the_child(
         assert soon(lambda: not alive(int(pid_file.read_text())))
 
 
+@pytest.mark.fault("B27")
 def test_death_is_seen_though_a_fork_keeps_the_pipe_open(here: ModuleType, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     with SupervisedWorker(here.die_with_a_fork_that_keeps_the_pipe, limit_s=60.0) as worker:
@@ -372,6 +380,7 @@ worker.run(pathlib.Path({pid_file!r}))
 """
 
 
+@pytest.mark.fault("B27", "B31")
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_no_orphan_when_the_parent_is_killed(tmp_path: Path, signum: signal.Signals) -> None:
     """Also: a plain script, without a main guard, may use a worker."""
@@ -394,6 +403,7 @@ def test_no_orphan_when_the_parent_is_killed(tmp_path: Path, signum: signal.Sign
     assert soon(lambda: not alive(grandchild) and not alive(child))
 
 
+@pytest.mark.fault("B41")
 def test_memory_and_files_stay_flat_over_many_failures(here: ModuleType) -> None:
     def open_files() -> int:
         return len(os.listdir("/proc/self/fd"))

@@ -42,6 +42,7 @@ def test_foreign_targets_are_refused(data: dict[str, object]) -> None:
         Target.from_dict(data)
 
 
+@pytest.mark.fault("B11")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
 def test_without_a_gpu_the_driver_cannot_be_asked() -> None:
     with pytest.raises(NoGpu, match=r"torch\.cuda\.is_available"):

@@ -26,6 +26,7 @@ from costmodel.winners.winners import Question, Winners
 recording, bench = test_dispatch.recording, test_dispatch.bench  # fixtures
 
 
+@pytest.mark.fault("B15")
 def test_threads_that_race_for_one_winner_tune_once(bench: Bench, tmp_path: Path) -> None:
     winners = winners_of(bench, tmp_path)
     barrier = threading.Barrier(8)
@@ -57,6 +58,7 @@ def slowly(tune: Callable[..., Any]) -> Callable[..., Any]:
     return wait
 
 
+@pytest.mark.fault("B15", "B25")
 def test_two_devices_are_tuned_apart_each_on_its_own(recording: Dataset, tmp_path: Path) -> None:
     other = replace(H100, device=replace(H100.device, product="NVIDIA H100 NVL", sm_count=114))
     benches = {0: Bench(recording), 1: Bench(recording)}
@@ -93,6 +95,7 @@ def test_two_devices_are_tuned_apart_each_on_its_own(recording: Dataset, tmp_pat
     assert {i: bench.uses for i, bench in benches.items()} == {0: 1, 1: 1}
 
 
+@pytest.mark.fault("B25")
 def test_the_device_of_the_operands_is_asked_and_not_the_current_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -114,6 +117,7 @@ def test_the_device_of_the_operands_is_asked_and_not_the_current_one(
     assert asked == [3, 3]
 
 
+@pytest.mark.fault("B15")
 def test_a_product_inside_a_tuning_is_an_error_and_no_deadlock(
     bench: Bench, tmp_path: Path
 ) -> None:

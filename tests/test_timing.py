@@ -122,6 +122,7 @@ def test_room_is_lacking_for_all_or_memory_for_one(monkeypatch: pytest.MonkeyPat
     assert [m.no_room for m in compared] == [True] * 4
 
 
+@pytest.mark.fault("B41")
 def test_nothing_to_time_gives_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
     session = FakeSession()
     started(monkeypatch, lambda *_: session)
@@ -148,6 +149,7 @@ def test_a_process_that_died_meanwhile_is_not_started_to_rest() -> None:
         assert worker._child is child, "another one would take seconds, and device memory"
 
 
+@pytest.mark.fault("B43")
 def test_a_driver_that_no_longer_tells_the_clock_stops_no_timing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

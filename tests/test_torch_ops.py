@@ -104,6 +104,7 @@ def test_no_mode_is_a_mode_too() -> None:
     torch.library.opcheck(torch.ops.costmodel.matmul.default, arguments)
 
 
+@pytest.mark.fault("B17")
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_gradients_are_those_of_finite_differences(activation: str) -> None:
     a, b, bias = (random(*s, dtype=torch.float64, grad=True) for s in ((4, 3), (3, 5), (5,)))
@@ -116,6 +117,7 @@ def test_gradients_are_those_of_finite_differences(activation: str) -> None:
         assert torch.autograd.gradgradcheck(product, (a, b, bias))
 
 
+@pytest.mark.fault("B17")
 def test_a_gradient_with_no_strides_is_no_trouble() -> None:
     a, b = random(4, 3, grad=True), random(3, 5)
     torch.ops.costmodel.matmul(a, b, None, "none", None, None, "auto").sum().backward()
@@ -144,6 +146,7 @@ def test_it_compiles_without_a_break(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(found, torch.relu(x * 2 @ w + bias) + 1)
 
 
+@pytest.mark.fault("B17")
 def test_a_compiled_layer_is_trained() -> None:
     torch.manual_seed(0)
     plain = torch.nn.Linear(3, 5)
@@ -216,6 +219,7 @@ def test_no_more_is_kept_for_a_gradient_than_torch_keeps(wants: tuple[bool, bool
     assert ours == kept_for_backward(lambda: torch.addmm(bias, a, b))
 
 
+@pytest.mark.fault("B17")
 def test_what_is_not_kept_may_be_written_to() -> None:
     """An input under a frozen weight, and a weight whose input wants no gradient."""
     frozen = random(3, 5)
@@ -243,6 +247,7 @@ def test_a_model_cannot_be_traced() -> None:
         step(random(4, 3), random(3, 5))
 
 
+@pytest.mark.fault("B17")
 def test_out_has_no_gradient() -> None:
     a, b = random(4, 3, grad=True), random(3, 5)
     with pytest.raises(GradientError, match="leave out away"):

@@ -121,6 +121,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return data
 
 
+@pytest.mark.fault("B11")
 def test_replay_needs_no_gpu_and_says_what_it_is(recording: Dataset) -> None:
     result = tune(LARGE, runner=ReplayRunner(recording), model=ByOrder(), k=8)
     assert result.source == "replay of h100-sxm"
@@ -197,6 +198,7 @@ def test_torch_can_be_left_out() -> None:
     assert result.torch is None
 
 
+@pytest.mark.fault("B09", "B12")
 @pytest.mark.parametrize(
     "status", ["wrong_result", "crashed", "timeout", "too_slow", "out_of_resources"]
 )
@@ -218,6 +220,7 @@ def test_what_fails_is_replaced_by_the_next_and_reported(
                for record in caplog.records) == 3  # fmt: skip
 
 
+@pytest.mark.fault("B14")
 def test_a_configuration_that_does_not_compile_is_never_timed() -> None:
     bad = first(2)
 
@@ -304,6 +307,7 @@ def test_a_runner_that_holds_memory_rests_once_all_is_timed(budget_s: float) -> 
     assert bool(runner.compared) == (budget_s == np.inf)
 
 
+@pytest.mark.fault("B61")
 def test_a_device_is_told_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     """However few are there at a time: else each would be timed to the end."""
     asked: list[float] = []
@@ -343,6 +347,7 @@ def test_equal_binaries_are_timed_once() -> None:
     assert sum(m.ok for _, m in result.measured) == 4
 
 
+@pytest.mark.fault("B66")
 def test_nothing_works_so_torch_does_with_a_warning() -> None:
     runner = FakeRunner(lambda c: Measurement("crashed", error="illegal access"))
     with pytest.warns(RuntimeWarning, match="torch computes it"):
@@ -353,6 +358,7 @@ def test_nothing_works_so_torch_does_with_a_warning() -> None:
     assert not result.reliable, "it may be the machine's fault: not to be kept"
 
 
+@pytest.mark.fault("B43")
 def test_finalists_are_timed_again_beside_torch() -> None:
     again = dict(zip(first(3), (70.0, 55.0, 90.0), strict=True))
     runner = ComparingRunner(lambda c: ok(TORCH_US) if c is None else ok(again[c]))
@@ -362,6 +368,7 @@ def test_finalists_are_timed_again_beside_torch() -> None:
     assert result.latency_us == 55.0
 
 
+@pytest.mark.fault("B09")
 def test_a_finalist_that_is_wrong_the_second_time_does_not_win() -> None:
     wrong = first(1)[0]
     outcomes = {wrong: Measurement("wrong_result", error="now and then"), None: ok(TORCH_US)}
@@ -370,6 +377,7 @@ def test_a_finalist_that_is_wrong_the_second_time_does_not_win() -> None:
     assert dict(result.measured)[wrong].status == "wrong_result"
 
 
+@pytest.mark.fault("B04")
 def test_a_crash_among_the_finalists_condemns_them_but_not_torch() -> None:
     result = run(ComparingRunner(lambda c: Measurement("crashed", error="on the tenth launch")))
     assert result.config == first(4)[3], "the only one left that works"
@@ -400,6 +408,7 @@ def test_untimed_modes_need_no_runner(mode: str) -> None:
     assert result.model == ("heuristic" if mode == "heuristic" else "by-order")
 
 
+@pytest.mark.fault("B12")
 def test_an_untimed_choice_is_compiled_where_it_can_do_no_harm() -> None:
     bad = {c.binary for c in first(2)}
     asked: list[Specialization] = []
@@ -417,6 +426,7 @@ def test_an_untimed_choice_is_compiled_where_it_can_do_no_harm() -> None:
     assert not result.timed
 
 
+@pytest.mark.fault("B03")
 def test_no_model_for_the_device_is_one_warning_and_the_rules(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -429,6 +439,7 @@ def test_no_model_for_the_device_is_one_warning_and_the_rules(
     assert "b200-sxm" in result.reservation
 
 
+@pytest.mark.fault("B61")
 def test_a_budget_ends_the_trial_with_the_best_so_far() -> None:
     def slowly(config: GemmConfig) -> Measurement:
         time.sleep(0.01)
@@ -525,11 +536,13 @@ def test_bad_input() -> None:
         tune(LARGE, runner=None, target=H100, model=ByOrder())
 
 
+@pytest.mark.fault("B66")
 def test_nothing_goes_to_stdout(capsys: pytest.CaptureFixture[str], recording: Dataset) -> None:
     tune(LARGE, runner=ReplayRunner(recording), model=ByOrder())
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.fault("B03")
 def test_a_model_directory_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(NoModel):
         tune(LARGE, runner=None, target=H100, model=tmp_path / "none", mode="predict")

@@ -102,6 +102,7 @@ def test_where_nothing_comes_between_a_winner_is_kept(
     assert costmodel.stats().since(before).disk_hits == 1
 
 
+@pytest.mark.fault("B16")
 def test_a_winner_on_disk_under_the_key_of_another_model_is_none(machine: Machine) -> None:
     """As releases before this one may have left it."""
     found = ask(2100)
@@ -134,6 +135,7 @@ def launched(m: int) -> GemmConfig | None:
     return found.config
 
 
+@pytest.mark.fault("B13")
 @pytest.mark.parametrize("refusal", [CompileError, LaunchError])
 def test_a_bucket_whose_winners_cannot_be_loaded_is_tuned_again_once(
     machine: Machine, refusal: type[CostModelError], caplog: pytest.LogCaptureFixture
@@ -152,6 +154,7 @@ def test_a_bucket_whose_winners_cannot_be_loaded_is_tuned_again_once(
     assert costmodel.stats().since(before).tuned == 2, "what was forgotten is tried anew"
 
 
+@pytest.mark.fault("B13")
 def test_where_no_winner_can_be_loaded_the_next_best_is_launched(machine: Machine) -> None:
     winner = in_the_next_process(machine, LaunchError)
     timed = sorted((x.latency_us, c) for c, x in winner.measured if x.ok)
@@ -162,6 +165,7 @@ def test_where_no_winner_can_be_loaded_the_next_best_is_launched(machine: Machin
     assert {launched(m) for m in (2100, 2101)} == {timed[-3][1]}
 
 
+@pytest.mark.fault("B13")
 @pytest.mark.parametrize(("refusal", "stays"), [(CompileError, False), (LaunchError, True)])
 @pytest.mark.parametrize("mode", ["auto", "background"])
 def test_only_what_works_for_nobody_goes_from_the_disk(
@@ -203,6 +207,7 @@ def test_what_is_chosen_for_want_of_memory_is_for_this_process_alone(machine: Ma
     assert kept.config == winner.config
 
 
+@pytest.mark.fault("B13")
 def test_a_winner_that_was_asked_for_works_again_or_is_replaced_again(machine: Machine) -> None:
     asked = Question(Workload.dense(2100, N, K), -1, "auto", LAW)
     winners = dispatch.winners
@@ -212,6 +217,7 @@ def test_a_winner_that_was_asked_for_works_again_or_is_replaced_again(machine: M
     assert winners.find(asked, instead_of=third) is not third
 
 
+@pytest.mark.fault("B23")
 def test_no_memory_of_what_was_replaced_grows(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

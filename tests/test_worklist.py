@@ -55,6 +55,7 @@ def test_workloads_of_one_class_of_code_follow_each_other_the_commonest_first() 
     assert lengths == sorted(lengths, reverse=True)
 
 
+@pytest.mark.fault("B16")
 def test_a_list_for_another_card_triton_or_protocol_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "list.parquet"
     write_worklist(path, jobs_of(1), IDENTITY)
@@ -86,6 +87,7 @@ def test_a_list_with_a_role_that_no_release_knows_is_refused(tmp_path: Path) -> 
         read_worklist(path, IDENTITY)
 
 
+@pytest.mark.fault("B11")
 def test_drawing_needs_no_gpu(tmp_path: Path) -> None:
     path = tmp_path / "list.parquet"
     options = ["--write-worklist", str(path), "--target", "h100-sxm", "--workloads", "6"]

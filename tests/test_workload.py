@@ -33,6 +33,7 @@ workloads = st.builds(Workload, sizes, sizes, sizes, classes)
 # --- alignment -----------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B19")
 @given(st.lists(st.integers(0, 2**40).map(lambda x: 2 * x), min_size=1, max_size=4))
 def test_the_alignment_class_divides_all_and_is_the_widest_that_does(values: list[int]) -> None:
     found = alignment_class(*values)
@@ -41,6 +42,7 @@ def test_the_alignment_class_divides_all_and_is_the_widest_that_does(values: lis
     assert found == 16 or any(v % (2 * found) for v in values)
 
 
+@pytest.mark.fault("B19")
 @given(classes.filter(lambda c: c.wide is False), st.data())
 def test_a_class_of_code_tells_the_truth_about_its_tensors(code: CodeClass, data: Any) -> None:
     """Address, leading stride and contiguous extent are multiples of the alignment."""
@@ -135,6 +137,7 @@ def test_elements_of_four_bytes_are_aligned_to_them(
     assert code.a_align == 4, "which is as far as torch itself goes"
 
 
+@pytest.mark.fault("B08")
 def test_offsets_past_31_bits_are_wide() -> None:
     meta = torch.empty(2**31, 1, dtype=torch.float16, device="meta")
     for rows, stride, wide in ((64, 2**26, True), (32, 2**26, False), (33, 2**26, True)):
@@ -154,6 +157,7 @@ def test_round_trip_through_json(workload: Workload) -> None:
     assert Workload.from_dict(json.loads(json.dumps(workload.to_dict()))) == workload
 
 
+@pytest.mark.fault("B16")
 @given(workloads, workloads, st.sets(st.sampled_from(list(Workload(1, 1, 1).to_dict()))))
 def test_keys_are_equal_only_for_equal_workloads(
     one: Workload, other: Workload, taken_over: set[str]
@@ -189,6 +193,7 @@ def test_sizes_are_checked(name: str, value: Any) -> None:
         Workload(**{"m": 1, "n": 1, "k": 1, name: value})
 
 
+@pytest.mark.fault("B57")
 @pytest.mark.parametrize(
     "dtype",
     ["float64", "tf32", "int8", "complex64", "float8_e4m3fn", "float8_e5m2", "", "half",
@@ -201,6 +206,7 @@ def test_dtypes_without_a_kernel(dtype: str) -> None:
         Workload.dense(1, 1, 1, out_dtype=dtype or "float")
 
 
+@pytest.mark.fault("B57")
 @pytest.mark.parametrize(
     ("dtype", "out_dtype"),
     [
@@ -232,6 +238,7 @@ def test_only_layouts_of_dense_operands_are_offered(layout: Any) -> None:
             Workload.dense(8, 8, 8, **{name: "strided"})
 
 
+@pytest.mark.fault("B57")
 @pytest.mark.parametrize("kind", ["fp8", "", "TF32", None, 7])
 def test_kinds_without_a_kernel(kind: Any) -> None:
     with pytest.raises(UnsupportedDtype, match="float16, bfloat16, float32, tf32"):

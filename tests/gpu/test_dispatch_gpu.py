@@ -163,6 +163,7 @@ def test_float32_is_timed_beside_torch(cold, kind):
     assert result.costs.timed >= 4
 
 
+@pytest.mark.fault("B49")
 def test_warmup_of_other_types_leaves_nothing_to_do(cold, switch, monkeypatch):
     switch.fp32_precision = "tf32"
     costmodel.warmup([(40, 384, 512)], dtype="float32", mode="predict")
@@ -175,6 +176,7 @@ def test_warmup_of_other_types_leaves_nothing_to_do(cold, switch, monkeypatch):
     assert not calls
 
 
+@pytest.mark.fault("B01", "B19")
 @pytest.mark.parametrize("mode", ["predict", "heuristic"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_right_in_every_layout_and_again(winners, mode, dtype):
@@ -185,6 +187,7 @@ def test_right_in_every_layout_and_again(winners, mode, dtype):
                 require_close(costmodel.matmul(a_, b_, mode=mode), a, b)
 
 
+@pytest.mark.fault("B19")
 def test_views_of_any_kind(winners):
     base = torch.randn(300, 400, device="cuda", dtype=torch.float16)
     a, b = base[:100:2, :90:3], base[10:40, 5:95:3]
@@ -202,6 +205,7 @@ def test_epilogue(winners, mode, activation):
     require_close(c, a, b, bias, activation or "none")
 
 
+@pytest.mark.fault("B19")
 def test_out_is_written_and_nothing_beside_it(winners):
     a, b = operands(466, 500, 256)
     buffer = torch.full((466, 520), 7.0, device="cuda", dtype=torch.float16)
@@ -228,6 +232,7 @@ def test_sizes_of_zero(winners):
     torch.testing.assert_close(c, bias.relu().expand(16, 32))
 
 
+@pytest.mark.fault("B17")
 def test_gradients_are_never_lost(winners):
     a, b = operands(32, 64, 48)
     costmodel.matmul(a, b)
@@ -263,6 +268,7 @@ def test_tuned_once_kept_on_disk_and_read_back(cold, monkeypatch):
     assert again.to_dict() == first.to_dict()
 
 
+@pytest.mark.fault("B13")
 @pytest.mark.parametrize("poison", ["truncated", "illegal", "not compilable"])
 def test_a_poisoned_entry_is_replaced(cold, poison):
     m, n, k = 96, 640, 1024
@@ -305,6 +311,7 @@ def test_torch_as_winner_is_launched(cold):
         require_close(out, a, b, bias, activation)
 
 
+@pytest.mark.fault("B23")
 def test_every_m_shares_the_winner_of_its_bucket(cold):
     b = torch.randn(256, 512, device="cuda", dtype=torch.float16)
     rows = [*range(1, 40), 100, 120, 300, 310, 500, 513, 700, 1999]
@@ -314,6 +321,7 @@ def test_every_m_shares_the_winner_of_its_bucket(cold):
     assert len(cold.cache.entries()) <= len({bucket(m) for m in rows})
 
 
+@pytest.mark.fault("B05")
 @pytest.mark.parametrize("shape", [(64, 256, 16384), (512, 512, 512), (256, 4096, 1024)])
 def test_warm_capture_replays_with_changed_inputs(winners, shape):
     a, b = operands(*shape)
@@ -346,6 +354,7 @@ def test_warm_capture_replays_with_changed_inputs(winners, shape):
                 assert torch.equal(c, c2)
 
 
+@pytest.mark.fault("B15")
 def test_streams_do_not_share_their_scratch(winners):
     a, b = operands(64, 256, 16384)
     want = costmodel.matmul(a, b, mode="heuristic")
@@ -360,6 +369,7 @@ def test_streams_do_not_share_their_scratch(winners):
     assert all(torch.equal(want, c) for c in results)
 
 
+@pytest.mark.fault("B15")
 def test_threads_tune_each_question_once(cold, monkeypatch):
     from costmodel.winners import winners as module
 
@@ -395,6 +405,7 @@ def test_threads_tune_each_question_once(cold, monkeypatch):
     assert len(tuned) == len(expected)
 
 
+@pytest.mark.fault("B49")
 def test_warmup_leaves_nothing_to_do(cold, monkeypatch):
     (result,) = costmodel.warmup([(40, 384, 512)], mode="predict")
     assert result is not None
@@ -413,6 +424,7 @@ def test_tune_takes_tensors_and_matmul_goes_by_it(cold):
     require_close(costmodel.matmul(a, b), a, b)
 
 
+@pytest.mark.fault("B16")
 def test_the_key_tells_devices_and_modes_apart(winners):
     target = Target.current()
     question = Question(Workload.dense(8, 16, 32), 0, "predict")
@@ -422,6 +434,7 @@ def test_the_key_tells_devices_and_modes_apart(winners):
     assert key != winner_key(replace(question, mode="heuristic"), target, (5, 8))
 
 
+@pytest.mark.fault("B52")
 def test_the_interpreter_is_refused(cold, monkeypatch):
     a, b = operands(24, 48, 56)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -430,6 +443,7 @@ def test_the_interpreter_is_refused(cold, monkeypatch):
     assert not cold.cache.entries()
 
 
+@pytest.mark.fault("B25")
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_on_another_device_than_the_current(cold):
     a, b = operands(64, 640, 1024, device="cuda:1")
@@ -440,6 +454,7 @@ def test_on_another_device_than_the_current(cold):
             costmodel.matmul(a.to("cuda:0"), b)
 
 
+@pytest.mark.fault("B47")
 @pytest.mark.parametrize("size", [64, 512])
 def test_a_warm_call_costs_the_host_little_more_than_plain_triton(winners, size):
     a, b = operands(size, size, size)
@@ -492,6 +507,7 @@ def test_a_new_output_is_where_the_operands_are() -> None:
     assert outputs.NewOutput(a, b, None)(a).device == a.device
 
 
+@pytest.mark.fault("B15")
 def test_a_fresh_thread_launches_by_tensor_maps(winners: Winners) -> None:
     """It has no CUDA context yet, and the addresses are new: a map is to be made there."""
     a, b = operands(256, 256, 256)

@@ -59,6 +59,7 @@ def run(folder: Path, *arguments: object) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.fault("B49")
 @pytest.mark.parametrize("mode", ["auto", "predict"])
 def test_a_later_process_neither_ranks_nor_reads_a_kernel(tmp_path: Path, mode: str) -> None:
     first = run(tmp_path, 2048, 2048, 2048, mode)
@@ -72,6 +73,7 @@ def test_a_later_process_neither_ranks_nor_reads_a_kernel(tmp_path: Path, mode: 
     assert again["took_s"] < 0.2 < first["took_s"]
 
 
+@pytest.mark.fault("B13")
 def test_a_cubin_that_was_changed_is_compiled_again(tmp_path: Path) -> None:
     first = run(tmp_path, 64, 4096, 4096, "predict")
     for path in (tmp_path / "triton").rglob("*.cubin"):

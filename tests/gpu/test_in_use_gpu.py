@@ -118,6 +118,7 @@ def no_makeshift() -> Iterator[None]:
     assert costmodel.stats().since(before).makeshifts == 0
 
 
+@pytest.mark.fault("B17")
 @pytest.mark.parametrize("how", ["bfloat16", "autocast", "scaled", "float32", "checkpoint",
                                  "reentrant", "compile", "compile autocast"])  # fmt: skip
 def test_it_is_trained_as_by_torch(how: str) -> None:
@@ -130,6 +131,7 @@ def test_it_is_trained_as_by_torch(how: str) -> None:
     learned_alike(train(ours, through=through, **options), train(plain, **options))
 
 
+@pytest.mark.fault("B41")
 def test_training_takes_no_more_memory_with_time() -> None:
     _, ours = pair()
     train(ours, 3)
@@ -138,6 +140,7 @@ def test_training_takes_no_more_memory_with_time() -> None:
     assert torch.cuda.memory_allocated() <= before + 2**20
 
 
+@pytest.mark.fault("B05")
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_compiled_with_graphs_of_cuda_it_answers_alike(
     dynamic: bool | None, no_makeshift: None
@@ -150,6 +153,7 @@ def test_compiled_with_graphs_of_cuda_it_answers_alike(
             near(fast(text), plain(text))
 
 
+@pytest.mark.fault("B05")
 @pytest.mark.parametrize(("k", "config"), [
     (4096, GemmConfig("pointer", 64, 64, 64, 4, 3, split_k=4)),
     (1001, GemmConfig("tma", 64, 64, 64, 4, 3, repack=True)),
@@ -177,6 +181,7 @@ def test_what_a_launch_keeps_is_of_no_pool_of_a_graph(k: int, config: GemmConfig
     costmodel.unpin(given[0], weight)
 
 
+@pytest.mark.fault("B05", "B17")
 def test_graphed_with_its_gradients_it_is_trained_alike(no_makeshift: None) -> None:
     plain, ours = pair()
     graphed: Any = torch.cuda.make_graphed_callables(ours.blocks[0], (example(grad=True),))
@@ -203,6 +208,7 @@ def near(found: torch.Tensor | None, expected: torch.Tensor | None, atol: float 
     torch.testing.assert_close(found, expected, atol=atol, rtol=0.03)
 
 
+@pytest.mark.fault("B17")
 def test_gradients_of_single_samples() -> None:
     plain, ours = (model.float() for model in pair())
     text = words(3, 33)
@@ -220,6 +226,7 @@ def test_gradients_of_single_samples() -> None:
         near(found[name], value, 1e-3)
 
 
+@pytest.mark.fault("B17")
 def test_a_penalty_on_gradients() -> None:
     """Which takes gradients of gradients."""
     results = []
@@ -263,6 +270,7 @@ def test_torchs_own_transformer_with_our_layers(training: bool) -> None:
         near(ours(example()), plain(example()))
 
 
+@pytest.mark.fault("B15")
 def test_threads_serve_on_streams_of_their_own() -> None:
     plain, ours = pair()
     faults: list[BaseException] = []
@@ -297,6 +305,7 @@ def test_a_profiler_sees_the_kernels() -> None:
     assert sum("gemm_" in name for name in names) >= 1
 
 
+@pytest.mark.fault("B49")
 def test_while_it_is_tuned_it_answers() -> None:
     """By ``background``: the answers stay right through the switch of what computes them."""
     plain, ours = pair()

@@ -79,6 +79,7 @@ def nan_framed(rows, cols, dtype, transposed, pad):
     return view.T if transposed else view
 
 
+@pytest.mark.fault("B01", "B19")
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_matches_float64_in_every_layout(config, dtype):
@@ -124,6 +125,7 @@ TF32_CONFIGS = [
 ]
 
 
+@pytest.mark.fault("B01", "B19", "B57")
 @pytest.mark.parametrize(
     ("config", "tf32"),
     [*((c, False) for c in FLOAT32_CONFIGS), *((c, True) for c in TF32_CONFIGS)],
@@ -246,6 +248,7 @@ def test_split_k_is_as_exact_as_torch(config, dtype):
         assert ours.square().mean().sqrt() <= 2 * torchs.square().mean().sqrt()
 
 
+@pytest.mark.fault("B08")
 def test_offsets_past_32_bits():
     config = GemmConfig("pointer", 64, 64, 32, 4, 3)
     a = torch.randn(64, 32, device="cuda", dtype=torch.float16)
@@ -265,6 +268,7 @@ def test_offsets_past_32_bits():
         torch.testing.assert_close(out[-64:].double(), ref, atol=0.02, rtol=5e-3)
 
 
+@pytest.mark.fault("B19")
 @pytest.mark.parametrize(
     "config",
     [GemmConfig("pointer", 32, 32, 32, 4, 2), GemmConfig("tma", 64, 32, 64, 4, 3, repack=True)],

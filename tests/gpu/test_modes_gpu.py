@@ -73,6 +73,7 @@ def require_close(c, a, b):
 # --- captures -----------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B05")
 @pytest.mark.parametrize("mode", ["auto", "topk", "background", "never"])
 def test_a_cold_capture_is_torchs_and_the_next_call_tunes(cold, mode):
     a, b = operands(*SIZE)
@@ -100,6 +101,7 @@ def test_a_cold_capture_is_torchs_and_the_next_call_tunes(cold, mode):
         assert found.timed
 
 
+@pytest.mark.fault("B05")
 @pytest.mark.parametrize("mode", ["auto", "heuristic"])
 def test_a_capture_takes_the_winner_or_the_best_that_is_loaded(cold, mode):
     """Of another m, which was never called: in the same bucket, and in another."""
@@ -123,6 +125,7 @@ def test_a_capture_takes_the_winner_or_the_best_that_is_loaded(cold, mode):
             require_close(c, x, b)
 
 
+@pytest.mark.fault("B05")
 def test_a_capture_survives_tuning_and_loading_in_the_background(cold):
     """torch captures in the mode in which any thread's unsafe call would spoil the graph."""
     a, b = operands(*SIZE)
@@ -171,6 +174,7 @@ def test_tuning_leaves_streams_and_inputs_alone(cold):
     assert torch.equal(b, weights)
 
 
+@pytest.mark.fault("B49")
 def test_the_background_does_not_wait_for_the_device(cold):
     Target.current()  # asks for ptxas's version
     a, b = operands(*SIZE)
@@ -196,6 +200,7 @@ def test_the_background_does_not_wait_for_the_device(cold):
     assert found.timed
 
 
+@pytest.mark.fault("B15")
 def test_threads_on_streams_of_their_own_ask_the_background(cold):
     pairs = [operands(160 + i % 2 * 64, 640, 1024) for i in range(4)]
     torch.cuda.synchronize()
@@ -248,6 +253,7 @@ def test_the_other_m_of_a_bucket_are_timed_once(cold):
 # --- what is left after a warm-up ---------------------------------------------------------------
 
 
+@pytest.mark.fault("B23", "B49")
 @pytest.mark.parametrize("mode", ["auto", "predict", "background"])
 def test_after_warmup_no_m_of_the_buckets_compiles_loads_or_tunes(cold, compiles, mode):
     problems = [(40, 384, 512), (200, 1024, 2048)]
@@ -267,6 +273,7 @@ def test_after_warmup_no_m_of_the_buckets_compiles_loads_or_tunes(cold, compiles
     assert compiles == []
 
 
+@pytest.mark.fault("B49")
 def test_never_compiles_one_kernel(cold, compiles):
     a, b = operands(176, 1280, 2048)
     require_close(costmodel.matmul(a, b, mode="never"), a, b)
@@ -296,6 +303,7 @@ def test_topk_times_a_small_product(cold):
 # --- pins ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B05")
 def test_a_pinned_configuration_is_launched_also_inside_a_capture(cold):
     a, b = operands(*SIZE)
     workload = Workload.dense(*SIZE)

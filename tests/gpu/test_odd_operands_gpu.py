@@ -59,6 +59,7 @@ def test_autocast_gives_what_it_gives_of_torch(types: tuple[int, int]) -> None:
         torch.testing.assert_close(found, expected, rtol=3e-2, atol=3e-2)
 
 
+@pytest.mark.fault("B17")
 def test_a_module_is_trained_under_autocast() -> None:
     model = torch.nn.Sequential(
         torch.nn.Linear(K, N), torch.nn.LayerNorm(N), torch.nn.Linear(N, 32)
@@ -79,6 +80,7 @@ def test_a_module_is_trained_under_autocast() -> None:
         torch.testing.assert_close(found, theirs, rtol=0, atol=allowed)
 
 
+@pytest.mark.fault("B17")
 def test_writing_to_what_autograd_has_kept_is_noticed() -> None:
     a, b = pair()
     out = torch.ones(M, N, dtype=torch.float16, device="cuda")
@@ -100,6 +102,7 @@ def test_a_negative_view_is_multiplied_with_its_sign() -> None:
     torch.testing.assert_close(costmodel.matmul(negated, b), a @ b, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.fault("B17")
 @pytest.mark.parametrize(
     "transform",
     [
@@ -117,6 +120,7 @@ def test_transforms_are_those_of_torchs_own_product(transform: Callable[..., Any
     torch.testing.assert_close(found, transform(torch.matmul, a, b), rtol=1e-3, atol=1e-2)
 
 
+@pytest.mark.fault("B17")
 def test_forward_gradients_are_not_lost() -> None:
     a, b = pair(torch.float32)
     known(a, b)
@@ -139,6 +143,7 @@ def test_tracers_see_the_operator_and_fakes_stay_fake() -> None:
     assert found.device == a.device
 
 
+@pytest.mark.fault("B08")
 def test_one_row_that_lies_far_from_the_next() -> None:
     """As the last token of a long context: its stride is never used, and too large to pass on."""
     b = pair()[1]

@@ -26,6 +26,7 @@ costmodel.warmup([(4096, 4096, 4096)])
 """
 
 
+@pytest.mark.fault("B66")
 def test_a_first_product_says_next_to_nothing(tmp_path: Path) -> None:
     environment = {
         **os.environ, "PYTHONPATH": os.pathsep.join(sys.path),
@@ -50,6 +51,7 @@ print(json.dumps([run.device_uuid, run.driver, torch.cuda.device_count()]))
 """
 
 
+@pytest.mark.fault("B33")
 def test_a_run_is_of_the_card_that_the_mask_shows() -> None:
     uuids = [
         str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count())
@@ -66,6 +68,7 @@ def test_a_run_is_of_the_card_that_the_mask_shows() -> None:
             assert (found, count) == (uuid, 1)
 
 
+@pytest.mark.fault("B16")
 def test_winners_are_of_the_installed_driver() -> None:
     from costmodel.support.installed import driver_version, triton_build
 

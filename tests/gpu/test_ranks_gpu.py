@@ -65,6 +65,7 @@ def run(folder: Path, backend: str) -> list[dict[str, Any]]:
     return [json.loads(out) for out, _ in said]
 
 
+@pytest.mark.fault("B29")
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_two_ranks_launch_the_same(tmp_path: Path, backend: str) -> None:
     if backend == "nccl" and torch.cuda.device_count() < 2:

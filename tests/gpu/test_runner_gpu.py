@@ -106,6 +106,7 @@ def runner() -> Iterator[DeviceRunner]:
 # --- faults --------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B09")
 def test_half_a_result_is_wrong_whatever_was_there_before(faulty_runner: DeviceRunner) -> None:
     measured = faulty_runner.measure(SHAPE, candidates(GOOD, HALF_WRITTEN, ALSO_GOOD))
     assert statuses(measured) == ["ok", "wrong_result", "ok"]
@@ -114,6 +115,7 @@ def test_half_a_result_is_wrong_whatever_was_there_before(faulty_runner: DeviceR
     assert wrong.error.startswith(f"{1024 * 512} of {1024 * 1024} elements are off")
 
 
+@pytest.mark.fault("B04")
 @pytest.mark.parametrize("wild", [WILD_AT_ONCE, WILD_THE_TENTH_TIME], ids=["at once", "tenth time"])
 def test_a_wild_write_costs_one_row(
     faulty_runner: DeviceRunner, others: set[int], wild: GemmConfig
@@ -128,6 +130,7 @@ def test_a_wild_write_costs_one_row(
     assert measured[4].latency_us == pytest.approx(measured[0].latency_us, rel=0.3)
 
 
+@pytest.mark.fault("B27")
 def test_an_endless_kernel_is_ended_at_its_limit(
     faulty_runner: DeviceRunner, others: set[int]
 ) -> None:
@@ -142,6 +145,7 @@ def test_an_endless_kernel_is_ended_at_its_limit(
     assert faulty_runner.measure(SHAPE, candidates(GOOD))[0].ok, "the GPU is free again"
 
 
+@pytest.mark.fault("B61")
 def test_a_very_slow_kernel_is_given_up_early(faulty_runner: DeviceRunner) -> None:
     (good,) = faulty_runner.measure(SHAPE, candidates(GOOD))
     (first,) = faulty_runner.measure(SHAPE, candidates(SLOW), best_us=good.latency_us)
@@ -155,11 +159,13 @@ def test_a_very_slow_kernel_is_given_up_early(faulty_runner: DeviceRunner) -> No
     assert took_s < 5 * slow.latency_us / 1e6 + 0.5
 
 
+@pytest.mark.fault("B04")
 def test_a_fault_among_finalists(faulty_runner: DeviceRunner) -> None:
     measured = faulty_runner.compare(SHAPE, [GOOD, HALF_WRITTEN, None], rounds=3)
     assert statuses(measured) == ["ok", "wrong_result", "ok"]
 
 
+@pytest.mark.fault("B14")
 def test_what_cannot_be_loaded_is_a_row_with_its_reason(runner: DeviceRunner) -> None:
     refused = {
         GemmConfig("tma", 128, 256, 64, 8, 8): "out_of_resources",  # 384 KiB of shared memory
@@ -227,6 +233,7 @@ def test_a_timing_process_that_rests_holds_little(runner: DeviceRunner) -> None:
     assert runner.measure(SHAPE, candidates(GOOD))[0].ok
 
 
+@pytest.mark.fault("B52")
 def test_the_interpreter_is_never_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The timing process compiles, whatever the caller's process does: as fast as ever."""
     with DeviceRunner() as runner:
@@ -241,6 +248,7 @@ def test_the_interpreter_is_never_timed(monkeypatch: pytest.MonkeyPatch) -> None
 # --- times ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B44")
 @pytest.mark.alone
 @pytest.mark.parametrize("cache", ["cold", "hot"])
 def test_a_launch_that_does_nothing_takes_two_microseconds(cache: str) -> None:
@@ -255,6 +263,7 @@ def test_a_launch_that_does_nothing_takes_two_microseconds(cache: str) -> None:
         assert 0.5 < measured.latency_us < limit_us
 
 
+@pytest.mark.fault("B44")
 @pytest.mark.alone
 def test_a_cold_cache_is_cold_and_a_hot_one_is_hot() -> None:
     """One row times 32 MiB of B: from memory in over 11 us, from L2 in less."""
@@ -271,6 +280,7 @@ def test_a_cold_cache_is_cold_and_a_hot_one_is_hot() -> None:
     assert latency_us["hot"] < 0.97 * latency_us["cold"]
 
 
+@pytest.mark.fault("B47")
 @pytest.mark.alone
 def test_times_agree_with_torchs_own_events(runner: DeviceRunner) -> None:
     """A long product, where neither launches nor the cache count."""
@@ -291,6 +301,7 @@ def test_times_agree_with_torchs_own_events(runner: DeviceRunner) -> None:
     assert measured.p10_us <= measured.latency_us <= measured.p90_us
 
 
+@pytest.mark.fault("B43")
 @pytest.mark.alone
 def test_the_order_of_trial_does_not_choose_the_winner(runner: DeviceRunner) -> None:
     """Ten near the best, from either end, on a card at rest and on one at work."""
@@ -323,6 +334,7 @@ def test_the_order_of_trial_does_not_choose_the_winner(runner: DeviceRunner) -> 
     assert max(regrets) < 0.03
 
 
+@pytest.mark.fault("B43")
 @pytest.mark.alone
 def test_repeats_agree(runner: DeviceRunner) -> None:
     workload, config = Workload.dense(1024, 4096, 4096), GemmConfig("tma", 128, 256, 64, 8, 4)
@@ -331,6 +343,7 @@ def test_repeats_agree(runner: DeviceRunner) -> None:
     assert max(latency_us) / min(latency_us) < 1.06
 
 
+@pytest.mark.fault("B43")
 def test_clocks_are_noted(runner: DeviceRunner) -> None:
     pytest.importorskip("pynvml")
     (measured,) = runner.measure(SHAPE, candidates(GOOD))
@@ -360,6 +373,7 @@ def test_200_rows_a_second(runner: DeviceRunner, tmp_path: Path) -> None:
     assert rate >= 200
 
 
+@pytest.mark.fault("B41")
 @pytest.mark.alone
 def test_memory_does_not_grow_with_the_rows(runner: DeviceRunner) -> None:
     """Workloads and failures come and go; what the timing process holds stays."""

@@ -25,6 +25,7 @@ pytestmark = [
 PROGRAM = Path(__file__).with_name("sanitized_kernels.py")
 
 
+@pytest.mark.fault("B01", "B19")
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
 def test_the_sanitizer_finds_nothing(tool: str) -> None:
     command = [

@@ -59,6 +59,7 @@ def outcomes(workload: Workload, configs: list[GemmConfig]) -> list[tuple[Candid
         return list(zip(batch, runner.measure(workload, batch), strict=True))
 
 
+@pytest.mark.fault("B14")
 def test_what_is_rejected_cannot_run() -> None:
     device = Target.current().device
     points = sorted(set(enlarged_grid()))
@@ -83,6 +84,7 @@ def test_what_is_rejected_cannot_run() -> None:
     assert {m.status for _, m in found} <= {"compile_error", "out_of_resources"}
 
 
+@pytest.mark.fault("B14")
 @pytest.mark.parametrize("workload", [ALIGNED, RAGGED], ids=["aligned", "ragged"])
 def test_what_is_legal_runs(workload: Workload) -> None:
     """All but a few whose epilogue takes more shared memory than is certain before compiling.

@@ -33,6 +33,7 @@ def one(workload: Workload, config: GemmConfig, target: Target) -> dict[str, flo
     return {name: float(values[0]) for name, values in columns.items()}
 
 
+@pytest.mark.fault("B34")
 def test_names_are_distinct_and_the_configuration_head_is_a_prefix() -> None:
     assert len(set(FEATURES)) == len(FEATURES)
     assert FEATURES[: len(CONFIG_FEATURES)] == CONFIG_FEATURES
@@ -45,6 +46,7 @@ def test_no_feature_comes_from_a_timing() -> None:
     assert "easurement" not in inspect.getsource(features).split("def ", 1)[1]
 
 
+@pytest.mark.fault("B34")
 def test_analytic_columns_are_those_listed(target: Target, make_batch: MakeBatch) -> None:
     found = analytic_columns(LARGE, make_batch(LARGE, 5), target, binary=True)
     assert set(found) == set(ANALYTIC_FEATURES)
@@ -98,6 +100,7 @@ def test_rows_follow_the_order_of_the_candidates(target: Target, make_batch: Mak
     )
 
 
+@pytest.mark.fault("B34", "B40")
 def test_a_missing_artifact_is_nan_and_leaves_the_configuration_columns_alone(
     target: Target, make_batch: MakeBatch
 ) -> None:
@@ -120,6 +123,7 @@ def test_the_configuration_head_never_sees_the_artifact(
     )
 
 
+@pytest.mark.fault("B40")
 def test_a_loop_without_tensor_cores_is_missing_not_infinite(
     target: Target, make_batch: MakeBatch
 ) -> None:
@@ -155,6 +159,7 @@ def test_split_k_shortens_programs_and_adds_partial_sums(target: Target) -> None
     assert (plain["split_traffic"], split["split_traffic"]) == (0, 4 * 128 * 128 * 4 * 2)
 
 
+@pytest.mark.fault("B01")
 def test_even_k_is_divisibility_by_block_k_not_by_two(target: Target) -> None:
     config = GemmConfig("pointer", 64, 64, 32)
     assert one(Workload.dense(64, 64, 34), config, target)["even_k"] == 0
@@ -273,6 +278,7 @@ def test_an_artifact_replaces_the_estimate_of_its_registers(
     assert (used == 77).all()
 
 
+@pytest.mark.fault("B48")
 def test_the_features_of_a_whole_space_take_milliseconds(
     target: Target, make_batch: MakeBatch
 ) -> None:

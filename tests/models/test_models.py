@@ -63,6 +63,7 @@ class CostModelContract:
     def test_an_empty_batch_has_no_costs(self, model: Any, target: Target) -> None:
         assert model.predict(LARGE, Candidates.of([]), target).shape == (0,)
 
+    @pytest.mark.fault("B34")
     def test_a_batch_may_mix_known_and_unknown_artifacts(
         self, model: Any, target: Target, make_batch: MakeBatch
     ) -> None:
@@ -341,6 +342,7 @@ class TestXgbCostModel(CostModelContract):
         rows, _ = trained.nearest(LARGE, both, target, 40)
         assert set(np.argsort(latency_us)[:8]) <= set(rows)
 
+    @pytest.mark.fault("B48")
     def test_a_prediction_takes_little_more_than_its_trees(
         self, trained: XgbCostModel, target: Target, make_batch: MakeBatch
     ) -> None:
@@ -362,6 +364,7 @@ class TestXgbCostModel(CostModelContract):
         bare, whole = np.median(seconds, axis=0)
         assert whole < 4 * bare + 5e-3
 
+    @pytest.mark.fault("B48")
     def test_prediction_uses_one_thread(self, model: XgbCostModel) -> None:
         config = json.loads(model._heads[True].save_config())
         assert config["learner"]["generic_param"]["nthread"] == "1"

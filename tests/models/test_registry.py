@@ -78,6 +78,7 @@ class Payload:
 # --- Saving and loading ------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B54")
 def test_a_saved_model_predicts_as_before(
     saved: Path, trained: XgbCostModel, target: Target, make_batch: Callable[..., Candidates]
 ) -> None:
@@ -91,6 +92,7 @@ def test_a_saved_model_predicts_as_before(
     assert model.target_ == trained.target_
 
 
+@pytest.mark.fault("B53", "B54")
 def test_only_json_and_ubj_are_written(saved: Path) -> None:
     assert sorted(f.name for f in saved.iterdir()) == ["card.json", "config.ubj", "model.ubj"]
     card = json.loads((saved / "card.json").read_text())
@@ -102,6 +104,7 @@ def test_only_json_and_ubj_are_written(saved: Path) -> None:
             pickle.loads(data)
 
 
+@pytest.mark.fault("B54")
 def test_a_loaded_model_can_be_saved_again(saved: Path, tmp_path: Path) -> None:
     again = load(saved).save(tmp_path / "again")
     assert load(again).hash == load(saved).hash
@@ -129,6 +132,7 @@ def test_the_trees_are_read_when_they_are_asked(
     assert {"model.ubj", "config.ubj"} & {*read}
 
 
+@pytest.mark.fault("B53")
 def test_trees_that_changed_since_they_were_hashed_are_refused(
     saved: Path, target: Target, make_batch: Callable[..., Candidates]
 ) -> None:
@@ -152,6 +156,7 @@ def test_a_loaded_model_needs_its_files_no_more(saved: Path, tmp_path: Path) -> 
     assert load(model.save(tmp_path / "elsewhere")).hash == model.hash
 
 
+@pytest.mark.fault("B53")
 def test_a_card_that_lies_about_the_trees_is_not_gone_by(
     saved: Path, target: Target, make_batch: Callable[..., Candidates]
 ) -> None:
@@ -166,6 +171,7 @@ def test_saving_an_unfitted_model_is_refused(tmp_path: Path) -> None:
         XgbCostModel().save(tmp_path / "m")
 
 
+@pytest.mark.fault("B53")
 @pytest.mark.parametrize("name", ["card.json", "model.ubj", "config.ubj"])
 def test_a_pickle_under_another_name_is_refused_and_never_run(
     saved: Path, tmp_path: Path, name: str
@@ -177,6 +183,7 @@ def test_a_pickle_under_another_name_is_refused_and_never_run(
     assert not proof.exists()
 
 
+@pytest.mark.fault("B53")
 def test_a_pickle_that_the_card_vouches_for_is_refused_too(saved: Path, tmp_path: Path) -> None:
     proof = tmp_path / "executed"
     (saved / "model.ubj").write_bytes(pickle.dumps(Payload(proof)))
@@ -187,6 +194,7 @@ def test_a_pickle_that_the_card_vouches_for_is_refused_too(saved: Path, tmp_path
     assert not proof.exists()
 
 
+@pytest.mark.fault("B54")
 @pytest.mark.parametrize("name", ["card.json", "model.ubj", "config.ubj"])
 @pytest.mark.parametrize("left", [0.0, 0.5, 0.99])
 def test_a_truncated_file_is_named(saved: Path, name: str, left: float) -> None:
@@ -196,6 +204,7 @@ def test_a_truncated_file_is_named(saved: Path, name: str, left: float) -> None:
         load(saved)
 
 
+@pytest.mark.fault("B03", "B54")
 @pytest.mark.parametrize("name", ["card.json", "model.ubj", "config.ubj"])
 def test_a_missing_file_is_named(saved: Path, name: str) -> None:
     (saved / name).unlink()
@@ -233,6 +242,7 @@ def test_heads_of_another_model_are_refused(saved: Path) -> None:
         load(saved)
 
 
+@pytest.mark.fault("B54")
 def test_a_newer_format_is_refused(saved: Path) -> None:
     edit_card(saved, format=storage.FORMAT + 1)
     with pytest.raises(WrongVersion, match="upgrade"):
@@ -249,6 +259,7 @@ def test_nothing_there_and_a_file_are_told_apart(saved: Path, tmp_path: Path) ->
 # --- Feature schema ----------------------------------------------------------------------------
 
 
+@pytest.mark.fault("B34")
 @pytest.mark.parametrize(
     "change",
     [
@@ -268,6 +279,7 @@ def test_other_columns_are_refused(
         load(saved)
 
 
+@pytest.mark.fault("B34")
 @pytest.mark.parametrize("schema", ["feature_schema", "ptx_schema"])
 def test_a_model_of_another_schema_is_refused(saved: Path, schema: str) -> None:
     edit_card(saved, **{schema: 99})
@@ -275,6 +287,7 @@ def test_a_model_of_another_schema_is_refused(saved: Path, schema: str) -> None:
         load(saved)
 
 
+@pytest.mark.fault("B34")
 def test_trees_of_swapped_columns_are_refused_though_the_card_lies(
     trained: XgbCostModel, table: Any, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,6 +306,7 @@ def test_trees_of_swapped_columns_are_refused_though_the_card_lies(
         load(saved)
 
 
+@pytest.mark.fault("B34")
 def test_a_matrix_of_another_width_never_gets_an_answer(
     saved: Path, target: Target, make_batch: Callable[..., Candidates],
     monkeypatch: pytest.MonkeyPatch,
@@ -336,6 +350,7 @@ def test_a_bad_path_leaves_what_was_in_use(saved: Path, target: Target, tmp_path
     assert find_model(target)[0] is mine
 
 
+@pytest.mark.fault("B03")
 @pytest.mark.parametrize("case", ["deleted", "dtype", "device", "unreadable", "schema"])
 def test_without_a_model_the_rules_answer_and_one_warning_says_why(
     trained: XgbCostModel, target: Target, shipped: Path, case: str,
@@ -365,6 +380,7 @@ def test_without_a_model_the_rules_answer_and_one_warning_says_why(
     assert np.isfinite(model.predict(workload, make_batch(LARGE, 5), target)).all()
 
 
+@pytest.mark.fault("B03")
 def test_a_model_in_use_that_cannot_answer_gives_way_to_the_shipped_one(
     trained: XgbCostModel, target: Target, shipped: Path
 ) -> None:
@@ -380,6 +396,7 @@ def test_a_model_in_use_that_cannot_answer_gives_way_to_the_shipped_one(
     assert "b200-sxm" in reason
 
 
+@pytest.mark.fault("B46")
 def test_another_triton_is_mentioned_but_answered(
     trained: XgbCostModel, target: Target, shipped: Path
 ) -> None:
@@ -392,6 +409,7 @@ def test_another_triton_is_mentioned_but_answered(
     assert "3.7.1" in reason
 
 
+@pytest.mark.fault("B03")
 def test_unusable_artifacts_are_one_warning_and_no_artifacts(
     saved: Path, trained: XgbCostModel, target: Target
 ) -> None:

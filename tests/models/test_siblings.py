@@ -113,6 +113,7 @@ def test_others_are_refused(both: list[TrainingTable], target: Target, complaint
         TrainingTable.joined([both[0], replace(both[1], target=target)])
 
 
+@pytest.mark.fault("B03")
 def test_only_devices_that_it_has_not_seen_are_mentioned(
     both: list[TrainingTable], joined: TrainingTable, tmp_path: Path
 ) -> None:
@@ -142,6 +143,7 @@ def test_a_card_of_other_devices_is_refused(
         load(tmp_path)
 
 
+@pytest.mark.fault("B54")
 def test_a_model_of_an_earlier_release_was_of_one_device(
     both: list[TrainingTable], tmp_path: Path
 ) -> None:

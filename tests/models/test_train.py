@@ -78,6 +78,7 @@ def test_training_twice_gives_the_same_model(
     assert other.hash != trained.hash
 
 
+@pytest.mark.fault("B66")
 def test_failures_are_dropped_by_name_and_counted(
     trained: XgbCostModel, table: TrainingTable
 ) -> None:
