@@ -21,7 +21,7 @@ from costmodel.dispatch.calls import KeptLaunches
 from costmodel.errors import InvalidInput
 from costmodel.space.config import GemmConfig
 from costmodel.space.space import SearchSpace, legality
-from costmodel.space.workload import Workload
+from costmodel.space.workload import MOST, Workload
 from costmodel.winners.buckets import Buckets, bucket
 from costmodel.winners.question import at_the_end
 from costmodel.winners.winners import Question, Winners
@@ -59,7 +59,7 @@ any_buckets = st.builds(
 
 
 @pytest.mark.fault("B23")
-@given(any_buckets, st.integers(1, 2**31 - 1))
+@given(any_buckets, st.integers(1, MOST))
 def test_a_bucket_holds_its_m_and_all_of_them_agree(buckets: Buckets, m: int) -> None:
     first, last = buckets.of(m)
     assert first <= m <= last
@@ -185,7 +185,7 @@ def test_what_may_run_the_last_m_may_run_all(which: int, m: int, less: int) -> N
 
 
 def test_the_last_m_of_a_bucket_is_one_that_can_be() -> None:
-    most = 2**31 - 1
+    most = MOST
     question = Question(Workload.dense(most - 7, 8, 8), 0)
     assert Buckets().of(most - 7)[1] > most
     last, rows = at_the_end(question, Buckets().of(most - 7))

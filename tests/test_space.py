@@ -31,7 +31,7 @@ from costmodel.space.space import (
 from costmodel.space.space_rows import space_rows
 from costmodel.space.specialize import specialize
 from costmodel.space.target import DEVICES, Target, Toolchain
-from costmodel.space.workload import KINDS, Workload, kind_options
+from costmodel.space.workload import KINDS, MOST, Workload, kind_options
 
 TOOLS = Toolchain("3.6.0", "12.8")
 TARGETS = {name: Target.named(name, TOOLS) for name in DEVICES}
@@ -39,7 +39,7 @@ H100 = TARGETS["h100-sxm"]
 LARGE = Workload.dense(4096, 4096, 4096)
 
 targets = st.sampled_from(list(TARGETS.values()))
-sizes = st.one_of(st.integers(1, 300), st.integers(1, 200_000), st.sampled_from([1, 2**31 - 1]))
+sizes = st.one_of(st.integers(1, 300), st.integers(1, 200_000), st.sampled_from([1, MOST]))
 classes = code_classes()
 # An output of over 2 TiB fits no GPU, and no grid of programs.
 workloads = st.builds(Workload, sizes, sizes, sizes, classes).filter(lambda w: w.m * w.n <= 2**40)

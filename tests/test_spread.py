@@ -19,7 +19,7 @@ from costmodel.space.config import GemmConfig
 from costmodel.space.space import legality
 from costmodel.space.specialize import Specialization, specialize
 from costmodel.space.target import Target
-from costmodel.space.workload import Workload
+from costmodel.space.workload import MOST, Workload
 from costmodel.tuning.ranking import rank
 from costmodel.tuning.spread import spread, spread_by_timing
 from costmodel.tuning.tuning_result import Part, TuningResult
@@ -120,7 +120,7 @@ def test_the_largest_m_there_is() -> None:
         workload = Workload.dense(first, n, k)
         config = rank(workload, H100, LAW, 1).configs[0]
         result = TuningResult.unranked(workload, H100, "predict", config, "")
-        assert spread(result, (first - 9, 2**31), LAW)[-1].last == 2**31 - 1
+        assert spread(result, (first - 9, 2**31), LAW)[-1].last == MOST
 
 
 # --- by timing ----------------------------------------------------------------------------------

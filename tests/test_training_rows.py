@@ -21,7 +21,7 @@ from costmodel.evaluation.heldout import HELD_OUT, eval_workloads, is_held_out
 from costmodel.models import TrainingTable, XgbParams
 from costmodel.runner.protocol import TimingProtocol
 from costmodel.space.target import Target
-from costmodel.space.workload import Workload
+from costmodel.space.workload import MOST, Workload
 
 TINY = XgbParams(rounds=5)
 DISGUISES = [
@@ -123,19 +123,19 @@ def refused_option(*arguments: object) -> str:
 
 
 def test_a_size_that_nothing_can_run_is_told(tmp_path: Path) -> None:
-    path = shapes(tmp_path, "m,n,k\n64,640,512\n2147483647,2147483647,64\n")
+    path = shapes(tmp_path, f"m,n,k\n64,640,512\n{MOST},{MOST},64\n")
     command = ("collect", "--write-worklist", tmp_path / "list", "--configs", 5, *HERE)
     told = run(*command, "--shapes", path, "--json")
-    assert "2147483647x2147483647x64" in told.stderr
+    assert f"{MOST}x{MOST}x64" in told.stderr
     assert "no configuration runs it on h100-sxm" in told.stderr
     found = run_json(*command, "--shapes", path)
     assert (found["workloads"], found["rows"]) == (1, 5)
-    alone = shapes(tmp_path, "m,n,k\n2147483647,2147483647,64\n")
+    alone = shapes(tmp_path, f"m,n,k\n{MOST},{MOST},64\n")
     assert "no configuration runs on h100-sxm" in refused(*command, "--shapes", alone)
 
 
 def test_a_product_that_nothing_can_run_is_not_compiled() -> None:
-    line = refused("compile", 2**31 - 1, 2**31 - 1, 64, "--target", "a100-sxm")
+    line = refused("compile", MOST, MOST, 64, "--target", "a100-sxm")
     assert "no configuration to compile" in line
 
 

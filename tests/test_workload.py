@@ -17,6 +17,7 @@ from costmodel.space.workload import (
     ACTIVATIONS,
     DTYPES,
     KINDS,
+    MOST,
     OUT_DTYPES,
     CodeClass,
     Layout,
@@ -25,7 +26,7 @@ from costmodel.space.workload import (
     kind_options,
 )
 
-sizes = st.integers(0, 2**31 - 1)
+sizes = st.integers(0, MOST)
 classes = code_classes()
 workloads = st.builds(Workload, sizes, sizes, sizes, classes)
 
@@ -186,7 +187,7 @@ def test_every_class_of_code_has_its_own_key() -> None:
 # --- what cannot be used -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [-1, 2**31, 1.0, "16", None, True, float("nan")])
+@pytest.mark.parametrize("value", [-1, MOST + 1, 2**31, 1.0, "16", None, True, float("nan")])
 @pytest.mark.parametrize("name", ["m", "n", "k"])
 def test_sizes_are_checked(name: str, value: Any) -> None:
     with pytest.raises(ShapeError, match=f"{name}="):

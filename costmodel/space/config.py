@@ -8,7 +8,13 @@ from typing import Any, Literal, get_args
 
 from costmodel.errors import InvalidInput
 
-__all__ = ["GemmConfig", "KernelName", "as_config", "n_parts", "parse_config", "stored_columns"]
+__all__ = [
+    "LARGEST", "GemmConfig", "KernelName", "as_config", "n_parts", "parse_config",
+    "stored_columns",
+]  # fmt: skip
+
+LARGEST = 4096
+"""The largest number of a configuration, such as the side of a tile."""
 
 KernelName = Literal["pointer", "tma", "tma_persistent", "warp_specialized"]
 
@@ -53,7 +59,7 @@ class GemmConfig:
             )
         for name in _INTEGERS:
             value = getattr(self, name)
-            if type(value) is not int or not (0 if name == "maxnreg" else 1) <= value <= 4096:
+            if type(value) is not int or not (0 if name == "maxnreg" else 1) <= value <= LARGEST:
                 raise InvalidInput(f"{name}={value!r}: expected a small positive integer")
         any_side = self.kernel == "warp_specialized"
         for name in ("block_k",) if any_side else ("block_m", "block_n", "block_k", "num_warps"):

@@ -20,7 +20,7 @@ from costmodel.space.workload import CodeClass, Workload
 __all__ = ["SearchSpace", "launch_blocks", "legality", "workspace_bytes"]
 
 WORKSPACE_LIMIT_BYTES = 2**30
-MAX_GRID = 2**31 - 1
+MAX_GRID = 2**31 - 1  # programs and tiles are counted in 32 bits
 # ptxas keeps some registers beside the accumulators of one wgmma for addresses and descriptors.
 _WGMMA_SPARE_REGISTERS = 26
 
@@ -308,8 +308,18 @@ def _workspace(config: GemmConfig, workload: Workload) -> str:
 
 
 def _grid(config: GemmConfig, workload: Workload, device: Device) -> str:
-    blocks = launch_blocks(config, workload.m, workload.n, device.sm_count)
-    return f"grid: {blocks} programs pass 2**31 - 1" if blocks > MAX_GRID else ""
+    tiles_n = -(-workload.n // config.block_n)
+    tiles = -(-workload.m // config.block_m) * tiles_n
+    if is_persistent(config):
+        # A program steps past the last tile, by as many as there are programs, to see the end.
+        if tiles + device.sm_count > MAX_GRID:
+            return f"grid: {tiles} tiles and a step past them pass 2**31 - 1"
+    elif (blocks := tiles * config.split_k) > MAX_GRID:
+        return f"grid: {blocks} programs pass 2**31 - 1"
+    # Of a configuration of the grid it never does: those with more than 8 have wide tiles.
+    if (group := config.group_m * tiles_n) > MAX_GRID:
+        return f"grid: {group} tiles in a group of {config.group_m} rows pass 2**31 - 1"
+    return ""
 
 
 def _idle_splits(config: GemmConfig, workload: Workload) -> str:

@@ -36,7 +36,7 @@ def space_rows(workload: Workload, target: Target) -> NDArray[np.intp]:
     tiles = tiles_m * -(-workload.n // columns.block_n)
     steps = np.maximum(-(-workload.k // columns.block_k), 1)
     busy = -(-steps // -(-steps // columns.split_k))
-    blocks = np.where(columns.persistent, 0, tiles * columns.split_k)
+    blocks = tiles * columns.split_k + np.where(columns.persistent, target.device.sm_count, 0)
     # In floating point, since integers of 64 bits may not hold it; exact as far as the limit.
     area = 4.0 * columns.block_m * columns.block_n * columns.split_k
     partial = np.where(columns.split_k > 1, tiles * area, 0.0)

@@ -22,6 +22,7 @@ from costmodel.space.code_class import (
     alignment_class,
     require_dtypes,
 )
+from costmodel.space.config import LARGEST
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +32,7 @@ __all__ = [
     "DTYPES",
     "KINDS",
     "MOST",
+    "MOST_OFFSET",
     "OUT_DTYPES",
     "CodeClass",
     "Layout",
@@ -39,8 +41,11 @@ __all__ = [
     "kind_options",
 ]
 
-MOST = 2**31 - 1
-"""The largest size, which 32 bits hold."""
+MOST_OFFSET = 2**31 - 1
+"""The largest offset of an element that 32 bits hold."""
+
+MOST = MOST_OFFSET + 1 - LARGEST
+"""The largest size: kernels round sizes up to whole tiles in 32 bits, whatever the tile."""
 
 _ALIGNED_HALVES = CodeClass()
 
@@ -63,7 +68,7 @@ class Workload:
     :meth:`dense` makes one of sizes and types, :meth:`from_tensors` one of operands.
 
     Attributes:
-        m: rows of A and C; n: columns of B and C; k: columns of A, rows of B. 0 to 2**31 - 1.
+        m: rows of A and C; n: columns of B and C; k: columns of A, rows of B. 0 to :data:`MOST`.
         code: types, layouts, alignments and epilogue: what may be in a binary.
     """
 
@@ -76,7 +81,10 @@ class Workload:
         for name in ("m", "n", "k"):
             value = getattr(self, name)
             if type(value) is not int or value < 0 or value > MOST:
-                raise ShapeError(f"{name}={value!r}: expected an int from 0 to 2**31 - 1")
+                raise ShapeError(
+                    f"{name}={value!r}: expected an int from 0 to {MOST}, since kernels count in "
+                    f"32 bits; cut a larger product into parts"
+                )
         if not isinstance(self.code, CodeClass):
             raise InvalidInput(f"code={self.code!r}: expected a CodeClass, see Workload.dense()")
 
@@ -132,7 +140,7 @@ class Workload:
             a_align=align(m, k, a_layout, item),
             b_align=align(k, n, b_layout, item),
             c_align=align(m, n, c_layout, out_item),
-            wide=max(m * k, k * n, m * n) > MOST,
+            wide=max(m * k, k * n, m * n) > MOST_OFFSET,
             bias=bias,
             activation=activation,
             tf32=tf32,
@@ -175,7 +183,7 @@ class Workload:
             a_align=a_align,
             b_align=b_align,
             c_align=c_align,
-            wide=max(a_span, b_span, c_span) > MOST,
+            wide=max(a_span, b_span, c_span) > MOST_OFFSET,
             bias=bias,
             activation=activation,
             tf32=tf32,

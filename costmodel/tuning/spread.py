@@ -22,7 +22,7 @@ from costmodel.errors import NotRecorded
 from costmodel.models.xgb import XgbCostModel
 from costmodel.space.config import GemmConfig
 from costmodel.space.specialize import Specialization, specialize
-from costmodel.space.workload import MOST, Workload
+from costmodel.space.workload import MOST, MOST_OFFSET, Workload
 from costmodel.tuning.cuts import Timed, Times, fastest, runs
 from costmodel.tuning.expectation import Expectation, Expected
 from costmodel.tuning.trial import Compile
@@ -247,7 +247,7 @@ def _ends(workload: Workload, rows: tuple[int, int]) -> Iterator[int]:
     """The last m of each part. A tile more or less matters there: it is a multiple of many."""
     first, last = rows[0], min(rows[1], MOST)
     if not workload.code.wide:  # a larger product is of another class of code
-        last = max(min(last, MOST // max(workload.n, workload.k)), workload.m)
+        last = max(min(last, MOST_OFFSET // max(workload.n, workload.k)), workload.m)
     size = last - first + 1
     count = min(_PARTS, size)
     yield from (first - 1 + -(-size * (i + 1) // count) for i in range(count))

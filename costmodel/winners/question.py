@@ -15,7 +15,7 @@ from costmodel.space.grid import grid_hash
 from costmodel.space.kernel_code import kernel_hashes
 from costmodel.space.space import legality
 from costmodel.space.target import Target
-from costmodel.space.workload import MOST, Workload
+from costmodel.space.workload import MOST, MOST_OFFSET, Workload
 from costmodel.support.installed import driver_version, triton_build
 from costmodel.tuning.ranking import answering_model
 from costmodel.tuning.tuner import untimed_because
@@ -95,7 +95,7 @@ def at_the_end(question: Question, rows: tuple[int, int]) -> tuple[Question, tup
     """
     workload = question.workload
     last = min(rows[1], MOST)
-    if not workload.code.wide and last * max(workload.n, workload.k) > MOST:
+    if not workload.code.wide and last * max(workload.n, workload.k) > MOST_OFFSET:
         last = workload.m  # of the last m the operands would be another class of code
     return replace(question, workload=replace(workload, m=last)), (last, last)
 

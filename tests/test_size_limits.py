@@ -1,0 +1,123 @@
+"""Sizes near 2**31, in which kernels count: right, or refused with the limit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from costmodel.dispatch.calls import Call
+from costmodel.dispatch.preparing import prepare
+from costmodel.errors import ShapeError
+from costmodel.space.config import LARGEST, GemmConfig
+from costmodel.space.grid import grid
+from costmodel.space.space import SearchSpace, is_persistent, launch_blocks, legality
+from costmodel.space.space_rows import space_rows
+from costmodel.space.target import Target, Toolchain
+from costmodel.space.workload import MOST, MOST_OFFSET, Workload
+
+H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
+INT32 = 2**31 - 1
+TOO_LARGE = [MOST + 1, INT32, INT32 + 1]
+
+
+def counted(config: GemmConfig, workload: Workload) -> dict[str, int]:
+    """The largest value of each 32-bit expression of the kernels that is not of fixed size."""
+    sizes, blocks = {}, (config.block_m, config.block_n, config.block_k)
+    for name, size, block in zip("MNK", (workload.m, workload.n, workload.k), blocks, strict=True):
+        sizes[f"cdiv({name})"] = size + block - 1
+        # The pipeline works out where the loads of steps to come would be.
+        ahead = config.num_stages if name == "K" else 0
+        sizes[f"offset of {name}"] = (-(-size // block) + ahead) * block + block - 1
+    tiles_m, tiles_n = -(-workload.m // config.block_m), -(-workload.n // config.block_n)
+    programs = launch_blocks(config, workload.m, workload.n, H100.device.sm_count)
+    return {
+        **sizes,
+        "tiles of a group": config.group_m * tiles_n,
+        "tiles, and a step past them": tiles_m * tiles_n + programs * is_persistent(config),
+        "programs": programs,
+    }
+
+
+# One of m, n and k near the limit and the others tiny, or two of them large.
+near = st.integers(MOST - 5000, MOST)
+tiny = st.integers(1, 40)
+large = st.integers(2**20, 2**26)
+shapes = st.one_of(
+    st.tuples(near, tiny, tiny), st.tuples(tiny, near, tiny), st.tuples(tiny, tiny, near),
+    st.tuples(large, large, tiny), st.tuples(near, large, tiny), st.tuples(large, near, tiny),
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=40)
+@given(shapes, st.sampled_from(["float16", "float32"]))
+def test_no_legal_configuration_counts_past_32_bits(
+    shape: tuple[int, int, int], dtype: str
+) -> None:
+    workload = Workload.dense(*shape, dtype)
+    space = SearchSpace.of(workload, H100)
+    for config in space.configs:
+        over = {what: x for what, x in counted(config, workload).items() if x > INT32}
+        assert not over, (config, over)
+    assert tuple(grid()[row] for row in space_rows(workload, H100)) == space.configs
+
+
+@pytest.mark.parametrize("shape", [(MOST, 8, 8), (8, MOST, 8), (8, 8, MOST)])
+def test_the_largest_size_has_configurations(shape: tuple[int, int, int]) -> None:
+    assert len(SearchSpace.of(Workload.dense(*shape), H100)) > 100
+
+
+def test_any_tile_can_be_rounded_up_to_at_the_largest_size() -> None:
+    assert MOST + LARGEST - 1 == INT32 == MOST_OFFSET
+
+
+@pytest.mark.parametrize("size", TOO_LARGE)
+@pytest.mark.parametrize("name", ["m", "n", "k"])
+def test_a_size_past_the_limit_is_refused_with_it(name: str, size: int) -> None:
+    with pytest.raises(ShapeError, match=rf"{name}={size}: expected an int from 0 to {MOST}, .*32"):
+        Workload.dense(**{"m": 4, "n": 4, "k": 4, name: size})
+
+
+def operands(m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A, B and C of any sizes, without memory of them."""
+    one = torch.ones(1, 1, dtype=torch.float16)
+    return one.expand(m, k), one.expand(k, n), torch.empty(m, n, dtype=one.dtype, device="meta")
+
+
+@pytest.mark.parametrize("size", TOO_LARGE)
+@pytest.mark.parametrize("name", ["m", "n", "k"])
+def test_operands_past_the_limit_are_refused_with_it(name: str, size: int) -> None:
+    """As ``matmul`` does it at its first call, before a model, the disk or the GPU is asked."""
+    sizes = {"m": 2, "n": 2, "k": 2, name: size}
+    a, b, out = operands(**sizes)
+    nothing: Any = None
+    with pytest.raises(ShapeError, match=rf"{name}={size}: expected .* {MOST}"):
+        prepare(Call(a, b), out, nothing, nothing)
+    a, b, out = operands(**{**sizes, name: MOST})
+    assert getattr(Workload.from_tensors(a, b, out), name) == MOST
+
+
+# --- what only a configuration of a user's own can ask for ---------------------------------------
+
+
+def test_a_group_of_more_tiles_than_32_bits_count_is_refused() -> None:
+    config = GemmConfig("pointer", 16, 16, 64, group_m=LARGEST)
+    wide = Workload.dense(64, 2**24, 64)
+    reason = legality(config, wide, H100.device)
+    assert reason.startswith("grid: ")
+    assert "4096 rows pass 2**31 - 1" in reason
+    assert not legality(replace(config, group_m=8), wide, H100.device)
+    assert not legality(config, replace(wide, n=2**22), H100.device)
+
+
+def test_a_persistent_walk_over_more_tiles_than_32_bits_count_is_refused() -> None:
+    config = next(
+        c for c in grid() if c.kernel == "tma_persistent" and c.block_m == c.block_n == 64
+    )
+    most = Workload.dense(2**22, 2**21, 64)
+    assert "tiles and a step past them pass 2**31 - 1" in legality(config, most, H100.device)
+    assert not legality(config, replace(most, m=2**21), H100.device)
