@@ -18,7 +18,8 @@
     ├── NotRecorded (LookupError)     a replay was asked for what was never measured
     ├── ModelError                    a model that cannot answer
     │   ├── NoModel (LookupError)     none for this target
-    │   └── SchemaMismatch (ValueError)  features of another schema
+    │   ├── SchemaMismatch (ValueError)  features of another schema
+    │   └── MisreadModel (ValueError) an XGBoost that predicts otherwise than the one that saved it
     └── FileError
         ├── CorruptFile (ValueError)  truncated, foreign, or not what its name says
         ├── WrongVersion (ValueError) a schema version this release does not read
@@ -42,6 +43,7 @@ __all__ = [
     "InvalidInput",
     "LaunchError",
     "LayoutError",
+    "MisreadModel",
     "MissingData",
     "MixedData",
     "ModelError",
@@ -123,6 +125,10 @@ class NoModel(ModelError, LookupError):
 
 class SchemaMismatch(ModelError, ValueError):
     """Features of another schema than the model was trained on."""
+
+
+class MisreadModel(ModelError, ValueError):
+    """A model of which the installed XGBoost predicts something else than it should."""
 
 
 class FileError(CostModelError):

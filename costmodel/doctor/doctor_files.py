@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from costmodel.doctor.check import Check, line
-from costmodel.errors import CostModelError
+from costmodel.errors import CostModelError, MisreadModel
 
 if TYPE_CHECKING:
     from costmodel.models import XgbCostModel
@@ -31,6 +31,9 @@ def check_model() -> Check:
         wanted = [Target.current().device.name]
     try:
         found = [f"{name} ({load(shipped[name]).hash})" for name in wanted if name in shipped]
+    except MisreadModel as error:
+        advice = "rules of thumb answer; upgrade XGBoost: pip install -U xgboost-cpu"
+        return Check("model", False, line(error), advice, "optional")
     except (CostModelError, ImportError) as error:
         return Check("model", False, line(error), advice, "optional")
     if not found:
@@ -55,17 +58,24 @@ def check_named_model(path: Path) -> Check:
 
 def check_kernels() -> Check:
     """Whether the kernels are those that the shipped model's artifacts were compiled from."""
-    from costmodel.models import load, shipped_models
+    from costmodel.models import shipped_models
 
     name, advice = "kernels", "restore them, or collect and train again: no timing is of these"
     try:
-        changed = sorted({k for path in shipped_models().values() for k in _unknown(load(path))})
+        changed = sorted({k for path in shipped_models().values() for k in _unknown(_unread(path))})
     except (CostModelError, ImportError, OSError, SyntaxError, KeyError) as error:
         return Check(name, False, line(error), "reinstall costmodel", "optional")
     if changed:
         found = f"not those that were timed: {', '.join(changed)}"
         return Check(name, False, found, advice, "optional")
     return Check(name, True, "as they were timed", need="optional")
+
+
+def _unread(path: Path) -> XgbCostModel:
+    """A model whose trees are not read: of them there is another check."""
+    from costmodel.models import storage
+
+    return storage.load(path, parse=False)
 
 
 def _unknown(model: XgbCostModel) -> set[KernelName]:
@@ -87,7 +97,7 @@ def _unknown(model: XgbCostModel) -> set[KernelName]:
 
 def check_artifacts() -> Check:
     """Whether the PTX head can answer with the installed Triton."""
-    from costmodel.models import known_artifacts, load, shipped_models
+    from costmodel.models import known_artifacts, shipped_models
     from costmodel.space.target import Target
 
     name, advice = "artifacts", "PTX is not seen in ranking; costmodel compile M N K --table"
@@ -98,7 +108,7 @@ def check_artifacts() -> Check:
             for device, path in shipped_models().items():
                 target = Target.named(device)
                 toolchain = f"Triton {target.toolchain.triton}, ptxas {target.toolchain.ptxas}"
-                counts.append(f"{len(known_artifacts(load(path), target))} for {device}")
+                counts.append(f"{len(known_artifacts(_unread(path), target))} for {device}")
         if told:
             again = "take the file away, or compile the table again"
             return Check(name, False, line(told[0].message), again, "optional")

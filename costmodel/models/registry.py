@@ -29,6 +29,7 @@ def load(path: str | Path) -> XgbCostModel:
         NoModel: nothing at this path.
         CorruptFile, WrongVersion: not a model, or one of a newer release.
         SchemaMismatch: trained on other features than this release computes.
+        MisreadModel: the installed XGBoost does not predict what it should.
     """
     return XgbCostModel.load(as_path("path", path))
 

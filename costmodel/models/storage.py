@@ -31,7 +31,7 @@ from costmodel.evaluation.uncertainty import Uncertainty
 from costmodel.features.features import CONFIG_FEATURES, FEATURE_SCHEMA, FEATURES
 from costmodel.models import swap
 from costmodel.models.torch_time import TORCH_FEATURES, TorchTime
-from costmodel.models.ubj import check_trees
+from costmodel.models.trees import canary_of, open_trees, require_columns
 from costmodel.models.xgb import XgbCostModel, XgbParams, content_hash
 from costmodel.space.target import Target
 from costmodel.space.workload import KINDS
@@ -48,7 +48,6 @@ FORMAT = 1
 ARTIFACTS = "artifacts.parquet"
 TORCH = "torch.ubj"
 _ATTEMPTS = 5  # to read what another process is saving
-_PACKAGE = (Path(__file__).parents[1] / "_models").resolve()
 _HEADS = {True: ("model.ubj", FEATURES), False: ("config.ubj", CONFIG_FEATURES)}
 
 
@@ -93,6 +92,7 @@ def save(model: XgbCostModel, path: Path, raw: Mapping[bool, bytes]) -> Path:
         "dtypes": list(model.dtypes_),
         "devices": list(model.devices_),
         "params": asdict(model.params),
+        "canaries": _canaries(model),
         **({"uncertainty": model.uncertainty_.to_dict()} if model.uncertainty_ else {}),
         "training": {"date": datetime.now(UTC).date().isoformat(), **model.card_},
     })  # fmt: skip
@@ -103,6 +103,14 @@ def save(model: XgbCostModel, path: Path, raw: Mapping[bool, bytes]) -> Path:
         path.mkdir(parents=True, exist_ok=True)
         swap.replace_model(path, card, parts)
     return path
+
+
+def _canaries(model: XgbCostModel) -> dict[str, float]:
+    """A prediction of each part that reading it must give again, by the name of its file."""
+    parts = {name: model._head(ptx) for ptx, (name, _) in _HEADS.items()}
+    if (torch_trees := model.torch_time_.parse()) is not None:
+        parts[TORCH] = torch_trees
+    return {name: canary_of(trees) for name, trees in parts.items()}
 
 
 def _card_bytes(card: dict[str, Any]) -> bytes:
@@ -165,6 +173,7 @@ def load(path: Path, *, nthread: int = 1, parse: bool = True) -> XgbCostModel:
         CorruptFile: truncated, foreign, or heads that are not those of the card.
         WrongVersion: written by a newer release.
         SchemaMismatch: trained on other columns than this release computes.
+        MisreadModel: the installed XGBoost does not predict what it should.
     """
     for _ in range(_ATTEMPTS - 1):
         before = _stamp(path)
@@ -192,6 +201,8 @@ def _load(path: Path, nthread: int, parse: bool) -> XgbCostModel:
         raise CorruptFile(f"{path}: the heads are not those of {CARD}; save the model again")
     model = XgbCostModel(card["params"], name=card["name"], nthread=nthread)
     model._raw, model._hash, model._directory = heads, card["hash"], path
+    canaries: dict[str, float] = card.get("canaries", {})  # none in models of earlier releases
+    model._canaries = {ptx: canaries.get(name) for ptx, (name, _) in _HEADS.items()}
     if parse:
         model._raw = dict(heads)
         for ptx in _HEADS:
@@ -200,7 +211,9 @@ def _load(path: Path, nthread: int, parse: bool) -> XgbCostModel:
         data = _read(path, TORCH, stamp)
         if hashlib.sha256(data).hexdigest()[:16] != card["torch_hash"]:
             raise CorruptFile(f"{path / TORCH}: not that of {CARD}; save the model again")
-        trees = functools.partial(_booster, path / TORCH, data, TORCH_FEATURES)
+        trees = functools.partial(
+            open_trees, path / TORCH, data, TORCH_FEATURES, canaries.get(TORCH)
+        )
         model.torch_time_ = TorchTime.of(trees)
         if parse:
             model.torch_time_.parse()
@@ -253,32 +266,19 @@ def _sum(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def parse_head(ptx: bool, raw: bytes, directory: Path | None = None) -> Any:
+def parse_head(
+    ptx: bool, raw: bytes, directory: Path | None = None, canary: float | None = None
+) -> Any:
     """The trees of a head, from the content of its file in a model's directory.
 
+    Args:
+        canary: as of :func:`costmodel.models.trees.open_trees`.
+
     Raises:
-        CorruptFile, SchemaMismatch: as :func:`load`.
+        CorruptFile, SchemaMismatch, MisreadModel: as :func:`load`.
     """
     name, expected = _HEADS[ptx]
-    return _booster((directory or Path()) / name, raw, expected)
-
-
-def _booster(file: Path, raw: bytes, expected: tuple[str, ...]) -> Any:
-    """Trees from UBJ, of the columns that this release computes."""
-    import xgboost
-
-    booster = xgboost.Booster()
-    try:
-        if not file.resolve().is_relative_to(_PACKAGE):  # which is code, and as trusted
-            check_trees(raw)
-        booster.load_model(bytearray(raw))
-    except InvalidInput as error:
-        raise CorruptFile(f"{file}: not an XGBoost model in UBJ ({error})") from None
-    except xgboost.core.XGBoostError as error:
-        reason = str(error).splitlines()[0][:200]
-        raise CorruptFile(f"{file}: not an XGBoost model in UBJ ({reason})") from None
-    _compare(file, booster.feature_names or (), expected)
-    return booster
+    return open_trees((directory or Path()) / name, raw, expected, canary)
 
 
 def read_card(path: Path) -> dict[str, Any]:
@@ -323,6 +323,9 @@ def _parse_card(file: Path, data: bytes) -> dict[str, Any]:
             raise InvalidInput(f"dtypes={card['dtypes']!r:.80}: expected some of {list(KINDS)}")
         card["dtypes"] = tuple(card["dtypes"])
         card["devices"] = _devices(card)
+        if "canaries" in card:
+            found = take(card, "canaries", dict)
+            card["canaries"] = {name: take(found, name, float) for name in found}
         if "uncertainty" in card:  # not in models of earlier releases
             card["uncertainty"] = Uncertainty.from_dict(card["uncertainty"])
     except (KeyError, TypeError, InvalidInput) as error:
@@ -366,25 +369,8 @@ def _check_schema(path: Path, card: dict[str, Any]) -> None:
                 f"{path}: trained with {name} {card[name]}, this release computes {ours}; "
                 f"train the model again"
             )
-    _compare(path / CARD, card["features"], FEATURES)
-    _compare(path / CARD, card["config_features"], CONFIG_FEATURES)
-
-
-def _compare(file: Path, found: list[str] | tuple[str, ...], expected: tuple[str, ...]) -> None:
-    """The same columns in the same order, or an error that names the first difference."""
-    if tuple(found) == expected:
-        return
-    pairs = enumerate(zip(found, expected, strict=False))
-    where = next((i for i, (a, b) in pairs if a != b), min(len(found), len(expected)))
-    raise SchemaMismatch(
-        f"{file}: {len(found)} feature columns, this release computes {len(expected)}; the first "
-        f"difference is column {where} ({_at(found, where)}, expected {_at(expected, where)}); "
-        f"train the model again"
-    )
-
-
-def _at(names: list[str] | tuple[str, ...], i: int) -> str:
-    return repr(names[i]) if i < len(names) else "nothing"
+    require_columns(path / CARD, card["features"], FEATURES)
+    require_columns(path / CARD, card["config_features"], CONFIG_FEATURES)
 
 
 def _read(path: Path, name: str, stamp: str = "") -> bytes:

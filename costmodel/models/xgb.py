@@ -7,8 +7,10 @@ misses. So sizes that were not trained on start from arithmetic, not from the ne
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.data.candidates import Candidates
-from costmodel.errors import InvalidInput, NoModel
+from costmodel.errors import FileError, InvalidInput, ModelError, NoModel
 from costmodel.evaluation.uncertainty import NEAR, Confidence, Signals, Uncertainty
 from costmodel.features.features import CONFIG_FEATURES, FEATURES, design_matrix, has_artifact
 from costmodel.models.objective import Lesson, grow
@@ -110,6 +112,8 @@ class XgbCostModel:
         self._heads: dict[bool, Booster] = {}
         self._raw: Mapping[bool, bytes] = {}
         self._hash = ""
+        self._canaries: Mapping[bool, float | None] = {}
+        self._trouble = ""
         self._artifacts: ArtifactTable | None = None
         self._directory: Path | None = None
 
@@ -137,6 +141,7 @@ class XgbCostModel:
             raw[ptx] = bytes(booster.save_raw(raw_format="ubj"))
             heads[ptx] = booster
         self._heads, self._raw, self._hash = heads, raw, content_hash(raw)
+        self._canaries, self._trouble = {}, ""  # those of other trees
         self.torch_time_ = TorchTime()  # nothing of the data before
         if table.torch_us is not None:
             self.torch_time_.fit(table.workloads, table.torch_us.tolist(), table.target_of_each())
@@ -276,8 +281,16 @@ class XgbCostModel:
         return start_us, log_factors
 
     def predict_torch(self, workload: Workload, target: Target) -> float:
-        """Latency of ``torch.matmul`` in us; NaN where the training rows had none of it."""
-        return self.torch_time_.predict(workload, target)
+        """Latency of ``torch.matmul`` in us; NaN where the training rows had none of it.
+
+        Trees of it that cannot be used are a warning, and NaN from then on.
+        """
+        try:
+            return self.torch_time_.predict(workload, target)
+        except (FileError, ModelError) as error:
+            self.torch_time_ = TorchTime()
+            warnings.warn(f"nothing is predicted of torch: {error}", RuntimeWarning, stacklevel=2)
+            return nan
 
     @property
     def artifacts(self) -> ArtifactTable | None:
@@ -297,6 +310,8 @@ class XgbCostModel:
 
     def answers(self, workload: Workload | None, target: Target) -> str:
         """Why this model should not be asked; empty if it may be."""
+        if self._trouble:
+            return f"{self.name} cannot be used: {self._trouble}"
         if self.target_ is None:
             return f"{self.name} is not fitted"
         device = self.target_.device
@@ -340,7 +355,11 @@ class XgbCostModel:
         if ptx not in self._heads:
             from costmodel.models.storage import parse_head
 
-            booster = parse_head(ptx, self._raw[ptx], self._directory)
+            try:
+                booster = parse_head(ptx, self._raw[ptx], self._directory, self._canaries.get(ptx))
+            except (FileError, ModelError) as error:
+                self._trouble = str(error)
+                raise
             booster.set_param({"nthread": self.nthread})
             self._heads[ptx] = booster
         return self._heads[ptx]

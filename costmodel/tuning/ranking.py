@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from costmodel.compiling.artifact import Artifact
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.candidates import Candidates, CostModel
-from costmodel.errors import InvalidInput
+from costmodel.errors import FileError, InvalidInput, ModelError
 from costmodel.evaluation.duplicates import identities, programs
 from costmodel.evaluation.metrics import top_rows
 from costmodel.evaluation.uncertainty import AUTO, DEFAULT_K, LIMIT, NEAR, Confidence, TopK
@@ -147,8 +147,8 @@ def rank(
     Raises:
         InvalidInput: k < 1, or no configuration to rank.
         NoGpu: no target was named and there is no GPU to ask.
-        NoModel, CorruptFile, WrongVersion, SchemaMismatch: ``model`` is a path without a usable
-            model.
+        NoModel, CorruptFile, WrongVersion, SchemaMismatch, MisreadModel: ``model`` is a path
+            without a usable model.
     """
     require("workload", workload, Workload, "a Workload, such as Workload.dense(m, n, k)")
     if k is not None:
@@ -161,6 +161,20 @@ def rank(
             require("an entry of configs", config, GemmConfig, "a GemmConfig")
     target = target or Target.current()
     chosen, reservation = answering_model(model, target, workload)
+    try:
+        return _by(chosen, reservation, workload, target, k, configs)
+    except (FileError, ModelError):
+        # A shipped model reads its trees only now: where they cannot be used, it is passed over.
+        if model is not None or answering_model(None, target, workload)[0] is chosen:
+            raise
+        return rank(workload, target, None, k, configs=configs)
+
+
+def _by(
+    chosen: CostModel, reservation: str, workload: Workload, target: Target, k: int | None,
+    configs: Sequence[GemmConfig] | None,
+) -> Ranking:  # fmt: skip
+    """The ranking by this model, with arguments as of :func:`rank`."""
     candidates, program, failed = _candidates(
         workload, target, known_artifacts(chosen, target), configs
     )
@@ -236,7 +250,7 @@ def named_model(model: CostModel | str | PathLike[str] | None) -> CostModel | No
     """The model itself; that of a directory is kept, and read again when it was saved again.
 
     Raises:
-        NoModel, CorruptFile, WrongVersion, SchemaMismatch: no usable model at this path.
+        NoModel, CorruptFile, WrongVersion, SchemaMismatch, MisreadModel: no usable model there.
         InvalidInput: neither a model nor a path.
     """
     if not isinstance(model, str | PathLike):

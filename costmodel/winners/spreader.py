@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from costmodel.errors import FileError, ModelError
 from costmodel.models.xgb import XgbCostModel
 from costmodel.support.bounded import drop_oldest
 from costmodel.support.counters import count
@@ -87,7 +88,11 @@ class Spreader:
                     result.workload, costs.timed, costs.total_s,
                 )  # fmt: skip
                 return replace(result, parts=parts)
-        return replace(result, parts=spread(result, rows, model))
+        try:
+            return replace(result, parts=spread(result, rows, model))
+        except (FileError, ModelError) as error:  # its trees are read only now
+            log.warning("%s: nothing is predicted of its other m: %s", result.workload, error)
+            return result
 
     def give_up(self, question: Question, rows: tuple[int, int]) -> None:
         """Do not try again to time what was not timed of this bucket."""

@@ -455,7 +455,8 @@ def test_a_path_that_is_none(path: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [("format", -1), ("ptx_schema", True), ("dtypes", "float16"), ("dtypes", ["float99"]),
-     ("params", {"rounds": 1}), ("features", {}), ("training", [])],
+     ("params", {"rounds": 1}), ("features", {}), ("training", []), ("canaries", [1.0]),
+     ("canaries", {"model.ubj": "1"})],
 )  # fmt: skip
 def test_a_card_of_the_wrong_types(
     tmp_path: Path, make_training_table: Any, make_workloads: Any, name: str, value: Any
