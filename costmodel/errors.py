@@ -14,6 +14,7 @@
     ├── NoGpu (RuntimeError)          timing or launching was asked for without a usable GPU
     ├── CompileError (RuntimeError)   Triton or ptxas refused a configuration
     ├── LaunchError (RuntimeError)    the driver refused a launch
+    ├── HostError                     no folder, process or C compiler to compile or time with
     ├── RankError (RuntimeError)      ranks of a process group that cannot decide together
     ├── NotRecorded (LookupError)     a replay was asked for what was never measured
     ├── ModelError                    a model that cannot answer
@@ -39,6 +40,7 @@ __all__ = [
     "DeviceError",
     "FileError",
     "GradientError",
+    "HostError",
     "IllegalConfig",
     "InvalidInput",
     "LaunchError",
@@ -105,6 +107,10 @@ class CompileError(CostModelError, RuntimeError):
 
 class LaunchError(CostModelError, RuntimeError):
     """The driver refused to load or launch a kernel."""
+
+
+class HostError(CostModelError):
+    """The machine lacks what compiling or timing needs: a folder, a process, a C compiler."""
 
 
 class RankError(CostModelError, RuntimeError):

@@ -116,6 +116,7 @@ class Machine:
         patch("costmodel.tuning.tuner.compile_for_device", compiled)
         patch(preparing, "is_capturing", lambda _: self.capturing)
         patch(preparing, "_warned", False)
+        patch("costmodel.support.host._warned", False)
         patch(loading, "load", self._load)
         patch(loading, "TritonLaunch", FakeLaunch)
         patch(loading, "Repack", lambda *_: None)

@@ -30,6 +30,7 @@ from costmodel.space.kernel_code import import_kernels
 from costmodel.space.specialize import Specialization, artifact_key, source
 from costmodel.space.target import Target
 from costmodel.support.daemons import Daemons, usable_cores
+from costmodel.support.host import host_errors
 from costmodel.support.kept import Kept
 from costmodel.support.supervisor import Crashed, Done, Outcome, SupervisedWorker, TimedOut
 
@@ -88,7 +89,8 @@ class _Item:
 class CompilePool:
     """Supervised compiling children: started when they are needed, and kept until it is closed.
 
-    For one :meth:`compile` at a time.
+    For one :meth:`compile` at a time. Where a child, or its folder, cannot be made, and where the
+    system refuses one its files, :class:`costmodel.errors.HostError` is raised.
 
     Args:
         n_jobs: child processes at most; default: the cores that this process may use.
@@ -99,7 +101,8 @@ class CompilePool:
         self._jobs = usable_cores() if n_jobs is None else n_jobs
         if self._jobs < 1:
             raise InvalidInput(f"n_jobs={n_jobs}: expected a positive number of processes")
-        scratch = tempfile.mkdtemp(prefix="costmodel-")
+        with host_errors():
+            scratch = tempfile.mkdtemp(prefix="costmodel-")
         # Runs once: when called, when this object is collected, or when the interpreter exits.
         self._clean_up = weakref.finalize(self, _remove, scratch, os.getpid())
         self._workers: list[SupervisedWorker[_Item, Artifact]] = [
@@ -145,7 +148,8 @@ class CompilePool:
         # Threads, because each only waits for a process of its own.
         threads = Daemons(self._supervised, todo, self._jobs, "costmodel-compile")
         try:
-            yield from _shown(threads.answers(), len(todo), progress)
+            with host_errors():
+                yield from _shown(threads.answers(), len(todo), progress)
         except BaseException:
             threads.cancel()
             self.close()
@@ -155,8 +159,9 @@ class CompilePool:
 
     def start(self, count: int) -> None:
         """Start so many children now, in the background; else what is compiled first does."""
-        for worker in self._workers[-count:]:
-            worker.start()
+        with host_errors():
+            for worker in self._workers[-count:]:
+                worker.start()
 
     def close(self) -> None:
         """Kill the children, and what they are compiling."""

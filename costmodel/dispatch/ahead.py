@@ -54,6 +54,7 @@ def pin(
     Raises:
         IllegalConfig: it cannot run this workload on this device; the message says why.
         CompileError, LaunchError: Triton, ptxas or the device refused it.
+        HostError: no folder or C compiler to compile with.
         InvalidInput: neither a configuration nor ``"torch"``, or an empty product.
         ShapeError, UnsupportedDtype: of the problem.
         NoGpu: there is none to launch on.
@@ -152,6 +153,7 @@ def tune(
         NoModel, CorruptFile, WrongVersion, SchemaMismatch: ``model`` is a path without a usable
             model.
         NoGpu: there is none to time on, and no ``runner``.
+        HostError: no folder, process or C compiler to compile or time with.
         NotRecorded: the recording of a ``ReplayRunner`` does not hold this workload.
     """
     if mode is None:

@@ -21,13 +21,14 @@ from costmodel.dispatch.capture import is_capturing
 from costmodel.dispatch.loading import bring, first_launch, loaded_configs
 from costmodel.dispatch.pins import pinned
 from costmodel.dispatch.prepared import Launch, TorchLaunch
-from costmodel.errors import CompileError, CostModelError, InvalidInput, LaunchError
+from costmodel.errors import CompileError, CostModelError, HostError, InvalidInput, LaunchError
 from costmodel.launching.launch import Plan
 from costmodel.models.baselines import RuleHeuristic
 from costmodel.space.config import GemmConfig
 from costmodel.space.space import legality
 from costmodel.space.workload import Workload
 from costmodel.support.counters import count
+from costmodel.support.host import warn_of_host
 from costmodel.support.untrusted import one_line
 from costmodel.tuning.modes import winners_of
 from costmodel.tuning.ranking import named_model, rank
@@ -124,7 +125,8 @@ def prepare(call: Call, out: torch.Tensor, winners: Winners, background: Backgro
     """The launch of a call that was checked; it is not queued here.
 
     In this order: what is pinned; inside a capture, what is loaded; what is known of the mode; what
-    the mode then does. In a process group that is to predict, at once and without the disk.
+    the mode then does. In a process group that is to predict, at once and without the disk. Where
+    this machine can compile or load nothing, torch computes it, with a warning.
 
     Args:
         out: [m, n] as the launch is to write.
@@ -146,6 +148,16 @@ def prepare(call: Call, out: torch.Tensor, winners: Winners, background: Backgro
     model = named_model(call.model)
     question = Question(workload, index, winners_of(mode)[-1], model, epoch=epoch())
     product = _Product(question, mode, (call.a, call.b, out))
+    try:
+        return _chosen(product, winners, background)
+    except HostError as error:
+        warn_of_host(error)
+        return Prepared(_by_torch_here(product, winners))
+
+
+def _chosen(product: _Product, winners: Winners, background: Background) -> Prepared:
+    question, mode, workload = product.question, product.mode, product.workload
+    index = question.device_index
     if (chosen := pinned(workload, index)) is not None:
         return Prepared(_pinned(product, chosen))
     if is_capturing(index):
@@ -169,6 +181,19 @@ def _refuse_the_interpreter() -> None:
             "TRITON_INTERPRET is set: Triton would interpret the kernels on the CPU, and timings "
             "of that mean nothing; unset it before Triton is imported"
         )
+
+
+def _by_torch_here(product: _Product, winners: Winners) -> Launch:
+    """Return torch's launch, with what would be launched where kernels can be loaded."""
+    workload, code = product.workload, product.workload.code
+    try:
+        known = _known(product, winners)
+        target = winners.target_of(product.question.device_index)
+    except HostError:  # the toolchain itself does not run
+        return TorchLaunch(code.activation, tf32=code.tf32)
+    why = "nothing can be compiled or loaded here"
+    result = TuningResult.unranked(workload, target, product.mode, None, why)
+    return product.by_torch(known[1].at(workload.m) if known else result)
 
 
 def _pinned(product: _Product, chosen: TuningResult) -> Launch:

@@ -13,10 +13,11 @@ from costmodel.dispatch import dispatch
 from costmodel.dispatch.ahead import matmul_types
 from costmodel.dispatch.dispatch import ModelLike
 from costmodel.dispatch.prepared import Launch
-from costmodel.errors import InvalidInput, LaunchError, RankError
+from costmodel.errors import HostError, InvalidInput, LaunchError, RankError
 from costmodel.space.config import GemmConfig
 from costmodel.space.target import Target
 from costmodel.space.workload import CodeClass, Workload
+from costmodel.support.host import warn_of_host
 from costmodel.tuning import modes
 from costmodel.tuning.ranking import named_model
 from costmodel.tuning.tuning_result import TuningResult
@@ -189,7 +190,10 @@ def _of_parts(call: _Call) -> list[int]:
         if found is None:
             continue
         if not question.epoch:  # else it was spread when it was agreed on
-            found = winners.of_bucket(named, may_time=question.mode != "never")[0]
+            try:
+                found = winners.of_bucket(named, may_time=question.mode != "never")[0]
+            except HostError as error:  # what each product then is, its own call sees to
+                warn_of_host(error)
         chosen = _an_m_of_each(found, winners.buckets.of(call.workload.m)[0])
         if fits(found, call.workload):  # else a second winner computes this m
             chosen.pop(found.at(call.workload.m).config, None)

@@ -26,6 +26,7 @@ from costmodel.space.specialize import (
 )
 from costmodel.space.target import Target
 from costmodel.space.workload import Workload
+from costmodel.support.host import host_errors
 
 if TYPE_CHECKING:
     import torch
@@ -266,6 +267,7 @@ def load(
     Raises:
         CompileError: Triton or ptxas refused.
         LaunchError: the device lacks the resources, or the memory for it.
+        HostError: no folder to compile in, or no C compiler.
     """
     name, make = spec.config_binary, functools.partial(source, spec)
     key = artifact_key(spec, target) if remember else None
@@ -284,11 +286,12 @@ def load_source(
     import torch
     from triton.runtime.errors import OutOfResources
 
-    if key is None:
-        kernel = compiled(make_source, name, target)
-    else:
-        kernel = recalled(key, make_source, name, target)
-    with torch.cuda.device(device_index), _loading:
+    with host_errors():
+        if key is None:
+            kernel = compiled(make_source, name, target)
+        else:
+            kernel = recalled(key, make_source, name, target)
+    with torch.cuda.device(device_index), _loading, host_errors():
         try:
             kernel._init_handles()
         except OutOfResources as error:

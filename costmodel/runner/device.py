@@ -12,6 +12,7 @@ from costmodel.runner.protocol import TimingProtocol
 from costmodel.runner.timing import Request
 from costmodel.space.config import GemmConfig
 from costmodel.space.workload import Workload
+from costmodel.support.host import host_errors
 from costmodel.support.supervisor import Crashed, Done, SupervisedWorker, TimedOut
 
 __all__ = ["DeviceRunner"]
@@ -22,7 +23,8 @@ class DeviceRunner:
 
     A kernel that hangs, or breaks the CUDA context, takes the timing process with it: its
     configuration is marked, and a fresh process goes on with the next one. The caller's process
-    needs no CUDA context.
+    needs no CUDA context. Where there can be no such process, and where the system refuses it its
+    files, :class:`costmodel.errors.HostError` is raised.
 
     Args:
         device_index: the CUDA device, as torch counts them.
@@ -45,7 +47,8 @@ class DeviceRunner:
 
     def start(self) -> None:
         """Start the timing process now, in the background; else the first request does."""
-        self._worker.start()
+        with host_errors():
+            self._worker.start()
 
     def measure(
         self, workload: Workload, candidates: Sequence[Candidate], best_us: float = inf
@@ -88,7 +91,8 @@ class DeviceRunner:
     def rest(self) -> None:
         """Have the timing process, if there is one, give back the device's memory."""
         if self._worker.running:
-            self._worker.run(None)
+            with host_errors():
+                self._worker.run(None)
 
     def close(self) -> None:
         """End the timing process."""
@@ -101,7 +105,8 @@ class DeviceRunner:
         self.close()
 
     def _ask(self, request: Request) -> list[Measurement]:
-        outcome = self._worker.run(request)
+        with host_errors():
+            outcome = self._worker.run(request)
         count = max(len(request.compare), 1)
         if isinstance(outcome, Done):
             return outcome.value

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, get_type_hints
 
 from costmodel.errors import InvalidInput, NoGpu, UnknownTarget
+from costmodel.support.host import host_errors
 from costmodel.support.untrusted import take
 
 __all__ = ["DEVICES", "SM_REGISTERS", "Device", "Target", "Toolchain"]
@@ -114,7 +115,8 @@ class Toolchain:
         import triton
         from triton.backends.nvidia.compiler import get_ptxas
 
-        return cls(triton.__version__, get_ptxas(arch).version)
+        with host_errors():
+            return cls(triton.__version__, get_ptxas(arch).version)
 
 
 @dataclass(frozen=True, slots=True)

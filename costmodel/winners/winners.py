@@ -20,10 +20,11 @@ from dataclasses import replace
 from typing import Any
 
 from costmodel.compiling.compile_pool import compile_for_device
-from costmodel.errors import InvalidInput
+from costmodel.errors import HostError, InvalidInput
 from costmodel.space.target import Target
 from costmodel.support.bounded import drop_oldest
 from costmodel.support.counters import count
+from costmodel.support.host import warn_of_host
 from costmodel.support.locks import KeyedLocks
 from costmodel.tuning.trial import Compile
 from costmodel.tuning.tuner import tune, untimed_because
@@ -111,6 +112,7 @@ class Winners:
         Raises:
             InvalidInput: in a process group, a mode that asks for timings, where the ranks have
                 not agreed on a winner.
+            HostError: the machine can neither time nor compile. Else it is predicted meanwhile.
         """
         if question.epoch:
             return self._in_group(question)
@@ -177,20 +179,15 @@ class Winners:
         return self._key(question, self.buckets.of(question.workload.m))
 
     def agree(self, question: Question, results: Sequence[TuningResult]) -> None:
-        """From now on these are the winners of the bucket in the question's process group.
-
-        Args:
-            results: of each m the first one that may run it.
-        """
-        rows = self.buckets.of(question.workload.m)
+        """Make these the bucket's winners in the process group; of each m the first that fits."""
+        name = memory_key(question, self.buckets.of(question.workload.m))
         with self._lock:
-            self._agreed[memory_key(question, rows)] = tuple(results)
+            self._agreed[name] = tuple(results)
 
     def disagree(self, question: Question) -> None:
         """No longer hold the ranks to winners."""
-        rows = self.buckets.of(question.workload.m)
         with self._lock:
-            self._agreed.pop(memory_key(question, rows), None)
+            self._agreed.pop(memory_key(question, self.buckets.of(question.workload.m)), None)
 
     def forget(self) -> None:
         """Drop what is in memory, not what is on disk."""
@@ -250,7 +247,13 @@ class Winners:
             if unwanted is not None:
                 self._replace(question, rows, unwanted, broken)
             count(misses=1)
-            return self._tuned(question, rows, {}, wait)
+            try:
+                return self._tuned(question, rows, {}, wait)
+            except HostError as error:
+                if untimed_because(question.workload, question.mode):
+                    raise
+                warn_of_host(error)
+                return self._tuned(question, rows, {"mode": "predict"})
 
     def _replace(
         self, question: Question, rows: tuple[int, int], unwanted: TuningResult, broken: bool
@@ -303,11 +306,10 @@ class Winners:
             return found
         if not on_disk:
             return None
-        key = self._key(question, rows)
-        found = self.cache.get(key)
-        if found is None or not serves(found, rows, self._target(question), question):
-            return None
-        if not is_by_model_of(key, found):
+        target = self.target_of(question.device_index)
+        found = self.cache.get(key := self._key(question, rows))
+        usable = found is not None and serves(found, rows, target, question)
+        if found is None or not (usable and is_by_model_of(key, found)):
             return None
         count(disk_hits=1)
         self._remember(name, found, forgotten)
@@ -324,11 +326,14 @@ class Winners:
         # Before it takes its seconds: meanwhile another model may come to answer.
         key, forgotten = self._key(question, rows), self._forgotten
         options = {
-            "target": self._target(question), "model": question.model, "mode": question.mode,
-            "k": question.k, "include_torch": question.include_torch, **options,
+            "target": self.target_of(question.device_index), "model": question.model,
+            "mode": question.mode, "k": question.k, "include_torch": question.include_torch,
+            **options,
         }  # fmt: skip
-        if untimed_because(question.workload, question.mode):
+        if untimed_because(question.workload, options["mode"]):
             result = tune(question.workload, runner=None, compile_=self._compile, **options)
+            if options["mode"] != question.mode:  # in place of timings: not to be kept on disk
+                result = replace(result, reliable=False)
         else:
             with self._bench(question.device_index).runner(wait) as runner:
                 result = tune(question.workload, runner=runner, **options)
@@ -371,10 +376,7 @@ class Winners:
             return True
 
     def _key(self, question: Question, rows: tuple[int, int]) -> dict[str, Any]:
-        return winner_key(question, self._target(question), rows)
-
-    def _target(self, question: Question) -> Target:
-        return self.target_of(question.device_index)
+        return winner_key(question, self.target_of(question.device_index), rows)
 
 
 def _spread_alike(kept: TuningResult, found: TuningResult) -> bool:
