@@ -33,6 +33,8 @@ from costmodel.space.workload import Workload
 from costmodel.winners.timing_bench import TimingBench
 from costmodel.winners.winners import Winners
 
+pytestmark = pytest.mark.fault("N3")
+
 with_stub_driver = test_launchers.with_stub_driver  # a fixture
 
 ONCE = "meanwhile products are predicted, or computed by torch"

@@ -20,6 +20,8 @@ from costmodel.space.space_rows import space_rows
 from costmodel.space.target import Target, Toolchain
 from costmodel.space.workload import MOST, MOST_OFFSET, Workload
 
+pytestmark = pytest.mark.fault("N8")
+
 H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
 INT32 = 2**31 - 1
 TOO_LARGE = [MOST + 1, INT32, INT32 + 1]

@@ -21,6 +21,8 @@ from costmodel.space.workload import Workload
 from costmodel.tuning.ranking import rank
 from costmodel.tuning.tuner import tune
 
+pytestmark = pytest.mark.fault("N1")
+
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ["model.ubj", "config.ubj", "torch.ubj"]
 PROBLEM = Workload.dense(4096, 4096, 4096)
