@@ -29,15 +29,15 @@ from common import (
 )
 
 from costmodel.evaluation.metrics import geomean
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
+from costmodel.measure.device import DeviceRunner
 from costmodel.models import XgbCostModel
-from costmodel.runner.device import DeviceRunner
-from costmodel.space.config import GemmConfig
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
+from costmodel.tuning.buckets import Buckets
 from costmodel.tuning.spread import spread, spread_by_timing
 from costmodel.tuning.tuner import tune
 from costmodel.tuning.tuning_result import TuningResult
-from costmodel.winners.buckets import Buckets
 
 PAIRS = ((4096, 4096), (6144, 4096), (1024, 8192))
 # One m of each bucket; the widest against the tiles of a kernel are those past 128.

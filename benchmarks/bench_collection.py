@@ -19,16 +19,16 @@ from pathlib import Path
 import numpy as np
 from common import Results, Row, announce, at_exit_code, parser, until, versions
 
-from costmodel.collection.collect import Job, collect
-from costmodel.collection.sampling import RandomSampler
-from costmodel.compiling.compile_pool import compile_many
+from costmodel.collect.collect import Job, collect
+from costmodel.collect.sampling import RandomSampler
+from costmodel.compile.compile_pool import compile_many
 from costmodel.data.dataset import Dataset
-from costmodel.runner.device import DeviceRunner
-from costmodel.runner.identity import current_run
-from costmodel.space.space import SearchSpace
-from costmodel.space.specialize import specialize
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
+from costmodel.gemm.space import SearchSpace
+from costmodel.gemm.specialize import specialize
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
+from costmodel.measure.device import DeviceRunner
+from costmodel.measure.identity import current_run
 
 SIZES = ((16, 5120, 5120), (256, 3072, 768), (1536, 2304, 768), (64, 640, 2560), (2048, 1280, 1280))
 CONFIGS = 300

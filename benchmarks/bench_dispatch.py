@@ -33,7 +33,7 @@ from common import Results, Row, announce, at_exit_code, find_model, parser, unt
 
 import costmodel
 from costmodel.errors import CostModelError
-from costmodel.space.target import Target
+from costmodel.hardware.target import Target
 
 SMALL = ((64, 64, 64), (256, 256, 256), (16, 1024, 1024))
 LARGE = (4096, 4096, 4096)
@@ -116,12 +116,11 @@ class Stages:
 
 def first_call_stages() -> list[tuple[Any, str, str]]:
     """What a first call goes through: owner and name of a function, and of the stage."""
-    from costmodel.launching import launch
-    from costmodel.runner import device
-    from costmodel.space import target
+    from costmodel.hardware import target
+    from costmodel.launch import launch
+    from costmodel.measure import device
     from costmodel.support import supervisor
-    from costmodel.tuning import trial, tuner
-    from costmodel.winners import cache, winners
+    from costmodel.tuning import cache, trial, tuner, winners
 
     return [
         (target, "_probe", "device and toolchain"),

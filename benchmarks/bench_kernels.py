@@ -43,10 +43,10 @@ from costmodel.data.shards import read_json, write_json
 from costmodel.errors import MissingData
 from costmodel.evaluation.heldout import EVAL_WORKLOADS, eval_workloads
 from costmodel.evaluation.metrics import geomean
-from costmodel.space.config import GemmConfig
-from costmodel.space.specialize import specialize
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.specialize import specialize
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
 from costmodel.tuning.ranking import rank
 from costmodel.tuning.shipped import recording
 from costmodel.tuning.trial import Trial
@@ -182,7 +182,7 @@ def _best(runs: Sequence[Row], name: str) -> float | None:
 
 def freeze_all(args: argparse.Namespace, target: Target, deadline: float) -> Row:
     """Choose for every workload, in this process."""
-    from costmodel.runner.device import DeviceRunner
+    from costmodel.measure.device import DeviceRunner
 
     model = find_model(args.model, target)
     try:
@@ -210,7 +210,7 @@ def freeze_all(args: argparse.Namespace, target: Target, deadline: float) -> Row
 
 def measure_all(frozen: Path, out: Path, budget_s: float) -> None:
     """One run, in the fresh process that this is called in."""
-    from costmodel.runner.device import DeviceRunner
+    from costmodel.measure.device import DeviceRunner
 
     deadline = announce(budget_s)
     with DeviceRunner() as runner:

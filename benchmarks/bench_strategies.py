@@ -25,20 +25,20 @@ from common import (
     versions,
 )
 
-from costmodel.compiling.artifact import Artifact
-from costmodel.compiling.compile_pool import compile_for_device
+from costmodel.compile.artifact import Artifact
+from costmodel.compile.compile_pool import compile_for_device
 from costmodel.data.candidates import CostModel
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Candidate, Measurement, Runner
 from costmodel.evaluation.heldout import eval_workloads
 from costmodel.evaluation.metrics import geomean
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.space import legality
+from costmodel.gemm.specialize import Specialization, specialize
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
+from costmodel.measure import ReplayRunner
 from costmodel.models import PtxScore, RuleHeuristic
-from costmodel.runner import ReplayRunner
-from costmodel.space.config import GemmConfig
-from costmodel.space.space import legality
-from costmodel.space.specialize import Specialization, specialize
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
 from costmodel.tuning.ranking import Ranking, rank
 from costmodel.tuning.shipped import recording
 
@@ -224,7 +224,7 @@ def main() -> None:
     if replay is not None:
         run(todo, replay, {}, results, float("inf"))
     else:
-        from costmodel.runner.device import DeviceRunner
+        from costmodel.measure.device import DeviceRunner
 
         deadline = announce(
             args.budget_s, binaries=len(specs), timings=timings, comparisons=len(todo)

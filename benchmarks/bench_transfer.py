@@ -26,9 +26,9 @@ from costmodel.errors import MissingData
 from costmodel.evaluation import metrics
 from costmodel.evaluation.heldout import is_ragged
 from costmodel.features.features import FEATURES
+from costmodel.gemm.workload import Workload
 from costmodel.models import TrainingTable, XgbParams
 from costmodel.models.objective import Lesson, grow
-from costmodel.space.workload import Workload
 from costmodel.tuning.shipped import recording
 
 SHOTS = (0, 2, 5, 10, 20)

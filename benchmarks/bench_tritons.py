@@ -24,11 +24,11 @@ from costmodel.data.dataset import Dataset
 from costmodel.errors import MissingData
 from costmodel.evaluation.evaluate import evaluate
 from costmodel.evaluation.heldout import is_ragged
+from costmodel.gemm.specialize import artifact_key, specialize
+from costmodel.gemm.workload import CodeClass, Workload
+from costmodel.hardware.target import Target, Toolchain
 from costmodel.models import XgbCostModel, model_directory
 from costmodel.reports.comparison import ConfigOnly
-from costmodel.space.specialize import artifact_key, specialize
-from costmodel.space.target import Target, Toolchain
-from costmodel.space.workload import CodeClass, Workload
 from costmodel.tuning.shipped import recording
 
 CODE = Workload.dense(4096, 4096, 4096).code

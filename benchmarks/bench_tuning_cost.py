@@ -43,16 +43,16 @@ from common import (
 )
 
 from costmodel.cli.output import print_table
-from costmodel.compiling.artifact import Artifact
-from costmodel.compiling.compile_pool import CompilePool, compile_into_cache
+from costmodel.compile.artifact import Artifact
+from costmodel.compile.compile_pool import CompilePool, compile_into_cache
 from costmodel.evaluation.metrics import geomean
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.space import SearchSpace
+from costmodel.gemm.specialize import Specialization, specialize
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
+from costmodel.measure.device import DeviceRunner
 from costmodel.models import XgbCostModel
-from costmodel.runner.device import DeviceRunner
-from costmodel.space.config import GemmConfig
-from costmodel.space.space import SearchSpace
-from costmodel.space.specialize import Specialization, specialize
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
 from costmodel.tuning.ranking import rank
 from costmodel.tuning.tuner import tune
 from costmodel.tuning.tuning_result import TuningResult
@@ -233,8 +233,8 @@ def print_inductor(m: int, n: int, k: int, ours: GemmConfig | None) -> None:
     torch.cuda.synchronize()
     print(json.dumps({"inductor_s": time.perf_counter() - start}), flush=True)
 
-    from costmodel.runner.protocol import TimingProtocol
-    from costmodel.runner.session import Session
+    from costmodel.measure.protocol import TimingProtocol
+    from costmodel.measure.session import Session
 
     session = Session(TimingProtocol(), 0, 0)
     theirs, beside = session.compare(

@@ -12,18 +12,18 @@ from typing import Any, TypeVar
 
 import costmodel
 from costmodel.cli.output import note, print_table
-from costmodel.compiling.artifact import Artifact
-from costmodel.compiling.compile_pool import compile_for_device
+from costmodel.compile.artifact import Artifact
+from costmodel.compile.compile_pool import compile_for_device
 from costmodel.data import measurement
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Measurement, Runner
 from costmodel.data.shards import write_json
 from costmodel.errors import CostModelError, NoModel
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.specialize import Specialization
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
 from costmodel.models import XgbCostModel, load, model_directory
-from costmodel.space.config import GemmConfig
-from costmodel.space.specialize import Specialization
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
 from costmodel.support.untrusted import one_line
 
 __all__ = [

@@ -19,19 +19,19 @@ import numpy as np
 from common import at_exit_code, count
 
 import costmodel
-from costmodel.collection.collect import Job
-from costmodel.collection.sampling import ModelSampler, RandomSampler, Sampler, training_workloads
-from costmodel.collection.worklist import by_code, write_worklist
+from costmodel.collect.collect import Job
+from costmodel.collect.sampling import ModelSampler, RandomSampler, Sampler, training_workloads
+from costmodel.collect.worklist import by_code, write_worklist
 from costmodel.data.dataset import Dataset
 from costmodel.data.destination import require_file_place
 from costmodel.data.shards import Identity
 from costmodel.errors import InvalidInput
 from costmodel.evaluation.heldout import eval_workloads
-from costmodel.runner.protocol import TimingProtocol
-from costmodel.space.config import GemmConfig
-from costmodel.space.space import SearchSpace
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload, kind_options
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.space import SearchSpace
+from costmodel.gemm.workload import Workload, kind_options
+from costmodel.hardware.target import Target
+from costmodel.measure.protocol import TimingProtocol
 from costmodel.tuning.shipped import recording
 
 _NEAR_BEST = 1.1

@@ -42,13 +42,13 @@ def collect(path: Path, workloads: int, configs: int, budget_s: float) -> dict[s
     """Time a few configurations of a few workloads; what came of it."""
     import numpy as np
 
-    from costmodel.collection.collect import Job
-    from costmodel.collection.collect import collect as run_jobs
-    from costmodel.collection.sampling import RandomSampler, training_workloads
+    from costmodel.collect.collect import Job
+    from costmodel.collect.collect import collect as run_jobs
+    from costmodel.collect.sampling import RandomSampler, training_workloads
     from costmodel.data.dataset import Dataset
-    from costmodel.runner.device import DeviceRunner
-    from costmodel.runner.identity import current_run
-    from costmodel.space.space import SearchSpace
+    from costmodel.gemm.space import SearchSpace
+    from costmodel.measure.device import DeviceRunner
+    from costmodel.measure.identity import current_run
 
     target = costmodel.Target.current()
     rng, sampler = np.random.default_rng(0), RandomSampler(configs)

@@ -9,7 +9,7 @@ import time
 import torch
 
 import costmodel
-from costmodel.doctor.doctor import diagnose, usable
+from costmodel.cli.doctor import diagnose, usable
 
 SHAPES = [(1024, 4096, 4096), (64, 4096, 14336), (1000, 1000, 1000)]
 

@@ -50,11 +50,11 @@ if TYPE_CHECKING:
     from costmodel.dispatch.ahead import pin, tune, unpin
     from costmodel.dispatch.dispatch import result_for, set_buckets, set_mode, use
     from costmodel.dispatch.warming import warmup
+    from costmodel.gemm.config import GemmConfig
+    from costmodel.gemm.workload import Workload
+    from costmodel.hardware.target import Target
+    from costmodel.measure.replay import ReplayRunner
     from costmodel.models import XgbCostModel, load
-    from costmodel.runner.replay import ReplayRunner
-    from costmodel.space.config import GemmConfig
-    from costmodel.space.target import Target
-    from costmodel.space.workload import Workload
     from costmodel.support.counters import Stats, stats
     from costmodel.torch_ops import matmul
     from costmodel.tuning.explanation import Explanation, explain
@@ -115,13 +115,13 @@ __all__ = [
 _WHERE = {
     "Dataset": "data.dataset",
     "Explanation": "tuning.explanation",
-    "GemmConfig": "space.config",
+    "GemmConfig": "gemm.config",
     "Ranking": "tuning.ranking",
-    "ReplayRunner": "runner.replay",
+    "ReplayRunner": "measure.replay",
     "Stats": "support.counters",
-    "Target": "space.target",
+    "Target": "hardware.target",
     "TuningResult": "tuning.tuning_result",
-    "Workload": "space.workload",
+    "Workload": "gemm.workload",
     "explain": "tuning.explanation",
     "load": "models",
     "matmul": "torch_ops",
@@ -173,7 +173,7 @@ def train(
     if add_cache is False:
         table = models.TrainingTable.from_dataset(first)
     else:
-        from costmodel.winners.from_use import open_cache, with_use
+        from costmodel.tuning.from_use import open_cache, with_use
 
         table, card = with_use(first, open_cache(None if add_cache is True else add_cache))
     if others:

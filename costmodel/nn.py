@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from costmodel.errors import InvalidInput
-from costmodel.space.workload import ACTIVATIONS, DTYPES
+from costmodel.gemm.workload import ACTIVATIONS, DTYPES
 from costmodel.torch_ops import matmul
 from costmodel.tuning.modes import check_mode
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from costmodel.compiling.artifact import Artifact
+from costmodel.compile.artifact import Artifact
 from costmodel.data.measurement import Candidate, Measurement
-from costmodel.space.config import GemmConfig
-from costmodel.space.specialize import artifact_key
-from costmodel.space.target import Target, Toolchain
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.specialize import artifact_key
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target, Toolchain
 
 __all__ = [
     "FAILED", "FOLDER", "H100", "ROOT", "WORKLOAD", "A", "B", "C", "FakeRunner", "compiled", "ok",

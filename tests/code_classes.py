@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from hypothesis import strategies as st
 
-from costmodel.space.workload import ACTIVATIONS, DTYPES, OUT_DTYPES, CodeClass, Layout
+from costmodel.gemm.workload import ACTIVATIONS, DTYPES, OUT_DTYPES, CodeClass, Layout
 
 __all__ = ["TYPES", "code_classes"]
 

@@ -11,21 +11,21 @@ from zlib import crc32
 import pytest
 import torch
 
-from costmodel.compiling.artifact import Artifact
+from costmodel.compile.artifact import Artifact
 from costmodel.data.measurement import Candidate, Measurement
 from costmodel.dispatch import dispatch, loading, preparing
 from costmodel.dispatch.background import Background
 from costmodel.dispatch.calls import KeptLaunches
 from costmodel.errors import CompileError, CostModelError
-from costmodel.launching.launch import Plan
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.specialize import Specialization, artifact_key
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target, Toolchain
+from costmodel.launch.launch import Plan
 from costmodel.models import RandomModel
-from costmodel.space.config import GemmConfig
-from costmodel.space.specialize import Specialization, artifact_key
-from costmodel.space.target import Target, Toolchain
-from costmodel.space.workload import Workload
+from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.tuning_result import TuningResult
-from costmodel.winners.cache import WinnerCache
-from costmodel.winners.winners import Winners
+from costmodel.tuning.winners import Winners
 
 __all__ = ["H100", "MODEL", "Bench", "Machine", "operands"]
 

@@ -18,12 +18,12 @@ from stub_driver_program import pretend_a_device
 
 import costmodel
 from costmodel import nn
-from costmodel.compiling.compile_pool import compile_for_device
+from costmodel.compile.compile_pool import compile_for_device
 from costmodel.dispatch import dispatch, loading
-from costmodel.launching.launch import load
-from costmodel.space.workload import Workload
-from costmodel.winners.question import Question
-from costmodel.winners.winners import Winners
+from costmodel.gemm.workload import Workload
+from costmodel.launch.launch import load
+from costmodel.tuning.question import Question
+from costmodel.tuning.winners import Winners
 
 SIZES = (64, 600, 620)  # predicted; tuned; of the same bucket
 

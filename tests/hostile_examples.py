@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from costmodel.compiling.artifact import Artifact
-from costmodel.compiling.ptx import PTX_FEATURES
+from costmodel.compile.artifact import Artifact
+from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.data.dataset import Dataset, RunInfo
 from costmodel.data.measurement import Measurement, TuningRecord
-from costmodel.space.config import GemmConfig
-from costmodel.space.specialize import artifact_key, specialize
-from costmodel.space.target import Target, Toolchain
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.specialize import artifact_key, specialize
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target, Toolchain
 from costmodel.tuning.tuning_result import Costs, TuningResult
 
 __all__ = ["CONFIGS", "OK", "RESULT", "RUN", "TARGET", "A", "B", "write_dataset"]

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import torch
 
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.space import legality
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import DEVICES
 from costmodel.kernels.check import count_mismatches
-from costmodel.launching.launch import Plan, Workspace, interpret
-from costmodel.launching.repacking import interpret_repack
-from costmodel.runner.protocol import TimingProtocol
-from costmodel.space.config import GemmConfig
-from costmodel.space.space import legality
-from costmodel.space.target import DEVICES
-from costmodel.space.workload import Workload
+from costmodel.launch.launch import Plan, Workspace, interpret
+from costmodel.launch.repacking import interpret_repack
+from costmodel.measure.protocol import TimingProtocol
 
 # The interpreter of Triton 3.6.0 asks this of NumPy.
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from costmodel.compiling.artifact import Artifact
-from costmodel.compiling.ptx import PTX_FEATURES
+from costmodel.compile.artifact import Artifact
+from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.data.dataset import Dataset, RunInfo
 from costmodel.data.measurement import Measurement, TuningRecord
 from costmodel.evaluation.heldout import eval_workloads
-from costmodel.space.space import SearchSpace
-from costmodel.space.specialize import artifact_key, specialize
-from costmodel.space.target import Target, Toolchain
-from costmodel.space.workload import Workload
+from costmodel.gemm.space import SearchSpace
+from costmodel.gemm.specialize import artifact_key, specialize
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target, Toolchain
 
 __all__ = ["RECORDED", "RUN", "TARGET", "TRAINING", "latency_us", "record", "write_recording"]
 

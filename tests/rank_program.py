@@ -25,12 +25,12 @@ from costmodel.data.measurement import Measurement, TuningRecord
 from costmodel.dispatch import dispatch, preparing, warming
 from costmodel.dispatch.prepared import TorchLaunch
 from costmodel.errors import CostModelError, LaunchError
-from costmodel.runner.replay import ReplayRunner
-from costmodel.space.space import SearchSpace
-from costmodel.space.target import Target, Toolchain
-from costmodel.space.workload import Workload
-from costmodel.winners.cache import WinnerCache
-from costmodel.winners.winners import Winners
+from costmodel.gemm.space import SearchSpace
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target, Toolchain
+from costmodel.measure.replay import ReplayRunner
+from costmodel.tuning.cache import WinnerCache
+from costmodel.tuning.winners import Winners
 
 H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
 M, N, K = 600, 1024, 1024

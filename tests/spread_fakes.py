@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 import costmodel
 from costmodel.data.candidates import Candidates
 from costmodel.data.measurement import Measurement
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
 from costmodel.models import XgbCostModel
-from costmodel.space.config import GemmConfig
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
 from costmodel.tuning.ranking import rank
 from costmodel.tuning.tuning_result import TuningResult
 

@@ -21,14 +21,14 @@ from triton.backends.nvidia import driver
 from triton.compiler import CompiledKernel
 from triton.runtime import build
 
-from costmodel.compiling.launchers import building_launchers
+from costmodel.compile.launchers import building_launchers
 from costmodel.dispatch.prepared import TritonLaunch
-from costmodel.launching import launch
-from costmodel.launching.launch import Kernel, Plan, load
-from costmodel.space.config import GemmConfig
-from costmodel.space.specialize import source
-from costmodel.space.target import Target, Toolchain
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.specialize import source
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target, Toolchain
+from costmodel.launch import launch
+from costmodel.launch.launch import Kernel, Plan, load
 from costmodel.tuning.tuning_result import TuningResult
 
 CONFIGS = {

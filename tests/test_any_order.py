@@ -19,8 +19,8 @@ from spread_fakes import H100, LAW, K, N, ask, faked
 
 import costmodel
 from costmodel.dispatch import dispatch
-from costmodel.space.space import legality
-from costmodel.space.workload import Workload
+from costmodel.gemm.space import legality
+from costmodel.gemm.workload import Workload
 
 MS = st.sampled_from([2049, 2060, 2300, 2560, 2561, 2900, 700])
 """Of two neighbouring buckets, and of one that is timed as well."""

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from costmodel.compiling.artifact import Artifact
-from costmodel.compiling.ptx import PTX_FEATURES, PTX_SCHEMA
+from costmodel.compile.artifact import Artifact
+from costmodel.compile.ptx import PTX_FEATURES, PTX_SCHEMA
 from costmodel.data import artifact_files
 from costmodel.data.artifact_files import (
     class_specs,
@@ -28,11 +28,11 @@ from costmodel.data.artifact_files import (
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.shards import Identity, write_shard
 from costmodel.errors import FileError, InvalidInput
+from costmodel.gemm.space import SearchSpace
+from costmodel.gemm.specialize import Specialization, artifact_key, specialize
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target, Toolchain
 from costmodel.models import XgbCostModel, known_artifacts, load, model_directory
-from costmodel.space.space import SearchSpace
-from costmodel.space.specialize import Specialization, artifact_key, specialize
-from costmodel.space.target import Target, Toolchain
-from costmodel.space.workload import Workload
 from costmodel.tuning.ranking import rank
 
 OTHER = Target.named("h100-sxm", Toolchain("3.99.0", "99.1"))

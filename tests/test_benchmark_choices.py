@@ -12,10 +12,10 @@ import pytest
 from benchmark_fakes import FAILED, H100, WORKLOAD, A, B, C, FakeRunner, compiled, ok
 
 from costmodel.data.measurement import Measurement
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.workload import Workload
 from costmodel.models import RuleHeuristic
 from costmodel.reports.report import read_results
-from costmodel.space.config import GemmConfig
-from costmodel.space.workload import Workload
 from costmodel.tuning.ranking import rank
 
 # --- strategies ---------------------------------------------------------------------------------

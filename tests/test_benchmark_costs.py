@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import pytest
 from benchmark_fakes import H100, WORKLOAD, A, B, C, FakeRunner, compiled
 
-from costmodel.space.specialize import specialize
-from costmodel.space.target import Target
+from costmodel.gemm.specialize import specialize
+from costmodel.hardware.target import Target
 from costmodel.tuning.tuning_result import Costs, Part, TuningResult
 
 

@@ -16,18 +16,18 @@ import numpy as np
 import pytest
 from benchmark_fakes import FOLDER, H100, ROOT, WORKLOAD, A, B, FakeRunner, compiled, ok
 
-from costmodel.compiling.artifact import Artifact
-from costmodel.compiling.ptx import PTX_SCHEMA
+from costmodel.compile.artifact import Artifact
+from costmodel.compile.ptx import PTX_SCHEMA
 from costmodel.data.artifact_files import table_path
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.candidates import Candidates
 from costmodel.data.measurement import Candidate, Measurement
 from costmodel.data.shards import Identity, write_shard
 from costmodel.evaluation.heldout import EVAL_WORKLOADS
+from costmodel.gemm.specialize import artifact_key, specialize
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import DEVICES, Target, Toolchain
 from costmodel.reports.report import read_results
-from costmodel.space.specialize import artifact_key, specialize
-from costmodel.space.target import DEVICES, Target, Toolchain
-from costmodel.space.workload import Workload
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_the_copy_has_everything_but_the_models(script: Any, tmp_path: Path) -> 
     code = (
         "import costmodel, json\n"
         "from costmodel.models import shipped_models\n"
-        "from costmodel.space.specialize import kernel_hash\n"
+        "from costmodel.gemm.specialize import kernel_hash\n"
         "print(json.dumps([costmodel.__file__, shipped_models(), kernel_hash('tma')]))"
     )
     done = subprocess.run(

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from triton import knobs
 
-from costmodel.compiling import binaries
-from costmodel.compiling.binaries import recalled
+from costmodel.compile import binaries
+from costmodel.compile.binaries import recalled
 from costmodel.errors import CompileError
-from costmodel.space.config import GemmConfig
-from costmodel.space.specialize import artifact_key, source, specialize
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.specialize import artifact_key, source, specialize
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
 
 WORKLOAD = Workload.dense(4096, 4096, 4096)
 SPEC = specialize(WORKLOAD, GemmConfig("tma", 64, 64, 32, 4, 2))

@@ -16,12 +16,12 @@ import pytest
 
 from costmodel.data.measurement import Measurement
 from costmodel.errors import InvalidInput
-from costmodel.space.config import GemmConfig
-from costmodel.space.target import Target, Toolchain
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target, Toolchain
 from costmodel.support.folders import cache_directory
+from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.tuning_result import Costs, TuningResult
-from costmodel.winners.cache import WinnerCache
 
 CONFIG = GemmConfig("tma", 128, 128, 64, 8, 4)
 RESULT = TuningResult(
@@ -181,7 +181,7 @@ def test_a_disk_that_is_full_is_one_warning(
         with open("/dev/full", "wb", buffering=0) as file:
             write(file)
 
-    monkeypatch.setattr("costmodel.winners.cache.replace_file", full)
+    monkeypatch.setattr("costmodel.tuning.cache.replace_file", full)
     with pytest.warns(RuntimeWarning, match="No space left"):
         cache.put(KEY, RESULT)
 
@@ -203,7 +203,7 @@ def test_a_directory_of_somebody_else_can_be_read(cache: WinnerCache) -> None:
 
 WRITER = """
 import json, sys
-from costmodel.winners.cache import WinnerCache
+from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.tuning_result import TuningResult
 cache = WinnerCache(sys.argv[1])
 result = TuningResult.from_dict(json.loads(sys.argv[2]))

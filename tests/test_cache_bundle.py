@@ -17,12 +17,12 @@ from test_cli import run, run_json
 import costmodel
 from costmodel.data.dataset import Dataset
 from costmodel.errors import CorruptFile, FileError, InvalidInput, WrongVersion
-from costmodel.runner import ReplayRunner
+from costmodel.measure import ReplayRunner
+from costmodel.tuning import cache as cache_module
+from costmodel.tuning.cache import WinnerCache
+from costmodel.tuning.cache_bundle import export_winners, import_winners
 from costmodel.tuning.tuning_result import TuningResult
-from costmodel.winners import cache as cache_module
-from costmodel.winners.cache import WinnerCache
-from costmodel.winners.cache_bundle import export_winners, import_winners
-from costmodel.winners.winners import Question, bucket, winner_key
+from costmodel.tuning.winners import Question, bucket, winner_key
 
 
 @pytest.fixture(scope="module")

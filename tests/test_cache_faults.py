@@ -23,11 +23,11 @@ from test_cache import BAD, KEY, RESULT
 from test_dispatch import H100, SIZES, Bench, question, winners_of
 
 from costmodel.errors import InvalidInput
-from costmodel.space.target import Target
+from costmodel.hardware.target import Target
 from costmodel.support import installed
 from costmodel.support.remembered import remembered
-from costmodel.winners.cache import WinnerCache
-from costmodel.winners.winners import Winners, winner_key
+from costmodel.tuning.cache import WinnerCache
+from costmodel.tuning.winners import Winners, winner_key
 
 recording, bench = test_dispatch.recording, test_dispatch.bench  # fixtures
 
@@ -107,7 +107,7 @@ def test_many_threads_give_one_warning(tmp_path: Path, monkeypatch: pytest.Monke
 PUT = """
 import json, os, sys
 import platformdirs.unix
-from costmodel.winners.cache import WinnerCache
+from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.tuning_result import TuningResult
 if len(sys.argv) > 1:  # become a user without a name; here, since Python itself may be root's
     os.setgroups([])
@@ -342,7 +342,7 @@ def test_what_would_not_be_read_again_is_not_written(cache_size: int, tmp_path: 
 
 @pytest.fixture
 def cache_size() -> int:
-    from costmodel.winners.cache import _MOST_BYTES
+    from costmodel.tuning.cache import _MOST_BYTES
 
     return _MOST_BYTES
 
@@ -366,7 +366,7 @@ def test_another_driver_build_or_grid_is_another_winner(
 ) -> None:
     winners_of(bench, tmp_path).find(question(*SIZES[0]))
     before = winner_key(question(*SIZES[0]), H100, (1, 2))
-    monkeypatch.setattr(f"costmodel.winners.question.{name}", other)
+    monkeypatch.setattr(f"costmodel.tuning.question.{name}", other)
     assert winner_key(question(*SIZES[0]), H100, (1, 2)) != before
     winners: Winners = winners_of(bench, tmp_path)
     winners.find(question(*SIZES[0]))

@@ -17,8 +17,8 @@ from costmodel.cli import app
 from costmodel.evaluation.coverage import Coverage
 from costmodel.evaluation.heldout import eval_workloads
 from costmodel.evaluation.uncertainty import LossLaw, Uncertainty
-from costmodel.space.space import SearchSpace
-from costmodel.space.workload import Workload
+from costmodel.gemm.space import SearchSpace
+from costmodel.gemm.workload import Workload
 
 COMMANDS = (
     "collect", "compile", "train", "evaluate", "rank", "tune", "explain", "bench", "report",

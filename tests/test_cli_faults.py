@@ -26,14 +26,14 @@ from costmodel.data.destination import (
 )
 from costmodel.data.shards import replace_file
 from costmodel.errors import CorruptFile, FileError, InvalidInput, NoGpu
+from costmodel.gemm.space import SearchSpace
+from costmodel.gemm.workload import MOST, Workload
+from costmodel.hardware.target import Target, Toolchain
 from costmodel.models import XgbCostModel
 from costmodel.reports.html_report import write_html
-from costmodel.space.space import SearchSpace
-from costmodel.space.target import Target, Toolchain
-from costmodel.space.workload import MOST, Workload
+from costmodel.tuning.cache import WinnerCache
+from costmodel.tuning.cache_bundle import export_winners
 from costmodel.tuning.ranking import rank
-from costmodel.winners.cache import WinnerCache
-from costmodel.winners.cache_bundle import export_winners
 
 SIZES = (RECORDED.m, RECORDED.n, RECORDED.k)
 HERE = ("--target", "h100-sxm")
@@ -401,7 +401,7 @@ def test_a_target_beside_a_gpu_is_of_a_replay(monkeypatch: pytest.MonkeyPatch) -
 
     here = Target.named("h200-sxm", Toolchain("3.6.0", "12.8"))
     monkeypatch.setattr("costmodel.cli.tuning._has_gpu", lambda: True)
-    monkeypatch.setattr("costmodel.space.target.Target.current", lambda *_: here)
+    monkeypatch.setattr("costmodel.hardware.target.Target.current", lambda *_: here)
     monkeypatch.setattr(costmodel, "tune", tune)
     assert "name --replay too" in refused("tune", *SIZES, "--target", "h100-sxm")
     assert "tuned on the one here" in refused("tune", *SIZES, "--target", "h200-sxm")
@@ -420,7 +420,7 @@ def test_what_is_collected_is_checked_without_a_gpu(
     def none(*_: Any) -> Any:
         raise NoGpu("there is none")
 
-    monkeypatch.setattr("costmodel.space.target.Target.current", none)
+    monkeypatch.setattr("costmodel.hardware.target.Target.current", none)
     monkeypatch.chdir(tmp_path)
     assert expected in refused("collect", "--out", "data", *options)
     assert "there is none" in refused("collect", "--out", "data")

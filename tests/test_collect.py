@@ -23,17 +23,17 @@ from uuid import uuid4
 import pytest
 from pyarrow import parquet
 
-from costmodel.collection.collect import Job, Progress, collect
-from costmodel.compiling.artifact import Artifact
+from costmodel.collect.collect import Job, Progress, collect
+from costmodel.compile.artifact import Artifact
 from costmodel.data.dataset import Dataset, RunInfo
 from costmodel.data.measurement import NO_ROOM, Candidate, Measurement, TuningRecord
 from costmodel.errors import NoGpu
-from costmodel.runner.protocol import TimingProtocol
-from costmodel.space.config import GemmConfig
-from costmodel.space.kernel_code import kernel_hash
-from costmodel.space.specialize import specialize
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.kernel_code import kernel_hash
+from costmodel.gemm.specialize import specialize
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
+from costmodel.measure.protocol import TimingProtocol
 
 pytestmark = pytest.mark.compile
 

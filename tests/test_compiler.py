@@ -16,15 +16,15 @@ from types import ModuleType
 
 import pytest
 
-from costmodel.compiling.artifact import Artifact
-from costmodel.compiling.compile_pool import CompilePool, compile_many
-from costmodel.compiling.compiler import compile_spec, duplicates
-from costmodel.compiling.ptx import PTX_FEATURES
+from costmodel.compile.artifact import Artifact
+from costmodel.compile.compile_pool import CompilePool, compile_many
+from costmodel.compile.compiler import compile_spec, duplicates
+from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.errors import InvalidInput
-from costmodel.space.config import GemmConfig
-from costmodel.space.specialize import Specialization, artifact_key, specialize
-from costmodel.space.target import Target, Toolchain
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.specialize import Specialization, artifact_key, specialize
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target, Toolchain
 
 WORKLOAD = Workload.dense(4096, 4096, 4096)
 # The faults below compile nothing: their target needs no ptxas.

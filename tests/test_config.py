@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.errors import InvalidInput
-from costmodel.space.config import GemmConfig, KernelName, n_parts, parse_config
-from costmodel.space.grid import grid
+from costmodel.gemm.config import GemmConfig, KernelName, n_parts, parse_config
+from costmodel.gemm.grid import grid
 
 powers = st.sampled_from([16, 32, 64, 128, 256, 512])
 configs = st.builds(

@@ -145,7 +145,7 @@ import tempfile, threading
 from pathlib import Path
 import pytest, torch
 import costmodel.tuning.tuner
-from costmodel.compiling.compile_pool import compile_for_device
+from costmodel.compile.compile_pool import compile_for_device
 from dispatch_fakes import MODEL, FakeLaunch, Machine
 
 machine = Machine(pytest.MonkeyPatch(), Path(tempfile.mkdtemp()))
@@ -214,7 +214,7 @@ def test_the_interpreter_ends_while_compiles_are_queued(
 import time
 from pathlib import Path
 from costmodel.dispatch.background import Background
-from costmodel.compiling.compile_pool import CompilePool
+from costmodel.compile.compile_pool import CompilePool
 from test_daemons import hang
 from test_compiler import FAKE_TARGET, spec_of
 
@@ -242,7 +242,7 @@ def hang(spec: object, target: object, dump: Path) -> None:
 
 _ENDS_WHILE_LAUNCHERS_ARE_BUILT = """
 import signal, sys, threading, time
-from costmodel.compiling import launchers
+from costmodel.compile import launchers
 
 begun = threading.Event()
 

@@ -12,14 +12,14 @@ from dataset_examples import CONFIGS, PROTOCOL, RUN, TARGET, A, B, artifact, ok,
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from costmodel.compiling.artifact import Artifact, ArtifactStatus
-from costmodel.compiling.ptx import PTX_FEATURES
+from costmodel.compile.artifact import Artifact, ArtifactStatus
+from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import NO_ROOM, Measurement, TuningRecord
-from costmodel.space.config import GemmConfig
-from costmodel.space.kernel_code import kernel_hash
-from costmodel.space.specialize import specialize
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.kernel_code import kernel_hash
+from costmodel.gemm.specialize import specialize
+from costmodel.gemm.workload import Workload
 
 
 @pytest.fixture

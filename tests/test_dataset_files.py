@@ -19,9 +19,9 @@ from pyarrow import parquet
 
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Measurement, TuningRecord
-from costmodel.space.config import GemmConfig
-from costmodel.space.kernel_code import kernel_hash
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.kernel_code import kernel_hash
+from costmodel.gemm.workload import Workload
 
 
 @pytest.fixture
@@ -79,11 +79,11 @@ def test_an_extract_is_a_dataset_of_the_chosen_workloads(dataset: Dataset, tmp_p
 _WRITER = textwrap.dedent(
     """
     import os, signal, sys
-    from costmodel.space.config import GemmConfig
+    from costmodel.gemm.config import GemmConfig
     from costmodel.data.dataset import Dataset, RunInfo
     from costmodel.data.measurement import Measurement, TuningRecord
-    from costmodel.space.target import Target, Toolchain
-    from costmodel.space.workload import Workload
+    from costmodel.hardware.target import Target, Toolchain
+    from costmodel.gemm.workload import Workload
 
     path, die = sys.argv[1:]
     target = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))

@@ -18,8 +18,8 @@ from pyarrow import parquet
 
 from costmodel.data.dataset import Dataset
 from costmodel.errors import CorruptFile, FileError, MissingData, MixedData, WrongVersion
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from costmodel.dispatch import dispatch
 from costmodel.dispatch.arguments import _check_devices
 from costmodel.dispatch.calls import KeptLaunches
 from costmodel.errors import DeviceError
-from costmodel.runner import identity
-from costmodel.runner.clock import clock_reader
+from costmodel.measure import identity
+from costmodel.measure.clock import clock_reader
 
 prepared = test_dispatch.prepared  # a fixture
 

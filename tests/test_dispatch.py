@@ -31,17 +31,17 @@ from costmodel.errors import (
     ShapeError,
     UnsupportedDtype,
 )
-from costmodel.launching.launch import Plan
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.kernel_code import kernel_function
+from costmodel.gemm.space import SearchSpace, legality
+from costmodel.gemm.specialize import constants, specialize
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target, Toolchain
+from costmodel.launch.launch import Plan
+from costmodel.measure.replay import ReplayRunner
 from costmodel.models import RandomModel
-from costmodel.runner.replay import ReplayRunner
-from costmodel.space.config import GemmConfig
-from costmodel.space.kernel_code import kernel_function
-from costmodel.space.space import SearchSpace, legality
-from costmodel.space.specialize import constants, specialize
-from costmodel.space.target import Target, Toolchain
-from costmodel.space.workload import Workload
-from costmodel.winners.cache import WinnerCache
-from costmodel.winners.winners import Question, Winners, bucket, winner_key
+from costmodel.tuning.cache import WinnerCache
+from costmodel.tuning.winners import Question, Winners, bucket, winner_key
 
 H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
 MODEL = RandomModel()

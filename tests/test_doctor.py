@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from test_cli import run
 
-from costmodel.doctor.check import Check
-from costmodel.doctor.doctor import _compiler, _driver, _interpreter, usable
-from costmodel.doctor.doctor_files import check_cache, check_triton_cache
+from costmodel.cli.doctor import _compiler, _driver, _interpreter, usable
+from costmodel.cli.doctor_check import Check
+from costmodel.cli.doctor_files import check_cache, check_triton_cache
 
 ROOT = Path(__file__).resolve().parents[1]
 FAKE_SMI = "#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 999.1'\n"

@@ -12,12 +12,12 @@ import pytest
 from test_cache import KEY, RESULT
 from test_cli import run, run_json
 
-from costmodel.doctor import doctor_files
-from costmodel.doctor.doctor import usable
+from costmodel.cli import doctor_files
+from costmodel.cli.doctor import usable
+from costmodel.gemm import kernel_code
+from costmodel.hardware.target import Toolchain
 from costmodel.models import registry, shipped_models
-from costmodel.space import kernel_code
-from costmodel.space.target import Toolchain
-from costmodel.winners.cache import WinnerCache
+from costmodel.tuning.cache import WinnerCache
 
 
 def forget() -> None:

@@ -19,12 +19,12 @@ import costmodel
 from costmodel.dispatch import dispatch
 from costmodel.dispatch.calls import KeptLaunches
 from costmodel.errors import InvalidInput
-from costmodel.space.config import GemmConfig
-from costmodel.space.space import SearchSpace, legality
-from costmodel.space.workload import MOST, Workload
-from costmodel.winners.buckets import Buckets, bucket
-from costmodel.winners.question import at_the_end
-from costmodel.winners.winners import Question, Winners
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.space import SearchSpace, legality
+from costmodel.gemm.workload import MOST, Workload
+from costmodel.tuning.buckets import Buckets, bucket
+from costmodel.tuning.question import at_the_end
+from costmodel.tuning.winners import Question, Winners
 
 N, K = 640, 128
 
@@ -258,7 +258,7 @@ def test_no_call_clears_up_what_thousands_left() -> None:
 
 @pytest.mark.fault("B23")
 def test_winners_in_memory_are_bounded(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("costmodel.winners.winners._REMEMBERED", 10)
+    monkeypatch.setattr("costmodel.tuning.winners._REMEMBERED", 10)
     winners = dispatch.winners
     for n in range(64, 64 * 40, 64):
         winners.find(Question(Workload.dense(8, n, 128), 0, "heuristic", MODEL))

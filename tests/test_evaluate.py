@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from costmodel.compiling.artifact import Artifact
+from costmodel.compile.artifact import Artifact
 from costmodel.data.candidates import Candidates
 from costmodel.data.dataset import Dataset, RunInfo
 from costmodel.data.measurement import Measurement, TuningRecord
 from costmodel.errors import MissingData
 from costmodel.evaluation.evaluate import evaluate
-from costmodel.space.config import GemmConfig
-from costmodel.space.specialize import artifact_key, specialize
-from costmodel.space.target import Target, Toolchain
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.specialize import artifact_key, specialize
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target, Toolchain
 
 TARGET = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
 RUN = RunInfo("run-1", "GPU-aaaa", "570.1", "2.11.0", "2026-11-27T12:00:00+00:00")

@@ -14,11 +14,11 @@ from costmodel.cli import app
 from costmodel.errors import InvalidInput
 from costmodel.features.concepts import CONCEPTS, OTHER, concept_of, grouped
 from costmodel.features.features import FEATURES
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target, Toolchain
 from costmodel.models import RuleHeuristic, XgbCostModel, find_model
 from costmodel.reports.comparison import ConfigOnly
-from costmodel.space.config import GemmConfig
-from costmodel.space.target import Target, Toolchain
-from costmodel.space.workload import Workload
 from costmodel.tuning.explanation import WITH_PTX, WITHOUT_PTX, explain
 from costmodel.tuning.ranking import rank
 

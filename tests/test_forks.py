@@ -16,10 +16,10 @@ import os, sys, tempfile, threading, time
 from pathlib import Path
 
 import test_compiler
-from costmodel.compiling.compile_pool import CompilePool
+from costmodel.compile.compile_pool import CompilePool
 from costmodel.support.kept import Kept
 from costmodel.support.supervisor import Crashed, Done, SupervisedWorker
-from costmodel.winners.timing_bench import TimingBench
+from costmodel.tuning.timing_bench import TimingBench
 from test_compiler import FAKE_TARGET, spec_of
 
 def in_a_fork(function):
@@ -58,7 +58,7 @@ def run(program: str) -> None:
 @pytest.mark.fault("B15")
 def test_a_fork_has_compilers_of_its_own_and_leaves_those_of_its_parent() -> None:
     run("""
-from costmodel.compiling.compile_pool import _compilers
+from costmodel.compile.compile_pool import _compilers
 
 def ask(depth):
     with _compilers.use() as pool:

@@ -20,16 +20,16 @@ from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Measurement
 from costmodel.errors import MissingData
 from costmodel.evaluation.heldout import eval_workloads
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.space import SearchSpace
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Toolchain
+from costmodel.measure.protocol import TimingProtocol
 from costmodel.models import TrainingTable
-from costmodel.runner.protocol import TimingProtocol
-from costmodel.space.config import GemmConfig
-from costmodel.space.space import SearchSpace
-from costmodel.space.target import Toolchain
-from costmodel.space.workload import Workload
+from costmodel.tuning.cache import WinnerCache
+from costmodel.tuning.from_use import UNREADABLE, open_cache, used_rows, with_use
 from costmodel.tuning.tuning_result import PREDICTED, Costs, TuningResult
-from costmodel.winners.cache import WinnerCache
-from costmodel.winners.from_use import UNREADABLE, open_cache, used_rows, with_use
-from costmodel.winners.winners import Question, bucket, winner_key
+from costmodel.tuning.winners import Question, bucket, winner_key
 
 PROTOCOL = TimingProtocol().to_dict()
 NEW = Workload.dense(777, 3000, 1500)

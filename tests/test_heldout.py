@@ -16,7 +16,7 @@ from costmodel.evaluation.heldout import (
     is_held_out,
     is_ragged,
 )
-from costmodel.space.workload import Workload
+from costmodel.gemm.workload import Workload
 
 EVAL_CSV = Path(__file__).parent.parent / "benchmarks" / "eval.csv"
 

@@ -25,13 +25,13 @@ from dispatch_fakes import H100, Bench, Machine, operands
 from test_launchers import HERE
 
 import costmodel
-from costmodel.compiling.compile_pool import compile_for_device
+from costmodel.compile.compile_pool import compile_for_device
 from costmodel.dispatch import dispatch, loading
-from costmodel.launching.launch import load
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
-from costmodel.winners.timing_bench import TimingBench
-from costmodel.winners.winners import Winners
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
+from costmodel.launch.launch import load
+from costmodel.tuning.timing_bench import TimingBench
+from costmodel.tuning.winners import Winners
 
 pytestmark = pytest.mark.fault("N3")
 

@@ -17,13 +17,13 @@ import costmodel
 from costmodel.cli.output import print_table
 from costmodel.data.dataset import Dataset
 from costmodel.errors import CostModelError, InvalidInput, NoGpu, UnknownTarget
+from costmodel.gemm.workload import CodeClass, Workload
+from costmodel.hardware.target import Target
 from costmodel.models.baselines import RuleHeuristic
-from costmodel.space.target import Target
-from costmodel.space.workload import CodeClass, Workload
 from costmodel.support.folders import cache_directory
+from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.shipped import recording
 from costmodel.tuning.tuner import tune
-from costmodel.winners.cache import WinnerCache
 
 
 @pytest.fixture

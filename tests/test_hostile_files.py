@@ -16,11 +16,11 @@ import pytest
 from hostile_examples import CONFIGS, RESULT, TARGET, A, write_dataset
 from pyarrow import parquet
 
-from costmodel.compiling.ptx import PTX_FEATURES
+from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.data.dataset import Dataset
 from costmodel.data.shards import compaction_lock
 from costmodel.errors import CorruptFile, FileError
-from costmodel.winners.cache import WinnerCache
+from costmodel.tuning.cache import WinnerCache
 
 
 @pytest.fixture

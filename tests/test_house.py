@@ -6,7 +6,8 @@ import ast
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Set
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -16,43 +17,12 @@ import costmodel
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "costmodel"
 
-LAYERS = (
-    "kernels", "errors",
-    "support.untrusted", "support.folders", "support.remembered", "support.installed",
-    "support.counters", "support.bounded", "support.locks", "support.daemons",
-    "support.supervisor", "support.kept", "support.read_ahead",
-    "space.config", "space.code_class", "space.workload", "space.target", "space.kernel_code",
-    "space.specialize", "space.grid", "space.space", "space.space_rows",
-    "compiling.ptx_flow", "compiling.ptx", "compiling.artifact", "compiling.triton_key",
-    "compiling.launchers", "compiling.binaries", "compiling.compiler", "compiling.compile_pool",
-    "data.measurement", "data.candidates", "data.shards", "data.destination",
-    "data.artifact_table", "data.artifact_files", "data.measurement_table", "data.frame",
-    "data.dataset",
-    "launching.launch", "launching.recorded", "launching.repacking", "launching.torch_product",
-    "runner",
-    "evaluation.duplicates", "evaluation.heldout", "evaluation.metrics", "evaluation.evaluate",
-    "evaluation.coverage", "evaluation.uncertainty",
-    "features.estimate", "features.analytic", "features.features", "features.concepts",
-    "models",
-    "collection.sampling", "collection.compile_ahead", "collection.collect",
-    "collection.worklist",
-    "tuning.modes", "tuning.shipped", "tuning.ranking", "tuning.explanation",
-    "tuning.tuning_result", "tuning.trial", "tuning.tuner", "tuning.expectation", "tuning.cuts",
-    "tuning.spread",
-    "winners.buckets", "winners.cache", "winners.cache_bundle", "winners.from_use",
-    "winners.timing_bench", "winners.ranks", "winners.question", "winners.spreader",
-    "winners.winners",
-    "dispatch.torch_context", "dispatch.arguments", "dispatch.outputs", "dispatch.batches",
-    "dispatch.prepared", "dispatch.loading", "dispatch.pins", "dispatch.calls",
-    "dispatch.capture", "dispatch.background", "dispatch.preparing", "dispatch.dispatch",
-    "dispatch.ahead", "dispatch.warming",
-    "torch_ops", "nn", "costmodel",
-    "reports.correlation", "reports.comparison", "reports.report", "reports.html_page",
-    "reports.html_report",
-    "doctor.check", "doctor.doctor_files", "doctor.doctor",
-    "cli", "__main__",
+FOLDERS = (
+    "kernels", "errors", "support", "hardware", "gemm", "compile", "data", "launch", "measure",
+    "evaluation", "features", "models", "collect", "tuning", "dispatch", "torch_ops", "nn",
+    "costmodel", "reports", "cli", "__main__",
 )  # fmt: skip
-"""Each part may import those before it, at any depth of its code, and none after it."""
+"""Each folder, or file that lies beside the folders, imports only those before it."""
 
 TOP_LEVEL = {
     "README.md", "benchmarks", "costmodel", "datasets", "docs", "kernels", "models",
@@ -60,25 +30,15 @@ TOP_LEVEL = {
 }  # fmt: skip
 
 
-def part_of(path: Path) -> str:
-    """The layer of a source file: itself, or the whole folder where that is one layer."""
-    return layer_of(path.relative_to(PACKAGE).with_suffix("").parts)
-
-
-def layer_of(names: Sequence[str]) -> str:
-    """The layer of a module, or of what is in one, by its names under the package."""
-    if not names or names[0] == "__init__":
-        return "costmodel"
-    return names[0] if names[0] in LAYERS else ".".join(names[:2])
+def folder_of(path: Path) -> str:
+    """The entry of FOLDERS that a source file belongs to."""
+    first = path.relative_to(PACKAGE).with_suffix("").parts[0]
+    return "costmodel" if first == "__init__" else first
 
 
 def source_files() -> list[Path]:
-    """Those of the package itself; rglob follows no link, such as the one to the kernels.
-
-    The ``__init__`` of a folder whose files are layers says what it is for, and nothing else.
-    """
-    files = sorted(PACKAGE.rglob("*.py"))
-    return [file for file in files if part_of(file) != f"{file.parent.name}.__init__"]
+    """Files of the package itself; rglob follows no link, such as the one to the kernels."""
+    return sorted(PACKAGE.rglob("*.py"))
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
@@ -90,13 +50,28 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
 
-def imported_part(name: str) -> str | None:
-    """The layer that an import of this name reaches; None outside the package."""
+def module_of(path: Path) -> str:
+    """The dotted name of a source file."""
+    names = ("costmodel", *path.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(names).removesuffix(".__init__")
+
+
+def imported_folder(name: str) -> str | None:
+    """The entry of FOLDERS that an imported name belongs to; None outside the package."""
     first, *rest = name.split(".")
     if first != "costmodel":
         return None
-    part = layer_of(rest)
-    return part if part in LAYERS else "costmodel"
+    return rest[0] if rest and rest[0] in FOLDERS else "costmodel"
+
+
+def find_circle(graph: Mapping[str, Set[str]]) -> list[str]:
+    """Modules that import each other in a circle; empty if there is no circle."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        circle: list[str] = error.args[1]
+        return circle
+    return []
 
 
 def run(code: str, cwd: Path, **environment: str) -> str:
@@ -109,20 +84,38 @@ def run(code: str, cwd: Path, **environment: str) -> str:
     return done.stdout
 
 
-def test_every_part_has_a_place() -> None:
-    present = {part_of(path) for path in source_files()}
-    assert present | {"kernels"} == set(LAYERS)
+def test_every_folder_has_a_place() -> None:
+    assert {folder_of(path) for path in source_files()} | {"kernels"} == set(FOLDERS)
 
 
-@pytest.mark.parametrize("path", source_files(), ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_imports_point_one_way(path: Path) -> None:
-    own = LAYERS.index(part_of(path))
+@pytest.mark.parametrize("folder", FOLDERS[1:])
+def test_imports_point_one_way(folder: str) -> None:
+    own = FOLDERS.index(folder)
     upward = [
-        f"line {line}: {name}"
+        f"{path.relative_to(PACKAGE)}:{line} imports {name}"
+        for path in source_files()
+        if folder_of(path) == folder
         for line, name in imports(path)
-        if (part := imported_part(name)) is not None and LAYERS.index(part) > own
+        if (other := imported_folder(name)) is not None and FOLDERS.index(other) > own
     ]
     assert upward == []
+
+
+@pytest.mark.xfail(strict=True, reason="models: objective, xgb and storage import each other")
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    modules = {module_of(path) for path in source_files()}
+    graph: dict[str, set[str]] = {}
+    for path in source_files():
+        own = module_of(path)
+        names = {name for _, name in imports(path)}
+        found = {m for name in names for m in (name, name.rpartition(".")[0]) if m in modules}
+        # A folder's __init__ gives out what its files define.
+        graph[own] = {m for m in found if m != own and not own.startswith(f"{m}.")}
+    assert find_circle(graph) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert find_circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) != []
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "kernels").glob("*.py")), ids=lambda p: p.name)
@@ -166,16 +159,12 @@ def test_importing_costmodel_is_light() -> None:
 
 @pytest.mark.fault("B11")
 def test_importing_any_module_touches_neither_gpu_nor_environment() -> None:
-    modules = [
-        ".".join(("costmodel", *p.relative_to(PACKAGE).with_suffix("").parts))
-        for p in source_files()
-        if p.name != "__main__.py"
-    ]
+    modules = [module_of(p) for p in source_files() if p.name != "__main__.py"]
     code = f"""
 import importlib, json, os, sys
 before = dict(os.environ)
 for name in {modules!r}:
-    importlib.import_module(name.removesuffix(".__init__"))
+    importlib.import_module(name)
 import torch
 print(json.dumps([dict(os.environ) == before, torch.cuda.is_initialized()]))
 """

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from costmodel.compiling import compile_pool
+from costmodel.compile import compile_pool
 from costmodel.support.kept import Kept
 
 

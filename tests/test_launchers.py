@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from triton.backends.nvidia import driver
 
-from costmodel.compiling import launchers
-from costmodel.compiling.launchers import building_launchers
-from costmodel.space.config import GemmConfig
-from costmodel.space.specialize import source, specialize
-from costmodel.space.workload import Workload
+from costmodel.compile import launchers
+from costmodel.compile.launchers import building_launchers
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.specialize import source, specialize
+from costmodel.gemm.workload import Workload
 
 HERE = Path(__file__).parent
 WORKLOAD = Workload.dense(4096, 4096, 4096)

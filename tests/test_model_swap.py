@@ -16,9 +16,9 @@ import pytest
 from made_up_recording import TARGET, write_recording
 
 from costmodel.errors import CostModelError, InvalidInput
+from costmodel.gemm.workload import Workload
 from costmodel.models import TrainingTable, XgbCostModel, XgbParams, load
 from costmodel.models.torch_time import TorchTime
-from costmodel.space.workload import Workload
 
 SMALL = Workload.dense(64, 96, 128)
 STEPS = ("fsync", "replace", "unlink")

@@ -20,13 +20,13 @@ import costmodel
 from costmodel.dispatch import dispatch, warming
 from costmodel.dispatch.background import Background
 from costmodel.errors import IllegalConfig, InvalidInput, LaunchError
-from costmodel.space.config import GemmConfig
-from costmodel.space.space import SearchSpace
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.space import SearchSpace
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
 from costmodel.tuning.modes import MODES, TUNING_MODES
 from costmodel.tuning.tuning_result import PINNED, TuningResult
-from costmodel.winners.winners import Question
+from costmodel.tuning.winners import Question
 
 LARGE, SMALL = (24, 640, 128), (24, 48, 128)
 

@@ -18,13 +18,13 @@ from dispatch_fakes import H100, MODEL, Machine, operands
 import costmodel
 from costmodel.dispatch import dispatch, warming
 from costmodel.errors import InvalidInput, RankError
-from costmodel.space.config import GemmConfig
-from costmodel.space.space import SearchSpace, legality
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.space import SearchSpace, legality
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
 from costmodel.tuning.modes import MODES
 from costmodel.tuning.tuning_result import PINNED, TuningResult
-from costmodel.winners.winners import Question, winner_key
+from costmodel.tuning.winners import Question, winner_key
 
 pytestmark = pytest.mark.fault("B29")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from test_cli import run
 
-from costmodel.space.config import GemmConfig, parse_config
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig, parse_config
+from costmodel.gemm.workload import Workload
 
 ROOT = Path(__file__).parents[1]
 KERNELS = (ROOT / "docs" / "kernels.md").read_text()

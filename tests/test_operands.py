@@ -11,8 +11,8 @@ from code_classes import TYPES
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.runner.operands import NoRoom, OperandPool, set_count
-from costmodel.space.workload import Workload
+from costmodel.gemm.workload import Workload
+from costmodel.measure.operands import NoRoom, OperandPool, set_count
 
 
 @pytest.mark.parametrize(("dtype", "out_dtype", "tf32"), TYPES)

@@ -15,11 +15,11 @@ import torch
 from costmodel.dispatch import prepared
 from costmodel.dispatch.prepared import TritonLaunch
 from costmodel.errors import LaunchError
-from costmodel.launching import launch, repacking
-from costmodel.launching.launch import Kernel, Plan, Workspace
-from costmodel.space.config import GemmConfig, parse_config
-from costmodel.space.target import Target, Toolchain
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig, parse_config
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target, Toolchain
+from costmodel.launch import launch, repacking
+from costmodel.launch.launch import Kernel, Plan, Workspace
 
 
 @pytest.mark.fault("B15")

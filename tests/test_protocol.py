@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.runner.protocol import TimingProtocol
-from costmodel.space.workload import KINDS, Workload, kind_options
+from costmodel.gemm.workload import KINDS, Workload, kind_options
+from costmodel.measure.protocol import TimingProtocol
 
 PROTOCOL = TimingProtocol()
 

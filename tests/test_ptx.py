@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from ptx_texts import EXPECTED, GOLDEN, HAND, kernel
 
-from costmodel.compiling.ptx import PTX_FEATURES, PTX_SCHEMA, extract, normalize, ptx_hash
-from costmodel.space.config import GemmConfig
+from costmodel.compile.ptx import PTX_FEATURES, PTX_SCHEMA, extract, normalize, ptx_hash
+from costmodel.gemm.config import GemmConfig
 
 # Worked out by reading the files in golden/hand, instruction by instruction; what is not named
 # is zero. Sums show the instructions in the order of the text.

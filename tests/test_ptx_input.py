@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ptx_texts import HAND, MMA, kernel
 
-from costmodel.compiling.ptx import PTX_FEATURES, extract, normalize, ptx_hash
+from costmodel.compile.ptx import PTX_FEATURES, extract, normalize, ptx_hash
 from costmodel.errors import InvalidInput
 
 # --- The schema --------------------------------------------------------------------------------

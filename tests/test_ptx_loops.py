@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ptx_texts import MMA, kernel
 
-from costmodel.compiling.ptx import PTX_FEATURES, extract
+from costmodel.compile.ptx import PTX_FEATURES, extract
 
 
 @pytest.mark.parametrize(

@@ -17,17 +17,17 @@ from made_up_recording import RUN, TARGET
 from test_cli import run
 from test_dispatch import H100, MODEL, SIZES, Bench, question, winners_of
 
-from costmodel.compiling.artifact import Artifact
+from costmodel.compile.artifact import Artifact
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Measurement, TuningRecord
-from costmodel.runner.replay import ReplayRunner
-from costmodel.space.space import SearchSpace
-from costmodel.space.specialize import Specialization
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
+from costmodel.gemm.space import SearchSpace
+from costmodel.gemm.specialize import Specialization
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
+from costmodel.measure.replay import ReplayRunner
+from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.tuner import tune
-from costmodel.winners.cache import WinnerCache
-from costmodel.winners.winners import Winners
+from costmodel.tuning.winners import Winners
 
 pytestmark = pytest.mark.fault("B66")
 

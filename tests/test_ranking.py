@@ -12,21 +12,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from costmodel.compiling.artifact import Artifact, ArtifactStatus
-from costmodel.compiling.ptx import PTX_FEATURES
+from costmodel.compile.artifact import Artifact, ArtifactStatus
+from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.candidates import Candidates
 from costmodel.errors import CorruptFile, InvalidInput, NoModel
 from costmodel.evaluation.coverage import Coverage
 from costmodel.evaluation.duplicates import identities, identity
 from costmodel.evaluation.uncertainty import LossLaw, Uncertainty
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.grid import grid
+from costmodel.gemm.space import SearchSpace
+from costmodel.gemm.specialize import artifact_key, specialize
+from costmodel.gemm.workload import Workload, kind_options
+from costmodel.hardware.target import Target, Toolchain
 from costmodel.models import RuleHeuristic, TrainingTable, XgbCostModel, XgbParams
-from costmodel.space.config import GemmConfig
-from costmodel.space.grid import grid
-from costmodel.space.space import SearchSpace
-from costmodel.space.specialize import artifact_key, specialize
-from costmodel.space.target import Target, Toolchain
-from costmodel.space.workload import Workload, kind_options
 from costmodel.tuning.ranking import rank
 
 H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))

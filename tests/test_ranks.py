@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import costmodel
 from costmodel.errors import InvalidInput
-from costmodel.winners.ranks import Ranks, epoch
+from costmodel.tuning.ranks import Ranks, epoch
 
 pytestmark = pytest.mark.fault("B29")
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from costmodel.dispatch.prepared import TritonLaunch, _Direct
-from costmodel.launching.launch import Kernel, Plan
-from costmodel.launching.recorded import RecordedLaunch
-from costmodel.space.config import GemmConfig
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.workload import Workload
+from costmodel.launch.launch import Kernel, Plan
+from costmodel.launch.recorded import RecordedLaunch
 from costmodel.support.bounded import SharedRoom
 
 SCRATCH = ("partial_ptr", "arrivals_ptr")
@@ -195,7 +195,7 @@ def test_an_unexpected_launch_is_left_to_triton(
 @pytest.fixture
 def room(monkeypatch: pytest.MonkeyPatch) -> SharedRoom:
     small = SharedRoom(8)
-    monkeypatch.setattr("costmodel.launching.recorded.ROOM_OF_ADDRESSES", small)
+    monkeypatch.setattr("costmodel.launch.recorded.ROOM_OF_ADDRESSES", small)
     monkeypatch.setattr("costmodel.dispatch.prepared.ROOM_OF_ADDRESSES", small)
     return small
 

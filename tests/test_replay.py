@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from costmodel.compiling.artifact import Artifact
+from costmodel.compile.artifact import Artifact
 from costmodel.data.dataset import Dataset, RunInfo
 from costmodel.data.measurement import Candidate, Measurement, Runner, TuningRecord
 from costmodel.errors import NotRecorded
-from costmodel.runner.replay import ReplayRunner
-from costmodel.space.config import GemmConfig
-from costmodel.space.specialize import specialize
-from costmodel.space.target import Target, Toolchain
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.specialize import specialize
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target, Toolchain
+from costmodel.measure.replay import ReplayRunner
 
 RUN = RunInfo("run-1", "GPU-aaaa", "570.1", "2.11.0", "2026-11-27T12:00:00+00:00")
 WORKLOAD = Workload.dense(64, 4000, 1024)

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from costmodel import models
-from costmodel.collection.sampling import ModelSampler, RandomSampler, training_workloads
-from costmodel.compiling.artifact import Artifact
+from costmodel.collect.sampling import ModelSampler, RandomSampler, training_workloads
+from costmodel.compile.artifact import Artifact
 from costmodel.data.candidates import Candidates
 from costmodel.errors import InvalidInput
 from costmodel.evaluation.heldout import is_held_out, is_ragged
+from costmodel.gemm.space import SearchSpace
+from costmodel.gemm.specialize import artifact_key, specialize
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target, Toolchain
 from costmodel.models.known import known_artifacts
-from costmodel.space.space import SearchSpace
-from costmodel.space.specialize import artifact_key, specialize
-from costmodel.space.target import Target, Toolchain
-from costmodel.space.workload import Workload
 
 H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
 SPACE = SearchSpace.of(Workload.dense(4096, 4096, 4096), H100)
@@ -127,7 +127,7 @@ def test_shares_that_are_the_whole_are_rounded_to_no_more_than_it(
     best: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = TwoMinds()
-    monkeypatch.setattr("costmodel.collection.sampling.known_artifacts", lambda *_: model.artifacts)
+    monkeypatch.setattr("costmodel.collect.sampling.known_artifacts", lambda *_: model.artifacts)
     for count in (1, 2, 3, 5, 6, 7, 10, 11, 25):
         sampler = ModelSampler(model, count, best, 1 - best)
         chosen = sampler.sample(SPACE, np.random.default_rng(0))

@@ -18,17 +18,17 @@ import triton
 from typer.testing import CliRunner
 
 from costmodel.cli import app
-from costmodel.compiling.compile_pool import compile_many
+from costmodel.compile.compile_pool import compile_many
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement_table import Role
 from costmodel.evaluation.heldout import eval_workloads, is_held_out
+from costmodel.gemm.config import KernelName
+from costmodel.gemm.kernel_code import kernel_hash
+from costmodel.gemm.specialize import artifact_key
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target, Toolchain
+from costmodel.measure import ReplayRunner
 from costmodel.models import XgbCostModel, known_artifacts, load
-from costmodel.runner import ReplayRunner
-from costmodel.space.config import KernelName
-from costmodel.space.kernel_code import kernel_hash
-from costmodel.space.specialize import artifact_key
-from costmodel.space.target import Target, Toolchain
-from costmodel.space.workload import Workload
 from costmodel.tuning.ranking import rank
 
 ROOT = Path(__file__).resolve().parents[1]

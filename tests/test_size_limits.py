@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from costmodel.dispatch.calls import Call
 from costmodel.dispatch.preparing import prepare
 from costmodel.errors import ShapeError
-from costmodel.space.config import LARGEST, GemmConfig
-from costmodel.space.grid import grid
-from costmodel.space.space import SearchSpace, is_persistent, launch_blocks, legality
-from costmodel.space.space_rows import space_rows
-from costmodel.space.target import Target, Toolchain
-from costmodel.space.workload import MOST, MOST_OFFSET, Workload
+from costmodel.gemm.config import LARGEST, GemmConfig
+from costmodel.gemm.grid import grid
+from costmodel.gemm.space import SearchSpace, is_persistent, launch_blocks, legality
+from costmodel.gemm.space_rows import space_rows
+from costmodel.gemm.workload import MOST, MOST_OFFSET, Workload
+from costmodel.hardware.target import Target, Toolchain
 
 pytestmark = pytest.mark.fault("N8")
 

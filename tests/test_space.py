@@ -15,12 +15,12 @@ from code_classes import code_classes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodel.compiling.compile_pool import compile_many
-from costmodel.space import kernel_code
-from costmodel.space import space as space_module
-from costmodel.space.config import GemmConfig, KernelName
-from costmodel.space.grid import grid
-from costmodel.space.space import (
+from costmodel.compile.compile_pool import compile_many
+from costmodel.gemm import kernel_code
+from costmodel.gemm import space as space_module
+from costmodel.gemm.config import GemmConfig, KernelName
+from costmodel.gemm.grid import grid
+from costmodel.gemm.space import (
     SearchSpace,
     launch_blocks,
     legality,
@@ -28,10 +28,10 @@ from costmodel.space.space import (
     uses_wgmma,
     workspace_bytes,
 )
-from costmodel.space.space_rows import space_rows
-from costmodel.space.specialize import specialize
-from costmodel.space.target import DEVICES, Target, Toolchain
-from costmodel.space.workload import KINDS, MOST, Workload, kind_options
+from costmodel.gemm.space_rows import space_rows
+from costmodel.gemm.specialize import specialize
+from costmodel.gemm.workload import KINDS, MOST, Workload, kind_options
+from costmodel.hardware.target import DEVICES, Target, Toolchain
 
 TOOLS = Toolchain("3.6.0", "12.8")
 TARGETS = {name: Target.named(name, TOOLS) for name in DEVICES}

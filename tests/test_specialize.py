@@ -16,14 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.compiling.compile_pool import compile_many
-from costmodel.space.config import GemmConfig, KernelName
-from costmodel.space.grid import grid
-from costmodel.space.kernel_code import kernel_hash
-from costmodel.space.space import SearchSpace
-from costmodel.space.specialize import artifact_key, constants, repack_source, specialize
-from costmodel.space.target import Target, Toolchain
-from costmodel.space.workload import CodeClass, Workload
+from costmodel.compile.compile_pool import compile_many
+from costmodel.gemm.config import GemmConfig, KernelName
+from costmodel.gemm.grid import grid
+from costmodel.gemm.kernel_code import kernel_hash
+from costmodel.gemm.space import SearchSpace
+from costmodel.gemm.specialize import artifact_key, constants, repack_source, specialize
+from costmodel.gemm.workload import CodeClass, Workload
+from costmodel.hardware.target import Target, Toolchain
 
 H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
 LARGE = Workload.dense(4096, 4096, 4096)
@@ -118,7 +118,7 @@ for folder in sys.argv[1:]:
     for name in [n for n in sys.modules if n.split(".")[0] == "costmodel"]:
         del sys.modules[name]
     sys.path.insert(0, folder)
-    import costmodel.space.kernel_code as code
+    import costmodel.gemm.kernel_code as code
     assert code.__file__.startswith(folder)
     names = ("pointer", "tma", "tma_persistent", "warp_specialized")
     print(json.dumps({n: code.kernel_hash(n) for n in names}))

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from costmodel.compiling.compile_pool import compile_many
-from costmodel.space.config import GemmConfig
-from costmodel.space.specialize import specialize
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
+from costmodel.compile.compile_pool import compile_many
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.specialize import specialize
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
 
 # How many loads of 16 bytes a thread has under way: 64 registers, fewer only for a small tile.
 LOADS = {

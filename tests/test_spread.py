@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spread_fakes import H100, LAW, ROWS, K, Law, N, best_us, law_us, tuned
 
-from costmodel.compiling.artifact import Artifact
+from costmodel.compile.artifact import Artifact
 from costmodel.data.measurement import NO_ROOM, Measurement
 from costmodel.errors import InvalidInput
-from costmodel.space.config import GemmConfig
-from costmodel.space.space import legality
-from costmodel.space.specialize import Specialization, specialize
-from costmodel.space.target import Target
-from costmodel.space.workload import MOST, Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.space import legality
+from costmodel.gemm.specialize import Specialization, specialize
+from costmodel.gemm.workload import MOST, Workload
+from costmodel.hardware.target import Target
 from costmodel.tuning.ranking import rank
 from costmodel.tuning.spread import spread, spread_by_timing
 from costmodel.tuning.tuning_result import Part, TuningResult

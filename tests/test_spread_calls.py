@@ -18,11 +18,11 @@ from spread_fakes import LAW, K, N, ask, best_us, faked, law_us, timed_us
 import costmodel
 from costmodel.data.measurement import Measurement
 from costmodel.dispatch import dispatch
-from costmodel.space.config import GemmConfig
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.workload import Workload
+from costmodel.tuning import spreader, winners
+from costmodel.tuning.question import at_the_end, memory_key
 from costmodel.tuning.tuning_result import Part, TuningResult
-from costmodel.winners import spreader, winners
-from costmodel.winners.question import at_the_end, memory_key
 
 
 @pytest.fixture
@@ -272,7 +272,7 @@ def test_a_second_winner_is_not_discarded_for_the_first(machine: Machine) -> Non
     machine.restart()
     with pytest.MonkeyPatch.context() as patch:
         unfit = replace(broken, config=config, model_hash="")  # which nothing spreads
-        patch.setattr("costmodel.winners.winners.tune", lambda *_, **__: unfit)
+        patch.setattr("costmodel.tuning.winners.tune", lambda *_, **__: unfit)
         found = dispatch.winners.find(last, instead_of=broken)
     assert found.config == second.config
 
@@ -346,7 +346,7 @@ def test_what_cannot_be_written_can_still_be_read(
     def refuse(*_: Any) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("costmodel.winners.cache.replace_file", refuse)
+    monkeypatch.setattr("costmodel.tuning.cache.replace_file", refuse)
     with pytest.warns(RuntimeWarning, match="Read-only"):
         ask(2300)
     timed = len(machine.bench.timed)

@@ -20,9 +20,9 @@ import costmodel
 from costmodel.data.measurement import Measurement
 from costmodel.dispatch import dispatch
 from costmodel.errors import RankError
-from costmodel.space.config import GemmConfig
-from costmodel.space.workload import Workload
-from costmodel.winners.winners import Question
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.workload import Workload
+from costmodel.tuning.winners import Question
 
 BUCKET = (2049, 2560)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from costmodel.errors import InvalidInput, NoGpu, UnknownTarget
-from costmodel.space.target import DEVICES, Target, Toolchain
+from costmodel.hardware.target import DEVICES, Target, Toolchain
 
 TOOLS = Toolchain("3.6.0", "12.8")
 

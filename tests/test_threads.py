@@ -20,8 +20,8 @@ from costmodel.data.dataset import Dataset
 from costmodel.dispatch import dispatch
 from costmodel.errors import CostModelError
 from costmodel.models import RandomModel
-from costmodel.winners.cache import WinnerCache
-from costmodel.winners.winners import Question, Winners
+from costmodel.tuning.cache import WinnerCache
+from costmodel.tuning.winners import Question, Winners
 
 recording, bench = test_dispatch.recording, test_dispatch.bench  # fixtures
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from costmodel.data.measurement import NO_ROOM, Measurement
-from costmodel.runner import timing
-from costmodel.runner.clock import clock_reader
-from costmodel.runner.device import DeviceRunner
-from costmodel.runner.operands import NoRoom
-from costmodel.runner.protocol import TimingProtocol
-from costmodel.runner.timing import Request
-from costmodel.space.config import GemmConfig
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.workload import Workload
+from costmodel.measure import timing
+from costmodel.measure.clock import clock_reader
+from costmodel.measure.device import DeviceRunner
+from costmodel.measure.operands import NoRoom
+from costmodel.measure.protocol import TimingProtocol
+from costmodel.measure.timing import Request
 from costmodel.support.supervisor import Done, SupervisedWorker
 
 SHAPE = Workload.dense(1024, 1024, 1024)

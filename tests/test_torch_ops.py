@@ -17,7 +17,7 @@ import costmodel
 from costmodel.dispatch import batches
 from costmodel.dispatch.batches import multiply_batches
 from costmodel.errors import GradientError, InvalidInput, LayoutError, ShapeError, UnsupportedDtype
-from costmodel.launching.torch_product import activated
+from costmodel.launch.torch_product import activated
 from costmodel.nn import Linear, replace_linear
 from costmodel.torch_ops import external_matmul
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from costmodel.launching import torch_product as module
-from costmodel.launching.torch_product import (
+from costmodel.launch import torch_product as module
+from costmodel.launch.torch_product import (
     float32_precision,
     torch_multiplies_in_tf32,
     torch_product,
 )
-from costmodel.runner.reference import reference_product
+from costmodel.measure.reference import reference_product
 
 SWITCH: Any = torch.backends.cuda.matmul
 
@@ -97,7 +97,7 @@ def test_the_reference_is_ieee_whatever_the_switch_says(monkeypatch: pytest.Monk
     SWITCH.fp32_precision = "tf32"
     seen = []
     monkeypatch.setattr(
-        "costmodel.launching.torch_product.torch_multiplies_in_tf32",
+        "costmodel.launch.torch_product.torch_multiplies_in_tf32",
         lambda: bool(seen.append(SWITCH.fp32_precision)) or SWITCH.fp32_precision == "tf32",
     )
     a = torch.randn(4, 8)

@@ -13,15 +13,15 @@ from test_cli import run, run_json
 from test_cli_faults import HERE, refused
 
 import costmodel
-from costmodel.collection.worklist import read_worklist
+from costmodel.collect.worklist import read_worklist
 from costmodel.data.dataset import Dataset
 from costmodel.data.shards import Identity
 from costmodel.errors import InvalidInput
 from costmodel.evaluation.heldout import HELD_OUT, eval_workloads, is_held_out
+from costmodel.gemm.workload import MOST, Workload
+from costmodel.hardware.target import Target
+from costmodel.measure.protocol import TimingProtocol
 from costmodel.models import TrainingTable, XgbParams
-from costmodel.runner.protocol import TimingProtocol
-from costmodel.space.target import Target
-from costmodel.space.workload import MOST, Workload
 
 TINY = XgbParams(rounds=5)
 DISGUISES = [

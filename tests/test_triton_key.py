@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from triton.runtime import cache
 
-from costmodel.compiling import triton_key
-from costmodel.compiling.triton_key import know_triton_key
+from costmodel.compile import triton_key
+from costmodel.compile.triton_key import know_triton_key
 
 ONE_PROCESS = """
 import time
 from triton.runtime import cache
-from costmodel.compiling.triton_key import know_triton_key
+from costmodel.compile.triton_key import know_triton_key
 
 own = cache.triton_key
 know_triton_key()

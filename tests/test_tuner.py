@@ -15,20 +15,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from costmodel.compiling.artifact import Artifact
+from costmodel.compile.artifact import Artifact
 from costmodel.data.candidates import Candidates
 from costmodel.data.dataset import Dataset, RunInfo
 from costmodel.data.measurement import NO_ROOM, Candidate, Measurement, TuningRecord
 from costmodel.errors import InvalidInput, NoModel, NotRecorded
 from costmodel.evaluation.uncertainty import Confidence, TopK
-from costmodel.runner.device import DeviceRunner
-from costmodel.runner.replay import ReplayRunner
-from costmodel.runner.timing import Request
-from costmodel.space.config import GemmConfig
-from costmodel.space.space import SearchSpace
-from costmodel.space.specialize import Specialization, artifact_key
-from costmodel.space.target import Target, Toolchain
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.space import SearchSpace
+from costmodel.gemm.specialize import Specialization, artifact_key
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target, Toolchain
+from costmodel.measure.device import DeviceRunner
+from costmodel.measure.replay import ReplayRunner
+from costmodel.measure.timing import Request
 from costmodel.tuning.ranking import rank
 from costmodel.tuning.tuner import tune
 from costmodel.tuning.tuning_result import TuningResult

@@ -25,7 +25,7 @@ from costmodel.evaluation.uncertainty import (
     in_words,
     require_top,
 )
-from costmodel.space.workload import Workload
+from costmodel.gemm.workload import Workload
 
 LAW = LossLaw(-1.2, 1.1, -0.8)
 SEEN = Coverage.of([Workload.dense(16, 256, 128), Workload.dense(4096, 8192, 1024)])

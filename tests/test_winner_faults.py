@@ -16,12 +16,12 @@ import costmodel
 from costmodel.data.candidates import CostModel
 from costmodel.dispatch import dispatch
 from costmodel.errors import CompileError, CostModelError, LaunchError
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.workload import Workload
 from costmodel.models.baselines import PaperEstimate, RuleHeuristic
-from costmodel.space.config import GemmConfig
-from costmodel.space.workload import Workload
 from costmodel.tuning import ranking
+from costmodel.tuning.question import Question, is_by_model_of
 from costmodel.tuning.tuning_result import TuningResult
-from costmodel.winners.question import Question, is_by_model_of
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ def test_a_winner_that_was_asked_for_works_again_or_is_replaced_again(machine: M
 def test_no_memory_of_what_was_replaced_grows(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("costmodel.winners.winners._REMEMBERED", 4)
+    monkeypatch.setattr("costmodel.tuning.winners._REMEMBERED", 4)
     for m in (100, 200, 300, 400, 500, 600):
         asked = Question(Workload.dense(m, N, K), -1, "heuristic")
         dispatch.winners.find(asked, instead_of=dispatch.winners.find(asked))

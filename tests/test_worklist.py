@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from costmodel.cli import app
-from costmodel.collection.collect import Job
-from costmodel.collection.sampling import RandomSampler, training_workloads
-from costmodel.collection.worklist import by_code, read_worklist, write_worklist
+from costmodel.collect.collect import Job
+from costmodel.collect.sampling import RandomSampler, training_workloads
+from costmodel.collect.worklist import by_code, read_worklist, write_worklist
 from costmodel.data.shards import Identity
 from costmodel.errors import CorruptFile, MissingData, MixedData
 from costmodel.evaluation.heldout import is_held_out
-from costmodel.runner.protocol import TimingProtocol
-from costmodel.space.space import SearchSpace
-from costmodel.space.target import Target, Toolchain
+from costmodel.gemm.space import SearchSpace
+from costmodel.hardware.target import Target, Toolchain
+from costmodel.measure.protocol import TimingProtocol
 
 H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
 IDENTITY = Identity(H100, TimingProtocol().to_dict())

@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from costmodel.errors import CostModelError, InvalidInput, LayoutError, ShapeError, UnsupportedDtype
-from costmodel.space.workload import (
+from costmodel.gemm.workload import (
     ACTIVATIONS,
     DTYPES,
     KINDS,

@@ -46,8 +46,8 @@ def check_files(
     """What is wrong with what is read is told without a GPU, and before minutes of drawing."""
     from costmodel.cli.shapes import read_shapes
     from costmodel.errors import MissingData
+    from costmodel.gemm.workload import kind_options
     from costmodel.models import load
-    from costmodel.space.workload import kind_options
 
     if worklist is not None and not worklist.is_file():
         raise MissingData(f"no file {worklist}: `costmodel collect --write-worklist` draws one")

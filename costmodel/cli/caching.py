@@ -13,7 +13,7 @@ from costmodel.cli import output
 from costmodel.cli.output import AsJson
 
 if TYPE_CHECKING:
-    from costmodel.winners.cache import CacheEntry, WinnerCache
+    from costmodel.tuning.cache import CacheEntry, WinnerCache
 
 __all__ = ["app"]
 
@@ -115,7 +115,7 @@ def export_to(
     file: Annotated[Path, typer.Argument(help="JSON file to write.")], as_json: AsJson = False
 ) -> None:
     """Write all winners to one file, for other machines of this kind."""
-    from costmodel.winners.cache_bundle import export_winners
+    from costmodel.tuning.cache_bundle import export_winners
 
     count = export_winners(_cache(), file)
     if as_json:
@@ -130,7 +130,7 @@ def import_from(
     as_json: AsJson = False,
 ) -> None:
     """Add the winners of a file; those that are there already stay."""
-    from costmodel.winners.cache_bundle import import_winners
+    from costmodel.tuning.cache_bundle import import_winners
 
     counts = import_winners(_cache(), file)
     if as_json:
@@ -148,7 +148,7 @@ def _cache() -> WinnerCache:
     from costmodel.errors import FileError
     from costmodel.support.folders import VARIABLE
     from costmodel.support.untrusted import file_errors
-    from costmodel.winners.cache import WinnerCache
+    from costmodel.tuning.cache import WinnerCache
 
     winners = WinnerCache()
     path = winners.path
@@ -162,9 +162,9 @@ def _cache() -> WinnerCache:
 
 def _state(entry: CacheEntry) -> str:
     """Whether what an entry rests on is what there is now, as far as can be told without a GPU."""
-    from costmodel.space.grid import grid_hash
-    from costmodel.space.kernel_code import kernel_hashes
-    from costmodel.space.target import Toolchain
+    from costmodel.gemm.grid import grid_hash
+    from costmodel.gemm.kernel_code import kernel_hashes
+    from costmodel.hardware.target import Toolchain
     from costmodel.support.installed import driver_version, triton_build
 
     if entry.key.get("kernels") != kernel_hashes():

@@ -17,12 +17,12 @@ from costmodel.cli.output import AsJson, K, M, N
 from costmodel.cli.shapes import not_held_out, read_shapes
 
 if TYPE_CHECKING:
-    from costmodel.collection.collect import Job, Progress
-    from costmodel.collection.sampling import Sampler
-    from costmodel.compiling.artifact import Artifact
+    from costmodel.collect.collect import Job, Progress
+    from costmodel.collect.sampling import Sampler
+    from costmodel.compile.artifact import Artifact
     from costmodel.data.dataset import Role
-    from costmodel.space.target import Target
-    from costmodel.space.workload import Workload
+    from costmodel.gemm.workload import Workload
+    from costmodel.hardware.target import Target
 
 __all__ = ["COMMANDS"]
 
@@ -61,12 +61,12 @@ def compile_space(
     as_json: AsJson = False,
 ) -> None:
     """Compile configurations of a product's space; needs no GPU."""
-    from costmodel.compiling.compile_pool import compile_many
-    from costmodel.compiling.compiler import duplicates
+    from costmodel.compile.compile_pool import compile_many
+    from costmodel.compile.compiler import duplicates
     from costmodel.data.destination import require_folder
     from costmodel.errors import InvalidInput
-    from costmodel.space.space import SearchSpace
-    from costmodel.space.specialize import specialize
+    from costmodel.gemm.space import SearchSpace
+    from costmodel.gemm.specialize import specialize
 
     workload = output.workload_of(m, n, k, dtype, a_layout, b_layout, out_dtype, tf32)
     if out is not None and not table:
@@ -205,11 +205,11 @@ def collect(
         _write_worklist(write_worklist, todo, found, as_json)
         return
     assert out is not None
-    from costmodel.collection.collect import collect as run_jobs
-    from costmodel.collection.worklist import read_worklist
+    from costmodel.collect.collect import collect as run_jobs
+    from costmodel.collect.worklist import read_worklist
     from costmodel.data.dataset import Dataset
-    from costmodel.runner.device import DeviceRunner
-    from costmodel.runner.identity import current_run
+    from costmodel.measure.device import DeviceRunner
+    from costmodel.measure.identity import current_run
 
     with DeviceRunner() as runner:
         runner.start()
@@ -250,15 +250,15 @@ def _collecting_target(name: str | None, out: Path | None, write_worklist: Path 
         raise typer.BadParameter(f"--target {name}: timing is on the card at hand; leave it out")
     if out is None:
         raise typer.BadParameter("--out: expected the folder of the dataset")
-    from costmodel.space.target import Target
+    from costmodel.hardware.target import Target
 
     return Target.current()
 
 
 def _write_worklist(path: Path, jobs: Sequence[Job], target: Target, as_json: bool) -> None:
-    from costmodel.collection.worklist import by_code, write_worklist
+    from costmodel.collect.worklist import by_code, write_worklist
     from costmodel.data.shards import Identity
-    from costmodel.runner.protocol import TimingProtocol
+    from costmodel.measure.protocol import TimingProtocol
 
     write_worklist(path, by_code(jobs), Identity(target, TimingProtocol().to_dict()))
     rows = sum(len(job.configs) for job in jobs)
@@ -281,8 +281,8 @@ def _artifact_row(config: str, artifact: Artifact, duplicate_of: str | None) -> 
 def _workloads(
     shapes: Path | None, role: Role, count: int, target: Target, dtypes: Sequence[str], seed: int
 ) -> list[Workload]:
-    from costmodel.collection.sampling import training_workloads
-    from costmodel.space.workload import Workload, kind_options
+    from costmodel.collect.sampling import training_workloads
+    from costmodel.gemm.workload import Workload, kind_options
 
     if shapes is None:
         for dtype in dtypes:  # a wrong name is an error before anything is drawn
@@ -296,7 +296,7 @@ def _workloads(
 def _sampler(
     name: str, count: int, model: Path | None, target: Target, best: float, unsure: float
 ) -> Sampler:
-    from costmodel.collection.sampling import ModelSampler, RandomSampler
+    from costmodel.collect.sampling import ModelSampler, RandomSampler
     from costmodel.models import find_model, load
 
     if name == "random":
@@ -315,9 +315,9 @@ def _jobs(
     """
     import numpy as np
 
-    from costmodel.collection.collect import Job
+    from costmodel.collect.collect import Job
     from costmodel.errors import InvalidInput
-    from costmodel.space.space import SearchSpace
+    from costmodel.gemm.space import SearchSpace
 
     rng = np.random.default_rng(seed)
     jobs = [Job(w, tuple(sampler.sample(SearchSpace.of(w, target), rng)), role) for w in workloads]

@@ -48,7 +48,7 @@ def explain(
 
     What the parts of a name such as "tma 128x256x64 w8 s4 g8" mean: docs/kernels.md, Names.
     """
-    from costmodel.space.config import parse_config
+    from costmodel.gemm.config import parse_config
     from costmodel.tuning.explanation import explain as explain_ranking
 
     if place is not None and against is not None:

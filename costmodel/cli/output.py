@@ -14,8 +14,8 @@ import typer
 from costmodel.support.untrusted import printable
 
 if TYPE_CHECKING:
-    from costmodel.space.target import Target
-    from costmodel.space.workload import Workload
+    from costmodel.gemm.workload import Workload
+    from costmodel.hardware.target import Target
 
 __all__ = [
     "DEFAULT_TARGET", "ALayout", "AsJson", "BLayout", "Dtype", "K", "M", "Model", "N",
@@ -60,10 +60,10 @@ def workload_of(
 
     Raises:
         ShapeError: a size that is not over 0: of an empty product there is nothing to choose.
-        As :meth:`costmodel.space.workload.Workload.dense`.
+        As :meth:`costmodel.gemm.workload.Workload.dense`.
     """
     from costmodel.errors import ShapeError
-    from costmodel.space.workload import MOST, Workload
+    from costmodel.gemm.workload import MOST, Workload
 
     for name, size in (("M", m), ("N", n), ("K", k)):
         if not 1 <= size <= MOST:
@@ -87,7 +87,7 @@ def _source(context: typer.Context, name: str) -> str:
 def find_target(name: str | None) -> Target:
     """The named target, else this machine's GPU, else the H100 that the shipped data is of."""
     from costmodel.errors import NoGpu
-    from costmodel.space.target import Target
+    from costmodel.hardware.target import Target
 
     if name is not None:
         return Target.named(name)

@@ -11,7 +11,7 @@ from costmodel.cli import output
 from costmodel.support.untrusted import one_line
 
 if TYPE_CHECKING:
-    from costmodel.space.workload import Workload
+    from costmodel.gemm.workload import Workload
 
 __all__ = ["not_held_out", "read_shapes"]
 
@@ -48,7 +48,7 @@ def read_shapes(path: Path) -> list[tuple[int, int, int]]:
 def _size(row: dict[str, str | None], name: str) -> int:
     """One size of a row, which may be shorter than the header."""
     from costmodel.errors import InvalidInput
-    from costmodel.space.workload import MOST
+    from costmodel.gemm.workload import MOST
 
     text = (row[name] or "").strip()
     # int() takes more than digits, and refuses thousands of them in words of its own.

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from costmodel.support.untrusted import one_line
 
 if TYPE_CHECKING:
-    from costmodel.compiling.artifact import Artifact
-    from costmodel.space.config import GemmConfig
+    from costmodel.compile.artifact import Artifact
+    from costmodel.gemm.config import GemmConfig
     from costmodel.tuning.ranking import Ranking
 
 __all__ = ["log_skipped"]
@@ -31,9 +31,9 @@ def log_skipped(ranking: Ranking, model: Path | None) -> None:
 
 
 def _skipped(ranking: Ranking, model: Path | None) -> Iterator[tuple[GemmConfig, str]]:
+    from costmodel.gemm.space import SearchSpace
+    from costmodel.gemm.specialize import artifact_key, specialize
     from costmodel.models import known_artifacts
-    from costmodel.space.space import SearchSpace
-    from costmodel.space.specialize import artifact_key, specialize
     from costmodel.tuning.ranking import answering_model
 
     workload, target = ranking.workload, ranking.target

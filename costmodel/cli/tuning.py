@@ -15,7 +15,7 @@ from costmodel.tuning.modes import check_tuning_mode
 
 if TYPE_CHECKING:
     from costmodel.evaluation.uncertainty import TopK
-    from costmodel.space.workload import Workload
+    from costmodel.gemm.workload import Workload
     from costmodel.tuning.ranking import Ranking
     from costmodel.tuning.tuning_result import TuningResult
 
@@ -90,7 +90,7 @@ def tune(
     workload = output.workload_of(m, n, k, dtype, a_layout, b_layout, out_dtype, tf32)
     wanted = _count(top)
     check_tuning_mode(mode)
-    from costmodel.space.target import Target
+    from costmodel.hardware.target import Target
 
     named = target if output.named_options(context, "target") else None
     if replay or data is not None:
@@ -140,7 +140,7 @@ def _count(top: str) -> TopK:
 
 def _has_gpu() -> bool:
     from costmodel.errors import NoGpu
-    from costmodel.space.target import Target
+    from costmodel.hardware.target import Target
 
     try:
         Target.current()
@@ -153,7 +153,7 @@ def _predict(
     workload: Workload, target: str, model: Path | None, top: TopK, mode: str
 ) -> TuningResult:
     """What is not timed needs neither a GPU nor a recording of it."""
-    from costmodel.space.target import Target
+    from costmodel.hardware.target import Target
     from costmodel.tuning.tuner import tune as choose
 
     output.note(f"predicted for {target}: mode {mode} times nothing of this")
@@ -171,7 +171,7 @@ def _replay(
     """Choose by a recording: one that was named, else that of a device."""
     from costmodel.data.dataset import Dataset
     from costmodel.errors import InvalidInput, NotRecorded
-    from costmodel.runner import ReplayRunner
+    from costmodel.measure import ReplayRunner
     from costmodel.tuning.shipped import recording
     from costmodel.tuning.tuner import tune as choose
 

@@ -109,7 +109,7 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Say what this set-up has and lacks; exit code 0 if costmodel can be used on it."""
-    from costmodel.doctor.doctor import diagnose, usable
+    from costmodel.cli.doctor import diagnose, usable
 
     checks = diagnose(model)
     ok = usable(checks)

@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from costmodel.compiling.artifact import PASSING, Artifact
-from costmodel.compiling.compile_pool import compile_many
-from costmodel.compiling.compiler import CompileFunction, compile_spec
-from costmodel.compiling.ptx import PTX_SCHEMA
+from costmodel.compile.artifact import PASSING, Artifact
+from costmodel.compile.compile_pool import compile_many
+from costmodel.compile.compiler import CompileFunction, compile_spec
+from costmodel.compile.ptx import PTX_SCHEMA
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.shards import Identity, compaction_lock, read_shards, write_shard
 from costmodel.errors import InvalidInput
-from costmodel.space.space import SearchSpace
-from costmodel.space.specialize import Specialization, artifact_key, specialize
-from costmodel.space.target import Target, Toolchain
-from costmodel.space.workload import CodeClass, Workload
+from costmodel.gemm.space import SearchSpace
+from costmodel.gemm.specialize import Specialization, artifact_key, specialize
+from costmodel.gemm.workload import CodeClass, Workload
+from costmodel.hardware.target import Target, Toolchain
 from costmodel.support.untrusted import file_errors
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def extend_table(
         specs: what it is to hold; what it has is kept.
         known: keys that are in another table already, and need not be in this one.
         limit: at most so many now; default: all.
-        n_jobs, progress, compile_function: as :func:`costmodel.compiling.compile_pool.compile_many`
+        n_jobs, progress, compile_function: as :func:`costmodel.compile.compile_pool.compile_many`
             has them.
 
     Raises:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.compiling.artifact import Artifact, ArtifactStatus, outweighs
-from costmodel.compiling.ptx import PTX_FEATURES
+from costmodel.compile.artifact import Artifact, ArtifactStatus, outweighs
+from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.data.candidates import ARTIFACT_COLUMNS
 from costmodel.data.shards import arrow_fields
 from costmodel.errors import CorruptFile, CostModelError
-from costmodel.space.config import KernelName
-from costmodel.space.kernel_code import kernel_hash
-from costmodel.space.specialize import Specialization
-from costmodel.space.workload import CodeClass
+from costmodel.gemm.config import KernelName
+from costmodel.gemm.kernel_code import kernel_hash
+from costmodel.gemm.specialize import Specialization
+from costmodel.gemm.workload import CodeClass
 
 if TYPE_CHECKING:
     import pyarrow as pa

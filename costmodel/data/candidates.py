@@ -13,12 +13,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.compiling.artifact import Artifact
-from costmodel.compiling.ptx import PTX_FEATURES
+from costmodel.compile.artifact import Artifact
+from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.data.measurement import Candidate
-from costmodel.space.config import GemmConfig, stored_columns
-from costmodel.space.target import Device, Target
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig, stored_columns
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Device, Target
 
 __all__ = ["ARTIFACT_COLUMNS", "CONFIG_COLUMNS", "Candidates", "CostModel"]
 

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.compiling.artifact import Artifact, ArtifactStatus, outweighs
-from costmodel.compiling.ptx import PTX_SCHEMA
+from costmodel.compile.artifact import Artifact, ArtifactStatus, outweighs
+from costmodel.compile.ptx import PTX_SCHEMA
 from costmodel.data import shards
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.destination import CARD
@@ -36,9 +36,9 @@ from costmodel.data.frame import Frame
 from costmodel.data.measurement import Measurement, TuningRecord
 from costmodel.data.measurement_table import MeasurementTable, Role, RunInfo
 from costmodel.errors import MissingData
-from costmodel.space.config import GemmConfig
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
 from costmodel.support.untrusted import as_path, file_errors, require
 
 if TYPE_CHECKING:

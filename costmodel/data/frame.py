@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.candidates import Candidates
 from costmodel.data.measurement_table import MeasurementTable
-from costmodel.space.workload import Workload
+from costmodel.gemm.workload import Workload
 
 __all__ = ["Frame"]
 

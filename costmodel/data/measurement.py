@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import nan
 from typing import Literal, Protocol, runtime_checkable
 
-from costmodel.compiling.artifact import Artifact
-from costmodel.space.config import GemmConfig
-from costmodel.space.workload import Workload
+from costmodel.compile.artifact import Artifact
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.workload import Workload
 
 __all__ = [
     "NO_ROOM", "Candidate", "Compares", "Measurement", "Rests", "Runner", "Status", "TuningRecord",

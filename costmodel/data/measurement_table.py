@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from costmodel.data.measurement import Measurement, Status, TuningRecord, says_no_room
 from costmodel.data.shards import arrow_fields
 from costmodel.errors import CorruptFile, CostModelError
-from costmodel.space.config import GemmConfig
-from costmodel.space.workload import CodeClass, Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.workload import CodeClass, Workload
 
 if TYPE_CHECKING:
     import pyarrow as pa

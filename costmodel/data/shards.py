@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, get_type_hints
 from uuid import uuid4
 
 from costmodel.errors import CorruptFile, FileError, InvalidInput, MixedData, WrongVersion
-from costmodel.space.target import Target
+from costmodel.hardware.target import Target
 from costmodel.support.untrusted import file_errors, parse_json, read_small_file
 
 if TYPE_CHECKING:

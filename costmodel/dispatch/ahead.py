@@ -14,16 +14,16 @@ from costmodel.dispatch.dispatch import ModelLike
 from costmodel.dispatch.pins import pin_config, unpin_config
 from costmodel.errors import InvalidInput
 from costmodel.evaluation.uncertainty import TopK
-from costmodel.launching.torch_product import torch_multiplies_in_tf32
-from costmodel.space.config import GemmConfig, as_config
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig, as_config
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
+from costmodel.launch.torch_product import torch_multiplies_in_tf32
 from costmodel.tuning import modes
 from costmodel.tuning.ranking import named_model
 from costmodel.tuning.tuner import check_tuning
 from costmodel.tuning.tuner import tune as tune_with
 from costmodel.tuning.tuning_result import TuningResult
-from costmodel.winners.winners import Question
+from costmodel.tuning.winners import Question
 
 __all__ = ["matmul_types", "pin", "tune", "unpin"]
 

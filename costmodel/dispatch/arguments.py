@@ -13,7 +13,7 @@ from costmodel.errors import (
     ShapeError,
     UnsupportedDtype,
 )
-from costmodel.space.workload import ACTIVATIONS, DTYPES, OUT_DTYPES
+from costmodel.gemm.workload import ACTIVATIONS, DTYPES, OUT_DTYPES
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ import torch
 from costmodel.dispatch.arguments import check_kinds, require_shape
 from costmodel.dispatch.torch_context import keeps_elsewhere, without_autocast
 from costmodel.errors import LayoutError, ShapeError, UnsupportedDtype
-from costmodel.launching.torch_product import activated, float32_precision
+from costmodel.launch.torch_product import activated, float32_precision
 
 __all__ = ["Matmul", "multiply_batches", "multiply_by_torch"]
 

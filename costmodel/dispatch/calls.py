@@ -23,7 +23,7 @@ from costmodel.dispatch.torch_context import (
     tracing_state,
 )
 from costmodel.models.storage import card_stamp
-from costmodel.winners.ranks import epoch
+from costmodel.tuning.ranks import epoch
 
 __all__ = ["Call", "KeptLaunches", "ModelLike", "by_autocast", "key_of"]
 

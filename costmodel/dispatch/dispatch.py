@@ -36,16 +36,16 @@ from costmodel.dispatch.torch_context import (
     is_watched,
 )
 from costmodel.errors import InvalidInput
-from costmodel.launching.torch_product import torch_multiplies_in_tf32
+from costmodel.launch.torch_product import torch_multiplies_in_tf32
 from costmodel.models.xgb import XgbCostModel
 from costmodel.support.counters import count
 from costmodel.support.untrusted import as_path, file_errors
 from costmodel.tuning import modes
+from costmodel.tuning.buckets import Buckets
+from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.ranking import named_model
 from costmodel.tuning.tuning_result import TuningResult
-from costmodel.winners.buckets import Buckets
-from costmodel.winners.cache import WinnerCache
-from costmodel.winners.winners import Winners
+from costmodel.tuning.winners import Winners
 
 __all__ = [
     "ModelLike", "forget_launches", "launch_for", "matmul", "result_for", "set_buckets", "set_mode",
@@ -204,7 +204,7 @@ def set_mode(mode: str | None) -> None:
 
 
 def set_buckets(steps: int = 4, bounds: tuple[int, ...] = ()) -> None:
-    """Set which m share a winner, as :class:`costmodel.winners.buckets.Buckets` has it.
+    """Set which m share a winner, as :class:`costmodel.tuning.buckets.Buckets` has it.
 
     Winners on disk stay, and are found by the buckets that they are of.
 

@@ -10,13 +10,13 @@ import torch
 
 from costmodel.dispatch.prepared import TritonLaunch
 from costmodel.errors import CompileError, CostModelError, LaunchError
-from costmodel.launching.launch import Kernel, Plan, load
-from costmodel.launching.repacking import Repack
-from costmodel.space.config import GemmConfig
-from costmodel.space.space import legality
-from costmodel.space.specialize import Specialization
-from costmodel.space.target import Target
-from costmodel.space.workload import CodeClass, Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.space import legality
+from costmodel.gemm.specialize import Specialization
+from costmodel.gemm.workload import CodeClass, Workload
+from costmodel.hardware.target import Target
+from costmodel.launch.launch import Kernel, Plan, load
+from costmodel.launch.repacking import Repack
 from costmodel.support.bounded import drop_oldest
 from costmodel.support.counters import count
 from costmodel.support.untrusted import one_line
@@ -36,7 +36,7 @@ def bring(plan: Plan, target: Target, device_index: int) -> Kernel:
     """Compile (or take from Triton's cache) and load all that a plan launches; remembered.
 
     Raises:
-        CompileError, LaunchError: as :func:`costmodel.launching.launch.load`.
+        CompileError, LaunchError: as :func:`costmodel.launch.launch.load`.
     """
     key = _key(plan, target, device_index)
     found = _loaded.get(key)

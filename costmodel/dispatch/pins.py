@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from costmodel.dispatch.loading import bring
 from costmodel.errors import IllegalConfig
-from costmodel.launching.launch import Plan
-from costmodel.space.config import GemmConfig
-from costmodel.space.kernel_code import kernel_trouble
-from costmodel.space.space import legality
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.kernel_code import kernel_trouble
+from costmodel.gemm.space import legality
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
+from costmodel.launch.launch import Plan
 from costmodel.tuning.tuning_result import PINNED, TuningResult
 
 __all__ = ["pin_config", "pinned", "unpin_config"]

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import _C
 
-from costmodel.launching.launch import Kernel, Plan, Workspace, make_context
-from costmodel.launching.recorded import ROOM_OF_ADDRESSES, RecordedLaunch
-from costmodel.launching.repacking import Repack
-from costmodel.launching.torch_product import torch_product
+from costmodel.launch.launch import Kernel, Plan, Workspace, make_context
+from costmodel.launch.recorded import ROOM_OF_ADDRESSES, RecordedLaunch
+from costmodel.launch.repacking import Repack
+from costmodel.launch.torch_product import torch_product
 from costmodel.tuning.tuning_result import TuningResult
 
 __all__ = ["Launch", "TorchLaunch", "TritonLaunch"]

@@ -22,19 +22,19 @@ from costmodel.dispatch.loading import bring, first_launch, loaded_configs
 from costmodel.dispatch.pins import pinned
 from costmodel.dispatch.prepared import Launch, TorchLaunch
 from costmodel.errors import CompileError, CostModelError, HostError, InvalidInput, LaunchError
-from costmodel.launching.launch import Plan
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.space import legality
+from costmodel.gemm.workload import Workload
+from costmodel.launch.launch import Plan
 from costmodel.models.baselines import RuleHeuristic
-from costmodel.space.config import GemmConfig
-from costmodel.space.space import legality
-from costmodel.space.workload import Workload
 from costmodel.support.counters import count
 from costmodel.support.host import warn_of_host
 from costmodel.support.untrusted import one_line
 from costmodel.tuning.modes import winners_of
 from costmodel.tuning.ranking import named_model, rank
+from costmodel.tuning.ranks import epoch
 from costmodel.tuning.tuning_result import TuningResult
-from costmodel.winners.ranks import epoch
-from costmodel.winners.winners import Question, Winners
+from costmodel.tuning.winners import Question, Winners
 
 __all__ = ["Prepared", "prepare"]
 

@@ -14,16 +14,16 @@ from costmodel.dispatch.ahead import matmul_types
 from costmodel.dispatch.dispatch import ModelLike
 from costmodel.dispatch.prepared import Launch
 from costmodel.errors import HostError, InvalidInput, LaunchError, RankError
-from costmodel.space.config import GemmConfig
-from costmodel.space.target import Target
-from costmodel.space.workload import CodeClass, Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.workload import CodeClass, Workload
+from costmodel.hardware.target import Target
 from costmodel.support.host import warn_of_host
 from costmodel.tuning import modes
+from costmodel.tuning.question import fits
 from costmodel.tuning.ranking import named_model
+from costmodel.tuning.ranks import Ranks, epoch
 from costmodel.tuning.tuning_result import TuningResult
-from costmodel.winners.question import fits
-from costmodel.winners.ranks import Ranks, epoch
-from costmodel.winners.winners import Question
+from costmodel.tuning.winners import Question
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from costmodel.errors import InvalidInput
-from costmodel.space.workload import Workload
+from costmodel.gemm.workload import Workload
 from costmodel.support.untrusted import take
 
 __all__ = ["Coverage", "kind_of"]

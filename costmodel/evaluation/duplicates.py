@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.compiling.artifact import Artifact
+from costmodel.compile.artifact import Artifact
 from costmodel.data.candidates import CONFIG_COLUMNS, Candidates
-from costmodel.space.config import GemmConfig
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.workload import Workload
 
 __all__ = ["identities", "identity", "programs"]
 

@@ -19,10 +19,10 @@ from costmodel.errors import MissingData
 from costmodel.evaluation import metrics
 from costmodel.evaluation.duplicates import identities
 from costmodel.evaluation.heldout import is_ragged
-from costmodel.space.kernel_code import kernel_hashes
-from costmodel.space.space import legality
-from costmodel.space.target import Device, Target
-from costmodel.space.workload import Workload
+from costmodel.gemm.kernel_code import kernel_hashes
+from costmodel.gemm.space import legality
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Device, Target
 
 if TYPE_CHECKING:
     from costmodel.data.dataset import Dataset

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from costmodel.space.workload import Workload, kind_options
+from costmodel.gemm.workload import Workload, kind_options
 
 __all__ = [
     "EVAL_WORKLOADS", "HELD_OUT", "EvalWorkload", "eval_pairs", "eval_workloads", "is_held_out",
@@ -80,7 +80,7 @@ EVAL_WORKLOADS: tuple[EvalWorkload, ...] = (
 
 
 def eval_workloads(dtype: str = "float16") -> list[Workload]:
-    """The eval list as dense row-major workloads of one of ``costmodel.space.workload.KINDS``."""
+    """The eval list as dense row-major workloads of one of ``costmodel.gemm.workload.KINDS``."""
     types = kind_options(dtype)
     return [Workload.dense(e.m, e.n, e.k, **types) for e in EVAL_WORKLOADS]
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from costmodel.data.candidates import ARTIFACT_COLUMNS, CONFIG_COLUMNS, Candidates
 from costmodel.features.estimate import ESTIMATE_FEATURES, estimate_columns
-from costmodel.space.target import SM_REGISTERS, Device, Target
-from costmodel.space.workload import Workload
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import SM_REGISTERS, Device, Target
 
 __all__ = ["ANALYTIC_FEATURES", "analytic_columns", "occupancy"]
 

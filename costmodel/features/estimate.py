@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.space.space import repack_elements
-from costmodel.space.target import Device
-from costmodel.space.workload import Workload
+from costmodel.gemm.space import repack_elements
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Device
 
 __all__ = ["ESTIMATE_FEATURES", "SM_BANDWIDTH_GBS", "estimate_columns"]
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from costmodel.data.candidates import ARTIFACT_COLUMNS, CONFIG_COLUMNS, Candidates
 from costmodel.features.analytic import ANALYTIC_FEATURES, analytic_columns
-from costmodel.space.target import Target
-from costmodel.space.workload import ACTIVATIONS, Workload
+from costmodel.gemm.workload import ACTIVATIONS, Workload
+from costmodel.hardware.target import Target
 
 __all__ = ["CONFIG_FEATURES", "FEATURES", "FEATURE_SCHEMA", "design_matrix", "has_artifact"]
 

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from costmodel.data.candidates import Candidates
 from costmodel.features.analytic import analytic_columns
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
 from costmodel.models.rules import rule_cost
-from costmodel.space.config import GemmConfig
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
 
 if TYPE_CHECKING:
     from costmodel.models.table import TrainingTable

@@ -14,11 +14,11 @@ from costmodel.evaluation.duplicates import identities
 from costmodel.evaluation.metrics import top_rows
 from costmodel.evaluation.uncertainty import LIMIT, NEAR, LossLaw, Signals, Uncertainty
 from costmodel.features.features import has_artifact
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
 from costmodel.models.folds import folds_by_nk, legal_rows
 from costmodel.models.table import TrainingTable
 from costmodel.models.xgb import XgbCostModel, XgbParams
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
 
 __all__ = ["Outcome", "calibrate", "fit_law", "kept_curve", "outcomes", "power_law"]  # fmt: skip
 

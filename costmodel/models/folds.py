@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.errors import InvalidInput
+from costmodel.gemm.space import legality
 from costmodel.models.table import TrainingTable
-from costmodel.space.space import legality
 
 __all__ = ["folds_by_nk", "legal_rows"]
 

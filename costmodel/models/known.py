@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from costmodel.compiling.artifact import Artifact
+from costmodel.compile.artifact import Artifact
 from costmodel.data.artifact_files import read_tables, table_path, user_folder
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.candidates import CostModel
 from costmodel.errors import FileError, InvalidInput
+from costmodel.hardware.target import Target
 from costmodel.models.registry import model_directory, shipped_model, warn_once
 from costmodel.models.xgb import XgbCostModel
-from costmodel.space.target import Target
 from costmodel.support.bounded import drop_oldest
 
 __all__ = ["known_artifacts"]

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from costmodel.data.candidates import ARTIFACT_COLUMNS, Candidates
 from costmodel.features.features import has_artifact
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
 
 __all__ = ["HOPPER_WEIGHTS", "PTX_WEIGHTS", "PtxScore"]
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from costmodel.data.candidates import CostModel
 from costmodel.errors import FileError, InvalidInput, ModelError
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import DEVICES, Target
 from costmodel.models import storage
 from costmodel.models.baselines import RuleHeuristic
 from costmodel.models.xgb import XgbCostModel
-from costmodel.space.target import DEVICES, Target
-from costmodel.space.workload import Workload
 from costmodel.support.untrusted import as_path
 
 __all__ = [

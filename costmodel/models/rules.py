@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from costmodel.data.candidates import CONFIG_COLUMNS, Candidates
 from costmodel.errors import InvalidInput
-from costmodel.space.config import GemmConfig
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
 
 __all__ = ["Wanted", "heuristic_config", "heuristic_order", "rule_cost", "wanted"]
 

@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 
 import numpy as np
 
-from costmodel.compiling.ptx import PTX_SCHEMA
+from costmodel.compile.ptx import PTX_SCHEMA
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.destination import CARD, require_model_place
 from costmodel.data.shards import Identity, read_shards, sort_rows, write_shard
@@ -29,12 +29,12 @@ from costmodel.errors import (
 )
 from costmodel.evaluation.uncertainty import Uncertainty
 from costmodel.features.features import CONFIG_FEATURES, FEATURE_SCHEMA, FEATURES
+from costmodel.gemm.workload import KINDS
+from costmodel.hardware.target import Target
 from costmodel.models import swap
 from costmodel.models.torch_time import TORCH_FEATURES, TorchTime
 from costmodel.models.trees import canary_of, open_trees, require_columns
 from costmodel.models.xgb import XgbCostModel, XgbParams, content_hash
-from costmodel.space.target import Target
-from costmodel.space.workload import KINDS
 from costmodel.support.remembered import remembered
 from costmodel.support.untrusted import file_errors, parse_json, take
 

@@ -16,8 +16,8 @@ from costmodel.data.candidates import Candidates
 from costmodel.errors import InvalidInput
 from costmodel.evaluation.heldout import HELD_OUT, is_held_out
 from costmodel.features.features import CONFIG_FEATURES, FEATURES, design_matrix
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
 
 if TYPE_CHECKING:
     from costmodel.data.artifact_table import ArtifactTable
@@ -76,7 +76,7 @@ class TrainingTable:
         that are held out (:mod:`costmodel.evaluation.heldout`), however they came to be recorded as
         such.
         """
-        from costmodel.space.kernel_code import kernel_hashes
+        from costmodel.gemm.kernel_code import kernel_hashes
 
         frame = dataset.frame(role, kernel_hashes=kernel_hashes())
         left_out = Counter(frame.dropped)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
 
 if TYPE_CHECKING:
     from xgboost import Booster

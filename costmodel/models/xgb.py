@@ -21,10 +21,10 @@ from costmodel.data.candidates import Candidates
 from costmodel.errors import FileError, InvalidInput, ModelError, NoModel
 from costmodel.evaluation.uncertainty import NEAR, Confidence, Signals, Uncertainty
 from costmodel.features.features import CONFIG_FEATURES, FEATURES, design_matrix, has_artifact
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
 from costmodel.models.objective import Lesson, grow
 from costmodel.models.torch_time import TorchTime
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
 
 if TYPE_CHECKING:
     from xgboost import Booster

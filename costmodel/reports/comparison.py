@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from costmodel.data.candidates import Candidates, CostModel
 from costmodel.errors import NoModel
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
 from costmodel.models import (
     NvMatmulHeuristics,
     PaperEstimate,
@@ -19,8 +21,6 @@ from costmodel.models import (
     TrainingTable,
     XgbCostModel,
 )
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
 
 if TYPE_CHECKING:
     from costmodel.data.dataset import Dataset

@@ -18,12 +18,12 @@ from costmodel.data.destination import require_file_place, write_file
 from costmodel.errors import CorruptFile
 from costmodel.evaluation import metrics
 from costmodel.evaluation.evaluate import Problem, evaluate, problems_of
+from costmodel.gemm.kernel_code import kernel_hashes
 from costmodel.models import TrainingTable, XgbCostModel
 from costmodel.reports.comparison import compared_models
 from costmodel.reports.correlation import correlations
 from costmodel.reports.html_page import Html, Section, figure, page, paragraph, plain, table
 from costmodel.reports.report import PLOTS, Results, read_results
-from costmodel.space.kernel_code import kernel_hashes
 
 if TYPE_CHECKING:
     from costmodel.data.dataset import Dataset

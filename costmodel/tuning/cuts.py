@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise, product
 from math import inf
 
-from costmodel.space.config import GemmConfig
+from costmodel.gemm.config import GemmConfig
 
 __all__ = ["Timed", "Times", "fastest", "runs"]
 

@@ -14,10 +14,10 @@ from statistics import median
 from typing import NamedTuple
 
 from costmodel.errors import InvalidInput
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.space import legality
+from costmodel.gemm.workload import Workload
 from costmodel.models.xgb import XgbCostModel
-from costmodel.space.config import GemmConfig
-from costmodel.space.space import legality
-from costmodel.space.workload import Workload
 from costmodel.tuning.ranking import rank
 from costmodel.tuning.tuning_result import TuningResult
 

@@ -19,11 +19,11 @@ from costmodel.errors import InvalidInput
 from costmodel.features.analytic import analytic_columns, occupancy
 from costmodel.features.concepts import grouped
 from costmodel.features.features import FEATURES
+from costmodel.gemm.config import GemmConfig, as_config
+from costmodel.gemm.space import legality
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
 from costmodel.models.xgb import XgbCostModel
-from costmodel.space.config import GemmConfig, as_config
-from costmodel.space.space import legality
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
 from costmodel.support.untrusted import require, require_count
 from costmodel.tuning.ranking import Ranking, answering_model, rank
 

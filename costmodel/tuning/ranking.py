@@ -17,23 +17,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.compiling.artifact import Artifact
+from costmodel.compile.artifact import Artifact
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.candidates import Candidates, CostModel
 from costmodel.errors import FileError, InvalidInput, ModelError
 from costmodel.evaluation.duplicates import identities, programs
 from costmodel.evaluation.metrics import top_rows
 from costmodel.evaluation.uncertainty import AUTO, DEFAULT_K, LIMIT, NEAR, Confidence, TopK
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.grid import grid
+from costmodel.gemm.space_rows import space_rows
+from costmodel.gemm.specialize import artifact_key, specialize
+from costmodel.gemm.workload import CodeClass, Workload
+from costmodel.hardware.target import Target
 from costmodel.models.known import known_artifacts
 from costmodel.models.registry import find_model, load
 from costmodel.models.storage import card_stamp
 from costmodel.models.xgb import XgbCostModel
-from costmodel.space.config import GemmConfig
-from costmodel.space.grid import grid
-from costmodel.space.space_rows import space_rows
-from costmodel.space.specialize import artifact_key, specialize
-from costmodel.space.target import Target
-from costmodel.space.workload import CodeClass, Workload
 from costmodel.support.bounded import drop_oldest
 from costmodel.support.untrusted import as_path, file_errors, require, require_count
 

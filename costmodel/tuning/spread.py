@@ -19,10 +19,10 @@ from math import inf
 
 from costmodel.data.measurement import Rests, Runner, in_turn
 from costmodel.errors import NotRecorded
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.specialize import Specialization, specialize
+from costmodel.gemm.workload import MOST, MOST_OFFSET, Workload
 from costmodel.models.xgb import XgbCostModel
-from costmodel.space.config import GemmConfig
-from costmodel.space.specialize import Specialization, specialize
-from costmodel.space.workload import MOST, MOST_OFFSET, Workload
 from costmodel.tuning.cuts import Timed, Times, fastest, runs
 from costmodel.tuning.expectation import Expectation, Expected
 from costmodel.tuning.trial import Compile

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TypeVar
 
-from costmodel.compiling.artifact import Artifact
+from costmodel.compile.artifact import Artifact
 from costmodel.data.measurement import Candidate, Compares, Measurement, Rests, Runner
 from costmodel.evaluation.duplicates import identity
-from costmodel.runner.device import DeviceRunner
-from costmodel.space.config import GemmConfig
-from costmodel.space.specialize import Specialization, specialize
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.specialize import Specialization, specialize
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
+from costmodel.measure.device import DeviceRunner
 from costmodel.support.read_ahead import ReadAhead
 from costmodel.support.untrusted import one_line
 from costmodel.tuning.ranking import Ranking

@@ -11,20 +11,20 @@ from math import inf
 from os import PathLike
 from typing import Any
 
-from costmodel.compiling.artifact import Artifact
-from costmodel.compiling.compile_pool import compile_for_device, start_compilers
+from costmodel.compile.artifact import Artifact
+from costmodel.compile.compile_pool import compile_for_device, start_compilers
 from costmodel.data.candidates import CostModel
 from costmodel.data.measurement import Measurement, Runner
 from costmodel.errors import InvalidInput
 from costmodel.evaluation.uncertainty import AUTO, LIMIT, TopK, require_top
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.specialize import Specialization, specialize
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
+from costmodel.measure.device import DeviceRunner
+from costmodel.measure.replay import ReplayRunner
 from costmodel.models.baselines import RuleHeuristic
 from costmodel.models.xgb import XgbCostModel
-from costmodel.runner.device import DeviceRunner
-from costmodel.runner.replay import ReplayRunner
-from costmodel.space.config import GemmConfig
-from costmodel.space.specialize import Specialization, specialize
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
 from costmodel.support.untrusted import one_line, require
 from costmodel.tuning.modes import check_tuning_mode
 from costmodel.tuning.ranking import Ranking, answering_model, rank

@@ -8,9 +8,9 @@ from typing import Any, cast, get_args, get_type_hints
 
 from costmodel.data.measurement import Measurement, Status
 from costmodel.errors import InvalidInput, UnsupportedDtype
-from costmodel.space.config import GemmConfig
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
 from costmodel.support.untrusted import require_count, take
 
 __all__ = ["PINNED", "PREDICTED", "Costs", "Part", "TuningResult"]

@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from costmodel.compiling.ptx import PTX_SCHEMA, extract, normalize, ptx_hash
-from costmodel.space.config import GemmConfig
-from costmodel.space.specialize import source, specialize
-from costmodel.space.workload import Workload
+from costmodel.compile.ptx import PTX_SCHEMA, extract, normalize, ptx_hash
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.specialize import source, specialize
+from costmodel.gemm.workload import Workload
 
 HERE = Path(__file__).parent
 POINTER = GemmConfig("pointer", 64, 64, 32, num_warps=4, num_stages=3)

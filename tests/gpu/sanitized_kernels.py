@@ -11,12 +11,12 @@ import sys
 
 import torch
 
-from costmodel.launching.launch import Plan, Workspace, load
-from costmodel.launching.repacking import Repack
-from costmodel.space.config import GemmConfig
-from costmodel.space.space import legality
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.space import legality
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
+from costmodel.launch.launch import Plan, Workspace, load
+from costmodel.launch.repacking import Repack
 
 CONFIGS = [
     GemmConfig("pointer", 32, 32, 32, 4, 3),

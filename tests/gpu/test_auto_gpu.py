@@ -9,9 +9,9 @@ import torch
 
 import costmodel
 from costmodel.dispatch import dispatch
-from costmodel.space.workload import Workload
-from costmodel.winners.cache import WinnerCache
-from costmodel.winners.winners import Question, Winners
+from costmodel.gemm.workload import Workload
+from costmodel.tuning.cache import WinnerCache
+from costmodel.tuning.winners import Question, Winners
 
 pytestmark = [
     pytest.mark.gpu,

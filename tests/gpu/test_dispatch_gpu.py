@@ -16,12 +16,12 @@ import costmodel
 from costmodel.dispatch import dispatch, outputs
 from costmodel.dispatch.prepared import TorchLaunch
 from costmodel.errors import CostModelError, GradientError, LayoutError
-from costmodel.launching.launch import Plan, interpret
-from costmodel.space.config import GemmConfig
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload, kind_options
-from costmodel.winners.cache import WinnerCache
-from costmodel.winners.winners import Question, Winners, bucket, winner_key
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.workload import Workload, kind_options
+from costmodel.hardware.target import Target
+from costmodel.launch.launch import Plan, interpret
+from costmodel.tuning.cache import WinnerCache
+from costmodel.tuning.winners import Question, Winners, bucket, winner_key
 
 pytestmark = [
     pytest.mark.gpu,
@@ -259,7 +259,7 @@ def test_tuned_once_kept_on_disk_and_read_back(cold, monkeypatch):
     def no_tuning(*args: object, **kwargs: object) -> None:
         raise AssertionError("tuned again")
 
-    monkeypatch.setattr("costmodel.winners.winners.tune", no_tuning)
+    monkeypatch.setattr("costmodel.tuning.winners.tune", no_tuning)
     monkeypatch.setattr(dispatch, "winners", Winners(WinnerCache(cold.cache.path)))
     dispatch.forget_launches()
     require_close(costmodel.matmul(a, b), a, b)
@@ -371,7 +371,7 @@ def test_streams_do_not_share_their_scratch(winners):
 
 @pytest.mark.fault("B15")
 def test_threads_tune_each_question_once(cold, monkeypatch):
-    from costmodel.winners import winners as module
+    from costmodel.tuning import winners as module
 
     tuned = []
     real = module.tune

@@ -87,12 +87,12 @@ def test_launchers_are_there_before_a_binary_is_loaded(
 ) -> None:
     from triton.backends.nvidia import driver
 
-    from costmodel.compiling.compile_pool import compile_for_device
-    from costmodel.launching.launch import load
-    from costmodel.space.config import GemmConfig
-    from costmodel.space.specialize import specialize
-    from costmodel.space.target import Target
-    from costmodel.space.workload import Workload
+    from costmodel.compile.compile_pool import compile_for_device
+    from costmodel.gemm.config import GemmConfig
+    from costmodel.gemm.specialize import specialize
+    from costmodel.gemm.workload import Workload
+    from costmodel.hardware.target import Target
+    from costmodel.launch.launch import load
 
     if not hasattr(driver, "make_launcher"):
         pytest.skip("this Triton has one launcher for all kernels")

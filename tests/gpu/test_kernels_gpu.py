@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from costmodel.launching.launch import Plan, Workspace, load
-from costmodel.launching.repacking import Repack
-from costmodel.runner.protocol import TimingProtocol
-from costmodel.space.config import GemmConfig
-from costmodel.space.space import legality
-from costmodel.space.specialize import specialize
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.space import legality
+from costmodel.gemm.specialize import specialize
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
+from costmodel.launch.launch import Plan, Workspace, load
+from costmodel.launch.repacking import Repack
+from costmodel.measure.protocol import TimingProtocol
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,13 +13,13 @@ import torch
 import costmodel
 from costmodel.dispatch import dispatch, loading, preparing
 from costmodel.errors import CompileError, IllegalConfig
-from costmodel.space.config import GemmConfig
-from costmodel.space.space import SearchSpace
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.space import SearchSpace
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
+from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.tuning_result import PINNED
-from costmodel.winners.cache import WinnerCache
-from costmodel.winners.winners import Winners
+from costmodel.tuning.winners import Winners
 
 pytestmark = [
     pytest.mark.gpu,

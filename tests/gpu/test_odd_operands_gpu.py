@@ -14,8 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import costmodel
 from costmodel.dispatch import dispatch
-from costmodel.winners.cache import WinnerCache
-from costmodel.winners.winners import Winners
+from costmodel.tuning.cache import WinnerCache
+from costmodel.tuning.winners import Winners
 
 pytestmark = [
     pytest.mark.gpu,

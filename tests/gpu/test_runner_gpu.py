@@ -18,16 +18,16 @@ import numpy as np
 import pytest
 import torch
 
-from costmodel.collection.sampling import RandomSampler
-from costmodel.compiling.compile_pool import compile_many
+from costmodel.collect.sampling import RandomSampler
+from costmodel.compile.compile_pool import compile_many
 from costmodel.data.measurement import Candidate, Measurement
-from costmodel.runner.device import DeviceRunner
-from costmodel.runner.protocol import TimingProtocol
-from costmodel.space.config import GemmConfig
-from costmodel.space.space import SearchSpace
-from costmodel.space.specialize import specialize
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.space import SearchSpace
+from costmodel.gemm.specialize import specialize
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
+from costmodel.measure.device import DeviceRunner
+from costmodel.measure.protocol import TimingProtocol
 from costmodel.tuning.tuner import tune
 
 pytestmark = [

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from costmodel.compiling.compile_pool import compile_many
+from costmodel.compile.compile_pool import compile_many
 from costmodel.data.measurement import Candidate, Measurement
-from costmodel.runner.device import DeviceRunner
-from costmodel.space.config import GemmConfig
-from costmodel.space.grid import grid
-from costmodel.space.space import SearchSpace, legality
-from costmodel.space.specialize import specialize
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.grid import grid
+from costmodel.gemm.space import SearchSpace, legality
+from costmodel.gemm.specialize import specialize
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
+from costmodel.measure.device import DeviceRunner
 
 pytestmark = [
     pytest.mark.gpu,

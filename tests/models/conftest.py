@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from costmodel.compiling.artifact import Artifact
-from costmodel.compiling.ptx import PTX_FEATURES
+from costmodel.compile.artifact import Artifact
+from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.data.candidates import Candidates
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.space import SearchSpace
+from costmodel.gemm.specialize import specialize
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target, Toolchain
 from costmodel.models import TrainingTable, XgbCostModel, XgbParams
-from costmodel.space.config import GemmConfig
-from costmodel.space.space import SearchSpace
-from costmodel.space.specialize import specialize
-from costmodel.space.target import Target, Toolchain
-from costmodel.space.workload import Workload
 
 H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
 FAST = XgbParams(rounds=120, max_depth=6, learning_rate=0.12)

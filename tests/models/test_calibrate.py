@@ -12,9 +12,9 @@ import pytest
 from costmodel.errors import CorruptFile
 from costmodel.evaluation.metrics import speed_kept
 from costmodel.evaluation.uncertainty import LIMIT, Signals
+from costmodel.gemm.workload import Workload
 from costmodel.models import TrainingTable, XgbCostModel, XgbParams, load, train
 from costmodel.models.calibrate import Outcome, calibrate, fit_law, kept_curve, outcomes
-from costmodel.space.workload import Workload
 
 MakeTable = Callable[..., TrainingTable]
 MakeWorkloads = Callable[[int, int], list[Workload]]

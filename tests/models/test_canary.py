@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from costmodel.cli.doctor_files import check_artifacts, check_kernels, check_model
 from costmodel.data.candidates import Candidates
-from costmodel.doctor.doctor_files import check_artifacts, check_kernels, check_model
 from costmodel.errors import MisreadModel, ModelError
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
 from costmodel.models import TrainingTable, XgbCostModel, XgbParams, load, registry, storage, use
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
 from costmodel.tuning.ranking import rank
 from costmodel.tuning.tuner import tune
 

@@ -16,9 +16,9 @@ from costmodel.data.candidates import ARTIFACT_COLUMNS, Candidates
 from costmodel.features import features
 from costmodel.features.analytic import ANALYTIC_FEATURES, analytic_columns, occupancy
 from costmodel.features.features import CONFIG_FEATURES, FEATURES, design_matrix, has_artifact
-from costmodel.space.config import GemmConfig
-from costmodel.space.target import DEVICES, Target
-from costmodel.space.workload import KINDS, Workload, kind_options
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.workload import KINDS, Workload, kind_options
+from costmodel.hardware.target import DEVICES, Target
 
 MakeBatch = Callable[..., Candidates]
 LARGE = Workload.dense(4096, 4096, 4096)

@@ -10,8 +10,8 @@ import pytest
 
 from costmodel.features import estimate
 from costmodel.features.analytic import analytic_columns
+from costmodel.gemm.workload import Workload
 from costmodel.models import TrainingTable
-from costmodel.space.workload import Workload
 
 
 @pytest.fixture

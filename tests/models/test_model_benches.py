@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from costmodel.evaluation.uncertainty import LIMIT, Confidence, Signals
+from costmodel.gemm.workload import Workload
 from costmodel.models import TrainingTable
 from costmodel.models.calibrate import Outcome
-from costmodel.space.workload import Workload
 
 MakeTable = Callable[..., TrainingTable]
 MakeWorkloads = Callable[[int, int], list[Workload]]

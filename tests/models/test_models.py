@@ -14,6 +14,10 @@ import pytest
 from costmodel.data.candidates import ARTIFACT_COLUMNS, Candidates
 from costmodel.errors import InvalidInput, NoModel
 from costmodel.features.features import design_matrix
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.space import SearchSpace
+from costmodel.gemm.workload import Workload, kind_options
+from costmodel.hardware.target import Target
 from costmodel.models import (
     NvMatmulHeuristics,
     PaperEstimate,
@@ -28,10 +32,6 @@ from costmodel.models import (
     peers,
 )
 from costmodel.models.rules import wanted
-from costmodel.space.config import GemmConfig
-from costmodel.space.space import SearchSpace
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload, kind_options
 
 MakeBatch = Callable[..., Candidates]
 LARGE = Workload.dense(4096, 4096, 4096)

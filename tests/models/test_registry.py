@@ -25,6 +25,8 @@ from costmodel.errors import (
     WrongVersion,
 )
 from costmodel.features import features
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target, Toolchain
 from costmodel.models import (
     RuleHeuristic,
     XgbCostModel,
@@ -37,8 +39,6 @@ from costmodel.models import (
     storage,
     use,
 )
-from costmodel.space.target import Target, Toolchain
-from costmodel.space.workload import Workload
 
 LARGE = Workload.dense(4096, 4096, 4096)
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from costmodel.errors import CorruptFile
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
 from costmodel.models import TrainingTable, XgbCostModel, XgbParams, load
 from costmodel.models.torch_time import TorchTime
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
 from costmodel.tuning.tuner import tune
 
 TINY = XgbParams(rounds=3, max_depth=3)

@@ -9,11 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from costmodel.compiling.artifact import Artifact
+from costmodel.compile.artifact import Artifact
 from costmodel.data.candidates import Candidates
 from costmodel.data.dataset import Dataset, RunInfo
 from costmodel.data.measurement import Measurement, TuningRecord
 from costmodel.errors import InvalidInput
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.specialize import artifact_key, specialize
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
 from costmodel.models import (
     StaticRank,
     TrainingTable,
@@ -26,10 +30,6 @@ from costmodel.models import (
 )
 from costmodel.models.folds import folds_by_nk
 from costmodel.models.train import speed_kept
-from costmodel.space.config import GemmConfig
-from costmodel.space.specialize import artifact_key, specialize
-from costmodel.space.target import Target
-from costmodel.space.workload import Workload
 
 MakeTable = Callable[..., TrainingTable]
 _CONFIG = GemmConfig("pointer", 64, 64, 32)

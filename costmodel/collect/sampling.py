@@ -1,0 +1,202 @@
+"""What to measure for training: which workloads, and which of their configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.data.candidates import Candidates, CostModel
+from costmodel.errors import InvalidInput
+from costmodel.evaluation.heldout import is_held_out
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.space import SearchSpace
+from costmodel.gemm.specialize import artifact_key, specialize
+from costmodel.gemm.workload import Layout, Workload, kind_options
+from costmodel.hardware.target import Target
+from costmodel.models.known import known_artifacts
+
+__all__ = ["ModelSampler", "RandomSampler", "Sampler", "training_workloads"]
+
+_MAX_BYTES = 2**30
+_MAX_FLOPS = 6e11
+_TRANSPOSED_SHARE = 0.3
+_NEAR = 2.0
+_ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
+         6144, 8192, 16384)  # fmt: skip
+# (n, k) of layers of well-known models that are not in the eval list.
+_LAYERS = (
+    (5120, 5120), (15360, 5120), (13824, 5120), (5120, 13824), (3584, 3584), (4608, 3584),
+    (18944, 3584), (3584, 18944), (2560, 2560), (10240, 2560), (2560, 10240), (768, 768),
+    (2304, 768), (3072, 768), (768, 3072), (1280, 1280), (5120, 1280), (1280, 5120), (1600, 1600),
+    (6400, 1600), (1600, 6400), (8192, 8192), (10240, 8192), (57344, 8192), (8192, 28672),
+    (3584, 8192), (8192, 3584), (1280, 8192), (7168, 16384), (2112, 7168), (4096, 7168),
+    (7168, 4608), (32768, 512), (32000, 4096), (151936, 2048), (65024, 2048), (128256, 2048),
+    (1536, 1536), (4608, 1536), (6144, 1536), (1536, 6144), (896, 896), (4864, 896), (896, 4864),
+    (640, 640), (320, 320), (1152, 4304), (4304, 1152), (1152, 1152), (96, 384), (16384, 5120),
+)  # fmt: skip
+
+
+class Sampler(Protocol):
+    """Chooses which configurations of a space to measure."""
+
+    def sample(self, space: SearchSpace, rng: np.random.Generator) -> list[GemmConfig]: ...
+
+
+class RandomSampler:
+    """Any ``count`` configurations, each equally likely."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def sample(self, space: SearchSpace, rng: np.random.Generator) -> list[GemmConfig]:
+        size = min(self.count, len(space))
+        return [space.configs[i] for i in rng.choice(len(space), size, replace=False)]
+
+
+class ModelSampler:
+    """Led by a model: its own best guesses, where it is least sure of itself, and any others.
+
+    Best guesses are drawn from the first of its ranking, twice as many as are taken. It is unsure
+    where its two heads, with the compiled artifact and without, differ most among what either
+    thinks at most twice as slow as its best. The rest is drawn at random, for cover.
+
+    Args:
+        model: ranks the space.
+        count: how many to choose.
+        best: how much of ``count`` its best guesses are.
+        unsure: how much of ``count`` is taken where it is unsure; models of one head know no such.
+    """
+
+    def __init__(
+        self, model: CostModel, count: int, best: float = 0.4, unsure: float = 0.1
+    ) -> None:
+        if min(best, unsure) < 0 or best + unsure > 1:
+            raise InvalidInput(
+                f"best={best:g}, unsure={unsure:g}: expected shares of at least 0 that add up to "
+                f"at most 1"
+            )
+        self.model, self.count, self.best, self.unsure = model, count, best, unsure
+
+    def sample(self, space: SearchSpace, rng: np.random.Generator) -> list[GemmConfig]:
+        if len(space) <= self.count:
+            return list(space.configs)
+        costs, doubt = self._judge(space)
+        guided = round(self.count * self.best)
+        top = np.argsort(costs, kind="stable")[: 2 * guided]
+        chosen = rng.choice(top, guided, replace=False)
+        left = np.setdiff1d(np.arange(len(space)), chosen)
+        doubtful = left[np.argsort(-doubt[left], kind="stable")]
+        # Both shares may round up: together they are no more than the whole.
+        unsure = min(round(self.count * self.unsure), self.count - guided)
+        doubtful = doubtful[doubt[doubtful] > 0][:unsure]
+        left = np.setdiff1d(left, doubtful)
+        rest = rng.choice(left, self.count - len(chosen) - len(doubtful), replace=False)
+        return [space.configs[i] for i in (*chosen, *doubtful, *rest)]
+
+    def _judge(self, space: SearchSpace) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Cost of each configuration, and how unsure the model is of it; float64 [n] each."""
+        workload, target = space.workload, space.target
+        bare = self.model.predict(workload, Candidates.of(space.configs), target)
+        known = known_artifacts(self.model, target)
+        keys = [artifact_key(specialize(workload, c), target) for c in space.configs]
+        found = [known.get(key) for key in keys]
+        if not any(found):
+            return bare, np.zeros(len(bare))
+        costs = self.model.predict(workload, Candidates.of(space.configs, found), target)
+        near = (costs <= _NEAR * costs.min()) | (bare <= _NEAR * bare.min())
+        return costs, np.where(near, np.abs(np.log(costs / bare)), 0.0)
+
+
+def training_workloads(
+    count: int, target: Target, dtypes: Sequence[str] = ("float16",), seed: int = 0
+) -> list[Workload]:
+    """Distinct workloads to learn from, none of them held out.
+
+    Four kinds in turn: layers of known models, log-uniform sizes in steps of 16, powers of two and
+    their sums, and ragged ones (odd sizes, so that some operand is not aligned). In three of ten
+    B is the transpose of a row-major matrix, as the weight of ``nn.Linear`` is.
+    What would take over a millisecond or a gibibyte is left out.
+
+    Args:
+        count: how many.
+        target: the device must hold the operands.
+        dtypes: of :data:`costmodel.gemm.workload.KINDS`; drawn from with equal chance.
+        seed: the same seed gives the same list.
+    """
+    rng = np.random.default_rng(seed)
+    kinds = (_layer, _aligned, _ragged, _round, _layer, _ragged, _aligned, _ragged)
+    found: dict[Workload, None] = {}
+    turn = 0
+    while len(found) < count:
+        m, n, k = kinds[turn % len(kinds)](rng)
+        turn += 1
+        dtype = str(rng.choice(list(dtypes)))
+        b_layout: Layout = "col" if rng.random() < _TRANSPOSED_SHARE else "row"
+        workload = Workload.dense(m, n, k, **kind_options(dtype), b_layout=b_layout)
+        # Tiny products tell little: what they take is mostly the launch.
+        if workload.bytes() < 2**20 and rng.random() < 0.8:
+            continue
+        if _affordable(workload, target) and not is_held_out(workload):
+            found[workload] = None
+    return list(found)
+
+
+def _affordable(workload: Workload, target: Target) -> bool:
+    bytes_ = workload.bytes()
+    return bytes_ <= min(_MAX_BYTES, target.device.memory_bytes // 16) and (
+        workload.flops() <= _MAX_FLOPS
+    )
+
+
+def _log_uniform(rng: np.random.Generator, low: float, high: float) -> int:
+    return int(np.exp(rng.uniform(np.log(low), np.log(high))))
+
+
+def _rows(rng: np.random.Generator) -> int:
+    return int(rng.choice(_ROWS))
+
+
+def _layer(rng: np.random.Generator) -> tuple[int, int, int]:
+    n, k = _LAYERS[rng.integers(len(_LAYERS))]
+    return _rows(rng), n, k
+
+
+def _aligned(rng: np.random.Generator) -> tuple[int, int, int]:
+    """Any m; n and k in steps of 16."""
+    m = _rows(rng) if rng.random() < 0.5 else _log_uniform(rng, 1, 16384)
+    low = 16 if rng.random() < 0.2 else 256
+    n = max(_log_uniform(rng, low, 131072) // 16, 1) * 16
+    return m, n, max(_log_uniform(rng, low, 131072) // 16, 1) * 16
+
+
+def _round(rng: np.random.Generator) -> tuple[int, int, int]:
+    """Powers of two and sums of two neighbours."""
+
+    def size(low: int, high: int) -> int:
+        power: int = 2 ** int(rng.integers(low, high + 1))
+        return power * 3 // 2 if rng.random() < 0.5 else power
+
+    return 2 ** int(rng.integers(0, 15)), size(7, 15), size(7, 15)
+
+
+def _ragged(rng: np.random.Generator) -> tuple[int, int, int]:
+    """Sizes that leave operands unaligned, in the ways that are met in practice."""
+
+    def odd(low: int, high: int) -> int:
+        return _log_uniform(rng, low, high) | 1
+
+    def even(low: int, high: int) -> int:
+        return max(_log_uniform(rng, low, high) // 64, 1) * 64
+
+    m = _log_uniform(rng, 1, 16384)
+    kind = rng.integers(4)
+    if kind == 0:  # everything
+        return m, odd(16, 16384), odd(16, 8192)
+    if kind == 1:  # a vocabulary: n odd, k even
+        return m, odd(1024, 65536), even(64, 8192)
+    if kind == 2:  # a first layer: k odd and short, n even
+        return m, even(64, 8192), odd(17, 2048)
+    return m, even(64, 8192) + 8, even(64, 4096) + 8  # aligned, but to nothing wider

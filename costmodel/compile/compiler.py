@@ -1,0 +1,165 @@
+"""From a specialization to its binary and PTX features. No GPU is needed, and none is touched.
+
+:func:`compile_spec` compiles in this process; :mod:`costmodel.compile.compile_pool` does so in
+processes that may die of it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from costmodel.compile.artifact import Artifact, ArtifactStatus
+from costmodel.compile.ptx import extract, ptx_hash
+from costmodel.gemm.specialize import Specialization, artifact_key, source
+from costmodel.hardware.target import Target
+
+__all__ = ["CompileFunction", "compile_spec", "duplicates", "shorten"]
+
+CompileFunction = Callable[[Specialization, Target, Path | None], Artifact]
+
+_ERROR_LIMIT = 500
+# How Triton's PTXASError tells that a signal ended ptxas.
+_KILLED = re.compile(r"`ptxas` (failed with error code -\d|raised SIG)")
+# CUDA's own share of a block's shared memory, which ptxas reports from sm_90 on. The limits of
+# CUDA's tables (227 KiB on sm_90) are without it.
+_RESERVED_SHARED_BYTES = 1024
+
+
+def compile_spec(spec: Specialization, target: Target, dump: Path | None = None) -> Artifact:
+    """Compile in this process, with Triton's own disk cache.
+
+    A configuration that Triton or ptxas refuses gives an artifact of status ``compile_error``; one
+    whose ptxas was killed, for want of memory perhaps, ``crashed``.
+    These exceptions of ``triton.compile`` mean so; all others propagate:
+
+    - ``CompilationError``: the kernel's source, its ``static_assert`` among it;
+    - ``PTXASError``: for one, a ``maxnreg`` that is too small for a wgmma;
+    - ``OutOfResources``: shared or tensor memory;
+    - ``ValueError``, ``AssertionError``: options that the backend checks, such as ``num_warps``;
+    - ``RuntimeError("PassManager::run failed")``: a pass of MLIR gave up.
+
+    Args:
+        spec: what to compile.
+        target: its architecture is compiled for.
+        dump: a folder for ``KEY.ptx``, ``KEY.sass`` and ``KEY.json``, made if missing.
+
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.errors import CompilationError
+    from triton.runtime.errors import OutOfResources, PTXASError
+
+    key = artifact_key(spec, target)
+    start = time.perf_counter()
+    try:
+        ast_source, options = source(spec)
+        gpu = GPUTarget("cuda", target.device.arch, 32)
+        compiled = triton.compile(ast_source, target=gpu, options=options)
+    except (CompilationError, PTXASError, OutOfResources, ValueError, AssertionError) as error:
+        status: ArtifactStatus = "crashed" if _KILLED.search(str(error)) else "compile_error"
+        artifact = Artifact(key, spec, status, _reason(error))
+    except RuntimeError as error:
+        if "PassManager::run failed" not in str(error):
+            raise
+        artifact = Artifact(key, spec, "compile_error", _reason(error))
+    else:
+        artifact = _describe(key, spec, target, compiled)
+    artifact = replace(artifact, compile_s=time.perf_counter() - start)
+    if dump is not None:
+        _dump(dump, artifact, compiled.asm if artifact.ok else None)
+    return artifact
+
+
+def duplicates(artifacts: Iterable[Artifact]) -> dict[str, str]:
+    """Keys of artifacts that repeat an earlier one, and the key of the first of their kind.
+
+    Two are the same when the program, and what it is launched with, is: the PTX (which states
+    the threads, the register limit and the architecture) and the shared memory.
+    """
+    first: dict[tuple[str, int], str] = {}
+    repeated: dict[str, str] = {}
+    for artifact in artifacts:
+        if artifact.ok:
+            kept = first.setdefault((artifact.ptx_hash, artifact.shared_bytes), artifact.key)
+            if kept != artifact.key:
+                repeated[artifact.key] = kept
+    return repeated
+
+
+def _describe(key: str, spec: Specialization, target: Target, compiled: Any) -> Artifact:
+    """The artifact of a ``triton.compiler.CompiledKernel``."""
+    metadata, ptx, cubin = compiled.metadata, compiled.asm["ptx"], compiled.asm["cubin"]
+    usage = _resource_usage(cubin, metadata.name)
+    reserved = _RESERVED_SHARED_BYTES if target.device.arch >= 90 else 0
+    return Artifact(
+        key,
+        spec,
+        registers=usage["REG"],
+        spill_bytes=usage["STACK"],
+        shared_bytes=metadata.shared + max(usage["SHARED"] - reserved, 0),
+        ptx_hash=ptx_hash(ptx),
+        ptx=extract(ptx),
+    )
+
+
+def _resource_usage(cubin: bytes, entry: str) -> dict[str, int]:
+    """What ptxas gave the function: REG, STACK, SHARED (static), LOCAL; sizes in bytes."""
+    text = _run_tool("cuobjdump", "--dump-resource-usage", cubin)
+    match = re.search(rf"Function {re.escape(entry)}:\s*\n(.*)", text)
+    usage = {k: int(v) for k, v in re.findall(r"(\w+):(\d+)", match[1])} if match else {}
+    if not {"REG", "STACK", "SHARED"} <= set(usage):
+        raise RuntimeError(
+            f"cuobjdump --dump-resource-usage: expected REG, STACK and SHARED of {entry}, found "
+            f"{text[:_ERROR_LIMIT]!r}; this Triton's cuobjdump is not known to costmodel"
+        )
+    return usage
+
+
+def _run_tool(tool: str, option: str, cubin: bytes) -> str:
+    """The output of one of the CUDA tools in Triton's wheel, which only read files."""
+    from triton import knobs
+
+    path = getattr(knobs.nvidia, tool).path
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run(
+            [path, option, file.name], check=True, stdout=subprocess.PIPE, text=True
+        ).stdout
+
+
+def _dump(folder: Path, artifact: Artifact, asm: Mapping[str, Any] | None) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    row = asdict(replace(artifact, ptx={}))
+    (folder / f"{artifact.key}.json").write_text(json.dumps(row, indent=1) + "\n")
+    if asm is not None:
+        sass = _run_tool("cuobjdump", "-sass", asm["cubin"])
+        (folder / f"{artifact.key}.ptx").write_text(asm["ptx"])
+        (folder / f"{artifact.key}.sass").write_text(sass)
+
+
+def _reason(error: BaseException) -> str:
+    """What was wrong, in a line or two: no source excerpts, PTX or names of temporary files."""
+    while error.__cause__ is not None:  # Triton wraps once for every call on the way
+        error = error.__cause__
+    text = str(error)
+    if fatal := re.findall(r"^ptxas.*?(?:fatal|error) *: *(.*)$", text, re.MULTILINE):
+        text = f"ptxas: {fatal[0]}"
+    elif excerpt := re.split(r"\n *\^(?:\n|$)", text)[:-1]:
+        # The source up to the statement and a caret under it, then the message, if any.
+        statement = excerpt[-1].rsplit("\n", 1)[-1].strip()
+        text = f"{statement}: {text.rsplit('^', 1)[-1].strip()}".removesuffix(": ")
+    return shorten(f"{type(error).__name__}: {text.split('Repro command:')[0].strip()}")
+
+
+def shorten(text: str) -> str:
+    """An error's text as artifacts keep it."""
+    return text if len(text) <= _ERROR_LIMIT else text[: _ERROR_LIMIT - 1] + "…"

@@ -1,0 +1,270 @@
+"""PTX text -> counts. Pure functions of the text; nothing is compiled, nothing is timed.
+
+The text is first brought to a normal form (:func:`normalize`): one statement a line, without
+what depends on where it was compiled. Counting then sees the normal form only, so that equal
+hashes always mean equal features.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from costmodel.compile.ptx_flow import Block, basic_blocks, natural_loops
+
+__all__ = ["PTX_FEATURES", "PTX_SCHEMA", "extract", "normalize", "ptx_hash"]
+
+PTX_SCHEMA = 1
+"""Changes whenever the names, their order, or the meaning of one of them changes."""
+
+_COUNTS = (
+    "instructions",
+    "mma_sync",  # tensor core: mma.sync (Ampere)
+    "wgmma",  # tensor core: wgmma.mma_async (Hopper)
+    "tcgen05_mma",  # tensor core: tcgen05.mma (Blackwell)
+    "mma_flops",  # 2*m*n*k of the three above; their shapes are per warp, warp group and block
+    "cp_async",  # asynchronous copies global -> shared, not bulk
+    "bulk_load",  # cp.async.bulk into shared memory, TMA among it
+    "bulk_store",  # cp.async.bulk and cp.reduce.async.bulk out of shared memory
+    "ldmatrix",
+    "stmatrix",
+    "ld_shared",
+    "ld_shared_bytes",  # per thread: vector width times size of the type
+    "st_shared",
+    "st_shared_bytes",
+    "ld_global",
+    "ld_global_bytes",
+    "st_global",
+    "st_global_bytes",
+    "tmem",  # tcgen05.ld, .st, .cp: traffic with tensor memory
+    "barrier",  # bar, barrier
+    "mbarrier",
+    "branch",  # bra, brx
+    "predicated",  # instructions under a guard @%p, guarded branches among them
+    "predicate_ops",  # setp, selp, set, and logic on .pred
+    "cvt",
+    "int_arith",  # integer, bitwise and address arithmetic
+    "float_arith",
+    "shuffle",
+    "fence",  # fence, membar, and the fences, commits and waits of asynchronous groups
+    "atomic",  # atom, red
+    "mov",
+)
+
+PTX_FEATURES: tuple[str, ...] = (
+    *(f"all_{name}" for name in _COUNTS),  # the whole kernel
+    *(f"loop_{name}" for name in _COUNTS),  # its main loop, zeros where there is none
+    "has_loop",  # 1 where there is a main loop
+    "loop_depth",  # nesting of the main loop, 1 = outermost; 0 where there is none
+    "loops",  # all loops, waits that spin among them
+    "reg_pred",  # virtual registers declared, by width
+    "reg_16",  # and narrower
+    "reg_32",
+    "reg_64",
+    "reg_128",
+    "static_shared_bytes",  # declared with a size; dynamic shared memory is not in the text
+    # Instructions whose opcode starts so: what the hand-weighted score weighs. cp.async means
+    # bulk copies, commits and waits too, as when the text is searched for the substring.
+    "score_mma_sync",
+    "score_cp_async",
+    "score_bar_sync",
+    "score_bra",
+    "score_ret",
+)
+"""Names of the features, in the order of every vector made of them."""
+
+_SCORED = ("mma.sync", "cp.async", "bar.sync", "bra", "ret")
+
+
+def extract(ptx: str) -> dict[str, float]:
+    """Count what :data:`PTX_FEATURES` names: every name, always, in that order.
+
+    The main loop is the innermost loop that holds a tensor-core instruction; of several, the one
+    with the most tensor-core work, then the first. A spinning wait inside it belongs to it.
+
+    Raises:
+        InvalidInput: no kernel in the text, or one that breaks off.
+    """
+    text = normalize(ptx)
+    blocks = basic_blocks(text)
+    loops = natural_loops(blocks)
+    main = _main_loop(blocks, loops)
+    whole, inner = _count(blocks), _count(blocks[i] for i in main)
+    found = {
+        "has_loop": bool(main),
+        "loop_depth": sum(main <= loop for loop in loops) if main else 0,
+        "loops": len(loops),
+        **_declared(text),
+        **{name: n for name, n in whole.items() if name.startswith("score_")},
+        **{f"all_{name}": whole[name] for name in _COUNTS},
+        **{f"loop_{name}": inner[name] for name in _COUNTS},
+    }
+    return {name: float(found.get(name, 0)) for name in PTX_FEATURES}
+
+
+# --- Normal form -------------------------------------------------------------------------------
+
+_COMMENT = re.compile(r'("[^"\n]*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
+_DEBUG = re.compile(
+    r"(?<![\w.])\.(?:loc|file)\b[^\n]*"
+    r"|\.section\s[^{]*\{[^}]*\}"
+    r"|\$L__(?:tmp|func_begin|func_end)\d+\s*:"
+)
+_STATEMENT = re.compile(
+    r"[{}]"
+    r"|[\w$%]+\s*:(?!:)"  # a label
+    r"|\.(?:version|target|address_size)\b[^\n]*"  # these end with their line
+    r"|(?:\.(?:visible|weak|extern)\s+)?\.(?:entry|func)\b[^{;]*;?"  # a header, up to its body
+    r"|[^\s;][^;]*;?"  # all else ends at its semicolon
+)
+
+
+def normalize(ptx: str) -> str:
+    """The program alone: one statement a line, runs of white space as one blank.
+
+    Comments, ``.loc``, ``.file``, sections (``.debug_*``) and the labels made for them are
+    dropped: they carry paths and line numbers. The same program compiled on another machine
+    gives the same text, which ptxas still reads.
+    """
+    text = _COMMENT.sub(lambda m: m[1] or " ", ptx)
+    text = _DEBUG.sub(" ", text)
+    return "".join(" ".join(s.split()) + "\n" for s in _STATEMENT.findall(text))
+
+
+def ptx_hash(ptx: str) -> str:
+    """16 hex digits of the normal form: equal for equal programs."""
+    return hashlib.sha256(normalize(ptx).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+# --- Counting ----------------------------------------------------------------------------------
+
+_TENSOR = ("mma_sync", "wgmma", "tcgen05_mma")
+_SHAPE = re.compile(r"\.m(\d{1,4})n(\d{1,4})k(\d{1,4})")
+_FLOAT_TYPE = re.compile(r"\.(?:b?f16|f32|f64|tf32|e\dm\d)(?:x\d)?(?:\.|$)")
+_REGISTERS = re.compile(r"^\.reg (?:\.v\d )?\.(\w+) (.*);$", re.MULTILINE)
+_SHARED = re.compile(
+    r"^\.shared (?:\.align \d+ )?\.(\w+) [\w$]+((?:\[\d{1,9}\]){0,3});$", re.MULTILINE
+)
+
+_FLOAT_ONLY = frozenset({"fma", "sqrt", "rsqrt", "rcp", "ex2", "lg2", "sin", "cos", "tanh"})
+_ARITHMETIC = _FLOAT_ONLY | {
+    "abs", "add", "addc", "and", "bfe", "bfi", "bfind", "bmsk", "brev", "clz", "cnot", "copysign",
+    "cvta", "div", "dp2a", "dp4a", "lop3", "mad", "mad24", "madc", "max", "min", "mul", "mul24",
+    "neg", "not", "or", "popc", "prmt", "rem", "sad", "shf", "shl", "shr", "sub", "subc", "xor",
+}  # fmt: skip
+_BY_BASE = {
+    "atom": "atomic", "bar": "barrier", "barrier": "barrier", "bra": "branch", "brx": "branch",
+    "cvt": "cvt", "fence": "fence", "ldmatrix": "ldmatrix", "mbarrier": "mbarrier",
+    "membar": "fence", "mov": "mov", "red": "atomic", "selp": "predicate_ops",
+    "set": "predicate_ops", "setp": "predicate_ops", "shfl": "shuffle", "stmatrix": "stmatrix",
+}  # fmt: skip
+_BY_START = (  # the first that fits
+    ("mma.", "mma_sync"),
+    ("wgmma.mma_async", "wgmma"),
+    ("wgmma.", "fence"),
+    ("tcgen05.mma", "tcgen05_mma"),
+    ("tcgen05.fence", "fence"),
+    ("tcgen05.commit", "fence"),
+    ("tcgen05.wait", "fence"),
+    ("tcgen05.ld.", "tmem"),
+    ("tcgen05.st.", "tmem"),
+    ("tcgen05.cp.", "tmem"),
+    ("cp.async.commit_group", "fence"),
+    ("cp.async.wait_", "fence"),
+    ("cp.async.mbarrier", "mbarrier"),
+    ("cp.async.bulk.commit_group", "fence"),
+    ("cp.async.bulk.wait_group", "fence"),
+    ("cp.async.bulk.prefetch", ""),
+    ("cp.async.bulk.", "bulk"),
+    ("cp.reduce.async.bulk.", "bulk"),
+    ("cp.async.", "cp_async"),
+)
+
+
+def _count(blocks: Iterable[Block]) -> Counter[str]:
+    """What the instructions of some blocks add up to."""
+    total: Counter[str] = Counter()
+    for opcode, times in Counter(op for block in blocks for op in block.opcodes).items():
+        for name, amount in _contribution(opcode):
+            total[name] += amount * times
+    return total
+
+
+def _main_loop(blocks: list[Block], loops: list[frozenset[int]]) -> frozenset[int]:
+    """The innermost loop with a tensor-core instruction; empty where there is none."""
+
+    def work(loop: frozenset[int]) -> tuple[int, int]:
+        counts = _count(blocks[i] for i in loop)
+        return counts["mma_flops"], sum(counts[name] for name in _TENSOR)
+
+    holding = [loop for loop in loops if work(loop) > (0, 0)]
+    innermost = [loop for loop in holding if not any(other < loop for other in holding)]
+    return max(innermost, key=work, default=frozenset())
+
+
+@functools.lru_cache(maxsize=4096)
+def _contribution(opcode: str) -> tuple[tuple[str, int], ...]:
+    """What one instruction adds to which counts."""
+    guarded, opcode = opcode[0] == "@", opcode.removeprefix("@")
+    added = [("instructions", 1)] + [("predicated", 1)] * guarded
+    category = _category(opcode)
+    if category:
+        added.append((category, 1))
+    if category in _TENSOR and (shape := _SHAPE.search(opcode)):
+        added.append(("mma_flops", 2 * int(shape[1]) * int(shape[2]) * int(shape[3])))
+    if category.startswith(("ld_", "st_")):
+        added.append((f"{category}_bytes", _access_bytes(opcode)))
+    added += [(f"score_{s.replace('.', '_')}", 1) for s in _SCORED if opcode.startswith(s)]
+    return tuple(added)
+
+
+def _category(opcode: str) -> str:
+    """The count that an instruction belongs to; empty where it is only an instruction."""
+    base, *parts = opcode.split(".")
+    if base in ("ld", "st"):
+        spaces = {part.partition("::")[0] for part in parts}
+        return next((f"{base}_{s}" for s in ("shared", "global") if s in spaces), "")
+    if base in _ARITHMETIC:
+        if parts[-1:] == ["pred"]:
+            return "predicate_ops"
+        is_float = base in _FLOAT_ONLY or _FLOAT_TYPE.search(opcode)
+        return "float_arith" if is_float else "int_arith"
+    if base in _BY_BASE:
+        return _BY_BASE[base]
+    found = next((name for start, name in _BY_START if opcode.startswith(start)), "")
+    if found != "bulk":
+        return found
+    # The space of the destination comes first.
+    directions = [p.partition("::")[0] for p in parts if p.startswith(("shared", "global"))]
+    return "bulk_load" if directions[:1] == ["shared"] else "bulk_store"
+
+
+def _access_bytes(opcode: str) -> int:
+    """Bytes that a load or store moves for one thread: ``ld.global.v4.b32`` moves 16."""
+    *parts, type_ = opcode.split(".")
+    width = next((int(p[1:]) for p in parts if p in ("v2", "v4", "v8")), 1)
+    return width * _bits(type_) // 8
+
+
+def _bits(type_: str) -> int:
+    """Size of a type: 32 for ``b32``, ``f32`` and ``f16x2``; 0 where it names none."""
+    size = re.fullmatch(r"[a-z]+(\d{1,3})(?:x(\d))?", type_)
+    return int(size[1]) * int(size[2] or 1) if size else 0
+
+
+def _declared(text: str) -> Counter[str]:
+    """Virtual registers by width, and bytes of statically sized shared memory."""
+    total: Counter[str] = Counter()
+    for type_, names in _REGISTERS.findall(text):
+        width = "pred" if type_ == "pred" else str(max(_bits(type_), 16))
+        for name in names.split(","):
+            ranged = re.search(r"<(\d{1,9})>", name)
+            total[f"reg_{width}"] += int(ranged[1]) if ranged else 1
+    for type_, sides in _SHARED.findall(text):
+        elements = math.prod(int(side) for side in re.findall(r"\d+", sides))
+        total["static_shared_bytes"] += elements * _bits(type_) // 8
+    return total

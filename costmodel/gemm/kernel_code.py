@@ -1,0 +1,148 @@
+"""The kernels by name, and the identity of their code.
+
+The identity is read from the files: a process that only looks up what was tuned before needs
+neither Triton nor the kernels.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from costmodel.hardware.target import Toolchain
+from costmodel.support.remembered import remembered
+
+__all__ = [
+    "import_kernels", "kernel_function", "kernel_hash", "kernel_hashes", "kernel_trouble",
+]  # fmt: skip
+
+_FOLDER = Path(__file__).parents[1] / "kernels"
+_KERNELS = {  # name of a configuration: file, function
+    "pointer": ("pointer", "gemm_pointer"),
+    "tma": ("tma", "gemm_tma"),
+    "tma_persistent": ("tma", "gemm_tma_persistent"),
+    "warp_specialized": ("warp_specialized", "gemm_warp_specialized"),
+}
+_COPIES = ("repack", "repack_operands")
+
+_Function = tuple[str, str]  # file, name
+
+
+@functools.cache
+def kernel_function(name: str) -> Any:
+    """The kernel of a configuration; Triton is imported when the first is asked for.
+
+    Raises:
+        ImportError, AttributeError: the installed Triton lacks what this kernel uses.
+    """
+    file, function = _KERNELS[name]
+    return getattr(import_module(f"costmodel.kernels.{file}"), function)
+
+
+def import_kernels() -> None:
+    """Import all that this Triton can have, and have it hash them: a tenth of a second each."""
+    for name in _KERNELS:
+        with suppress(ImportError, AttributeError):
+            _ = kernel_function(name).cache_key
+
+
+def kernel_trouble(name: str, toolchain: Toolchain) -> str:
+    """Why a toolchain cannot have a kernel, as far as the installed Triton tells; else empty."""
+    import triton
+
+    return _trouble(name) if triton.__version__ == toolchain.triton else ""
+
+
+@functools.cache
+def _trouble(name: str) -> str:
+    import triton
+
+    try:
+        kernel_function(name)
+    except (ImportError, AttributeError) as error:  # Gluon is experimental: its names may go
+        return f"toolchain: Triton {triton.__version__} has no {name} kernel ({error})"
+    return ""
+
+
+def kernel_hash(name: str) -> str:
+    """Hash of a kernel's code and of all it uses: comments, names of files and lines left out.
+
+    What a measurement of it may launch before it is part of it: the copies of its operands.
+    """
+    return _hashes()[name]
+
+
+def kernel_hashes() -> dict[str, str]:
+    """:func:`kernel_hash` of every kernel, by name."""
+    return dict(_hashes())
+
+
+@functools.cache
+def _hashes() -> dict[str, str]:
+    # Parsing takes 20 ms, which a program that only looks up a winner need not wait for.
+    files = [*_FOLDER.glob("*.py"), Path(__file__)]
+    found = remembered("kernels", files, _work_out_hashes)
+    return found if found.keys() == _KERNELS.keys() else _work_out_hashes()
+
+
+def _work_out_hashes() -> dict[str, str]:
+    return {name: _hash(name) for name in _KERNELS}
+
+
+def _hash(name: str) -> str:
+    seen: dict[str, str] = {}
+    queue = [_KERNELS[name]] if name == "pointer" else [_KERNELS[name], _COPIES]
+    while queue:
+        file, function = queue.pop()
+        if function in seen:
+            continue
+        node = _functions(file)[function]
+        # Unparsed, since what ast.dump prints differs from one Python to the next.
+        seen[function] = ast.unparse(_without_docstring(node))
+        queue += _used(file, node)
+    text = "\n".join(f"{k}:{v}" for k, v in sorted(seen.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _used(file: str, node: ast.FunctionDef) -> Iterator[_Function]:
+    """The functions of the kernels' files that are named in one of them.
+
+    Not only those called: a warp-specialised region is given its functions by name.
+    """
+    scope = _scope(file)
+    names = (n.id for n in ast.walk(node) if isinstance(n, ast.Name))
+    return (scope[name] for name in names if name in scope)
+
+
+@functools.cache
+def _scope(file: str) -> dict[str, _Function]:
+    """What the names of functions mean in a file: its own, and those it imports beside it."""
+    found: dict[str, _Function] = {name: (file, name) for name in _functions(file)}
+    for node in _tree(file).body:
+        if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module:
+            for alias in node.names:
+                found[alias.asname or alias.name] = (node.module, alias.name)
+    return found
+
+
+@functools.cache
+def _functions(file: str) -> dict[str, ast.FunctionDef]:
+    return {node.name: node for node in _tree(file).body if isinstance(node, ast.FunctionDef)}
+
+
+@functools.cache
+def _tree(file: str) -> ast.Module:
+    return ast.parse((_FOLDER / f"{file}.py").read_text(encoding="utf-8"))
+
+
+def _without_docstring(node: ast.FunctionDef) -> ast.FunctionDef:
+    if ast.get_docstring(node) is None:
+        return node
+    rest = ast.FunctionDef(**{**dict(ast.iter_fields(node)), "body": node.body[1:]})
+    return ast.copy_location(rest, node)

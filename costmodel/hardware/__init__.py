@@ -1,0 +1,1 @@
+"""The GPUs and toolchains that kernels are compiled for."""

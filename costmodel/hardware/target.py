@@ -1,0 +1,220 @@
+"""The machine: a device and the toolchain that compiles for it.
+
+``Target.current()`` is the only place that asks the driver; named devices work without one.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import asdict, dataclass
+from typing import Any, get_type_hints
+
+from costmodel.errors import InvalidInput, NoGpu, UnknownTarget
+from costmodel.support.host import host_errors
+from costmodel.support.untrusted import take
+
+__all__ = ["DEVICES", "SM_REGISTERS", "Device", "Target", "Toolchain"]
+
+SM_REGISTERS = 65_536
+"""Registers of a multiprocessor, on every GPU since 2012; also what one block may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A kind of GPU. Two cards of one kind share their models and their data.
+
+    Attributes:
+        name: short name, also the folder of its datasets and models (``h100-sxm``).
+        product: what the driver calls it (``NVIDIA H100 80GB HBM3``).
+        arch: compute capability times ten (90).
+        sm_count: streaming multiprocessors.
+        shared_bytes: shared memory that one block may ask for.
+        sm_shared_bytes: shared memory of one multiprocessor.
+        l2_bytes: size of the L2 cache.
+        clock_mhz: the highest SM clock.
+        bandwidth_gbs: device memory, GB/s by the data sheet.
+        tflops: dense 16-bit tensor-core TFLOP/s by the data sheet.
+        memory_bytes: device memory.
+    """
+
+    name: str
+    product: str
+    arch: int
+    sm_count: int
+    shared_bytes: int
+    sm_shared_bytes: int
+    l2_bytes: int
+    clock_mhz: int
+    bandwidth_gbs: float
+    tflops: float
+    memory_bytes: int
+
+    @property
+    def capability(self) -> str:
+        return f"sm_{self.arch}"
+
+    def is_sibling(self, other: Device) -> bool:
+        """Whether they differ in clocks and memory only: what runs on one runs on the other.
+
+        As H100 and H200 do: the same binaries, the same space, another bandwidth.
+        """
+        ours = (self.arch, self.sm_count, self.shared_bytes, self.sm_shared_bytes)
+        return ours == (other.arch, other.sm_count, other.shared_bytes, other.sm_shared_bytes)
+
+    def tflops_of(self, kind: str) -> float:
+        """TFLOP/s by the data sheet of one of :data:`costmodel.gemm.workload.KINDS`.
+
+        TF32 has half the tensor-core rate of 16 bits. IEEE float32 has no tensor cores: it takes
+        the 128 FMA units of a multiprocessor (64 on an A100), one each a clock.
+        """
+        if kind == "tf32":
+            return self.tflops / 2
+        if kind == "float32":
+            units = 64 if self.arch == 80 else 128
+            return 2 * units * self.sm_count * self.clock_mhz / 1e6
+        return self.tflops
+
+    def roofline_us(self, flops: int, bytes_: int, kind: str = "float16") -> float:
+        """The least time by the data sheet: the larger of arithmetic and traffic, in us."""
+        arithmetic_us = flops / self.tflops_of(kind) / 1e6
+        return max(arithmetic_us, bytes_ / self.bandwidth_gbs / 1e3, 0.1)
+
+
+_MIB = 2**20
+_DEVICES = (
+    Device("a100-sxm", "NVIDIA A100-SXM4-80GB", 80, 108, 166912, 167936, 40 * _MIB,
+           1410, 2039.0, 312.0, 80 * 1024**3),
+    Device("h100-sxm", "NVIDIA H100 80GB HBM3", 90, 132, 232448, 233472, 50 * _MIB,
+           1980, 3350.0, 989.0, 80 * 1024**3),
+    Device("h100-pcie", "NVIDIA H100 PCIe", 90, 114, 232448, 233472, 50 * _MIB,
+           1755, 2039.0, 756.0, 80 * 1024**3),
+    Device("h200-sxm", "NVIDIA H200", 90, 132, 232448, 233472, 60 * _MIB,
+           1980, 4800.0, 989.0, 141 * 1024**3),
+    Device("b200-sxm", "NVIDIA B200", 100, 148, 232448, 233472, 126 * _MIB,
+           1965, 8000.0, 2250.0, 180 * 1024**3),
+)  # fmt: skip
+DEVICES: dict[str, Device] = {d.name: d for d in _DEVICES}
+"""Devices that work without a driver. Figures: NVIDIA's data sheets and CUDA's occupancy tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """What compiles: other versions give other binaries.
+
+    Attributes:
+        triton, ptxas: their versions, such as ``"3.6.0"`` and ``"12.8"``.
+    """
+
+    triton: str
+    ptxas: str
+
+    @classmethod
+    @functools.cache
+    def current(cls, arch: int = 90) -> Toolchain:
+        """The installed Triton and its own ptxas (one process start, then remembered)."""
+        import triton
+        from triton.backends.nvidia.compiler import get_ptxas
+
+        with host_errors():
+            return cls(triton.__version__, get_ptxas(arch).version)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A device and a toolchain: what a measurement or a binary belongs to.
+
+    Attributes:
+        device: the kind of GPU, with its data sheet; ``device.name`` is its short name.
+        toolchain: the Triton and the ptxas that compile for it.
+    """
+
+    device: Device
+    toolchain: Toolchain
+
+    @classmethod
+    def named(cls, name: str, toolchain: Toolchain | None = None) -> Target:
+        """A target by the short name of its device; asks no driver.
+
+        Raises:
+            UnknownTarget: no such name; the message lists those there are.
+        """
+        device = DEVICES.get(name) if isinstance(name, str) else None
+        if device is None:
+            raise UnknownTarget(
+                f"unknown target {name!r}: expected one of {', '.join(DEVICES)}; on the machine "
+                f"itself, leave the name out and the driver is asked"
+            )
+        return cls(device, toolchain or Toolchain.current(device.arch))
+
+    @classmethod
+    def current(cls, index: int | None = None) -> Target:
+        """The target of CUDA device ``index`` (default: torch's current one).
+
+        Raises:
+            NoGpu: torch sees no NVIDIA GPU.
+        """
+        import torch
+
+        if torch.version.cuda is None or not torch.cuda.is_available():
+            raise NoGpu(
+                "no usable NVIDIA GPU: torch.cuda.is_available() is False; compile, rank, "
+                "evaluate and tune --replay work without one (`costmodel doctor` says what lacks)"
+            )
+        return _probe(torch.cuda.current_device() if index is None else index)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"device": asdict(self.device), "toolchain": asdict(self.toolchain)}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Target:
+        """The inverse of :meth:`to_dict`.
+
+        Raises:
+            InvalidInput: a field is missing or of another type, or a figure is not over 0.
+        """
+        try:
+            device = Device(**_typed(Device, take(data, "device", dict)))
+            toolchain = Toolchain(**_typed(Toolchain, take(data, "toolchain", dict)))
+        except InvalidInput as error:
+            raise InvalidInput(f"not a target: {error}") from None
+        return cls(device, toolchain)
+
+
+def _typed(cls: type, data: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a flat dataclass, by its annotations."""
+    values = {name: take(data, name, kind) for name, kind in get_type_hints(cls).items()}
+    for name, value in values.items():
+        if not isinstance(value, str) and value <= 0:
+            raise InvalidInput(f"{name}={value!r}: expected a figure over 0")
+    return values
+
+
+@functools.cache
+def _probe(index: int) -> Target:
+    import torch
+
+    props: Any = torch.cuda.get_device_properties(index)
+    arch = props.major * 10 + props.minor
+    for device in DEVICES.values():
+        if device.product == props.name and device.sm_count == props.multi_processor_count:
+            return Target(device, Toolchain.current(arch))
+    # An unknown card: what the driver tells, and rates scaled from its clocks and bus.
+    clock_mhz = getattr(props, "clock_rate", 1_500_000) // 1000
+    bus = getattr(props, "memory_bus_width", 256) / 8
+    memory_mhz = getattr(props, "memory_clock_rate", 5_000_000) / 1000
+    per_sm = {80: 2048, 86: 1024, 89: 1024, 90: 4096, 100: 8192, 120: 1024}.get(arch, 1024)
+    name = "".join(c if c.isalnum() else "-" for c in props.name.lower()).strip("-")
+    device = Device(
+        name=name.removeprefix("nvidia-"),
+        product=props.name,
+        arch=arch,
+        sm_count=props.multi_processor_count,
+        shared_bytes=props.shared_memory_per_block_optin,
+        sm_shared_bytes=props.shared_memory_per_multiprocessor,
+        l2_bytes=props.L2_cache_size,
+        clock_mhz=clock_mhz,
+        bandwidth_gbs=2 * memory_mhz * bus / 1e3,
+        tflops=props.multi_processor_count * per_sm * clock_mhz / 1e6,
+        memory_bytes=props.total_memory,
+    )
+    return Target(device, Toolchain.current(arch))

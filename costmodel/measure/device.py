@@ -1,0 +1,116 @@
+"""Times configurations on a GPU, in a process that may die of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from math import inf
+
+from costmodel.data.measurement import Candidate, Measurement
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.workload import Workload
+from costmodel.measure import timing
+from costmodel.measure.protocol import TimingProtocol
+from costmodel.measure.timing import Request
+from costmodel.support.host import host_errors
+from costmodel.support.supervisor import Crashed, Done, SupervisedWorker, TimedOut
+
+__all__ = ["DeviceRunner"]
+
+
+class DeviceRunner:
+    """Times configurations on one GPU; see :class:`TimingProtocol` for how.
+
+    A kernel that hangs, or breaks the CUDA context, takes the timing process with it: its
+    configuration is marked, and a fresh process goes on with the next one. The caller's process
+    needs no CUDA context. Where there can be no such process, and where the system refuses it its
+    files, :class:`costmodel.errors.HostError` is raised.
+
+    Args:
+        device_index: the CUDA device, as torch counts them.
+        protocol: how to time.
+        seed: of the operands.
+    """
+
+    def __init__(
+        self,
+        device_index: int = 0,
+        protocol: TimingProtocol | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.protocol = protocol or TimingProtocol()
+        self._worker: SupervisedWorker[Request | None, list[Measurement]] = SupervisedWorker(
+            timing.answer,
+            limit_s=self.protocol.limit_s,
+            setup=functools.partial(timing.start, self.protocol, device_index, seed),
+        )
+
+    def start(self) -> None:
+        """Start the timing process now, in the background; else the first request does."""
+        with host_errors():
+            self._worker.start()
+
+    def measure(
+        self, workload: Workload, candidates: Sequence[Candidate], best_us: float = inf
+    ) -> list[Measurement]:
+        """One measurement per candidate, in order.
+
+        Args:
+            best_us: a latency already known for the workload; what is far slower stops early.
+        """
+        result = []
+        for candidate in candidates:
+            artifact = candidate.artifact
+            if artifact is not None and not artifact.ok:
+                status = "compile_error" if artifact.status == "compile_error" else artifact.status
+                result.append(Measurement(status, error=artifact.error))
+                continue
+            measurement = self._ask(Request(workload, candidate.config, best_us))[0]
+            if measurement.ok:
+                best_us = min(best_us, measurement.latency_us)
+            result.append(measurement)
+        return result
+
+    def measure_torch(self, workload: Workload) -> Measurement:
+        """``torch.matmul`` (cuBLAS) by the same protocol."""
+        return self._ask(Request(workload, None))[0]
+
+    def compare(
+        self, workload: Workload, configs: Sequence[GemmConfig | None], rounds: int = 9
+    ) -> list[Measurement]:
+        """Time a few in turn, against drift; None stands for torch. For finalists."""
+        if not configs:
+            return []
+        request = Request(workload, None, compare=tuple(configs), rounds=rounds)
+        result = self._ask(request)
+        if len(configs) > 1 and all(m.status in ("crashed", "timeout") for m in result):
+            # One of them took the process along: each alone shows which.
+            result = [self._ask(Request(workload, config))[0] for config in configs]
+        return result
+
+    def rest(self) -> None:
+        """Have the timing process, if there is one, give back the device's memory."""
+        if self._worker.running:
+            with host_errors():
+                self._worker.run(None)
+
+    def close(self) -> None:
+        """End the timing process."""
+        self._worker.close()
+
+    def __enter__(self) -> DeviceRunner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(self, request: Request) -> list[Measurement]:
+        with host_errors():
+            outcome = self._worker.run(request)
+        count = max(len(request.compare), 1)
+        if isinstance(outcome, Done):
+            return outcome.value
+        if isinstance(outcome, TimedOut):
+            return [Measurement("timeout", error=f"over {outcome.limit_s:g} s")] * count
+        how = outcome.how if isinstance(outcome, Crashed) else outcome.message
+        return [Measurement("crashed", error=how[:500])] * count

@@ -1,0 +1,89 @@
+"""How a latency is measured: part of every dataset, since only like may be compared with like."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from costmodel.errors import InvalidInput
+from costmodel.gemm.workload import CodeClass
+
+__all__ = ["TimingProtocol"]
+
+
+@dataclass(frozen=True, slots=True)
+class TimingProtocol:
+    """The settings of a measurement.
+
+    A replay is one CUDA graph of several launches, each on operands of its own. Before each
+    replay the L2 cache is filled with other data, by reading, outside the timed region; a first
+    replay, which sends the graph to the device, is not timed. What is timed is queued while the
+    device is busy, so that the host is never waited for. The latency is the time of a replay over
+    its launches.
+
+    Attributes:
+        cache: ``cold`` as above; ``hot`` launches on one set of operands and fills nothing.
+        repeats: timed replays of a configuration; their quantiles are kept.
+        replay_us: how long a replay is meant to take, which sets its number of launches: replays
+            that turn out far shorter are made again. Starting one costs some 4 us.
+        max_launches: at most this many launches in a replay.
+        idle: rest before a replay, as a multiple of its time, where one launch takes over
+            ``idle_from_us``: large products without rests make the card throttle.
+        early_factor: a configuration this many times slower than the best of its workload so far
+            is replayed once only.
+        stop_factor: one this many times slower is not replayed at all (``too_slow``).
+        rtol, atol, growth: what a result may be off a float32 reference, which is IEEE, with
+            operands of unit variance, before it is ``wrong_result``:
+            ``atol * sqrt(k) + growth * k + rtol * |ref|``. Per kind of operand; ``16-bit>float32``
+            is a float32 result of 16-bit operands. What is rounded once at the end, or in the
+            operands as TF32 is, errs as sqrt(k); float32 sums round at each step, the reference's
+            too, and steps and sums both grow.
+        limit_s: wall seconds before the timing process is killed (``timeout``).
+        version: of the procedure itself; raised when a change to it changes what is measured.
+    """
+
+    cache: Literal["cold", "hot"] = "cold"
+    repeats: int = 5
+    replay_us: float = 250.0
+    max_launches: int = 40
+    idle: float = 0.5
+    idle_from_us: float = 100.0
+    early_factor: float = 1.5
+    stop_factor: float = 30.0
+    rtol: tuple[tuple[str, float], ...] = (
+        ("bfloat16", 1.6e-2), ("float16", 2e-3), ("16-bit>float32", 2e-4), ("tf32", 2e-3),
+        ("float32", 1e-5),
+    )  # fmt: skip
+    atol: tuple[tuple[str, float], ...] = (
+        ("bfloat16", 8e-3), ("float16", 1e-3), ("16-bit>float32", 2e-4), ("tf32", 3e-3),
+        ("float32", 2e-6),
+    )  # fmt: skip
+    growth: tuple[tuple[str, float], ...] = (("16-bit>float32", 2.0**-20), ("float32", 2.0**-22))
+    limit_s: float = 60.0
+    version: int = 3
+
+    def __post_init__(self) -> None:
+        if self.cache not in ("cold", "hot"):
+            raise InvalidInput(f"cache={self.cache!r}: expected cold or hot")
+        if self.repeats < 1 or self.max_launches < 1 or self.replay_us <= 0 or self.limit_s <= 0:
+            raise InvalidInput(f"repeats, launches, times and limits must be positive: {self}")
+
+    def launches(self, about_us: float) -> int:
+        """Launches in a replay of what takes about this long; two, where not one is long."""
+        # A launch is measured with its start, which short ones pay only once in a replay.
+        wanted = round(self.replay_us / max(about_us - 2.0, 2.0))
+        least = 2 if about_us < 4 * self.replay_us else 1
+        return min(max(wanted, least), self.max_launches)
+
+    def tolerance(self, code: CodeClass, k: int) -> tuple[float, float]:
+        """(atol, rtol) for a result of this class of code and a sum over k: they hold for
+        ``|out - ref| <= atol + rtol * |ref|``."""
+        kind = code.kind if code.out_dtype == code.dtype else "16-bit>float32"
+        k = max(k, 1)
+        atol = dict(self.atol)[kind] * k**0.5 + dict(self.growth).get(kind, 0.0) * k
+        return atol, dict(self.rtol)[kind]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, as datasets keep it."""
+        data = asdict(self)
+        return data | {name: dict(getattr(self, name)) for name in ("rtol", "atol", "growth")}

@@ -1,0 +1,97 @@
+"""A runner that needs no GPU: it answers from what was recorded on one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log2
+from typing import TYPE_CHECKING
+
+from costmodel.data.measurement import Candidate, Measurement
+from costmodel.errors import NotRecorded
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
+from costmodel.support.untrusted import require
+
+if TYPE_CHECKING:
+    from costmodel.data.dataset import Dataset
+
+__all__ = ["ReplayRunner"]
+
+
+class ReplayRunner:
+    """Answers from a dataset: a recorded outcome, failures too, or an error; never a guess."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        """Raises: InvalidInput: no dataset."""
+        from costmodel.data.dataset import Dataset
+
+        self.dataset = require("dataset", dataset, Dataset, "a Dataset, see Dataset.open(path)")
+        self._outcomes: dict[Workload, dict[GemmConfig, Measurement]] = {}
+
+    @property
+    def target(self) -> Target:
+        """What the recording was made on."""
+        return self.dataset.target
+
+    def workloads(self) -> list[Workload]:
+        """The workloads that can be replayed."""
+        return self.dataset.workloads()
+
+    def configs(self, workload: Workload) -> list[GemmConfig]:
+        """The configurations recorded for a workload.
+
+        Raises:
+            NotRecorded: the workload was never measured; the nearest that were are named.
+        """
+        return list(self._recorded(workload))
+
+    def measure(self, workload: Workload, candidates: Sequence[Candidate]) -> list[Measurement]:
+        """The recorded outcome of each candidate, in order.
+
+        Raises:
+            NotRecorded: the workload, or one of the configurations, was never measured.
+        """
+        outcomes = self._recorded(workload)
+        for candidate in candidates:
+            if candidate.config not in outcomes:
+                raise NotRecorded(
+                    f"{candidate.config} was not recorded for {workload}: {len(outcomes)} other "
+                    f"configurations were, see ReplayRunner.configs(); the rest need a GPU"
+                )
+        return [outcomes[candidate.config] for candidate in candidates]
+
+    def measure_torch(self, workload: Workload) -> Measurement:
+        """The recorded timing of ``torch.matmul``.
+
+        Raises:
+            NotRecorded: the workload was never measured, or not with torch.
+        """
+        measurement = self.dataset.torch(workload)
+        if measurement is None:
+            self._recorded(workload)
+            raise NotRecorded(f"torch.matmul was not recorded for {workload}")
+        return measurement
+
+    def _recorded(self, workload: Workload) -> dict[GemmConfig, Measurement]:
+        if workload not in self._outcomes:
+            outcomes = self.dataset.recorded(workload)
+            if not outcomes:
+                raise NotRecorded(self._advice(workload))
+            self._outcomes[workload] = outcomes
+        return self._outcomes[workload]
+
+    def _advice(self, workload: Workload) -> str:
+        known = self.workloads()
+        nearest = sorted(known, key=lambda w: _distance(w, workload))[:3]
+        return (
+            f"{workload} was not recorded in {self.dataset.path}, which holds {len(known)} "
+            f"workloads, the nearest {', '.join(map(str, nearest)) or 'none'}: replay one of "
+            f"these, name a larger dataset with --data DIR, or tune on a GPU"
+        )
+
+
+def _distance(a: Workload, b: Workload) -> tuple[bool, float]:
+    """Another code class is further than any other size; sizes compare by their ratio."""
+    sizes = ((a.m, b.m), (a.n, b.n), (a.k, b.k))
+    return a.code != b.code, sum(abs(log2((x + 1) / (y + 1))) for x, y in sizes)

@@ -1,0 +1,228 @@
+"""Learning from use: what the tuner has timed on this machine, as rows to train on.
+
+Winners are kept on disk with every timing that led to them. Those of the same device, toolchain and
+timing protocol as a data set, with kernels that have not changed, are as good as its own rows. A
+cache may hold anything: whatever does not fit is left out, and counted by its reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from costmodel.compile.artifact import Artifact
+from costmodel.data.candidates import Candidates
+from costmodel.data.measurement import Measurement
+from costmodel.errors import FileError, MissingData
+from costmodel.evaluation.heldout import HELD_OUT, is_held_out
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.kernel_code import kernel_hash
+from costmodel.gemm.space import legality
+from costmodel.gemm.specialize import artifact_key, specialize
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
+from costmodel.models.registry import model_directory
+from costmodel.models.storage import load_artifacts
+from costmodel.models.table import TrainingTable
+from costmodel.support.untrusted import as_path, file_errors
+from costmodel.tuning.cache import CacheEntry, WinnerCache, is_key_of
+
+if TYPE_CHECKING:
+    from costmodel.data.dataset import Dataset
+
+__all__ = ["UsedRows", "open_cache", "used_rows", "with_use"]
+
+UNREADABLE = "file that is no entry"
+_DEVICE = ("product", "arch", "sm_count")
+# What of a timing protocol changes a latency; tolerances and limits do not.
+_PROTOCOL = (
+    "version", "cache", "repeats", "replay_us", "max_launches", "idle", "idle_from_us",
+)  # fmt: skip
+# A time below half the roofline of the data sheet, or over the limit of a timing, is none.
+_LEAST_ROOFLINES, _LONGEST_US = 0.5, 60e6
+
+
+@dataclass(frozen=True)
+class UsedRows:
+    """What of a cache can be trained on.
+
+    Attributes:
+        rows: workload, configuration and latency in us; no pair twice.
+        torch_us: what ``torch.matmul`` took, by workload, where it was timed.
+        dropped: what was left out, by reason: rows, and files that are no entries.
+    """
+
+    rows: tuple[tuple[Workload, GemmConfig, float], ...]
+    torch_us: Mapping[Workload, float]
+    dropped: Mapping[str, int]
+
+
+def open_cache(directory: str | Path | None = None) -> WinnerCache:
+    """The cache of this directory; default: the one that tuning uses, which may not exist yet.
+
+    Raises:
+        MissingData: the directory was named, and is none.
+    """
+    if directory is None:
+        return WinnerCache()
+    path = as_path("the cache", directory)
+    with file_errors(path):
+        if not path.is_dir():
+            raise MissingData(
+                f"no cache of winners at {path}: expected a directory; `costmodel cache` says "
+                f"where tuning keeps its own"
+            )
+    return WinnerCache(path)
+
+
+def with_use(dataset: Dataset, cache: WinnerCache) -> tuple[TrainingTable, dict[str, Any]]:
+    """The training rows of a data set, and after them those that use has added.
+
+    What both have, the data set decides.
+
+    Returns:
+        (table, card): the card says how many ``rows`` of how many ``workloads`` were added, for
+        how many of the rows no binary is known (``without_artifact``), and what was ``dropped``.
+    """
+    table = TrainingTable.from_dataset(dataset)
+    used = used_rows(cache, dataset.target, dataset.protocol)
+    known = _known(table)
+    new = [row for row in used.rows if row[1] not in known.get(row[0], ())]
+    dropped = Counter(used.dropped)
+    dropped["in the data set already"] = len(used.rows) - len(new)
+    keys = [artifact_key(specialize(w, config), dataset.target) for w, config, _ in new]
+    artifacts = _artifacts(dataset, keys)
+    card = {
+        "rows": len(new),
+        "workloads": len({workload for workload, _, _ in new}),
+        "without_artifact": sum(a is None for a in artifacts),
+        "dropped": {reason: count for reason, count in sorted(dropped.items()) if count},
+    }
+    candidates = Candidates.of([config for _, config, _ in new], artifacts)
+    return _joined(table, new, candidates, used.torch_us), card
+
+
+def _artifacts(dataset: Dataset, keys: Sequence[str]) -> list[Artifact | None]:
+    """The binaries of these keys: as the data set knows them, else the shipped model."""
+    found = dataset.artifacts().find(keys)
+    directory = model_directory(dataset.target)
+    if directory is None or None not in found:
+        return found
+    try:
+        shipped = load_artifacts(directory, dataset.target).find(keys)
+    except FileError:  # then these rows are learned from by their configurations
+        return found
+    return [own or other for own, other in zip(found, shipped, strict=True)]
+
+
+def used_rows(cache: WinnerCache, target: Target, protocol: Mapping[str, Any]) -> UsedRows:
+    """The rows of a cache that were timed on this target by this protocol, none held out."""
+    entries, unreadable = cache.survey()
+    dropped = Counter({UNREADABLE: unreadable})
+    latency_us: dict[tuple[Workload, GemmConfig], float] = {}
+    torch_us: dict[Workload, float] = {}
+    for entry in entries:
+        result = entry.result
+        if reason := _foreign(entry, target, protocol):
+            dropped[reason] += len(result.measured)
+            continue
+        for config, measurement in result.measured:
+            pair = result.workload, config
+            reason = _unfit(entry, config, measurement, target)
+            reason = reason or "timed twice" * (pair in latency_us)
+            if reason:
+                dropped[reason] += 1
+            else:
+                latency_us[pair] = measurement.latency_us
+        if result.torch is not None and not _unlikely(result.torch, result.workload, target):
+            torch_us.setdefault(result.workload, result.torch.latency_us)
+    rows = tuple((workload, config, us) for (workload, config), us in latency_us.items())
+    return UsedRows(rows, torch_us, {reason: n for reason, n in dropped.items() if n})
+
+
+def _foreign(entry: CacheEntry, target: Target, protocol: Mapping[str, Any]) -> str:
+    """Why nothing of an entry can be used; empty if something may."""
+    result, key = entry.result, entry.key
+    if not result.timed or not result.source.startswith("device ("):
+        return "not timed on a device"
+    ours, theirs = target.device, result.target.device
+    same = all(getattr(ours, name) == getattr(theirs, name) for name in _DEVICE)
+    if not same or result.target.toolchain != target.toolchain:
+        return "of another device or toolchain"
+    timed_by = key.get("protocol")
+    if not isinstance(timed_by, Mapping) or any(
+        name not in timed_by or timed_by[name] != protocol.get(name) for name in _PROTOCOL
+    ):
+        return "of another timing protocol"
+    workload = result.workload
+    named = str(key.get("name")).endswith(f"x{workload.n}x{workload.k}-{theirs.name}")
+    if not (named and is_key_of(key, workload)):
+        return "not what its key says"
+    if not (workload.m and workload.n and workload.k):
+        return "empty product"
+    if is_held_out(workload):
+        return HELD_OUT
+    return ""
+
+
+def _unfit(entry: CacheEntry, config: GemmConfig, measurement: Measurement, target: Target) -> str:
+    """Why a row cannot be used; empty if it can."""
+    workload, hashes = entry.result.workload, entry.key.get("kernels")
+    name = config.kernel
+    if not isinstance(hashes, Mapping) or hashes.get(name) != kernel_hash(name):
+        return f"kernel {name} has changed"
+    if not measurement.ok:
+        return measurement.status
+    if legality(config, workload, target.device):
+        return "not legal"
+    if _unlikely(measurement, workload, target):
+        return "a time that cannot be"
+    return ""
+
+
+def _unlikely(measurement: Measurement, workload: Workload, target: Target) -> bool:
+    """Whether there is no time, or none that this device can have taken."""
+    device, kind = target.device, workload.code.kind
+    roofline_us = device.roofline_us(workload.flops(), workload.bytes(), kind)
+    least_us = _LEAST_ROOFLINES * roofline_us
+    return not measurement.ok or not least_us <= measurement.latency_us <= _LONGEST_US
+
+
+def _known(table: TrainingTable) -> dict[Workload, set[GemmConfig]]:
+    """The configurations that a table has of each workload."""
+    known: dict[Workload, set[GemmConfig]] = {workload: set() for workload in table.workloads}
+    pairs = zip(table.workload_index.tolist(), table.candidates.configs, strict=True)
+    for index, config in pairs:
+        known[table.workloads[index]].add(config)
+    return known
+
+
+def _joined(
+    table: TrainingTable,
+    rows: Sequence[tuple[Workload, GemmConfig, float]],
+    candidates: Candidates,
+    torch_us: Mapping[Workload, float],
+) -> TrainingTable:
+    """The table with more rows, all of which worked, and with the timings of torch it lacked."""
+    workloads = tuple(dict.fromkeys((*table.workloads, *(workload for workload, _, _ in rows))))
+    index = {workload: i for i, workload in enumerate(workloads)}
+    own_us = [] if table.torch_us is None else table.torch_us.tolist()
+    torch = np.full(len(workloads), np.nan)
+    torch[: len(own_us)] = own_us
+    more_us = np.array([torch_us.get(workload, np.nan) for workload in workloads])
+    return replace(
+        table,
+        workloads=workloads,
+        workload_index=np.append(table.workload_index, [index[w] for w, _, _ in rows]).astype(
+            np.intp
+        ),
+        candidates=Candidates.joined([table.candidates, candidates]),
+        latency_us=np.append(table.latency_us, [us for _, _, us in rows]),
+        status=np.append(table.status, np.array(["ok"] * len(rows), dtype=object)),
+        torch_us=np.where(np.isnan(torch), more_us, torch),
+    )

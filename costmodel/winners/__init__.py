@@ -1,1 +1,0 @@
-"""What was chosen: kept in memory and on disk, shared by buckets of m and by ranks."""
