@@ -172,6 +172,6 @@ def test_only_triton_and_ptxas_are_asked_to_forgive(monkeypatch: pytest.MonkeyPa
     def make() -> Any:
         raise KeyError("a bug of ours")
 
-    monkeypatch.setattr(binaries, "remembered", lambda name, files, work_out: work_out())
+    monkeypatch.setattr(binaries, "cached_fact", lambda name, files, work_out: work_out())
     with pytest.raises(KeyError, match="a bug of ours"):
         recalled("key", make, "the kernel", Target.named("h100-sxm"))

@@ -16,10 +16,10 @@ import pytest
 
 from costmodel.data.measurement import Measurement
 from costmodel.errors import InvalidInput
+from costmodel.files import cache_directory
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
-from costmodel.support.folders import cache_directory
 from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.tuning_result import Costs, TuningResult
 

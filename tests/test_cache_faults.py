@@ -23,9 +23,9 @@ from test_cache import BAD, KEY, RESULT
 from test_dispatch import H100, SIZES, Bench, question, winners_of
 
 from costmodel.errors import InvalidInput
+from costmodel.files import cached_fact
 from costmodel.hardware.target import Target
 from costmodel.support import installed
-from costmodel.support.remembered import remembered
 from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.winners import Winners, winner_key
 
@@ -278,12 +278,12 @@ def test_a_relative_directory_stays_where_it_was_first_used(
     os.utime(file, (1, 1))
     name = f"kept-{tmp_path.name}"  # which no other test has
     monkeypatch.setenv("COSTMODEL_CACHE_DIR", name)
-    monkeypatch.setattr("costmodel.support.remembered._SETTLED_S", -1e9)
+    monkeypatch.setattr("costmodel.files._SETTLED_S", -1e9)
     monkeypatch.chdir(first)
     early = WinnerCache()
     early.put(KEY, RESULT)
     monkeypatch.chdir(then)
-    assert remembered("fact", [file], lambda: {"a": "b"}) == {"a": "b"}
+    assert cached_fact("fact", [file], lambda: {"a": "b"}) == {"a": "b"}
     assert WinnerCache().get(KEY) is not None
     assert list(then.iterdir()) == []
     assert {path.name for path in (first / name).iterdir()} >= {"remembered"}

@@ -91,7 +91,7 @@ def test_a_compiler_is_found_as_triton_finds_it(
 
 @pytest.mark.parametrize(
     "modules",
-    [("xgboost",), ("triton",), ("torch",), ("numpy",), ("pyarrow", "platformdirs")],
+    [("xgboost",), ("triton",), ("torch",), ("numpy",), ("pyarrow", "platformdirs"), ("msgspec",)],
     ids=" and ".join,
 )
 def test_a_missing_package_is_named(tmp_path: Path, modules: tuple[str, ...]) -> None:

@@ -17,10 +17,10 @@ import costmodel
 from costmodel.cli.output import print_table
 from costmodel.data.dataset import Dataset
 from costmodel.errors import CostModelError, InvalidInput, NoGpu, UnknownTarget
+from costmodel.files import cache_directory
 from costmodel.gemm.workload import CodeClass, Workload
 from costmodel.hardware.target import Target
 from costmodel.models.baselines import RuleHeuristic
-from costmodel.support.folders import cache_directory
 from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.shipped import recording
 from costmodel.tuning.tuner import tune

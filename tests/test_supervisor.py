@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from costmodel.support import folders
+from costmodel import files
 from costmodel.support.supervisor import Crashed, Done, Failed, SupervisedWorker, TimedOut
 
 
@@ -130,13 +130,13 @@ def test_a_child_keeps_things_where_its_parent_does(
 ) -> None:
     for folder in ("first", "then"):
         (tmp_path / folder).mkdir()
-    monkeypatch.setenv(folders.VARIABLE, "a-relative-folder")
-    monkeypatch.setattr(folders, "_from_here", functools.cache(Path.absolute))
+    monkeypatch.setenv(files.CACHE_VARIABLE, "a-relative-folder")
+    monkeypatch.setattr(files, "_absolute", functools.cache(Path.absolute))
     monkeypatch.chdir(tmp_path / "first")
-    folders.cache_directory()
+    files.cache_directory()
     monkeypatch.chdir(tmp_path / "then")
     with SupervisedWorker(os.getenv, limit_s=60) as worker:
-        found = worker.run(folders.VARIABLE)
+        found = worker.run(files.CACHE_VARIABLE)
     assert found == Done(str(tmp_path / "first" / "a-relative-folder"))
 
 

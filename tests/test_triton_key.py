@@ -54,7 +54,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_it_is_replaced_once(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_key, "remembered", lambda name, files, work_out: work_out())
+    monkeypatch.setattr(triton_key, "cached_fact", lambda name, files, work_out: work_out())
     know_triton_key()
     ours = cache.triton_key
     know_triton_key()

@@ -146,7 +146,7 @@ def _cache() -> WinnerCache:
         FileError: something else is there, or it cannot be read.
     """
     from costmodel.errors import FileError
-    from costmodel.support.folders import VARIABLE
+    from costmodel.files import CACHE_VARIABLE
     from costmodel.support.untrusted import file_errors
     from costmodel.tuning.cache import WinnerCache
 
@@ -154,7 +154,9 @@ def _cache() -> WinnerCache:
     path = winners.path
     if path is not None and os.path.lexists(path):
         if not path.is_dir():
-            raise FileError(f"{path}: expected the folder of winners; {VARIABLE}=DIR names another")
+            raise FileError(
+                f"{path}: expected the folder of winners; {CACHE_VARIABLE}=DIR names another"
+            )
         with file_errors(path):
             os.scandir(path).close()  # listing it would find nothing, and not say why
     return winners

@@ -48,6 +48,7 @@ def diagnose(model: Path | None = None) -> list[Check]:
         _module("pyarrow", "pip install pyarrow"),
         _module("sklearn", "pip install scikit-learn"),
         _module("joblib", "pip install joblib"),
+        _module("msgspec", "pip install msgspec"),
         _module("platformdirs", "pip install platformdirs"),
         _driver(),
         _gpu(),

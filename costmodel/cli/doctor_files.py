@@ -120,11 +120,13 @@ def check_artifacts() -> Check:
 
 
 def check_cache() -> Check:
-    from costmodel.support.folders import VARIABLE, cache_directory
+    from costmodel.files import CACHE_VARIABLE, cache_directory
     from costmodel.tuning.cache import WinnerCache
 
     name = "cache"
-    advice = f"winners last for one process only; set {VARIABLE} to a folder that can be written"
+    advice = (
+        f"winners last for one process only; set {CACHE_VARIABLE} to a folder that can be written"
+    )
     try:
         path = cache_directory()
         _try_to_write(path)

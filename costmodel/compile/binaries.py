@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from costmodel.compile.launchers import building_launchers
 from costmodel.compile.triton_key import know_triton_key, triton_files
 from costmodel.errors import CompileError
+from costmodel.files import cached_fact
 from costmodel.hardware.target import Target
-from costmodel.support.remembered import remembered
 
 if TYPE_CHECKING:
     from triton.compiler import ASTSource, CompiledKernel
@@ -33,7 +33,7 @@ MakeSource = Callable[[], "tuple[ASTSource, dict[str, Any]]"]
 # Of these begin the names of the variables that Triton, LLVM and ptxas look at.
 _VARIABLES = ("TRITON", "PTXAS", "LLVM", "MLIR", "DISABLE", "USE_", "NVPTX", "AMDGCN", "ENABLE")
 # What makes the source and the options of a specialization.
-_SPACE = Path(__file__).parents[1] / "space"
+_SPACE = Path(__file__).parents[1] / "gemm"
 _OWN = ("specialize.py", "config.py", "code_class.py")
 
 log = logging.getLogger("costmodel")
@@ -80,7 +80,7 @@ def recalled(key: str, make_source: MakeSource, name: object, target: Target) ->
         now.append(compiled(make_source, name, target))
         return _description(now[0])
 
-    found = remembered(f"binary-{digest}", files, work_out)
+    found = cached_fact(f"binary-{digest}", files, work_out)
     return now[0] if now else _from_cache(found) or compiled(make_source, name, target)
 
 

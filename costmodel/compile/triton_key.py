@@ -11,7 +11,7 @@ import os
 import threading
 from pathlib import Path
 
-from costmodel.support.remembered import remembered
+from costmodel.files import cached_fact
 
 __all__ = ["know_triton_key", "triton_files"]
 
@@ -33,7 +33,7 @@ def know_triton_key() -> None:
             return
         if not (files := triton_files()):
             return
-        key = remembered("triton", files, lambda: {"key": str(own())})["key"]
+        key = cached_fact("triton", files, lambda: {"key": str(own())})["key"]
         cache.triton_key = lambda: key
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from costmodel.files import cached_fact
 from costmodel.gemm.config import GemmConfig
-from costmodel.support.remembered import remembered
 
 __all__ = ["grid", "grid_hash"]
 
@@ -27,7 +27,7 @@ def grid() -> tuple[GemmConfig, ...]:
 @functools.cache
 def grid_hash() -> str:
     """Identity of the grid by the code that makes it: that takes a tenth of the time to read."""
-    return remembered("grid", [Path(__file__)], lambda: {"hash": _hash()})["hash"]
+    return cached_fact("grid", [Path(__file__)], lambda: {"hash": _hash()})["hash"]
 
 
 def _hash() -> str:

@@ -15,8 +15,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from costmodel.files import cached_fact
 from costmodel.hardware.target import Toolchain
-from costmodel.support.remembered import remembered
 
 __all__ = [
     "import_kernels", "kernel_function", "kernel_hash", "kernel_hashes", "kernel_trouble",
@@ -87,7 +87,7 @@ def kernel_hashes() -> dict[str, str]:
 def _hashes() -> dict[str, str]:
     # Parsing takes 20 ms, which a program that only looks up a winner need not wait for.
     files = [*_FOLDER.glob("*.py"), Path(__file__)]
-    found = remembered("kernels", files, _work_out_hashes)
+    found = cached_fact("kernels", files, _work_out_hashes)
     return found if found.keys() == _KERNELS.keys() else _work_out_hashes()
 
 

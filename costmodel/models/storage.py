@@ -29,13 +29,13 @@ from costmodel.errors import (
 )
 from costmodel.evaluation.uncertainty import Uncertainty
 from costmodel.features.features import CONFIG_FEATURES, FEATURE_SCHEMA, FEATURES
+from costmodel.files import cached_fact
 from costmodel.gemm.workload import KINDS
 from costmodel.hardware.target import Target
 from costmodel.models import swap
 from costmodel.models.torch_time import TORCH_FEATURES, TorchTime
 from costmodel.models.trees import canary_of, open_trees, require_columns
 from costmodel.models.xgb import XgbCostModel, XgbParams, content_hash
-from costmodel.support.remembered import remembered
 from costmodel.support.untrusted import file_errors, parse_json, take
 
 __all__ = [
@@ -239,7 +239,7 @@ class _HeadFiles(Mapping[bool, bytes]):
             files = [swap.locate(path, name, stamp) or path / name for name, _ in _HEADS.values()]
         # The hash has the columns in it, which another release may name otherwise.
         columns = hashlib.sha256("\n".join(FEATURES).encode()).hexdigest()[:8]
-        found = remembered(f"model-{columns}", files, self._work_out)
+        found = cached_fact(f"model-{columns}", files, self._work_out)
         self.hash, self._sums = found["hash"], found
 
     def _work_out(self) -> dict[str, str]:

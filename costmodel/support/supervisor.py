@@ -34,7 +34,7 @@ from multiprocessing.connection import Connection, Pipe
 from typing import IO, Any, Generic, TypeVar
 
 from costmodel.errors import InvalidInput
-from costmodel.support.folders import VARIABLE, cache_directory
+from costmodel.files import CACHE_VARIABLE, cache_directory
 
 __all__ = ["Crashed", "Done", "Failed", "Outcome", "SupervisedWorker", "TimedOut"]
 
@@ -290,9 +290,9 @@ class _Child:
 def _environment() -> dict[str, str]:
     """That of this process; what is kept is kept in one folder, wherever the process has gone."""
     found = dict(os.environ)
-    if found.get(VARIABLE):
+    if found.get(CACHE_VARIABLE):
         with contextlib.suppress(InvalidInput):
-            found[VARIABLE] = str(cache_directory())
+            found[CACHE_VARIABLE] = str(cache_directory())
     return found
 
 

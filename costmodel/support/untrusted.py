@@ -6,24 +6,19 @@ the wrong kind becomes an error of costmodel's own that names it, before it is u
 
 from __future__ import annotations
 
-import json
-import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
-from costmodel.errors import CorruptFile, FileError, InvalidInput
+from costmodel.errors import InvalidInput
+from costmodel.files import file_errors, parse_json, read_small_file
 
 __all__ = ["as_path", "file_errors", "one_line", "parse_json", "printable", "read_small_file",
            "require", "require_count", "take"]  # fmt: skip
 
 _T = TypeVar("_T")
 
-_SMALL_BYTES = 64 * 2**20
 _INT64_MAX = 2**63 - 1
-_DEEPEST = 64  # nothing of ours is a dozen deep; what is read must be writable again
 
 
 def require(name: str, value: Any, kinds: type[_T] | tuple[type[_T], ...], expected: str) -> _T:
@@ -60,36 +55,6 @@ def as_path(name: str, value: Any) -> Path:
     return Path(text)
 
 
-@contextmanager
-def file_errors(path: Path) -> Iterator[None]:
-    """What the file system refuses becomes a :class:`FileError` that names the path."""
-    try:
-        yield
-    except OSError as error:
-        raise FileError(
-            f"{path}: {error.strerror or error}: check that the path is right, who may read and "
-            f"write it, and that the disk is not full"
-        ) from error
-
-
-def read_small_file(path: Path, limit_bytes: int = _SMALL_BYTES) -> bytes:
-    """The content of a regular file: pipes and devices, which may never end, are not opened.
-
-    Raises:
-        CorruptFile: no regular file, or larger than any that costmodel writes.
-        OSError: it cannot be read.
-    """
-    found = path.stat()
-    if not path.is_file():
-        raise CorruptFile(f"{path}: expected a file, found a directory, a pipe or a device")
-    with path.open("rb") as file:  # some of the system's own have no size, and no end
-        content = file.read(limit_bytes + 1) if found.st_size <= limit_bytes else b""
-    size = max(found.st_size, len(content))
-    if size > limit_bytes:
-        raise CorruptFile(f"{path}: {size} bytes, expected at most {limit_bytes}: take it away")
-    return content
-
-
 def printable(text: str) -> str:
     """A text that does nothing to a terminal but fill it: control characters as escapes."""
     return "".join(
@@ -101,23 +66,6 @@ def one_line(text: object, limit: int = 200) -> str:
     """What something says of itself, in one line of at most ``limit`` characters."""
     line = " ".join(printable(str(text)).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
-
-
-def parse_json(text: bytes | str) -> Any:
-    """JSON by the letter of the standard.
-
-    Raises:
-        InvalidInput: not JSON, nested more than 64 deep, a name twice in one object, or a number
-            that is no finite double.
-    """
-    try:
-        found = json.loads(
-            text, parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_distinct
-        )
-        _require_flat(found)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"not JSON: {error!s:.200}") from None
-    return found
 
 
 def take(data: Any, name: str, kind: type[_T]) -> _T:
@@ -138,33 +86,3 @@ def take(data: Any, name: str, kind: type[_T]) -> _T:
     if type(value) is not kind or not fits:
         raise InvalidInput(f"{name}={value!r:.80}: expected {kind.__name__}")
     return value
-
-
-def _require_flat(data: Any) -> None:
-    level = [data] if isinstance(data, dict | list) else []
-    for _ in range(_DEEPEST):
-        inner = (value.values() if isinstance(value, dict) else value for value in level)
-        level = [item for items in inner for item in items if isinstance(item, dict | list)]
-        if not level:
-            return
-    raise ValueError(f"nested more than {_DEEPEST} deep")
-
-
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text} is more than a double holds")
-    return value
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"{name!r:.80} stands twice in one object")
-        found[name] = value
-    return found

@@ -25,8 +25,8 @@ from typing import Any
 
 from costmodel.data.shards import replace_file
 from costmodel.errors import CorruptFile, InvalidInput
+from costmodel.files import CACHE_VARIABLE, cache_directory
 from costmodel.gemm.workload import Workload
-from costmodel.support.folders import VARIABLE, cache_directory
 from costmodel.support.untrusted import one_line, parse_json, read_small_file, take
 from costmodel.tuning.tuning_result import TuningResult
 
@@ -206,7 +206,7 @@ class WinnerCache:
         if first:
             warnings.warn(
                 f"the cache of winners cannot be used, so they last for this process only: {error} "
-                f"({VARIABLE}=DIR names another directory)",
+                f"({CACHE_VARIABLE}=DIR names another directory)",
                 RuntimeWarning,
                 stacklevel=3,
             )

@@ -9,7 +9,7 @@ from typing import Any
 
 from costmodel.data.destination import write_file
 from costmodel.errors import CorruptFile, FileError, InvalidInput, WrongVersion
-from costmodel.support.folders import VARIABLE
+from costmodel.files import CACHE_VARIABLE
 from costmodel.support.untrusted import file_errors, parse_json, read_small_file, take
 from costmodel.tuning.cache import SCHEMA, WinnerCache, is_key_of
 from costmodel.tuning.tuning_result import TuningResult
@@ -79,7 +79,7 @@ def _unwritten(cache: WinnerCache, added: int) -> str:
     return (
         f"{cache.path or 'the cache'}: {added} winners were added, and no more can be written "
         f"({cache.unusable_because}): check who may write there and that the disk is not full, or "
-        f"set {VARIABLE}"
+        f"set {CACHE_VARIABLE}"
     )
 
 

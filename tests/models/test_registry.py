@@ -117,7 +117,7 @@ def test_the_trees_are_read_when_they_are_asked(
     make_batch: Callable[..., Candidates],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("costmodel.support.remembered._SETTLED_S", -1.0)
+    monkeypatch.setattr("costmodel.files._SETTLED_S", -1.0)
     storage.load(saved, parse=False)  # the hashes are remembered from now on
     read: list[str] = []
     original = storage._read

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from costmodel.support.remembered import remembered
+from costmodel.files import cached_fact
 
 
 class Asked:
@@ -25,13 +25,13 @@ class Asked:
         return {path.name: path.read_text() for path in self.files if path.exists()}
 
     def now(self) -> dict[str, str]:
-        return remembered("text", self.files, self)
+        return cached_fact("text", self.files, self)
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("COSTMODEL_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("costmodel.support.remembered._SETTLED_S", -1.0)
+    monkeypatch.setattr("costmodel.files._SETTLED_S", -1.0)
     return tmp_path / "cache"
 
 
@@ -76,7 +76,7 @@ def test_what_was_written_just_now_is_not_remembered(
     asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be written again within the same tick of the clock."""
-    monkeypatch.setattr("costmodel.support.remembered._SETTLED_S", 1000.0)
+    monkeypatch.setattr("costmodel.files._SETTLED_S", 1000.0)
     asked.now()
     asked.now()
     assert asked.times == 2

@@ -1,0 +1,365 @@
+"""Files: where costmodel keeps them, how they are written, and typed JSON.
+
+A file may be truncated, foreign or made to harm. A value of the wrong kind becomes an error that
+names its field, before the value is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn, TypeVar
+from uuid import uuid4
+
+from costmodel.errors import CorruptFile, CostModelError, FileError, InvalidInput
+
+__all__ = [
+    "CACHE_VARIABLE", "cache_directory", "cached_fact", "decode", "encode", "file_errors",
+    "parse_json", "read_json", "read_small_file", "replace_file", "to_builtins", "write_json",
+]  # fmt: skip
+
+CACHE_VARIABLE = "COSTMODEL_CACHE_DIR"
+"""Environment variable that names another cache directory."""
+
+_T = TypeVar("_T")
+
+_SMALL_BYTES = 64 * 2**20
+_INT64_MAX = 2**63 - 1
+_DEEPEST = 64  # no file of costmodel is a dozen deep, and what is read must be writable again
+
+
+# --- Folders and whole files ----------------------------------------------------------------------
+
+
+def cache_directory() -> Path:
+    """Return the folder for what can be made again: ``COSTMODEL_CACHE_DIR``, else the user's cache.
+
+    A relative one is below the working directory of its first use, wherever the process goes then.
+
+    Raises:
+        InvalidInput: no home directory is known, or the working directory is gone.
+    """
+    import platformdirs  # doctor can say that it is not installed
+
+    named = os.environ.get(CACHE_VARIABLE, "")
+    try:
+        if named:
+            return _absolute(Path(named).expanduser())
+        path = Path(platformdirs.user_cache_dir("costmodel", appauthor=False))
+    except RuntimeError as error:  # newer releases say so; older ones give back the "~"
+        raise InvalidInput(f"{error}, or {CACHE_VARIABLE}") from None
+    except FileNotFoundError:
+        raise InvalidInput(
+            f"{CACHE_VARIABLE}={named!r} is relative, and the working directory was removed"
+        ) from None
+    if not path.is_absolute():
+        raise InvalidInput(f"no home directory is known ({path}): set HOME or {CACHE_VARIABLE}")
+    return path
+
+
+@functools.cache
+def _absolute(path: Path) -> Path:
+    return path.absolute()
+
+
+@contextmanager
+def file_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError into a :class:`FileError` that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise FileError(
+            f"{path}: {error.strerror or error}: check that the path is right, who may read and "
+            f"write it, and that the disk is not full"
+        ) from error
+
+
+def read_small_file(path: Path, limit_bytes: int = _SMALL_BYTES) -> bytes:
+    """Read a regular file; pipes and devices, which may never end, are not opened.
+
+    Raises:
+        CorruptFile: not a regular file, or larger than any that costmodel writes.
+        OSError: it cannot be read.
+    """
+    found = path.stat()
+    if not path.is_file():
+        raise CorruptFile(f"{path}: expected a file, found a directory, a pipe or a device")
+    with path.open("rb") as file:  # some of the system's own have no size, and no end
+        content = file.read(limit_bytes + 1) if found.st_size <= limit_bytes else b""
+    size = max(found.st_size, len(content))
+    if size > limit_bytes:
+        raise CorruptFile(f"{path}: {size} bytes, expected at most {limit_bytes}: take it away")
+    return content
+
+
+def replace_file(
+    path: Path, content: bytes | Callable[[BinaryIO], object], *, durable: bool = True
+) -> None:
+    """Write a file as a whole: a crash at any moment leaves the old one, the new one, or none.
+
+    Args:
+        path: in a folder that exists.
+        content: bytes, or a function that writes to the open file.
+        durable: survive a power cut too, at the price of waiting for the disk.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(content) if isinstance(content, bytes) else content(file)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # there may be no such folder
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno:  # nobody knows the temporary name
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+    if durable:
+        _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a new name in the folder survive a power cut, where the file system can."""
+    with contextlib.suppress(OSError):
+        directory = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+# --- Typed JSON -----------------------------------------------------------------------------------
+
+
+def decode(data: object, kind: type[_T], *, name: str = "", allow_unknown: bool = True) -> _T:
+    """Convert JSON to a value of ``kind``, such as a frozen dataclass, and check every field.
+
+    Args:
+        data: JSON as ``str`` or ``bytes``, or the objects that it was parsed into.
+        kind: any type of msgspec's; a float may be written as an integer.
+        name: of the whole, for messages.
+        allow_unknown: ignore fields that ``kind`` does not have.
+
+    Raises:
+        InvalidInput: not JSON, or a field that is missing, unknown or of another type; also NaN,
+            infinity, an integer over 64 bits, or more than 64 levels.
+    """
+    import msgspec
+
+    if isinstance(data, str | bytes):
+        data = parse_json(data)
+    else:
+        _check_tree(data)
+    try:
+        found = msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(_place(str(error), name, data)) from None
+    if not allow_unknown and (unknown := _unknown(data, msgspec.to_builtins(found))):
+        raise InvalidInput(f"{_joined(name, unknown)}: not a known field; check its spelling")
+    return found
+
+
+def encode(value: object, *, indent: int | None = 1) -> bytes:
+    """Write a dataclass or built-in value as JSON text that ends with a newline.
+
+    By json, not msgspec, which writes 1e-7 where files so far have 1e-07.
+
+    Raises:
+        InvalidInput: a number that JSON lacks, such as NaN.
+    """
+    return (json.dumps(to_builtins(value), indent=indent) + "\n").encode()
+
+
+def to_builtins(value: object) -> Any:
+    """Convert dataclasses to dictionaries, lists, text and numbers, ready for JSON.
+
+    Raises:
+        InvalidInput: a number that JSON lacks, such as NaN: msgspec would write null.
+    """
+    import msgspec
+
+    found = msgspec.to_builtins(value, str_keys=True)
+    _check_tree(found)
+    return found
+
+
+def read_json(
+    path: Path,
+    kind: type[_T] = object,  # type: ignore[assignment]
+    *,
+    allow_unknown: bool = True,
+    limit_bytes: int = _SMALL_BYTES,
+) -> _T:
+    """Read a file and :func:`decode` it.
+
+    Raises:
+        CorruptFile: not such JSON, or too large.
+        OSError: it cannot be read.
+    """
+    try:
+        return decode(read_small_file(path, limit_bytes), kind, allow_unknown=allow_unknown)
+    except InvalidInput as error:
+        raise CorruptFile(f"{path}: {error}") from None
+
+
+def write_json(path: Path, value: object, *, durable: bool = True) -> None:
+    """Write :func:`encode` of a value by :func:`replace_file`.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    replace_file(path, encode(value), durable=durable)
+
+
+def parse_json(text: bytes | str) -> Any:
+    """Parse JSON by the letter of the standard.
+
+    Raises:
+        InvalidInput: not JSON, more than 64 levels, a name twice in one object, or a number that
+            does not fit a double or 64 bits.
+    """
+    try:
+        found = json.loads(
+            text, parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_distinct
+        )
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"not JSON: {error!s:.200}") from None
+    _check_tree(found)
+    return found
+
+
+def _check_tree(data: object) -> None:
+    """Refuse what JSON, or a reader of it, cannot hold: depth, NaN, and very large integers.
+
+    Raises:
+        InvalidInput: with the number, or the depth.
+    """
+    level = [data]
+    for _ in range(_DEEPEST + 1):
+        inner: list[object] = []
+        for value in level:
+            if isinstance(value, dict):
+                inner += value.values()
+            elif isinstance(value, list | tuple):
+                inner += value
+            elif isinstance(value, float) and not math.isfinite(value):
+                raise InvalidInput(f"not JSON: {value} is not a finite number")
+            elif isinstance(value, int) and abs(value) > _INT64_MAX:
+                raise InvalidInput(f"not JSON: an integer of {value.bit_length()} bits: at most 64")
+        level = inner
+        if not level:
+            return
+    raise InvalidInput(f"not JSON: nested more than {_DEEPEST} deep")
+
+
+def _place(message: str, name: str, data: object) -> str:
+    """Put the field and the value found before msgspec's message, which names a JSON path."""
+    text, _, path = message.partition(" - at `$")
+    path = path.rstrip("`")
+    found = data
+    for key in re.findall(r"[^.\[\]]+", path):
+        try:
+            found = found[int(key) if isinstance(found, list) else key]  # type: ignore[index]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return f"{_joined(name, path)}: {text}"
+    return f"{_joined(name, path)}: {text}, found {found!r:.80}"
+
+
+def _joined(name: str, path: str) -> str:
+    return f"{name}{path if name else path.lstrip('.')}" or "JSON"
+
+
+def _unknown(data: object, known: object) -> str:
+    """Return the path of a field that decoding dropped; empty if there is none."""
+    if isinstance(data, dict) and isinstance(known, dict):
+        for key, value in data.items():
+            if key not in known:
+                return f".{key}"
+            if path := _unknown(value, known[key]):
+                return f".{key}{path}"
+    elif isinstance(data, list | tuple) and isinstance(known, list | tuple):
+        for index, (value, its_known) in enumerate(zip(data, known, strict=False)):
+            if path := _unknown(value, its_known):
+                return f"[{index}]{path}"
+    return ""
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a finite number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is more than a double holds")
+    return value
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name!r:.80} stands twice in one object")
+        found[name] = value
+    return found
+
+
+# --- Facts about files ----------------------------------------------------------------------------
+
+_FACTS_FOLDER = "remembered"  # a folder of its own: beside it lie the winners
+_FACT_BYTES = 2**16
+_SETTLED_S = 0.1  # far more than a tick of any file system's clock
+
+
+def cached_fact(
+    name: str, files: Iterable[Path], work_out: Callable[[], dict[str, str]]
+) -> dict[str, str]:
+    """Return what ``work_out`` makes of some files, from the cache while they do not change.
+
+    A file counts as unchanged while its size, times and inode do: ``stat`` costs less than reading.
+    Times are coarse, so a file written just now is not trusted yet. Where the cache cannot be used,
+    the fact is worked out.
+
+    Args:
+        name: of the fact; with the files' paths it names the cache file.
+        files: all that the answer rests on, besides this Python. If one cannot be looked at, the
+            fact is worked out.
+        work_out: gives text by name, always under the same names for the same files.
+    """
+    try:
+        seen = [(str(path), *_state(path)) for path in sorted(files)]
+        # As the file system has them: a path need not be text.
+        paths = hashlib.sha256(os.fsencode("\n".join(path for path, *_ in seen))).hexdigest()
+        file = cache_directory() / _FACTS_FOLDER / f"{name}-{paths[:20]}.json"
+    except (OSError, CostModelError):
+        return work_out()
+    settled = time.time() - max(state[3] for state in seen) / 1e9 > _SETTLED_S
+    stamp = hashlib.sha256(f"{sys.version}\n{seen}".encode()).hexdigest()
+    with contextlib.suppress(OSError, CostModelError):
+        data = read_json(file, dict[str, Any], limit_bytes=_FACT_BYTES)
+        if data.get("stamp") == stamp:
+            return decode(data.get("value"), dict[str, str])
+    found = work_out()
+    if settled:
+        with contextlib.suppress(OSError):  # a cache that cannot be written is no error
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(file, {"stamp": stamp, "value": found}, durable=False)
+    return found
+
+
+def _state(path: Path) -> tuple[int, int, int, int]:
+    """Return numbers that change with every write, and with every file that replaces another."""
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino

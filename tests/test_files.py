@@ -1,0 +1,138 @@
+"""Typed JSON and files that are written as a whole."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from costmodel.errors import CorruptFile, InvalidInput
+from costmodel.files import (
+    decode,
+    encode,
+    parse_json,
+    read_json,
+    replace_file,
+    to_builtins,
+    write_json,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    kind: Literal["a", "b"]
+    count: int
+    us: float = 1.0
+    pairs: tuple[tuple[str, float], ...] = ()
+    note: str | None = None
+    by_name: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise InvalidInput(f"count={self.count}: expected at least 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    first: Part
+    others: tuple[Part, ...] = ()
+
+
+WHOLE = Whole(Part("a", 1, 1e-7, (("x", 2.5),), None, {"y": 3.0}), (Part("b", 2, note="n"),))
+
+
+def test_what_is_written_is_read() -> None:
+    assert decode(encode(WHOLE), Whole, allow_unknown=False) == WHOLE
+    assert decode(to_builtins(WHOLE), Whole, allow_unknown=False) == WHOLE
+    assert b"1e-07" in encode(WHOLE), "as json writes it, on which keys and hashes rest"
+    assert decode('{"kind": "a", "count": 1, "us": 3}', Part).us == 3.0
+
+
+@pytest.mark.parametrize(
+    ("first", "told"),
+    [
+        ({"kind": "x", "count": 1}, r"first\.kind: .*'x'"),
+        ({"kind": "a", "count": True}, r"first\.count: Expected `int`, got `bool`, found True"),
+        ({"kind": "a", "count": "1"}, r"first\.count: Expected `int`, got `str`, found '1'"),
+        ({"kind": "a", "count": 1.0}, r"first\.count: Expected `int`"),
+        ({"kind": "a"}, r"first: .*missing required field `count`"),
+        ({"kind": "a", "count": -1}, r"first: count=-1: expected at least 0"),
+        ({"kind": "a", "count": 2**63}, r"integer of 64 bits"),
+        ({"kind": "a", "count": 1, "us": 10**400}, r"integer of 1329 bits"),
+        ({"kind": "a", "count": 1, "us": math.nan}, r"nan is not a finite number"),
+        ({"kind": "a", "count": 1, "pairs": [["x"]]}, r"first\.pairs\[0\]: "),
+        ({"kind": "a", "count": 1, "by_name": {"y": "z"}}, r"first\.by_name"),
+        ([], r"first: Expected `object`, got `array`, found \[\]"),
+        (None, r"first: Expected `object`, got `null`"),
+    ],
+)  # fmt: skip
+def test_a_value_that_does_not_fit_is_named(first: Any, told: str) -> None:
+    with pytest.raises(InvalidInput, match=told):
+        decode({"first": first}, Whole)
+
+
+def test_unknown_fields_are_refused_where_that_is_asked() -> None:
+    data = to_builtins(WHOLE)
+    data["others"][0]["surplus"] = 1
+    assert decode(data, Whole) == WHOLE
+    with pytest.raises(InvalidInput, match=r"card\.others\[0\]\.surplus: not a known field"):
+        decode(data, Whole, name="card", allow_unknown=False)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_numbers_that_json_lacks_are_not_written(number: float) -> None:
+    for write in (encode, to_builtins):
+        with pytest.raises(InvalidInput, match="not a finite number"):
+            write(Part("a", 1, number))
+
+
+@pytest.mark.parametrize("opened", ['{"a": ', "["])
+def test_json_that_is_too_deep_is_refused(opened: str) -> None:
+    closed = "}" if opened[0] == "{" else "]"
+    assert parse_json(opened * 63 + "1" + closed * 63)
+    for depth in (65, 100_000):
+        with pytest.raises(InvalidInput, match="not JSON"):
+            parse_json(opened * depth + "1" + closed * depth)
+
+
+@pytest.mark.fault("B13")
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"first": {"kind": "a"}}'])
+def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "file.json"
+    path.write_bytes(content)
+    with pytest.raises(CorruptFile, match=r"file\.json: "):
+        read_json(path, Whole)
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    write_json(path, WHOLE)
+    assert read_json(path, Whole) == WHOLE
+    assert read_json(path) == json.loads(path.read_text())
+    with pytest.raises(CorruptFile, match="expected at most 9: take it away"):
+        read_json(path, Whole, limit_bytes=9)
+    with pytest.raises(CorruptFile, match="expected a file"):
+        read_json(tmp_path, Whole)
+    with pytest.raises(FileNotFoundError):
+        read_json(tmp_path / "missing.json", Whole)
+
+
+@pytest.mark.fault("B31")
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    replace_file(path, b"old")
+
+    def fail(file: Any) -> None:
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        replace_file(path, fail)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(FileNotFoundError, match="nowhere/file"):
+        replace_file(tmp_path / "nowhere" / "file", b"new")
