@@ -15,7 +15,7 @@ from costmodel.compile.artifact import Artifact
 from costmodel.data.measurement import Candidate, Measurement
 from costmodel.dispatch import dispatch, loading, preparing
 from costmodel.dispatch.background import Background
-from costmodel.dispatch.calls import KeptLaunches
+from costmodel.dispatch.launches import Launches
 from costmodel.errors import CompileError, CostModelError
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import Specialization, artifact_key
@@ -134,10 +134,10 @@ class Machine:
             bench_of=lambda _: self.bench,
             compile_=compiled,
         )
-        launches = KeptLaunches()
+        launches = Launches()
         self._patch.setattr(loading, "_loaded", {})
         self._patch.setattr(dispatch, "winners", winners)
-        self._patch.setattr(dispatch, "_launches", launches)
+        self._patch.setattr(dispatch, "launches", launches)
         self._patch.setattr(dispatch, "_background", Background(launches.discard))
 
     def _load(self, spec: Specialization, target: Target, index: int) -> Any:

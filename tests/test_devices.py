@@ -14,7 +14,7 @@ from test_dispatch import A, B, half
 import costmodel
 from costmodel.dispatch import dispatch
 from costmodel.dispatch.arguments import _check_devices
-from costmodel.dispatch.calls import KeptLaunches
+from costmodel.dispatch.launches import Launches
 from costmodel.errors import DeviceError
 from costmodel.measure import identity
 from costmodel.measure.clock import clock_reader
@@ -38,10 +38,10 @@ def test_launches_do_not_pile_up(
     prepared: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each m has a launch of its own: what is kept of them is bounded."""
-    monkeypatch.setattr(dispatch, "_launches", KeptLaunches(at_most=50))
+    monkeypatch.setattr(dispatch, "launches", Launches(at_most=50))
     for m in range(1, 301):
         costmodel.matmul(half(m, 8), B)
-        assert len(dispatch._launches) <= 50
+        assert len(dispatch.launches) <= 50
     costmodel.matmul(A, B)
     assert costmodel.matmul(A, B).shape == (4, 16)
 

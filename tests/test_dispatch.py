@@ -535,7 +535,7 @@ def test_a_known_call_refuses_an_out_that_shares_memory(monkeypatch: pytest.Monk
                 with pytest.raises(LayoutError, match="out shares memory with b"):
                     costmodel.matmul(a, b, out=out, bias=bias)
         kept = len(launched)
-        assert len(dispatch._launches) == 1
+        assert len(dispatch.launches) == 1
         assert kept == 1 + sum(s + 64 <= 1000 or s >= 1128 for s in range(0, 1300, 8))
     finally:
         dispatch.forget_launches()

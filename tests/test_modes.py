@@ -383,7 +383,7 @@ def test_a_failure_in_the_background_leaves_the_prediction_and_warns_once(
 def test_a_full_queue_is_asked_again_later(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    background = Background(dispatch._launches.discard, at_most=1)
+    background = Background(dispatch.launches.discard, at_most=1)
     monkeypatch.setattr(dispatch, "_background", background)
     may_tune = threading.Event()
     machine.bench.before = lambda: may_tune.wait(30)

@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import costmodel
-from costmodel.dispatch import dispatch
 from costmodel.dispatch.calls import key_of
+from costmodel.dispatch.launches import Launches
 from costmodel.errors import InvalidInput, LayoutError, ShapeError, UnsupportedDtype
 
 # No model has learned float32: the rules rank.
@@ -336,14 +336,14 @@ def test_a_call_under_way_does_not_keep_what_was_meanwhile_forgotten(
     assert result.mode == "predict"
 
 
-def test_forgotten_launches_are_counted() -> None:
-    kept = dispatch.KeptLaunches()
-    before = kept.cleared
+def test_a_launch_begun_before_a_clear_is_not_kept() -> None:
+    kept, entry = Launches(), ("launch", ())
+    begun = kept.begin()
     kept.clear()
-    kept.put("key", None, before)  # type: ignore[arg-type]
-    assert len(kept) == 0
-    kept.put("key", None, kept.cleared)  # type: ignore[arg-type]
-    assert len(kept) == 1
+    kept.put("key", entry, begun)  # type: ignore[arg-type]
+    assert (len(kept), kept.get("key")) == (0, None)
+    kept.put("key", entry, kept.begin())  # type: ignore[arg-type]
+    assert kept.get("key") is entry
 
 
 @pytest.mark.parametrize("shape", [(2, 3, M, N), (M, N + 1), (N,)])

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from costmodel.dispatch import background, calls
+from costmodel.dispatch import background
 from costmodel.dispatch.background import Background
-from costmodel.dispatch.calls import KeptLaunches
-from costmodel.support import bounded, counters
+from costmodel.support import counters
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -149,37 +148,6 @@ def test_a_lost_thread_is_replaced_for_the_job_that_waits() -> None:
 # --- handlers of signals, and finalizers --------------------------------------------------------
 
 
-def with_launches(do: Callable[[KeptLaunches], object]) -> Callable[[], object]:
-    def work() -> object:
-        launches = KeptLaunches(8)
-        for key in range(12):
-            launches.put(key, LAUNCH, 0)
-        return do(launches)
-
-    return work
-
-
-LAUNCH: Any = (None, (), None)
-
-
-def multiplies_on_the_side(launches: KeptLaunches) -> object:
-    def handler() -> None:
-        launches.get("other")
-        launches.put("other", LAUNCH, launches.cleared)
-        launches.discard(["other"])
-        launches.clear()
-
-    def work() -> None:
-        for _ in range(3):
-            cleared = launches.cleared
-            launches.put("a key", LAUNCH, cleared)
-            assert launches.get("a key") is None or launches.cleared == cleared
-            launches.discard(["a key"])
-            launches.clear()
-
-    return traced(between_lines((calls,), handler), work)
-
-
 def tunes_on_the_side() -> object:
     dropped: list[Any] = []
     tuner = Background(dropped.extend)
@@ -215,24 +183,10 @@ def counts_on_the_side() -> object:
     return None
 
 
-def keeps_addresses_on_the_side() -> None:
-    room, mine, others = bounded.SharedRoom(3), dict[int, int](), dict[int, int]()
-
-    def handler() -> None:
-        room.put(others, len(others), 0)
-
-    traced(between_lines((bounded,), handler), lambda: [room.put(mine, i, i) for i in range(9)])
-    room.put(mine, 99, 99)
-    assert len(mine) + len(others) <= 3
-
-
 @pytest.mark.fault("B15")
 @pytest.mark.parametrize(
-    "work",
-    [counts_on_the_side, with_launches(multiplies_on_the_side), tunes_on_the_side,
-     keeps_addresses_on_the_side],
-    ids=["counts", "launches", "background", "addresses"],
-)  # fmt: skip
+    "work", [counts_on_the_side, tunes_on_the_side], ids=["counts", "background"]
+)
 def test_what_a_handler_does_in_the_midst_is_no_deadlock(work: Callable[[], object]) -> None:
     errors: list[BaseException] = []
 
@@ -247,29 +201,3 @@ def test_what_a_handler_does_in_the_midst_is_no_deadlock(work: Callable[[], obje
     thread.join(60)
     assert not thread.is_alive(), "it waits for itself"
     assert errors == []
-
-
-@pytest.mark.fault("B15")
-def test_what_was_forgotten_in_the_midst_is_not_kept() -> None:
-    """A launch from before ``costmodel.use``, which a handler calls while the launch is kept."""
-    launches = KeptLaunches()
-    again = True
-
-    def handler() -> None:
-        nonlocal again
-        if again:
-            again = False
-            launches.clear()
-
-    put = launches._put
-
-    def interrupted(key: Any, launch: Any) -> None:
-        handler()
-        put(key, launch)
-
-    launches._put = interrupted  # type: ignore[method-assign]
-    thread = threading.Thread(target=launches.put, args=("a key", LAUNCH, 0), daemon=True)
-    thread.start()
-    thread.join(60)
-    assert not thread.is_alive(), "it waits for itself"
-    assert launches.get("a key") is None

@@ -67,7 +67,7 @@ def test_what_cannot_be_loaded_gives_way_to_the_winner(machine: Machine) -> None
     machine.refuses = lambda spec: spec.config_binary != winner.config.binary
     for m in (2300, 2560):
         ask(m)
-    launches = {launch.config for launch, *_ in dispatch._launches.young.values()}
+    launches = {launch.config for launch, *_ in dispatch.launches.begin().values()}
     assert launches == {winner.config}
 
 
@@ -152,10 +152,10 @@ def test_parts_of_an_earlier_release_are_timed(machine: Machine) -> None:
 
 def in_another_process(machine: Machine, m: int, mode: str = "auto") -> TuningResult:
     """Ask with memory of its own, and put back what this process has."""
-    here = dispatch.winners, dispatch._launches, dispatch._background
+    here = dispatch.winners, dispatch.launches, dispatch._background
     machine.restart()
     found = ask(m, mode)
-    dispatch.winners, dispatch._launches, dispatch._background = here
+    dispatch.winners, dispatch.launches, dispatch._background = here
     return found
 
 

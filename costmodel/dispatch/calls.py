@@ -1,10 +1,8 @@
-"""One call of ``matmul``, and the launches that are kept for the next ones like it."""
+"""One call of ``matmul``, and the key by which its launch is kept."""
 
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
@@ -13,8 +11,6 @@ import torch
 from torch.autograd import forward_ad
 
 from costmodel.data.candidates import CostModel
-from costmodel.dispatch.outputs import NewOutput
-from costmodel.dispatch.prepared import Launch
 from costmodel.dispatch.torch_context import (
     count_modes,
     has_tangent,
@@ -25,13 +21,12 @@ from costmodel.dispatch.torch_context import (
 from costmodel.models.storage import card_stamp
 from costmodel.tuning.ranks import epoch
 
-__all__ = ["Call", "KeptLaunches", "ModelLike", "by_autocast", "key_of"]
+__all__ = ["Call", "ModelLike", "by_autocast", "key_of"]
 
 ModelLike = CostModel | str | PathLike[str] | None
 _NONE = 16  # in place of how far an address is past a multiple of 16: there is no memory
 _FLOAT32 = torch.float32
 _CAST = (_FLOAT32, torch.float16, torch.bfloat16)  # what autocast casts
-_Kept = tuple[Launch, tuple[int, ...], NewOutput]
 
 
 @dataclass(slots=True, eq=False)
@@ -140,64 +135,3 @@ def _identity(model: ModelLike) -> Any:
         return path, card_stamp(path)
     except OSError:
         return path
-
-
-class KeptLaunches:
-    """Launches by key, with the bytes that their operands span and what makes an output: a bounded
-    number of them.
-
-    There are two generations. What is put goes to the young one; when that is full it becomes the
-    old one, whose predecessor is dropped: no call ever waits for a clean-up. What is used of the
-    old generation becomes young again, so what is in use stays.
-
-    Attributes:
-        young: for the one look-up of a call that is known; :meth:`get` for all others.
-        cleared: how often all was forgotten.
-    """
-
-    def __init__(self, at_most: int = 4096) -> None:
-        self.young: dict[Any, _Kept] = {}
-        self.cleared = 0
-        self._old: dict[Any, _Kept] = {}
-        self._generation = at_most // 2
-        self._lock = threading.RLock()  # a signal's handler, or a finalizer, may multiply too
-
-    def __len__(self) -> int:
-        return len(self.young) + len(self._old)
-
-    def get(self, key: Any) -> _Kept | None:
-        """What is kept of a key, young again; None if nothing is."""
-        with self._lock:
-            found = self.young.get(key)
-            if found is None and (found := self._old.pop(key, None)) is not None:
-                self._put(key, found)
-            return found
-
-    def put(self, key: Any, launch: _Kept, cleared: int) -> None:
-        """Keep a launch, unless all was forgotten since it was begun to be looked for.
-
-        Args:
-            cleared: as it was then.
-        """
-        with self._lock:
-            if cleared == self.cleared:
-                self._put(key, launch)
-                if cleared != self.cleared:  # by a handler, in the midst of this
-                    self.young.pop(key, None)
-
-    def _put(self, key: Any, launch: _Kept) -> None:
-        if len(self.young) >= self._generation:
-            self._old, self.young = self.young, {}
-        self.young[key] = launch
-
-    def discard(self, keys: Iterable[Any]) -> None:
-        """Forget these, if they are kept."""
-        with self._lock:
-            for key in keys:
-                self.young.pop(key, None)
-                self._old.pop(key, None)
-
-    def clear(self) -> None:
-        with self._lock:
-            self.cleared += 1
-            self.young, self._old = {}, {}

@@ -23,7 +23,8 @@ from costmodel.dispatch.arguments import (
 )
 from costmodel.dispatch.background import Background
 from costmodel.dispatch.batches import multiply_batches, multiply_by_torch
-from costmodel.dispatch.calls import Call, KeptLaunches, ModelLike, by_autocast, key_of
+from costmodel.dispatch.calls import Call, ModelLike, by_autocast, key_of
+from costmodel.dispatch.launches import Launches
 from costmodel.dispatch.outputs import NewOutput
 from costmodel.dispatch.prepared import Launch
 from costmodel.dispatch.preparing import prepare
@@ -53,8 +54,8 @@ __all__ = [
 ]  # fmt: skip
 
 winners = Winners(WinnerCache())
-_launches = KeptLaunches()
-_background = Background(_launches.discard)
+launches = Launches()
+_background = Background(launches.discard)
 # Without torch's wrapper, which costs every call as much again.
 _deterministic = torch._C._get_deterministic_algorithms
 _is_compiling = torch.compiler.is_compiling
@@ -143,14 +144,11 @@ def matmul(
         mode = modes.deterministic(mode)
     key = key_of(a, b, out, bias, activation, tf32, out_dtype, mode, model)
     try:
-        found = _launches.young.get(key)
-    except TypeError:  # an option that cannot be hashed, nor be right: it will be refused
+        found = launches.get(key)
+    except TypeError:  # an option that cannot be hashed is wrong: the checks refuse it
         key = found = None
     if found is None:
-        found = _launches.get(key)
-        if found is None:
-            call = Call(a, b, out, bias, activation, tf32, out_dtype, mode, model)
-            return _first_call(key, call)
+        return _first_call(key, Call(a, b, out, bias, activation, tf32, out_dtype, mode, model))
     launch, spans, new_output = found
     if out is None:
         out = new_output(a)
@@ -167,7 +165,7 @@ def matmul(
 
 def forget_launches() -> None:
     """Look up the winner again at the next call of each kind: another may have been found."""
-    _launches.clear()
+    launches.clear()
     _background.forget_failures()
 
 
@@ -266,7 +264,7 @@ def launch_for(a: torch.Tensor, b: torch.Tensor, **options: Any) -> Launch | Non
         tf32 = torch_multiplies_in_tf32()
     mode = modes.deterministic(call.mode) if _deterministic() else call.mode
     key = key_of(a, b, call.out, call.bias, call.activation, tf32, call.out_dtype, mode, call.model)
-    found = _launches.get(key)
+    found = launches.get(key)
     return found[0] if found is not None else None
 
 
@@ -308,7 +306,7 @@ def _traced(call: Call) -> torch.Tensor:
 
 
 def _first_call(key: object, call: Call) -> torch.Tensor:
-    cleared = _launches.cleared  # before anything that is looked up may change
+    begun = launches.begin()
     if (cast := by_autocast(call)) is not None:
         return matmul(cast.a, cast.b, **cast.options())
     call.mode = modes.default_mode() if call.mode is None else call.mode
@@ -334,9 +332,9 @@ def _first_call(key: object, call: Call) -> torch.Tensor:
     count(prepared=1)
     if key is not None and found.keep:
         spans = tuple(0 if x is None else span_bytes(x) for x in (out, *operands))
-        _launches.put(key, (found.launch, spans, new_output), cleared)
+        launches.put(key, (found.launch, spans, new_output), begun)
         if found.job is not None and not _background.hold(found.job, key, found.switches):
-            _launches.discard([key])  # there is a better one meanwhile
+            launches.discard([key])  # there is a better one meanwhile
     found.launch(a, b, out, bias)
     if call.out is not None:
         _written(out)
