@@ -24,8 +24,8 @@ from costmodel.evaluation import metrics
 from costmodel.features.analytic import ANALYTIC_FEATURES
 from costmodel.features.features import CONFIG_FEATURES, FEATURES
 from costmodel.models import TrainingTable, XgbCostModel, XgbParams
-from costmodel.models.folds import folds_by_nk, legal_rows
 from costmodel.models.objective import Lesson, grow
+from costmodel.models.validate import folds_by_nk, legal_rows
 from costmodel.tuning.shipped import recording
 
 PARAMS = XgbParams(rounds=150, max_depth=6, learning_rate=0.12)

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from costmodel.data.dataset import Dataset
 from costmodel.models import TrainingTable, XgbParams
-from costmodel.models.folds import folds_by_nk
 from costmodel.models.objective import grow
+from costmodel.models.validate import folds_by_nk
 from costmodel.tuning.shipped import recording
 
 _NEAR_BEST = 1.05

@@ -45,16 +45,6 @@ CURVES: dict[str, Any] = KERNELS | {
 }
 
 
-CALIBRATION: dict[str, Any] = KERNELS | {
-    "bench": "calibration",
-    "rows": [
-        {"group": "reliability", "where": "held out", "k": 8, "expected_pct": 99.0,
-         "kept_pct": 99.5},
-        {"group": "timings", "where": "held out", "rule": "auto", "mean_k": 7.25},
-    ],
-}  # fmt: skip
-
-
 class Tags(HTMLParser):
     """Collects what a browser would see of a page."""
 
@@ -133,7 +123,7 @@ def test_results_of_another_model_are_said_to_be(
         versions = {"triton": "3.6.0"} | ({"model": used} if used else {})
         files = {
             name: content | {"versions": versions, "date": date}
-            for name, content in (("kernels_x", KERNELS), ("calibration_x", CALIBRATION))
+            for name, content in (("kernels_x", KERNELS), ("ablation_x", CURVES))
         }
         text, _ = html_report(data, page_of, results_folder(tmp_path / "results", **files))
         found = re.findall(r"<p>Measured with ([^<]*)</p>", text)
@@ -150,17 +140,6 @@ def test_results_of_another_model_are_said_to_be(
     assert told(EVIL).startswith(f"another model: {EVIL}")
     saved = costmodel.load(model.save(tmp_path / "model"))
     assert told(other, saved, "2000-01-01").startswith(f"an earlier model: {other}; ")
-
-
-def test_how_sure_the_model_is_is_shown(data: Dataset, model: XgbCostModel, tmp_path: Path) -> None:
-    folder = results_folder(tmp_path / "results", calibration_x=CALIBRATION)
-    text, titles = html_report(data, model, folder)
-    assert titles == [*SECTIONS, "How sure it is: calibration-x"]
-    assert text.count("<img ") == 4
-    assert "7.25" in text
-    assert_harmless(text)
-    folder = results_folder(tmp_path / "results", calibration_x=CALIBRATION | {"rows": []})
-    assert html_report(data, model, folder)[1] == SECTIONS
 
 
 def test_what_nobody_measured_is_left_out(
@@ -189,11 +168,7 @@ def test_no_text_is_taken_for_html(model: XgbCostModel, tmp_path: Path) -> None:
     kernels = KERNELS | dict.fromkeys(("device", "date"), EVIL)
     kernels |= {"versions": {EVIL: EVIL}, "summary": {EVIL: EVIL}}
     curves = CURVES | {"rows": [row | {"curve": EVIL, EVIL: EVIL} for row in CURVES["rows"]]}
-    evil_rows = [row | {"where": EVIL, "rule": EVIL} for row in CALIBRATION["rows"]]
-    folder = results_folder(
-        tmp_path / "results", kernels_float16=kernels, ablation_x=curves,
-        calibration_x=CALIBRATION | {"rows": evil_rows},
-    )  # fmt: skip
+    folder = results_folder(tmp_path / "results", kernels_float16=kernels, ablation_x=curves)
     text, _ = html_report(hostile, evil_model, folder)
     assert_harmless(text)
     assert "<script" not in text
@@ -201,7 +176,7 @@ def test_no_text_is_taken_for_html(model: XgbCostModel, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", ["x", [1], {"a": 1}, None], ids=str)
-@pytest.mark.parametrize("bench", ["kernels_x", "ablation_x", "calibration_x"])
+@pytest.mark.parametrize("bench", ["kernels_x", "ablation_x"])
 def test_malformed_rows_are_one_clear_error(
     data: Dataset, tmp_path: Path, rows: Any, bench: str
 ) -> None:
@@ -212,10 +187,10 @@ def test_malformed_rows_are_one_clear_error(
 
 @pytest.mark.parametrize(
     "row",
-    [{"default": "fast"}, {"default": []}, {"curve": {}}, {"group": "reliability", "where": []}],
+    [{"default": "fast"}, {"default": []}, {"curve": {}}],
     ids=str,
 )
-@pytest.mark.parametrize("bench", ["kernels_x", "ablation_x", "calibration_x"])
+@pytest.mark.parametrize("bench", ["kernels_x", "ablation_x"])
 def test_odd_rows_are_shown_or_refused(
     data: Dataset, tmp_path: Path, row: dict[str, Any], bench: str
 ) -> None:

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
 
 from costmodel.errors import CorruptFile, InvalidInput, MissingData
-from costmodel.reports.report import PLOTS, outdated, read_results, write
+from costmodel.reports.report import outdated, read_results, write
 
 KEPT = {str(k): {"geomean_pct": 90.0 + k / 2, "worst_pct": 80.0} for k in (1, 4, 8, 16)}
 RESULTS: dict[str, Any] = {
@@ -129,29 +128,6 @@ def test_plots_are_drawn_for_the_benches_that_have_one(readme: Path) -> None:
     assert write(readme) == names
     drawn = {p.name: p.read_bytes()[:4] for p in (folder / "plots").iterdir()}
     assert drawn == dict.fromkeys(names, b"\x89PNG")
-
-
-def test_reliability_is_drawn_of_all_that_was_judged(readme: Path) -> None:
-    readme.write_text("")
-    rows = [
-        {"group": "reliability", "where": where, "k": k, "expected_pct": 99.0, "kept_pct": kept}
-        for where in ("out of fold", "held out")
-        for k in (1, 8)
-        for kept in (98.0, 100.0)
-    ]
-    calibration = RESULTS | {"bench": "calibration", "rows": [*rows, {"group": "signals"}]}
-    path = readme.parent / "benchmarks" / "results" / "calibration-h100-sxm.json"
-    path.write_text(json.dumps(calibration))
-    assert "calibration-h100-sxm.png" in write(readme)
-    figure = Figure()
-    axes = figure.subplots()
-    PLOTS["calibration"](axes, calibration)
-    points = [line for line in axes.get_lines() if line.get_label() != "as expected"]
-    assert [line.get_label() for line in points] == [
-        "out of fold, top-1", "out of fold, top-8", "held out, top-1", "held out, top-8",
-    ]  # fmt: skip
-    for line in points:
-        assert line.get_xydata().tolist() == [[1.0, 2.0], [1.0, 0.01]]  # nothing lost is drawn too
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from costmodel.data.candidates import Candidates
 from costmodel.data.dataset import Dataset, RunInfo
 from costmodel.data.measurement import NO_ROOM, Candidate, Measurement, TuningRecord
 from costmodel.errors import InvalidInput, NoModel, NotRecorded
-from costmodel.evaluation.uncertainty import Confidence, TopK
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.space import SearchSpace
 from costmodel.gemm.specialize import Specialization, artifact_key
@@ -102,7 +101,7 @@ def compiles(specs: Sequence[Specialization], target: Target) -> Iterable[Artifa
 
 
 def run(
-    runner: FakeRunner, workload: Workload = LARGE, *, k: TopK = 4, **options: object
+    runner: FakeRunner, workload: Workload = LARGE, *, k: int = 4, **options: object
 ) -> TuningResult:
     settings = {"target": H100, "model": ByOrder(), "compile_": compiles, **options}
     return tune(workload, runner=runner, k=k, **settings)  # type: ignore[arg-type]
@@ -453,59 +452,19 @@ def test_a_budget_ends_the_trial_with_the_best_so_far() -> None:
     assert not result.reliable
 
 
-class Sure:
-    """As ``rank`` leaves a ranking whose model was calibrated."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, confidence: Confidence | None) -> None:
-        self.asked: list[int | None] = []
-
-        def ranks(*arguments: Any, **options: Any) -> Any:
-            self.asked.append(arguments[3])
-            return replace(rank(*arguments, **options), confidence=confidence)
-
-        monkeypatch.setattr("costmodel.tuning.tuner.rank", ranks)
-
-
-@pytest.mark.parametrize(
-    ("confidence", "timed"),
-    [
-        (Confidence(1e-4, -0.8), 1),
-        (Confidence(0.02, -0.8), Confidence(0.02, -0.8).k),
-        (Confidence(0.5, -0.5), 32),
-        (Confidence(1e-4, -0.8, "m is beyond"), 16),
-        (None, 8),
-    ],
-)
-def test_auto_times_as_many_as_the_ranking_is_unsure(
-    monkeypatch: pytest.MonkeyPatch, confidence: Confidence | None, timed: int
+@pytest.mark.parametrize(("mode", "promised"), [("topk", 0.98), ("predict", 0.95)])
+def test_a_result_promises_what_the_ranking_does(
+    monkeypatch: pytest.MonkeyPatch, mode: str, promised: float
 ) -> None:
-    Sure(monkeypatch, confidence)
-    runner = FakeRunner(lambda c: ok(50.0))
-    result = run(runner, k="auto")
-    assert runner.asked == first(timed)
-    assert result.k == timed
-    if confidence is None:
-        assert (result.expected_kept, result.sure, result.doubt) == (None, None, "")
-    else:
-        assert result.expected_kept == confidence.kept_at(timed)
-        assert (result.sure, result.doubt) == (confidence.sure, confidence.doubt)
+    def sure(*arguments: Any, **options: Any) -> Any:
+        table = {1: 0.95, 4: 0.98, 8: 0.99}
+        return replace(rank(*arguments, **options), kept=table, out_of_coverage="m is large")
+
+    monkeypatch.setattr("costmodel.tuning.tuner.rank", sure)
+    result = run(FakeRunner(lambda c: ok(50.0)), mode=mode)
+    assert result.expected_kept == promised
+    assert (result.sure, result.doubt) == (False, "m is large")
     assert TuningResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
-
-
-def test_what_fails_is_replaced_where_all_of_the_limit_are_timed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    Sure(monkeypatch, Confidence(0.5, -0.5))
-    bad = first(20)
-    runner = FakeRunner(lambda c: Measurement("crashed") if c in bad else ok(50.0))
-    assert sum(m.ok for _, m in run(runner, k="auto").measured) == 32
-
-
-def test_an_untimed_choice_promises_what_the_first_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    sure = Confidence(0.02, -0.8)
-    Sure(monkeypatch, sure)
-    result = run(FakeRunner(lambda c: ok(50.0)), mode="predict", k="auto")
-    assert result.expected_kept == sure.kept_at(1)
 
 
 def test_results_of_earlier_releases_promise_nothing() -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["COMMANDS"]
 
 _LEAST_PERCENT = 0.5
+_TIMED = 8  # candidates, unless told otherwise
 _MIB = 2**20
 _LABEL_WIDTH, _LEAST_WIDTH = 34, 24  # characters, borders among them
 
@@ -68,8 +69,6 @@ def explain(
 
 def _print(found: Explanation) -> None:
     """A column for each configuration: the launch on paper, then the model's factors."""
-    from costmodel.evaluation.uncertainty import DEFAULT_K, in_words
-
     ranking, rows = found.ranking, found.rows
     columns = [f"{row.place}: {row.config}" for row in rows]
     bound = rows[0].roofline["bound"]
@@ -84,7 +83,7 @@ def _print(found: Explanation) -> None:
     else:
         title = "what the model makes of it, as a change of the latency"
         _print_columns(title, columns, _factor_rows(rows))
-    sureness = in_words(ranking.expected_kept(DEFAULT_K), ranking.doubt, DEFAULT_K)
+    sureness = output.sureness(ranking.expected_kept(_TIMED), ranking.out_of_coverage, _TIMED)
     for line in (sureness, ranking.reservation):
         if line:
             output.note(line)

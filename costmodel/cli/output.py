@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_TARGET", "ALayout", "AsJson", "BLayout", "Dtype", "K", "M", "Model", "N",
     "OutDtype", "TargetName", "Tf32", "console_width", "find_target", "named_options", "note",
-    "print_json", "print_table", "workload_of",
+    "print_json", "print_table", "sureness", "workload_of",
 ]  # fmt: skip
 
 M = Annotated[int, typer.Argument(help="Rows of A and C.", metavar="M")]
@@ -148,3 +148,12 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value
+
+
+def sureness(expected_kept: float | None, out_of_coverage: str, k: int) -> str:
+    """Say in a line how far to trust a ranking; empty if nothing is known."""
+    if out_of_coverage:
+        return f"unsure: {out_of_coverage}"
+    if expected_kept is None:
+        return ""
+    return f"the best of the first {k} is expected to keep {100 * expected_kept:.1f} % of the speed"

@@ -14,7 +14,6 @@ from costmodel.cli.skipped import log_skipped
 from costmodel.tuning.modes import check_tuning_mode
 
 if TYPE_CHECKING:
-    from costmodel.evaluation.uncertainty import TopK
     from costmodel.gemm.workload import Workload
     from costmodel.tuning.ranking import Ranking
     from costmodel.tuning.tuning_result import TuningResult
@@ -70,9 +69,7 @@ def tune(
     target: Annotated[
         str, typer.Option(help="Whose recording to replay; without a GPU, whose model predicts.")
     ] = output.DEFAULT_TARGET,
-    top: Annotated[
-        str, typer.Option(help="How many working candidates to time; auto: as many as it takes.")
-    ] = "8",
+    top: Annotated[int, typer.Option(min=1, help="How many working candidates to time.")] = 8,
     mode: Annotated[
         str, typer.Option(help="auto, predict, topk, heuristic or exhaustive.")
     ] = "auto",
@@ -88,23 +85,22 @@ def tune(
     from costmodel.tuning.tuner import untimed_because
 
     workload = output.workload_of(m, n, k, dtype, a_layout, b_layout, out_dtype, tf32)
-    wanted = _count(top)
     check_tuning_mode(mode)
     from costmodel.hardware.target import Target
 
     named = target if output.named_options(context, "target") else None
     if replay or data is not None:
-        result = _replay(workload, data, named, model, wanted, mode)
+        result = _replay(workload, data, named, model, top, mode)
     elif (named or not _has_gpu()) and untimed_because(workload, mode):
-        result = _predict(workload, target, model, wanted, mode)
+        result = _predict(workload, target, model, top, mode)
     elif not _has_gpu():
-        result = _replay(workload, None, named, model, wanted, mode)
+        result = _replay(workload, None, named, model, top, mode)
     elif named not in (None, Target.current().device.name):
         raise InvalidInput(
             f"--target {named} is of a recording: name --replay too; without it the GPU here times"
         )
     else:
-        result = costmodel.tune(workload, model=model, k=wanted, mode=mode)
+        result = costmodel.tune(workload, model=model, k=top, mode=mode)
     if as_json:
         output.print_json(result.to_dict())
         return
@@ -119,23 +115,15 @@ def _note_model(answer: Ranking | TuningResult) -> None:
 
 
 def _sureness(answer: Ranking | TuningResult) -> str:
-    from costmodel.evaluation.uncertainty import in_words
     from costmodel.tuning.ranking import Ranking
 
     if isinstance(answer, Ranking):
-        return in_words(answer.expected_kept(len(answer)), answer.doubt, len(answer))
+        return output.sureness(
+            answer.expected_kept(len(answer)), answer.out_of_coverage, len(answer)
+        )
     if answer.mode == "exhaustive":
         return ""
-    return in_words(answer.expected_kept, answer.doubt, answer.k if answer.timed else 1)
-
-
-def _count(top: str) -> TopK:
-    """What ``--top`` says."""
-    from costmodel.evaluation.uncertainty import require_top
-
-    # int() refuses thousands of digits in words of its own.
-    is_number = top.removeprefix("-").isdecimal() and len(top) <= 10
-    return require_top("--top", int(top) if is_number else top)
+    return output.sureness(answer.expected_kept, answer.doubt, answer.k if answer.timed else 1)
 
 
 def _has_gpu() -> bool:
@@ -150,7 +138,7 @@ def _has_gpu() -> bool:
 
 
 def _predict(
-    workload: Workload, target: str, model: Path | None, top: TopK, mode: str
+    workload: Workload, target: str, model: Path | None, top: int, mode: str
 ) -> TuningResult:
     """What is not timed needs neither a GPU nor a recording of it."""
     from costmodel.hardware.target import Target
@@ -165,7 +153,7 @@ def _replay(
     data: Path | None,
     target: str | None,
     model: Path | None,
-    top: TopK,
+    top: int,
     mode: str,
 ) -> TuningResult:
     """Choose by a recording: one that was named, else that of a device."""

@@ -13,7 +13,6 @@ from costmodel.dispatch.arguments import check_arguments
 from costmodel.dispatch.dispatch import ModelLike
 from costmodel.dispatch.pins import pin_config, unpin_config
 from costmodel.errors import InvalidInput
-from costmodel.evaluation.uncertainty import TopK
 from costmodel.gemm.config import GemmConfig, as_config
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
@@ -117,7 +116,7 @@ def tune(
     tf32: bool | None = None,
     mode: str | None = None,
     model: ModelLike = None,
-    k: TopK = 8,
+    k: int = 8,
     include_torch: bool = True,
     budget_s: float = inf,
     runner: Runner | None = None,
@@ -135,8 +134,7 @@ def tune(
             ``auto`` where that would be ``background`` or ``never``.
         model: a model, or the directory of one; default: that of :func:`use`, else the shipped
             one, else rules of thumb.
-        k: how many working candidates to time; ``"auto"``: as many as the model's confidence asks
-            for.
+        k: how many working candidates to time.
         include_torch: ``torch.matmul`` (cuBLAS) is a candidate too, and may win: ``config`` of the
             result is None then. Untimed, it is taken where the model predicts that it is faster.
         budget_s: stop compiling and timing after about so many seconds; the best so far wins.

@@ -15,7 +15,8 @@ from costmodel.models.registry import (
 )
 from costmodel.models.rules import heuristic_config, heuristic_order
 from costmodel.models.table import TrainingTable
-from costmodel.models.train import cross_validate, train, tune_hyperparameters
+from costmodel.models.train import train
+from costmodel.models.validate import cross_validate, tune_hyperparameters
 from costmodel.models.xgb import XgbCostModel, XgbParams
 
 __all__ = [

@@ -27,12 +27,12 @@ from costmodel.errors import (
     SchemaMismatch,
     WrongVersion,
 )
-from costmodel.evaluation.uncertainty import Uncertainty
 from costmodel.features.features import CONFIG_FEATURES, FEATURE_SCHEMA, FEATURES
 from costmodel.files import cached_fact
 from costmodel.gemm.workload import KINDS
 from costmodel.hardware.target import Target
 from costmodel.models import swap
+from costmodel.models.confidence import Confidence
 from costmodel.models.torch_time import TORCH_FEATURES, TorchTime
 from costmodel.models.trees import canary_of, open_trees, require_columns
 from costmodel.models.xgb import XgbCostModel, XgbParams, content_hash
@@ -93,7 +93,7 @@ def save(model: XgbCostModel, path: Path, raw: Mapping[bool, bytes]) -> Path:
         "devices": list(model.devices_),
         "params": asdict(model.params),
         "canaries": _canaries(model),
-        **({"uncertainty": model.uncertainty_.to_dict()} if model.uncertainty_ else {}),
+        **({"confidence": asdict(model.confidence_)} if model.confidence_ else {}),
         "training": {"date": datetime.now(UTC).date().isoformat(), **model.card_},
     })  # fmt: skip
     parts = {name: swap.part_of(raw[ptx]) for ptx, (name, _) in _HEADS.items()}
@@ -219,7 +219,7 @@ def _load(path: Path, nthread: int, parse: bool) -> XgbCostModel:
             model.torch_time_.parse()
     model.target_, model.dtypes_, model.devices_ = card["target"], card["dtypes"], card["devices"]
     model.card_ = card["training"]
-    model.uncertainty_ = card.get("uncertainty")
+    model.confidence_ = card.get("confidence")
     return model
 
 
@@ -326,8 +326,8 @@ def _parse_card(file: Path, data: bytes) -> dict[str, Any]:
         if "canaries" in card:
             found = take(card, "canaries", dict)
             card["canaries"] = {name: take(found, name, float) for name in found}
-        if "uncertainty" in card:  # not in models of earlier releases
-            card["uncertainty"] = Uncertainty.from_dict(card["uncertainty"])
+        if "confidence" in card:
+            card["confidence"] = Confidence.from_dict(card["confidence"])
     except (KeyError, TypeError, InvalidInput) as error:
         raise CorruptFile(f"{file}: {type(error).__name__}: {error}") from None
     return card

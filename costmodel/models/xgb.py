@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from costmodel.data.candidates import Candidates
 from costmodel.errors import FileError, InvalidInput, ModelError, NoModel
-from costmodel.evaluation.uncertainty import NEAR, Confidence, Signals, Uncertainty
 from costmodel.features.features import CONFIG_FEATURES, FEATURES, design_matrix, has_artifact
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
+from costmodel.models.confidence import Confidence
 from costmodel.models.objective import Lesson, grow
 from costmodel.models.torch_time import TorchTime
 
@@ -91,7 +91,7 @@ class XgbCostModel:
             first.
         card_: rows, workloads, dropped failures, hash of the data and date of the training.
         torch_time_: predicts ``torch.matmul``, for choosing it where nothing is timed.
-        uncertainty_: what it knows of its own errors; None where it was not calibrated.
+        confidence_: what its rankings keep, and of which products; None if it was not calibrated.
     """
 
     kind = "learned"
@@ -108,7 +108,7 @@ class XgbCostModel:
         self.dtypes_: tuple[str, ...] = ()
         self.devices_: tuple[str, ...] = ()
         self.torch_time_ = TorchTime()
-        self.uncertainty_: Uncertainty | None = None
+        self.confidence_: Confidence | None = None
         self._heads: dict[bool, Booster] = {}
         self._raw: Mapping[bool, bytes] = {}
         self._hash = ""
@@ -149,7 +149,7 @@ class XgbCostModel:
         learned_on = table.learned_on()
         self.target_, self._artifacts, self._directory = learned_on[0], table.artifacts, None
         self.devices_ = tuple(target.device.name for target in learned_on)
-        self.uncertainty_ = None  # that of other trees
+        self.confidence_ = None  # that of other trees
         self.dtypes_ = tuple(sorted({table.workloads[w].code.kind for w in used}))
         self.card_ = {
             "rows": int(ok.sum()),
@@ -233,23 +233,21 @@ class XgbCostModel:
             result[rows] = learned + np.log(matrix[:, _ESTIMATE])
         return result
 
-    def confidence(
-        self, workload: Workload, ranked: Candidates, cost: NDArray[np.float64], target: Target
-    ) -> Confidence | None:
-        """How sure a ranking is; None where the model was not calibrated.
+    def expected_kept(self, *, ptx: bool) -> dict[int, float]:
+        """Mean share of the best speed that the best of the first k keep, by k.
+
+        Measured on workloads that the model was not trained on. Empty if it was not calibrated.
 
         Args:
-            ranked: distinct candidates, best first; more than ``NEAR + 1`` are not looked at.
-            cost: what :meth:`predict` says of them, float64 [n].
+            ptx: of rankings by the head that sees the compiled artifact, or of the other's.
         """
-        if self.uncertainty_ is None:
-            return None
-        near = ranked.take(np.arange(min(NEAR, len(ranked))))
-        other = None
-        if has_artifact(near).all():
-            other = self.predict(workload, Candidates.of(near.configs), target)
-        doubt = self.uncertainty_.coverage.doubt(workload)
-        return self.uncertainty_.confidence(Signals.of(cost, other), doubt)
+        if self.confidence_ is None:
+            return {}
+        return self.confidence_.ptx if ptx else self.confidence_.config
+
+    def out_of_coverage(self, workload: Workload) -> str:
+        """Say which property of a workload is new to the model; empty if none is."""
+        return self.confidence_.coverage.why_outside(workload) if self.confidence_ else ""
 
     def contributions(
         self, workload: Workload, candidates: Candidates, target: Target

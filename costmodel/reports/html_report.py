@@ -240,24 +240,6 @@ def _against_torch(name: str, results: Results) -> Section:
     return Section(f"Speed against torch: {name}", parts)
 
 
-def _reliability(name: str, results: Results) -> Section | None:
-    """Whether the model knows how sure it is, and what timing by that costs."""
-    if not any(row.get("group") == "reliability" for row in results["rows"]):
-        return None
-    rows = [row for row in results["rows"] if row.get("group") == "timings"]
-    columns = ("where", "rule", "mean_k", "kept_pct", "worst_pct", "expected_pct", "fixed_k")
-    text = (
-        "A point is a quarter of the workloads, at one k. In the table, ways to set the number of "
-        "configurations that are timed; fixed_k is the one number that keeps as much."
-    )
-    parts = (
-        paragraph(text),
-        figure(lambda axes: PLOTS["calibration"](axes, results), "loss over expected loss", (8, 5)),
-        table(columns, [[row.get(c) for c in columns] for row in rows]),
-    )
-    return Section(f"How sure it is: {name}", parts)
-
-
 def _learning_curves(name: str, results: Results) -> Section | None:
     """Rows that say of which curve they are a point; None without any."""
     curves: dict[str, list[Mapping[str, Any]]] = {}
@@ -300,5 +282,4 @@ def _curve_figure(
 _RESULTS = {
     "kernels": _against_torch,
     "ablation": _learning_curves,
-    "calibration": _reliability,
 }

@@ -206,34 +206,7 @@ def _plot_relative(axes: Any, results: Results) -> None:
     axes.set_ylabel("speed relative to torch")
 
 
-def _plot_reliability(axes: Any, results: Results) -> None:
-    """The loss that a model expects of its ranking, and the loss there was; a point is a quarter
-    of the workloads, at one k."""
-    rows = [row for row in results["rows"] if row.get("group") == "reliability"]
-    least = 0.01  # percent; logarithms have no place for none
-    for where, marker in zip(dict.fromkeys(row["where"] for row in rows), "os^v", strict=False):
-        for shade, k in enumerate(dict.fromkeys(row["k"] for row in rows)):
-            part = [row for row in rows if row["where"] == where and row["k"] == k]
-            points = [
-                [max(100 - row[name], least) for row in part]
-                for name in ("expected_pct", "kept_pct")
-            ]
-            style = {"color": f"C{shade}", "marker": marker, "linestyle": "none"}
-            fill = {} if marker == "o" else {"markerfacecolor": "none"}
-            axes.plot(*points, **style, **fill, label=f"{where:.20}, top-{k}".replace("$", r"\$"))
-    axes.axline((1, 1), slope=1, color="k", linewidth=0.8, linestyle=":", label="as expected")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    ticks = (0.01, 0.1, 0.2, 0.5, 1, 2, 5, 10)
-    axes.set_xticks(ticks[1:], ticks[1:])
-    axes.set_yticks(ticks, ticks)
-    axes.minorticks_off()
-    axes.set_xlabel("expected loss of speed, %")
-    axes.set_ylabel("loss of speed, %")
-
-
 PLOTS: dict[str, Callable[[Any, Results], None]] = {
-    "calibration": _plot_reliability,
     "evaluate": _plot_kept,
     "kernels": _plot_relative,
 }

@@ -8,7 +8,6 @@ from os import PathLike
 from typing import Any
 
 from costmodel.data.candidates import CostModel
-from costmodel.evaluation.uncertainty import TopK
 from costmodel.gemm.grid import grid_hash
 from costmodel.gemm.kernel_code import kernel_hashes
 from costmodel.gemm.space import legality
@@ -38,7 +37,7 @@ class Question:
     device_index: int
     mode: str = "auto"
     model: CostModel | str | PathLike[str] | None = None
-    k: TopK = 8
+    k: int = 8
     include_torch: bool = True
     epoch: int = 0
 

@@ -23,13 +23,13 @@ from costmodel.data.candidates import Candidates, CostModel
 from costmodel.errors import FileError, InvalidInput, ModelError
 from costmodel.evaluation.duplicates import identities, programs
 from costmodel.evaluation.metrics import top_rows
-from costmodel.evaluation.uncertainty import AUTO, DEFAULT_K, LIMIT, NEAR, Confidence, TopK
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.grid import grid
 from costmodel.gemm.space_rows import space_rows
 from costmodel.gemm.specialize import artifact_key, specialize
 from costmodel.gemm.workload import CodeClass, Workload
 from costmodel.hardware.target import Target
+from costmodel.models.confidence import kept_at
 from costmodel.models.known import known_artifacts
 from costmodel.models.registry import find_model, load
 from costmodel.models.storage import card_stamp
@@ -42,7 +42,8 @@ __all__ = ["Ranking", "answering_model", "named_model", "rank"]
 _KEPT_LAYOUTS = 32
 _KEPT_MODELS = 8
 _SHORTLIST = 8  # times as many as are asked for are looked at closely
-_SHOWN = (1, 4, 8, 16, LIMIT)
+_LEAST_RANKED = 31  # so many are ranked with all trees, however few are asked for
+_SHOWN = (1, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,9 @@ class Ranking:
         considered: configurations that were ranked, duplicates among them.
         without_artifact: how many of these the model judged by the configuration alone.
         failed: configurations left out because they are known not to compile.
-        confidence: how sure the order is; None where the model cannot tell.
+        kept: the mean share of the best speed that the best of the first k keep, by k, as measured
+            on other workloads; empty if the model cannot tell.
+        out_of_coverage: which property of the workload is new to the model; else empty.
     """
 
     workload: Workload
@@ -74,7 +77,8 @@ class Ranking:
     considered: int
     without_artifact: int
     failed: int
-    confidence: Confidence | None = None
+    kept: Mapping[int, float] = field(default_factory=dict, repr=False)
+    out_of_coverage: str = ""
 
     def __len__(self) -> int:
         return len(self.cost)
@@ -88,21 +92,12 @@ class Ranking:
         """The predicted latency of a row; None where the model only knows an order."""
         return float(self.cost[row]) if self.predicts_latency else None
 
-    def top_k(self, k: TopK) -> int:
-        """How many to time: k, or where it is ``"auto"`` as many as the confidence asks for."""
-        if k != AUTO:
-            return int(k)
-        return self.confidence.k if self.confidence else DEFAULT_K
-
     def expected_kept(self, k: int) -> float | None:
-        """The speed that the best of the first k is expected to keep, from 0 to 1; None where the
-        model cannot tell."""
-        return self.confidence.kept_at(k) if self.confidence else None
+        """Return the speed that the best of the first k is expected to keep, from 0 to 1.
 
-    @property
-    def doubt(self) -> str:
-        """Why the order should not be trusted; empty if it may be, or nothing is known of it."""
-        return self.confidence.doubt if self.confidence else ""
+        None if the model cannot tell.
+        """
+        return kept_at(self.kept, k)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -116,11 +111,10 @@ class Ranking:
             "without_artifact": self.without_artifact,
             "failed": self.failed,
             "expected_kept": (
-                {str(k): self.confidence.kept_at(k) for k in _SHOWN} if self.confidence else None
+                {str(k): self.expected_kept(k) for k in _SHOWN} if self.kept else None
             ),
-            "sure": self.confidence.sure if self.confidence else None,
-            "doubt": self.doubt,
-            "auto_k": self.top_k("auto"),
+            "sure": not self.out_of_coverage if self.kept else None,
+            "doubt": self.out_of_coverage,
             "ranked": [
                 {"config": config.to_dict(), "predicted_us": self.predicted_us(row)}
                 for row, config in enumerate(self.configs)
@@ -183,18 +177,13 @@ def _by(
             f"no configuration to rank for {workload} on {target.device.name}: {failed} are known "
             f"not to compile or to fit, and nothing else is legal"
         )
-    # How sure the order is shows in more of it than may be asked for.
-    least = len(candidates) if k is None else max(k, NEAR + 1)
+    least = len(candidates) if k is None else max(k, _LEAST_RANKED)
     identity = identities(workload, candidates, program)
     cost = _cost(chosen, workload, candidates, target, _SHORTLIST * least)
     order = top_rows(cost, identity, least)
     if np.isinf(cost[order]).any():  # so many do the same that the others are far down the list
         cost = _cost(chosen, workload, candidates, target, len(candidates))
         order = top_rows(cost, identity, least)
-    confidence = None
-    if isinstance(chosen, XgbCostModel):
-        ranked = candidates.take(order[: NEAR + 1])
-        confidence = chosen.confidence(workload, ranked, cost[order[: NEAR + 1]], target)
     order = order[:k]
     unknown = int(np.isnan(candidates.artifact_columns[:, 0]).sum())
     return Ranking(
@@ -210,8 +199,17 @@ def _by(
         considered=len(candidates),
         without_artifact=unknown,
         failed=failed,
-        confidence=confidence,
+        **_confidence(chosen, workload, ptx=not unknown),
     )
+
+
+def _confidence(model: CostModel, workload: Workload, *, ptx: bool) -> dict[str, Any]:
+    if not isinstance(model, XgbCostModel):
+        return {}
+    return {
+        "kept": model.expected_kept(ptx=ptx),
+        "out_of_coverage": model.out_of_coverage(workload),
+    }
 
 
 def _head(model: CostModel, target: Target, unknown: int, considered: int) -> str:

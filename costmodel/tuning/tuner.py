@@ -16,7 +16,6 @@ from costmodel.compile.compile_pool import compile_for_device, start_compilers
 from costmodel.data.candidates import CostModel
 from costmodel.data.measurement import Measurement, Runner
 from costmodel.errors import InvalidInput
-from costmodel.evaluation.uncertainty import AUTO, LIMIT, TopK, require_top
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import Specialization, specialize
 from costmodel.gemm.workload import Workload
@@ -25,7 +24,7 @@ from costmodel.measure.device import DeviceRunner
 from costmodel.measure.replay import ReplayRunner
 from costmodel.models.baselines import RuleHeuristic
 from costmodel.models.xgb import XgbCostModel
-from costmodel.support.untrusted import one_line, require
+from costmodel.support.untrusted import one_line, require, require_count
 from costmodel.tuning.modes import check_tuning_mode
 from costmodel.tuning.ranking import Ranking, answering_model, rank
 from costmodel.tuning.trial import Compile, Trial
@@ -47,7 +46,7 @@ def tune(
     runner: Runner | None,
     target: Target | None = None,
     model: CostModel | str | PathLike[str] | None = None,
-    k: TopK = 8,
+    k: int = 8,
     mode: str = "auto",
     include_torch: bool = True,
     budget_s: float = inf,
@@ -60,8 +59,7 @@ def tune(
             a recording and needs no GPU. None is enough where nothing is timed.
         target: default: that of a replay's recording, else the current CUDA device.
         model: as for :func:`costmodel.tuning.ranking.rank`.
-        k: how many working candidates to time; ``"auto"``: as many as the model's confidence in
-            its ranking asks for, see :class:`costmodel.evaluation.uncertainty.Confidence`.
+        k: how many working candidates to time.
         mode: ``auto`` times the top k; small problems, and operands that cannot be drawn for
             timing, are left to the prediction. ``topk`` times small ones too. ``predict`` takes
             the model's first choice and ``heuristic`` the rules', untimed; ``exhaustive`` times
@@ -89,10 +87,9 @@ def tune(
         workload,
         target,
         RuleHeuristic() if mode == "heuristic" else model,
-        None if mode == "exhaustive" else _ATTEMPTS * (LIMIT if k == AUTO else int(k)),
+        None if mode == "exhaustive" else _ATTEMPTS * k,
         configs=replay.configs(workload) if replay else None,
     )
-    k = ranking.top_k(k)
     rank_s = time.perf_counter() - start
     if reason := untimed_because(workload, mode):
         result = _untimed(ranking, mode, k, reason, rank_s, compile_ or _nothing_to_compile)
@@ -120,14 +117,14 @@ def tune(
     )
 
 
-def check_tuning(workload: Workload, k: TopK, budget_s: float) -> None:
+def check_tuning(workload: Workload, k: int, budget_s: float) -> None:
     """Refuse what cannot be tuned, whatever it is to run on.
 
     Raises:
         InvalidInput: no workload, an empty product, k < 1, or no seconds.
     """
     require("workload", workload, Workload, "a Workload, such as Workload.dense(m, n, k)")
-    require_top("k", k)
+    require_count("k", k)
     require("budget_s", budget_s, (int, float), "seconds")
     if not (workload.m and workload.n and workload.k):
         raise InvalidInput(f"{workload} is an empty product: expected m, n and k over 0")
@@ -204,7 +201,7 @@ def _or_torch(
 def _common(ranking: Ranking, mode: str, k: int, looked_at: int) -> dict[str, Any]:
     return {
         "expected_kept": ranking.expected_kept(looked_at),
-        "doubt": ranking.doubt,
+        "doubt": ranking.out_of_coverage,
         "workload": ranking.workload,
         "target": ranking.target,
         "model": ranking.model,

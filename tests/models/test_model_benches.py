@@ -1,4 +1,4 @@
-"""The benches of calibration, of transfer and of objectives, on a made-up machine."""
+"""The benches of transfer and of objectives, on a made-up machine."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from costmodel.evaluation.uncertainty import LIMIT, Confidence, Signals
 from costmodel.gemm.workload import Workload
 from costmodel.models import TrainingTable
-from costmodel.models.calibrate import Outcome
 
 MakeTable = Callable[..., TrainingTable]
 MakeWorkloads = Callable[[int, int], list[Workload]]
@@ -161,54 +159,3 @@ def test_the_classifier_learns_from_what_failed(
     assert len(labels["binary:logistic"]) == len(labels[""]) + failed
     assert set(labels["binary:logistic"]) == {0.0, 1.0}
     assert labels["rank:pairwise"].max() == 1.0
-
-
-# --- calibration --------------------------------------------------------------------------------
-
-
-def judged(bench: Any, loss: float, slope: float, lost: float, fold: int = 0) -> Any:
-    kept = 1 - lost / np.arange(1, LIMIT + 1)
-    outcome = Outcome(Workload.dense(64, 64, 64), Signals(0.01, 0.2), kept)
-    return bench.Judged(outcome, Confidence(loss, slope), fold, 3, 0.5)
-
-
-def test_reliability_is_of_workloads_of_like_expectation(script: Any) -> None:
-    bench = script("bench_calibration")
-    every = [judged(bench, loss, -1.0, 2 * loss) for loss in np.linspace(0.01, 0.08, 8)]
-    rows = [row for row in bench.reliability("here", every) if row["k"] == 4]
-    assert [row["workloads"] for row in rows] == [2] * 4
-    assert [row["expected_pct"] for row in rows] == pytest.approx(
-        [98.125, 98.625, 99.125, 99.625], abs=0.006
-    )
-    for row in rows:
-        assert 100 - row["kept_pct"] == pytest.approx(2 * (100 - row["expected_pct"]), abs=0.02)
-
-
-def test_timings_are_beside_the_one_number_that_keeps_as_much(script: Any) -> None:
-    bench = script("bench_calibration")
-    hard, easy = judged(bench, 0.1, -1.0, 0.1), judged(bench, 1e-6, -1.0, 1e-6)
-    rows = {row["rule"]: row for row in bench.timings("here", [hard, easy])}
-    assert rows["k = 4"]["mean_k"] == rows["k = 4"]["fixed_k"] == 4.0
-    auto = rows["auto"]
-    assert auto["mean_k"] == (hard.confidence.k + 1) / 2
-    # All that is lost is lost by one of the two: its timings alone are worth having.
-    assert auto["fixed_k"] > 1.5 * auto["mean_k"]
-    assert auto["expected_pct"] == pytest.approx(auto["kept_pct"], abs=0.05)
-    assert (
-        bench.summarize([{**auto, "where": "held out"}])["held_out_auto_mean_k"] == (auto["mean_k"])
-    )
-
-
-def test_a_signal_that_tells_has_the_lower_deviance(script: Any) -> None:
-    bench = script("bench_calibration")
-    rng = np.random.default_rng(0)
-    every = []
-    for i in range(200):
-        apart = float(np.exp(rng.normal(-4, 1)))
-        part = judged(bench, 0.1, -1.0, min(apart, 0.9), fold=i % 4)
-        outcome = replace(part.outcome, signals=Signals(apart, 0.3))
-        every.append(replace(part, outcome=outcome, distance=float(rng.uniform())))
-    rows = {row["signals"]: row for row in bench.signals(every)}
-    assert rows["disagreement"]["deviance"] < 0.7 * rows["none"]["deviance"]
-    assert rows["distance"]["deviance"] > 0.9 * rows["none"]["deviance"]
-    assert rows["their ratio"]["rank_correlation_8"] > 0.9

@@ -16,8 +16,8 @@ from costmodel.errors import CorruptFile, InvalidInput
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
 from costmodel.models import TrainingTable, XgbCostModel, XgbParams, find_model, load, registry, use
-from costmodel.models.folds import folds_by_nk
-from costmodel.models.train import speed_kept, train
+from costmodel.models.train import train
+from costmodel.models.validate import folds_by_nk, speed_kept
 
 PARAMS = XgbParams(rounds=40, max_depth=6, learning_rate=0.15)
 TOOLS = Toolchain("3.6.0", "12.8")

@@ -28,8 +28,7 @@ from costmodel.models import (
     train,
     tune_hyperparameters,
 )
-from costmodel.models.folds import folds_by_nk
-from costmodel.models.train import speed_kept
+from costmodel.models.validate import folds_by_nk, speed_kept
 
 MakeTable = Callable[..., TrainingTable]
 _CONFIG = GemmConfig("pointer", 64, 64, 32)

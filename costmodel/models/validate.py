@@ -1,0 +1,218 @@
+"""Judges models by workloads that they were not trained on: folds that share no pair (n, k)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.data.candidates import Candidates
+from costmodel.errors import InvalidInput
+from costmodel.evaluation import metrics
+from costmodel.evaluation.duplicates import identities
+from costmodel.features.features import has_artifact
+from costmodel.gemm.space import legality
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
+from costmodel.models.confidence import KEPT_AT, Confidence, Coverage
+from costmodel.models.table import TrainingTable
+from costmodel.models.xgb import DEFAULTS, XgbCostModel, XgbParams
+
+if TYPE_CHECKING:
+    from costmodel.data.candidates import CostModel
+
+__all__ = [
+    "KeptReport", "calibrate", "cross_validate", "folds_by_nk", "legal_rows", "speed_kept",
+    "tune_hyperparameters",
+]  # fmt: skip
+
+_LEAST_WORKLOADS = 40
+_MANY_WORKLOADS = 400
+_LEAST_ROWS = 40  # a tuning leaves a few rows, the first of a ranking: among them nothing is lost
+
+
+@dataclass(frozen=True, slots=True)
+class KeptReport:
+    """Speed kept on workloads that were not trained on, in percent.
+
+    Attributes:
+        kept: best latency of a workload / best in the model's first k, float64 [workloads, 2],
+            for k = 1 and 8.
+    """
+
+    kept: NDArray[np.float64]
+
+    @property
+    def geomean_pct(self) -> tuple[float, float]:
+        top1, top8 = self.kept.T
+        return 100 * metrics.geomean(top1), 100 * metrics.geomean(top8)
+
+    @property
+    def worst_pct(self) -> tuple[float, float]:
+        top1, top8 = 100 * self.kept.min(axis=0)
+        return float(top1), float(top8)
+
+    def __str__(self) -> str:
+        (g1, g8), (w1, w8) = self.geomean_pct, self.worst_pct
+        return (
+            f"{len(self.kept)} workloads: kept@1 {g1:.2f} % (worst {w1:.1f}), "
+            f"kept@8 {g8:.2f} % (worst {w8:.1f})"
+        )
+
+
+def folds_by_nk(table: TrainingTable, folds: int, *, seed: int = 0) -> Iterator[NDArray[np.intp]]:
+    """Yield the workloads of each fold; no pair (n, k) lies in two.
+
+    Raises:
+        InvalidInput: fewer pairs than folds.
+    """
+    groups = table.groups()
+    pairs = np.unique(groups)
+    if not 2 <= folds <= len(pairs):
+        raise InvalidInput(
+            f"{folds} folds of {len(pairs)} pairs (n, k): expected at least 2 folds and as many "
+            f"pairs as folds"
+        )
+    np.random.default_rng(seed).shuffle(pairs)
+    for part in np.array_split(pairs, folds):
+        yield np.flatnonzero(np.isin(groups, part))
+
+
+def legal_rows(table: TrainingTable) -> NDArray[np.bool_]:
+    """Mark the rows that may run, bool [n].
+
+    A configuration that was recorded before a filter refused it is nobody's choice.
+    """
+    configs = zip(table.candidates.configs, table.workload_index.tolist(), strict=True)
+    devices = [target.device for target in table.target_of_each()]
+    return np.array(
+        [not legality(c, table.workloads[w], devices[w]) for c, w in configs], dtype=bool
+    )
+
+
+def speed_kept(model: CostModel, table: TrainingTable) -> KeptReport:
+    """Judge a model's first 1 and 8 against the best measured row of each workload."""
+    kept = [
+        [metrics.speed_kept(latency_us, cost, k) for k in (1, 8)]
+        for workload, target, candidates, latency_us in _choices(table)
+        for cost in [model.predict(workload, candidates, target)]
+    ]
+    return KeptReport(np.array(kept, dtype=np.float64).reshape(-1, 2))
+
+
+def cross_validate(
+    table: TrainingTable, *, folds: int = 5, params: XgbParams = DEFAULTS, nthread: int = 2
+) -> KeptReport:
+    """Measure the speed kept by models that saw no workload with the same (n, k)."""
+    held_outs = folds_by_nk(table, folds, seed=params.seed)
+    kept = [
+        speed_kept(model, part).kept
+        for model, part in _out_of_fold(table, held_outs, params, nthread)
+    ]
+    return KeptReport(np.concatenate(kept))
+
+
+def tune_hyperparameters(
+    table: TrainingTable,
+    *,
+    grid: Iterable[XgbParams] | None = None,
+    folds: int = 3,
+    nthread: int = 2,
+) -> list[tuple[XgbParams, KeptReport]]:
+    """Cross-validate each candidate; best first, by the sum of kept@1 and kept@8.
+
+    Run it on training data only: its winner is what :class:`XgbParams` defaults to.
+    """
+    tried = [
+        (params, cross_validate(table, folds=folds, params=params, nthread=nthread))
+        for params in (grid if grid is not None else _GRID)
+    ]
+    return sorted(tried, key=lambda pair: -sum(pair[1].geomean_pct))
+
+
+def calibrate(table: TrainingTable, params: XgbParams, *, nthread: int = 2) -> Confidence | None:
+    """Measure what a model that is trained on this table may be expected to keep.
+
+    Half of the workloads are ranked by a model of the other half, and the other way round: that
+    takes as long as the training itself. A model of all of them errs a little less. Few workloads
+    are ranked by quarters: training is quick then, and the models err not much more.
+
+    Returns:
+        None for too few workloads with a row that worked, or if all of these are in one part.
+    """
+    folds = 4 if len(table.workloads) < _MANY_WORKLOADS else 2
+    if len(table.workloads) < _LEAST_WORKLOADS or len(np.unique(table.groups())) < folds:
+        return None
+    learned = np.unique(table.workload_index[table.ok()])
+    held_outs = list(folds_by_nk(table, folds, seed=params.seed))
+    if len(learned) < _LEAST_WORKLOADS or any(np.isin(learned, h).all() for h in held_outs):
+        return None
+    kept: dict[bool, list[list[float]]] = {True: [], False: []}
+    for model, part in _out_of_fold(table, held_outs, params, nthread):
+        for workload, target, candidates, latency_us in _choices(part, _LEAST_ROWS):
+            choice = (model, workload, target, candidates, latency_us)
+            if has_artifact(candidates).all():
+                kept[True].append(_kept_at_each(*choice, ptx=True))
+            kept[False].append(_kept_at_each(*choice, ptx=False))
+    tables = {
+        ptx: dict(zip(KEPT_AT, np.mean(rows, axis=0).tolist(), strict=True))
+        if len(rows) >= _LEAST_WORKLOADS
+        else {}
+        for ptx, rows in kept.items()
+    }
+    return Confidence(tables[True], tables[False], Coverage.of(table.workloads[w] for w in learned))
+
+
+def _kept_at_each(
+    model: XgbCostModel,
+    workload: Workload,
+    target: Target,
+    candidates: Candidates,
+    latency_us: NDArray[np.float64],
+    *,
+    ptx: bool,
+) -> list[float]:
+    """Measure the speed that the first 1, 2, 4, … of one head keep; equal programs count once."""
+    shown = candidates if ptx else Candidates.of(candidates.configs)
+    cost = model.predict(workload, shown, target)
+    identity = identities(workload, candidates)
+    best = np.full(len(identity), np.nan)
+    np.fmin.at(best, identity, latency_us)
+    rows = metrics.distinct_rows(cost, identity)
+    return [metrics.speed_kept(best[identity][rows], cost[rows], k) for k in KEPT_AT]
+
+
+def _out_of_fold(
+    table: TrainingTable, held_outs: Iterable[NDArray[np.intp]], params: XgbParams, nthread: int
+) -> Iterator[tuple[XgbCostModel, TrainingTable]]:
+    """Train a model without each part, and yield it with that part."""
+    for held_out in held_outs:
+        rest = np.setdiff1d(np.arange(len(table.workloads)), held_out)
+        model = XgbCostModel(params, nthread=nthread).fit(table.of_workloads(rest))
+        yield model.with_threads(1), table.of_workloads(held_out)  # a few hundred rows at a time
+
+
+def _choices(
+    table: TrainingTable, least_rows: int = 1
+) -> Iterator[tuple[Workload, Target, Candidates, NDArray[np.float64]]]:
+    """Yield what there is to choose from for each workload, and its latencies, NaN where failed.
+
+    Workloads of fewer rows, or with no row that worked, are left out.
+    """
+    ok = table.ok()
+    latency_us = np.where(ok, table.latency_us, np.nan)
+    usable = table.candidates.fits(table.target.device) & legal_rows(table)
+    for w, workload in enumerate(table.workloads):
+        rows = np.flatnonzero((table.workload_index == w) & usable)
+        if len(rows) >= least_rows and ok[rows].any():
+            yield workload, table.target_of(w), table.candidates.take(rows), latency_us[rows]
+
+
+_GRID = tuple(
+    replace(DEFAULTS, max_depth=depth, nearness=nearness, min_child_weight=leaf)
+    for depth, nearness, leaf in itertools.product((6, 8), (1.0, 2.0, 4.0), (1.0, 4.0))
+)

@@ -1,0 +1,199 @@
+"""Confidence: what rankings of unseen workloads keep, and which products are new to a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from costmodel.errors import CorruptFile, InvalidInput
+from costmodel.gemm.workload import Workload
+from costmodel.models import TrainingTable, XgbCostModel, XgbParams, load, train
+from costmodel.models.confidence import KEPT_AT, Confidence, Coverage, kept_at, kind_of
+from costmodel.models.validate import calibrate
+
+MakeTable = Callable[..., TrainingTable]
+MakeWorkloads = Callable[[int, int], list[Workload]]
+
+SEEN = Coverage.of([Workload.dense(16, 256, 128), Workload.dense(4096, 8192, 1024)])
+KNOWN = Confidence({1: 0.95, 8: 0.99}, {1: 0.9}, SEEN)
+INSIDE = Workload.dense(512, 512, 512)
+
+
+# --- Coverage -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("workload", "words"),
+    [
+        (INSIDE, ""),
+        (Workload.dense(16, 8192, 1024), ""),
+        (Workload.dense(8, 512, 512), "m = 8 is beyond what the model has seen (16 to 4096)"),
+        (Workload.dense(512, 200_000, 512), "n = 200000 is beyond"),
+        (Workload.dense(512, 512, 2048), "k = 2048 is beyond"),
+        (Workload.dense(512, 512, 512, b_layout="col"), "B col-major aligned"),
+        (Workload.dense(512, 511, 512), "B row-major unaligned"),
+        (Workload.dense(512, 512, 512, out_dtype="float32"), "wider than the operands"),
+        (Workload.dense(512, 512, 512, "bfloat16"), ""),
+    ],
+    ids=str,
+)
+def test_what_lies_outside_the_training_is_said(workload: Workload, words: str) -> None:
+    found = SEEN.why_outside(workload)
+    assert words in found
+    assert bool(words) == bool(found)
+
+
+def test_kinds_are_counted() -> None:
+    many = Coverage.of([INSIDE, INSIDE, Workload.dense(512, 511, 512)])
+    assert many.kinds[kind_of(INSIDE)] == 2
+    assert len(many.kinds) == 2
+
+
+# --- The table ----------------------------------------------------------------------------------
+
+
+def test_a_number_between_two_entries_counts_as_the_smaller_one() -> None:
+    table = {1: 0.9, 8: 0.99}
+    assert [kept_at(table, k) for k in (1, 7, 8, 100)] == [0.9, 0.9, 0.99, 0.99]
+    assert kept_at({}, 8) is None
+
+
+def test_json_and_back() -> None:
+    for known in (KNOWN, replace(KNOWN, ptx={})):
+        text = json.dumps(asdict(known), allow_nan=False)
+        assert Confidence.from_dict(json.loads(text)) == known
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ptx": [1.0]},
+        {"ptx": {"3": 0.5}},
+        {"config": {"1": "__import__('os')"}},
+        {"coverage": {}},
+        {"coverage": {**asdict(SEEN), "least": [1, 2]}},
+        {"coverage": {**asdict(SEEN), "most": [1, 2, "3"]}},
+        {"coverage": {**asdict(SEEN), "kinds": {"A": 1.5}}},
+    ],
+    ids=str,
+)
+def test_what_is_not_its_json_is_refused(change: dict[str, Any]) -> None:
+    sound = json.loads(json.dumps(asdict(KNOWN)))
+    with pytest.raises(InvalidInput):
+        Confidence.from_dict(sound | json.loads(json.dumps(change)))
+    without = {k: v for k, v in sound.items() if k not in change}
+    with pytest.raises(InvalidInput):
+        Confidence.from_dict(without)
+
+
+# --- Measuring it -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def calibrated(table: TrainingTable, fast_params: XgbParams) -> XgbCostModel:
+    return train(table, params=replace(fast_params, rounds=40), nthread=1)
+
+
+def test_each_head_keeps_more_the_more_are_timed(calibrated: XgbCostModel) -> None:
+    for ptx in (True, False):
+        kept = calibrated.expected_kept(ptx=ptx)
+        assert tuple(kept) == KEPT_AT
+        assert sorted(kept.values()) == list(kept.values())
+        assert 0.8 < kept[1] < kept[32] <= 1
+
+
+def test_too_few_workloads_tell_nothing(table: TrainingTable, fast_params: XgbParams) -> None:
+    assert calibrate(table.of_workloads(range(10)), fast_params) is None
+    model = train(table.of_workloads(range(3)), params=replace(fast_params, rounds=3))
+    assert model.confidence_ is None
+    assert model.expected_kept(ptx=True) == {}
+    assert model.out_of_coverage(INSIDE) == ""
+
+
+@pytest.mark.parametrize("working_pairs", [1, 2])
+def test_workloads_without_a_working_row_tell_nothing(
+    make_training_table: MakeTable, working_pairs: int
+) -> None:
+    """The model itself can be trained: what it takes to calibrate it is another matter."""
+    pairs = [(512 * i, 512) for i in range(2, 10)]
+    chosen = [Workload.dense(64 + 16 * j, n, k) for j in range(6) for n, k in pairs]
+    table = make_training_table(chosen, rows=8, failures=False)
+    works = np.array([pairs.index(w.nk) < working_pairs for w in chosen])[table.workload_index]
+    status = np.where(works, "ok", "timeout").astype(object)
+    failed = replace(table, status=status, latency_us=np.where(works, table.latency_us, np.nan))
+    tiny = XgbParams(rounds=2)
+    assert calibrate(failed, tiny) is None
+    assert train(failed, params=tiny).confidence_ is None
+
+
+def test_one_part_with_all_the_working_rows_tells_nothing(make_training_table: MakeTable) -> None:
+    chosen = [Workload.dense(16 * j, 1024, 512) for j in range(1, 46)]
+    others = [Workload.dense(64, 512 * i, 768) for i in range(2, 6)]
+    table = make_training_table([*chosen, *others], rows=8, failures=False)
+    works = table.workload_index < len(chosen)
+    status = np.where(works, "ok", "timeout").astype(object)
+    assert calibrate(replace(table, status=status), XgbParams(rounds=2)) is None
+
+
+def test_what_is_expected_of_new_workloads_is_what_happens(
+    fast_params: XgbParams, make_training_table: MakeTable, make_workloads: MakeWorkloads
+) -> None:
+    params = replace(fast_params, rounds=40)
+    model = train(make_training_table(make_workloads(100, 7)), params=params, nthread=1)
+    again = calibrate(make_training_table(make_workloads(60, 123)), params, nthread=1)
+    assert again is not None
+    for ptx, other in ((True, again.ptx), (False, again.config)):
+        for k, kept in model.expected_kept(ptx=ptx).items():
+            assert 0.3 < (1 - kept + 0.002) / (1 - other[k] + 0.002) < 3
+
+
+def test_workloads_of_a_few_rows_and_without_artifacts_are_left_out(
+    make_training_table: MakeTable, make_workloads: MakeWorkloads, fast_params: XgbParams
+) -> None:
+    params = replace(fast_params, rounds=5)
+    few = calibrate(make_training_table(make_workloads(40, 5), rows=20), params)
+    assert few is not None
+    assert (few.ptx, few.config) == ({}, {}), "among the first of a ranking nothing is lost"
+    bare = calibrate(make_training_table(make_workloads(45, 5), artifacts=False), params)
+    assert bare is not None
+    assert bare.ptx == {}
+    assert tuple(bare.config) == KEPT_AT
+
+
+def test_calibrating_is_deterministic(
+    calibrated: XgbCostModel, table: TrainingTable, fast_params: XgbParams
+) -> None:
+    again = calibrate(table, replace(fast_params, rounds=40), nthread=1)
+    assert again == calibrated.confidence_
+
+
+def test_it_is_saved_with_the_model_and_others_have_none(
+    calibrated: XgbCostModel, trained: XgbCostModel, tmp_path: Path
+) -> None:
+    assert load(calibrated.save(tmp_path / "new")).confidence_ == calibrated.confidence_
+    assert trained.confidence_ is None
+    assert load(trained.save(tmp_path / "old")).confidence_ is None
+    card = tmp_path / "new" / "card.json"
+    card.write_text(card.read_text().replace('"least"', '"lest"'))
+    with pytest.raises(CorruptFile, match="least"):
+        load(tmp_path / "new")
+
+
+def test_other_trees_need_another_calibration(
+    calibrated: XgbCostModel, table: TrainingTable, tmp_path: Path
+) -> None:
+    model = load(calibrated.save(tmp_path / "model"))
+    model.fit(table.of_workloads(range(3)))
+    assert model.confidence_ is None
+
+
+def test_it_can_be_left_out(table: TrainingTable, fast_params: XgbParams) -> None:
+    params = replace(fast_params, rounds=3)
+    assert train(table, params=params, calibrated=False).confidence_ is None
+    assert train(table, params=params).confidence_ is not None
