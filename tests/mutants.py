@@ -41,9 +41,9 @@ models/rules models/ptx_score: test_ranking test_explanation test_shipped models
 models/test_fit_estimate models/test_models test_uncertainty
 tuner: tuning/tuner tuning/trial tuning/tuning_result tuning/expectation tuning/cuts \
 tuning/spread tuning/modes: test_tuner test_spread test_replay test_modes test_quiet test_cache
-winners: tuning/timing_bench tuning/cache_bundle tuning/buckets tuning/spreader tuning/question \
+winners: tuning/timing_bench tuning/buckets tuning/spreader tuning/question \
 tuning/ranks tuning/from_use tuning/cache tuning/winners: \
-test_cache test_cache_bundle test_cache_faults test_from_use \
+test_cache test_cache_commands test_cache_faults test_from_use \
 test_winner_faults test_spread_calls test_spread_warmup test_ranks test_dynamic_m test_threads \
 test_modes_in_group
 dispatch: dispatch/*: test_dispatch test_prepared test_recorded test_odd_operands test_devices \

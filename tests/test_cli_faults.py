@@ -32,7 +32,6 @@ from costmodel.hardware.target import Target, Toolchain
 from costmodel.models import XgbCostModel
 from costmodel.reports.html_report import write_html
 from costmodel.tuning.cache import WinnerCache
-from costmodel.tuning.cache_bundle import export_winners
 from costmodel.tuning.ranking import rank
 
 SIZES = (RECORDED.m, RECORDED.n, RECORDED.k)
@@ -210,7 +209,7 @@ def test_a_file_where_a_folder_is_expected(
 
 @pytest.mark.parametrize(
     "arguments",
-    [("cache", "export"), ("report", "--data", "DATA", "--html"), ("collect", "--write-worklist")],
+    [("report", "--data", "DATA", "--html"), ("collect", "--write-worklist")],
     ids=lambda x: " ".join(map(str, x)),
 )
 def test_a_file_in_a_folder_that_is_not_there(
@@ -228,7 +227,6 @@ def test_a_file_in_a_folder_that_is_not_there(
 def test_the_library_says_the_same(tmp_path: Path, source: Path, model: XgbCostModel) -> None:
     missing = tmp_path / "nowhere" / "x"
     for write in (
-        lambda: export_winners(WinnerCache(tmp_path), missing),
         lambda: write_html(missing, Dataset.open(source), model),
         lambda: write_file(missing, b""),
     ):
@@ -260,15 +258,14 @@ def test_what_the_system_refuses_is_told_without_its_numbers(
 
 
 @pytest.mark.fault("B22")
-@pytest.mark.parametrize("command", ["list", "verify", "clear", "export", "import"])
+@pytest.mark.parametrize("command", ["list", "verify", "clear"])
 def test_a_cache_that_is_no_folder_is_not_an_empty_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     file = tmp_path / "cache"
     file.write_text("mine")
     monkeypatch.setenv("COSTMODEL_CACHE_DIR", str(file))
-    arguments = ["cache", command, *([tmp_path / "x"] if command in ("export", "import") else [])]
-    line = refused(*arguments)
+    line = refused("cache", command)
     assert f"{file}: expected the folder of winners; COSTMODEL_CACHE_DIR" in line
     assert file.read_text() == "mine"
     monkeypatch.setenv("COSTMODEL_CACHE_DIR", str(tmp_path / "not yet"))
@@ -301,16 +298,11 @@ def test_what_is_no_winner_is_named(spoilt: WinnerCache) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [("list",), ("show", KEY["name"]), ("verify",), ("clear",), ("export", "FILE"),
-     ("import", "FILE")],
+    [("list",), ("show", KEY["name"]), ("verify",), ("clear",)],
     ids=" ".join,
-)  # fmt: skip
-def test_json_may_be_asked_of_the_group(
-    spoilt: WinnerCache, tmp_path: Path, command: tuple[str, ...]
-) -> None:
-    export_winners(spoilt, tmp_path / "winners.json")
-    arguments = [tmp_path / "winners.json" if a == "FILE" else a for a in command]
-    assert json.loads(run("cache", "--json", *arguments).stdout)
+)
+def test_json_may_be_asked_of_the_group(spoilt: WinnerCache, command: tuple[str, ...]) -> None:
+    assert json.loads(run("cache", "--json", *command).stdout)
 
 
 def test_as_many_are_removed_as_were_listed(spoilt: WinnerCache) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 _MOST_NAMES = 20
-_COMMANDS = ("list", "show", "verify", "clear", "export", "import")
+_COMMANDS = ("list", "show", "verify", "clear")
 
 app = typer.Typer(help="What tuning has kept on disk; without a command it is listed.")
 
@@ -108,35 +107,6 @@ def clear(as_json: AsJson = False) -> None:
     else:
         more = f", and {others} files that were no entries" if others else ""
         output.note(f"{removed} winners removed from {winners.path}{more}")
-
-
-@app.command("export")
-def export_to(
-    file: Annotated[Path, typer.Argument(help="JSON file to write.")], as_json: AsJson = False
-) -> None:
-    """Write all winners to one file, for other machines of this kind."""
-    from costmodel.tuning.cache_bundle import export_winners
-
-    count = export_winners(_cache(), file)
-    if as_json:
-        output.print_json({"file": str(file), "exported": count})
-    else:
-        output.note(f"{count} winners written to {file}")
-
-
-@app.command("import")
-def import_from(
-    file: Annotated[Path, typer.Argument(help="A file that `cache export` wrote.")],
-    as_json: AsJson = False,
-) -> None:
-    """Add the winners of a file; those that are there already stay."""
-    from costmodel.tuning.cache_bundle import import_winners
-
-    counts = import_winners(_cache(), file)
-    if as_json:
-        output.print_json({"file": str(file), **counts})
-    else:
-        output.note(", ".join(f"{count} {what}" for what, count in counts.items()))
 
 
 def _cache() -> WinnerCache:

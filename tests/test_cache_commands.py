@@ -1,0 +1,128 @@
+"""``costmodel cache``, and what a folder of winners may hold."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up_recording import RECORDED, TARGET, write_recording
+from test_cli import run, run_json
+
+import costmodel
+from costmodel.data.dataset import Dataset
+from costmodel.errors import InvalidInput
+from costmodel.measure import ReplayRunner
+from costmodel.tuning.cache import WinnerCache, is_key_of
+from costmodel.tuning.tuning_result import TuningResult
+from costmodel.tuning.winners import Question, bucket, winner_key
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> TuningResult:
+    data = write_recording(tmp_path_factory.mktemp("cache") / "data").path
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # no model is named: the rules rank
+        runner = ReplayRunner(Dataset.open(data))
+        return costmodel.tune(RECORDED, runner=runner, mode="exhaustive")
+
+
+@pytest.fixture
+def key() -> dict[str, Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return winner_key(Question(RECORDED, 0), TARGET, bucket(RECORDED.m))
+
+
+@pytest.fixture
+def filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: TuningResult, key: dict[str, Any]
+) -> WinnerCache:
+    monkeypatch.setenv("COSTMODEL_CACHE_DIR", str(tmp_path / "cache"))
+    cache = WinnerCache()
+    cache.put(key, result)
+    return cache
+
+
+def test_winners_are_listed_shown_and_forgotten(filled: WinnerCache) -> None:
+    (entry,) = run_json("cache")["entries"]
+    assert run_json("cache", "list")["entries"] == [entry]
+    assert str(RECORDED) in run("cache").stdout
+    name = Path(entry["path"]).stem
+    assert run_json("cache", "show", name) == entry
+    assert "why" in run("cache", "show", name).stdout
+    missing = run("cache", "show", "nothing")
+    assert missing.exit_code == 2
+    assert "expected 1" in missing.stderr
+    assert run_json("cache", "clear")["removed"] == 1
+    assert run_json("cache")["entries"] == []
+
+
+def test_what_is_no_winner_is_told(filled: WinnerCache) -> None:
+    found = run_json("cache", "verify")
+    assert found["unusable"] == 0
+    assert sum(count for state, count in found.items() if state.startswith("of ")) == 1
+    assert filled.path is not None
+    (filled.path / "other.json").write_text("{")
+    assert run("cache", "verify").exit_code == 1
+
+
+def test_a_copied_folder_is_a_cache_of_its_own(filled: WinnerCache, tmp_path: Path) -> None:
+    assert filled.path is not None
+    copy = WinnerCache(shutil.copytree(filled.path, tmp_path / "copy"))
+    assert [(e.key, e.result) for e in copy.entries()] == [
+        (e.key, e.result) for e in filled.entries()
+    ]
+
+
+@pytest.mark.fault("B16")
+@pytest.mark.parametrize(
+    "change",
+    [{"k": 1}, {"n": True}, {"m": [1, 2]}, {"m": "1-2"}, {"m": [1]}, {"dtype": "bfloat16"}],
+    ids=str,
+)  # fmt: skip
+def test_the_key_of_another_workload_is_told_apart(
+    key: dict[str, Any], change: dict[str, Any]
+) -> None:
+    assert is_key_of({**key, "m": list(key["m"])}, RECORDED)
+    assert not is_key_of({**key, "m": list(key["m"]), **change}, RECORDED)
+
+
+@pytest.mark.fault("B53")
+def test_an_entry_that_is_too_large_is_refused(
+    filled: WinnerCache, result: TuningResult, key: dict[str, Any]
+) -> None:
+    large = {**key, "note": "x" * 10**5}, replace(result, why="x" * (17 * 2**20))
+    for refused in ((large[0], result), (key, large[1])):
+        with pytest.raises(InvalidInput, match="at most"):
+            filled.put(*refused)
+    assert len(filled.entries()) == 1
+
+
+@pytest.mark.fault("B53")
+@pytest.mark.parametrize(
+    "name", ["../../../etc/cron.d/x", "/etc/x", "..", "\0", "\ud800", "a/b", ""]
+)
+def test_the_name_of_a_key_is_no_path(
+    tmp_path: Path, result: TuningResult, key: dict[str, Any], name: str
+) -> None:
+    cache = WinnerCache(tmp_path / "other")
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    cache.put({**key, "name": name}, result)
+    (new,) = {path for path in tmp_path.rglob("*") if path.is_file()} - before
+    assert new.parent == tmp_path / "other"
+    assert cache.entries()
+
+
+@pytest.mark.fault("B53")
+def test_texts_of_a_file_do_nothing_to_a_terminal(filled: WinnerCache) -> None:
+    (entry,) = filled.entries()
+    why = "\x1b]0;title\x07\x1b[2Jgone\r\u202e"
+    filled.put(entry.key, replace(entry.result, why=why, reservation=why))
+    for command in (("cache",), ("cache", "show", entry.path.stem)):
+        done = run(*command)
+        assert not set(done.stdout + done.stderr) & set("\x1b\x07\r\u202e")
+    assert "gone" in done.stdout
