@@ -7,13 +7,14 @@ from typing import Any
 import torch
 
 from costmodel.errors import InvalidInput
-from costmodel.gemm.workload import ACTIVATIONS, DTYPES
+from costmodel.gemm.dtypes import element_types
+from costmodel.gemm.workload import ACTIVATIONS
 from costmodel.torch_ops import matmul
 from costmodel.tuning.modes import check_mode
 
 __all__ = ["Linear", "replace_linear"]
 
-_TYPES = [getattr(torch, name) for name in DTYPES]
+_TYPES = [getattr(torch, name) for name in element_types()]
 
 _CALLS = ("forward", "_compiled_call_impl")  # of a layer: in place of those of its class
 

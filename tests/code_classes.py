@@ -6,15 +6,15 @@ from typing import Any, get_args
 
 from hypothesis import strategies as st
 
-from costmodel.gemm.workload import ACTIVATIONS, DTYPES, OUT_DTYPES, CodeClass, Layout
+from costmodel.gemm.dtypes import DATA_TYPES
+from costmodel.gemm.workload import ACTIVATIONS, CodeClass, Layout
 
 __all__ = ["TYPES", "code_classes"]
 
 TYPES = [
-    (dtype, out, tf32)
-    for dtype, outs in OUT_DTYPES.items()
-    for out in outs
-    for tf32 in ((False, True) if dtype == "float32" else (False,))
+    (row.element, out, row.element != row.name)
+    for row in DATA_TYPES.values()
+    for out in row.results
 ]
 """(dtype, out_dtype, tf32): all that go together."""
 
@@ -25,7 +25,7 @@ def code_classes(draw: Any) -> CodeClass:
     dtype, out, tf32 = draw(st.sampled_from(TYPES))
     layouts = [draw(st.sampled_from(get_args(Layout))) for _ in range(3)]
     aligns = [
-        draw(st.sampled_from([n for n in (2, 4, 8, 16) if n >= DTYPES[name]]))
+        draw(st.sampled_from([n for n in (2, 4, 8, 16) if n >= DATA_TYPES[name].bytes]))
         for name in (dtype, dtype, out)
     ]
     wide, bias = draw(st.booleans()), draw(st.booleans())

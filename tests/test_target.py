@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from costmodel.errors import InvalidInput, NoGpu, UnknownTarget
+from costmodel.hardware.architectures import ARCHITECTURES, architecture
 from costmodel.hardware.target import DEVICES, Target, Toolchain
 
 TOOLS = Toolchain("3.6.0", "12.8")
@@ -82,3 +83,21 @@ def test_siblings_differ_in_clocks_and_memory_only() -> None:
         (a, b) for a in DEVICES for b in DEVICES if a != b and DEVICES[a].is_sibling(DEVICES[b])
     }
     assert found == {("h100-sxm", "h200-sxm"), ("h200-sxm", "h100-sxm")}
+
+
+def test_each_card_has_the_row_of_its_architecture() -> None:
+    rows = {name: device.architecture for name, device in DEVICES.items()}
+    assert {name: row.instruction for name, row in rows.items()} == {
+        "a100-sxm": "mma.sync", "h100-sxm": "wgmma", "h100-pcie": "wgmma", "h200-sxm": "wgmma",
+        "b200-sxm": "tcgen05",
+    }  # fmt: skip
+    assert {name for name, row in rows.items() if not row.tma} == {"a100-sxm"}
+
+
+@pytest.mark.parametrize(("capability", "row"), [(87, 86), (90, 90), (103, 100), (121, 120)])
+def test_an_architecture_without_a_row_is_as_the_one_before(capability: int, row: int) -> None:
+    assert architecture(capability).capability == row
+
+
+def test_an_architecture_before_all_rows_is_as_the_first() -> None:
+    assert architecture(75).capability == min(ARCHITECTURES)

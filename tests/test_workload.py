@@ -13,12 +13,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from costmodel.errors import CostModelError, InvalidInput, LayoutError, ShapeError, UnsupportedDtype
+from costmodel.gemm.dtypes import DATA_TYPES, element_types, kinds
 from costmodel.gemm.workload import (
     ACTIVATIONS,
-    DTYPES,
-    KINDS,
     MOST,
-    OUT_DTYPES,
     CodeClass,
     Layout,
     Workload,
@@ -177,7 +175,7 @@ def test_every_class_of_code_has_its_own_key() -> None:
         for dtype, out, tf32 in TYPES
         for lay in itertools.product(get_args(Layout), repeat=3)
         for al in itertools.product(aligns, aligns[:2], aligns[2:])
-        if min(al[:2]) >= DTYPES[dtype] and al[2] >= DTYPES[out]
+        if min(al[:2]) >= DATA_TYPES[dtype].bytes and al[2] >= DATA_TYPES[out].bytes
         for wide, bias in itertools.product((False, True), repeat=2)
         for act in ACTIVATIONS
     ]
@@ -223,7 +221,8 @@ def test_types_that_do_not_go_together(dtype: str, out_dtype: str) -> None:
 
 @pytest.mark.parametrize("out_dtype", ["int8", "", "tf32", None, 7, ["float16"], {}])
 def test_only_types_of_c_that_its_operands_have_are_offered(out_dtype: Any) -> None:
-    for dtype, allowed in OUT_DTYPES.items():
+    for dtype in element_types():
+        allowed = DATA_TYPES[dtype].results
         with pytest.raises(UnsupportedDtype) as told:
             CodeClass(dtype=dtype, out_dtype=out_dtype)
         offered = str(told.value).split("expected ")[1].split(":")[0]
@@ -247,11 +246,11 @@ def test_kinds_without_a_kernel(kind: Any) -> None:
 
 
 def test_what_is_multiplied_has_a_name() -> None:
-    for kind in KINDS:
+    for kind in kinds():
         code = Workload.dense(8, 8, 8, **kind_options(kind)).code
         assert code.kind == kind
         assert code.tf32 == (kind == "tf32") == code.key().endswith("-tf32")
-        assert code.itemsize == code.out_itemsize == DTYPES[code.dtype]
+        assert code.itemsize == code.out_itemsize == DATA_TYPES[code.dtype].bytes
     assert Workload.dense(8, 8, 8, out_dtype="float32").code.kind == "float16"
 
 

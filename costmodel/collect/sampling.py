@@ -123,7 +123,7 @@ def training_workloads(
     Args:
         count: how many.
         target: the device must hold the operands.
-        dtypes: of :data:`costmodel.gemm.workload.KINDS`; drawn from with equal chance.
+        dtypes: kinds of operands, see :mod:`costmodel.gemm.dtypes`; drawn from with equal chance.
         seed: the same seed gives the same list.
     """
     rng = np.random.default_rng(seed)

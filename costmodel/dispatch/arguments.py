@@ -13,7 +13,8 @@ from costmodel.errors import (
     ShapeError,
     UnsupportedDtype,
 )
-from costmodel.gemm.workload import ACTIVATIONS, DTYPES, OUT_DTYPES
+from costmodel.gemm.code_class import ACTIVATIONS
+from costmodel.gemm.dtypes import DATA_TYPES, element_types
 
 if TYPE_CHECKING:
     import torch
@@ -170,9 +171,11 @@ def _check_dtypes(
     given: dict[str, torch.Tensor], tf32: bool | None, out_dtype: torch.dtype | None
 ) -> None:
     names = {name: _name(x.dtype) for name, x in given.items()}
-    expected = f"expected one of {', '.join(DTYPES)}, the same for a and b: convert with x.to()"
+    expected = (
+        f"expected one of {', '.join(element_types())}, the same for a and b: convert with x.to()"
+    )
     for name, dtype in names.items():
-        if dtype not in DTYPES:
+        if dtype not in element_types():
             raise UnsupportedDtype(f"{name} is {dtype}, for which there is no kernel; {expected}")
     if names["a"] != names["b"]:
         raise UnsupportedDtype(f"a is {names['a']}, b is {names['b']}; {expected}")
@@ -203,10 +206,11 @@ def _check_result(names: dict[str, str], out_dtype: torch.dtype | None) -> str:
             f"out is {names['out']}, out_dtype {wanted}: expected the same; leave out_dtype away "
             f"where there is an out"
         )
-    if wanted not in OUT_DTYPES[names["a"]]:
+    results = DATA_TYPES[names["a"]].results
+    if wanted not in results:
         raise UnsupportedDtype(
             f"{'out' if 'out' in names else 'out_dtype'} is {wanted}, a is {names['a']}: expected "
-            f"a result of {' or '.join(OUT_DTYPES[names['a']])}; convert it afterwards with x.to()"
+            f"a result of {' or '.join(results)}; convert it afterwards with x.to()"
         )
     return wanted
 

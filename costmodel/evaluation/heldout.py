@@ -80,7 +80,7 @@ EVAL_WORKLOADS: tuple[EvalWorkload, ...] = (
 
 
 def eval_workloads(dtype: str = "float16") -> list[Workload]:
-    """The eval list as dense row-major workloads of one of ``costmodel.gemm.workload.KINDS``."""
+    """The eval list as dense row-major workloads of a kind of operand, see ``gemm.dtypes``."""
     types = kind_options(dtype)
     return [Workload.dense(e.m, e.n, e.k, **types) for e in EVAL_WORKLOADS]
 

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.data.candidates import ARTIFACT_COLUMNS, CONFIG_COLUMNS, Candidates
-from costmodel.features.estimate import ESTIMATE_FEATURES, estimate_columns
+from costmodel.features.estimate import ESTIMATE_FEATURES, L2_SPEEDUP, estimate_columns
+from costmodel.gemm.space import is_wide
 from costmodel.gemm.workload import Workload
-from costmodel.hardware.target import SM_REGISTERS, Device, Target
+from costmodel.hardware.target import Device, Target
 
 __all__ = ["ANALYTIC_FEATURES", "analytic_columns", "occupancy"]
 
@@ -36,12 +37,8 @@ ANALYTIC_FEATURES = (
     "compute_bound", "dram_bound", "l2_bound", "bound", "roofline_us", *ESTIMATE_FEATURES,
 )  # fmt: skip
 
-_SM_WARPS = 64
-_SM_BLOCKS = 32
-_BLOCK_RESERVED_BYTES = 1024  # what CUDA keeps of shared memory for each block
 _OTHER_REGISTERS = 48  # addresses, loop counters and operand fragments beside the accumulators
 _LATENCY_US = 0.8  # one trip to device memory under load: how much must be in flight
-_L2_SPEEDUP = 4.0  # L2 bandwidth over that of device memory, as products reach it on an H100
 
 
 def occupancy(registers: Column, shared_bytes: Column, num_warps: Column, device: Device) -> Column:
@@ -55,10 +52,11 @@ def occupancy(registers: Column, shared_bytes: Column, num_warps: Column, device
     Source: NVIDIA's occupancy tables; registers are given to warps in units of 256.
     """
     per_warp = np.ceil(np.maximum(registers, 16) * 32 / 256) * 256
-    by_registers = np.floor(np.floor(SM_REGISTERS / per_warp) / num_warps)
-    by_shared = np.floor(device.sm_shared_bytes / (shared_bytes + _BLOCK_RESERVED_BYTES))
-    by_warps = np.floor(_SM_WARPS / num_warps)
-    blocks = np.minimum(np.minimum(by_registers, by_shared), np.minimum(by_warps, _SM_BLOCKS))
+    row = device.architecture
+    by_registers = np.floor(np.floor(row.registers / per_warp) / num_warps)
+    by_shared = np.floor(device.sm_shared_bytes / (shared_bytes + row.reserved_shared_bytes))
+    by_warps = np.floor(row.max_warps / num_warps)
+    blocks = np.minimum(np.minimum(by_registers, by_shared), np.minimum(by_warps, row.max_blocks))
     at_least_one: Column = np.maximum(blocks, 1.0)
     return at_least_one
 
@@ -86,7 +84,7 @@ def analytic_columns(
     compute_us = np.ceil(out["programs"] / device.sm_count) * program_flops / sm_flops_us
     bytes_us = device.bandwidth_gbs * 1e3
     dram_us = (out["dram_traffic"] + out["split_traffic"]) / bytes_us
-    l2_us = (out["operand_traffic"] + out["split_traffic"]) / (bytes_us * _L2_SPEEDUP)
+    l2_us = (out["operand_traffic"] + out["split_traffic"]) / (bytes_us * L2_SPEEDUP)
     roofline = device.roofline_us(workload.flops(), workload.bytes(), kind)
     out["compute_bound"] = compute_us / roofline
     out["dram_bound"] = dram_us / roofline
@@ -124,9 +122,8 @@ def _resources(
         "occupancy": blocks,
         "warps_per_sm": blocks * c["num_warps"],
         "accumulators_per_thread": accumulators,
-        # Hopper's tensor-core instruction wants 64 rows, a whole warp group, and no IEEE float32.
-        "wgmma_shape": (
-            (c["block_m"] >= 64) & (c["num_warps"] >= 4) & (workload.code.kind != "float32")
+        "wgmma_shape": is_wide(
+            c["block_m"], c["num_warps"], workload.code, device.architecture
         ).astype(np.float64),
         "rows_per_warp": c["block_m"] / c["num_warps"],
     }

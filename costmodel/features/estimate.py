@@ -16,7 +16,7 @@ from costmodel.gemm.space import repack_elements
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Device
 
-__all__ = ["ESTIMATE_FEATURES", "SM_BANDWIDTH_GBS", "estimate_columns"]
+__all__ = ["ESTIMATE_FEATURES", "L2_SPEEDUP", "SM_BANDWIDTH_GBS", "estimate_columns"]
 
 Column = NDArray[np.float64]
 Columns = dict[str, Column]
@@ -38,7 +38,7 @@ _LOAD_LATENCY_US = 0.44
 _EPILOGUE_US = 0.755
 _STORE_FACTOR = 3.17  # a byte that is stored, over one that is loaded
 SM_BANDWIDTH_GBS = 141.0  # what one multiprocessor reads at most, some 64 bytes a clock
-_L2_SPEEDUP = 4.0  # L2 bandwidth over that of device memory
+L2_SPEEDUP = 4.0  # L2 bandwidth over that of device memory, as products reach it
 _DRAM_SHARE = 1.05  # of the data sheet's bandwidth, beside what the latencies account for
 _L2_SHARE = 0.5  # of the L2 cache that keeps what will be read again
 _WGMMA_SHARE = 0.90  # of the data sheet's tensor rate
@@ -132,7 +132,7 @@ def _slowest(*times: Column) -> Column:
 
 def _share(busy: Column, device: Device) -> Column:
     """Bytes per us that each of so many multiprocessors reads from L2, [n]."""
-    l2 = device.bandwidth_gbs * 1e3 * _L2_SPEEDUP
+    l2 = device.bandwidth_gbs * 1e3 * L2_SPEEDUP
     share: Column = np.minimum(l2 / busy, SM_BANDWIDTH_GBS * 1e3)
     return share
 
@@ -200,7 +200,8 @@ def _compute_us(workload: Workload, c: Columns, g: Columns, tile: Column, device
     kind, warps = workload.code.kind, c["num_warps"]
     flops_per_us = device.tflops_of(kind) * 1e6 / device.sm_count
     ideal: Column = 2 * tile * c["block_k"] / flops_per_us
-    if kind == "float32":
+    row = device.architecture
+    if kind not in row.tensor_rates:
         return ideal / _FMA_SHARE
     # A wide instruction reads A and B from shared memory: a narrow one takes as long for less.
     groups = np.maximum(warps / 4, 1)
@@ -212,7 +213,8 @@ def _compute_us(workload: Workload, c: Columns, g: Columns, tile: Column, device
     # A warp multiplies a share of the tile, and reads both of its sides.
     rows = np.maximum(c["block_m"] / warps, 16)
     read = warps * (rows + tile / (warps * rows)) * c["block_k"] * workload.code.itemsize
-    narrow = np.maximum(ideal / _MMA_SHARE, read / _SHARED_BYTES_PER_US)
+    share = _MMA_SHARE if row.is_wide else _WGMMA_SHARE  # its own widest runs at full rate
+    narrow = np.maximum(ideal / share, read / _SHARED_BYTES_PER_US)
     time: Column = np.where(g["wgmma_shape"] > 0, wide, narrow)
     return time
 
@@ -268,7 +270,7 @@ def _split_us(c: Columns, g: Columns, device: Device) -> Column:
     """The last block of a tile to arrive reads the partial sums of the others, all by itself."""
     tile = 4 * c["block_m"] * c["block_n"]
     alone = _SPLIT_US + (1 + c["split_k"]) * tile / (SM_BANDWIDTH_GBS * 1e3)
-    together = tile * g["programs"] / (device.bandwidth_gbs * 1e3 * _L2_SPEEDUP)
+    together = tile * g["programs"] / (device.bandwidth_gbs * 1e3 * L2_SPEEDUP)
     time: Column = np.where(c["split_k"] > 1, alone + together, 0.0)
     return time
 

@@ -8,36 +8,14 @@ from math import gcd
 from typing import Literal, get_args
 
 from costmodel.errors import InvalidInput, UnsupportedDtype
+from costmodel.gemm.dtypes import DATA_TYPES, DataType, element_types
 
-__all__ = [
-    "ACTIVATIONS",
-    "DTYPES",
-    "KINDS",
-    "OUT_DTYPES",
-    "CodeClass",
-    "Layout",
-    "alignment_class",
-    "require_dtypes",
-]
+__all__ = ["ACTIVATIONS", "CodeClass", "Layout", "alignment_class", "require_dtypes"]
 
 Layout = Literal["row", "col", "strided"]
 """Which dimension is contiguous: the last (``row``), the first (``col``), or neither."""
 
-DTYPES = {"float16": 2, "bfloat16": 2, "float32": 4}
-"""Element types of A, B and C, with their size in bytes. All accumulate in float32."""
-
-KINDS = (*DTYPES, "tf32")
-"""What is multiplied: an element type, which for float32 means IEEE, or float32 as TF32."""
-
-OUT_DTYPES = {
-    "float16": ("float16", "float32"),
-    "bfloat16": ("bfloat16", "float32"),
-    "float32": ("float32",),
-}
-"""Which types C may have, by the type of A and B; the first is the default."""
-
 ACTIVATIONS = ("none", "relu", "gelu", "silu")
-ALIGNMENTS = (16, 8, 4, 2)
 
 
 def alignment_class(*values_bytes: int, item: int = 2) -> int:
@@ -51,12 +29,12 @@ def alignment_class(*values_bytes: int, item: int = 2) -> int:
 
 def require_dtypes(dtype: object, out_dtype: object) -> None:
     """Refuse types, and pairs of types, for which there is no kernel."""
-    if not isinstance(dtype, str) or dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in element_types():
         raise UnsupportedDtype(
-            f"dtype={dtype!r} has no kernel; expected one of {', '.join(DTYPES)}: "
+            f"dtype={dtype!r} has no kernel; expected one of {', '.join(element_types())}: "
             f"convert the operands first"
         )
-    allowed = OUT_DTYPES[dtype]
+    allowed = DATA_TYPES[dtype].results
     if not isinstance(out_dtype, str) or out_dtype not in allowed:
         raise UnsupportedDtype(
             f"out_dtype={out_dtype!r} of {dtype} operands has no kernel; expected "
@@ -70,7 +48,7 @@ class CodeClass:
 
     Attributes:
         dtype: element type of A and B.
-        out_dtype: element type of C, one of ``OUT_DTYPES[dtype]``.
+        out_dtype: element type of C, one of ``DATA_TYPES[dtype].results``.
         a_layout: layout of A[m, k]; likewise ``b_layout`` of B[k, n] and ``c_layout`` of C[m, n].
         a_align: alignment of A in bytes (16, 8, 4 or 2): what divides its address, its leading
             stride and the extent of its contiguous dimension; likewise ``b_align``, ``c_align``.
@@ -100,11 +78,13 @@ class CodeClass:
         for name in ("a_layout", "b_layout", "c_layout"):
             if getattr(self, name) not in get_args(Layout):
                 raise InvalidInput(f"{name}={getattr(self, name)!r}: expected row, col or strided")
+        allowed = _alignments()
         for name in ("a_align", "b_align", "c_align"):
             value = getattr(self, name)
-            if type(value) is not int or value not in ALIGNMENTS:
-                raise InvalidInput(f"{name}={value!r}: expected 16, 8, 4 or 2 bytes")
-            item = DTYPES[self.out_dtype if name == "c_align" else self.dtype]
+            if type(value) is not int or value not in allowed:
+                expected = f"{', '.join(map(str, allowed[:-1]))} or {allowed[-1]} bytes"
+                raise InvalidInput(f"{name}={value!r}: expected {expected}")
+            item = self.out_itemsize if name == "c_align" else self.itemsize
             if value < item:
                 raise InvalidInput(f"{name}={value}: expected at least an element, {item} bytes")
         for name in ("wide", "bias", "tf32"):
@@ -114,24 +94,29 @@ class CodeClass:
             raise InvalidInput(
                 f"activation={self.activation!r}: expected one of {', '.join(ACTIVATIONS)}"
             )
-        if self.tf32 and self.dtype != "float32":
+        if self.tf32 and self.dtype != self.data_type.element:
             raise InvalidInput(
                 f"tf32=True with {self.dtype} operands: expected float32 ones; leave it out, "
                 f"16-bit operands are on the tensor cores anyway"
             )
 
     @property
-    def itemsize(self) -> int:
-        return DTYPES[self.dtype]
-
-    @property
     def kind(self) -> str:
-        """What is multiplied, one of ``KINDS``: each has a speed and an exactness of its own."""
+        """What is multiplied: each kind has a speed and an exactness of its own."""
         return "tf32" if self.tf32 else self.dtype
 
     @property
+    def data_type(self) -> DataType:
+        """The row of its kind."""
+        return DATA_TYPES[self.kind]
+
+    @property
+    def itemsize(self) -> int:
+        return DATA_TYPES[self.dtype].bytes
+
+    @property
     def out_itemsize(self) -> int:
-        return DTYPES[self.out_dtype]
+        return DATA_TYPES[self.out_dtype].bytes
 
     @functools.lru_cache(maxsize=256)  # noqa: B019 - classes are few, and asked a thousand times
     def repacked(self) -> CodeClass:
@@ -161,3 +146,9 @@ class CodeClass:
         act = "" if self.activation == "none" else f"-{self.activation}"
         aligns = f"{self.a_align}.{self.b_align}.{self.c_align}"
         return f"{self.dtype}{out}-{layouts.replace('s', 'x')}-{aligns}{extras}{act}{tf32}"
+
+
+def _alignments() -> tuple[int, ...]:
+    """Alignments in bytes: from the 16 that TMA asks for down to the smallest element."""
+    smallest = min(row.bytes for row in DATA_TYPES.values())
+    return tuple(align for align in (16, 8, 4, 2, 1) if align >= smallest)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Any, get_args
 
 from costmodel.gemm.config import GemmConfig, KernelName, n_parts, stored_columns
 from costmodel.gemm.grid import grid
 from costmodel.gemm.kernel_code import kernel_trouble
 from costmodel.gemm.specialize import entry_registers, multiply_registers, stores_by_descriptor
 from costmodel.gemm.workload import CodeClass, Workload
-from costmodel.hardware.target import SM_REGISTERS, Device, Target
+from costmodel.hardware.architectures import Architecture
+from costmodel.hardware.target import Device, Target
 
 __all__ = ["SearchSpace", "launch_blocks", "legality", "workspace_bytes"]
 
@@ -105,7 +106,7 @@ def _code_trouble(config: GemmConfig, code: CodeClass, device: Device) -> str:
     checks = (
         _warp_groups(config, code, device),
         _registers(config, code, device),
-        _threads(config),
+        _threads(config, device),
         _tma(config, code, device),
         _shared(config, code.repacked() if config.repack else code, device),
         _tensor_memory(config, code, device),
@@ -159,17 +160,26 @@ def workspace_bytes(config: GemmConfig, m: int, n: int) -> int:
     return tiles * config.split_k * config.block_m * config.block_n * 4
 
 
-def uses_wgmma(config: GemmConfig, code: CodeClass, arch: int) -> bool:
-    """Whether Triton multiplies with Hopper's warpgroup instruction.
+def is_wide(block_m: Any, num_warps: Any, code: CodeClass, architecture: Architecture) -> Any:
+    """True where Triton multiplies with the instruction of four warps or of a block.
 
-    Otherwise it is mma.sync, or FMA for IEEE float32, which no tensor core multiplies.
+    It takes 64 rows. Otherwise it is ``mma.sync``, or FMA for what no tensor core multiplies.
+
+    Args:
+        block_m, num_warps: of one configuration, or columns of them.
     """
-    if code.kind == "float32":
-        return False
-    return arch // 10 == 9 and config.block_m >= 64 and config.num_warps >= 4
+    takes = architecture.is_wide and code.kind in architecture.tensor_rates
+    return (block_m >= 64) & (num_warps >= 4) & takes
 
 
-def shared_bytes_at_least(config: GemmConfig, code: CodeClass, arch: int) -> int:
+def uses_wgmma(config: GemmConfig, code: CodeClass, architecture: Architecture) -> bool:
+    """Return True if Triton multiplies with Hopper's warpgroup instruction."""
+    return architecture.instruction == "wgmma" and bool(
+        is_wide(config.block_m, config.num_warps, code, architecture)
+    )
+
+
+def shared_bytes_at_least(config: GemmConfig, code: CodeClass, architecture: Architecture) -> int:
     """Shared memory that the pipeline's buffers take for certain.
 
     A warpgroup instruction reads its operands while the next stage is being written, so there are
@@ -179,7 +189,8 @@ def shared_bytes_at_least(config: GemmConfig, code: CodeClass, arch: int) -> int
     item = code.itemsize
     if config.kernel == "warp_specialized":
         return _ring_bytes(config, code)
-    buffers = config.num_stages if uses_wgmma(config, code, arch) else max(config.num_stages - 1, 0)
+    wgmma = uses_wgmma(config, code, architecture)
+    buffers = config.num_stages if wgmma else max(config.num_stages - 1, 0)
     if config.num_stages == 1:
         buffers = 0  # then the only buffer may be reused by the epilogue, or be in registers
     a = config.block_m * config.block_k * item
@@ -208,10 +219,10 @@ def _warp_groups(config: GemmConfig, code: CodeClass, device: Device) -> str:
     """What the warp-specialised kernel asks for; nothing of the others."""
     if config.kernel != "warp_specialized":
         return ""
-    if device.arch // 10 != 9:
+    if device.architecture.instruction != "wgmma":
         return f"warp groups: sm_{device.arch} has no wgmma (sm_90 only)"
-    if code.dtype == "float32":
-        return "warp groups: float32 operands have no kernel there, 16-bit ones do"
+    if code.itemsize != 2:
+        return f"warp groups: {code.dtype} operands have no kernel there, 16-bit ones do"
     if config.num_warps not in (8, 12):
         return f"warp groups: {config.num_warps} warps multiply; it takes 8 or 12"
     if config.split_k > 1 or config.maxnreg or config.flatten:
@@ -236,14 +247,14 @@ def _registers(config: GemmConfig, code: CodeClass, device: Device) -> str:
         if need > dealt:
             return f"registers: {need} a thread, {dealt} are there"
         return _one_instruction(n_parts(config.block_n)[0], entry_registers(config.num_warps))
-    limit = min(config.maxnreg or 255, SM_REGISTERS // threads)
+    limit = min(config.maxnreg or 255, device.architecture.registers // threads)
     if config.maxnreg and config.maxnreg < 32:
         return f"registers: maxnreg={config.maxnreg} is under the 32 that addressing takes"
     if config.maxnreg > 255:
         return f"registers: maxnreg={config.maxnreg} is over the 255 that a thread can have"
     if config.maxnreg % 8:
         return f"registers: maxnreg={config.maxnreg} is no multiple of 8"
-    if uses_wgmma(config, code, device.arch):
+    if uses_wgmma(config, code, device.architecture):
         groups = config.num_warps // 4
         groups_n = max(groups // (config.block_m // 64), 1)
         return _one_instruction(min(config.block_n // groups_n, 256), limit)
@@ -258,9 +269,9 @@ def _one_instruction(width: int, limit: int) -> str:
     return ""
 
 
-def _threads(config: GemmConfig) -> str:
-    threads = 32 * config.num_warps
-    return f"threads: {threads} pass the 1024 of a block" if threads > 1024 else ""
+def _threads(config: GemmConfig, device: Device) -> str:
+    threads, most = 32 * config.num_warps, device.architecture.block_threads
+    return f"threads: {threads} pass the {most} of a block" if threads > most else ""
 
 
 def _tma(config: GemmConfig, code: CodeClass, device: Device) -> str:
@@ -268,7 +279,7 @@ def _tma(config: GemmConfig, code: CodeClass, device: Device) -> str:
         return "repack: the pointer kernel addresses any operand" if config.repack else ""
     if config.kernel == "warp_specialized" and not stores_by_descriptor(code):
         return "TMA: C must be row-major and aligned to 16 bytes, it is stored by TMA only"
-    if device.arch < 90:
+    if not device.architecture.tma:
         return f"TMA: sm_{device.arch} has no tensor memory accelerator (sm_90 on)"
     if config.repack:
         return ""
@@ -283,17 +294,18 @@ def _tma(config: GemmConfig, code: CodeClass, device: Device) -> str:
 
 
 def _shared(config: GemmConfig, code: CodeClass, device: Device) -> str:
-    need = shared_bytes_at_least(config, code, device.arch)
+    need = shared_bytes_at_least(config, code, device.architecture)
     if need > device.shared_bytes:
         return f"shared memory: the buffers take {need} bytes, a block has {device.shared_bytes}"
     return ""
 
 
 def _tensor_memory(config: GemmConfig, code: CodeClass, device: Device) -> str:
-    if device.arch // 10 != 10 or code.kind == "float32":
+    row = device.architecture
+    if not row.tensor_memory or code.kind not in row.tensor_rates:
         return ""
-    columns = config.block_n * max(config.block_m // 128, 1)
-    return f"tensor memory: {columns} columns of 512" if columns > 512 else ""
+    columns, most = config.block_n * max(config.block_m // 128, 1), row.tensor_memory
+    return f"tensor memory: {columns} columns of {most}" if columns > most else ""
 
 
 def _workspace(config: GemmConfig, workload: Workload) -> str:

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from costmodel.gemm.config import GemmConfig, n_parts, stored_columns
+from costmodel.gemm.dtypes import DATA_TYPES
 from costmodel.gemm.kernel_code import kernel_function, kernel_hash
-from costmodel.gemm.workload import DTYPES, CodeClass, Workload
-from costmodel.hardware.target import SM_REGISTERS, Target
+from costmodel.gemm.workload import CodeClass, Workload
+from costmodel.hardware.architectures import SM_REGISTERS
+from costmodel.hardware.target import Target
 
 if TYPE_CHECKING:
     from triton.compiler import ASTSource
@@ -34,8 +36,6 @@ __all__ = [
     "specialize",
     "stores_by_descriptor",
 ]
-
-_TRITON_TYPE = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def repack_source(
 
     from costmodel.kernels.repack import repack_operands
 
-    element = _TRITON_TYPE[dtype]
+    element = DATA_TYPES[dtype].triton
     baked = repack_constants(a_unit, b_unit)
     signature = {"a_blocks": "i32"}
     signature |= {
@@ -165,7 +165,7 @@ def repack_source(
     signature |= dict.fromkeys(baked, "constexpr")
     # In the order of the kernel's own; the rows of a copy are whole vectors of 16 bytes.
     names = repack_operands.arg_names
-    divides = {"copy_ptr": 16, "copy_stride": 16 // DTYPES[dtype]}
+    divides = {"copy_ptr": 16, "copy_stride": 16 // DATA_TYPES[dtype].bytes}
     attributes = {
         (names.index(f"{operand}_{name}"),): [["tt.divisibility", value]]
         for operand in "ab" for name, value in divides.items()
@@ -196,8 +196,7 @@ def _tile_constants(spec: Specialization) -> dict[str, Any]:
     kernel, bm, bn, bk, _, _, _, _, _, split = spec.config_binary
     baked: dict[str, Any] = {
         "BLOCK_M": bm, "BLOCK_N": bn, "BLOCK_K": bk, "WIDE": spec.code.wide,
-        # 16-bit operands have one precision only: the compiler looks at this for float32.
-        "PRECISION": "tf32" if spec.code.tf32 else "ieee",
+        "PRECISION": spec.code.data_type.precision,
     }  # fmt: skip
     if spec.code.c_layout != "strided":
         baked["stride_cn" if spec.code.c_layout == "row" else "stride_cm"] = 1
@@ -249,7 +248,7 @@ def _warp_specialized_constants(spec: Specialization) -> dict[str, Any]:
 def _arguments(spec: Specialization) -> tuple[dict[str, str], dict[str, int]]:
     """Triton types of the arguments, and what divides them (pointers in bytes)."""
     code = spec.code
-    in_type, out_type = _TRITON_TYPE[code.dtype], _TRITON_TYPE[code.out_dtype]
+    in_type, out_type = (DATA_TYPES[name].triton for name in (code.dtype, code.out_dtype))
     item, out_item = code.itemsize, code.out_itemsize
     types = dict.fromkeys(
         ("M", "N", "K", "GROUP_M", "SPLIT_K", "stride_am", "stride_ak", "stride_bk", "stride_bn",
@@ -258,7 +257,8 @@ def _arguments(spec: Specialization) -> tuple[dict[str, str], dict[str, int]]:
     types |= dict.fromkeys(("M", "N", "K", "GROUP_M", "SPLIT_K"), "i32")
     types |= {
         "a_ptr": f"*{in_type}", "b_ptr": f"*{in_type}", "c_ptr": f"*{out_type}",
-        "bias_ptr": f"*{out_type}", "partial_ptr": "*fp32", "arrivals_ptr": "*i32",
+        "bias_ptr": f"*{out_type}", "partial_ptr": f"*{code.data_type.accumulator}",
+        "arrivals_ptr": "*i32",
     }  # fmt: skip
     for name, block in descriptor_blocks(spec).items():
         types[name] = _descriptor_type(spec, name, block)
@@ -306,7 +306,7 @@ def descriptor_blocks(spec: Specialization) -> dict[str, tuple[int, int]]:
 
 def _descriptor_type(spec: Specialization, name: str, block: tuple[int, int]) -> str:
     dtype = spec.code.out_dtype if name.startswith("c") else spec.code.dtype
-    text = f"{_TRITON_TYPE[dtype]}[{block[0]}, {block[1]}]"
+    text = f"{DATA_TYPES[dtype].triton}[{block[0]}, {block[1]}]"
     if spec.kernel != "warp_specialized":
         return f"tensordesc<{text}>"
     # Gluon wants the layout in shared memory said, here the widest swizzle of the elements.

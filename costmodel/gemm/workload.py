@@ -14,26 +14,21 @@ from typing import TYPE_CHECKING, Any
 from costmodel.errors import InvalidInput, LayoutError, ShapeError, UnsupportedDtype
 from costmodel.gemm.code_class import (
     ACTIVATIONS,
-    DTYPES,
-    KINDS,
-    OUT_DTYPES,
     CodeClass,
     Layout,
     alignment_class,
     require_dtypes,
 )
 from costmodel.gemm.config import LARGEST
+from costmodel.gemm.dtypes import DATA_TYPES, kinds
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
     "ACTIVATIONS",
-    "DTYPES",
-    "KINDS",
     "MOST",
     "MOST_OFFSET",
-    "OUT_DTYPES",
     "CodeClass",
     "Layout",
     "Workload",
@@ -51,14 +46,17 @@ _ALIGNED_HALVES = CodeClass()
 
 
 def kind_options(kind: str) -> dict[str, Any]:
-    """The options of :meth:`Workload.dense` for one of ``KINDS``: ``dtype``, and ``tf32``.
+    """Return the options of :meth:`Workload.dense` for a kind of operand: ``dtype``, ``tf32``.
 
     Raises:
-        UnsupportedDtype: none of them.
+        UnsupportedDtype: no such kind.
     """
-    if kind not in KINDS:
-        raise UnsupportedDtype(f"dtype={kind!r} has no kernel; expected one of {', '.join(KINDS)}")
-    return {"dtype": "float32", "tf32": True} if kind == "tf32" else {"dtype": kind}
+    if kind not in kinds():
+        raise UnsupportedDtype(
+            f"dtype={kind!r} has no kernel; expected one of {', '.join(kinds())}"
+        )
+    element = DATA_TYPES[kind].element
+    return {"dtype": element} if element == kind else {"dtype": element, kind: True}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -126,7 +124,7 @@ class Workload:
             if layout not in ("row", "col"):
                 raise InvalidInput(f"{name}={layout!r}: expected row or col")
         require_dtypes(dtype, out_dtype or dtype)  # before their sizes are looked up
-        item, out_item = DTYPES[dtype], DTYPES[out_dtype or dtype]
+        item, out_item = (DATA_TYPES[name].bytes for name in (dtype, out_dtype or dtype))
 
         def align(rows: int, cols: int, layout: Layout, size: int) -> int:
             return alignment_class((cols if layout == "row" else rows) * size, item=size)

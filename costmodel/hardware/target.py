@@ -1,6 +1,7 @@
 """The machine: a device and the toolchain that compiles for it.
 
-``Target.current()`` is the only place that asks the driver; named devices work without one.
+``Target.current()`` asks the driver; named devices work without one. What is NVIDIA's own is in
+:mod:`costmodel.hardware.nvidia`.
 """
 
 from __future__ import annotations
@@ -10,13 +11,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, get_type_hints
 
 from costmodel.errors import InvalidInput, NoGpu, UnknownTarget
+from costmodel.hardware import nvidia
+from costmodel.hardware.architectures import Architecture, architecture
 from costmodel.support.host import host_errors
 from costmodel.support.untrusted import take
 
-__all__ = ["DEVICES", "SM_REGISTERS", "Device", "Target", "Toolchain"]
-
-SM_REGISTERS = 65_536
-"""Registers of a multiprocessor, on every GPU since 2012; also what one block may have."""
+__all__ = ["DEVICES", "Device", "Target", "Toolchain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Device:
     Attributes:
         name: short name, also the folder of its datasets and models (``h100-sxm``).
         product: what the driver calls it (``NVIDIA H100 80GB HBM3``).
-        arch: compute capability times ten (90).
+        arch: compute capability times ten (90); see :attr:`architecture`.
         sm_count: streaming multiprocessors.
         shared_bytes: shared memory that one block may ask for.
         sm_shared_bytes: shared memory of one multiprocessor.
@@ -53,8 +53,13 @@ class Device:
     def capability(self) -> str:
         return f"sm_{self.arch}"
 
+    @property
+    def architecture(self) -> Architecture:
+        """The row of its generation."""
+        return architecture(self.arch)
+
     def is_sibling(self, other: Device) -> bool:
-        """Whether they differ in clocks and memory only: what runs on one runs on the other.
+        """True if they differ in clocks and memory only: what runs on one runs on the other.
 
         As H100 and H200 do: the same binaries, the same space, another bandwidth.
         """
@@ -62,17 +67,14 @@ class Device:
         return ours == (other.arch, other.sm_count, other.shared_bytes, other.sm_shared_bytes)
 
     def tflops_of(self, kind: str) -> float:
-        """TFLOP/s by the data sheet of one of :data:`costmodel.gemm.workload.KINDS`.
+        """TFLOP/s of a kind of operand by the data sheet (``costmodel.gemm.dtypes``).
 
-        TF32 has half the tensor-core rate of 16 bits. IEEE float32 has no tensor cores: it takes
-        the 128 FMA units of a multiprocessor (64 on an A100), one each a clock.
+        A kind that no tensor core multiplies takes the FMA units, one operation each a clock.
         """
-        if kind == "tf32":
-            return self.tflops / 2
-        if kind == "float32":
-            units = 64 if self.arch == 80 else 128
-            return 2 * units * self.sm_count * self.clock_mhz / 1e6
-        return self.tflops
+        rate = self.architecture.tensor_rates.get(kind)
+        if rate is None:
+            return 2 * self.architecture.fma_units * self.sm_count * self.clock_mhz / 1e6
+        return self.tflops * rate
 
     def roofline_us(self, flops: int, bytes_: int, kind: str = "float16") -> float:
         """The least time by the data sheet: the larger of arithmetic and traffic, in us."""
@@ -113,10 +115,9 @@ class Toolchain:
     def current(cls, arch: int = 90) -> Toolchain:
         """The installed Triton and its own ptxas (one process start, then remembered)."""
         import triton
-        from triton.backends.nvidia.compiler import get_ptxas
 
         with host_errors():
-            return cls(triton.__version__, get_ptxas(arch).version)
+            return cls(triton.__version__, nvidia.ptxas_version(arch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ class Target:
         """
         import torch
 
-        if torch.version.cuda is None or not torch.cuda.is_available():
+        if not nvidia.is_usable():
             raise NoGpu(
                 "no usable NVIDIA GPU: torch.cuda.is_available() is False; compile, rank, "
                 "evaluate and tune --replay work without one (`costmodel doctor` says what lacks)"
@@ -191,30 +192,11 @@ def _typed(cls: type, data: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _probe(index: int) -> Target:
-    import torch
-
-    props: Any = torch.cuda.get_device_properties(index)
-    arch = props.major * 10 + props.minor
-    for device in DEVICES.values():
-        if device.product == props.name and device.sm_count == props.multi_processor_count:
-            return Target(device, Toolchain.current(arch))
-    # An unknown card: what the driver tells, and rates scaled from its clocks and bus.
-    clock_mhz = getattr(props, "clock_rate", 1_500_000) // 1000
-    bus = getattr(props, "memory_bus_width", 256) / 8
-    memory_mhz = getattr(props, "memory_clock_rate", 5_000_000) / 1000
-    per_sm = {80: 2048, 86: 1024, 89: 1024, 90: 4096, 100: 8192, 120: 1024}.get(arch, 1024)
-    name = "".join(c if c.isalnum() else "-" for c in props.name.lower()).strip("-")
-    device = Device(
-        name=name.removeprefix("nvidia-"),
-        product=props.name,
-        arch=arch,
-        sm_count=props.multi_processor_count,
-        shared_bytes=props.shared_memory_per_block_optin,
-        sm_shared_bytes=props.shared_memory_per_multiprocessor,
-        l2_bytes=props.L2_cache_size,
-        clock_mhz=clock_mhz,
-        bandwidth_gbs=2 * memory_mhz * bus / 1e3,
-        tflops=props.multi_processor_count * per_sm * clock_mhz / 1e6,
-        memory_bytes=props.total_memory,
+    facts = nvidia.facts(index)
+    same = (
+        d
+        for d in DEVICES.values()
+        if (d.product, d.sm_count) == (facts["product"], facts["sm_count"])
     )
-    return Target(device, Toolchain.current(arch))
+    device = next(same, None) or Device(**facts)
+    return Target(device, Toolchain.current(facts["arch"]))

@@ -43,12 +43,11 @@ class Wanted(NamedTuple):
 def wanted(workload: Workload, target: Target) -> Wanted:
     """The rules: a pure function of sizes, element types and the number of multiprocessors."""
     sm_count = target.device.sm_count
-    if workload.code.kind == "float32":
+    code = workload.code
+    if code.kind not in target.device.architecture.tensor_rates:
         return _without_tensor_cores(workload, sm_count)
     want = _small(workload) if workload.is_small() else _large(workload, sm_count)
-    if workload.code.kind == "tf32":
-        return want._replace(block_k=max(want.block_k // 2, 16))
-    return want
+    return want._replace(block_k=max(want.block_k * 2 // code.itemsize, 16))  # as many bytes
 
 
 def heuristic_order(

@@ -29,7 +29,7 @@ from costmodel.errors import (
 )
 from costmodel.features.features import CONFIG_FEATURES, FEATURE_SCHEMA, FEATURES
 from costmodel.files import cached_fact
-from costmodel.gemm.workload import KINDS
+from costmodel.gemm.dtypes import kinds
 from costmodel.hardware.target import Target
 from costmodel.models import swap
 from costmodel.models.confidence import Confidence
@@ -319,8 +319,8 @@ def _parse_card(file: Path, data: bytes) -> dict[str, Any]:
         card["params"] = _params(card["params"])
         for name, kind in _TYPES.items():
             take(card, name, kind)
-        if not set(card["dtypes"]) <= set(KINDS):
-            raise InvalidInput(f"dtypes={card['dtypes']!r:.80}: expected some of {list(KINDS)}")
+        if not set(card["dtypes"]) <= set(kinds()):
+            raise InvalidInput(f"dtypes={card['dtypes']!r:.80}: expected some of {list(kinds())}")
         card["dtypes"] = tuple(card["dtypes"])
         card["devices"] = _devices(card)
         if "canaries" in card:

@@ -86,7 +86,7 @@ class XgbCostModel:
     predict the same quantity, so that a batch may hold both.
 
     Attributes:
-        target_, dtypes_: what it was trained on; of types the kinds, see ``workload.KINDS``.
+        target_, dtypes_: what it was trained on; of types the kinds, see ``gemm.dtypes``.
         devices_: the names of all devices that it has seen a working row of, that of the target
             first.
         card_: rows, workloads, dropped failures, hash of the data and date of the training.

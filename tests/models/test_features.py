@@ -17,7 +17,8 @@ from costmodel.features import features
 from costmodel.features.analytic import ANALYTIC_FEATURES, analytic_columns, occupancy
 from costmodel.features.features import CONFIG_FEATURES, FEATURES, design_matrix, has_artifact
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.workload import KINDS, Workload, kind_options
+from costmodel.gemm.dtypes import kinds
+from costmodel.gemm.workload import Workload, kind_options
 from costmodel.hardware.target import DEVICES, Target
 
 MakeBatch = Callable[..., Candidates]
@@ -70,7 +71,7 @@ def test_known_candidates_have_finite_features_at_any_size(
         assert np.isfinite(matrix).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", kinds())
 def test_each_kind_of_operand_is_told_apart(
     kind: str, target: Target, make_batch: MakeBatch
 ) -> None:
@@ -194,6 +195,15 @@ def test_the_slowest_part_of_a_step_takes_most_of_it(target: Target, make_batch:
     tiny = one(Workload.dense(16, 16, 4096), GemmConfig("tma", 16, 32, 64, 4, 2), target)
     assert tiny["step_wait"] > 0.95  # one block, two stages: it waits for memory
     assert one(LARGE, GemmConfig("tma", 128, 256, 64, 8, 4), target)["step_compute"] > 0.8
+
+
+def test_the_tile_of_a_wide_instruction_is_asked_of_the_architecture(target: Target) -> None:
+    """An A100 multiplies with a warp's instruction only, and that at its full rate."""
+    config = GemmConfig("pointer", 128, 128, 64, 4, 3)
+    for name in ("a100-sxm", "h100-sxm", "b200-sxm"):
+        got = one(LARGE, config, Target(DEVICES[name], target.toolchain))
+        assert got["wgmma_shape"] == (name != "a100-sxm")
+        assert got["estimate"] < (2 if name == "a100-sxm" else 4)
 
 
 def test_operands_aligned_to_two_bytes_are_not_pipelined(target: Target) -> None:

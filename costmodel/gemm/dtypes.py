@@ -1,0 +1,57 @@
+"""What is multiplied: one row for each kind of operand. A new data type is a new row.
+
+A kind is an element type of A and B, or a way to multiply one: float32 operands may be multiplied
+as they are (IEEE), or as TF32. All accumulate in :attr:`DataType.accumulator`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["DATA_TYPES", "DataType", "element_types", "kinds"]
+
+
+@dataclass(frozen=True, slots=True)
+class DataType:
+    """One kind of operand.
+
+    Attributes:
+        name: the kind; also the key of its rate in ``Architecture.tensor_rates``.
+        bytes: size of an element, which is also its least alignment.
+        triton: the name of the elements in a Triton signature.
+        results: element types that C may have; empty for a type that only C may have.
+        element: element type of A and B, a dtype of torch; default: the name of the kind.
+        precision: ``input_precision`` of Triton's ``dot``; only float32 operands have a choice.
+        accumulator: Triton's name of the type of partial sums.
+    """
+
+    name: str
+    bytes: int
+    triton: str
+    results: tuple[str, ...]
+    element: str = ""
+    precision: str = "ieee"
+    accumulator: str = "fp32"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "element", self.element or self.name)
+
+
+_ROWS = (
+    DataType("float16", 2, "fp16", ("float16", "float32")),
+    DataType("bfloat16", 2, "bf16", ("bfloat16", "float32")),
+    DataType("float32", 4, "fp32", ("float32",)),
+    DataType("tf32", 4, "fp32", ("float32",), element="float32", precision="tf32"),
+)
+DATA_TYPES: dict[str, DataType] = {row.name: row for row in _ROWS}
+"""All rows, by kind."""
+
+
+def kinds() -> tuple[str, ...]:
+    """Return all kinds of operands."""
+    return tuple(row.name for row in DATA_TYPES.values() if row.results)
+
+
+def element_types() -> tuple[str, ...]:
+    """Return the element types that A and B may have."""
+    return tuple(dict.fromkeys(row.element for row in DATA_TYPES.values() if row.results))

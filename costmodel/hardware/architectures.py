@@ -1,0 +1,84 @@
+"""Generations of GPUs: one row each. A new architecture is a new row, and nothing else.
+
+Figures: NVIDIA's programming guides (compute capabilities) and white papers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+__all__ = ["ARCHITECTURES", "SM_REGISTERS", "Architecture", "architecture"]
+
+SM_REGISTERS = 65_536
+"""Registers of a multiprocessor, on every GPU since 2012; also the most that one block may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What every card of one compute capability has.
+
+    Attributes:
+        capability: compute capability times ten (90).
+        name: the generation.
+        instruction: the widest tensor-core instruction: ``mma.sync`` is a warp's, ``wgmma`` that of
+            four warps, ``tcgen05`` that of a block.
+        tensor_flops: dense 16-bit operations of a multiprocessor in a clock, on tensor cores.
+        tensor_rates: rate of each data type on the tensor cores, over that of 16 bits. Other types
+            take the FMA units.
+        fma_units: float32 units of a multiprocessor.
+        max_warps, max_blocks: the most that a multiprocessor holds.
+        tma: a tensor memory accelerator copies tiles by descriptor.
+        clusters: blocks may share memory across multiprocessors.
+        tensor_memory: columns of tensor memory, 0 without one.
+        registers: of a multiprocessor, and the most of a block.
+        block_threads: the most threads of a block.
+        reserved_shared_bytes: what CUDA keeps of shared memory for each block.
+    """
+
+    capability: int
+    name: str
+    instruction: str
+    tensor_flops: int
+    tensor_rates: Mapping[str, float]
+    fma_units: int = 128
+    max_warps: int = 64
+    max_blocks: int = 32
+    tma: bool = False
+    clusters: bool = False
+    tensor_memory: int = 0
+    registers: int = SM_REGISTERS
+    block_threads: int = 1024
+    reserved_shared_bytes: int = 1024
+
+    @property
+    def is_wide(self) -> bool:
+        """True if it has an instruction that reads its operands from shared memory."""
+        return self.instruction != "mma.sync"
+
+
+_AMPERE = MappingProxyType({"float16": 1.0, "bfloat16": 1.0, "tf32": 0.5, "int8": 2.0})
+_HOPPER = MappingProxyType({**_AMPERE, "float8_e4m3fn": 2.0, "float8_e5m2": 2.0})
+
+_ROWS = (
+    Architecture(80, "Ampere", "mma.sync", 2048, _AMPERE, fma_units=64),
+    Architecture(86, "Ampere", "mma.sync", 1024, _AMPERE, max_warps=48, max_blocks=16),
+    Architecture(89, "Ada", "mma.sync", 1024, _HOPPER, max_warps=48, max_blocks=24),
+    Architecture(90, "Hopper", "wgmma", 4096, _HOPPER, tma=True, clusters=True),
+    Architecture(100, "Blackwell", "tcgen05", 8192, _HOPPER, tma=True, clusters=True,
+                 tensor_memory=512),
+    Architecture(120, "Blackwell", "mma.sync", 1024, _HOPPER, max_warps=48, max_blocks=24,
+                 tma=True),
+)  # fmt: skip
+ARCHITECTURES: dict[int, Architecture] = {row.capability: row for row in _ROWS}
+"""All rows, by capability, in ascending order."""
+
+
+def architecture(capability: int) -> Architecture:
+    """Return the row of a capability; of one without a row, the nearest before it.
+
+    Minor versions add to what their generation has, so code for the earlier row runs there.
+    """
+    rows = sorted(ARCHITECTURES.values(), key=lambda row: row.capability)
+    return next((row for row in reversed(rows) if row.capability <= capability), rows[0])
