@@ -30,6 +30,5 @@ def no_files_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     base = tmp_path_factory.getbasetemp()
     # Not by the fixture monkeypatch: it would then be undone after the tests' own fixtures.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("COSTMODEL_DATA_DIR", str(base / "no-tables"))
         patch.setenv("COSTMODEL_CACHE_DIR", str(base / "no-winners"))
         yield

@@ -50,7 +50,7 @@ dispatch: dispatch/*: test_dispatch test_prepared test_recorded test_odd_operand
 test_reentry test_outputs test_autocast test_torch_ops test_modes test_dynamic_m \
 test_hostile_arguments
 dataset: data/*: test_dataset test_dataset_files test_dataset_refusals test_replay \
-test_artifact_files test_hostile_files test_training_rows test_collect
+test_known_artifacts test_hostile_files test_training_rows test_collect
 storage: models/storage models/registry models/swap models/known models/ubj: \
 models/test_registry test_model_swap models/test_ubj models/test_siblings \
 models/test_torch_time models/test_models test_doctor_files

@@ -8,25 +8,18 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from benchmark_fakes import FOLDER, H100, ROOT, WORKLOAD, A, B, FakeRunner, compiled, ok
 
 from costmodel.compile.artifact import Artifact
-from costmodel.compile.ptx import PTX_SCHEMA
-from costmodel.data.artifact_files import table_path
-from costmodel.data.artifact_table import ArtifactTable
-from costmodel.data.candidates import Candidates
 from costmodel.data.measurement import Candidate, Measurement
-from costmodel.data.shards import Identity, write_shard
 from costmodel.evaluation.heldout import EVAL_WORKLOADS
-from costmodel.gemm.specialize import artifact_key, specialize
+from costmodel.gemm.specialize import specialize
 from costmodel.gemm.workload import Workload
-from costmodel.hardware.target import DEVICES, Target, Toolchain
+from costmodel.hardware.target import DEVICES, Target
 from costmodel.reports.report import read_results
 
 
@@ -167,56 +160,6 @@ def test_evaluate_summarizes_the_model_and_the_score(script: Any) -> None:
         "ptx_score_top1_geomean_pct": 40.0, "ptx_score_top1_worst_pct": 20.0,
         "ptx_score_top8_geomean_pct": 60.0, "ptx_score_top8_worst_pct": 30.0,
     }  # fmt: skip
-
-
-# --- tritons ------------------------------------------------------------------------------------
-
-
-def test_tritons_summarizes_what_other_features_cost(script: Any) -> None:
-    def row(features_of: str, top1: float, top8: float) -> dict[str, Any]:
-        kept = {k: {"geomean_pct": v} for k, v in (("1", top1), ("8", top8))}
-        return {"features_of": features_of, "workloads": 68, "regret": kept}
-
-    rows = [
-        row("3.6.0", 97, 99.5),
-        row("3.7.1", 96, 99),
-        row("3.9.0", 95, 99.4),
-        row("none", 94, 98),
-    ]
-    summarize = script("bench_tritons").summarize
-    assert summarize(rows) == {
-        "workloads": 68, "timed_with": "3.6.0",
-        "top1_geomean_pct": 97, "other_tritons_least_top1_geomean_pct": 95,
-        "config_only_top1_geomean_pct": 94,
-        "top8_geomean_pct": 99.5, "other_tritons_least_top8_geomean_pct": 99,
-        "config_only_top8_geomean_pct": 98,
-    }  # fmt: skip
-    assert summarize([rows[0], rows[-1]])["other_tritons_least_top1_geomean_pct"] is None
-
-
-def test_tritons_shows_the_model_the_binaries_of_a_table(script: Any, tmp_path: Path) -> None:
-    class Counts:
-        """Predicts how many artifacts it was shown."""
-
-        def predict(self, workload: Workload, candidates: Any, target: Target) -> Any:
-            assert target == H100
-            return np.array([float(a is not None) for a in candidates.artifacts])
-
-    module = script("bench_tritons")
-    newer = Toolchain("3.10.0", "14.0")
-    other = Target(H100.device, newer)
-    made = [replace(a, key=artifact_key(a.spec, other))
-            for a in compiled([specialize(WORKLOAD, A)], other)]  # fmt: skip
-    for toolchain in (newer, Toolchain("3.9.0", "13.4")):
-        identity = Identity(Target(H100.device, toolchain), {})
-        path = table_path(tmp_path, toolchain)
-        write_shard(path, ArtifactTable.rows(made), identity, ptx_schema=PTX_SCHEMA)
-    tables = module.shipped_tables(tmp_path, H100)
-    assert [t.triton for t in tables] == ["3.9.0", "3.10.0"]
-    head = module.SeenBy(Counts(), newer, tables[newer])
-    found = head.predict(WORKLOAD, Candidates.of([A, B]), H100)
-    assert found.tolist() == [1.0, 0.0]
-    assert (head.known, head.asked) == (1, 2)
 
 
 # --- a model of one's own -----------------------------------------------------------------------

@@ -247,17 +247,6 @@ def test_compile_needs_no_gpu(tmp_path: Path) -> None:
         assert (tmp_path / "dump" / f"{artifact['key']}.ptx").read_text().startswith("//")
 
 
-@pytest.mark.compile
-def test_compile_extends_a_table_of_its_triton(tmp_path: Path) -> None:
-    arguments = ("compile", 64, 64, 64, "--target", "a100-sxm", "--table", "--out", tmp_path)
-    first = run_json(*arguments, "--limit", 2, "--jobs", 2)
-    assert (first["there"], first["compiled"], first["rows"]) == (0, 2, 2)
-    assert first["left"] == first["binaries"] - 2 > 0
-    second = run(*arguments, "--limit", 1, "--jobs", 1)
-    assert f"3 artifacts in {first['path']}" in second.stderr
-    assert Path(first["path"]).parent == tmp_path
-
-
 @pytest.mark.parametrize(
     ("options", "key"),
     [

@@ -21,7 +21,6 @@ from costmodel.data.dataset import Dataset
 from costmodel.data.destination import (
     require_dataset_place,
     require_model_place,
-    require_table_place,
     write_file,
 )
 from costmodel.data.shards import replace_file
@@ -61,7 +60,6 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costmodel, "train", never)
     monkeypatch.setattr("costmodel.cli.collecting._workloads", never)
     monkeypatch.setattr("costmodel.reports.html_report.html_report", never)
-    monkeypatch.setattr("costmodel.data.artifact_files.extend_table", never)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -154,16 +152,11 @@ def test_a_model_may_replace_a_model(data: Path, tmp_path: Path, model: XgbCostM
     assert run_json("train", data, "--out", out)["path"] == str(out)
 
 
-def test_a_dataset_goes_into_no_model_and_no_table(
-    tmp_path: Path, untrained: None, model: XgbCostModel
-) -> None:
+def test_a_dataset_goes_into_no_model(tmp_path: Path, untrained: None, model: XgbCostModel) -> None:
     saved = model.save(tmp_path / "model")
-    table = tmp_path / "table"
-    table.mkdir()
-    (table / "artifacts-triton-3.6.0-ptxas-12.8.parquet").touch()
     foreign = tmp_path / "foreign"
     card_of("{}")(foreign)
-    for folder in (saved, table, foreign):
+    for folder in (saved, foreign):
         before = content(folder)
         assert str(folder) in refused("collect", "--out", folder)
         with pytest.raises(FileError):
@@ -178,21 +171,12 @@ def test_a_dataset_goes_on_in_its_own_folder(data: Path) -> None:
     require_dataset_place(data)
 
 
-def test_a_table_of_artifacts_goes_into_no_dataset(
-    data: Path, untrained: None, model: XgbCostModel
-) -> None:
-    assert "holds a dataset" in refused("compile", 64, 64, 64, "--table", "--out", data, *HERE)
-    assert len(Dataset.open(data).workloads()) > 0
-    require_table_place(model.save(data.parent / "model"))  # where the shipped ones lie
-
-
 # --- What cannot be written --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "arguments",
     [("train", "DATA", "--out"), ("collect", "--out"),
-     ("compile", 64, 64, 64, "--table", *HERE, "--out"),
      ("compile", 64, 64, 64, *HERE, "--dump")],
     ids=lambda x: " ".join(map(str, x)),
 )  # fmt: skip
@@ -362,9 +346,7 @@ def test_only_what_is_taken_is_offered(
 
 @pytest.mark.parametrize(
     ("arguments", "idle"),
-    [(("compile", *SIZES, *HERE, "--out", "x"), "--out"),
-     (("compile", *SIZES, *HERE, "--table", "--dump", "x"), "--dump"),
-     *((("collect", "--write-worklist", "x", *HERE, *option), option[0])
+    [*((("collect", "--write-worklist", "x", *HERE, *option), option[0])
        for option in (("--model", "x"), ("--best", 0.4), ("--unsure", 0.1), ("--out", "y"),
                       ("--jobs", 2), ("--budget-s", 9))),
      (("collect", "--out", "x", "--sampler", "random", "--best", 0.5), "--best"),

@@ -24,22 +24,15 @@ from costmodel.data.measurement_table import Role
 from costmodel.evaluation.heldout import eval_workloads, is_held_out
 from costmodel.gemm.config import KernelName
 from costmodel.gemm.kernel_code import kernel_hash
-from costmodel.gemm.specialize import artifact_key
 from costmodel.gemm.workload import Workload
-from costmodel.hardware.target import Target, Toolchain
+from costmodel.hardware.target import Target
 from costmodel.measure import ReplayRunner
-from costmodel.models import XgbCostModel, known_artifacts, load
+from costmodel.models import XgbCostModel, load
 from costmodel.tuning.ranking import rank
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "h100-sxm"
 SIBLING = "h200-sxm"
-TABLES = [
-    Toolchain("3.7.0", "12.8"),
-    Toolchain("3.7.1", "12.8"),
-    Toolchain("3.8.0", "12.9"),
-    Toolchain("3.9.0", "13.4"),
-]
 
 
 @pytest.fixture(scope="module")
@@ -140,36 +133,6 @@ def test_shipped_artifacts_compile_to_the_same_ptx(dataset: Dataset) -> None:
     made = compile_many([a.spec for a in chosen.values()], dataset.target, progress=False)
     found = {artifact.key: artifact.ptx_hash for artifact in made}
     assert found == {key: artifact.ptx_hash for key, artifact in chosen.items()}
-
-
-@pytest.mark.parametrize("toolchain", TABLES, ids=str)
-def test_a_table_of_another_triton_knows_what_products_of_its_class_run(
-    model: XgbCostModel, toolchain: Toolchain
-) -> None:
-    target = Target.named(NAME, toolchain)
-    known = known_artifacts(model, target)
-    for size in ((4096, 4096, 4096), (16, 4096, 14336)):
-        found = rank(Workload.dense(*size), target, model, 8)
-        assert found.without_artifact == 0
-        assert found.head.startswith("PTX head: artifacts of Triton")
-    for artifact in random.Random(0).sample([*known.values()], 50):
-        assert artifact.key == artifact_key(artifact.spec, target)
-
-
-@pytest.mark.fault("B40")
-@pytest.mark.compile
-def test_the_table_of_this_triton_is_what_it_compiles(model: XgbCostModel) -> None:
-    """Of whichever version it is: where CI installs another one, that one's table is checked."""
-    target = Target.named(NAME)
-    known = known_artifacts(model, target)
-    if not known:
-        pytest.skip(f"no table of Triton {triton.__version__} is shipped")
-    ok = sorted(key for key in known if known[key].ok)
-    chosen = {key: known[key] for key in random.Random(1).sample(ok, 5)}
-    made = compile_many([a.spec for a in chosen.values()], target, progress=False)
-    assert {a.key: (a.ptx_hash, a.registers) for a in made} == {
-        key: (artifact.ptx_hash, artifact.registers) for key, artifact in chosen.items()
-    }
 
 
 def test_the_model_was_trained_on_these_datasets(

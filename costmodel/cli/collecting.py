@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMANDS"]
 
-_LIMIT = 64
-
 
 def compile_space(
     m: M,
@@ -39,21 +37,7 @@ def compile_space(
     a_layout: output.ALayout = "row",
     b_layout: output.BLayout = "row",
     target: output.TargetName = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="At most this many binaries; default: 64, all with --table."),
-    ] = None,
-    table: Annotated[
-        bool,
-        typer.Option(
-            "--table",
-            help="Add all binaries of products of this kind, whatever their sizes, to the table "
-            "that ranking with this Triton looks in; stop it and go on at any time.",
-        ),
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Of --table: its folder; default: the user's own.")
-    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many binaries.")] = 64,
     dump: Annotated[
         Path | None, typer.Option(help="Write the PTX, SASS and JSON of each to this folder.")
     ] = None,
@@ -69,17 +53,9 @@ def compile_space(
     from costmodel.gemm.specialize import specialize
 
     workload = output.workload_of(m, n, k, dtype, a_layout, b_layout, out_dtype, tf32)
-    if out is not None and not table:
-        raise InvalidInput("--out is the folder of --table: name both, or --dump for files")
-    if dump is not None and table:
-        raise InvalidInput("--dump and --table: expected one of them, a table has no PTX")
-    for folder in (out, dump):
-        if folder is not None:
-            require_folder(folder)
+    if dump is not None:
+        require_folder(dump)
     found = output.find_target(target)
-    if table:
-        _extend_table(workload, found, out, limit, jobs, as_json)
-        return
     space = SearchSpace.of(workload, found)
     if not len(space):
         raise InvalidInput(
@@ -88,7 +64,7 @@ def compile_space(
         )
     by_spec = {specialize(workload, config): config for config in reversed(space.configs)}
     # Spread over the space, not its first corner.
-    specs = list(by_spec)[:: -(-len(by_spec) // (limit or _LIMIT))]
+    specs = list(by_spec)[:: -(-len(by_spec) // limit)]
     begin = time.perf_counter()
     artifacts = list(compile_many(specs, found, n_jobs=jobs, dump=dump))
     seconds = time.perf_counter() - begin
@@ -110,41 +86,6 @@ def compile_space(
         f"{len(rows) - failed} compiled, {failed} failed, {len(repeated)} repeat another, in "
         f"{seconds:.1f} s" + (f"; see {dump}" if dump else "")
     )
-
-
-def _extend_table(
-    workload: Workload,
-    target: Target,
-    out: Path | None,
-    limit: int | None,
-    jobs: int | None,
-    as_json: bool,
-) -> None:
-    from costmodel.data.artifact_files import class_specs, extend_table, user_folder
-    from costmodel.data.destination import require_table_place
-    from costmodel.models import known_artifacts, load, model_directory
-
-    shipped = model_directory(target)
-    # The user's own table need not repeat what comes with the package; a folder stands alone.
-    known = known_artifacts(load(shipped), target) if shipped and not out else {}
-    folder = out or user_folder(target.device.name)
-    require_table_place(folder)
-    specs = class_specs(workload.code, target)
-    made = extend_table(specs, target, folder, known=known, limit=limit, n_jobs=jobs)
-    if as_json:
-        output.print_json({
-            "code_class": workload.code.key(), "target": target.to_dict(), "binaries": len(specs),
-            **asdict(made), "path": str(made.path),
-        })  # fmt: skip
-        return
-    toolchain = target.toolchain
-    output.print_table(
-        f"{workload.code.key()} on {target.device.name}, by Triton {toolchain.triton} with ptxas "
-        f"{toolchain.ptxas}",
-        ["binaries", "there", "compiled", "refused", "left"],
-        [[len(specs), made.there, made.compiled, made.refused, made.left]],
-    )
-    output.note(f"{made.rows} artifacts in {made.path}")
 
 
 def collect(

@@ -113,6 +113,9 @@ class ArtifactTable(Mapping[str, Artifact]):
         ]
         return pa.Table.from_pylist(rows, schema=cls.schema())
 
+    # By identity: a table is a key of caches, and equal ones are not looked for.
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
     def __getitem__(self, key: str) -> Artifact:
         (artifact,) = self._at([self._row[key]])
         return artifact

@@ -1,7 +1,7 @@
 """Where a result is to be written, looked at before the work begins.
 
-A model, a dataset and a table of artifacts share names of files, so each refuses a folder that
-holds another: it would replace a part of that, or be taken for one.
+A model and a dataset share names of files, so each refuses a folder that holds the other: it would
+replace a part of that, or be taken for one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from costmodel.support.untrusted import file_errors, parse_json, read_small_file
 
 __all__ = [
     "CARD", "card_kind", "require_dataset_place", "require_file_place", "require_folder",
-    "require_model_place", "require_table_place", "write_file",
+    "require_model_place", "write_file",
 ]  # fmt: skip
 
 CARD = "card.json"
@@ -78,32 +78,13 @@ def require_dataset_place(path: Path) -> None:
     """Refuse a folder whose files a dataset would take for its own.
 
     Raises:
-        FileError: it holds a model, another ``card.json``, or a table of artifacts.
+        FileError: it holds a model, or another ``card.json``.
     """
     require_folder(path)
     kind = card_kind(path)
     if kind in ("model", "other"):
         what = "a model" if kind == "model" else f"a {CARD} that is no dataset's"
         raise FileError(f"{path} holds {what}: expected an empty folder, or a dataset: {_ANOTHER}")
-    if not kind and any(path.glob("artifacts-triton-*.parquet")):
-        raise FileError(
-            f"{path} holds a table of `costmodel compile --table`: expected an empty folder, or "
-            f"a dataset: {_ANOTHER}"
-        )
-
-
-def require_table_place(path: Path) -> None:
-    """Refuse a folder that would take a table of artifacts for a part of itself.
-
-    Raises:
-        FileError: it holds a dataset.
-    """
-    require_folder(path)
-    if card_kind(path) == "dataset":
-        raise FileError(
-            f"{path} holds a dataset, which could not be read with a table in it: {_ANOTHER} for "
-            f"the table"
-        )
 
 
 def require_file_place(path: Path) -> None:

@@ -219,7 +219,7 @@ def _head(model: CostModel, target: Target, unknown: int, considered: int) -> st
     artifacts = f"artifacts of Triton {target.toolchain.triton}, ptxas {target.toolchain.ptxas}"
     if not unknown:
         return f"PTX head: {artifacts} for all {considered} configurations"
-    lacking = f"no {artifacts}; `costmodel compile M N K --table` makes them"
+    lacking = f"no {artifacts}"
     if unknown == considered:
         return f"configuration-only head for all {considered} configurations: {lacking}"
     return (
