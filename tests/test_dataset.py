@@ -110,7 +110,8 @@ def test_artifacts_come_back(dataset: Dataset, compacted: bool) -> None:
     read = Dataset.open(dataset.path)
     assert dict(read.artifacts()) == {good.key: good, failed.key: failed}
     assert read.artifact("unknown") is None
-    columns = read.artifacts().columns([failed.key, good.key, "unknown"])
+    columns, hashes = read.artifacts().columns([failed.key, good.key, "unknown"])
+    assert hashes.tolist() == ["", "ab12", ""]
     assert columns[1].tolist() == [96, 8, 65536, *range(len(PTX_FEATURES))]
     assert np.isnan(columns[[0, 2]]).all()
 
@@ -145,7 +146,8 @@ def test_frame_joins_rows_with_their_artifacts(dataset: Dataset) -> None:
     assert frame.workloads == (A,)
     assert frame.workload_index.tolist() == [0, 0]
     assert frame.candidates.configs == CONFIGS[:2]
-    assert frame.candidates.artifacts == (artifact(A, CONFIGS[0]), None)
+    assert frame.candidates.has_artifact.tolist() == [True, False]
+    assert frame.candidates.ptx_hash.tolist() == ["ab12", ""]
     assert frame.candidates.artifact_columns[0, 0] == 96
     assert np.isnan(frame.candidates.artifact_columns[1]).all()
     assert frame.latency_us[0] == 10.0
@@ -191,7 +193,7 @@ def test_what_is_trained_on_does_not_depend_on_who_has_compacted(dataset: Datase
         frame = data.frame("train")
         return (
             frame.workloads, frame.workload_index.tolist(), frame.candidates.configs,
-            frame.candidates.artifacts, frame.latency_us.tolist(), [*data.artifacts()],
+            frame.candidates.ptx_hash.tolist(), frame.latency_us.tolist(), [*data.artifacts()],
         )  # fmt: skip
 
     before = seen()

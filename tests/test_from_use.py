@@ -22,6 +22,7 @@ from costmodel.errors import MissingData
 from costmodel.evaluation.heldout import eval_workloads
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.space import SearchSpace
+from costmodel.gemm.specialize import artifact_key, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Toolchain
 from costmodel.measure.protocol import TimingProtocol
@@ -78,7 +79,7 @@ def test_what_was_timed_in_use_is_learned_from(data: Dataset, cache: WinnerCache
     before = TrainingTable.from_dataset(data)
     table, card = with_use(data, cache)
     assert (card["rows"], card["workloads"], card["dropped"]) == (8, 1, {"timeout": 1})
-    unknown = sum(a is None for a in table.candidates.artifacts[-8:])
+    unknown = sum(~table.candidates.has_artifact[-8:])
     assert card["without_artifact"] == unknown
     assert len(table) == len(before) + 8
     assert table.workloads == (*before.workloads, NEW)
@@ -99,8 +100,7 @@ def test_binaries_that_the_data_set_knows_are_used(data: Dataset, cache: WinnerC
     put(cache, replace(result, measured=((config, Measurement("ok", 40.0)),)))
     table, card = with_use(data, cache)
     assert card["without_artifact"] == 0
-    assert table.candidates.artifacts[-1] is not None
-    assert np.isfinite(table.candidates.artifact_columns[-1, 0])
+    assert table.candidates.has_artifact[-1]
 
 
 def test_the_data_set_decides_where_both_know(data: Dataset, cache: WinnerCache) -> None:
@@ -121,7 +121,12 @@ def test_binaries_that_the_shipped_model_knows_are_used(data: Dataset, cache: Wi
     put(cache, tuned(aligned))
     table, card = with_use(data, cache)
     assert card["without_artifact"] < card["rows"] == 8
-    assert any(a is not None and a.key not in data.artifacts() for a in table.candidates.artifacts)
+    keys = [
+        artifact_key(specialize(aligned, config), data.target)
+        for config in table.candidates.configs[-8:]
+    ]
+    assert any(table.candidates.has_artifact[-8:])
+    assert not set(keys) & set(data.artifacts())
 
 
 @pytest.mark.parametrize("m", [1, 77, 4096])

@@ -123,10 +123,9 @@ def test_the_order_is_the_models_over_all_that_can_run(
 
 
 @pytest.mark.fault("B12")
-@pytest.mark.parametrize("as_table", [False, True])
 @pytest.mark.parametrize("status", ["crashed", "timeout"])
 def test_a_compile_of_one_bad_moment_bars_nothing(
-    model: XgbCostModel, monkeypatch: pytest.MonkeyPatch, status: ArtifactStatus, as_table: bool
+    model: XgbCostModel, monkeypatch: pytest.MonkeyPatch, status: ArtifactStatus
 ) -> None:
     """Its binary is one that nothing is known of: whoever tunes compiles it again."""
     whole = rank(EVEN, H100, model)
@@ -137,13 +136,11 @@ def test_a_compile_of_one_bad_moment_bars_nothing(
     )
     known = dict(model.artifacts) | {failed.key: failed}
     table = ArtifactTable(ArtifactTable.rows(known.values()))
-    monkeypatch.setattr(
-        "costmodel.tuning.ranking.known_artifacts", lambda *_: table if as_table else known
-    )
+    monkeypatch.setattr("costmodel.tuning.ranking.known_artifacts", lambda *_: table)
     found = rank(EVEN, H100, model)
     assert (found.failed, found.considered) == (whole.failed, whole.considered)
     assert found.without_artifact > 0
-    assert found.candidates.artifacts[found.configs.index(first)] is None
+    assert not found.candidates.has_artifact[found.configs.index(first)]
 
 
 def test_the_top_k_is_the_head_of_the_whole(model: XgbCostModel) -> None:

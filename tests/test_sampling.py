@@ -118,7 +118,7 @@ class TwoMinds(Prefers):
     def predict(
         self, workload: Workload, candidates: Candidates, target: Target
     ) -> NDArray[np.float64]:
-        known = np.array([a is not None for a in candidates.artifacts])
+        known = candidates.has_artifact
         return np.where(known, 1.0, 1.5 + np.arange(len(candidates)) / (4 * len(candidates)))
 
 

@@ -53,20 +53,24 @@ class ArtifactTable(Mapping[str, Artifact]):
                 raise CorruptFile(f"artifacts of {name} {sorted(unknown)}: no release writes that")
         keys: list[str] = table.column("key").to_pylist()
         statuses: list[ArtifactStatus] = table.column("status").to_pylist()
-        self._row: dict[str, int] = {}
+        first: dict[str, int] = {}
         for row, (key, status) in enumerate(zip(keys, statuses, strict=True)):
-            first = self._row.setdefault(key, row)
-            if first != row and outweighs(status, statuses[first]):
-                self._row[key] = row
+            other = first.setdefault(key, row)
+            if other != row and outweighs(status, statuses[other]):
+                first[key] = row
+        if len(first) < len(keys):
+            table = table.take(np.array([*first.values()], dtype=np.int64))
         self._table = table
-        self._statuses = statuses
-        self._ok = np.array([s == "ok" for s in statuses], dtype=bool)
-        figures = self._features[self._ok]
+        self._row = {key: row for row, key in enumerate(first)}
+        self._objects: dict[int, Artifact] = {}
+        ok = table.column("status").to_numpy() == "ok"
+        figures = self._features[ok]
         # NaN is a count that the compiler's release does not give.
         if ((figures < 0) | (figures > _LARGEST)).any():
             raise CorruptFile(
                 f"artifacts with figures that are not from 0 to {_LARGEST}: no release writes that"
             )
+        self._ok = ok
 
     @staticmethod
     def schema() -> pa.Schema:
@@ -92,6 +96,11 @@ class ArtifactTable(Mapping[str, Artifact]):
                 *(pa.field(_PTX + n, pa.float64(), False) for n in PTX_FEATURES),
             ]
         )
+
+    @classmethod
+    def empty(cls) -> ArtifactTable:
+        """The table of no artifacts."""
+        return cls(cls.schema().empty_table())
 
     @classmethod
     def rows(cls, artifacts: Iterable[Artifact]) -> pa.Table:
@@ -132,44 +141,46 @@ class ArtifactTable(Mapping[str, Artifact]):
         artifacts = dict(zip(found, self._at([self._row[key] for key in found]), strict=True))
         return [artifacts.get(key) for key in keys]
 
-    def columns(self, keys: Sequence[str]) -> NDArray[np.float64]:
-        """Features of the given keys, float64 [len(keys), len(ARTIFACT_COLUMNS)].
+    def columns(self, keys: Sequence[str]) -> tuple[NDArray[np.float64], NDArray[np.object_]]:
+        """What :class:`Candidates` have of the binaries of the given keys.
 
-        NaN where a key is unknown or did not compile.
+        Returns:
+            (artifact_columns, ptx_hash): NaN and empty where a key is unknown or did not compile.
         """
         index = np.array([self._row.get(key, -1) for key in keys], dtype=np.intp)
         known = index >= 0
         known[known] = self._ok[index[known]]
         features = np.full((len(keys), len(ARTIFACT_COLUMNS)), np.nan)
         features[known] = self._features[index[known]]
-        return features
+        hashes = np.full(len(keys), "", dtype=object)
+        hashes[known] = self._table.column("ptx_hash").to_numpy()[index[known]]
+        return features, hashes
+
+    def refused(self, keys: Sequence[str]) -> NDArray[np.bool_]:
+        """Which of the given keys the compiler refuses, as it will again, bool [len(keys)]."""
+        statuses = self.statuses()
+        return np.array([statuses.get(key) == "compile_error" for key in keys], dtype=bool)
 
     def statuses(self) -> dict[str, ArtifactStatus]:
         """The status of each key."""
-        return {key: self._statuses[row] for key, row in self._row.items()}
-
-    def kernels(self) -> Mapping[str, tuple[str, str]]:
-        """Kernel name and kernel hash of each key."""
-        return self._kernels
+        return dict(zip(self._row, self._table.column("status").to_pylist(), strict=True))
 
     @functools.cached_property
-    def _kernels(self) -> dict[str, tuple[str, str]]:
-        names = self._table.column("kernel").to_pylist()
-        hashes = self._table.column("kernel_hash").to_pylist()
-        return {key: (names[row], hashes[row]) for key, row in self._row.items()}
+    def kernels(self) -> Mapping[str, tuple[str, str]]:
+        """Kernel name and kernel hash of each key."""
+        names, hashes = (self._table.column(n).to_pylist() for n in ("kernel", "kernel_hash"))
+        return dict(zip(self._row, zip(names, hashes, strict=True), strict=True))
 
     def arrow(self) -> pa.Table:
         """The rows as an Arrow table, each key once."""
-        return self._table.take(np.array([*self._row.values()], dtype=np.int64))
+        return self._table
 
     def with_those_of(self, others: Sequence[ArtifactTable]) -> ArtifactTable:
         """The rows of all; of those with one key the one that :meth:`__init__` would take."""
         import pyarrow as pa
 
-        if not others:
-            return self
-        tables = [self.arrow(), *(other.arrow() for other in others)]
-        return ArtifactTable(pa.concat_tables(tables).unify_dictionaries())
+        tables = [self._table, *(other._table for other in others)]
+        return ArtifactTable(pa.concat_tables(tables).unify_dictionaries()) if others else self
 
     @functools.cached_property
     def _features(self) -> NDArray[np.float64]:
@@ -179,31 +190,21 @@ class ArtifactTable(Mapping[str, Artifact]):
         ]
         return np.stack(columns, axis=1).astype(np.float64)
 
-    @functools.cached_property
-    def _objects(self) -> dict[int, Artifact]:
-        return {}
-
     def _at(self, rows: Sequence[int]) -> list[Artifact]:
-        new = [row for row in rows if row not in self._objects]
-        if new:
-            self._objects.update(zip(new, self._read(new), strict=True))
+        """Rows as objects, each made once."""
+        if new := [row for row in rows if row not in self._objects]:
+            made = self._table.select(_FIELDS).take(new).to_pylist()
+            counts = self._features[new, -len(PTX_FEATURES) :].tolist()
+            self._objects.update(zip(new, map(_from_row, made, counts), strict=True))
         return [self._objects[row] for row in rows]
 
-    def _read(self, rows: Sequence[int]) -> Iterator[Artifact]:
-        """Rows as objects: by columns, since Arrow makes a dictionary of a row at some cost."""
-        part = self._table.select(_TEXT).take(rows)
-        columns = (part.column(name).to_pylist() for name in _TEXT)
-        counts = self._features[rows, -len(PTX_FEATURES) :].tolist()
-        for values, ptx in zip(zip(*columns, strict=True), counts, strict=True):
-            yield _from_row(dict(zip(_TEXT, values, strict=True)), ptx)
 
-
-_TEXT = ("key", *_BINARY, *_CODE, "even_k", *_RESULT)
+_FIELDS = ("key", *_BINARY, *_CODE, "even_k", *_RESULT)
 
 
 def _from_row(values: dict[str, Any], ptx: list[float]) -> Artifact:
     try:
-        code = _code_class(*(values[name] for name in _CODE))
+        code = CodeClass(**{name: values[name] for name in _CODE})
     except CostModelError as error:
         raise CorruptFile(f"artifact {values['key']}: {error}") from None
     spec = Specialization(tuple(values[name] for name in _BINARY), code, values["even_k"])
@@ -211,9 +212,3 @@ def _from_row(values: dict[str, Any], ptx: list[float]) -> Artifact:
     return Artifact(
         key=values["key"], spec=spec, ptx=counts, **{name: values[name] for name in _RESULT}
     )
-
-
-@functools.lru_cache(maxsize=256)
-def _code_class(*values: Any) -> CodeClass:
-    """Few, of many rows each."""
-    return CodeClass(**dict(zip(_CODE, values, strict=True)))

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.compile.artifact import Artifact
 from costmodel.compile.ptx import PTX_FEATURES
-from costmodel.data.measurement import Candidate
 from costmodel.gemm.config import GemmConfig, stored_columns
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Device, Target
@@ -32,44 +31,34 @@ ARTIFACT_COLUMNS = ("registers", "spill_bytes", "shared_bytes", *PTX_FEATURES)
 
 @dataclass(frozen=True)
 class Candidates:
-    """Configurations and their artifacts, one row each.
+    """Configurations and what is known of their binaries, one row each.
 
     Attributes:
         configs: the configurations.
-        artifacts: their artifacts, None where unknown.
         config_columns: float64 [n, len(CONFIG_COLUMNS)].
-        artifact_columns: float64 [n, len(ARTIFACT_COLUMNS)], NaN where there is no artifact.
+        artifact_columns: float64 [n, len(ARTIFACT_COLUMNS)], NaN where no binary is known.
+        ptx_hash: object array of str [n], equal for equal programs; empty where none is known.
     """
 
     configs: tuple[GemmConfig, ...]
-    artifacts: tuple[Artifact | None, ...]
     config_columns: NDArray[np.float64] = field(repr=False)
     artifact_columns: NDArray[np.float64] = field(repr=False)
+    ptx_hash: NDArray[np.object_] = field(repr=False)
 
     @classmethod
     def of(
-        cls,
-        configs: Sequence[GemmConfig],
-        artifacts: Sequence[Artifact | None] | None = None,
-        artifact_columns: NDArray[np.float64] | None = None,
+        cls, configs: Sequence[GemmConfig], artifacts: Sequence[Artifact | None] | None = None
     ) -> Candidates:
-        """Lay out configurations, and their artifacts where given, as columns.
-
-        Args:
-            artifact_columns: those of the artifacts, where they are there already.
-        """
-        found = tuple(artifacts) if artifacts is not None else (None,) * len(configs)
+        """Lay out configurations, and their artifacts where given; None where one is unknown."""
+        found = [None] * len(configs) if artifacts is None else artifacts
         if len(found) != len(configs):
             raise ValueError(f"{len(configs)} configurations, but {len(found)} artifacts")
-        columns = np.array([_config_row(c) for c in configs], dtype=np.float64)
-        rows = artifact_columns
-        if rows is None:
-            rows = np.array([_artifact_row(a) for a in found], dtype=np.float64)
+        hashes = [a.ptx_hash if a is not None and a.ok else "" for a in found]
         return cls(
             tuple(configs),
-            found,
-            columns.reshape(len(configs), len(CONFIG_COLUMNS)),
-            rows.reshape(len(configs), len(ARTIFACT_COLUMNS)),
+            _matrix(map(_config_row, configs), len(CONFIG_COLUMNS)),
+            _matrix(map(_artifact_row, found), len(ARTIFACT_COLUMNS)),
+            np.array(hashes, dtype=object),
         )
 
     @classmethod
@@ -77,9 +66,9 @@ class Candidates:
         """Several batches as one, in order; at least one."""
         return cls(
             tuple(config for part in parts for config in part.configs),
-            tuple(artifact for part in parts for artifact in part.artifacts),
             np.concatenate([part.config_columns for part in parts]),
             np.concatenate([part.artifact_columns for part in parts]),
+            np.concatenate([part.ptx_hash for part in parts]),
         )
 
     def __len__(self) -> int:
@@ -89,21 +78,31 @@ class Candidates:
         """The batch of the given rows, in the given order."""
         index = np.asarray(rows, dtype=np.intp)
         return Candidates(
-            tuple(self.configs[i] for i in index),
-            tuple(self.artifacts[i] for i in index),
+            tuple(self.configs[i] for i in index.tolist()),
             self.config_columns[index],
             self.artifact_columns[index],
+            self.ptx_hash[index],
         )
 
+    def without_artifacts(self) -> Candidates:
+        """The same configurations, as if no binary were known."""
+        nothing = np.full_like(self.artifact_columns, np.nan)
+        return Candidates(
+            self.configs, self.config_columns, nothing, np.full(len(self), "", dtype=object)
+        )
+
+    @property
+    def has_artifact(self) -> NDArray[np.bool_]:
+        """Which rows have a binary that compiled, bool [n]."""
+        there: NDArray[np.bool_] = ~np.isnan(self.artifact_columns[:, 0])
+        return there
+
     def fits(self, device: Device) -> NDArray[np.bool_]:
-        """Which may launch, bool [n]: False where the binary is known to need more shared memory
-        than a block has. What has no artifact may."""
+        """Which rows may launch, bool [n]: not those whose binary is known to need more shared
+        memory than a block has."""
         shared = self.artifact_columns[:, ARTIFACT_COLUMNS.index("shared_bytes")]
         too_large: NDArray[np.bool_] = shared > device.shared_bytes
         return ~too_large
-
-    def candidate(self, row: int) -> Candidate:
-        return Candidate(self.configs[row], self.artifacts[row])
 
 
 class CostModel(Protocol):
@@ -121,6 +120,11 @@ class CostModel(Protocol):
     def predict(
         self, workload: Workload, candidates: Candidates, target: Target
     ) -> NDArray[np.float64]: ...
+
+
+def _matrix(rows: Any, width: int) -> NDArray[np.float64]:
+    """Rows of equal width as float64 [n, width], also where there is no row."""
+    return np.array([*rows], dtype=np.float64).reshape(-1, width)
 
 
 def _config_row(c: GemmConfig) -> tuple[float, ...]:

@@ -32,9 +32,8 @@ from costmodel.compile.ptx import PTX_SCHEMA
 from costmodel.data import shards
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.destination import CARD
-from costmodel.data.frame import Frame
 from costmodel.data.measurement import Measurement, TuningRecord
-from costmodel.data.measurement_table import MeasurementTable, Role, RunInfo
+from costmodel.data.measurement_table import Frame, MeasurementTable, Role, RunInfo
 from costmodel.errors import MissingData
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
@@ -213,7 +212,7 @@ class Dataset:
         """
         table = self.measurements("train", "eval")
         rows = [r for r in table.rows_of.get(workload, ()) if table.config_index[r] >= 0]
-        kernels = self.artifacts().kernels() if rows else {}
+        kernels = self.artifacts().kernels if rows else {}
         versions = [
             kernels.get(table.artifact_keys[table.artifact_index[r]], ("", "")) for r in rows
         ]
@@ -299,7 +298,7 @@ class Dataset:
         self, table: MeasurementTable, hashes: Mapping[str, str]
     ) -> NDArray[np.object_]:
         """The name of each row's kernel where it has changed, else empty; object [rows]."""
-        kernels = self.artifacts().kernels() if hashes else {}
+        kernels = self.artifacts().kernels if hashes else {}
         names = [
             name if name in hashes and hashes[name] != recorded else ""
             for name, recorded in (kernels.get(key, ("", "")) for key in table.artifact_keys)
@@ -312,7 +311,7 @@ class Dataset:
 
     def _counts(self) -> dict[str, Any]:
         table = self.measurements()
-        kernels = sorted(set(self.artifacts().kernels().values()))
+        kernels = sorted(set(self.artifacts().kernels.values()))
         status = Counter(zip(table.role.tolist(), table.status.tolist(), strict=True))
         return {
             "compacted": datetime.now(UTC).isoformat(timespec="seconds"),

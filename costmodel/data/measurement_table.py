@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.data.artifact_table import ArtifactTable
+from costmodel.data.candidates import Candidates
 from costmodel.data.measurement import Measurement, Status, TuningRecord, says_no_room
 from costmodel.data.shards import arrow_fields
 from costmodel.errors import CorruptFile, CostModelError
@@ -20,7 +22,7 @@ from costmodel.gemm.workload import CodeClass, Workload
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["MeasurementTable", "Role", "RunInfo", "config_of_row", "workload_of_row"]
+__all__ = ["Frame", "MeasurementTable", "Role", "RunInfo", "config_of_row", "workload_of_row"]
 
 Role = Literal["train", "eval", "anchor"]
 """What a row is for. ``anchor`` rows time again what is recorded already, later in the same run or
@@ -50,6 +52,12 @@ class RunInfo:
     started: str
     sm_clock_mhz: int = 0
     memory_clock_mhz: int = 0
+
+
+_SIZES = ("m", "n", "k")
+_CODE, _CONFIG, _RUN = (
+    tuple(f.name for f in fields(cls)) for cls in (CodeClass, GemmConfig, RunInfo)
+)
 
 
 @dataclass(frozen=True)
@@ -91,7 +99,7 @@ class MeasurementTable:
         return pa.schema(
             [
                 pa.field("workload", text, False),  # Workload.key(), to read and group by
-                *(pa.field(name, pa.int32(), False) for name in ("m", "n", "k")),
+                *(pa.field(name, pa.int32(), False) for name in _SIZES),
                 *arrow_fields(CodeClass),
                 *arrow_fields(GemmConfig, nullable=True),  # kernel "torch" has no others
                 pa.field("artifact_key", text, False),
@@ -112,7 +120,7 @@ class MeasurementTable:
         """Records and timings of ``torch.matmul`` as an Arrow table of :meth:`schema`."""
         import pyarrow as pa
 
-        no_config: dict[str, Any] = {f.name: None for f in fields(GemmConfig)} | {"kernel": _TORCH}
+        no_config: dict[str, Any] = dict.fromkeys(_CONFIG) | {"kernel": _TORCH}
         measured = [
             (r.workload, r.config.to_dict(), r.artifact_key, r.measurement) for r in records
         ] + [(workload, no_config, "", measurement) for workload, measurement in torch]
@@ -137,33 +145,36 @@ class MeasurementTable:
         Raises:
             CorruptFile: values that no release writes; ``path`` is named.
         """
-        workload_index = _codes(table, "workload")
-        run_index = _codes(table, "run_id")
-        config_index, config_rows = _config_ids(table)
-        status = _texts(table, "status")
-        role = _texts(table, "role")
-        for name, found, known in (
-            ("status", status, get_args(Status)), ("role", role, get_args(Role)),
-        ):  # fmt: skip
-            if unknown := set(found) - set(known):
+        text: dict[str, Any] = {name: _texts(table, name) for name in ("role", "status", "error")}
+        for name, known in (("status", get_args(Status)), ("role", get_args(Role))):
+            if unknown := set(text[name]) - set(known):
                 raise CorruptFile(f"{path}: {name} {sorted(unknown)}: no release writes that")
-        _require_times(table, status, path)
-        _require_same(table, workload_index, ("m", "n", "k", *_names(CodeClass)), path)
-        _require_same(table, run_index, _names(RunInfo), path)
+        numbers: dict[str, Any] = {
+            name: table.column(name).to_numpy().astype(kind)
+            for name, kind in (
+                ("latency_us", np.float64), ("p10_us", np.float64), ("p90_us", np.float64),
+                ("repeats", np.int64), ("clock_mhz", np.int64),
+            )
+        }  # fmt: skip
+        _require_times(text["status"], numbers["latency_us"], path)
+        workload_index, workloads = _distinct(table, ("workload", *_SIZES, *_CODE), path)
+        run_index, runs = _distinct(table, _RUN, path)
+        config_index, configs = _distinct(table, _CONFIG, path, unique=False)
+        # torch.matmul is no configuration: the others close its place up.
+        is_config = np.array([row["kernel"] != _TORCH for row in configs], dtype=bool)
+        number = np.where(is_config, np.cumsum(is_config) - 1, -1)
+        artifact_keys = table.column("artifact_key").combine_chunks()
         return cls(
-            _objects(table, workload_index, workload_of_row, path),
-            _build(table, config_rows, config_of_row, path),
-            tuple(_dictionary(table, "artifact_key")),
-            _objects(table, run_index, _run, path),
-            _dense(workload_index),
-            config_index,
-            _codes(table, "artifact_key"),
-            _dense(run_index),
-            role,
-            status,
-            _texts(table, "error"),
-            *(_numbers(table, n, np.float64) for n in ("latency_us", "p10_us", "p90_us")),
-            *(_numbers(table, n, np.int64) for n in ("repeats", "clock_mhz")),
+            workloads=_objects(workloads, workload_of_row, path),
+            configs=_objects([c for c in configs if c["kernel"] != _TORCH], config_of_row, path),
+            artifact_keys=tuple(artifact_keys.dictionary.to_pylist()),
+            runs=_objects(runs, lambda row: RunInfo(**row), path),
+            workload_index=workload_index,
+            config_index=number[config_index],
+            artifact_index=artifact_keys.indices.to_numpy().astype(np.int64),
+            run_index=run_index,
+            **text,
+            **numbers,
         )
 
     def __len__(self) -> int:
@@ -177,22 +188,22 @@ class MeasurementTable:
 
     def take(self, rows: NDArray[Any]) -> MeasurementTable:
         """The rows of an index or a mask; what is numbered stays numbered as it was."""
-        columns = {
-            f.name: getattr(self, f.name)[rows]
-            for f in fields(self)
-            if isinstance(getattr(self, f.name), np.ndarray)
-        }
-        return replace(self, **columns)
+        columns = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{
+            name: column[rows] for name, column in columns.items() if isinstance(column, np.ndarray)
+        })  # fmt: skip
 
     def kept_rows(self) -> NDArray[np.intp]:
         """One row per workload and configuration, and per run for anchors; in order.
 
         Of two versions of a kernel, the one that came last; of those rows that it gave in a row,
         the first. A version that came back, since an edit was taken back, came last.
-        None of a full card, which says nothing of the configuration.
+        A row of a full card is left out: it says nothing of the configuration.
         """
-        full = [says_no_room(*row) for row in zip(self.status, self.error, strict=True)]
-        rows = np.flatnonzero(~np.array(full, dtype=bool))
+        kept = np.ones(len(self), dtype=bool)
+        for row in np.flatnonzero(self.status == "out_of_resources").tolist():
+            kept[row] = not says_no_room(self.status[row], self.error[row])
+        rows = np.flatnonzero(kept)
         return rows[self.take(rows)._of_last_version()]
 
     def _of_last_version(self) -> NDArray[np.intp]:
@@ -207,6 +218,7 @@ class MeasurementTable:
         return np.sort(order[begins[is_last]])
 
     def measurement(self, row: int) -> Measurement:
+        """The outcome of a row."""
         return Measurement(
             self.status[row],
             float(self.latency_us[row]),
@@ -226,67 +238,134 @@ class MeasurementTable:
         return {w: rows for w, rows in zip(self.workloads, parts, strict=True) if len(rows)}
 
 
+@dataclass(frozen=True)
+class Frame:
+    """Rows of one configuration on one workload each, beside their features.
+
+    Attributes:
+        workloads: the distinct workloads.
+        workload_index: int [rows], into ``workloads``.
+        candidates: the configuration of each row, and what is known of its binary.
+        latency_us: float64 [rows]; NaN where nothing was timed, see ``status``.
+        status: object array of str, [rows].
+        dropped: how many rows were left out, by reason.
+    """
+
+    workloads: tuple[Workload, ...]
+    workload_index: NDArray[np.int64]
+    candidates: Candidates
+    latency_us: NDArray[np.float64]
+    status: NDArray[np.object_]
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, table: MeasurementTable, artifacts: ArtifactTable, dropped: Mapping[str, int]
+    ) -> Frame:
+        """Join measured rows (none of torch's) with their artifacts."""
+        # Features are laid out once per configuration and once per binary, then gathered.
+        configs, binaries = table.config_index, table.artifact_index
+        columns, hashes = artifacts.columns(table.artifact_keys)
+        candidates = Candidates(
+            tuple(table.configs[i] for i in configs.tolist()),
+            Candidates.of(table.configs).config_columns[configs],
+            columns[binaries],
+            hashes[binaries],
+        )
+        present, index = np.unique(table.workload_index, return_inverse=True)
+        workloads = tuple(table.workloads[i] for i in present.tolist())
+        return cls(workloads, index, candidates, table.latency_us, table.status, dropped)
+
+    def __len__(self) -> int:
+        return len(self.workload_index)
+
+    @property
+    def ok(self) -> NDArray[np.bool_]:
+        """Rows with a correct, timed result, bool [rows]."""
+        ok: NDArray[np.bool_] = self.status == "ok"
+        return ok
+
+    def of_workload(self, workload: Workload) -> Frame:
+        """The rows of one workload."""
+        return self.take(np.flatnonzero(self.workload_index == self.workloads.index(workload)))
+
+    def take(self, rows: NDArray[np.intp]) -> Frame:
+        """The rows of an index."""
+        return replace(
+            self,
+            workload_index=self.workload_index[rows],
+            candidates=self.candidates.take(rows),
+            latency_us=self.latency_us[rows],
+            status=self.status[rows],
+        )
+
+
+def workload_of_row(values: Mapping[str, Any]) -> Workload:
+    """The workload of a row of any table that has its columns."""
+    return Workload.from_dict({name: values[name] for name in (*_SIZES, *_CODE)})
+
+
+def config_of_row(values: Mapping[str, Any]) -> GemmConfig:
+    """The configuration of a row of any table that has its columns."""
+    return GemmConfig.from_dict({name: values[name] for name in _CONFIG})
+
+
 def _differs(values: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which differ from the one before, bool [n]; the first does."""
+    """Which entries differ from the one before, bool [n]; the first does."""
     found: NDArray[np.bool_] = np.diff(values, prepend=values[:1] - 1) != 0
     return found
 
 
-def _codes(table: pa.Table, name: str) -> NDArray[np.int64]:
-    column = table.column(name).combine_chunks()
-    return np.asarray(column.indices).astype(np.int64)
-
-
-def _dictionary(table: pa.Table, name: str) -> list[str]:
-    values: list[str] = table.column(name).combine_chunks().dictionary.to_pylist()
-    return values
-
-
 def _texts(table: pa.Table, name: str) -> NDArray[np.object_]:
-    return np.array(_dictionary(table, name), dtype=object)[_codes(table, name)]
+    """A column of texts, object [rows]; equal ones are one object."""
+    column = table.column(name).combine_chunks()
+    texts = np.array(column.dictionary.to_pylist(), dtype=object)
+    found: NDArray[np.object_] = texts[column.indices.to_numpy()]
+    return found
 
 
-def _numbers(table: pa.Table, name: str, dtype: type) -> NDArray[Any]:
-    return np.asarray(table.column(name).to_numpy()).astype(dtype)
+def _distinct(
+    table: pa.Table, names: Sequence[str], path: Path, unique: bool = True
+) -> tuple[NDArray[np.int64], list[dict[str, Any]]]:
+    """Number the distinct values of some columns by first appearance.
+
+    Args:
+        unique: the first column alone tells them apart.
+
+    Returns:
+        (index, values): int64 [rows], and one object of the columns for each number.
+
+    Raises:
+        CorruptFile: two rows differ, but not in the first column, which is ``unique``.
+    """
+    import pyarrow as pa
+
+    rows = table.select(names).append_column("row", pa.array(np.arange(len(table))))
+    groups = rows.group_by(names).aggregate([("row", "list"), ("row", "min")]).sort_by("row_min")
+    members = groups.column("row_list").combine_chunks()
+    index = np.empty(len(table), dtype=np.int64)
+    index[members.flatten().to_numpy()] = np.repeat(
+        np.arange(len(groups)), members.value_lengths().to_numpy()
+    )
+    values = groups.select(names).to_pylist()
+    if unique and len({row[names[0]] for row in values}) < len(values):
+        raise CorruptFile(f"{path}: rows of one {names[0]} differ in {_first_difference(values)}")
+    return index, values
 
 
-def _dense(codes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Renumber by first appearance, leaving out what no row has."""
-    _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
-    rank = np.empty(len(first), dtype=np.int64)
-    rank[np.argsort(first)] = np.arange(len(first))
-    return rank[inverse]
+def _first_difference(values: Sequence[Mapping[str, Any]]) -> str:
+    """The first column in which two rows differ that are equal in the first of all columns."""
+    first = dict[Any, Mapping[str, Any]]()
+    for row in values:
+        other = first.setdefault(next(iter(row.values())), row)
+        if other is not row:
+            return next(name for name in row if row[name] != other[name])
+    return "nothing"
 
 
-def _objects(
-    table: pa.Table, codes: NDArray[np.int64], make: Callable[[dict[str, Any]], _T], path: Path
-) -> tuple[_T, ...]:
-    """One object per code, from the first row that has it, in the order of :func:`_dense`."""
-    return _build(table, np.sort(np.unique(codes, return_index=True)[1]), make, path)
-
-
-def _config_ids(table: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-    """Number the configurations (-1 for torch), and give a row of each."""
-    kernel = table.column("kernel").combine_chunks()
-    is_torch = np.asarray(kernel.to_numpy(zero_copy_only=False) == _TORCH)
-    ids = _codes(table, "kernel")
-    for field in fields(GemmConfig)[1:]:
-        values = table.column(field.name).cast("int32").fill_null(-1).to_numpy().astype(np.int64)
-        values = np.unique(values, return_inverse=True)[1]  # whatever the numbers, no two collide
-        # Renumbered after each column, so that the product cannot overflow.
-        ids = np.unique(ids * (values.max(initial=0) + 1) + values, return_inverse=True)[1]
-    ids[is_torch] = -1
-    first = np.unique(ids, return_index=True)[1]
-    rows = np.sort(first[~is_torch[first]])
-    numbered = np.full(len(ids), -1, dtype=np.int64)
-    numbered[~is_torch] = _dense(ids[~is_torch])
-    return numbered, rows
-
-
-def _require_times(table: pa.Table, status: NDArray[np.object_], path: Path) -> None:
+def _require_times(status: NDArray[np.object_], latency_us: NDArray[Any], path: Path) -> None:
     """Refuse rows without the latency that their status promises: the least would win."""
-    timed = np.isin(status.astype(str), ("ok", "too_slow"))
-    latency_us = _numbers(table, "latency_us", np.float64)[timed]
+    latency_us = latency_us[(status == "ok") | (status == "too_slow")]
     wrong = ~(np.isfinite(latency_us) & (latency_us > 0))
     if wrong.any():
         raise CorruptFile(
@@ -295,48 +374,10 @@ def _require_times(table: pa.Table, status: NDArray[np.object_], path: Path) -> 
         )
 
 
-def _require_same(
-    table: pa.Table, codes: NDArray[np.int64], names: Sequence[str], path: Path
-) -> None:
-    """Refuse rows that differ in a column which all rows of one code share."""
-    _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
-    for name in names:
-        values = table.column(name).combine_chunks()
-        is_text = hasattr(values, "indices")
-        values = values.indices if is_text else values.cast("int32")
-        numbers = np.asarray(values)
-        if not np.array_equal(numbers, numbers[first][inverse]):
-            raise CorruptFile(f"{path}: rows of one workload or run differ in {name}")
-
-
-def _names(cls: type) -> tuple[str, ...]:
-    return tuple(f.name for f in fields(cls))
-
-
-def _build(
-    table: pa.Table, rows: NDArray[np.intp], make: Callable[[dict[str, Any]], _T], path: Path
+def _objects(
+    rows: Iterable[dict[str, Any]], make: Callable[[dict[str, Any]], _T], path: Path
 ) -> tuple[_T, ...]:
     try:
-        return tuple(make(values) for values in table.take(rows).to_pylist())
+        return tuple(make(row) for row in rows)
     except CostModelError as error:
         raise CorruptFile(f"{path}: {error}: no release writes such a row") from None
-
-
-def _pick(cls: type, values: dict[str, Any]) -> dict[str, Any]:
-    return {f.name: values[f.name] for f in fields(cls)}
-
-
-def workload_of_row(values: dict[str, Any]) -> Workload:
-    """The workload of a row of any table that has its columns; others are not looked at."""
-    return Workload.from_dict(
-        {name: values[name] for name in ("m", "n", "k")} | _pick(CodeClass, values)
-    )
-
-
-def config_of_row(values: dict[str, Any]) -> GemmConfig:
-    """The configuration of a row, as above."""
-    return GemmConfig.from_dict(_pick(GemmConfig, values))
-
-
-def _run(values: dict[str, Any]) -> RunInfo:
-    return RunInfo(**_pick(RunInfo, values))

@@ -8,13 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.compile.artifact import Artifact
-from costmodel.data.candidates import CONFIG_COLUMNS, Candidates
+from costmodel.data.candidates import ARTIFACT_COLUMNS, CONFIG_COLUMNS, Candidates
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 
 __all__ = ["identities", "identity", "programs"]
 
 _BLOCK_M, _GROUP_M = (CONFIG_COLUMNS.index(name) for name in ("block_m", "group_m"))
+_LAUNCH = [
+    CONFIG_COLUMNS.index(n) for n in ("block_m", "block_n", "num_warps", "split_k", "repack")
+]
+_SHARED = ARTIFACT_COLUMNS.index("shared_bytes")
 
 
 def identity(workload: Workload, config: GemmConfig, artifact: Artifact | None) -> object:
@@ -49,8 +53,11 @@ def programs(candidates: Candidates) -> NDArray[np.int64]:
     A candidate that was not compiled is equal to none.
     """
     numbers: dict[object, int] = {}
-    pairs = zip(candidates.configs, candidates.artifacts, strict=True)
-    same = (_program(config, artifact) or row for row, (config, artifact) in enumerate(pairs))
+    launch = candidates.config_columns[:, _LAUNCH].tolist()
+    shared = candidates.artifact_columns[:, _SHARED].tolist()
+    rows = zip(candidates.ptx_hash, shared, map(tuple, launch), strict=True)
+    known = candidates.has_artifact
+    same = (program if known[row] else row for row, program in enumerate(rows))
     return np.array([numbers.setdefault(s, len(numbers)) for s in same], dtype=np.int64)
 
 

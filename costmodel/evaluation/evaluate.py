@@ -25,8 +25,7 @@ from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Device, Target
 
 if TYPE_CHECKING:
-    from costmodel.data.dataset import Dataset
-    from costmodel.data.frame import Frame
+    from costmodel.data.dataset import Dataset, Frame
 
 __all__ = ["TOP_K", "Problem", "evaluate", "problems_of"]
 

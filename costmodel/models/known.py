@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 
-from costmodel.compile.artifact import Artifact
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.candidates import CostModel
 from costmodel.errors import FileError
@@ -16,7 +14,7 @@ from costmodel.models.xgb import XgbCostModel
 __all__ = ["known_artifacts"]
 
 
-def known_artifacts(model: CostModel, target: Target) -> Mapping[str, Artifact]:
+def known_artifacts(model: CostModel, target: Target) -> ArtifactTable:
     """The artifacts of a target's toolchain that are known for a model, by key.
 
     Those that it was trained with, then those that the shipped model was: a binary is the same
@@ -24,15 +22,15 @@ def known_artifacts(model: CostModel, target: Target) -> Mapping[str, Artifact]:
     configurations alone. An artifact file that cannot be used is one warning.
     """
     if not isinstance(model, XgbCostModel):
-        return {}
+        return ArtifactTable.empty()
     own, shipped_at = _own(model, target), model_directory(target)
     if shipped_at is None or shipped_at == model._directory:
-        return {} if own is None else own
+        return own or ArtifactTable.empty()
     shipped, _ = shipped_model(target)
     others = None if shipped is None else _own(shipped, target)
     if own and others:
         return _merged(own, others)
-    return own or others or {}
+    return own or others or ArtifactTable.empty()
 
 
 def _own(model: XgbCostModel, target: Target) -> ArtifactTable | None:

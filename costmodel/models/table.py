@@ -21,8 +21,7 @@ from costmodel.hardware.target import Target
 
 if TYPE_CHECKING:
     from costmodel.data.artifact_table import ArtifactTable
-    from costmodel.data.dataset import Dataset, Role
-    from costmodel.data.frame import Frame
+    from costmodel.data.dataset import Dataset, Frame, Role
     from costmodel.data.measurement import Measurement
 
 __all__ = ["TrainingTable"]

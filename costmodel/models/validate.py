@@ -177,7 +177,7 @@ def _kept_at_each(
     ptx: bool,
 ) -> list[float]:
     """Measure the speed that the first 1, 2, 4, … of one head keep; equal programs count once."""
-    shown = candidates if ptx else Candidates.of(candidates.configs)
+    shown = candidates if ptx else candidates.without_artifacts()
     cost = model.predict(workload, shown, target)
     identity = identities(workload, candidates)
     best = np.full(len(identity), np.nan)

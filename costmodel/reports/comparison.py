@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,12 +41,7 @@ class ConfigOnly:
         self, workload: Workload, candidates: Candidates, target: Target
     ) -> NDArray[np.float64]:
         """Latency in us of each candidate, float64 [n]."""
-        blind = replace(
-            candidates,
-            artifacts=(None,) * len(candidates),
-            artifact_columns=np.full_like(candidates.artifact_columns, np.nan),
-        )
-        return self._model.predict(workload, blind, target)
+        return self._model.predict(workload, candidates.without_artifacts(), target)
 
 
 def compared_models(dataset: Dataset, model: XgbCostModel | None) -> tuple[list[CostModel], str]:

@@ -109,9 +109,9 @@ class Expectation:
         tried = {config for config, _ in self.result.measured}
         factor = median(self._factors.values()) if self._factors else 1.0
         ranking = rank(workload, self.result.target, self.model, _LOOKED_AT)
-        columns = zip(ranking.configs, ranking.candidates.artifacts, ranking.cost, strict=True)
-        for config, artifact, us in columns:
-            if config not in tried and artifact is not None and artifact.ok:
+        columns = zip(ranking.configs, ranking.candidates.has_artifact, ranking.cost, strict=True)
+        for config, compiles, us in columns:
+            if compiles and config not in tried:
                 return config, float(us) * factor
         return None
 

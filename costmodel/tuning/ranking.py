@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import gcd
 from os import PathLike
 from pathlib import Path
@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.compile.artifact import Artifact
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.candidates import Candidates, CostModel
 from costmodel.errors import FileError, InvalidInput, ModelError
@@ -185,7 +184,7 @@ def _by(
         cost = _cost(chosen, workload, candidates, target, len(candidates))
         order = top_rows(cost, identity, least)
     order = order[:k]
-    unknown = int(np.isnan(candidates.artifact_columns[:, 0]).sum())
+    unknown = int((~candidates.has_artifact).sum())
     return Ranking(
         workload=workload,
         target=target,
@@ -280,36 +279,29 @@ class _Layout:
     candidates: Candidates
     program: NDArray[np.int64]
     failed: NDArray[np.bool_]
-    artifacts: Mapping[str, Artifact]  # kept, so that its id is not given to another one
+    artifacts: ArtifactTable  # kept, so that its id is not given to another one
 
     @classmethod
     def of(
         cls,
         workload: Workload,
         target: Target,
-        artifacts: Mapping[str, Artifact],
+        artifacts: ArtifactTable,
         configs: Sequence[GemmConfig],
     ) -> _Layout:
         keys = [artifact_key(specialize(workload, config), target) for config in configs]
-        table = artifacts if isinstance(artifacts, ArtifactTable) else None
-        found = table.find(keys) if table is not None else [artifacts.get(key) for key in keys]
+        candidates = Candidates.of(configs)
+        columns, hashes = artifacts.columns(keys)
+        candidates = replace(candidates, artifact_columns=columns, ptx_hash=hashes)
         # What crashed the compiler once, or took it too long, is not known: it may compile now.
-        found = [a if a is not None and a.is_settled else None for a in found]
-        columns = table.columns(keys) if table is not None else None
-        candidates = Candidates.of(configs, found, columns)
-        failed = np.array([a is not None and a.refused for a in found], dtype=bool)
-        return cls(
-            candidates,
-            programs(candidates),
-            failed | ~candidates.fits(target.device),
-            artifacts,
-        )
+        failed = artifacts.refused(keys) | ~candidates.fits(target.device)
+        return cls(candidates, programs(candidates), failed, artifacts)
 
 
 def _candidates(
     workload: Workload,
     target: Target,
-    artifacts: Mapping[str, Artifact],
+    artifacts: ArtifactTable,
     configs: Sequence[GemmConfig] | None,
 ) -> tuple[Candidates, NDArray[np.int64], int]:
     """The batch to rank, its programs, and how many were left out: known not to compile or fit."""
@@ -342,7 +334,7 @@ def _cost(
     return cost
 
 
-def _layout(workload: Workload, target: Target, artifacts: Mapping[str, Artifact]) -> _Layout:
+def _layout(workload: Workload, target: Target, artifacts: ArtifactTable) -> _Layout:
     # Of the sizes, only which BLOCK_K divide K is in a binary.
     key = (workload.code, gcd(workload.k, 256), target, id(artifacts) if artifacts else 0)
     with _lock:

@@ -99,7 +99,7 @@ class Trial:
                 break
             batch = range(row, min(row + missing, row + _COMPILED_AT_ONCE, len(self.ranking)))
             row = batch.stop
-            self._try([self.ranking.candidates.candidate(i) for i in batch], with_torch)
+            self._try([Candidate(self.ranking.configs[i]) for i in batch], with_torch)
             with_torch = False
             if self._no_room() is not None:
                 break

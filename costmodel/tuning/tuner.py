@@ -159,8 +159,9 @@ def _untimed(
     failures: list[tuple[GemmConfig, Measurement]] = []
     compiled = 0
     chosen, why = None, "no configuration compiles"
-    for config, artifact in zip(ranking.configs, ranking.candidates.artifacts, strict=True):
-        if artifact is None:
+    for config, compiles in zip(ranking.configs, ranking.candidates.has_artifact, strict=True):
+        artifact = None
+        if not compiles:
             made = list(compile_([specialize(ranking.workload, config)], ranking.target))
             compiled += len(made)
             artifact = made[0] if made else None

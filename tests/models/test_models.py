@@ -68,8 +68,8 @@ class CostModelContract:
         self, model: Any, target: Target, make_batch: MakeBatch
     ) -> None:
         known = make_batch(LARGE, 10)
-        mixed = Candidates.of(
-            known.configs, [a if i % 2 else None for i, a in enumerate(known.artifacts)]
+        mixed = Candidates.joined(
+            [known.take(range(5)), known.take(range(5, 10)).without_artifacts()]
         )
         assert np.isfinite(model.predict(LARGE, mixed, target)).all()
 
@@ -259,7 +259,7 @@ class TestPtxScore(CostModelContract):
         self, model: PtxScore, target: Target, make_batch: MakeBatch
     ) -> None:
         known = make_batch(LARGE, 6)
-        mixed = Candidates.of(known.configs, [None, *known.artifacts[1:]])
+        mixed = Candidates.joined([known.take([0]).without_artifacts(), known.take(range(1, 6))])
         cost = model.predict(LARGE, mixed, target)
         assert cost[0] > cost[1:].max()
 
@@ -306,9 +306,8 @@ class TestXgbCostModel(CostModelContract):
         self, model: XgbCostModel, target: Target, make_batch: MakeBatch
     ) -> None:
         known, bare = make_batch(LARGE, 10), make_batch(LARGE, 10, artifacts=False)
-        mixed = Candidates.of(
-            known.configs, [a if i % 2 else None for i, a in enumerate(known.artifacts)]
-        )
+        parts = [known.take([i]) if i % 2 else bare.take([i]) for i in range(10)]
+        mixed = Candidates.joined(parts)
         full = model.predict(LARGE, known, target)
         config_only = model.predict(LARGE, bare, target)
         expected = np.where(np.arange(10) % 2, full, config_only)
