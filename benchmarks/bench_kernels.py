@@ -39,10 +39,10 @@ from common import (
 from costmodel.data.candidates import CostModel
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Runner
-from costmodel.data.shards import read_json, write_json
 from costmodel.errors import MissingData
 from costmodel.evaluation.heldout import EVAL_WORKLOADS, eval_workloads
 from costmodel.evaluation.metrics import geomean
+from costmodel.files import read_json, write_json
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import specialize
 from costmodel.gemm.workload import Workload
@@ -214,7 +214,7 @@ def measure_all(frozen: Path, out: Path, budget_s: float) -> None:
 
     deadline = announce(budget_s)
     with DeviceRunner() as runner:
-        write_json(out, measure(read_json(frozen)["winners"], runner, deadline))
+        write_json(out, measure(read_json(frozen, dict[str, Any])["winners"], runner, deadline))
 
 
 def main() -> None:
@@ -246,7 +246,7 @@ def main() -> None:
             budget_s = max(seconds_left(deadline) / (RUNS - i), 1.0)
             command = [sys.executable, __file__, "--winners", str(frozen), "--measure", str(out)]
             subprocess.run([*command, "--budget-s", str(budget_s)], check=True)
-            runs.append(read_json(out))
+            runs.append(read_json(out, dict[str, Any]))
             results = Results(
                 f"kernels-{choices['dtype']}", target, args.results, software, summarize
             )

@@ -17,8 +17,8 @@ from costmodel.compile.compile_pool import compile_for_device
 from costmodel.data import measurement
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Measurement, Runner
-from costmodel.data.shards import write_json
 from costmodel.errors import CostModelError, NoModel
+from costmodel.files import file_errors, write_json
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import Specialization
 from costmodel.gemm.workload import Workload
@@ -80,7 +80,8 @@ class Results:
         """Add rows and save: a run that is stopped keeps what it has."""
         self.rows += rows
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self.path, {**self._head, "summary": self.summary, "rows": self.rows})
+        with file_errors(self.path):
+            write_json(self.path, {**self._head, "summary": self.summary, "rows": self.rows})
 
     def show(self) -> None:
         """Print the summary, and where the rest is."""

@@ -166,6 +166,8 @@ def decode(data: object, kind: type[_T], *, name: str = "", allow_unknown: bool 
         found = msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
         raise InvalidInput(_place(str(error), name, data)) from None
+    except UnicodeEncodeError as error:  # half of a surrogate pair, which JSON may write as \\ud800
+        raise InvalidInput(f"{name or 'JSON'}: a text that is not Unicode ({error})") from None
     if not allow_unknown and (unknown := _unknown(data, msgspec.to_builtins(found))):
         raise InvalidInput(f"{_joined(name, unknown)}: not a known field; check its spelling")
     return found

@@ -23,8 +23,8 @@ from costmodel.data.destination import (
     require_model_place,
     write_file,
 )
-from costmodel.data.shards import replace_file
 from costmodel.errors import CorruptFile, FileError, InvalidInput, NoGpu
+from costmodel.files import replace_file
 from costmodel.gemm.space import SearchSpace
 from costmodel.gemm.workload import MOST, Workload
 from costmodel.hardware.target import Target, Toolchain
@@ -226,7 +226,7 @@ def test_no_error_names_the_temporary_file(tmp_path: Path) -> None:
     (tmp_path / "folder" / "in").mkdir(parents=True)
     for path in (tmp_path / "nowhere" / "x", tmp_path / "file" / "x", tmp_path / "folder"):
         with pytest.raises(OSError, match=re.escape(str(path))) as told:
-            replace_file(path, lambda file: file.write(b"1"))
+            replace_file(path, b"1")
         assert (told.value.filename, told.value.filename2) == (str(path), None)
     assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
 

@@ -177,33 +177,6 @@ def test_text_that_is_no_utf8_is_refused(dataset: Dataset) -> None:
         read_all(dataset.path)
 
 
-@pytest.mark.fault("B53")
-def test_a_few_bytes_do_not_become_billions_of_rows(
-    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("costmodel.data.shards._MOST_ROWS", 3)
-    with pytest.raises(CorruptFile, match="4 rows, more than any dataset"):
-        Dataset.open(dataset.path).measurements()
-
-
-@pytest.mark.fault("B53")
-@pytest.mark.parametrize("told", [True, False])
-def test_a_few_bytes_do_not_become_a_text_that_fills_the_memory(
-    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, told: bool
-) -> None:
-    path = min(dataset.path.glob("measurements-*"))
-    rows = parquet.ParquetFile(path).read()
-    at, field = rows.schema.get_field_index("error"), rows.schema.field("error")
-    texts = ["x" * 2**27] + [""] * (len(rows) - 1)
-    column = pa.array(texts, pa.string()).dictionary_encode()
-    parquet.write_table(rows.set_column(at, field, column), path, compression="zstd")
-    assert path.stat().st_size < 2**18
-    if not told:  # a footer that says less
-        monkeypatch.setattr("costmodel.data.shards._unpacked_bytes", lambda _: 1000)
-    with pytest.raises(CorruptFile, match=r"rows that take \d+ MiB"):
-        Dataset.open(dataset.path).measurements()
-
-
 # --- several at once -------------------------------------------------------------------------
 
 COMPACT = (

@@ -35,10 +35,11 @@ from costmodel.data.destination import CARD
 from costmodel.data.measurement import Measurement, TuningRecord
 from costmodel.data.measurement_table import Frame, MeasurementTable, Role, RunInfo
 from costmodel.errors import MissingData
+from costmodel.files import file_errors, read_json, write_json
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
-from costmodel.support.untrusted import as_path, file_errors, require
+from costmodel.support.untrusted import as_path, require
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -96,7 +97,8 @@ class Dataset:
         """
         path = as_path("path", path)
         card = _card_of(path)
-        data = shards.read_json(card)
+        with file_errors(card):
+            data = read_json(card, dict[str, Any])
         identity = shards.Identity.from_dict(data, card)
         return cls(path, identity, str(data.get("created", "")))
 
@@ -307,7 +309,8 @@ class Dataset:
 
     def _write_card(self, counts: Mapping[str, Any] | None = None) -> None:
         card = {"kind": "costmodel dataset", **self.identity.to_dict(), "created": self.created}
-        shards.write_json(self.path / CARD, card | dict(counts or {}))
+        with file_errors(self.path / CARD):
+            write_json(self.path / CARD, card | dict(counts or {}))
 
     def _counts(self) -> dict[str, Any]:
         table = self.measurements()

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from costmodel.data.shards import replace_file
-from costmodel.errors import CorruptFile, FileError, InvalidInput
-from costmodel.support.untrusted import file_errors, parse_json, read_small_file
+from costmodel.errors import CorruptFile, FileError
+from costmodel.files import file_errors, read_json, replace_file
 
 __all__ = [
     "CARD", "card_kind", "require_dataset_place", "require_file_place", "require_folder",
@@ -31,10 +30,8 @@ def card_kind(folder: Path) -> Literal["", "model", "dataset", "other"]:
     if not os.path.lexists(file):
         return ""
     try:
-        card = parse_json(read_small_file(file))
-    except (OSError, CorruptFile, InvalidInput):
-        return "other"
-    if not isinstance(card, dict):
+        card = read_json(file, dict[str, Any])
+    except (OSError, CorruptFile):
         return "other"
     if type(card.get("schema")) is int and "protocol" in card:
         return "dataset"
@@ -107,7 +104,7 @@ def write_file(path: Path, data: bytes) -> None:
     """
     require_file_place(path)
     with file_errors(path):
-        replace_file(path, lambda file: file.write(data))
+        replace_file(path, data)
 
 
 def _rows(path: Path) -> bool:

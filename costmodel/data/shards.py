@@ -1,4 +1,4 @@
-"""Files of a dataset: written whole or not at all, and refused where they do not belong.
+"""The files of a dataset: written whole or not at all, and refused where they do not belong.
 
 A shard is a Parquet file whose header (JSON in its metadata) repeats the dataset's identity, so a
 file copied from another dataset is recognised. Reading runs no code: Parquet and JSON only.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -17,27 +17,16 @@ from typing import TYPE_CHECKING, Any, BinaryIO, get_type_hints
 from uuid import uuid4
 
 from costmodel.errors import CorruptFile, FileError, InvalidInput, MixedData, WrongVersion
+from costmodel.files import decode, encode, file_errors, replace_file
 from costmodel.hardware.target import Target
-from costmodel.support.untrusted import file_errors, parse_json, read_small_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
-    "SCHEMA",
-    "Identity",
-    "arrow_fields",
-    "compaction_lock",
-    "new_shard_path",
-    "read_all",
-    "read_json",
-    "read_shards",
-    "replace_file",
-    "shard_paths",
-    "sort_rows",
-    "write_json",
-    "write_shard",
-]
+    "SCHEMA", "Identity", "arrow_fields", "compaction_lock", "new_shard_path", "read_all",
+    "read_shards", "shard_paths", "sort_rows", "write_shard",
+]  # fmt: skip
 
 SCHEMA = 2
 """Version of the columns and of the card; raised when either changes. Older ones are read too."""
@@ -47,10 +36,15 @@ _ADDED: dict[str, object] = {"tf32": False}
 
 _HEADER = b"costmodel"
 _ATTEMPTS, _PAUSE_S = 8, 0.02  # 5 s in all
-# A few bytes may stand for billions of equal rows, or for one text that fills the memory.
-_MOST_ROWS = 10_000_000
-_MOST_BYTES = 2**29
-_ROW_BYTES, _FILE_BYTES = 2**12, 2**24  # ours take 20 to 700 a row
+
+
+@dataclass(frozen=True)
+class _Header:
+    """The identity as a card and each shard hold it, beside other fields."""
+
+    schema: int
+    target: dict[str, Any]
+    protocol: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -66,36 +60,34 @@ class Identity:
     protocol: Mapping[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "schema": SCHEMA,
-            "target": self.target.to_dict(),
-            "protocol": json.loads(json.dumps(dict(self.protocol))),
-        }
+        """Return the fields of a card or header.
+
+        Raises:
+            InvalidInput: the protocol holds a number that JSON lacks, such as NaN.
+        """
+        header = _Header(SCHEMA, self.target.to_dict(), dict(self.protocol))
+        return decode(encode(header), dict[str, Any])  # as it is read again: tuples are lists
 
     @classmethod
-    def from_dict(cls, data: object, path: Path) -> Identity:
-        """The inverse of :meth:`to_dict`.
+    def from_dict(cls, data: Any, path: Path) -> Identity:
+        """Read a card or header that was found at ``path``; other fields are ignored.
 
         Raises:
             CorruptFile: not written by costmodel. WrongVersion: by a newer release.
         """
         if isinstance(data, dict) and {"format", "features"} <= data.keys():
             raise CorruptFile(f"{path}: the card of a model, expected a dataset's; name another")
-        if not isinstance(data, dict) or type(data.get("schema")) is not int:
-            raise CorruptFile(f"{path}: expected costmodel's header, found {str(data)[:80]}")
-        if not 1 <= data["schema"] <= SCHEMA:
-            raise WrongVersion(
-                f"{path}: written with schema {data['schema']}, this release reads 1 to {SCHEMA}: "
-                f"use the release that wrote it, or a newer one"
-            )
-        protocol = data.get("protocol")
         try:
-            target = Target.from_dict(data["target"])
-        except (KeyError, InvalidInput) as error:
-            raise CorruptFile(f"{path}: its header names no target ({error})") from None
-        if not isinstance(protocol, dict):
-            raise CorruptFile(f"{path}: its header holds no protocol, found {protocol!r}")
-        return cls(target, protocol)
+            schema = decode(data, dict[str, Any]).get("schema")
+            if type(schema) is int and not 1 <= schema <= SCHEMA:
+                raise WrongVersion(
+                    f"{path}: written with schema {schema}, this release reads 1 to {SCHEMA}: "
+                    f"use the release that wrote it, or a newer one"
+                )
+            header = decode(data, _Header)
+            return cls(Target.from_dict(header.target), header.protocol)
+        except InvalidInput as error:
+            raise CorruptFile(f"{path}: not a header of costmodel's: {error}") from None
 
     def require_same(self, other: Identity, path: Path) -> None:
         """Refuse ``other`` (found at, or offered to, ``path``) unless its rows may mix with ours.
@@ -112,62 +104,12 @@ class Identity:
                 )
 
     def _comparable(self) -> dict[str, Any]:
-        device, toolchain = self.target.device, self.target.toolchain
-        return {
-            "device.product": device.product,
-            "device.arch": device.arch,
-            "device.sm_count": device.sm_count,
-            "toolchain.triton": toolchain.triton,
-            "toolchain.ptxas": toolchain.ptxas,
-        } | {f"protocol.{k}": v for k, v in self.to_dict()["protocol"].items()}
-
-
-def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file so that a crash at any moment leaves the old one, the new one, or none."""
-    temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as error:
-        with suppress(OSError):  # there may be no such folder
-            temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno:  # nobody knows the temporary name
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise
-    # The new name itself must survive a power cut too, where the file system can see to that.
-    with suppress(OSError):
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-
-
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write JSON, whole or not at all.
-
-    Raises:
-        FileError: it cannot be written.
-    """
-    text = json.dumps(data, indent=1) + "\n"
-    with file_errors(path):
-        replace_file(path, lambda file: file.write(text.encode()))
-
-
-def read_json(path: Path) -> Any:
-    """Parsed JSON.
-
-    Raises:
-        CorruptFile: not JSON. FileError: it cannot be read.
-    """
-    try:
-        with file_errors(path):
-            return parse_json(read_small_file(path))
-    except InvalidInput as error:
-        raise CorruptFile(f"{path}: {error}: restore it, or delete the dataset") from None
+        card = self.to_dict()
+        device = {name: card["target"]["device"][name] for name in ("product", "arch", "sm_count")}
+        groups = {
+            "device": device, "toolchain": card["target"]["toolchain"], "protocol": card["protocol"]
+        }  # fmt: skip
+        return {f"{group}.{k}": v for group, values in groups.items() for k, v in values.items()}
 
 
 def arrow_fields(cls: type, nullable: bool = False) -> list[pa.Field]:
@@ -321,9 +263,7 @@ def _read_shard(
             if not file.schema_arrow.equals(pa.schema([f for f in schema if f.name not in added])):
                 names = sorted(set(file.schema_arrow.names) ^ set(schema.names))
                 raise CorruptFile(f"{path}: other columns than expected ({names[:8]}); {again}")
-            _check_size(path, file.metadata.num_rows, _unpacked_bytes(file.metadata))
             table = file.read()
-            _check_size(path, table.num_rows, table.nbytes // 4)  # of what the file did not tell
             table.validate(full=True)  # that texts are UTF-8 and indices point into dictionaries
             for name in added:
                 column = pa.array([_ADDED[name]] * table.num_rows, schema.field(name).type)
@@ -337,32 +277,12 @@ def _read_shard(
     return table.replace_schema_metadata(None)
 
 
-def _unpacked_bytes(metadata: Any) -> int:
-    """What the pages of a Parquet file take when they are decompressed, as its footer tells."""
-    groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
-    return sum(
-        group.column(i).total_uncompressed_size
-        for group in groups
-        for i in range(group.num_columns)
-    )
-
-
-def _check_size(path: Path, rows: int, unpacked_bytes: int) -> None:
-    if rows > _MOST_ROWS:
-        raise CorruptFile(f"{path}: {rows} rows, more than any dataset")
-    if unpacked_bytes > min(_FILE_BYTES + _ROW_BYTES * rows, _MOST_BYTES):
-        raise CorruptFile(
-            f"{path}: {rows} rows that take {unpacked_bytes >> 20} MiB when they are read, more "
-            f"than any of ours"
-        )
-
-
 def _check_header(
     path: Path, metadata: Mapping[bytes, bytes], identity: Identity, header: Mapping[str, object]
 ) -> None:
     if _HEADER not in metadata:
         raise CorruptFile(f"{path}: a Parquet file, but none of costmodel's; take it away")
-    found = parse_json(metadata[_HEADER])
+    found = decode(metadata[_HEADER], dict[str, Any])
     identity.require_same(Identity.from_dict(found, path), path)
     for name, value in header.items():
         if found.get(name) != value:

@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from costmodel.data.destination import CARD
-from costmodel.data.shards import compaction_lock, replace_file
+from costmodel.data.shards import compaction_lock
 from costmodel.errors import CorruptFile
-from costmodel.support.untrusted import read_small_file
+from costmodel.files import read_small_file, replace_file
 
 __all__ = ["Part", "card_digest", "locate", "part_of", "read_part", "replace_model",
            "stamp_of"]  # fmt: skip

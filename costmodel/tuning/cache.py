@@ -23,9 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from costmodel.data.shards import replace_file
 from costmodel.errors import CorruptFile, InvalidInput
-from costmodel.files import CACHE_VARIABLE, cache_directory
+from costmodel.files import CACHE_VARIABLE, cache_directory, replace_file
 from costmodel.gemm.workload import Workload
 from costmodel.support.untrusted import one_line, parse_json, read_small_file, take
 from costmodel.tuning.tuning_result import TuningResult
