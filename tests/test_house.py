@@ -25,8 +25,8 @@ FOLDERS = (
 """Each folder, or file that lies beside the folders, imports only those before it."""
 
 TOP_LEVEL = {
-    "README.md", "benchmarks", "costmodel", "datasets", "docs", "kernels", "models",
-    "pyproject.toml", "tests",
+    "CHANGELOG.md", "CONTRIBUTING.md", "README.md", "benchmarks", "costmodel", "datasets", "docs",
+    "kernels", "models", "pyproject.toml", "tests",
 }  # fmt: skip
 
 
