@@ -219,7 +219,9 @@ def main() -> None:
     name = "strategies-replay" if replay else "strategies"
     software = versions(target, model=f"{model.name} {model.hash}")
     if replay is not None:  # the torch that was timed
-        software["torch"] = ", ".join(sorted({run.torch for run in replay.dataset.runs()}))
+        software["torch"] = ", ".join(
+            sorted({run.torch for run in replay.dataset.measurements().runs})
+        )
     results = Results(name, target, args.results, software, summarize)
     if replay is not None:
         run(todo, replay, {}, results, float("inf"))

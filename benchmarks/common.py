@@ -204,7 +204,7 @@ def us_or_none(found: Measurement) -> float | None:
 
 def recorded_torch(dataset: Dataset) -> str:
     """The torch that timed the rows of a dataset, not the one that evaluates them."""
-    return ", ".join(sorted({run.torch for run in dataset.runs()}))
+    return ", ".join(sorted({run.torch for run in dataset.measurements().runs}))
 
 
 def versions(target: Target, **others: str) -> dict[str, str]:

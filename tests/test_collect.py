@@ -290,11 +290,11 @@ def test_rows_of_a_kernel_that_has_changed_are_measured_again(
     with start_child(dataset, 1, str(before)) as process:
         assert process.wait(timeout=60) == 0
     now = {"pointer": kernel_hash("pointer")}
-    assert sum(Dataset.open(dataset.path).stale(now).values()) > 0
+    assert Dataset.open(dataset.path).frame(kernel_hashes=now).dropped
     runner = FakeRunner()
     run(jobs, Dataset.open(dataset.path), runner)
     assert set(runner.asked) == {(j.workload, c) for j in jobs for c in j.configs}
-    assert not Dataset.open(dataset.path).stale(now)
+    assert not Dataset.open(dataset.path).frame(kernel_hashes=now).dropped
 
 
 @pytest.mark.fault("B64")

@@ -92,7 +92,7 @@ def test_identity_and_runs_come_back(dataset: Dataset) -> None:
     dataset.append_measurements(records(A), run=RUN, torch={A: ok(9.0)})
     read = Dataset.open(dataset.path)
     assert (read.target, read.protocol) == (TARGET, PROTOCOL)
-    assert read.runs() == (RUN,)
+    assert read.measurements().runs == (RUN,)
     assert read.torch(A) == ok(9.0)
     assert read.torch(B) is None
 
@@ -109,7 +109,6 @@ def test_artifacts_come_back(dataset: Dataset, compacted: bool) -> None:
         dataset.compact()
     read = Dataset.open(dataset.path)
     assert dict(read.artifacts()) == {good.key: good, failed.key: failed}
-    assert read.artifact("unknown") is None
     columns, hashes = read.artifacts().columns([failed.key, good.key, "unknown"])
     assert hashes.tolist() == ["", "ab12", ""]
     assert columns[1].tolist() == [96, 8, 65536, *range(len(PTX_FEATURES))]
@@ -227,7 +226,7 @@ def test_anchors_are_kept_once_per_run_and_apart(dataset: Dataset) -> None:
     assert sorted(dataset.measurements("anchor").latency_us) == [11.0, 12.0]
     assert dataset.recorded(A)[CONFIGS[0]] == ok(10.0)
     assert len(dataset.frame("train")) == len(CONFIGS)
-    assert {r.run_id for r in dataset.runs()} == {"run-1", "run-2", "run-3"}
+    assert {r.run_id for r in dataset.measurements().runs} == {"run-1", "run-2", "run-3"}
 
 
 @pytest.mark.fault("B31")
@@ -246,12 +245,11 @@ def test_rows_of_a_changed_kernel_are_dropped_by_name_and_measured_again(dataset
     dataset.append_measurements(records(A), run=RUN)
     now = {"pointer": kernel_hash("pointer"), "tma": "of-another-day"}
     half = len(CONFIGS) // 2
-    assert dataset.stale(now) == {"tma": half}
     frame = dataset.frame("train", kernel_hashes=now)
     assert {c.kernel for c in frame.candidates.configs} == {"pointer"}
     assert frame.dropped == {"kernel tma has changed": half}
     assert {c.kernel for c in dataset.measured(A, now)} == {"pointer"}
-    assert dataset.stale({"pointer": now["pointer"]}) == {}
+    assert dataset.frame(kernel_hashes={"pointer": now["pointer"]}).dropped == {}
 
     config = CONFIGS[-1]
     new = TuningRecord(A, config, "key-of-the-new-kernel", ok(3.0))

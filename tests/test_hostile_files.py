@@ -32,7 +32,6 @@ def read_all(path: Path) -> None:
     data = Dataset.open(path)
     data.frame()
     data.recorded(A)
-    data.runs()
     list(data.artifacts().values())
 
 

@@ -65,7 +65,7 @@ def test_the_dataset_is_what_its_card_counts(dataset: Dataset) -> None:
     for role in get_args(Role):
         assert counts["workloads"][role] == len(dataset.workloads(role))
         assert counts["rows"][role] == dict(Counter(table.status[table.role == role].tolist()))
-    assert counts["devices"] == sorted({run.device_uuid for run in dataset.runs()})
+    assert counts["devices"] == sorted({run.device_uuid for run in dataset.measurements().runs})
     assert card["target"]["device"]["name"] == NAME
 
 

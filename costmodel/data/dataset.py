@@ -10,9 +10,9 @@
       measurements-<time>-<id>.parquet
 
 Each append is one file, written whole or not at all under a name of its own. So a killed run loses
-nothing that was appended, several processes may append at once, and reading needs no repair: what
-was recorded twice is dropped, the first kept; or, of a binary that failed at first, the one that
-compiled. Append artifacts before the rows that refer to them.
+nothing that was appended, several processes may append at once, and reading needs no repair. Of
+rows that were recorded twice the first counts, but a binary that compiled replaces a failure.
+Append artifacts before the rows that refer to them.
 """
 
 from __future__ import annotations
@@ -104,10 +104,12 @@ class Dataset:
 
     @property
     def target(self) -> Target:
+        """Device and toolchain of all rows."""
         return self.identity.target
 
     @property
     def protocol(self) -> Mapping[str, Any]:
+        """Timing protocol of all rows, JSON-ready."""
         return self.identity.protocol
 
     def append_measurements(
@@ -118,7 +120,7 @@ class Dataset:
         role: Role = "train",
         torch: Mapping[Workload, Measurement] | None = None,
     ) -> None:
-        """Record timings, durably once this returns: one file, best of a whole workload.
+        """Record timings; once this returns they are on disk. Best called once a workload.
 
         Args:
             records: what was measured, failures too.
@@ -126,20 +128,20 @@ class Dataset:
             role: what the rows are for.
             torch: timings of ``torch.matmul``, by workload.
         """
-        baseline = list((torch or {}).items())
+        baseline = torch or {}
         if not records and not baseline:
             return
         rows = MeasurementTable.rows(records, baseline, run, role)
-        self._write(shards.new_shard_path(self.path, _MEASUREMENTS), rows)
+        self._append(_MEASUREMENTS, rows)
         self._measurements = {}
         if self._done is not None and role != "anchor":
             for record in records:
                 self._done.setdefault(record.workload, set()).add(record.config)
 
     def append_artifacts(self, artifacts: Iterable[Artifact]) -> None:
-        """Record compiled artifacts, durably once this returns.
+        """Record compiled artifacts; once this returns they are on disk.
 
-        What is there already is kept; where that failed, one that compiled replaces it.
+        Those that are there already are kept, but one that compiled replaces a failure.
         """
         if self._statuses is None:
             self._statuses = self.artifacts().statuses()
@@ -147,15 +149,14 @@ class Dataset:
         new = [a for a in artifacts if a.key not in there or outweighs(a.status, there[a.key])]
         if not new:
             return
-        path = shards.new_shard_path(self.path, _ARTIFACTS)
-        shards.write_shard(path, ArtifactTable.rows(new), self.identity, ptx_schema=PTX_SCHEMA)
+        self._append(_ARTIFACTS, ArtifactTable.rows(new))
         there.update((a.key, a.status) for a in new)
         self._artifacts = None
 
     def measured(
         self, workload: Workload, kernel_hashes: Mapping[str, str] | None = None
     ) -> set[GemmConfig]:
-        """The configurations whose outcome is recorded: what a resumed run need not time.
+        """Return the configurations whose outcome is recorded, which a resumed run skips.
 
         Args:
             kernel_hashes: as for :meth:`frame`: rows of a kernel that has changed do not count.
@@ -171,14 +172,11 @@ class Dataset:
         return set(self._done.get(workload, ()))
 
     def measurements(self, *roles: Role) -> MeasurementTable:
-        """The rows of the given roles (all without any), each outcome once."""
+        """Return the rows of the given roles (default: all), each outcome once."""
         if not self._measurements:
-            files, rows = self._read_measurements()
-            compacted = self._compacted(files)
-            rows = rows if compacted else self._merged_measurements(rows)
-            table = MeasurementTable.of(rows, self.path)
-            # Of an earlier release's file, that may be fewer.
-            self._measurements[()] = table.take(table.kept_rows()) if compacted else table
+            table = MeasurementTable.of(self._merged(_MEASUREMENTS), self.path)
+            # A file that an earlier release compacted may hold more.
+            self._measurements[()] = table.take(table.kept_rows())
         if roles not in self._measurements:
             table = self._measurements[()]
             wanted = np.logical_or.reduce([table.role == role for role in roles])
@@ -186,31 +184,20 @@ class Dataset:
         return self._measurements[roles]
 
     def artifacts(self) -> ArtifactTable:
-        """The compiled artifacts, by key."""
+        """Return the compiled artifacts, by key."""
         if self._artifacts is None:
-            files, rows = self._read_artifacts()
-            self._artifacts = ArtifactTable(
-                rows if self._compacted(files) else self._merged_artifacts(rows)
-            )
+            self._artifacts = ArtifactTable(self._merged(_ARTIFACTS))
         return self._artifacts
 
-    def artifact(self, key: str) -> Artifact | None:
-        """One artifact, or None where it was never compiled."""
-        return self.artifacts().get(key)
-
     def workloads(self, *roles: Role) -> list[Workload]:
-        """The workloads recorded in the given roles (train and eval without any)."""
+        """Return the workloads recorded in the given roles (default: train and eval)."""
         return list(self.measurements(*(roles or ("train", "eval"))).rows_of)
 
-    def runs(self) -> tuple[RunInfo, ...]:
-        """The runs that the rows come from."""
-        return self.measurements().runs
-
     def recorded(self, workload: Workload) -> dict[GemmConfig, Measurement]:
-        """All outcomes of a workload; empty where it was not measured.
+        """Return all outcomes of a workload; empty if it was not measured.
 
-        Of a kernel that has changed since, too, but of one version of each kernel: where several
-        were measured, of the one whose run started last.
+        Rows of a kernel that has changed since count too, but of one version of each kernel only:
+        the one whose run started last.
         """
         table = self.measurements("train", "eval")
         rows = [r for r in table.rows_of.get(workload, ()) if table.config_index[r] >= 0]
@@ -227,13 +214,13 @@ class Dataset:
         }
 
     def torch(self, workload: Workload) -> Measurement | None:
-        """What ``torch.matmul`` took, or None where it was not timed."""
+        """Return the timing of ``torch.matmul``, or None if it was not timed."""
         table = self.measurements("train", "eval")
         rows = (r for r in table.rows_of.get(workload, ()) if table.config_index[r] < 0)
         return next((table.measurement(row) for row in rows), None)
 
     def frame(self, *roles: Role, kernel_hashes: Mapping[str, str] | None = None) -> Frame:
-        """Rows with features (torch's left out); ``train`` where no role is given.
+        """Return rows with features, without torch's; ``train`` if no role is given.
 
         Args:
             kernel_hashes: current hash of each kernel, by name: rows of a kernel that has changed
@@ -247,7 +234,7 @@ class Dataset:
     def unchanged(
         self, table: MeasurementTable, kernel_hashes: Mapping[str, str]
     ) -> tuple[MeasurementTable, dict[str, int]]:
-        """The rows of kernels that are as they were, and how many others there are, by reason.
+        """Return the rows of unchanged kernels, and how many others there are, by reason.
 
         Args:
             table: rows of this dataset.
@@ -257,11 +244,6 @@ class Dataset:
         dropped = Counter(f"kernel {name} has changed" for name in changed if name)
         return table.take(changed == "") if dropped else table, dict(dropped)
 
-    def stale(self, kernel_hashes: Mapping[str, str]) -> dict[str, int]:
-        """How many rows were measured with another version of a kernel, by kernel name."""
-        changed = self._changed_kernel(self.measurements(), kernel_hashes)
-        return dict(Counter(name for name in changed if name))
-
     def compact(self) -> None:
         """Merge the shards into one file a table, sorted and compressed, and count in the card.
 
@@ -269,15 +251,16 @@ class Dataset:
         processes at once, each waits for the one before it.
         """
         with shards.compaction_lock(self.path):
-            self._compact()
-
-    def _compact(self) -> None:
-        old, rows = self._read_artifacts()
-        self._replace(_ARTIFACTS, old, self._merged_artifacts(rows))
-        old, rows = self._read_measurements()
-        self._replace(_MEASUREMENTS, old, self._merged_measurements(rows))
-        self._artifacts, self._measurements = None, {}
-        self._write_card(self._counts())
+            for table in (_ARTIFACTS, _MEASUREMENTS):
+                old, rows = self._read(table)
+                merged = self.path / f"{table}.parquet"
+                self._write(merged, self._merge(table, rows))
+                for path in old:
+                    if path != merged:
+                        with file_errors(path):
+                            path.unlink()
+            self._artifacts, self._measurements = None, {}
+            self._write_card(self._counts())
 
     def extract(self, path: str | Path, workloads: Sequence[Workload]) -> Dataset:
         """Write the rows of some workloads, and their artifacts, as a dataset of its own."""
@@ -285,21 +268,20 @@ class Dataset:
         from pyarrow import compute
 
         part = Dataset.create(path, self.target, self.protocol)
-        _, rows = self._read_measurements()
+        _, rows = self._read(_MEASUREMENTS)
         keys = pa.array([w.key() for w in workloads], pa.string())
         rows = rows.filter(compute.is_in(rows.column("workload").cast(pa.string()), keys))
-        _, artifacts = self._read_artifacts()
+        _, artifacts = self._read(_ARTIFACTS)
         used = rows.column("artifact_key").cast(pa.string()).unique()
-        artifacts = artifacts.filter(compute.is_in(artifacts.column("key"), used))
-        part._write(shards.new_shard_path(part.path, _ARTIFACTS), artifacts)
-        part._write(shards.new_shard_path(part.path, _MEASUREMENTS), rows)
+        part._append(_ARTIFACTS, artifacts.filter(compute.is_in(artifacts.column("key"), used)))
+        part._append(_MEASUREMENTS, rows)
         part.compact()
         return part
 
     def _changed_kernel(
         self, table: MeasurementTable, hashes: Mapping[str, str]
     ) -> NDArray[np.object_]:
-        """The name of each row's kernel where it has changed, else empty; object [rows]."""
+        """Return the name of each row's kernel if it has changed, else empty; object [rows]."""
         kernels = self.artifacts().kernels if hashes else {}
         names = [
             name if name in hashes and hashes[name] != recorded else ""
@@ -326,54 +308,47 @@ class Dataset:
                     role: {s: n for (r, s), n in sorted(status.items()) if r == role}
                     for role in get_args(Role)
                 },
-                "devices": sorted({run.device_uuid for run in self.runs()}),
+                "devices": sorted({run.device_uuid for run in table.runs}),
             },
         }
 
+    def _append(self, table: str, rows: pa.Table) -> None:
+        self._write(shards.new_shard_path(self.path, table), rows)
+
     def _write(self, path: Path, rows: pa.Table) -> None:
-        header = {"ptx_schema": PTX_SCHEMA} if path.name.startswith(_ARTIFACTS) else {}
-        shards.write_shard(path, rows, self.identity, **header)
+        shards.write_shard(path, rows, self.identity, **_header(path.name))
 
-    def _replace(self, table: str, old: Sequence[Path], rows: pa.Table) -> None:
-        merged = self.path / f"{table}.parquet"
-        self._write(merged, rows)
-        for path in old:
-            if path != merged:
-                with file_errors(path):
-                    path.unlink()
+    def _read(self, table: str) -> tuple[list[Path], pa.Table]:
+        """Return the files of a table and all their rows, in the order of the files."""
+        schema = (ArtifactTable if table == _ARTIFACTS else MeasurementTable).schema()
+        found = shards.read_all(self.path, table, schema, self.identity, **_header(table))
+        _card_of(self.path)  # there would be no rows if the folder was moved meanwhile
+        return found
 
-    # Merged also where they are only read: a model must not depend on whether that was before the
-    # dataset was compacted.
+    def _merged(self, table: str) -> pa.Table:
+        """Return the rows of a table as compacting leaves them.
 
-    def _merged_artifacts(self, rows: pa.Table) -> pa.Table:
-        """As compacting leaves them: each key once, sorted."""
-        return shards.sort_rows(ArtifactTable(rows).arrow(), _ARTIFACT_ORDER)
+        Shards are merged for reading, too: a model must not depend on when they were compacted.
+        """
+        files, rows = self._read(table)
+        compacted = all(path.name == f"{table}.parquet" for path in files)
+        return rows if compacted else self._merge(table, rows)
 
-    def _merged_measurements(self, rows: pa.Table) -> pa.Table:
-        """As compacting leaves them: each outcome once, sorted."""
+    def _merge(self, table: str, rows: pa.Table) -> pa.Table:
+        """Keep each artifact, and each outcome, once, and sort."""
+        if table == _ARTIFACTS:
+            return shards.sort_rows(ArtifactTable(rows).arrow(), _ARTIFACT_ORDER)
         kept = rows.take(MeasurementTable.of(rows, self.path).kept_rows())
         return shards.sort_rows(kept, _MEASUREMENT_ORDER)
 
-    def _compacted(self, files: Sequence[Path]) -> bool:
-        """Whether the files of a table are one, in which its rows are merged already."""
-        return all(
-            path.name in (f"{_ARTIFACTS}.parquet", f"{_MEASUREMENTS}.parquet") for path in files
-        )
 
-    def _read_artifacts(self) -> tuple[list[Path], pa.Table]:
-        return self._read(_ARTIFACTS, ArtifactTable.schema(), ptx_schema=PTX_SCHEMA)
-
-    def _read_measurements(self) -> tuple[list[Path], pa.Table]:
-        return self._read(_MEASUREMENTS, MeasurementTable.schema())
-
-    def _read(self, table: str, schema: pa.Schema, **header: object) -> tuple[list[Path], pa.Table]:
-        files, rows = shards.read_all(self.path, table, schema, self.identity, **header)
-        _card_of(self.path)  # of a folder that was moved meanwhile, there would be no rows
-        return files, rows
+def _header(table: str) -> dict[str, Any]:
+    """Return what the files of a table say in their headers besides the identity."""
+    return {"ptx_schema": PTX_SCHEMA} if table.startswith(_ARTIFACTS) else {}
 
 
 def _card_of(path: Path) -> Path:
-    """The card of a dataset's directory.
+    """Return the card of a dataset's directory.
 
     Raises:
         MissingData: it is not there. FileError: that cannot be told.

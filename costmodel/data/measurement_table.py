@@ -113,7 +113,7 @@ class MeasurementTable:
     def rows(
         cls,
         records: Iterable[TuningRecord],
-        torch: Iterable[tuple[Workload, Measurement]],
+        torch: Mapping[Workload, Measurement],
         run: RunInfo,
         role: Role,
     ) -> pa.Table:
@@ -123,7 +123,7 @@ class MeasurementTable:
         no_config: dict[str, Any] = dict.fromkeys(_CONFIG) | {"kernel": _TORCH}
         measured = [
             (r.workload, r.config.to_dict(), r.artifact_key, r.measurement) for r in records
-        ] + [(workload, no_config, "", measurement) for workload, measurement in torch]
+        ] + [(workload, no_config, "", measurement) for workload, measurement in torch.items()]
         rows = [
             {
                 "workload": workload.key(),
