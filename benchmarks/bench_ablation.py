@@ -24,7 +24,7 @@ from costmodel.evaluation import metrics
 from costmodel.features.analytic import ANALYTIC_FEATURES
 from costmodel.features.features import CONFIG_FEATURES, FEATURES
 from costmodel.models import TrainingTable, XgbCostModel, XgbParams
-from costmodel.models.objective import Lesson, grow
+from costmodel.models.objective import LabelledRows, train_booster
 from costmodel.models.validate import folds_by_nk, legal_rows
 from costmodel.tuning.shipped import recording
 
@@ -105,11 +105,11 @@ class Study:
         scores = []
         for held_out in folds_by_nk(self.table, folds, seed=seed):
             rows = self._train_rows(setting, held_out, np.random.default_rng(seed))
-            lesson = Lesson(
+            lesson = LabelledRows(
                 matrix[np.ix_(rows, index)], target[rows], floor[rows], self.weight[rows],
                 of_workload[rows],
             )  # fmt: skip
-            booster = grow(lesson, replace(PARAMS, seed=seed), nthread=self.nthread)
+            booster = train_booster(lesson, replace(PARAMS, seed=seed), nthread=self.nthread)
             for w in held_out:
                 part = np.flatnonzero((of_workload == w) & self.fits)
                 if self.ok[part].any():

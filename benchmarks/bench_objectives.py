@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from costmodel.data.dataset import Dataset
 from costmodel.models import TrainingTable, XgbParams
-from costmodel.models.objective import grow
+from costmodel.models.objective import train_booster
 from costmodel.models.validate import folds_by_nk
 from costmodel.tuning.shipped import recording
 
@@ -46,7 +46,7 @@ def regression_and_order(study: Rows, seen: NDArray[np.bool_], seed: int) -> Lea
 
 def _grown(study: Rows, seen: NDArray[np.bool_], params: XgbParams) -> Learned:
     rows = np.flatnonzero(seen & study.ok)
-    booster = grow(study.lesson(rows), params, nthread=study.nthread)
+    booster = train_booster(study.lesson(rows), params, nthread=study.nthread)
     return lambda asked: booster.inplace_predict(study.matrix[asked]) + study.floor[asked]
 
 

@@ -28,7 +28,7 @@ from costmodel.evaluation.heldout import is_ragged
 from costmodel.features.features import FEATURES
 from costmodel.gemm.workload import Workload
 from costmodel.models import TrainingTable, XgbParams
-from costmodel.models.objective import Lesson, grow
+from costmodel.models.objective import LabelledRows, train_booster
 from costmodel.tuning.shipped import recording
 
 SHOTS = (0, 2, 5, 10, 20)
@@ -52,9 +52,9 @@ class Rows(Study):
         """Those of some workloads that worked."""
         return np.flatnonzero(np.isin(self.table.workload_index, workloads) & self.ok)
 
-    def lesson(self, rows: NDArray[np.intp]) -> Lesson:
+    def lesson(self, rows: NDArray[np.intp]) -> LabelledRows:
         """What the PTX-aware head learns of these rows."""
-        return Lesson(
+        return LabelledRows(
             self.matrix[rows], self.label[rows], self.floor[rows], self.weight[rows],
             self.table.workload_index[rows],
         )  # fmt: skip
@@ -153,7 +153,7 @@ def learn(parts: Sequence[Part], nthread: int, trees: XgbParams) -> xgboost.Boos
     """A PTX-aware head."""
     first = np.cumsum([0, *(len(s.table.workloads) for s, _ in parts)])
     lessons = [study.lesson(rows) for study, rows in parts]
-    lesson = Lesson(
+    lesson = LabelledRows(
         np.concatenate([part.matrix for part in lessons]),
         np.concatenate([part.label for part in lessons]),
         np.concatenate([part.start for part in lessons]),
@@ -161,7 +161,7 @@ def learn(parts: Sequence[Part], nthread: int, trees: XgbParams) -> xgboost.Boos
         # A workload of one study is none of another's.
         np.concatenate([part.workload + n for part, n in zip(lessons, first[:-1], strict=True)]),
     )
-    return grow(lesson, trees, nthread=nthread)
+    return train_booster(lesson, trees, nthread=nthread)
 
 
 def judge(

@@ -78,8 +78,6 @@ def cards() -> dict[str, tuple[Any, Callable[[Path], Any]]]:
     """By file: what a sound card says, and who reads it."""
     (shipped, *_) = shipped_models().values()
     model = json.loads((shipped / "card.json").read_text())
-    for name in ("features", "config_features"):  # a few stand for two hundred
-        model[name] = model[name][:3]
     dataset = {"protocol": {"repeats": 5}, "schema": 2, "target": TARGET.to_dict()}
     return {"model": (model, read_card), "dataset": (dataset, Dataset.open)}
 
@@ -94,13 +92,15 @@ def test_any_value_in_any_place_of_a_card_is_refused_or_can_be_used(
     path.write_text(json.dumps(card))
     read(tmp_path)
     for place in places(card):
+        if len(place) > 1 and place[0] in ("features", "config_features") and place[1] > 2:
+            continue  # a few stand for two hundred
         for value in HOSTILE:
             path.write_text(json.dumps(changed(card, place, value)))
             try:
                 found = read(tmp_path)
             except CostModelError:
                 continue
-            assert found.target if kind == "dataset" else found["target"]
+            assert found.target
 
 
 @pytest.mark.parametrize("value", [None, 5, "x", [], b"x"])

@@ -290,7 +290,7 @@ def test_a_float32_result_counts_as_the_type_that_is_multiplied(model: XgbCostMo
 
 
 COVERED = Coverage.of([Workload.dense(1, 16, 16), Workload.dense(4096, 4096, 4096)])
-KNOWN = Confidence({1: 0.95, 8: 0.99}, {1: 0.9, 8: 0.98}, COVERED)
+KNOWN = Confidence({"1": 0.95, "8": 0.99}, {"1": 0.9, "8": 0.98}, COVERED)
 
 
 @pytest.fixture

@@ -457,7 +457,7 @@ def test_a_result_promises_what_the_ranking_does(
     monkeypatch: pytest.MonkeyPatch, mode: str, promised: float
 ) -> None:
     def sure(*arguments: Any, **options: Any) -> Any:
-        table = {1: 0.95, 4: 0.98, 8: 0.99}
+        table = {"1": 0.95, "4": 0.98, "8": 0.99}
         return replace(rank(*arguments, **options), kept=table, out_of_coverage="m is large")
 
     monkeypatch.setattr("costmodel.tuning.tuner.rank", sure)

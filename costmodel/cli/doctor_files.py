@@ -73,9 +73,9 @@ def check_kernels() -> Check:
 
 def _unread(path: Path) -> XgbCostModel:
     """A model whose trees are not read: of them there is another check."""
-    from costmodel.models import storage
+    from costmodel.models import XgbCostModel
 
-    return storage.load(path, parse=False)
+    return XgbCostModel.load(path, parse=False)
 
 
 def _unknown(model: XgbCostModel) -> set[KernelName]:

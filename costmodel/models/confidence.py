@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from costmodel.errors import InvalidInput
 from costmodel.gemm.workload import Workload
-from costmodel.support.untrusted import take
 
 __all__ = ["KEPT_AT", "Confidence", "Coverage", "kept_at", "kind_of"]
 
@@ -61,38 +58,19 @@ class Confidence:
 
     Attributes:
         ptx, config: the mean share of the best speed, from 0 to 1, that the best of the first k
-            keeps, by k; of the head that sees the compiled artifact, and of the one that sees the
-            configuration only. Empty for a head that was not tested.
+            keeps, by k as text; of the head that sees the compiled artifact, and of the one that
+            sees the configuration only. Empty for a head that was not tested.
         coverage: the products that the model has learned from.
     """
 
-    ptx: dict[int, float]
-    config: dict[int, float]
+    ptx: dict[str, float]
+    config: dict[str, float]
     coverage: Coverage
 
-    @classmethod
-    def from_dict(cls, data: Any) -> Confidence:
-        """Read what ``dataclasses.asdict`` gave, by way of JSON.
 
-        Raises:
-            InvalidInput: with what is wrong.
-        """
-        coverage = take(data, "coverage", dict)
-        kinds = take(coverage, "kinds", dict)
-        return cls(
-            _table(data, "ptx"),
-            _table(data, "config"),
-            Coverage(
-                _sizes(coverage, "least"),
-                _sizes(coverage, "most"),
-                {kind: take(kinds, kind, int) for kind in kinds},
-            ),
-        )
-
-
-def kept_at(table: Mapping[int, float], k: int) -> float | None:
+def kept_at(table: Mapping[str, float], k: int) -> float | None:
     """Return the entry for the largest number up to k; None for an empty table."""
-    return next((table[at] for at in sorted(table, reverse=True) if at <= k), None)
+    return next((table[str(at)] for at in reversed(KEPT_AT) if at <= k and str(at) in table), None)
 
 
 def kind_of(workload: Workload) -> str:
@@ -110,17 +88,3 @@ def kind_of(workload: Workload) -> str:
     if code.out_itemsize > code.itemsize:
         words.append("result wider than the operands")
     return ", ".join(words)
-
-
-def _table(data: Any, head: str) -> dict[int, float]:
-    found = take(data, head, dict)
-    if not found.keys() <= {str(k) for k in KEPT_AT}:
-        raise InvalidInput(f"{head}={found!r:.80}: expected shares of speed at {KEPT_AT}")
-    return {int(k): take(found, k, float) for k in found}
-
-
-def _sizes(data: Any, name: str) -> tuple[int, int, int]:
-    match take(data, name, list):
-        case [int() as m, int() as n, int() as k]:
-            return m, n, k
-    raise InvalidInput(f"{name}={data[name]!r:.80}: expected the sizes m, n and k")

@@ -10,7 +10,7 @@ One ensemble learns both, so that what it predicts stays a latency.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from xgboost import Booster
 
-    from costmodel.models.xgb import XgbParams
-
-__all__ = ["Lesson", "NearBest", "grow"]
+__all__ = ["DEFAULTS", "LabelledRows", "NearBest", "XgbParams", "train_booster"]
 
 _FASTEST, _RIVALS = 16, 96  # of a workload, each of the first is set against all of the second
 _REACH = 1.6  # no rival is slower than so many times the best
@@ -31,8 +29,51 @@ _FULL = 0.2  # and in proportion to what a wrong order would cost, up to so much
 _Floats = NDArray[np.float32]
 
 
+@dataclass(frozen=True, slots=True)
+class XgbParams:
+    """Hyper-parameters, the same for both heads.
+
+    To choose others, run :func:`costmodel.models.validate.tune_hyperparameters` on training data.
+
+    Attributes:
+        rounds: trees; fixed, so that nothing stops early on data it is judged by.
+        nearness: how fast a row's weight falls with its distance from the best of its workload:
+            ``weight = floor + (1 - floor) * exp(-nearness * (latency / best - 1))``.
+        floor: the least weight.
+        pairs: weight of the order of rows near the best, beside that of the squared error
+            (:class:`NearBest`); 0 turns it off.
+        pair_scale: how sharply that order is told, in units of log latency.
+        seed: of row and column sampling.
+    """
+
+    rounds: int = 400
+    max_depth: int = 8
+    learning_rate: float = 0.05
+    min_child_weight: float = 2.0
+    subsample: float = 0.8
+    colsample_bytree: float = 0.4
+    reg_lambda: float = 1.0
+    max_bin: int = 64
+    nearness: float = 5.0
+    floor: float = 0.03
+    pairs: float = 0.05
+    pair_scale: float = 20.0
+    seed: int = 0
+
+    def booster(self, nthread: int) -> dict[str, Any]:
+        """Return the options of ``xgboost.train``."""
+        ours = ("rounds", "nearness", "floor", "pairs", "pair_scale")
+        theirs = {k: v for k, v in asdict(self).items() if k not in ours}
+        return {
+            **theirs, "objective": "reg:squarederror", "tree_method": "hist", "nthread": nthread,
+        }  # fmt: skip
+
+
+DEFAULTS = XgbParams()
+
+
 @dataclass(frozen=True)
-class Lesson:
+class LabelledRows:
     """Rows to learn from.
 
     Attributes:
@@ -102,8 +143,8 @@ def _near(log_latency: NDArray[np.floating[Any]], rows: NDArray[np.intp]) -> NDA
     return rivals[:count]
 
 
-def grow(
-    lesson: Lesson,
+def train_booster(
+    rows: LabelledRows,
     params: XgbParams,
     *,
     nthread: int,
@@ -113,9 +154,9 @@ def grow(
     import xgboost
 
     data = xgboost.QuantileDMatrix(
-        lesson.matrix,
-        label=lesson.label,
-        weight=lesson.weight,
+        rows.matrix,
+        label=rows.label,
+        weight=rows.weight,
         feature_names=list(names) if names else None,
         nthread=nthread,
         max_bin=params.max_bin,
@@ -123,18 +164,18 @@ def grow(
     options, objective = params.booster(nthread), None
     if params.pairs:
         options |= {"base_score": 0.0}
-        objective = _objective(lesson, params)
+        objective = _objective(rows, params)
     return xgboost.train(options, data, num_boost_round=params.rounds, obj=objective)
 
 
 def _objective(
-    lesson: Lesson, params: XgbParams
+    rows: LabelledRows, params: XgbParams
 ) -> Callable[[_Floats, Any], tuple[_Floats, _Floats]]:
     """Squared error, and :class:`NearBest` with the weight that the parameters give it."""
     label, start, weight = (
-        column.astype(np.float32) for column in (lesson.label, lesson.start, lesson.weight)
+        column.astype(np.float32) for column in (rows.label, rows.start, rows.weight)
     )
-    near = NearBest(lesson.label + lesson.start, lesson.workload)
+    near = NearBest(rows.label + rows.start, rows.workload)
 
     def gradients(predicted: _Floats, _: Any) -> tuple[_Floats, _Floats]:
         first, second = near.gradients(predicted + start, params.pair_scale)

@@ -146,7 +146,7 @@ def _root() -> Path:
 @functools.cache
 def _load_shipped(directory: Path) -> XgbCostModel:
     """Its trees are parsed when they are first asked: a winner from the cache needs none."""
-    return storage.load(directory, parse=False)
+    return XgbCostModel.load(directory, parse=False)
 
 
 def warn_once(text: str) -> None:

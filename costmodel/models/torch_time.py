@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import ceil, log, log2
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
-
-if TYPE_CHECKING:
-    from xgboost import Booster
+from costmodel.models.trees import Trees
 
 __all__ = ["TORCH_FEATURES", "TorchTime"]
 
@@ -36,16 +33,9 @@ _LEAST_WORKLOADS = 20
 class TorchTime:
     """Boosted trees on log(latency / roofline) of a workload; one row per workload."""
 
-    def __init__(self) -> None:
-        self._booster: Booster | None = None
-        self._trees: Callable[[], Booster] | None = None
-
-    def parse(self) -> Booster | None:
-        """The trees, parsed when they are first asked; None where nothing was learned."""
-        if self._booster is None and self._trees is not None:
-            self._booster = self._trees()
-            self._booster.set_param({"nthread": 1})
-        return self._booster
+    def __init__(self, trees: Trees | None = None) -> None:
+        """Take the trees of a saved model; None if nothing was learned."""
+        self.trees = trees
 
     def fit(
         self,
@@ -59,7 +49,7 @@ class TorchTime:
         """
         import xgboost
 
-        self._booster = self._trees = None
+        self.trees = None
         timed = zip(workloads, latency_us, targets, strict=True)
         known = [(w, us, target) for w, us, target in timed if us > 0]
         if len(known) < _LEAST_WORKLOADS:
@@ -67,30 +57,20 @@ class TorchTime:
         rows = np.array([_features(w, target) for w, _, target in known], dtype=np.float32)
         label = [log(us / _floor_us(w, target)) for w, us, target in known]
         data = xgboost.DMatrix(rows, label=label, feature_names=list(TORCH_FEATURES), nthread=1)
-        self._booster = xgboost.train(
+        booster = xgboost.train(
             _PARAMS | {"nthread": 1}, data, num_boost_round=_ROUNDS, verbose_eval=False
         )
+        self.trees = Trees(TORCH_FEATURES, booster=booster)
         return self
 
     def predict(self, workload: Workload, target: Target) -> float:
         """Latency in us; NaN where nothing was learned."""
-        trees = self.parse()
-        if trees is None:
+        if self.trees is None:
             return float("nan")
         row: NDArray[np.float32] = np.array([_features(workload, target)], dtype=np.float32)
-        return float(np.exp(trees.inplace_predict(row)[0])) * _floor_us(workload, target)
-
-    def dump(self) -> bytes:
-        """The trees as UBJ; empty where nothing was learned."""
-        trees = self.parse()
-        return bytes(trees.save_raw(raw_format="ubj")) if trees else b""
-
-    @classmethod
-    def of(cls, trees: Callable[[], Booster]) -> TorchTime:
-        """From a function that loads the trees."""
-        self = cls()
-        self._trees = trees
-        return self
+        return float(np.exp(self.trees.booster(1).inplace_predict(row)[0])) * _floor_us(
+            workload, target
+        )
 
 
 def _floor_us(workload: Workload, target: Target) -> float:

@@ -1,72 +1,111 @@
-"""Trees from the content of a file: sound, of the columns expected, and read as they were meant."""
+"""Boosted trees: of the columns expected, and read by the installed XGBoost as they were meant."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from costmodel.errors import CorruptFile, InvalidInput, MisreadModel, SchemaMismatch
-from costmodel.models.ubj import check_trees
+from costmodel.errors import CorruptFile, MisreadModel, SchemaMismatch
 
 if TYPE_CHECKING:
     from xgboost import Booster
 
-__all__ = ["canary_of", "open_trees", "require_columns"]
+__all__ = ["Trees", "require_columns"]
 
-_PACKAGE = (Path(__file__).parents[1] / "_models").resolve()
 _CANARY_OFF = 1e-3  # of a logarithm; what releases differ by in rounding is a hundredth of it
 
 
-def open_trees(file: Path, raw: bytes, columns: tuple[str, ...], canary: float | None) -> Booster:
-    """Trees from UBJ.
+class Trees:
+    """Boosted trees, parsed when they are first asked.
 
-    Args:
-        file: where they lie, for messages.
-        columns: what they must expect.
-        canary: :func:`canary_of` the trees when they were saved; None where it was not kept.
-
-    Raises:
-        CorruptFile, SchemaMismatch: other content, or other columns.
-        MisreadModel: the installed XGBoost predicts something else.
+    Importing XGBoost and parsing takes a second, which a process that only looks up a winner saves.
     """
-    import xgboost
 
-    booster = xgboost.Booster()
-    try:
-        if not file.resolve().is_relative_to(_PACKAGE):  # which is code, and as trusted
-            check_trees(raw)
-        booster.load_model(bytearray(raw))
-    except InvalidInput as error:
-        raise CorruptFile(f"{file}: not an XGBoost model in UBJ ({error})") from None
-    except xgboost.core.XGBoostError as error:
-        reason = str(error).splitlines()[0][:200]
-        raise CorruptFile(f"{file}: not an XGBoost model in UBJ ({reason})") from None
-    require_columns(file, booster.feature_names or (), columns)
-    if canary is not None and not abs((found := canary_of(booster)) - canary) <= _CANARY_OFF:
-        raise MisreadModel(
-            f"{file}: XGBoost {xgboost.__version__} predicts {found:.4f} where {canary:.4f} is "
-            f"known to be right: upgrade it (pip install -U xgboost-cpu), or train the model again"
-        )
-    return booster
+    def __init__(
+        self,
+        columns: tuple[str, ...],
+        *,
+        booster: Booster | None = None,
+        file: Path | None = None,
+        read: Callable[[], bytes] | None = None,
+        canary: float | None = None,
+    ) -> None:
+        """Take trained trees (``booster``), or those of a file (``file`` and ``read``).
 
+        Args:
+            columns: the names of the columns that they expect.
+            read: gives the content of the file, checked against the card.
+            canary: the :meth:`canary` of the trees when they were saved; None if not kept.
+        """
+        self._columns, self._booster = columns, booster
+        self._file, self._read, self._canary = file, read, canary
 
-def canary_of(booster: Booster) -> float:
-    """What trees predict of one row, always the same: a release that reads them wrongly differs.
+    @cached_property
+    def raw(self) -> bytes:
+        """The trees as UBJ.
 
-    Releases of XGBoost have read the same file otherwise without a word, such as without the mean
-    that all trees start from.
-    """
-    row = np.arange(booster.num_features(), dtype=np.float32) % 8
-    row[::5] = np.nan
-    return float(booster.inplace_predict(row[np.newaxis])[0])
+        Raises:
+            CorruptFile, FileError: the file is damaged, not that of the card, or cannot be read.
+        """
+        return self._read() if self._read else bytes(self.booster(1).save_raw(raw_format="ubj"))
+
+    def booster(self, nthread: int) -> Booster:
+        """Return the trees for prediction with this many threads.
+
+        Raises:
+            CorruptFile, SchemaMismatch: other content, or other columns.
+            MisreadModel: the installed XGBoost predicts something else than it should.
+        """
+        if self._booster is None:
+            self._booster = self._parse()
+            self._booster.set_param({"nthread": nthread})
+        return self._booster
+
+    def with_threads(self, nthread: int) -> None:
+        """Predict with this many threads from now on."""
+        if self._booster is not None:
+            self._booster.set_param({"nthread": nthread})
+
+    def canary(self) -> float:
+        """Predict one fixed row: a release of XGBoost that reads the trees wrongly differs.
+
+        Releases have read the same file otherwise without a word, such as without the mean that
+        all trees start from.
+        """
+        return _canary_of(self.booster(1))
+
+    def _parse(self) -> Booster:
+        import xgboost
+
+        booster = xgboost.Booster()
+        try:
+            booster.load_model(bytearray(self.raw))
+        except xgboost.core.XGBoostError as error:
+            reason = str(error).splitlines()[0][:200]
+            raise CorruptFile(f"{self._file}: not an XGBoost model in UBJ ({reason})") from None
+        require_columns(self._file, booster.feature_names or (), self._columns)
+        found = _canary_of(booster)
+        if self._canary is not None and not abs(found - self._canary) <= _CANARY_OFF:
+            raise MisreadModel(
+                f"{self._file}: XGBoost {xgboost.__version__} predicts {found:.4f} where "
+                f"{self._canary:.4f} is known to be right: upgrade it (pip install -U "
+                f"xgboost-cpu), or train the model again"
+            )
+        return booster
 
 
 def require_columns(
-    file: Path, found: list[str] | tuple[str, ...], expected: tuple[str, ...]
+    file: Path | None, found: list[str] | tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
-    """The same columns in the same order, or an error that names the first difference."""
+    """Refuse other columns, or another order, with the first difference.
+
+    Raises:
+        SchemaMismatch: they differ.
+    """
     if tuple(found) == expected:
         return
     pairs = enumerate(zip(found, expected, strict=False))
@@ -76,6 +115,12 @@ def require_columns(
         f"difference is column {where} ({_at(found, where)}, expected {_at(expected, where)}); "
         f"train the model again"
     )
+
+
+def _canary_of(booster: Booster) -> float:
+    row = np.arange(booster.num_features(), dtype=np.float32) % 8
+    row[::5] = np.nan
+    return float(booster.inplace_predict(row[np.newaxis])[0])
 
 
 def _at(names: list[str] | tuple[str, ...], i: int) -> str:

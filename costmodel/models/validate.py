@@ -159,7 +159,7 @@ def calibrate(table: TrainingTable, params: XgbParams, *, nthread: int = 2) -> C
                 kept[True].append(_kept_at_each(*choice, ptx=True))
             kept[False].append(_kept_at_each(*choice, ptx=False))
     tables = {
-        ptx: dict(zip(KEPT_AT, np.mean(rows, axis=0).tolist(), strict=True))
+        ptx: dict(zip(map(str, KEPT_AT), np.mean(rows, axis=0).tolist(), strict=True))
         if len(rows) >= _LEAST_WORKLOADS
         else {}
         for ptx, rows in kept.items()

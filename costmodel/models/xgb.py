@@ -6,10 +6,10 @@ misses. So sizes that were not trained on start from arithmetic, not from the ne
 
 from __future__ import annotations
 
-import hashlib
+import functools
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,9 +22,11 @@ from costmodel.errors import FileError, InvalidInput, ModelError, NoModel
 from costmodel.features.features import CONFIG_FEATURES, FEATURES, design_matrix, has_artifact
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
+from costmodel.models import storage
 from costmodel.models.confidence import Confidence
-from costmodel.models.objective import Lesson, grow
-from costmodel.models.torch_time import TorchTime
+from costmodel.models.objective import DEFAULTS, LabelledRows, XgbParams, train_booster
+from costmodel.models.torch_time import TORCH_FEATURES, TorchTime
+from costmodel.models.trees import Trees
 
 if TYPE_CHECKING:
     from xgboost import Booster
@@ -32,50 +34,9 @@ if TYPE_CHECKING:
     from costmodel.data.artifact_table import ArtifactTable
     from costmodel.models.table import TrainingTable
 
-__all__ = ["XgbCostModel", "XgbParams"]
+__all__ = ["DEFAULTS", "XgbCostModel", "XgbParams"]
 
-
-@dataclass(frozen=True, slots=True)
-class XgbParams:
-    """Hyper-parameters, the same for both heads.
-
-    To choose others, run :func:`costmodel.models.train.tune_hyperparameters` on training data.
-
-    Attributes:
-        rounds: trees; fixed, so that nothing stops early on data it is judged by.
-        nearness: how fast a row's weight falls with its distance from the best of its workload:
-            ``weight = floor + (1 - floor) * exp(-nearness * (latency / best - 1))``.
-        floor: the least weight.
-        pairs: weight of the order of rows near the best, beside that of the squared error
-            (:mod:`costmodel.models.objective`); 0 is none.
-        pair_scale: how sharply that order is told, in units of log latency.
-        seed: of row and column sampling.
-    """
-
-    rounds: int = 400
-    max_depth: int = 8
-    learning_rate: float = 0.05
-    min_child_weight: float = 2.0
-    subsample: float = 0.8
-    colsample_bytree: float = 0.4
-    reg_lambda: float = 1.0
-    max_bin: int = 64
-    nearness: float = 5.0
-    floor: float = 0.03
-    pairs: float = 0.05
-    pair_scale: float = 20.0
-    seed: int = 0
-
-    def booster(self, nthread: int) -> dict[str, Any]:
-        """As xgboost wants them."""
-        ours = ("rounds", "nearness", "floor", "pairs", "pair_scale")
-        theirs = {k: v for k, v in asdict(self).items() if k not in ours}
-        return {
-            **theirs, "objective": "reg:squarederror", "tree_method": "hist", "nthread": nthread,
-        }  # fmt: skip
-
-
-DEFAULTS = XgbParams()
+_COLUMNS = {True: FEATURES, False: CONFIG_FEATURES}
 _ESTIMATE = CONFIG_FEATURES.index("estimate")  # the same column for both heads
 
 
@@ -109,10 +70,8 @@ class XgbCostModel:
         self.devices_: tuple[str, ...] = ()
         self.torch_time_ = TorchTime()
         self.confidence_: Confidence | None = None
-        self._heads: dict[bool, Booster] = {}
-        self._raw: Mapping[bool, bytes] = {}
+        self._heads: dict[bool, Trees] = {}
         self._hash = ""
-        self._canaries: Mapping[bool, float | None] = {}
         self._trouble = ""
         self._artifacts: ArtifactTable | None = None
         self._directory: Path | None = None
@@ -131,17 +90,17 @@ class XgbCostModel:
             )
         log_multiple = np.log(table.latency_us[ok] / table.roofline_us()[ok])
         weight = self.row_weights(table)[ok]
-        raw: dict[bool, bytes] = {}
-        heads: dict[bool, Booster] = {}
-        for ptx, names in ((True, FEATURES), (False, CONFIG_FEATURES)):
+        heads: dict[bool, Trees] = {}
+        for ptx, names in _COLUMNS.items():
             matrix = table.design_matrix(ptx=ptx)[ok]
             start = np.log(matrix[:, _ESTIMATE].astype(np.float64))
-            lesson = Lesson(matrix, log_multiple - start, start, weight, table.workload_index[ok])
-            booster = grow(lesson, self.params, nthread=self.nthread, names=names)
-            raw[ptx] = bytes(booster.save_raw(raw_format="ubj"))
-            heads[ptx] = booster
-        self._heads, self._raw, self._hash = heads, raw, content_hash(raw)
-        self._canaries, self._trouble = {}, ""  # those of other trees
+            rows = LabelledRows(
+                matrix, log_multiple - start, start, weight, table.workload_index[ok]
+            )
+            booster = train_booster(rows, self.params, nthread=self.nthread, names=names)
+            heads[ptx] = Trees(names, booster=booster)
+        self._heads, self._trouble = heads, ""
+        self._hash = storage.content_hash(heads[True].raw, heads[False].raw)
         self.torch_time_ = TorchTime()  # nothing of the data before
         if table.torch_us is not None:
             self.torch_time_.fit(table.workloads, table.torch_us.tolist(), table.target_of_each())
@@ -192,7 +151,7 @@ class XgbCostModel:
         Raises:
             NoModel: not fitted.
         """
-        if not self._raw:
+        if not self._heads:
             raise NoModel(f"model {self.name!r} is not fitted: call fit() or load one")
         known = has_artifact(candidates)
         heads = []
@@ -233,8 +192,8 @@ class XgbCostModel:
             result[rows] = learned + np.log(matrix[:, _ESTIMATE])
         return result
 
-    def expected_kept(self, *, ptx: bool) -> dict[int, float]:
-        """Mean share of the best speed that the best of the first k keep, by k.
+    def expected_kept(self, *, ptx: bool) -> dict[str, float]:
+        """Mean share of the best speed that the best of the first k keep, by k as text.
 
         Measured on workloads that the model was not trained on. Empty if it was not calibrated.
 
@@ -266,7 +225,8 @@ class XgbCostModel:
         start_us = np.full(len(candidates), roofline)
         log_factors = np.zeros((len(candidates), len(FEATURES)))
         known = has_artifact(candidates)
-        for ptx, rows, names in ((True, known, FEATURES), (False, ~known, CONFIG_FEATURES)):
+        for ptx, names in _COLUMNS.items():
+            rows = known if ptx else ~known
             if not rows.any():
                 continue
             part = candidates.take(np.flatnonzero(rows))
@@ -300,10 +260,8 @@ class XgbCostModel:
         Raises:
             CorruptFile, WrongVersion: the file beside the model cannot be used.
         """
-        if self._artifacts is None and self._directory is not None and self.target_ is not None:
-            from costmodel.models.storage import load_artifacts
-
-            self._artifacts = load_artifacts(self._directory, self.target_)
+        if self._artifacts is None and self._directory is not None:
+            self._artifacts = storage.read_artifacts(self._directory)
         return self._artifacts
 
     def answers(self, workload: Workload | None, target: Target) -> str:
@@ -322,8 +280,8 @@ class XgbCostModel:
     def with_threads(self, nthread: int) -> XgbCostModel:
         """Predict with this many threads from now on; more than one is slower on a few rows."""
         self.nthread = nthread
-        for booster in self._heads.values():
-            booster.set_param({"nthread": nthread})
+        for trees in self._heads.values():
+            trees.with_threads(nthread)
         return self
 
     @property
@@ -334,38 +292,75 @@ class XgbCostModel:
     def save(self, path: str | Path) -> Path:
         """Write the model to a directory (created if need be) and return it.
 
-        ``model.ubj`` and ``config.ubj`` hold the heads, ``artifacts.parquet`` the compiled
-        artifacts, ``card.json`` all else.
-        """
-        from costmodel.models.storage import save
+        A folder holds both heads, the trees for ``torch.matmul``, the compiled artifacts, and
+        ``card.json``, which names them. All of it is written or, whatever fails, nothing.
 
-        return save(self, Path(path), self._raw)
+        Raises:
+            NoModel: not fitted. InvalidInput, FileError: as :func:`costmodel.models.storage.save`.
+        """
+        if self.target_ is None:
+            raise NoModel(f"model {self.name!r} is not fitted: nothing to save, call fit() first")
+        trees = {storage.HEADS[ptx]: head for ptx, head in self._heads.items()}
+        if self.torch_time_.trees is not None:
+            trees[storage.TORCH] = self.torch_time_.trees
+        card = storage.Card.of(
+            name=self.name,
+            hash=self.hash,
+            target=self.target_,
+            dtypes=self.dtypes_,
+            devices=self.devices_,
+            params=self.params,
+            training={"date": datetime.now(UTC).date().isoformat(), **self.card_},
+            confidence=self.confidence_,
+            canaries={part: of.canary() for part, of in trees.items()},
+        )
+        raw = {part: of.raw for part, of in trees.items()}  # read before anything is overwritten
+        return storage.save(Path(path), card, raw, self.artifacts)
 
     @classmethod
-    def load(cls, path: str | Path, *, nthread: int = 1) -> XgbCostModel:
-        """Read a model that :meth:`save` wrote; see :func:`costmodel.models.storage.load`."""
-        from costmodel.models.storage import load
+    def load(cls, path: str | Path, *, nthread: int = 1, parse: bool = True) -> XgbCostModel:
+        """Read a model that :meth:`save` wrote.
 
-        return load(Path(path), nthread=nthread)
+        Args:
+            parse: read the trees now; else when they are first asked.
+
+        Raises:
+            NoModel: nothing at this path.
+            CorruptFile: truncated, foreign, or parts that are not those of the card.
+            WrongVersion: written by a newer release.
+            SchemaMismatch: trained on other columns than this release computes.
+            MisreadModel: the installed XGBoost does not predict what it should.
+        """
+        path = Path(path)
+        card = storage.read_card(path)
+        model = cls(card.params, name=card.name, nthread=nthread)
+        model.target_, model.dtypes_, model.devices_ = card.target, card.dtypes, card.devices
+        model.card_, model.confidence_ = card.training, card.confidence
+        model._hash, model._directory = card.hash, path
+        heads = functools.cache(lambda: storage.read_heads(path, card))
+
+        def trees_of(part: str, columns: tuple[str, ...], read: Callable[[], bytes]) -> Trees:
+            canary = card.canaries.get(part)
+            return Trees(columns, file=path / card.files[part], read=read, canary=canary)
+
+        model._heads = {
+            ptx: trees_of(part, _COLUMNS[ptx], lambda ptx=ptx: heads()[ptx])  # type: ignore[misc]
+            for ptx, part in storage.HEADS.items()
+        }
+        if storage.TORCH in card.files:
+            model.torch_time_ = TorchTime(
+                trees_of(storage.TORCH, TORCH_FEATURES, lambda: storage.read_torch(path, card))
+            )
+        if parse:
+            for trees in (*model._heads.values(), model.torch_time_.trees):
+                if trees is not None:
+                    trees.booster(nthread)
+        return model
 
     def _head(self, ptx: bool) -> Booster:
-        """A head, parsed when it is first asked: that imports xgboost, which takes a second."""
-        if ptx not in self._heads:
-            from costmodel.models.storage import parse_head
-
-            try:
-                booster = parse_head(ptx, self._raw[ptx], self._directory, self._canaries.get(ptx))
-            except (FileError, ModelError) as error:
-                self._trouble = str(error)
-                raise
-            booster.set_param({"nthread": self.nthread})
-            self._heads[ptx] = booster
-        return self._heads[ptx]
-
-
-def content_hash(raw: Mapping[bool, bytes]) -> str:
-    """The identity of a trained model: its trees and the columns that they expect."""
-    digest = hashlib.sha256("\n".join(FEATURES).encode())
-    digest.update(raw[True])
-    digest.update(raw[False])
-    return digest.hexdigest()[:16]
+        """Return a head; the model cannot be used any more if its trees cannot be read."""
+        try:
+            return self._heads[ptx].booster(self.nthread)
+        except (FileError, ModelError) as error:
+            self._trouble = str(error)
+            raise

@@ -27,7 +27,7 @@ from costmodel.gemm.specialize import artifact_key, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.models.registry import model_directory
-from costmodel.models.storage import load_artifacts
+from costmodel.models.storage import read_artifacts
 from costmodel.models.table import TrainingTable
 from costmodel.support.untrusted import as_path, file_errors
 from costmodel.tuning.cache import CacheEntry, WinnerCache, is_key_of
@@ -114,7 +114,7 @@ def _artifacts(dataset: Dataset, keys: Sequence[str]) -> list[Artifact | None]:
     if directory is None or None not in found:
         return found
     try:
-        shipped = load_artifacts(directory, dataset.target).find(keys)
+        shipped = read_artifacts(directory).find(keys)
     except FileError:  # then these rows are learned from by their configurations
         return found
     return [own or other for own, other in zip(found, shipped, strict=True)]

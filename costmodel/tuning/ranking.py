@@ -76,7 +76,7 @@ class Ranking:
     considered: int
     without_artifact: int
     failed: int
-    kept: Mapping[int, float] = field(default_factory=dict, repr=False)
+    kept: Mapping[str, float] = field(default_factory=dict, repr=False)
     out_of_coverage: str = ""
 
     def __len__(self) -> int:

@@ -150,7 +150,7 @@ def test_the_classifier_learns_from_what_failed(
         labels[""] = lesson.label
 
     monkeypatch.setattr(bench, "_train", trains)
-    monkeypatch.setattr(bench, "grow", grows)
+    monkeypatch.setattr(bench, "train_booster", grows)
     seen = np.ones(len(mixed), dtype=bool)
     for learn in bench.OBJECTIVES.values():
         learn(study, seen, 0)

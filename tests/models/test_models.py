@@ -365,5 +365,5 @@ class TestXgbCostModel(CostModelContract):
 
     @pytest.mark.fault("B48")
     def test_prediction_uses_one_thread(self, model: XgbCostModel) -> None:
-        config = json.loads(model._heads[True].save_config())
+        config = json.loads(model._head(True).save_config())
         assert config["learner"]["generic_param"]["nthread"] == "1"

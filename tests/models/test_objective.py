@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from costmodel.models import TrainingTable, XgbCostModel, XgbParams
-from costmodel.models.objective import Lesson, NearBest, grow
+from costmodel.models.objective import LabelledRows, NearBest, train_booster
 
 SCALE = 7.0
 
@@ -91,12 +91,14 @@ def test_the_order_near_the_best_is_learned_where_the_latency_is_not() -> None:
     label = level + 0.02 * faster
     matrix = np.stack([faster, rng.normal(size=len(label))], axis=1).astype(np.float32)
     start, weight = np.zeros(len(label)), np.ones(len(label))
-    lesson = Lesson(matrix, label, start, weight, workload)
+    labelled = LabelledRows(matrix, label, start, weight, workload)
     params = XgbParams(rounds=30, max_depth=4, learning_rate=0.2)
     asked = np.stack([np.arange(12), np.zeros(12)], axis=1).astype(np.float32)
 
     def span(pairs: float) -> float:
-        found = grow(lesson, replace(params, pairs=pairs), nthread=1).inplace_predict(asked)
+        found = train_booster(labelled, replace(params, pairs=pairs), nthread=1).inplace_predict(
+            asked
+        )
         return float(np.corrcoef(found, np.arange(12))[0, 1])
 
     assert span(1.0) > 0.95

@@ -141,16 +141,3 @@ def test_a_card_of_other_devices_is_refused(
     (tmp_path / "card.json").write_text(json.dumps(card | {"devices": devices}))
     with pytest.raises(CorruptFile, match="devices"):
         load(tmp_path)
-
-
-@pytest.mark.fault("B54")
-def test_a_model_of_an_earlier_release_was_of_one_device(
-    both: list[TrainingTable], tmp_path: Path
-) -> None:
-    XgbCostModel(replace(PARAMS, pairs=0.0)).fit(both[0]).save(tmp_path)
-    card = json.loads((tmp_path / "card.json").read_text())
-    del card["devices"], card["params"]["pairs"], card["params"]["pair_scale"]
-    (tmp_path / "card.json").write_text(json.dumps(card))
-    model = load(tmp_path)
-    assert model.devices_ == ("h100-sxm",)
-    assert model.params.pairs == 0
