@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-__all__ = ["CONCEPTS", "OTHER", "concept_of", "grouped"]
+__all__ = ["CONCEPTS", "FEATURES_OF", "OTHER", "concept_of", "grouped"]
 
 OTHER = "everything else"
 """The concept of a feature that no other one claims."""
 
-_EXACT: dict[str, tuple[str, ...]] = {
+FEATURES_OF: dict[str, tuple[str, ...]] = {
     "the size and type of the product": (
         "log_m", "log_n", "log_k", "log_flops", "log_bytes", "balance", "small_m", "a_align",
         "b_align", "c_align", "a_layout", "b_layout", "c_layout", "is_bfloat16", "item_bytes",
@@ -18,15 +18,15 @@ _EXACT: dict[str, tuple[str, ...]] = {
     "the device": ("arch", "sm_count", "machine_balance", "l2_mib"),
     "which kernel it is": (
         "is_pointer", "is_tma", "is_persistent", "is_warp_specialized", "flatten", "repack",
-        "repack_estimate", "repack_share",
+        "repack_share",
     ),
     "the shape of the tile": (
         "block_m", "block_n", "block_k", "tile_intensity", "rows_per_warp", "wgmma_shape",
         "accumulators_per_thread", "stored_n", "halves",
     ),
     "the bounds and the estimate on paper": (
-        "compute_bound", "dram_bound", "l2_bound", "bound", "loop_estimate", "edge_estimate",
-        "estimate", "roofline_us", "loop_share", "dram_estimate", "log_estimate_us",
+        "compute_bound", "dram_bound", "l2_bound", "bound", "estimate", "log_estimate",
+        "roofline_us", "loop_share", "dram_estimate",
     ),
     "the tail of the last wave": (
         "tiles_per_sm", "waves", "wave_efficiency", "last_wave", "sm_balance", "tail_share",
@@ -44,7 +44,7 @@ _EXACT: dict[str, tuple[str, ...]] = {
         "num_warps", "occupancy", "warps_per_sm", "resident", "shared_used", "shared_bytes",
         "static_shared_bytes",
     ),
-    "splitting k": ("split_k", "split_traffic", "split_estimate", "split_share"),
+    "splitting k": ("split_k", "split_traffic", "split_share"),
     "registers and spills": ("registers", "registers_used", "spill_bytes", "maxnreg"),
     "the instructions of the main loop": (
         "has_loop", "steps_per_iteration", "mma_per_iteration", "issue_bound",
@@ -52,6 +52,7 @@ _EXACT: dict[str, tuple[str, ...]] = {
     ),
     "the instructions outside the main loop": ("outside_loop",),
 }  # fmt: skip
+"""Features by the concept that claims them by name."""
 
 _PREFIXES = (
     ("step_", "the pipeline: stages and bytes in flight"),
@@ -64,10 +65,10 @@ _PREFIXES = (
     ("reg_", "registers and spills"),
 )  # of those that are many, and of what is not listed yet
 
-CONCEPTS: tuple[str, ...] = (*_EXACT, OTHER)
+CONCEPTS: tuple[str, ...] = (*FEATURES_OF, OTHER)
 """All concepts, in the order in which they are shown."""
 
-_CONCEPT = {name: concept for concept, names in _EXACT.items() for name in names}
+_CONCEPT = {name: concept for concept, names in FEATURES_OF.items() for name in names}
 
 
 def concept_of(feature: str) -> str:
