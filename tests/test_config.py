@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields, replace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.errors import InvalidInput
-from costmodel.gemm.config import GemmConfig, KernelName, n_parts, parse_config
+from costmodel.gemm.config import GemmConfig, parse_config
+from costmodel.gemm.family import families
 from costmodel.gemm.grid import grid
+from costmodel.gemm.kernels.warp_specialized import n_parts
 
 powers = st.sampled_from([16, 32, 64, 128, 256, 512])
 configs = st.builds(
     GemmConfig,
-    kernel=st.sampled_from(get_args(KernelName)),
+    kernel=st.sampled_from(list(families())),
     block_m=powers,
     block_n=powers,
     block_k=powers,

@@ -12,6 +12,7 @@ import pytest
 from test_cache import KEY, RESULT
 from test_cli import run, run_json
 
+import costmodel
 from costmodel.cli import doctor_files
 from costmodel.cli.doctor import usable
 from costmodel.gemm import kernel_code
@@ -60,8 +61,9 @@ def test_a_kernel_that_was_changed_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path, name: str
 ) -> None:
     folder = tmp_path / "kernels"
-    shutil.copytree(kernel_code._FOLDER, folder)
-    monkeypatch.setattr(kernel_code, "_FOLDER", folder)
+    shutil.copytree(Path(costmodel.__file__).with_name("kernels"), folder)
+    in_copy = lambda module: folder / f"{module.rpartition('.')[2]}.py"  # noqa: E731
+    monkeypatch.setattr(kernel_code, "_file", in_copy)
     forget()
     file = folder / f"{name}.py"
     file.write_text(file.read_text() + "\n# a comment changes nothing\n")

@@ -22,8 +22,7 @@ from costmodel.compile.compile_pool import compile_many
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement_table import Role
 from costmodel.evaluation.heldout import eval_workloads, is_held_out
-from costmodel.gemm.config import KernelName
-from costmodel.gemm.kernel_code import kernel_hash
+from costmodel.gemm.kernel_code import kernel_hashes
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.measure import ReplayRunner
@@ -70,7 +69,7 @@ def test_the_dataset_is_what_its_card_counts(dataset: Dataset) -> None:
 
 
 def test_what_there_is_to_learn_from_is_whole(dataset: Dataset) -> None:
-    frame = dataset.frame("train", kernel_hashes={n: kernel_hash(n) for n in get_args(KernelName)})
+    frame = dataset.frame("train", kernel_hashes=kernel_hashes())
     assert frame.dropped == {}
     each = np.bincount(frame.workload_index[frame.ok], minlength=len(frame.workloads))
     assert np.median(each) >= 150

@@ -14,9 +14,9 @@ from costmodel.dispatch.calls import Call
 from costmodel.dispatch.preparing import prepare
 from costmodel.errors import ShapeError
 from costmodel.gemm.config import LARGEST, GemmConfig
+from costmodel.gemm.family import family
 from costmodel.gemm.grid import grid
-from costmodel.gemm.space import SearchSpace, is_persistent, launch_blocks, legality
-from costmodel.gemm.space_rows import space_rows
+from costmodel.gemm.space import SearchSpace, launch_blocks, legality, space_rows
 from costmodel.gemm.workload import MOST, MOST_OFFSET, Workload
 from costmodel.hardware.target import Target, Toolchain
 
@@ -40,7 +40,8 @@ def counted(config: GemmConfig, workload: Workload) -> dict[str, int]:
     return {
         **sizes,
         "tiles of a group": config.group_m * tiles_n,
-        "tiles, and a step past them": tiles_m * tiles_n + programs * is_persistent(config),
+        "tiles, and a step past them": tiles_m * tiles_n
+        + programs * family(config.kernel).is_persistent,
         "programs": programs,
     }
 

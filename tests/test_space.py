@@ -8,7 +8,7 @@ import random
 import re
 from collections import Counter
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from code_classes import code_classes
@@ -18,20 +18,19 @@ from hypothesis import strategies as st
 from costmodel.compile.compile_pool import compile_many
 from costmodel.gemm import kernel_code
 from costmodel.gemm import space as space_module
-from costmodel.gemm.config import GemmConfig, KernelName
+from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.dtypes import kinds
+from costmodel.gemm.family import families, family, is_wide
 from costmodel.gemm.grid import grid
 from costmodel.gemm.space import (
     SearchSpace,
     launch_blocks,
     legality,
-    shared_bytes_at_least,
-    uses_wgmma,
+    space_rows,
     workspace_bytes,
 )
-from costmodel.gemm.space_rows import space_rows
 from costmodel.gemm.specialize import specialize
-from costmodel.gemm.workload import MOST, Workload, kind_options
+from costmodel.gemm.workload import MOST, CodeClass, Workload, kind_options
 from costmodel.hardware.target import DEVICES, Target, Toolchain
 
 TOOLS = Toolchain("3.6.0", "12.8")
@@ -45,6 +44,10 @@ sizes = st.one_of(st.integers(1, 300), st.integers(1, 200_000), st.sampled_from(
 classes = code_classes()
 # An output of over 2 TiB fits no GPU, and no grid of programs.
 workloads = st.builds(Workload, sizes, sizes, sizes, classes).filter(lambda w: w.m * w.n <= 2**40)
+
+
+def shared_bytes_at_least(config: GemmConfig, code: CodeClass) -> int:
+    return int(family(config.kernel).shared_bytes_at_least(config, code, HOPPER))
 
 
 def tile_order(config: GemmConfig, m: int, n: int) -> list[tuple[int, int]]:
@@ -152,7 +155,7 @@ def test_a_large_product_has_1500_configurations() -> None:
     major = {replace(c, maxnreg=0, group_m=1) for c in configs}
     assert len(configs) - len(major) <= len(configs) / 3
     assert {c.maxnreg for c in configs} >= {0, 80, 96, 128, 160}
-    assert {c.kernel for c in configs} == set(get_args(KernelName))
+    assert {c.kernel for c in configs} == set(families())
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -263,7 +266,7 @@ def test_what_is_known_of_the_shared_memory_of_warp_groups_is_exact() -> None:
     }
     for artifact in compile_many(specs, Target.named("h100-sxm"), n_jobs=2):
         assert (artifact.error, artifact.spill_bytes) == ("", 0)
-        least = shared_bytes_at_least(specs[artifact.spec], artifact.spec.code, HOPPER)
+        least = shared_bytes_at_least(specs[artifact.spec], artifact.spec.code)
         assert 0 <= artifact.shared_bytes - least <= 256
 
 
@@ -289,9 +292,10 @@ def test_what_is_legal_for_float32_compiles_and_takes_the_memory_that_is_said() 
     for artifact in compile_many(by_spec, Target.named("h100-sxm"), n_jobs=2):
         config, code = by_spec[artifact.spec], artifact.spec.code
         assert not artifact.error, (str(config), code.key())
-        assert artifact.shared_bytes >= shared_bytes_at_least(config, code, HOPPER)
+        assert artifact.shared_bytes >= shared_bytes_at_least(config, code)
         wgmma = artifact.ptx["loop_wgmma"] > 0
-        assert wgmma == uses_wgmma(config, code, HOPPER), (str(config), code.key())
+        wide = is_wide(config.block_m, config.num_warps, code, HOPPER)
+        assert wgmma == wide, (str(config), code.key())
         assert (artifact.ptx["all_mma_flops"] > 0) == (code.kind != "float32")
 
 
@@ -308,7 +312,7 @@ def test_float32_takes_twice_the_memory() -> None:
         workload = Workload.dense(4096, 4096, 4096, "float32", tf32=tf32)
         config = GemmConfig("tma", 128, 128, 64, 8, 3)
         stages = 3 if tf32 else 2  # FMA loads a stage to registers first, as mma.sync does
-        assert shared_bytes_at_least(config, workload.code, HOPPER) == stages * 4 * 2 * 128 * 64
+        assert shared_bytes_at_least(config, workload.code) == stages * 4 * 2 * 128 * 64
         assert not legality(config, workload, H100.device)
         assert legality(replace(config, num_stages=6), workload, H100.device).startswith("shared")
 
@@ -436,7 +440,7 @@ def test_a_kernel_that_this_triton_cannot_have_is_rejected_with_the_reason(
     for function in (kernel_code.kernel_function, kernel_code._trouble):
         monkeypatch.setattr(kernel_code, function.__name__, functools.cache(function.__wrapped__))
     monkeypatch.setattr(kernel_code, "import_module", import_module)
-    monkeypatch.setattr(space_module, "_by_code", space_module._by_code.__wrapped__)
+    monkeypatch.setattr(space_module, "_possible", space_module._possible.__wrapped__)
     space = SearchSpace.of(LARGE, Target.named("h100-sxm"))
     assert {c.kernel for c in space.configs} == {"pointer", "tma", "tma_persistent"}
     lacking = [r for c, r in space.rejected.items() if c.kernel == "warp_specialized"]

@@ -13,7 +13,6 @@ from costmodel.cli.doctor_check import Check, line
 from costmodel.errors import CostModelError, MisreadModel
 
 if TYPE_CHECKING:
-    from costmodel.gemm.config import KernelName
     from costmodel.models import XgbCostModel
 
 __all__ = ["check_artifacts", "check_cache", "check_datasets", "check_kernels", "check_model",
@@ -78,7 +77,7 @@ def _unread(path: Path) -> XgbCostModel:
     return XgbCostModel.load(path, parse=False)
 
 
-def _unknown(model: XgbCostModel) -> set[KernelName]:
+def _unknown(model: XgbCostModel) -> set[str]:
     """Kernels of which a model that has seen artifacts has seen none."""
     from costmodel.gemm.grid import grid
     from costmodel.gemm.specialize import artifact_key, specialize

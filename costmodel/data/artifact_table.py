@@ -15,7 +15,8 @@ from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.data.candidates import ARTIFACT_COLUMNS
 from costmodel.data.shards import arrow_fields
 from costmodel.errors import CorruptFile, CostModelError
-from costmodel.gemm.config import KernelName
+from costmodel.gemm.config import ConfigBinary
+from costmodel.gemm.family import families
 from costmodel.gemm.kernel_code import kernel_hash
 from costmodel.gemm.specialize import Specialization
 from costmodel.gemm.workload import CodeClass
@@ -25,10 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ArtifactTable"]
 
-_BINARY = (
-    "kernel", "block_m", "block_n", "block_k", "num_warps", "num_stages", "maxnreg", "halves",
-    "flatten", "split",
-)  # fmt: skip
+_BINARY = ConfigBinary._fields
 _CODE = tuple(f.name for f in fields(CodeClass))
 _RESULT = (
     "status", "error", "registers", "spill_bytes", "shared_bytes", "ptx_hash", "compile_s",
@@ -48,8 +46,8 @@ class ArtifactTable(Mapping[str, Artifact]):
         Raises:
             CorruptFile: a status, kernel or figure that no release writes.
         """
-        for name, known in (("status", ArtifactStatus), ("kernel", KernelName)):
-            if unknown := set(table.column(name).unique().to_pylist()) - set(get_args(known)):
+        for name, known in (("status", get_args(ArtifactStatus)), ("kernel", families())):
+            if unknown := set(table.column(name).unique().to_pylist()) - set(known):
                 raise CorruptFile(f"artifacts of {name} {sorted(unknown)}: no release writes that")
         keys: list[str] = table.column("key").to_pylist()
         statuses: list[ArtifactStatus] = table.column("status").to_pylist()
@@ -207,7 +205,7 @@ def _from_row(values: dict[str, Any], ptx: list[float]) -> Artifact:
         code = CodeClass(**{name: values[name] for name in _CODE})
     except CostModelError as error:
         raise CorruptFile(f"artifact {values['key']}: {error}") from None
-    spec = Specialization(tuple(values[name] for name in _BINARY), code, values["even_k"])
+    spec = Specialization(ConfigBinary(*(values[name] for name in _BINARY)), code, values["even_k"])
     counts = dict(zip(PTX_FEATURES, ptx, strict=True)) if values["status"] == "ok" else {}
     return Artifact(
         key=values["key"], spec=spec, ptx=counts, **{name: values[name] for name in _RESULT}

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from costmodel.compile.artifact import Artifact
 from costmodel.compile.ptx import PTX_FEATURES
-from costmodel.gemm.config import GemmConfig, stored_columns
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.family import family
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Device, Target
 
@@ -127,12 +128,16 @@ def _matrix(rows: Any, width: int) -> NDArray[np.float64]:
     return np.array([*rows], dtype=np.float64).reshape(-1, width)
 
 
+_TRAITS = CONFIG_COLUMNS[: CONFIG_COLUMNS.index("block_m")]
+
+
 def _config_row(c: GemmConfig) -> tuple[float, ...]:
+    of = family(c.kernel)
     return (
-        c.kernel == "pointer", c.kernel == "tma", c.kernel == "tma_persistent",
-        c.kernel == "warp_specialized", c.block_m, c.block_n, c.block_k, c.num_warps,
-        c.num_stages, c.maxnreg, c.halves, c.flatten, c.repack, c.group_m, c.split_k,
-        stored_columns(c.kernel, c.block_n, c.halves),
+        *(name in of.traits for name in _TRAITS),
+        c.block_m, c.block_n, c.block_k, c.num_warps, c.num_stages, c.maxnreg, c.halves, c.flatten,
+        c.repack, c.group_m, c.split_k,
+        of.stored_columns(c),
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from costmodel.data.candidates import ARTIFACT_COLUMNS, CONFIG_COLUMNS, Candidates
 from costmodel.features.estimate import ESTIMATE_FEATURES, L2_SPEEDUP, estimate_columns
-from costmodel.gemm.space import is_wide
+from costmodel.gemm.family import is_wide
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Device, Target
 

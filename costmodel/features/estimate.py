@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.gemm.space import repack_elements
+from costmodel.gemm.family import repack_elements
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Device
 

@@ -4,19 +4,39 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, NamedTuple
 
 from costmodel.errors import InvalidInput
+from costmodel.gemm.code_class import CodeClass
+from costmodel.gemm.kernels import known
 
 __all__ = [
-    "LARGEST", "GemmConfig", "KernelName", "as_config", "n_parts", "parse_config",
-    "stored_columns",
+    "LARGEST", "ConfigBinary", "GemmConfig", "Specialization", "as_config", "parse_config",
 ]  # fmt: skip
 
 LARGEST = 4096
 """The largest number of a configuration, such as the side of a tile."""
 
-KernelName = Literal["pointer", "tma", "tma_persistent", "warp_specialized"]
+
+class ConfigBinary(NamedTuple):
+    """What of a configuration is in the binary; fields as those of :class:`GemmConfig`.
+
+    Its text, as that of a plain tuple, is part of the keys of artifacts.
+    """
+
+    kernel: str
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    maxnreg: int
+    halves: bool
+    flatten: bool
+    split: bool
+
+    def __repr__(self) -> str:
+        return tuple.__repr__(self)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -24,7 +44,7 @@ class GemmConfig:
     """One way to compute a matrix product.
 
     Attributes:
-        kernel: ``pointer``, ``tma``, ``tma_persistent`` or ``warp_specialized``.
+        kernel: the name of its family, see :mod:`costmodel.gemm.kernels`.
         block_m, block_n, block_k: the tile of C that a program computes, and the step along K:
             powers of two, but for ``warp_specialized`` M may be 192 and N the sum of two powers.
         num_warps: warps of a program; of ``warp_specialized`` those that multiply.
@@ -39,7 +59,7 @@ class GemmConfig:
         split_k: programs that share the K of one tile; only ``split_k > 1`` is in the binary.
     """
 
-    kernel: KernelName
+    kernel: str
     block_m: int
     block_n: int
     block_k: int
@@ -53,16 +73,14 @@ class GemmConfig:
     split_k: int = 1
 
     def __post_init__(self) -> None:
-        if self.kernel not in get_args(KernelName):
-            raise InvalidInput(
-                f"kernel={self.kernel!r}: expected one of {', '.join(get_args(KernelName))}"
-            )
+        family = known().get(self.kernel) if isinstance(self.kernel, str) else None
+        if family is None:
+            raise InvalidInput(f"kernel={self.kernel!r}: expected one of {', '.join(known())}")
         for name in _INTEGERS:
             value = getattr(self, name)
             if type(value) is not int or not (0 if name == "maxnreg" else 1) <= value <= LARGEST:
                 raise InvalidInput(f"{name}={value!r}: expected a small positive integer")
-        any_side = self.kernel == "warp_specialized"
-        for name in ("block_k",) if any_side else ("block_m", "block_n", "block_k", "num_warps"):
+        for name in family.powers_of_two:
             value = getattr(self, name)
             if value & (value - 1):
                 raise InvalidInput(f"{name}={value}: expected a power of two")
@@ -71,9 +89,9 @@ class GemmConfig:
                 raise InvalidInput(f"{name}={getattr(self, name)!r}: expected true or false")
 
     @property
-    def binary(self) -> tuple[Any, ...]:
-        """What of the configuration is in the binary: equal tuples share one."""
-        return (
+    def binary(self) -> ConfigBinary:
+        """What of the configuration is in the binary: equal ones share one."""
+        return ConfigBinary(
             self.kernel, self.block_m, self.block_n, self.block_k, self.num_warps,
             self.num_stages, self.maxnreg, self.halves, self.flatten, self.split_k > 1,
         )  # fmt: skip
@@ -148,22 +166,23 @@ def as_config(name: str, value: Any, others: str = "") -> GemmConfig:
     )
 
 
-def n_parts(block_n: int) -> tuple[int, int]:
-    """The greatest power of two in ``block_n``, and the rest: 0 where it is a power of two itself.
+@dataclass(frozen=True, slots=True)
+class Specialization:
+    """One binary's worth of input: hashable, JSON-ready, independent of sizes.
 
-    Each part has an accumulator of its own (``warp_specialized``).
+    Attributes:
+        config_binary: :attr:`GemmConfig.binary` of the configurations that share it.
+        code: the code class.
+        even_k: K is a multiple of BLOCK_K, where the kernel masks the tail of K.
     """
-    first = 1 << (block_n.bit_length() - 1)
-    return first, block_n - first
 
+    config_binary: ConfigBinary
+    code: CodeClass
+    even_k: bool
 
-def stored_columns(kernel: str, block_n: int, halves: bool) -> int:
-    """Columns of the block that the TMA kernels store a tile of C through, part by part."""
-    if kernel == "warp_specialized":
-        block_n, rest = n_parts(block_n)
-        if rest:
-            return rest
-    return block_n // 2 if halves else block_n
+    @property
+    def kernel(self) -> str:
+        return self.config_binary.kernel
 
 
 _NAME = re.compile(

@@ -12,26 +12,19 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from costmodel.files import cached_fact
+from costmodel.gemm.family import families, family
 from costmodel.hardware.target import Toolchain
 
 __all__ = [
     "import_kernels", "kernel_function", "kernel_hash", "kernel_hashes", "kernel_trouble",
 ]  # fmt: skip
 
-_FOLDER = Path(__file__).parents[1] / "kernels"
-_KERNELS = {  # name of a configuration: file, function
-    "pointer": ("pointer", "gemm_pointer"),
-    "tma": ("tma", "gemm_tma"),
-    "tma_persistent": ("tma", "gemm_tma_persistent"),
-    "warp_specialized": ("warp_specialized", "gemm_warp_specialized"),
-}
-_COPIES = ("repack", "repack_operands")
-
-_Function = tuple[str, str]  # file, name
+_Function = tuple[str, str]  # module, name
 
 
 @functools.cache
@@ -41,13 +34,13 @@ def kernel_function(name: str) -> Any:
     Raises:
         ImportError, AttributeError: the installed Triton lacks what this kernel uses.
     """
-    file, function = _KERNELS[name]
-    return getattr(import_module(f"costmodel.kernels.{file}"), function)
+    module, function = _split(family(name).kernel)
+    return getattr(import_module(module), function)
 
 
 def import_kernels() -> None:
     """Import all that this Triton can have, and have it hash them: a tenth of a second each."""
-    for name in _KERNELS:
+    for name in families():
         with suppress(ImportError, AttributeError):
             _ = kernel_function(name).cache_key
 
@@ -86,59 +79,77 @@ def kernel_hashes() -> dict[str, str]:
 @functools.cache
 def _hashes() -> dict[str, str]:
     # Parsing takes 20 ms, which a program that only looks up a winner need not wait for.
-    files = [*_FOLDER.glob("*.py"), Path(__file__)]
+    files = {Path(__file__)}
+    for one in families().values():
+        file = _file(_split(one.kernel)[0])
+        files |= {file, *file.parent.glob("*.py")} if "." in one.kernel else {file}
     found = cached_fact("kernels", files, _work_out_hashes)
-    return found if found.keys() == _KERNELS.keys() else _work_out_hashes()
+    return found if found.keys() == families().keys() else _work_out_hashes()
 
 
 def _work_out_hashes() -> dict[str, str]:
-    return {name: _hash(name) for name in _KERNELS}
+    return {name: _hash((one.kernel, *one.beside)) for name, one in families().items()}
 
 
-def _hash(name: str) -> str:
+def _split(kernel: str) -> _Function:
+    module, _, function = kernel.partition(":")
+    return module, function
+
+
+def _hash(kernels: tuple[str, ...]) -> str:
     seen: dict[str, str] = {}
-    queue = [_KERNELS[name]] if name == "pointer" else [_KERNELS[name], _COPIES]
+    queue = [_split(kernel) for kernel in kernels]
     while queue:
-        file, function = queue.pop()
+        module, function = queue.pop()
         if function in seen:
             continue
-        node = _functions(file)[function]
+        node = _functions(module)[function]
         # Unparsed, since what ast.dump prints differs from one Python to the next.
         seen[function] = ast.unparse(_without_docstring(node))
-        queue += _used(file, node)
+        queue += _used(module, node)
     text = "\n".join(f"{k}:{v}" for k, v in sorted(seen.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _used(file: str, node: ast.FunctionDef) -> Iterator[_Function]:
+def _used(module: str, node: ast.FunctionDef) -> Iterator[_Function]:
     """The functions of the kernels' files that are named in one of them.
 
     Not only those called: a warp-specialised region is given its functions by name.
     """
-    scope = _scope(file)
+    scope = _scope(module)
     names = (n.id for n in ast.walk(node) if isinstance(n, ast.Name))
     return (scope[name] for name in names if name in scope)
 
 
 @functools.cache
-def _scope(file: str) -> dict[str, _Function]:
+def _scope(module: str) -> dict[str, _Function]:
     """What the names of functions mean in a file: its own, and those it imports beside it."""
-    found: dict[str, _Function] = {name: (file, name) for name in _functions(file)}
-    for node in _tree(file).body:
-        if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module:
-            for alias in node.names:
-                found[alias.asname or alias.name] = (node.module, alias.name)
+    found: dict[str, _Function] = {name: (module, name) for name in _functions(module)}
+    for node in _tree(module).body:
+        if not isinstance(node, ast.ImportFrom) or node.module is None:
+            continue
+        source = f"{module.rpartition('.')[0]}.{node.module}" if node.level else node.module
+        if node.level == 1 or source.startswith("costmodel.kernels."):
+            found |= {alias.asname or alias.name: (source, alias.name) for alias in node.names}
     return found
 
 
 @functools.cache
-def _functions(file: str) -> dict[str, ast.FunctionDef]:
-    return {node.name: node for node in _tree(file).body if isinstance(node, ast.FunctionDef)}
+def _functions(module: str) -> dict[str, ast.FunctionDef]:
+    return {node.name: node for node in _tree(module).body if isinstance(node, ast.FunctionDef)}
 
 
 @functools.cache
-def _tree(file: str) -> ast.Module:
-    return ast.parse((_FOLDER / f"{file}.py").read_text(encoding="utf-8"))
+def _tree(module: str) -> ast.Module:
+    return ast.parse(_file(module).read_text(encoding="utf-8"))
+
+
+def _file(module: str) -> Path:
+    """The file of a module, which is not imported."""
+    found = find_spec(module)
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError(f"no file of {module}, which a kernel family names")
+    return Path(found.origin)
 
 
 def _without_docstring(node: ast.FunctionDef) -> ast.FunctionDef:

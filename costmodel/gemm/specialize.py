@@ -1,4 +1,4 @@
-"""What the compiler is told: from a code class and a configuration to one Triton source.
+"""From a code class and a configuration to one Triton source.
 
 Triton would specialise integer arguments on what their values happen to be. Here nothing depends
 on values: strides that the layout makes 1 are constants, and what the alignment class promises is
@@ -8,14 +8,13 @@ said as divisibility. So the number of binaries is finite, and each is known bef
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from costmodel.gemm.config import GemmConfig, n_parts, stored_columns
+from costmodel.gemm.config import GemmConfig, Specialization
 from costmodel.gemm.dtypes import DATA_TYPES
+from costmodel.gemm.family import family
 from costmodel.gemm.kernel_code import kernel_function, kernel_hash
-from costmodel.gemm.workload import CodeClass, Workload
-from costmodel.hardware.architectures import SM_REGISTERS
+from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 
 if TYPE_CHECKING:
@@ -27,40 +26,18 @@ __all__ = [
     "artifact_key",
     "constants",
     "descriptor_blocks",
-    "entry_registers",
-    "multiply_registers",
     "repack_constants",
     "repack_key",
     "repack_source",
     "source",
     "specialize",
-    "stores_by_descriptor",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Specialization:
-    """One binary's worth of input: hashable, JSON-ready, independent of sizes.
-
-    Attributes:
-        config_binary: :attr:`GemmConfig.binary` of the configurations that share it.
-        code: the code class.
-        even_k: K is a multiple of BLOCK_K (``pointer`` only; the TMA kernels never mask).
-    """
-
-    config_binary: tuple[Any, ...]
-    code: CodeClass
-    even_k: bool
-
-    @property
-    def kernel(self) -> str:
-        return str(self.config_binary[0])
 
 
 def specialize(workload: Workload, config: GemmConfig) -> Specialization:
     """The specialization that this configuration runs this workload with."""
-    # The TMA kernels zero-fill past K: one binary serves every K.
-    even_k = config.kernel == "pointer" and workload.k % config.block_k == 0
+    # What TMA reads past K is zero: one binary serves every K.
+    even_k = family(config.kernel).is_masked and workload.k % config.block_k == 0
     code = workload.code.repacked() if config.repack else workload.code
     return Specialization(config.binary, code, even_k)
 
@@ -80,45 +57,8 @@ def source(spec: Specialization) -> tuple[ASTSource, dict[str, Any]]:
         for name, value in attrs.items()
         if name in index and name not in baked and value > 1
     }
-    return _source_class(spec)(fn, signature, baked, attributes), _options(spec)
-
-
-def _source_class(spec: Specialization) -> type[ASTSource]:
-    if spec.kernel == "warp_specialized":
-        from triton.experimental.gluon._runtime import GluonASTSource
-
-        return GluonASTSource  # type: ignore[no-any-return]
-    from triton.compiler import ASTSource
-
-    return ASTSource  # type: ignore[no-any-return]
-
-
-def _options(spec: Specialization) -> dict[str, Any]:
-    """Compile options."""
-    _, _, _, _, num_warps, num_stages, maxnreg, *_ = spec.config_binary
-    if spec.kernel == "warp_specialized":
-        # One group of four is launched, and its warp-specialised region adds the others.
-        return {"num_warps": 4, "maxnreg": entry_registers(num_warps)}
-    options: dict[str, Any] = {"num_warps": num_warps, "num_stages": num_stages}
-    return options | ({"maxnreg": maxnreg} if maxnreg else {})
-
-
-COPY_REGISTERS = 24
-"""Registers of a thread that only copies (``warp_specialized``): the least there is."""
-
-
-def entry_registers(num_warps: int) -> int:
-    """Registers of every thread at entry (``warp_specialized``), before they are dealt out anew.
-
-    The copying warp takes the place of four. ptxas compiles each instruction for so many.
-    """
-    return SM_REGISTERS // (32 * (num_warps + 4)) // 8 * 8
-
-
-def multiply_registers(num_warps: int) -> int:
-    """Registers of a thread that multiplies (``warp_specialized``), in units of 8."""
-    per_group = SM_REGISTERS // 128 - COPY_REGISTERS
-    return per_group // (num_warps // 4) // 8 * 8
+    of = family(spec.kernel)
+    return of.source_class()(fn, signature, baked, attributes), of.options(spec.config_binary)
 
 
 REPACK_BLOCK = (16, 256)
@@ -178,71 +118,8 @@ def repack_source(
 
 def constants(spec: Specialization) -> dict[str, Any]:
     """Arguments whose value is part of the binary."""
-    code = spec.code
-    if spec.kernel == "warp_specialized":
-        baked = _warp_specialized_constants(spec)
-    elif spec.kernel == "pointer":
-        baked = _tile_constants(spec) | _pointer_constants(spec)
-    else:
-        baked = _tile_constants(spec) | _tma_constants(spec)
-    baked["ACTIVATION"] = code.activation
-    if not code.bias:
-        baked["bias_ptr"] = None
-    return baked
-
-
-def _tile_constants(spec: Specialization) -> dict[str, Any]:
-    """Of the Triton kernels."""
-    kernel, bm, bn, bk, _, _, _, _, _, split = spec.config_binary
-    baked: dict[str, Any] = {
-        "BLOCK_M": bm, "BLOCK_N": bn, "BLOCK_K": bk, "WIDE": spec.code.wide,
-        "PRECISION": spec.code.data_type.precision,
-    }  # fmt: skip
-    if spec.code.c_layout != "strided":
-        baked["stride_cn" if spec.code.c_layout == "row" else "stride_cm"] = 1
-    if kernel != "tma_persistent":
-        baked["SPLIT"] = split
-        if not split:
-            baked |= {"partial_ptr": None, "arrivals_ptr": None, "SPLIT_K": 1}
-    return baked
-
-
-def _pointer_constants(spec: Specialization) -> dict[str, Any]:
-    code, item = spec.code, spec.code.itemsize
-    baked: dict[str, Any] = {
-        "EVEN_K": spec.even_k,
-        "A_CONTIGUOUS": code.a_align // item if code.a_layout == "col" else 1,
-        "B_CONTIGUOUS": code.b_align // item if code.b_layout == "row" else 1,
-    }
-    if code.a_layout != "strided":
-        baked["stride_ak" if code.a_layout == "row" else "stride_am"] = 1
-    if code.b_layout != "strided":
-        baked["stride_bn" if code.b_layout == "row" else "stride_bk"] = 1
-    return baked
-
-
-def _tma_constants(spec: Specialization) -> dict[str, Any]:
-    *_, halves, flatten, _ = spec.config_binary
-    baked: dict[str, Any] = {
-        "A_COL": spec.code.a_layout == "col", "B_COL": spec.code.b_layout == "col",
-        "HALVES": halves,
-    }  # fmt: skip
-    baked["c_ptr" if stores_by_descriptor(spec.code) else "c_desc"] = None
-    if spec.kernel == "tma_persistent":
-        baked["FLATTEN"] = flatten
-    return baked
-
-
-def _warp_specialized_constants(spec: Specialization) -> dict[str, Any]:
-    _, bm, bn, bk, num_warps, num_stages, *_ = spec.config_binary
-    first, rest = n_parts(bn)
-    baked: dict[str, Any] = {
-        "ROWS": bm // (num_warps // 4), "BLOCK_N1": first, "BLOCK_N2": rest, "BLOCK_K": bk,
-        "STAGES": num_stages, "GROUPS": num_warps // 4,
-        "A_COL": spec.code.a_layout == "col", "B_COL": spec.code.b_layout == "col",
-        "COPY_REGISTERS": COPY_REGISTERS, "MULTIPLY_REGISTERS": multiply_registers(num_warps),
-    }  # fmt: skip
-    return baked if rest else baked | {"b2_desc": None}
+    baked = family(spec.kernel).constants(spec) | {"ACTIVATION": spec.code.activation}
+    return baked if spec.code.bias else baked | {"bias_ptr": None}
 
 
 def _arguments(spec: Specialization) -> tuple[dict[str, str], dict[str, int]]:
@@ -260,8 +137,10 @@ def _arguments(spec: Specialization) -> tuple[dict[str, str], dict[str, int]]:
         "bias_ptr": f"*{out_type}", "partial_ptr": f"*{code.data_type.accumulator}",
         "arrivals_ptr": "*i32",
     }  # fmt: skip
-    for name, block in descriptor_blocks(spec).items():
-        types[name] = _descriptor_type(spec, name, block)
+    of = family(spec.kernel)
+    for name, block in of.descriptor_blocks(spec).items():
+        dtype = code.out_dtype if name.startswith("c") else code.dtype
+        types[name] = of.descriptor_type(dtype, DATA_TYPES[dtype].triton, block)
     divides = {
         "a_ptr": code.a_align, "b_ptr": code.b_align, "c_ptr": code.c_align,
         "bias_ptr": out_item, "partial_ptr": 16, "arrivals_ptr": 4,
@@ -272,7 +151,7 @@ def _arguments(spec: Specialization) -> tuple[dict[str, str], dict[str, int]]:
         (code.a_layout, code.a_align, item, "stride_am", "K", "stride_ak", "M"),
         (code.b_layout, code.b_align, item, "stride_bk", "N", "stride_bn", "K"),
         (code.c_layout, code.c_align, out_item, "stride_cm", "N", "stride_cn", "M"),
-    )[0 if spec.kernel == "pointer" else 2 :]:
+    )[2 if of.reads_by_descriptor else 0 :]:
         if layout == "strided":
             continue
         lead, extent = (lead_row, extent_row) if layout == "row" else (lead_col, extent_col)
@@ -282,43 +161,8 @@ def _arguments(spec: Specialization) -> tuple[dict[str, str], dict[str, int]]:
 
 
 def descriptor_blocks(spec: Specialization) -> dict[str, tuple[int, int]]:
-    """Shapes of the blocks that descriptors copy, in the order of memory, by argument name.
-
-    In the order of the kernel's arguments; none for the pointer kernel.
-    """
-    kernel, bm, bn, bk, num_warps, _, _, halves, _, _ = spec.config_binary
-    if kernel == "pointer":
-        return {}
-    grouped = kernel == "warp_specialized"
-    rows = bm // (num_warps // 4) if grouped else bm
-    first, rest = n_parts(bn) if grouped else (bn, 0)
-    b_turned = spec.code.b_layout == "col"
-    blocks = {
-        "a_desc": (bk, rows) if spec.code.a_layout == "col" else (rows, bk),
-        "b_desc": (first, bk) if b_turned else (bk, first),
-    }
-    if rest:
-        blocks["b2_desc"] = (rest, bk) if b_turned else (bk, rest)
-    if stores_by_descriptor(spec.code):
-        blocks["c_desc"] = (rows, stored_columns(kernel, bn, halves))
-    return blocks
-
-
-def _descriptor_type(spec: Specialization, name: str, block: tuple[int, int]) -> str:
-    dtype = spec.code.out_dtype if name.startswith("c") else spec.code.dtype
-    text = f"{DATA_TYPES[dtype].triton}[{block[0]}, {block[1]}]"
-    if spec.kernel != "warp_specialized":
-        return f"tensordesc<{text}>"
-    # Gluon wants the layout in shared memory said, here the widest swizzle of the elements.
-    from triton.experimental.gluon import language as gl
-
-    layout = gl.NVMMASharedLayout.get_default_for(list(block), getattr(gl, dtype))
-    return f"tensordesc<{text},{layout!r}>"
-
-
-def stores_by_descriptor(code: CodeClass) -> bool:
-    """Whether TMA may write C: row-major and 16-byte aligned."""
-    return code.c_layout == "row" and code.c_align == 16
+    """Shapes of the blocks that descriptors copy, in the order of memory, by argument name."""
+    return family(spec.kernel).descriptor_blocks(spec)
 
 
 def artifact_key(spec: Specialization, target: Target) -> str:

@@ -172,9 +172,7 @@ class Plan:
             a, b: as :meth:`aligned` gave them.
         """
         values = self.numbers(a, b, out) | self.descriptors(a, b, out)
-        values |= {"c_ptr": out, "bias_ptr": bias}
-        if self.config.kernel == "pointer":
-            values |= {"a_ptr": a, "b_ptr": b}
+        values |= {"a_ptr": a, "b_ptr": b, "c_ptr": out, "bias_ptr": bias}
         if self.config.split_k > 1:
             owner = workspace or Workspace(out.device)
             partial, arrivals = owner.get(self.workspace_bytes, self.tiles)

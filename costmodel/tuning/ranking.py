@@ -24,7 +24,7 @@ from costmodel.evaluation.duplicates import identities, programs
 from costmodel.evaluation.metrics import top_rows
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.grid import grid
-from costmodel.gemm.space_rows import space_rows
+from costmodel.gemm.space import space_rows
 from costmodel.gemm.specialize import artifact_key, specialize
 from costmodel.gemm.workload import CodeClass, Workload
 from costmodel.hardware.target import Target

@@ -1,0 +1,324 @@
+"""A kernel family: all that the host knows of one kernel.
+
+A family is one file in ``gemm/kernels/`` and one line in its ``__init__``. The defaults here are
+those of a kernel that takes plain pointers and computes one tile of C a program.
+
+Methods with an argument ``c`` do arithmetic that serves one configuration and
+:class:`costmodel.gemm.grid.ConfigColumns` alike: each rule is written once, and asked of one
+configuration or of the whole grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from costmodel.gemm.code_class import CodeClass
+from costmodel.gemm.config import ConfigBinary, GemmConfig, Specialization
+from costmodel.gemm.kernels import known
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.architectures import Architecture
+from costmodel.hardware.target import Device
+
+__all__ = [
+    "WGMMA_SPARE_REGISTERS", "Check", "KernelFamily", "at_least", "at_most", "families", "family",
+    "is_wide", "one_instruction", "partial_bytes", "pick", "repack_elements",
+    "stores_by_descriptor",
+]  # fmt: skip
+
+MAX_GRID = 2**31 - 1  # programs and tiles are counted in 32 bits
+WORKSPACE_LIMIT_BYTES = 2**30
+# ptxas keeps some registers beside the accumulators of one wgmma for addresses and descriptors.
+WGMMA_SPARE_REGISTERS = 26
+
+
+class Check(NamedTuple):
+    """One rule: where it is broken, and the reason to give there.
+
+    Attributes:
+        broken: a bool, or bool [n] of columns.
+        text: the reason, with ``{}`` for each of the values.
+        values: numbers, or columns of them.
+    """
+
+    broken: Any
+    text: str
+    values: tuple[Any, ...] = ()
+
+    def reason(self) -> str:
+        return self.text.format(*self.values)
+
+
+def pick(condition: Any, yes: Any, no: Any) -> Any:
+    """``yes`` where the condition holds, else ``no``; of numbers or of columns."""
+    if isinstance(condition, np.ndarray):
+        return np.where(condition, yes, no)
+    return yes if condition else no
+
+
+def at_least(one: Any, other: Any) -> Any:
+    """The larger of two numbers, or of each row of columns."""
+    return pick(one >= other, one, other)
+
+
+def at_most(one: Any, other: Any) -> Any:
+    """The smaller of two numbers, or of each row of columns."""
+    return pick(one <= other, one, other)
+
+
+def is_wide(block_m: Any, num_warps: Any, code: CodeClass, architecture: Architecture) -> Any:
+    """True where Triton multiplies with the instruction of four warps or of a block.
+
+    It takes 64 rows. Otherwise it is ``mma.sync``, or FMA for what no tensor core multiplies.
+    """
+    takes = architecture.is_wide and code.kind in architecture.tensor_rates
+    return (block_m >= 64) & (num_warps >= 4) & takes
+
+
+def stores_by_descriptor(code: CodeClass) -> bool:
+    """Return True if TMA may write C: row-major and 16-byte aligned."""
+    return code.c_layout == "row" and code.c_align == 16
+
+
+class KernelFamily:
+    """All that is known of one kernel.
+
+    Attributes:
+        name: of the kernel in a configuration.
+        kernel: the module and the function of its code, ``module:function``.
+        beside: kernels that a launch may run before it, in the same form. They are part of what is
+            measured, and so of the hash.
+        traits: columns of features that are 1 for this kernel (``is_pointer``, ``is_tma``,
+            ``is_persistent``, ``is_warp_specialized``): how the estimate and the models see it.
+        is_persistent: each program computes tile after tile, and there are as many programs as
+            multiprocessors.
+        reads_by_descriptor: TMA reads A and B, so they must be aligned, or copied (``repack``).
+        is_masked: the tail of K is masked, so whether K is a multiple of BLOCK_K is in the binary.
+        splits_k: programs may share the K of one tile.
+        powers_of_two: fields of a configuration that must be one.
+        group_depths: stages of the points of the grid that get other tile orders.
+        limits_registers: points of the grid get register limits.
+    """
+
+    name: ClassVar[str]
+    kernel: ClassVar[str]
+    beside: ClassVar[tuple[str, ...]] = ()
+    traits: ClassVar[tuple[str, ...]] = ("is_pointer",)
+    is_persistent: ClassVar[bool] = False
+    reads_by_descriptor: ClassVar[bool] = False
+    is_masked: ClassVar[bool] = False
+    splits_k: ClassVar[bool] = False
+    powers_of_two: ClassVar[tuple[str, ...]] = ("block_m", "block_n", "block_k", "num_warps")
+    group_depths: ClassVar[tuple[int, ...]] = (3, 4)
+    limits_registers: ClassVar[bool] = True
+
+    # --- the grid ---------------------------------------------------------------------------------
+
+    def points(self) -> Iterator[GemmConfig]:
+        """Configurations worth having on some workload or device."""
+        raise NotImplementedError
+
+    # --- legality ---------------------------------------------------------------------------------
+
+    def checks(self, c: Any, code: CodeClass, device: Device) -> Iterator[Check]:
+        """Rules that do not depend on the sizes; of those broken the first is given."""
+        yield from self.own_checks(c, code, device)
+        yield from self.register_checks(c, code, device)
+        row = device.architecture
+        threads = 32 * c.num_warps
+        yield Check(threads > row.block_threads, "threads: {} pass the {} of a block",
+                    (threads, row.block_threads))  # fmt: skip
+        yield from self.operand_checks(c, code, device)
+        need = self.shared_bytes_at_least(c, code, row)
+        yield Check(need > device.shared_bytes,
+                    "shared memory: the buffers take {} bytes, a block has {}",
+                    (need, device.shared_bytes))  # fmt: skip
+        if row.tensor_memory and code.kind in row.tensor_rates:
+            columns = c.block_n * at_least(c.block_m // 128, 1)
+            yield Check(columns > row.tensor_memory, "tensor memory: {} columns of {}",
+                        (columns, row.tensor_memory))  # fmt: skip
+
+    def own_checks(self, c: Any, code: CodeClass, device: Device) -> Iterator[Check]:
+        """Rules of this kernel alone."""
+        return iter(())
+
+    def register_checks(self, c: Any, code: CodeClass, device: Device) -> Iterator[Check]:
+        """``maxnreg``, and the registers that one wide instruction takes; spills are no reason."""
+        limited = c.maxnreg > 0
+        for broken, text in (
+            (c.maxnreg < 32, "is under the 32 that addressing takes"),
+            (c.maxnreg > 255, "is over the 255 that a thread can have"),
+            (c.maxnreg % 8 > 0, "is no multiple of 8"),
+        ):
+            yield Check(limited & broken, "registers: maxnreg={} " + text, (c.maxnreg,))
+        row = device.architecture
+        if row.instruction == "wgmma":
+            groups_n = at_least(c.num_warps // 4 // at_least(c.block_m // 64, 1), 1)
+            limit = at_most(pick(limited, c.maxnreg, 255), row.registers // (32 * c.num_warps))
+            width = at_most(c.block_n // groups_n, 256)
+            yield one_instruction(is_wide(c.block_m, c.num_warps, code, row), width, limit)
+
+    def operand_checks(self, c: Any, code: CodeClass, device: Device) -> Iterator[Check]:
+        """Rules of how A, B and C are addressed."""
+        if not self.reads_by_descriptor:
+            yield Check(c.repack, f"repack: the {self.name} kernel addresses any operand")
+            return
+        if not device.architecture.tma:
+            text = "TMA: sm_{} has no tensor memory accelerator (sm_90 on)"
+            yield Check(c.block_m > 0, text, (device.arch,))
+        as_it_is = c.repack == 0
+        for operand, layout, align in (
+            ("A", code.a_layout, code.a_align), ("B", code.b_layout, code.b_align),
+        ):  # fmt: skip
+            strided = layout == "strided"
+            yield Check(as_it_is & strided, f"TMA: {operand} has no contiguous dimension")
+            text = f"TMA: {operand} is aligned to {align} bytes, its rows must be to 16"
+            yield Check(as_it_is & (align < 16), text)
+
+    def shared_bytes_at_least(self, c: Any, code: CodeClass, architecture: Architecture) -> Any:
+        """Shared memory that the pipeline's buffers take for certain.
+
+        A warpgroup instruction reads its operands while the next stage is being written, so there
+        are as many buffers as stages; mma.sync and FMA first load them to registers and need one
+        fewer. A single buffer may be reused by the epilogue, or be in registers.
+        """
+        stages = c.num_stages
+        wgmma = False
+        if architecture.instruction == "wgmma":
+            wgmma = is_wide(c.block_m, c.num_warps, code, architecture)
+        buffers = pick(stages == 1, 0, pick(wgmma, stages, stages - 1))
+        a, b = self.pipelined(code)
+        return buffers * c.block_k * (a * c.block_m + b * c.block_n) * code.itemsize
+
+    def pipelined(self, code: CodeClass) -> tuple[bool, bool]:
+        """Whether A, and whether B, is copied ahead of its use."""
+        return True, True
+
+    def size_checks(self, c: Any, workload: Workload, device: Device) -> Iterator[Check]:
+        """Rules that depend on the sizes."""
+        need = partial_bytes(c, workload.m, workload.n)
+        copies = sum(repack_elements(workload)) * workload.code.itemsize
+        need = need + pick(c.repack, float(copies), 0.0)
+        text = f"workspace: partial sums and copies take {{:.0f}} bytes of {WORKSPACE_LIMIT_BYTES}"
+        yield Check(need > WORKSPACE_LIMIT_BYTES, text, (need,))
+        tiles_n = -(-workload.n // c.block_n)
+        tiles = -(-workload.m // c.block_m) * tiles_n
+        if self.is_persistent:
+            # A program steps past the last tile, by as many as there are programs, to see the end.
+            yield Check(tiles + device.sm_count > MAX_GRID,
+                        "grid: {} tiles and a step past them pass 2**31 - 1", (tiles,))  # fmt: skip
+        else:
+            blocks = tiles * c.split_k
+            yield Check(blocks > MAX_GRID, "grid: {} programs pass 2**31 - 1", (blocks,))
+        group = c.group_m * tiles_n
+        yield Check(group > MAX_GRID, "grid: {} tiles in a group of {} rows pass 2**31 - 1",
+                    (group, c.group_m))  # fmt: skip
+
+    # --- a launch ---------------------------------------------------------------------------------
+
+    def blocks(self, config: GemmConfig, tiles: int, sm_count: int) -> int:
+        """Return how many programs a launch of so many tiles has."""
+        return min(tiles, sm_count) if self.is_persistent else tiles * config.split_k
+
+    def stored_columns(self, c: Any) -> Any:
+        """Columns of the block that a tile of C is stored through, part by part."""
+        return pick(c.halves, c.block_n // 2, c.block_n)
+
+    # --- the binary -------------------------------------------------------------------------------
+
+    def options(self, binary: ConfigBinary) -> dict[str, Any]:
+        """Return the options to compile with."""
+        options = {"num_warps": binary.num_warps, "num_stages": binary.num_stages}
+        return options | ({"maxnreg": binary.maxnreg} if binary.maxnreg else {})
+
+    def source_class(self) -> type[Any]:
+        """Return Triton's class of the source."""
+        from triton.compiler import ASTSource
+
+        return ASTSource  # type: ignore[no-any-return]
+
+    def constants(self, spec: Specialization) -> dict[str, Any]:
+        """Return the arguments of the kernel whose value is part of the binary.
+
+        ``ACTIVATION``, and ``bias_ptr`` where there is no bias, are so for every kernel.
+        """
+        binary, code = spec.config_binary, spec.code
+        baked: dict[str, Any] = {
+            "BLOCK_M": binary.block_m, "BLOCK_N": binary.block_n, "BLOCK_K": binary.block_k,
+            "WIDE": code.wide, "PRECISION": code.data_type.precision,
+        }  # fmt: skip
+        if code.c_layout != "strided":
+            baked["stride_cn" if code.c_layout == "row" else "stride_cm"] = 1
+        if self.splits_k:
+            baked["SPLIT"] = binary.split
+            if not binary.split:
+                baked |= {"partial_ptr": None, "arrivals_ptr": None, "SPLIT_K": 1}
+        return baked
+
+    def descriptor_blocks(self, spec: Specialization) -> dict[str, tuple[int, int]]:
+        """Return the shapes of the blocks that descriptors copy, by argument name.
+
+        In the order of memory, and in that of the kernel's arguments; empty without descriptors.
+        """
+        return {}
+
+    def descriptor_type(self, dtype: str, element: str, block: tuple[int, int]) -> str:
+        """Return Triton's type of the descriptor of such blocks.
+
+        Args:
+            dtype: of the elements, and element: Triton's name of it.
+        """
+        return f"tensordesc<{element}[{block[0]}, {block[1]}]>"
+
+
+def one_instruction(where: Any, width: Any, limit: Any) -> Check:
+    """One wgmma holds 64 x width / 128 accumulators a thread, and ptxas cannot spill them."""
+    need = width // 2 + WGMMA_SPARE_REGISTERS
+    text = "registers: one wgmma of width {} needs {}, the limit is {}"
+    return Check(where & (limit < need), text, (width, need, limit))
+
+
+def partial_bytes(c: Any, m: int, n: int) -> Any:
+    """Device memory for the partial sums of split-K (float32), 0 without a split.
+
+    In floating point, since integers of 64 bits may not hold it; exact as far as the limit.
+    """
+    tiles = -(-m // c.block_m) * -(-n // c.block_n)
+    return pick(c.split_k > 1, 4.0 * tiles * c.split_k * c.block_m * c.block_n, 0.0)
+
+
+def repack_elements(workload: Workload) -> tuple[int, int]:
+    """Elements of the aligned copies of A and of B, 0 for one that is addressed as it is.
+
+    Rows are padded to 128 bytes, a line of the cache, so that TMA's rows of 128 bytes cross no
+    more lines than they must; rows under 128 bytes only to the 16 that TMA asks for.
+    """
+    code = workload.code
+
+    def size(rows: int, cols: int, layout: str) -> int:
+        if layout == "col":
+            rows, cols = cols, rows
+        unit = (128 if cols * code.itemsize >= 128 else 16) // code.itemsize
+        return rows * -(-cols // unit) * unit
+
+    a, b = code.needs_repack()
+    return (
+        size(workload.m, workload.k, code.a_layout) if a else 0,
+        size(workload.k, workload.n, code.b_layout) if b else 0,
+    )
+
+
+# --- the families there are -----------------------------------------------------------------------
+
+
+def families() -> dict[str, KernelFamily]:
+    """Return all families by name, in the order of the grid."""
+    return known()
+
+
+def family(name: str) -> KernelFamily:
+    """Return a family by the name of its kernel."""
+    found: KernelFamily = known()[name]
+    return found
