@@ -116,24 +116,25 @@ class Stages:
 
 def first_call_stages() -> list[tuple[Any, str, str]]:
     """What a first call goes through: owner and name of a function, and of the stage."""
+    from costmodel import processes
+    from costmodel.compile import compile_pool
     from costmodel.hardware import target
     from costmodel.launch import launch
     from costmodel.measure import device
-    from costmodel.support import supervisor
     from costmodel.tuning import cache, trial, tuner, winners
 
     return [
         (target, "_probe", "device and toolchain"),
         (winners, "winner_key", "key"),
         (cache.WinnerCache, "get", "look up"),
-        (tuner, "start_compilers", "start compilers"),
+        (compile_pool.CompilePool, "start", "start compilers"),
         (tuner, "rank", "rank"),
         (trial.Trial, "_try", "compile and time"),
         (trial.Trial, "rematch", "time finalists"),
         (device.DeviceRunner, "measure_torch", "time torch"),
         (device.DeviceRunner, "measure", "time"),
         (device.DeviceRunner, "rest", "rest"),
-        (supervisor.SupervisedWorker, "_ready_child", "wait for a child"),
+        (processes.SupervisedWorker, "_ready_child", "wait for a child"),
         (launch, "recalled", "binary"),
         (launch, "load_source", "load"),
     ]

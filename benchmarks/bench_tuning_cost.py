@@ -44,7 +44,7 @@ from common import (
 
 from costmodel.cli.output import print_table
 from costmodel.compile.artifact import Artifact
-from costmodel.compile.compile_pool import CompilePool, compile_into_cache
+from costmodel.compile.compile_pool import CompilePool, compile_for_device
 from costmodel.evaluation.metrics import geomean
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.space import SearchSpace
@@ -102,7 +102,7 @@ class Compiler:
             if spec in self._made:
                 self.reused += 1
                 yield self._made[spec]
-        for artifact in compile_into_cache(self.pool, missing, target):
+        for artifact in compile_for_device(missing, target, self.pool):
             self._made[artifact.spec] = artifact
             self.took_s[artifact.spec] = artifact.compile_s
             yield artifact

@@ -21,7 +21,7 @@ from triton.backends.nvidia import driver
 from triton.compiler import CompiledKernel
 from triton.runtime import build
 
-from costmodel.compile.launchers import building_launchers
+from costmodel.compile.launchers import build_launchers
 from costmodel.dispatch.prepared import TritonLaunch
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import source
@@ -67,8 +67,7 @@ def planned(name: str) -> tuple[Plan, tuple[torch.Tensor, torch.Tensor, torch.Te
 
 def build_ahead() -> dict[str, Any]:
     """Build the launchers of all, and say what was loaded by that."""
-    with building_launchers(source(planned(name)[0].spec)[0] for name in CONFIGS):
-        pass
+    build_launchers(source(planned(name)[0].spec)[0] for name in CONFIGS).result()
     return {
         "loaded": [m for m in sys.modules if m in ("__triton_launcher", "cuda_utils")],
         "built": len([*Path(knobs.cache.dir).rglob("__triton_launcher*.so")]),

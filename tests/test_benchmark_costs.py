@@ -54,12 +54,12 @@ def test_shared_binaries_are_compiled_once_and_cost_what_they_took(
     bench = script("bench_tuning_cost")
     asked: list[int] = []
 
-    def compile_(pool: object, specs: Any, target: Any) -> Any:
+    def compile_(specs: Any, target: Any, pool: object) -> Any:
         asked.append(len(specs))
         for artifact in compiled(specs, target):
             yield replace(artifact, compile_s=0.5)
 
-    monkeypatch.setattr(bench, "compile_into_cache", compile_)
+    monkeypatch.setattr(bench, "compile_for_device", compile_)
     compiler = bench.Compiler(None)
     specs = [specialize(WORKLOAD, config) for config in (A, B, C)]
     assert [a.spec for a in compiler(specs[:2], H100)] == specs[:2]
@@ -113,8 +113,8 @@ def test_the_whole_run_with_a_device_that_is_made_up(
     monkeypatch.setattr(bench, "CompilePool", FakePool)
     monkeypatch.setattr(bench, "SIZES", ((16, 4096, 4096), (1000, 1000, 1000)))
     monkeypatch.setattr(
-        bench, "compile_into_cache",
-        lambda pool, specs, target: (replace(a, compile_s=9.0) for a in compiled(specs, target)),
+        bench, "compile_for_device",
+        lambda specs, target, pool: (replace(a, compile_s=9.0) for a in compiled(specs, target)),
     )  # fmt: skip
     monkeypatch.setattr(bench, "inductor", lambda workload, ours: {"inductor_s": 4.0})
     monkeypatch.setattr(bench.joblib, "cpu_count", lambda: 3)

@@ -63,6 +63,11 @@ def faulty_compile(spec: Specialization, target: Target, dump: Path | None) -> A
     return Artifact(artifact_key(spec, target), spec, registers=os.getpid())
 
 
+def hang(spec: Specialization, target: Target, dump: Path | None) -> Artifact:
+    time.sleep(1000)
+    raise AssertionError
+
+
 def litter(spec: Specialization, target: Target, dump: Path | None) -> Artifact:
     """Leave files behind, as Triton does when ptxas fails."""
     from triton import knobs
@@ -81,8 +86,10 @@ def test_a_pool_keeps_its_children_for_the_next_batch(here: ModuleType) -> None:
     specs = [spec_of("pointer", 64, 64, depth) for depth in (128, 256, 512, 1024)]
 
     def children(pool: CompilePool, *chosen: Specialization) -> set[int]:
-        made = pool.compile(chosen, FAKE_TARGET, compile_function=here.faulty_compile)
-        return {artifact.registers for artifact in made}
+        made = [
+            pool.submit(spec, FAKE_TARGET, compile_function=here.faulty_compile) for spec in chosen
+        ]
+        return {future.result().registers for future in made}
 
     with CompilePool(2) as pool:
         first = children(pool, *specs[:2])
@@ -91,14 +98,34 @@ def test_a_pool_keeps_its_children_for_the_next_batch(here: ModuleType) -> None:
     assert all(gone(pid) for pid in first)
 
 
-@pytest.mark.fault("B27")
-def test_a_batch_that_is_left_early_closes_the_pool(here: ModuleType) -> None:
+@pytest.mark.fault("B27", "B31")
+def test_a_pool_that_is_closed_cancels_what_is_queued_and_kills_the_rest(here: ModuleType) -> None:
     specs = [spec_of("pointer", 64, 64, depth) for depth in (128, 256, 512)]
-    pool = CompilePool(1)
-    batch = pool.compile(specs, FAKE_TARGET, compile_function=here.faulty_compile)
-    child = next(batch).registers
-    batch.close()
+    with CompilePool(1) as pool:
+        first = pool.submit(specs[0], FAKE_TARGET, compile_function=here.faulty_compile)
+        child = first.result().registers
+        left = [pool.submit(spec, FAKE_TARGET, compile_function=here.hang) for spec in specs[1:]]
+        while not left[0].running():
+            time.sleep(0.01)
+    assert left[0].result(60).status == "crashed"
+    assert left[1].cancelled()
     assert gone(child)
+    with pytest.raises(RuntimeError, match="shut down"):
+        pool.submit(specs[0], FAKE_TARGET)
+
+
+def test_children_of_a_pool_end_when_nothing_is_compiled(here: ModuleType) -> None:
+    spec = spec_of("pointer", 64, 64, 128)
+    with CompilePool(1, idle_s=0.2) as pool:
+        children = set()
+        for _ in range(2):
+            made = pool.submit(spec, FAKE_TARGET, compile_function=here.faulty_compile).result()
+            children.add(made.registers)
+            deadline = time.monotonic() + 60
+            while not gone(made.registers):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        assert len(children) == 2
 
 
 @pytest.mark.fault("B12", "B27")

@@ -17,7 +17,8 @@ import pytest
 from triton.backends.nvidia import driver
 
 from costmodel.compile import launchers
-from costmodel.compile.launchers import building_launchers
+from costmodel.compile.launchers import build_launchers
+from costmodel.executor import DaemonExecutor
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import source, specialize
 from costmodel.gemm.workload import Workload
@@ -53,11 +54,9 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 def test_each_kind_is_built_once(built: list[str], tmp_path: Path) -> None:
     sources = [source_of(kernel) for kernel in ("pointer", "tma", "tma_persistent")]
-    with building_launchers([*sources, *sources]):
-        pass
+    build_launchers([*sources, *sources]).result()
     assert len(set(built)) == len(built) == 3
-    with building_launchers([source_of("tma", block_k=32)]):
-        pass
+    build_launchers([source_of("tma", block_k=32)]).result()
     assert len(built) == 3, "the size of a block is nothing that C knows of"
 
 
@@ -67,8 +66,7 @@ def test_an_emptied_cache_gets_them_anew(
 ) -> None:
     for folder in ("one", "one", "two"):
         monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / folder))
-        with building_launchers([source_of("pointer")]):
-            pass
+        build_launchers([source_of("pointer")]).result()
     assert len(built) == 2
 
 
@@ -80,8 +78,7 @@ def test_what_goes_wrong_goes_unnoticed(
         raise AssertionError("libcuda.so cannot found!")
 
     monkeypatch.setattr(driver, broken, fail)
-    with building_launchers([source_of("pointer")]):
-        pass
+    build_launchers([source_of("pointer")]).result()
     assert built == []
 
 
@@ -92,8 +89,7 @@ def test_without_a_c_compiler_nothing_is_left_behind(
         raise RuntimeError("Failed to find C compiler.")
 
     monkeypatch.setattr("triton.runtime.build._build", fail)
-    with building_launchers([source_of("pointer")]):
-        pass
+    build_launchers([source_of("pointer")]).result()
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
@@ -103,9 +99,9 @@ def test_where_no_thread_can_start_nothing_is_built_and_nothing_fails(
     def start(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
+    monkeypatch.setattr(launchers, "_reading", DaemonExecutor(1, "a test"))
     monkeypatch.setattr(threading.Thread, "start", start)
-    with building_launchers([source_of("pointer")]):
-        pass
+    build_launchers([source_of("pointer")]).result()
     assert built == []
 
 
@@ -114,8 +110,7 @@ def test_a_triton_with_one_launcher_for_all_needs_none(
     built: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(driver, "make_launcher")
-    with building_launchers([source_of("pointer")]):
-        pass
+    build_launchers([source_of("pointer")]).result()
     assert built == []
 
 

@@ -160,7 +160,7 @@ _ENDS_WHILE_A_JOB_IS_UNDER_WAY = """
 import atexit, threading, time
 atexit.register(time.sleep, 1)  # the last to run: the thread has time to say something
 from costmodel.dispatch.background import Background
-from costmodel.support.supervisor import SupervisedWorker
+from costmodel.processes import SupervisedWorker
 
 begun, tried = threading.Event(), []
 

@@ -19,7 +19,7 @@ from costmodel.measure.device import DeviceRunner
 from costmodel.measure.operands import NoRoom
 from costmodel.measure.protocol import TimingProtocol
 from costmodel.measure.timing import Request
-from costmodel.support.supervisor import Done, SupervisedWorker
+from costmodel.processes import Done, SupervisedWorker
 
 SHAPE = Workload.dense(1024, 1024, 1024)
 CONFIGS = [GemmConfig("tma", 64, 128, 64, num_stages=s) for s in (2, 3, 4)]

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from costmodel.compile.launchers import building_launchers
+from costmodel.compile.launchers import build_launchers
 from costmodel.compile.triton_key import know_triton_key, triton_files
 from costmodel.errors import CompileError
 from costmodel.files import cached_fact
@@ -56,9 +56,11 @@ def compiled(make_source: MakeSource, name: object, target: Target) -> CompiledK
     know_triton_key()
     source, options = make_source()
     gpu = GPUTarget("cuda", target.device.arch, 32)
+    launcher = build_launchers([source])
     try:
-        with building_launchers([source]):
-            return triton.compile(source, target=gpu, options=options)
+        kernel = triton.compile(source, target=gpu, options=options)
+        launcher.result()
+        return kernel
     except (CompilationError, PTXASError) as error:
         raise CompileError(f"{name} does not compile: {str(error)[:500]}") from None
 

@@ -10,59 +10,46 @@ import hashlib
 import logging
 import sysconfig
 import tempfile
-import threading
-from collections.abc import Hashable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterable
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
-__all__ = ["building_launchers"]
+from costmodel.executor import DaemonExecutor
+
+__all__ = ["build_launchers"]
 
 _NAME = "__triton_launcher"  # as Triton has it
 
 log = logging.getLogger("costmodel")
 
 
-@contextmanager
-def building_launchers(sources: Iterable[Any]) -> Iterator[None]:
-    """Build the launchers of Triton sources into Triton's cache, in daemon threads, until the end.
+def build_launchers(sources: Iterable[Any]) -> Future[None]:
+    """Begin to build the launchers of Triton sources into Triton's cache, in daemon threads.
 
     What goes wrong is left for Triton to meet again, and to report, when it loads the binary. From
     Triton 3.7 on one launcher serves all kernels, and there is nothing to build.
 
     Args:
         sources: read in a thread too, since making one may import its kernel.
+
+    Returns:
+        A future that is done when all of them are built. It never raises.
     """
-    building = threading.Thread(
-        target=_build_all, args=(sources,), name="costmodel-launchers", daemon=True
-    )
-    started = _start(building)
     try:
-        yield
-    finally:
-        if started:
-            building.join()
+        return _reading.submit(_build_all, sources)
+    except RuntimeError as error:  # this process may have no more threads, and can do without
+        log.debug("no launcher built ahead: %s", error)
+        nothing: Future[None] = Future()
+        nothing.set_result(None)
+        return nothing
 
 
 def _build_all(sources: Iterable[Any]) -> None:
-    # Threads, because each only waits for a C compiler.
-    threads = [
-        threading.Thread(target=_build, args=(text,), name="costmodel-launcher", daemon=True)
-        for text in map(_text, sources)
-        if text
-    ]
-    for thread in [thread for thread in threads if _start(thread)]:
-        thread.join()
-
-
-def _start(thread: threading.Thread) -> bool:
-    """Whether it has started: this process may have no more threads, and can do without."""
     try:
-        thread.start()
-    except RuntimeError as error:
+        wait([_building.submit(_build, text) for text in map(_text, sources) if text])
+    except RuntimeError as error:  # as above
         log.debug("no launcher built ahead: %s", error)
-        return False
-    return True
 
 
 def _text(source: Any) -> str:
@@ -122,3 +109,6 @@ def _build(text: str) -> None:
 
 
 _begun: set[Hashable] = set()
+# Threads, because each only waits for a C compiler.
+_reading = DaemonExecutor(2, "costmodel-launchers")
+_building = DaemonExecutor(8, "costmodel-launcher")

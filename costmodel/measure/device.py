@@ -12,8 +12,8 @@ from costmodel.gemm.workload import Workload
 from costmodel.measure import timing
 from costmodel.measure.protocol import TimingProtocol
 from costmodel.measure.timing import Request
+from costmodel.processes import Done, SupervisedWorker, TimedOut
 from costmodel.support.host import host_errors
-from costmodel.support.supervisor import Crashed, Done, SupervisedWorker, TimedOut
 
 __all__ = ["DeviceRunner"]
 
@@ -30,6 +30,8 @@ class DeviceRunner:
         device_index: the CUDA device, as torch counts them.
         protocol: how to time.
         seed: of the operands.
+        idle_s: the timing process ends when it is asked nothing for so long, and another one
+            answers the next request; None: it stays.
     """
 
     def __init__(
@@ -37,12 +39,14 @@ class DeviceRunner:
         device_index: int = 0,
         protocol: TimingProtocol | None = None,
         seed: int = 0,
+        idle_s: float | None = None,
     ) -> None:
         self.protocol = protocol or TimingProtocol()
         self._worker: SupervisedWorker[Request | None, list[Measurement]] = SupervisedWorker(
             timing.answer,
             limit_s=self.protocol.limit_s,
             setup=functools.partial(timing.start, self.protocol, device_index, seed),
+            idle_s=idle_s,
         )
 
     def start(self) -> None:
@@ -112,5 +116,4 @@ class DeviceRunner:
             return outcome.value
         if isinstance(outcome, TimedOut):
             return [Measurement("timeout", error=f"over {outcome.limit_s:g} s")] * count
-        how = outcome.how if isinstance(outcome, Crashed) else outcome.message
-        return [Measurement("crashed", error=how[:500])] * count
+        return [Measurement("crashed", error=outcome.how[:500])] * count

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from costmodel.data.measurement import Runner
-from costmodel.support.kept import IDLE_S, Kept
-
-if TYPE_CHECKING:
-    from costmodel.measure.device import DeviceRunner
+from costmodel.processes import IDLE_S
 
 __all__ = ["Bench", "TimingBench"]
 
@@ -19,15 +17,11 @@ class TimingBench:
     """The timing process of one device, for one user at a time; it takes seconds to start."""
 
     def __init__(self, device_index: int, idle_s: float = IDLE_S) -> None:
-        self._index = device_index
-        self._kept: Kept[DeviceRunner] = Kept(self._started, idle_s)
-
-    def _started(self) -> DeviceRunner:
         from costmodel.measure.device import DeviceRunner
 
-        runner = DeviceRunner(self._index)
-        runner.start()
-        return runner
+        self._index = device_index
+        self._lock = threading.Lock()
+        self._runner = DeviceRunner(device_index, idle_s=idle_s)
 
     @contextmanager
     def runner(self, wait: bool = True) -> Iterator[Runner]:
@@ -39,14 +33,15 @@ class TimingBench:
         """
         import torch
 
-        with self._kept.use() as runner:
+        with self._lock:
+            self._runner.start()
             if wait:
                 torch.cuda.synchronize(self._index)
-            yield runner
+            yield self._runner
 
     def close(self) -> None:
-        """End the process, if there is one; the next user starts another."""
-        self._kept.close()
+        """End the process, if there is one; nobody can use this afterwards."""
+        self._runner.close()
 
 
 class Bench(Protocol):

@@ -9,7 +9,7 @@ import logging
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import TypeVar
@@ -22,14 +22,13 @@ from costmodel.gemm.specialize import Specialization, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.measure.device import DeviceRunner
-from costmodel.support.read_ahead import ReadAhead
 from costmodel.support.untrusted import one_line
 from costmodel.tuning.ranking import Ranking
 
 __all__ = ["Choice", "Compile", "Trial"]
 
 Compile = Callable[[Sequence[Specialization], Target], Iterable[Artifact]]
-"""Compiles in other processes, and leaves the binaries where the runner finds them."""
+"""Begins to compile in other processes, and leaves the binaries where the runner finds them."""
 
 T = TypeVar("T")
 
@@ -63,7 +62,7 @@ class Trial:
         torch: what ``torch.matmul`` took, once timed.
         measured: outcomes so far; of the finalists the one of their last comparison.
         compiled: how many binaries were asked of the compiler.
-        compile_s, measure_s: wall seconds until they were there, and in the runner: they overlap.
+        compile_s, measure_s: wall seconds spent waiting for binaries, and in the runner.
     """
 
     ranking: Ranking
@@ -175,19 +174,29 @@ class Trial:
         for candidate in candidates:
             waiting.setdefault(specialize(self.workload, candidate.config), []).append(candidate)
         before = self.compiled
-        with ReadAhead(self.compile_(list(waiting), self.ranking.target)) as made:
+        made = iter(self.compile_(list(waiting), self.ranking.target))
+        try:
             if with_torch:
                 self.torch = self._timed(self.runner.measure_torch, self.workload)
-            for artifacts in made:
-                self.compiled += len(artifacts)
+            while (artifact := self._next(made)) is not None:
+                self.compiled += 1
                 self._measure(
-                    [Candidate(c.config, a) for a in artifacts for c in waiting.pop(a.spec, ())]
+                    [Candidate(c.config, artifact) for c in waiting.pop(artifact.spec, ())]
                 )
                 if self.late and self.measured:
                     break
-        self.compile_s += made.seconds
+        finally:
+            if isinstance(made, Generator):
+                made.close()  # what is not compiled yet need not be
         if self.compiled == before:  # a runner that answers from a recording needs no binary
             self._measure(candidates)
+
+    def _next(self, made: Iterator[Artifact]) -> Artifact | None:
+        """Wait for the next artifact; None if there are no more."""
+        start = time.perf_counter()
+        artifact = next(made, None)
+        self.compile_s += time.perf_counter() - start
+        return artifact
 
     def _new(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Without repetitions, some of which are known only once they are compiled."""

@@ -12,7 +12,7 @@ from os import PathLike
 from typing import Any
 
 from costmodel.compile.artifact import Artifact
-from costmodel.compile.compile_pool import compile_for_device, start_compilers
+from costmodel.compile.compile_pool import compile_for_device, device_compilers
 from costmodel.data.candidates import CostModel
 from costmodel.data.measurement import Measurement, Runner
 from costmodel.errors import InvalidInput
@@ -34,6 +34,7 @@ __all__ = ["check_tuning", "tune", "untimed_because"]
 
 log = logging.getLogger("costmodel")
 
+_COMPILED_FIRST = 8  # children that start early
 # So many candidates are tried for each one wanted before those that fail are no longer replaced.
 _ATTEMPTS = 4
 # Predictions of torch are off by 8 % in the median: untimed, it is chosen only well beyond that.
@@ -82,7 +83,7 @@ def tune(
     replay = runner if isinstance(runner, ReplayRunner) else None
     target = target or (replay.target if replay else Target.current())
     if compile_ is None and isinstance(runner, DeviceRunner):
-        start_compilers()  # while the model ranks
+        device_compilers().start(_COMPILED_FIRST)  # while the model ranks
     ranking = rank(
         workload,
         target,

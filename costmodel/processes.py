@@ -2,11 +2,11 @@
 
 Compiling and timing both run foreign code: a compiler that calls ``abort()``, a ``ptxas`` that
 never returns, a kernel that poisons its CUDA context. A :class:`SupervisedWorker` runs such code
-on one item after another in a child of its own session, and always gives one outcome per item.
+on one item after another in a child process, and always gives one outcome per item.
 
-The child is a fresh interpreter, not a fork: a fork of a process that uses CUDA, or that holds
-a lock in another thread, may not be relied on. It does not import ``__main__``, so that a plain
-script needs no ``if __name__ == "__main__"``; what it runs must be importable by name.
+The child is a fresh interpreter, not a fork, which may not use CUDA. It does not import
+``__main__``, so that a plain script needs no ``if __name__ == "__main__"``; what it runs must be
+importable by name.
 
 No process of the child's group outlives the parent, however the parent dies: the child holds the
 read end of a pipe, the *lifeline*, whose write end only the parent has, and asks the kernel
@@ -15,6 +15,7 @@ read end of a pipe, the *lifeline*, whose write end only the parent has, and ask
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import os
@@ -28,22 +29,27 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
-from typing import IO, Any, Generic, TypeVar
+from typing import IO, Generic, Protocol, TypeVar
 
 from costmodel.errors import InvalidInput
 from costmodel.files import CACHE_VARIABLE, cache_directory
 
-__all__ = ["Crashed", "Done", "Failed", "Outcome", "SupervisedWorker", "TimedOut"]
+__all__ = [
+    "IDLE_S", "Crashed", "Done", "Outcome", "SupervisedWorker", "TimedOut", "close_at_exit",
+]  # fmt: skip
 
 T = TypeVar("T")
 R = TypeVar("R")
 
+IDLE_S = 15.0
+"""Seconds for which a child waits for its next item before it ends: it holds memory."""
 START_LIMIT_S = 300.0
 """For a child to start and run ``setup``: importing torch from a cold network disk takes long."""
 _TEXT_LIMIT = 2000
+_IDLE_CODE = 117  # exit code of a child that had nothing to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +57,6 @@ class Done(Generic[R]):
     """The function returned."""
 
     value: R
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The function raised one of the expected exceptions."""
-
-    type_name: str
-    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ class TimedOut:
     limit_s: float
 
 
-Outcome = Done[R] | Failed | Crashed | TimedOut
+Outcome = Done[R] | Crashed | TimedOut
 
 
 class SupervisedWorker(Generic[T, R]):
@@ -89,8 +87,8 @@ class SupervisedWorker(Generic[T, R]):
         function: importable by name, or a ``functools.partial`` of such; so is ``setup``.
         limit_s: wall seconds per item; the start of the child is not counted.
         setup: called once in each fresh child, before its first item.
-        expected: exceptions of ``function`` that become :class:`Failed`.
         items_per_child: a fresh child after so many items, for code that leaks; None: never.
+        idle_s: the child ends when it gets no item for so many seconds; None: it stays.
     """
 
     def __init__(
@@ -99,85 +97,83 @@ class SupervisedWorker(Generic[T, R]):
         *,
         limit_s: float,
         setup: Callable[[], object] | None = None,
-        expected: tuple[type[Exception], ...] = (),
         items_per_child: int | None = None,
+        idle_s: float | None = None,
     ) -> None:
-        self._job = pickle.dumps((function, setup, expected))
+        self._job = pickle.dumps((function, setup, idle_s))
         self._limit_s = limit_s
         self._items_per_child = items_per_child
         self._items = 0  # that the present child has had
         self._child: _Child | None = None
         self._setting_up = False
         self._closed = False
-        # Of the two above: a child that `close` does not see would go on. A signal handler may
-        # close what its own thread is starting.
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()  # of the two above: a child that `close` missed would go on
+        close_at_exit(self)
 
     @property
     def running(self) -> bool:
-        """Whether there is a child, and it has not ended."""
-        return self._child is not None and not self._child.is_dead()
+        """Return True if there is a child that has not ended."""
+        child = self._child
+        return child is not None and not child.is_dead()
 
     def start(self) -> None:
         """Start the child, if there is none, and do not wait for it: the first item will."""
-        self._started()
-
-    def _started(self) -> _Child:
         with self._lock:
-            self._require_open()
-            if self._child is not None and self._child.owner != os.getpid():
-                self._discard()  # it is of the parent of this fork: two may not use its pipe
-            if self._child is not None:
-                return self._child
+            if self._closed:
+                raise RuntimeError("this worker is closed: make another one")
+            old = self._child
+            if old is not None and not old.is_dead():
+                return
             child = self._child = _Child()
-            self._setting_up = True
-            if self._closed:  # by a signal handler, which saw no child
-                self._discard()
-            self._require_open()
+            self._setting_up, self._items = True, 0
+        if old is not None:
+            old.kill()  # what it left behind
         with contextlib.suppress(OSError):  # dead already: the first item will tell
             child.send(self._job)
-        return child
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise RuntimeError("this worker is closed: make another one")
 
     def run(self, item: T) -> Outcome[R]:
-        """The outcome of one item.
+        """Run the function on one item.
 
         Raises:
-            Exception: whatever the function raises that is not expected, as the same type where
-                that can be pickled, else RuntimeError; the child's traceback is in its notes.
+            Exception: whatever the function raises, as the same type where that can be pickled,
+                else RuntimeError; the child's traceback is in its notes.
             RuntimeError: the child cannot be started, or the worker is closed.
         """
         data = pickle.dumps(item)
         if self._items == self._items_per_child:
             self._discard()
+        try:
+            return self._ask(data)
+        except _DiedIdle:  # not this item's fault
+            self._discard()
+            return self._ask(data)
+
+    def _ask(self, data: bytes) -> Outcome[R]:
         child = self._ready_child()
         try:
             child.send(data)
-        except OSError:  # it died while it had nothing to do: not this item's fault
-            self._discard()
-            child = self._ready_child()
-            child.send(data)
+        except OSError:
+            raise _DiedIdle from None
         self._items += 1
         try:
-            kind, value = pickle.loads(child.receive(self._limit_s))
+            was_raised, value = pickle.loads(child.receive(self._limit_s))
         except TimeoutError:
             self._discard()
             return TimedOut(self._limit_s)
         except EOFError:
-            return Crashed(self._discard())
+            how = self._discard()
+            if child.returncode == _IDLE_CODE:
+                raise _DiedIdle from None
+            return Crashed(how)
         except BaseException:  # an interrupt: the answer to come belongs to nobody
             self._discard()
             raise
-        if kind == "raised":
-            raise value
-        return Failed(*value) if kind == "failed" else Done(value)
-
-    def map(self, items: Iterable[T]) -> Iterator[Outcome[R]]:
-        """One outcome per item, in order, each as soon as it is there."""
-        return (self.run(item) for item in items)
+        if was_raised:
+            try:
+                raise value
+            finally:
+                del value  # it refers to this frame, and so to the child
+        return Done(value)
 
     def close(self) -> None:
         """Kill the child and all of its group. The item it is on, if any, gets ``Crashed``."""
@@ -192,10 +188,15 @@ class SupervisedWorker(Generic[T, R]):
         self.close()
 
     def _ready_child(self) -> _Child:
-        child = self._started()
+        """Return the child, started if need be and set up."""
+        self.start()
+        with self._lock:
+            child = self._child
+        if child is None:
+            raise RuntimeError("this worker is closed: make another one")
         if self._setting_up:
             try:
-                kind, value = pickle.loads(child.receive(START_LIMIT_S))
+                was_raised, value = pickle.loads(child.receive(START_LIMIT_S))
             except (OSError, EOFError) as error:  # TimeoutError is an OSError
                 raise RuntimeError(
                     f"a worker process could not start: {self._discard()}"
@@ -203,7 +204,7 @@ class SupervisedWorker(Generic[T, R]):
             except BaseException:
                 self._discard()
                 raise
-            if kind == "raised":
+            if was_raised:
                 self._discard()
                 raise value
             self._setting_up = False
@@ -216,6 +217,10 @@ class SupervisedWorker(Generic[T, R]):
         return (child and child.kill()) or "closed"
 
 
+class _DiedIdle(RuntimeError):
+    """A worker process ended before it had the item."""
+
+
 class _Child:
     """One fresh interpreter in its own session, and the pipes to it."""
 
@@ -226,7 +231,7 @@ class _Child:
         # Imports pass over entries that are no text, such as a Path, whose repr is no expression.
         path = [str(entry) for entry in sys.path if isinstance(entry, str)]
         serve = (
-            f"import sys; sys.path[:] = {path!r}; from costmodel.support.supervisor import _serve; "
+            f"import sys; sys.path[:] = {path!r}; from costmodel.processes import _serve; "
             f"_serve({theirs.fileno()}, {lifeline})"
         )
         try:
@@ -246,11 +251,14 @@ class _Child:
         finally:
             theirs.close()
             os.close(lifeline)
-        self.owner = os.getpid()
-        # Runs once: when called, when this object is collected, or when the interpreter exits.
-        self.kill = weakref.finalize(
-            self, _kill_group, self._process, held, _identity(held), self._stderr, self.owner
-        )
+        # For one that is collected; at the interpreter's end its worker is closed.
+        self._collected = weakref.finalize(self, _kill_group, self._process, held, self._stderr)
+        self._collected.atexit = False
+
+    def kill(self) -> str:
+        """Kill it and its group, and tell how it died; empty if that was done before."""
+        found = self._collected.detach()
+        return _kill_group(*found[2]) if found else ""
 
     def send(self, data: bytes) -> None:
         """Raises OSError if the child has died, or was killed by another thread."""
@@ -262,7 +270,11 @@ class _Child:
         self._connection.send_bytes(data)
 
     def receive(self, limit_s: float) -> bytes:
-        """The next message. Raises EOFError if the child dies, TimeoutError past the limit."""
+        """Wait for the next message.
+
+        Raises:
+            EOFError: the child died. TimeoutError: past the limit.
+        """
         deadline = time.monotonic() + limit_s
         while True:
             left_s = deadline - time.monotonic()
@@ -279,16 +291,21 @@ class _Child:
                 raise TimeoutError
 
     def is_dead(self) -> bool:
-        """Whether it has ended. It is not reaped yet, so that its group keeps its number."""
+        """Return True if it has ended. It is not reaped, so that its group keeps its number."""
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         try:
             return os.waitid(os.P_PID, self._process.pid, flags) is not None
         except ChildProcessError:  # the program that uses us reaps all its children
             return True
 
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, once it was killed."""
+        return self._process.returncode
+
 
 def _environment() -> dict[str, str]:
-    """That of this process; what is kept is kept in one folder, wherever the process has gone."""
+    """Return that of this process, with the cache in one folder wherever the process goes."""
     found = dict(os.environ)
     if found.get(CACHE_VARIABLE):
         with contextlib.suppress(InvalidInput):
@@ -296,26 +313,8 @@ def _environment() -> dict[str, str]:
     return found
 
 
-def _identity(descriptor: int) -> tuple[int, int]:
-    status = os.fstat(descriptor)
-    return status.st_dev, status.st_ino
-
-
-def _kill_group(
-    process: subprocess.Popen[bytes],
-    lifeline: int,
-    its_identity: tuple[int, int],
-    stderr: IO[bytes],
-    owner: int,
-) -> str:
+def _kill_group(process: subprocess.Popen[bytes], lifeline: int, stderr: IO[bytes]) -> str:
     """Kill a child and its group, reap it, and tell how it died and its last words."""
-    if os.getpid() != owner:  # a fork of the parent has a copy of this, but no say
-        process.returncode = 0  # else Python warns of a child that is left running
-        # The lifeline is to end with the parent. A program may have closed all that it had open.
-        with contextlib.suppress(OSError):
-            if _identity(lifeline) == its_identity:
-                os.close(lifeline)
-        return ""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # it may be dead, but not what it left behind
     os.close(lifeline)
@@ -327,8 +326,11 @@ def _kill_group(
     return f"{how}: {words}" if words else how
 
 
+# --- The child's side -----------------------------------------------------------------------------
+
+
 def _serve(connection_fd: int, lifeline: int) -> None:
-    """The child's side: set up, then answer each item with (kind, value) until the end."""
+    """Set up, then answer each item with (was it raised, value) until the end."""
     for fd in (connection_fd, lifeline):
         os.set_inheritable(fd, False)  # a ptxas must not keep them open
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgid(0))
@@ -337,41 +339,56 @@ def _serve(connection_fd: int, lifeline: int) -> None:
     if select.select([lifeline], [], [], 0)[0]:  # closed before the kernel was asked
         return
     connection = Connection(connection_fd)
-
     try:
-        function, setup, expected = pickle.loads(connection.recv_bytes())
+        function, setup, idle_s = pickle.loads(connection.recv_bytes())
         if setup is not None:
             setup()
-        connection.send(("done", None))
+        connection.send_bytes(pickle.dumps((False, None)))
     except Exception as error:
         connection.send_bytes(_reply_raised(error))
         return
     while True:
+        if not connection.poll(idle_s):
+            os._exit(_IDLE_CODE)
         try:
             data = connection.recv_bytes()
         except EOFError:
             return
-        connection.send_bytes(_reply(function, data, expected))
-
-
-def _reply(
-    function: Callable[[Any], Any], data: bytes, expected: tuple[type[Exception], ...]
-) -> bytes:
-    try:
-        return pickle.dumps(("done", function(pickle.loads(data))))
-    except expected as error:
-        return pickle.dumps(("failed", (type(error).__name__, str(error)[:_TEXT_LIMIT])))
-    except Exception as error:  # passed on to the caller, not hidden
-        return _reply_raised(error)
+        try:
+            reply = pickle.dumps((False, function(pickle.loads(data))))
+        except Exception as error:  # passed on to the caller, not hidden
+            reply = _reply_raised(error)
+        connection.send_bytes(reply)
 
 
 def _reply_raised(error: Exception) -> bytes:
     error.add_note(f"in a worker process:\n{traceback.format_exc()[-_TEXT_LIMIT:]}")
     try:
-        reply = pickle.dumps(("raised", error))
+        reply = pickle.dumps((True, error))
         pickle.loads(reply)  # some exceptions pickle, but cannot be made again
     except Exception:
         text = RuntimeError(f"{type(error).__name__}: {str(error)[:_TEXT_LIMIT]}")
         text.add_note(error.__notes__[-1])
-        return pickle.dumps(("raised", text))
+        return pickle.dumps((True, text))
     return reply
+
+
+# --- The end of the interpreter ------------------------------------------------------------------
+
+
+class _Closes(Protocol):
+    def close(self) -> None: ...
+
+
+def close_at_exit(thing: _Closes) -> None:
+    """Close something at the interpreter's end, if it is still there."""
+    _open.add(thing)
+
+
+_open: weakref.WeakSet[_Closes] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for thing in list(_open):
+        thing.close()
