@@ -1,4 +1,4 @@
-"""What is to be measured, drawn ahead and kept as a file: on the GPU no time goes into choosing.
+"""Work lists: what is to be measured, drawn ahead and kept as a file.
 
 Drawing thousands of workloads and asking a model about each takes minutes, and needs no GPU.
 """
@@ -7,16 +7,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 from costmodel.collect.collect import Job
-from costmodel.data.measurement_table import Role, config_of_row, workload_of_row
-from costmodel.data.shards import Identity, arrow_fields, read_shards, write_shard
-from costmodel.errors import CorruptFile, CostModelError, InvalidInput, MissingData
+from costmodel.data.measurement_table import (
+    CONFIG_FIELDS,
+    WORKLOAD_FIELDS,
+    Role,
+    config_of_row,
+    workload_fields,
+    workload_of_row,
+)
+from costmodel.data.shards import Identity, arrow_fields, number_rows, read_shards, write_shard
+from costmodel.errors import CorruptFile, CostModelError, MissingData
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.workload import CodeClass, Workload
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,9 +30,9 @@ __all__ = ["by_code", "read_worklist", "write_worklist"]
 
 
 def by_code(jobs: Sequence[Job]) -> list[Job]:
-    """The jobs with those of one class of code in a row, the commonest class first.
+    """Group the jobs by class of code, the commonest first.
 
-    They share their binaries: while the GPU times the first class, those of the next are compiled.
+    Jobs of one class share binaries: while the GPU times one class, the next is compiled.
     """
     counts = Counter(job.workload.code for job in jobs)
     rank = {code: i for i, (code, _) in enumerate(counts.most_common())}
@@ -43,61 +48,41 @@ def write_worklist(path: Path, jobs: Sequence[Job], identity: Identity) -> None:
     import pyarrow as pa
 
     rows = [
-        {
-            "job": number, "role": job.role,
-            **job.workload.to_dict(), **config.to_dict(),
-        }
+        {"job": number, "role": job.role, **job.workload.to_dict(), **config.to_dict()}
         for number, job in enumerate(jobs)
         for config in job.configs
-    ]  # fmt: skip
+    ]
     write_shard(path, pa.Table.from_pylist(rows, schema=_schema()), identity)
 
 
 def read_worklist(path: Path, identity: Identity) -> list[Job]:
-    """The jobs of a file, in their order.
+    """Read the jobs of a file, in their order.
 
     Raises:
-        MissingData: no such file. CorruptFile: not a list of work.
+        MissingData: no such file. CorruptFile: not a work list.
         MixedData: drawn for another card, Triton or protocol than ``identity``.
     """
     if not path.is_file():
         raise MissingData(f"no file {path}: `costmodel collect --write-worklist` draws one")
-    rows = read_shards([path], _schema(), identity).to_pylist()
-    jobs: dict[int, tuple[Workload, Role, list[GemmConfig]]] = {}
-    configs: dict[tuple[Any, ...], GemmConfig] = {}
+    table = read_shards([path], _schema(), identity)
+    job_index, jobs = number_rows(table, ("job", "role", *WORKLOAD_FIELDS))
+    config_index, configs = number_rows(table, CONFIG_FIELDS)
+    if unknown := {job["role"] for job in jobs} - set(get_args(Role)):
+        raise CorruptFile(f"{path}: role {sorted(unknown)}: no release writes that")
+    chosen: list[list[GemmConfig]] = [[] for _ in jobs]
     try:
-        for row in rows:
-            if row["job"] not in jobs:
-                jobs[row["job"]] = workload_of_row(row), _role(row), []
-            values = tuple(row[name] for name in _CONFIG)
-            if values not in configs:
-                configs[values] = config_of_row(row)
-            jobs[row["job"]][2].append(configs[values])
+        found = [config_of_row(row) for row in configs]
+        for job, config in zip(job_index.tolist(), config_index.tolist(), strict=True):
+            chosen[job].append(found[config])
+        pairs = zip(jobs, chosen, strict=True)
+        return [Job(workload_of_row(row), tuple(part), row["role"]) for row, part in pairs]
     except CostModelError as error:
         raise CorruptFile(f"{path}: {error}: no release writes such a row") from None
-    return [Job(workload, tuple(found), role) for workload, role, found in jobs.values()]
-
-
-_CONFIG = tuple(f.name for f in fields(GemmConfig))
 
 
 def _schema() -> pa.Schema:
     import pyarrow as pa
 
     text = pa.dictionary(pa.int32(), pa.string())
-    return pa.schema(
-        [
-            pa.field("job", pa.int32(), False),
-            pa.field("role", text, False),
-            *(pa.field(name, pa.int32(), False) for name in ("m", "n", "k")),
-            *arrow_fields(CodeClass),
-            *arrow_fields(GemmConfig),
-        ]
-    )
-
-
-def _role(row: dict[str, Any]) -> Role:
-    if row["role"] not in get_args(Role):
-        raise InvalidInput(f"role {row['role']!r}: expected one of {', '.join(get_args(Role))}")
-    role: Role = row["role"]
-    return role
+    job = [pa.field("job", pa.int32(), False), pa.field("role", text, False)]
+    return pa.schema([*job, *workload_fields(), *arrow_fields(GemmConfig)])

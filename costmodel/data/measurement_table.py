@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.candidates import Candidates
 from costmodel.data.measurement import Measurement, Status, TuningRecord, says_no_room
-from costmodel.data.shards import arrow_fields
+from costmodel.data.shards import arrow_fields, number_rows
 from costmodel.errors import CorruptFile, CostModelError
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import CodeClass, Workload
@@ -22,7 +22,10 @@ from costmodel.gemm.workload import CodeClass, Workload
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Frame", "MeasurementTable", "Role", "RunInfo", "config_of_row", "workload_of_row"]
+__all__ = [
+    "CONFIG_FIELDS", "WORKLOAD_FIELDS", "Frame", "MeasurementTable", "Role", "RunInfo",
+    "config_of_row", "workload_fields", "workload_of_row",
+]  # fmt: skip
 
 Role = Literal["train", "eval", "anchor"]
 """What a row is for. ``anchor`` rows time again what is recorded already, later in the same run or
@@ -55,9 +58,10 @@ class RunInfo:
 
 
 _SIZES = ("m", "n", "k")
-_CODE, _CONFIG, _RUN = (
+_CODE, CONFIG_FIELDS, _RUN = (
     tuple(f.name for f in fields(cls)) for cls in (CodeClass, GemmConfig, RunInfo)
 )
+WORKLOAD_FIELDS = (*_SIZES, *_CODE)
 
 
 @dataclass(frozen=True)
@@ -99,8 +103,7 @@ class MeasurementTable:
         return pa.schema(
             [
                 pa.field("workload", text, False),  # Workload.key(), to read and group by
-                *(pa.field(name, pa.int32(), False) for name in _SIZES),
-                *arrow_fields(CodeClass),
+                *workload_fields(),
                 *arrow_fields(GemmConfig, nullable=True),  # kernel "torch" has no others
                 pa.field("artifact_key", text, False),
                 *arrow_fields(Measurement),
@@ -120,7 +123,7 @@ class MeasurementTable:
         """Records and timings of ``torch.matmul`` as an Arrow table of :meth:`schema`."""
         import pyarrow as pa
 
-        no_config: dict[str, Any] = dict.fromkeys(_CONFIG) | {"kernel": _TORCH}
+        no_config: dict[str, Any] = dict.fromkeys(CONFIG_FIELDS) | {"kernel": _TORCH}
         measured = [
             (r.workload, r.config.to_dict(), r.artifact_key, r.measurement) for r in records
         ] + [(workload, no_config, "", measurement) for workload, measurement in torch.items()]
@@ -157,9 +160,11 @@ class MeasurementTable:
             )
         }  # fmt: skip
         _require_times(text["status"], numbers["latency_us"], path)
-        workload_index, workloads = _distinct(table, ("workload", *_SIZES, *_CODE), path)
-        run_index, runs = _distinct(table, _RUN, path)
-        config_index, configs = _distinct(table, _CONFIG, path, unique=False)
+        workload_index, workloads = number_rows(table, ("workload", *WORKLOAD_FIELDS))
+        run_index, runs = number_rows(table, _RUN)
+        config_index, configs = number_rows(table, CONFIG_FIELDS)
+        _require_unique(workloads, path)
+        _require_unique(runs, path)
         # torch.matmul is no configuration: the others close its place up.
         is_config = np.array([row["kernel"] != _TORCH for row in configs], dtype=bool)
         number = np.where(is_config, np.cumsum(is_config) - 1, -1)
@@ -300,14 +305,21 @@ class Frame:
         )
 
 
+def workload_fields() -> list[pa.Field]:
+    """Return the Arrow columns of a workload."""
+    import pyarrow as pa
+
+    return [*(pa.field(name, pa.int32(), False) for name in _SIZES), *arrow_fields(CodeClass)]
+
+
 def workload_of_row(values: Mapping[str, Any]) -> Workload:
     """The workload of a row of any table that has its columns."""
-    return Workload.from_dict({name: values[name] for name in (*_SIZES, *_CODE)})
+    return Workload.from_dict({name: values[name] for name in WORKLOAD_FIELDS})
 
 
 def config_of_row(values: Mapping[str, Any]) -> GemmConfig:
     """The configuration of a row of any table that has its columns."""
-    return GemmConfig.from_dict({name: values[name] for name in _CONFIG})
+    return GemmConfig.from_dict({name: values[name] for name in CONFIG_FIELDS})
 
 
 def _differs(values: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -324,43 +336,15 @@ def _texts(table: pa.Table, name: str) -> NDArray[np.object_]:
     return found
 
 
-def _distinct(
-    table: pa.Table, names: Sequence[str], path: Path, unique: bool = True
-) -> tuple[NDArray[np.int64], list[dict[str, Any]]]:
-    """Number the distinct values of some columns by first appearance.
-
-    Args:
-        unique: the first column alone tells them apart.
-
-    Returns:
-        (index, values): int64 [rows], and one object of the columns for each number.
-
-    Raises:
-        CorruptFile: two rows differ, but not in the first column, which is ``unique``.
-    """
-    import pyarrow as pa
-
-    rows = table.select(names).append_column("row", pa.array(np.arange(len(table))))
-    groups = rows.group_by(names).aggregate([("row", "list"), ("row", "min")]).sort_by("row_min")
-    members = groups.column("row_list").combine_chunks()
-    index = np.empty(len(table), dtype=np.int64)
-    index[members.flatten().to_numpy()] = np.repeat(
-        np.arange(len(groups)), members.value_lengths().to_numpy()
-    )
-    values = groups.select(names).to_pylist()
-    if unique and len({row[names[0]] for row in values}) < len(values):
-        raise CorruptFile(f"{path}: rows of one {names[0]} differ in {_first_difference(values)}")
-    return index, values
-
-
-def _first_difference(values: Sequence[Mapping[str, Any]]) -> str:
-    """The first column in which two rows differ that are equal in the first of all columns."""
-    first = dict[Any, Mapping[str, Any]]()
-    for row in values:
-        other = first.setdefault(next(iter(row.values())), row)
+def _require_unique(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Refuse rows that are equal in their first column and differ in another."""
+    first: dict[object, Mapping[str, Any]] = {}
+    for row in rows:
+        key, *_ = row.values()
+        other = first.setdefault(key, row)
         if other is not row:
-            return next(name for name in row if row[name] != other[name])
-    return "nothing"
+            name = next(name for name in row if row[name] != other[name])
+            raise CorruptFile(f"{path}: rows of one {next(iter(row))} differ in {name}")
 
 
 def _require_times(status: NDArray[np.object_], latency_us: NDArray[Any], path: Path) -> None:

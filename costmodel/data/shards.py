@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, get_type_hints
 from uuid import uuid4
 
+import numpy as np
+from numpy.typing import NDArray
+
 from costmodel.errors import CorruptFile, FileError, InvalidInput, MixedData, WrongVersion
 from costmodel.files import decode, encode, file_errors, replace_file
 from costmodel.hardware.target import Target
@@ -24,8 +27,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
-    "SCHEMA", "Identity", "arrow_fields", "compaction_lock", "new_shard_path", "read_all",
-    "read_shards", "shard_paths", "sort_rows", "write_shard",
+    "SCHEMA", "Identity", "arrow_fields", "compaction_lock", "new_shard_path",
+    "number_rows", "read_all", "read_shards", "shard_paths", "sort_rows", "write_shard",
 ]  # fmt: skip
 
 SCHEMA = 2
@@ -175,6 +178,25 @@ def compaction_lock(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
+
+
+def number_rows(
+    table: pa.Table, names: Sequence[str]
+) -> tuple[NDArray[np.int64], list[dict[str, Any]]]:
+    """Number the distinct values of some columns, in the order in which they first appear.
+
+    Returns:
+        (index, values): int64 [rows], and the columns of each number.
+    """
+    import pyarrow as pa
+
+    rows = table.select(names).append_column("row", pa.array(np.arange(len(table))))
+    groups = rows.group_by(names).aggregate([("row", "list"), ("row", "min")]).sort_by("row_min")
+    members = groups.column("row_list").combine_chunks()
+    index = np.empty(len(table), dtype=np.int64)
+    numbers = np.arange(len(groups))
+    index[members.flatten().to_numpy()] = np.repeat(numbers, members.value_lengths().to_numpy())
+    return index, groups.select(names).to_pylist()
 
 
 def sort_rows(table: pa.Table, names: Sequence[str]) -> pa.Table:
