@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from costmodel.compile.artifact import Artifact
-from costmodel.data.candidates import Candidates
+from costmodel.data.candidates import Candidates, CostModel
 from costmodel.data.dataset import Dataset, RunInfo
 from costmodel.data.measurement import Measurement, TuningRecord
 from costmodel.errors import MissingData
@@ -49,7 +49,7 @@ def dataset(tmp_path: Path) -> Dataset:
     return data
 
 
-class ByGroup:
+class ByGroup(CostModel):
     """Predicts ``sign`` times the group size, times ten us."""
 
     predicts_latency = True

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from costmodel import models
 from costmodel.collect.sampling import ModelSampler, RandomSampler, training_workloads
 from costmodel.compile.artifact import Artifact
-from costmodel.data.candidates import Candidates
+from costmodel.data.candidates import Candidates, CostModel
 from costmodel.errors import InvalidInput
 from costmodel.evaluation.heldout import is_held_out, is_ragged
 from costmodel.gemm.space import SearchSpace
@@ -79,7 +79,7 @@ def test_nothing_that_the_device_cannot_hold() -> None:
 # --- configurations ------------------------------------------------------------------------------
 
 
-class Prefers:
+class Prefers(CostModel):
     """A model to which one number of a configuration is all."""
 
     name, predicts_latency = "prefers", False

@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from costmodel.compile.artifact import Artifact
-from costmodel.data.candidates import Candidates
+from costmodel.data.candidates import Candidates, CostModel
 from costmodel.data.dataset import Dataset, RunInfo
 from costmodel.data.measurement import NO_ROOM, Candidate, Measurement, TuningRecord
 from costmodel.errors import InvalidInput, NoModel, NotRecorded
@@ -38,7 +38,7 @@ SMALL = Workload.dense(64, 512, 256)
 TORCH_US = 100.0
 
 
-class ByOrder:
+class ByOrder(CostModel):
     """A model that ranks configurations in the order of the space."""
 
     name = "by-order"

@@ -18,7 +18,7 @@ from costmodel.dispatch import dispatch
 from costmodel.errors import CompileError, CostModelError, LaunchError
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
-from costmodel.models.baselines import PaperEstimate, RuleHeuristic
+from costmodel.models.baselines import AnalyticModel, RuleHeuristic
 from costmodel.tuning import ranking
 from costmodel.tuning.question import Question, is_by_model_of
 from costmodel.tuning.tuning_result import TuningResult
@@ -88,7 +88,7 @@ def test_a_model_that_is_saved_anew_meanwhile_is_another(
     assert (entry.key["model"], entry.result.model) == ("other", "other")
 
 
-@pytest.mark.parametrize("model", [RuleHeuristic(), PaperEstimate(), LAW], ids=type)
+@pytest.mark.parametrize("model", [RuleHeuristic(), AnalyticModel(), LAW], ids=type)
 @pytest.mark.parametrize("mode", ["auto", "predict", "heuristic"])
 def test_where_nothing_comes_between_a_winner_is_kept(
     machine: Machine, model: CostModel, mode: str

@@ -6,9 +6,12 @@ class and reused for every workload of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,21 +109,89 @@ class Candidates:
         return ~too_large
 
 
-class CostModel(Protocol):
+class CostModel(ABC):
     """Predicts the cost of candidates: a batch in, a batch out, lower is better.
 
-    ``predicts_latency`` says whether a cost is a latency in us or only an order.
+    A subclass sets ``name`` and defines :meth:`predict`. The other methods have defaults for a
+    model that has learned nothing.
+
+    Attributes:
+        name: what results call the model.
+        kind: what an evaluation lists it as; a learned model also plans the m of a bucket.
+        predicts_latency: True if a cost is a latency in us, False if it only orders.
     """
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    kind: Literal["learned", "baseline", "peer", "oracle"] = "baseline"
+    predicts_latency: bool = False
 
     @property
-    def predicts_latency(self) -> bool: ...
+    def hash(self) -> str:
+        """Identity of what the model has learned."""
+        return "builtin"
 
+    @property
+    def directory(self) -> Path | None:
+        """Directory that the model was loaded from; None if it was made in this process."""
+        return None
+
+    @abstractmethod
     def predict(
         self, workload: Workload, candidates: Candidates, target: Target
-    ) -> NDArray[np.float64]: ...
+    ) -> NDArray[np.float64]:
+        """Predict the cost of each candidate, float64 [n]."""
+
+    def nearest(
+        self, workload: Workload, candidates: Candidates, target: Target, count: int
+    ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        """Predict at least the ``count`` candidates that seem nearest to the fastest.
+
+        Returns:
+            (rows, cost): ascending rows of the candidates, and the cost of each.
+        """
+        return np.arange(len(candidates)), self.predict(workload, candidates, target)
+
+    def predict_torch(self, workload: Workload, target: Target) -> float:
+        """Predict the latency of ``torch.matmul`` in us; NaN if the model cannot."""
+        return math.nan
+
+    def contributions(
+        self, workload: Workload, candidates: Candidates, target: Target
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+        """Split predictions into a start and the log factor of each feature; None if it cannot."""
+        return None
+
+    def artifacts_for(self, target: Target) -> Mapping[str, Artifact] | None:
+        """Artifacts by key that the model was trained with, if this target's are the same."""
+        return None
+
+    def why_not_usable(self, workload: Workload | None, target: Target) -> str:
+        """Say why this model should not be asked; empty if it may be."""
+        return ""
+
+    def caveat(self, target: Target) -> str:
+        """Say what makes predictions for a target less exact; empty if nothing does."""
+        return ""
+
+    def answered_by(self, target: Target, unknown: int, considered: int) -> str:
+        """Say in a line which part of the model ranked; empty if it has no parts.
+
+        Args:
+            unknown: how many of the ``considered`` configurations have no known artifact.
+        """
+        return ""
+
+    def expected_kept(self, *, ptx: bool) -> Mapping[str, float]:
+        """Mean share of the best speed that the best of the first k keep, by k; empty if unknown.
+
+        Args:
+            ptx: of rankings whose artifacts are all known, or of others.
+        """
+        return {}
+
+    def out_of_coverage(self, workload: Workload) -> str:
+        """Say which property of a workload is new to the model; empty if none is, or unknown."""
+        return ""
 
 
 def _matrix(rows: Any, width: int) -> NDArray[np.float64]:

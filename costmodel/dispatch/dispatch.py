@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from costmodel import models
+from costmodel.data.candidates import CostModel
 from costmodel.dispatch.arguments import (
     check_arguments,
     check_kinds,
@@ -38,7 +39,6 @@ from costmodel.dispatch.torch_context import (
 )
 from costmodel.errors import InvalidInput
 from costmodel.launch.torch_product import torch_multiplies_in_tf32
-from costmodel.models.xgb import XgbCostModel
 from costmodel.support.counters import count
 from costmodel.support.untrusted import as_path, file_errors
 from costmodel.tuning import modes
@@ -169,7 +169,7 @@ def forget_launches() -> None:
     _background.forget_failures()
 
 
-def use(model: str | Path | XgbCostModel | None) -> XgbCostModel | None:
+def use(model: str | Path | CostModel | None) -> CostModel | None:
     """Make a model answer in this process from now on, before any shipped one.
 
     Args:
@@ -178,7 +178,7 @@ def use(model: str | Path | XgbCostModel | None) -> XgbCostModel | None:
     Raises:
         NoModel, CorruptFile, WrongVersion, SchemaMismatch, InvalidInput: then nothing changes.
     """
-    if model is not None and not isinstance(model, XgbCostModel):
+    if model is not None and not isinstance(model, CostModel):
         model = as_path("model", model)
         with file_errors(model):
             model = models.load(model)

@@ -76,8 +76,7 @@ def evaluate(
 
     Args:
         dataset: has rows of role ``eval``.
-        models: ``kind`` of each (learned, baseline or peer) is taken from its attribute of that
-            name; a model without one is ``learned``.
+        models: the ``kind`` of each (learned, baseline or peer) goes into its entry.
         target: what the models predict for.
         workloads: judge by these only; default: all that were recorded.
 
@@ -114,7 +113,7 @@ def evaluate(
     entries = [
         _entry(
             model.name,
-            str(getattr(model, "kind", "learned")),
+            model.kind,
             [
                 _score(p, model.predict(p.workload, p.candidates, target), model.predicts_latency)
                 for p in problems

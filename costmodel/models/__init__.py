@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from costmodel.models.baselines import PaperEstimate, RandomModel, RuleHeuristic, StaticRank
+from costmodel.models.baselines import AnalyticModel, RandomModel, RuleHeuristic, StaticRank
 from costmodel.models.known import known_artifacts
 from costmodel.models.peers import NvMatmulHeuristics
 from costmodel.models.ptx_score import PtxScore
@@ -20,8 +20,8 @@ from costmodel.models.validate import cross_validate, tune_hyperparameters
 from costmodel.models.xgb import XgbCostModel, XgbParams
 
 __all__ = [
+    "AnalyticModel",
     "NvMatmulHeuristics",
-    "PaperEstimate",
     "PtxScore",
     "RandomModel",
     "RuleHeuristic",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.data.candidates import Candidates
+from costmodel.data.candidates import Candidates, CostModel
 from costmodel.features.analytic import analytic_columns
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
@@ -18,22 +18,14 @@ from costmodel.models.rules import rule_cost
 if TYPE_CHECKING:
     from costmodel.models.table import TrainingTable
 
-__all__ = ["PaperEstimate", "RandomModel", "RuleHeuristic", "StaticRank"]
+__all__ = ["AnalyticModel", "RandomModel", "RuleHeuristic", "StaticRank"]
 
 
-class RandomModel:
+class RandomModel(CostModel):
     """An arbitrary order, the same each time for one workload, seed and set of configurations."""
 
-    kind = "baseline"
-    predicts_latency = False
-    hash = "builtin"
-
     def __init__(self, seed: int = 0) -> None:
-        self.seed = seed
-
-    @property
-    def name(self) -> str:
-        return f"random-{self.seed}"
+        self.seed, self.name = seed, f"random-{seed}"
 
     def predict(
         self, workload: Workload, candidates: Candidates, target: Target
@@ -46,17 +38,15 @@ class RandomModel:
         return state.astype(np.float64) / 2.0**64
 
 
-class StaticRank:
+class StaticRank(CostModel):
     """One order for all workloads: the mean speed of each configuration in the training data.
 
     Speed is the best latency of a workload over the configuration's own. A mean of few samples
     is pulled towards the mean of all, so that one lucky workload does not win.
     """
 
-    kind = "baseline"
     name = "static"
-    predicts_latency = False
-    hash = "builtin"
+
     _PRIOR_SAMPLES = 5
 
     def __init__(self) -> None:
@@ -88,13 +78,10 @@ class StaticRank:
         )
 
 
-class RuleHeuristic:
+class RuleHeuristic(CostModel):
     """The rules of :mod:`costmodel.models.rules` as a model: also what answers without one."""
 
-    kind = "baseline"
     name = "heuristic"
-    predicts_latency = False
-    hash = "builtin"
 
     def predict(
         self, workload: Workload, candidates: Candidates, target: Target
@@ -103,13 +90,11 @@ class RuleHeuristic:
         return rule_cost(workload, candidates.config_columns, target)
 
 
-class PaperEstimate:
+class AnalyticModel(CostModel):
     """The latency that :mod:`costmodel.features.analytic` works out on paper; nothing learned."""
 
-    kind = "baseline"
     name = "estimate"
     predicts_latency = True
-    hash = "builtin"
 
     def predict(
         self, workload: Workload, candidates: Candidates, target: Target

@@ -9,7 +9,6 @@ from costmodel.data.candidates import CostModel
 from costmodel.errors import FileError
 from costmodel.hardware.target import Target
 from costmodel.models.registry import model_directory, shipped_model, warn_once
-from costmodel.models.xgb import XgbCostModel
 
 __all__ = ["known_artifacts"]
 
@@ -21,10 +20,10 @@ def known_artifacts(model: CostModel, target: Target) -> ArtifactTable:
     whoever asks. With another toolchain than theirs there are none, and the model ranks by the
     configurations alone. An artifact file that cannot be used is one warning.
     """
-    if not isinstance(model, XgbCostModel):
+    if model.kind != "learned":
         return ArtifactTable.empty()
     own, shipped_at = _own(model, target), model_directory(target)
-    if shipped_at is None or shipped_at == model._directory:
+    if shipped_at is None or shipped_at == model.directory:
         return own or ArtifactTable.empty()
     shipped, _ = shipped_model(target)
     others = None if shipped is None else _own(shipped, target)
@@ -33,15 +32,13 @@ def known_artifacts(model: CostModel, target: Target) -> ArtifactTable:
     return own or others or ArtifactTable.empty()
 
 
-def _own(model: XgbCostModel, target: Target) -> ArtifactTable | None:
-    """The artifacts that a model was trained with; None with another toolchain."""
-    if model.target_ is None or model.target_.toolchain != target.toolchain:
-        return None
+def _own(model: CostModel, target: Target) -> ArtifactTable | None:
     try:
-        return model.artifacts
+        found = model.artifacts_for(target)
     except FileError as error:
         warn_once(f"the artifacts of model {model.name} cannot be used: {error}")
         return None
+    return found if isinstance(found, ArtifactTable) else None
 
 
 @functools.lru_cache(maxsize=8)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.data.candidates import CONFIG_COLUMNS, Candidates
+from costmodel.data.candidates import CONFIG_COLUMNS, Candidates, CostModel
 from costmodel.errors import NoModel
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
@@ -31,7 +31,7 @@ _COMPARED = {
 }  # fmt: skip
 
 
-class NvMatmulHeuristics:
+class NvMatmulHeuristics(CostModel):
     """NVIDIA's nvMatmulHeuristics, asked for its TRITON target with its performance model.
 
     It proposes about a dozen configurations of its own, best first. Each proposal goes to the
@@ -42,8 +42,6 @@ class NvMatmulHeuristics:
 
     kind = "peer"
     name = "nvMatmulHeuristics"
-    predicts_latency = False
-    hash = "peer"
 
     def predict(
         self, workload: Workload, candidates: Candidates, target: Target

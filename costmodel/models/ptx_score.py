@@ -8,7 +8,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.data.candidates import ARTIFACT_COLUMNS, Candidates
+from costmodel.data.candidates import ARTIFACT_COLUMNS, Candidates, CostModel
 from costmodel.features.features import has_artifact
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
@@ -36,16 +36,12 @@ HOPPER_WEIGHTS: Mapping[str, float] = MappingProxyType(
 """The same weights, with Hopper's instructions counted as their older relatives."""
 
 
-class PtxScore:
+class PtxScore(CostModel):
     """Cost = −score, and score = Σ weight × count over the whole kernel.
 
     It knows neither the workload nor the target. A candidate without an artifact has no PTX to
     score: it comes after all that have one.
     """
-
-    kind = "baseline"
-    predicts_latency = False
-    hash = "builtin"
 
     def __init__(
         self, weights: Mapping[str, float] = PTX_WEIGHTS, *, name: str = "ptx-score"

@@ -34,7 +34,7 @@ def load(path: str | Path) -> XgbCostModel:
     return XgbCostModel.load(as_path("path", path))
 
 
-def use(model: str | Path | XgbCostModel | None) -> XgbCostModel | None:
+def use(model: str | Path | CostModel | None) -> CostModel | None:
     """Make a model answer in this process from now on, before any shipped one.
 
     Args:
@@ -44,7 +44,7 @@ def use(model: str | Path | XgbCostModel | None) -> XgbCostModel | None:
         As :func:`load`; then what was used before stays in use.
     """
     chosen = load(model) if isinstance(model, str | Path) else model
-    if chosen is not None and not isinstance(chosen, XgbCostModel):
+    if chosen is not None and not isinstance(chosen, CostModel):
         raise InvalidInput(
             f"model is a {type(model).__name__}: expected a model, or the path of one"
         )
@@ -76,7 +76,7 @@ def model_directory(target: Target) -> Path | None:
 
 
 def find_model(
-    target: Target, workload: Workload | None = None, named: XgbCostModel | None = None
+    target: Target, workload: Workload | None = None, named: CostModel | None = None
 ) -> tuple[CostModel, str]:
     """The model that answers for this target and workload, and why if it is not a learned one.
 
@@ -90,11 +90,11 @@ def find_model(
         chosen = dict.fromkeys([named, *_used] if named is not None else _used)
     reasons: list[str] = []
     for model in chosen:
-        if not (reason := model.answers(workload, target)):
+        if not (reason := model.why_not_usable(workload, target)):
             return _instead(reasons, model, f"model {model.name}", target)
         reasons.append(reason)
     shipped, reason = shipped_model(target)
-    if shipped is not None and not (reason := shipped.answers(workload, target)):
+    if shipped is not None and not (reason := shipped.why_not_usable(workload, target)):
         return _instead(reasons, shipped, "the shipped model", target)
     text = "; ".join([*reasons, reason])
     warn_once(
@@ -105,12 +105,12 @@ def find_model(
 
 
 def _instead(
-    reasons: list[str], model: XgbCostModel, called: str, target: Target
+    reasons: list[str], model: CostModel, called: str, target: Target
 ) -> tuple[CostModel, str]:
     """A model that answers, for the reasons that others do not; such are a warning."""
     if reasons:
         warn_once(f"{'; '.join(reasons)}: {called} answers instead")
-    return model, "; ".join(filter(None, [*reasons, _reservation(model, target)]))
+    return model, "; ".join(filter(None, [*reasons, model.caveat(target)]))
 
 
 def shipped_model(target: Target) -> tuple[XgbCostModel | None, str]:
@@ -123,20 +123,6 @@ def shipped_model(target: Target) -> tuple[XgbCostModel | None, str]:
         return _load_shipped(directory), ""
     except (FileError, ModelError) as error:
         return None, f"the shipped model cannot be used: {error}"
-
-
-def _reservation(model: XgbCostModel, target: Target) -> str:
-    """A difference that makes predictions less exact, but no wrong choice dangerous."""
-    assert model.target_ is not None  # it answered, so it is fitted
-    found = []
-    for what, trained, ours in (
-        ("on", model.devices_, target.device.name),
-        ("with Triton", (model.target_.toolchain.triton,), target.toolchain.triton),
-    ):
-        if ours not in trained:
-            there = " and ".join(trained)
-            found.append(f"{model.name} was trained {what} {there}, this is {ours}")
-    return "; ".join(found)
 
 
 def _root() -> Path:
@@ -159,5 +145,5 @@ def warn_once(text: str) -> None:
 
 
 _lock = threading.Lock()
-_used: list[XgbCostModel] = []
+_used: list[CostModel] = []
 _warned: set[str] = set()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.data.candidates import Candidates
+from costmodel.data.candidates import Candidates, CostModel
 from costmodel.errors import FileError, InvalidInput, ModelError, NoModel
 from costmodel.features.features import CONFIG_FEATURES, FEATURES, design_matrix, has_artifact
 from costmodel.gemm.workload import Workload
@@ -40,7 +40,7 @@ _COLUMNS = {True: FEATURES, False: CONFIG_FEATURES}
 _ESTIMATE = CONFIG_FEATURES.index("estimate")  # the same column for both heads
 
 
-class XgbCostModel:
+class XgbCostModel(CostModel):
     """Predicts latency with two heads: one sees the compiled artifact, one the configuration only.
 
     Candidates with an artifact go to the full head and the others to the configuration head; both
@@ -193,13 +193,7 @@ class XgbCostModel:
         return result
 
     def expected_kept(self, *, ptx: bool) -> dict[str, float]:
-        """Mean share of the best speed that the best of the first k keep, by k as text.
-
-        Measured on workloads that the model was not trained on. Empty if it was not calibrated.
-
-        Args:
-            ptx: of rankings by the head that sees the compiled artifact, or of the other's.
-        """
+        """Mean share of the best speed that the best of the first k of one head keep, by k."""
         if self.confidence_ is None:
             return {}
         return self.confidence_.ptx if ptx else self.confidence_.config
@@ -264,8 +258,18 @@ class XgbCostModel:
             self._artifacts = storage.read_artifacts(self._directory)
         return self._artifacts
 
-    def answers(self, workload: Workload | None, target: Target) -> str:
-        """Why this model should not be asked; empty if it may be."""
+    @property
+    def directory(self) -> Path | None:
+        """Directory that the model was loaded from; None if it was trained here."""
+        return self._directory
+
+    def artifacts_for(self, target: Target) -> ArtifactTable | None:
+        """The artifacts it was trained with; None with another toolchain. See :attr:`artifacts`."""
+        same = self.target_ is not None and self.target_.toolchain == target.toolchain
+        return self.artifacts if same else None
+
+    def why_not_usable(self, workload: Workload | None, target: Target) -> str:
+        """Say why this model should not be asked; empty if it may be."""
         if self._trouble:
             return f"{self.name} cannot be used: {self._trouble}"
         if self.target_ is None:
@@ -276,6 +280,32 @@ class XgbCostModel:
         if workload is not None and (kind := workload.code.kind) not in self.dtypes_:
             return f"{self.name} was trained on {', '.join(self.dtypes_)}, not on {kind}"
         return ""
+
+    def caveat(self, target: Target) -> str:
+        """Say which difference from the training makes predictions less exact; empty if none."""
+        assert self.target_ is not None  # a model that is not fitted is not usable
+        found = []
+        for what, trained, ours in (
+            ("on", self.devices_, target.device.name),
+            ("with Triton", (self.target_.toolchain.triton,), target.toolchain.triton),
+        ):
+            if ours not in trained:
+                there = " and ".join(trained)
+                found.append(f"{self.name} was trained {what} {there}, this is {ours}")
+        return "; ".join(found)
+
+    def answered_by(self, target: Target, unknown: int, considered: int) -> str:
+        """Say in a line which head ranked the configurations."""
+        tools = target.toolchain
+        artifacts = f"artifacts of Triton {tools.triton}, ptxas {tools.ptxas}"
+        if not unknown:
+            return f"PTX head: {artifacts} for all {considered} configurations"
+        if unknown == considered:
+            return f"configuration-only head for all {considered} configurations: no {artifacts}"
+        return (
+            f"PTX head for {considered - unknown} of {considered} configurations, "
+            f"configuration-only head for {unknown}: no {artifacts}"
+        )
 
     def with_threads(self, nthread: int) -> XgbCostModel:
         """Predict with this many threads from now on; more than one is slower on a few rows."""
@@ -292,8 +322,7 @@ class XgbCostModel:
     def save(self, path: str | Path) -> Path:
         """Write the model to a directory (created if need be) and return it.
 
-        A folder holds both heads, the trees for ``torch.matmul``, the compiled artifacts, and
-        ``card.json``, which names them. All of it is written or, whatever fails, nothing.
+        See :mod:`costmodel.models.storage`. All of it is written or, whatever fails, nothing.
 
         Raises:
             NoModel: not fitted. InvalidInput, FileError: as :func:`costmodel.models.storage.save`.

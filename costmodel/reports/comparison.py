@@ -12,13 +12,12 @@ from costmodel.errors import NoModel
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.models import (
+    AnalyticModel,
     NvMatmulHeuristics,
-    PaperEstimate,
     PtxScore,
     RuleHeuristic,
     StaticRank,
     TrainingTable,
-    XgbCostModel,
 )
 
 if TYPE_CHECKING:
@@ -27,13 +26,13 @@ if TYPE_CHECKING:
 __all__ = ["ConfigOnly", "compared_models"]
 
 
-class ConfigOnly:
+class ConfigOnly(CostModel):
     """A learned model that is shown no artifacts: what it knows from configurations alone."""
 
     kind = "learned"
     predicts_latency = True
 
-    def __init__(self, model: XgbCostModel) -> None:
+    def __init__(self, model: CostModel) -> None:
         self._model = model
         self.name = f"{model.name} config-only"
 
@@ -44,7 +43,7 @@ class ConfigOnly:
         return self._model.predict(workload, candidates.without_artifacts(), target)
 
 
-def compared_models(dataset: Dataset, model: XgbCostModel | None) -> tuple[list[CostModel], str]:
+def compared_models(dataset: Dataset, model: CostModel | None) -> tuple[list[CostModel], str]:
     """The learned model in full and without PTX, the baselines, and the peer where there is one.
 
     Args:
@@ -58,7 +57,7 @@ def compared_models(dataset: Dataset, model: XgbCostModel | None) -> tuple[list[
     models += [
         StaticRank().fit(TrainingTable.from_dataset(dataset)),
         RuleHeuristic(),
-        PaperEstimate(),
+        AnalyticModel(),
         PtxScore(),
         PtxScore.hopper(),
     ]

@@ -19,8 +19,8 @@ from costmodel.gemm.space import SearchSpace
 from costmodel.gemm.workload import Workload, kind_options
 from costmodel.hardware.target import Target
 from costmodel.models import (
+    AnalyticModel,
     NvMatmulHeuristics,
-    PaperEstimate,
     PtxScore,
     RandomModel,
     RuleHeuristic,
@@ -161,14 +161,14 @@ class TestStaticRank(CostModelContract):
         assert StaticRank().fit(table).speed_ == {}
 
 
-class TestPaperEstimate(CostModelContract):
+class TestAnalyticModel(CostModelContract):
     @pytest.fixture
-    def model(self) -> PaperEstimate:
-        return PaperEstimate()
+    def model(self) -> AnalyticModel:
+        return AnalyticModel()
 
     def test_no_estimate_beats_the_roofline(self, target: Target) -> None:
         configs = SearchSpace.of(LARGE, target).configs
-        cost = PaperEstimate().predict(LARGE, Candidates.of(configs), target)
+        cost = AnalyticModel().predict(LARGE, Candidates.of(configs), target)
         assert (cost >= target.device.roofline_us(LARGE.flops(), LARGE.bytes())).all()
 
 
@@ -298,7 +298,7 @@ class TestXgbCostModel(CostModelContract):
     def test_an_unfitted_model_says_so(self, target: Target, make_batch: MakeBatch) -> None:
         model = XgbCostModel()
         assert model.hash == ""
-        assert "not fitted" in model.answers(LARGE, target)
+        assert "not fitted" in model.why_not_usable(LARGE, target)
         with pytest.raises(NoModel, match="fit"):
             model.predict(LARGE, make_batch(LARGE, 3), target)
 
@@ -317,14 +317,14 @@ class TestXgbCostModel(CostModelContract):
     def test_answers_only_for_what_it_was_trained_on(
         self, model: XgbCostModel, target: Target
     ) -> None:
-        assert model.answers(LARGE, target) == ""
+        assert model.why_not_usable(LARGE, target) == ""
         for kind in ("bfloat16", "float32", "tf32"):
             other = Workload.dense(64, 64, 64, **kind_options(kind))
-            assert model.answers(other, target).endswith(f"not on {kind}")
+            assert model.why_not_usable(other, target).endswith(f"not on {kind}")
         wide = Workload.dense(64, 64, 64, out_dtype="float32")
-        assert model.answers(wide, target) == "", "what is multiplied is float16"
+        assert model.why_not_usable(wide, target) == "", "what is multiplied is float16"
         elsewhere = Target.named("a100-sxm", target.toolchain)
-        assert "a100-sxm" in model.answers(LARGE, elsewhere)
+        assert "a100-sxm" in model.why_not_usable(LARGE, elsewhere)
 
     def test_the_nearest_are_as_in_the_whole(
         self, trained: XgbCostModel, target: Target, make_batch: MakeBatch

@@ -129,7 +129,7 @@ def test_only_devices_that_it_has_not_seen_are_mentioned(
         model, told = find_model(H200)
     assert model is alone
     assert "was trained on h100-sxm, this is h200-sxm" in told
-    assert "not on a100-sxm" in mixed.answers(None, A100)
+    assert "not on a100-sxm" in mixed.why_not_usable(None, A100)
 
 
 @pytest.mark.parametrize("devices", ["h100-sxm", ["h200-sxm"], ["h100-sxm", 5], None, []])
