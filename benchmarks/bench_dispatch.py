@@ -119,7 +119,7 @@ def first_call_stages() -> list[tuple[Any, str, str]]:
     from costmodel import processes
     from costmodel.compile import compile_pool
     from costmodel.hardware import target
-    from costmodel.launch import launch
+    from costmodel.launch import kernel
     from costmodel.measure import device
     from costmodel.tuning import cache, trial, tuner, winners
 
@@ -135,8 +135,8 @@ def first_call_stages() -> list[tuple[Any, str, str]]:
         (device.DeviceRunner, "measure", "time"),
         (device.DeviceRunner, "rest", "rest"),
         (processes.SupervisedWorker, "_ready_child", "wait for a child"),
-        (launch, "recalled", "binary"),
-        (launch, "load_source", "load"),
+        (kernel, "recalled", "binary"),
+        (kernel, "load_source", "load"),
     ]
 
 

@@ -21,7 +21,7 @@ from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import Specialization, artifact_key
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
-from costmodel.launch.launch import Plan
+from costmodel.launch.plan import Plan
 from costmodel.models import RandomModel
 from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.tuning_result import TuningResult
@@ -79,9 +79,7 @@ def compiled(specs: Sequence[Specialization], target: Target) -> Iterable[Artifa
 class FakeLaunch:
     """What ``TritonLaunch`` is on a GPU; torch computes."""
 
-    def __init__(
-        self, plan: Plan, kernel: object, index: int, operands: object, result: TuningResult
-    ) -> None:
+    def __init__(self, plan: Plan, kernel: object, index: int, result: TuningResult) -> None:
         self.plan, self.config, self.result = plan, plan.config, result
         self._activation = plan.workload.code.activation
 

@@ -21,7 +21,7 @@ from costmodel import nn
 from costmodel.compile.compile_pool import compile_for_device
 from costmodel.dispatch import dispatch, loading
 from costmodel.gemm.workload import Workload
-from costmodel.launch.launch import load
+from costmodel.launch.kernel import load
 from costmodel.tuning.question import Question
 from costmodel.tuning.winners import Winners
 

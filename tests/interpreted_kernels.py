@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+from triton_interpreter import repack_by_triton, run_by_triton
 
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.space import legality
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import DEVICES
 from costmodel.kernels.check import count_mismatches
-from costmodel.launch.launch import Plan, Workspace, interpret
-from costmodel.launch.repacking import interpret_repack
+from costmodel.launch.plan import Plan
+from costmodel.launch.workspace import Workspace
 from costmodel.measure.protocol import TimingProtocol
 
 # The interpreter of Triton 3.6.0 asks this of NumPy.
@@ -96,8 +97,8 @@ def run(
     for x, copy in zip((a, b), copies, strict=True):
         if copy is not x:
             whole(copy).fill_(NAN)
-    interpret_repack(plan, (a, b), copies)
-    interpret(plan, plan.arguments(*copies, out, bias, workspace))
+    repack_by_triton(plan, (a, b), copies)
+    run_by_triton(plan, plan.arguments(*copies, out, bias, plan.scratch(workspace)))
 
 
 def check(
@@ -233,7 +234,7 @@ def test_copies_in_one_launch(
     for copy, is_copied in zip(copies, copied, strict=True):
         if is_copied:
             whole(copy).fill_(NAN)
-    interpret_repack(plan, operands, copies)
+    repack_by_triton(plan, operands, copies)
     for x, copy, is_copied, (_, _, layout) in zip(operands, copies, copied, (a, b), strict=True):
         assert (copy is not x) == is_copied
         if is_copied:

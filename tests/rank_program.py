@@ -23,11 +23,11 @@ import costmodel
 from costmodel.data.dataset import Dataset, RunInfo
 from costmodel.data.measurement import Measurement, TuningRecord
 from costmodel.dispatch import dispatch, preparing, warming
-from costmodel.dispatch.prepared import TorchLaunch
 from costmodel.errors import CostModelError, LaunchError
 from costmodel.gemm.space import SearchSpace
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
+from costmodel.launch.torch_product import TorchLaunch
 from costmodel.measure.replay import ReplayRunner
 from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.winners import Winners

@@ -37,7 +37,8 @@ from costmodel.gemm.space import SearchSpace, legality
 from costmodel.gemm.specialize import constants, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
-from costmodel.launch.launch import Plan
+from costmodel.launch.plan import Plan
+from costmodel.launch.workspace import Workspace
 from costmodel.measure.replay import ReplayRunner
 from costmodel.models import RandomModel
 from costmodel.tuning.cache import WinnerCache
@@ -407,7 +408,8 @@ def test_a_plan_fills_every_argument_that_is_not_baked(
     workload = Workload.dense(64, 128, 256, str(dtype).removeprefix("torch."))
     config = GemmConfig(kernel, 64, 64, 64, 4, 3, split_k=split)  # type: ignore[arg-type]
     a, b, out = (half(*shape, dtype=dtype) for shape in ((64, 256), (256, 128), (64, 128)))
-    values = Plan.of(workload, config, 132).arguments(a, b, out)
+    plan = Plan.of(workload, config, 132)
+    values = plan.arguments(a, b, out, None, plan.scratch(Workspace(a.device)))
     baked = constants(specialize(workload, config))
     names = set(kernel_function(kernel).arg_names) - set(baked)
     assert {n for n in names if values.get(n) is None} == set()

@@ -29,7 +29,7 @@ from costmodel.compile.compile_pool import compile_for_device
 from costmodel.dispatch import dispatch, loading
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
-from costmodel.launch.launch import load
+from costmodel.launch.kernel import load
 from costmodel.tuning.timing_bench import TimingBench
 from costmodel.tuning.winners import Winners
 

@@ -159,7 +159,7 @@ def test_what_is_built_ahead_is_what_triton_loads(
     assert said["loaded"] == []
     assert said["maps"] is False
     for name in ("pointer", "split", "tma"):
-        assert said[name] == {"by": "_Direct", "launches": 3, "programs": True}
+        assert said[name] == {"wrapped": 0, "launches": 3, "programs": True}
     there = [*tmp_path.rglob("__triton_launcher*.so")]
     assert len(there) == said["built"] == 3, "Triton builds no other"
 
@@ -174,7 +174,7 @@ def test_a_recalled_binary_is_launched_without_tritons_wrappers(
     said = with_stub_driver("launch")
     assert said["kernels"] == [], "a kernel was looked at: nothing was recalled"
     for name in ("pointer", "split", "tma"):
-        assert said[name] == {"by": "_Direct", "launches": 3, "programs": True}
+        assert said[name] == {"wrapped": 0, "launches": 3, "programs": True}
 
 
 @pytest.mark.fault("B15")

@@ -27,7 +27,6 @@ from costmodel.dispatch.batches import multiply_batches, multiply_by_torch
 from costmodel.dispatch.calls import Call, ModelLike, by_autocast, key_of
 from costmodel.dispatch.launches import Launches
 from costmodel.dispatch.outputs import NewOutput
-from costmodel.dispatch.prepared import Launch
 from costmodel.dispatch.preparing import prepare
 from costmodel.dispatch.torch_context import (
     in_forward_level,
@@ -38,6 +37,7 @@ from costmodel.dispatch.torch_context import (
     is_watched,
 )
 from costmodel.errors import InvalidInput
+from costmodel.launch.fast import Launch
 from costmodel.launch.torch_product import torch_multiplies_in_tf32
 from costmodel.support.counters import count
 from costmodel.support.untrusted import as_path, file_errors

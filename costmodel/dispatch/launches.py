@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from costmodel.dispatch.outputs import NewOutput
-from costmodel.dispatch.prepared import Launch
+from costmodel.launch.fast import Launch
 from costmodel.support.bounded import drop_oldest
 
 __all__ = ["Entry", "Launches"]

@@ -8,14 +8,15 @@ from collections.abc import Sequence
 
 import torch
 
-from costmodel.dispatch.prepared import TritonLaunch
 from costmodel.errors import CompileError, CostModelError, LaunchError
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.space import legality
 from costmodel.gemm.specialize import Specialization
 from costmodel.gemm.workload import CodeClass, Workload
 from costmodel.hardware.target import Target
-from costmodel.launch.launch import Kernel, Plan, load
+from costmodel.launch.fast import TritonLaunch
+from costmodel.launch.kernel import Kernel, load
+from costmodel.launch.plan import Plan
 from costmodel.launch.repacking import Repack
 from costmodel.support.bounded import drop_oldest
 from costmodel.support.counters import count
@@ -36,7 +37,7 @@ def bring(plan: Plan, target: Target, device_index: int) -> Kernel:
     """Compile (or take from Triton's cache) and load all that a plan launches; remembered.
 
     Raises:
-        CompileError, LaunchError: as :func:`costmodel.launch.launch.load`.
+        CompileError, LaunchError: as :func:`costmodel.launch.kernel.load`.
     """
     key = _key(plan, target, device_index)
     found = _loaded.get(key)
@@ -94,7 +95,7 @@ def first_launch(
             if refused is not None:  # not the error itself, which holds on to the operands
                 refused.append(type(error))
             continue
-        return TritonLaunch(plan, kernel, device_index, operands, result)
+        return TritonLaunch(plan, kernel, device_index, result)
     return None
 
 

@@ -9,7 +9,7 @@ from costmodel.gemm.kernel_code import kernel_trouble
 from costmodel.gemm.space import legality
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
-from costmodel.launch.launch import Plan
+from costmodel.launch.plan import Plan
 from costmodel.tuning.tuning_result import PINNED, TuningResult
 
 __all__ = ["pin_config", "pinned", "unpin_config"]

@@ -20,12 +20,13 @@ from costmodel.dispatch.calls import Call
 from costmodel.dispatch.capture import is_capturing
 from costmodel.dispatch.loading import bring, first_launch, loaded_configs
 from costmodel.dispatch.pins import pinned
-from costmodel.dispatch.prepared import Launch, TorchLaunch
 from costmodel.errors import CompileError, CostModelError, HostError, InvalidInput, LaunchError
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.space import legality
 from costmodel.gemm.workload import Workload
-from costmodel.launch.launch import Plan
+from costmodel.launch.fast import Launch
+from costmodel.launch.plan import Plan
+from costmodel.launch.torch_product import TorchLaunch
 from costmodel.models.baselines import RuleHeuristic
 from costmodel.support.counters import count
 from costmodel.support.host import warn_of_host

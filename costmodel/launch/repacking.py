@@ -7,19 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 from costmodel.gemm.specialize import REPACK_BLOCK, repack_key, repack_source
 from costmodel.hardware.target import Target
-from costmodel.launch.launch import Kernel, Plan, Workspace, load_source
+from costmodel.launch.kernel import Kernel, load_source
+from costmodel.launch.plan import Plan
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Repack", "interpret_repack", "load_repack", "repack_launch"]
+    from costmodel.launch.workspace import Workspace
+
+__all__ = ["Repack", "load_repack", "repack_launch", "unit_strides"]
 
 
-@functools.lru_cache(maxsize=1024)  # more than there are: what is loaded stays loaded
+@functools.lru_cache(maxsize=1024)  # more than there are, so that all stay loaded
 def load_repack(
     dtype: str, a_unit: bool | None, b_unit: bool | None, target: Target, device_index: int
 ) -> Kernel:
-    """The kernel that copies A, B or both, with arguments as of :func:`repack_launch`.
+    """Return the kernel that copies A, B or both; :func:`repack_launch` gives its arguments.
 
     Args:
         dtype: of the operands.
@@ -36,7 +39,7 @@ def repack_launch(
     operands: tuple[torch.Tensor, torch.Tensor],
     copies: tuple[torch.Tensor, torch.Tensor],
 ) -> tuple[int, dict[str, Any]]:
-    """Programs of the launch that makes a plan's copies, and its run-time arguments by name.
+    """Return how many programs make a plan's copies, and their run-time arguments by name.
 
     Args:
         operands: A and B.
@@ -65,19 +68,19 @@ def repack_launch(
 
 
 class Repack:
-    """The copies that a plan makes before its kernel: one launch, or none."""
+    """The copies that a plan makes before its kernel, in at most one launch."""
 
     def __init__(self, plan: Plan, target: Target, device_index: int) -> None:
         self._plan = plan
         self._kernel: Kernel | None = None
         if any(plan.repacked):
             code = plan.workload.code
-            self._kernel = load_repack(code.dtype, *_units(plan), target, device_index)
+            self._kernel = load_repack(code.dtype, *unit_strides(plan), target, device_index)
 
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, workspace: Workspace, stream: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queue the copies; returns what the kernel is to read."""
+        """Queue the copies and return the operands for the kernel."""
         aligned = self._plan.aligned(a, b, workspace)
         if self._kernel is not None:
             blocks, arguments = repack_launch(self._plan, (a, b), aligned)
@@ -85,22 +88,8 @@ class Repack:
         return aligned
 
 
-def interpret_repack(
-    plan: Plan,
-    operands: tuple[torch.Tensor, torch.Tensor],
-    copies: tuple[torch.Tensor, torch.Tensor],
-) -> None:
-    """Copy by Triton's interpreter on the CPU; as :class:`Repack` does on a GPU."""
-    from costmodel.gemm.specialize import repack_constants
-    from costmodel.kernels.repack import repack_operands
-
-    blocks, arguments = repack_launch(plan, operands, copies)
-    if blocks:
-        repack_operands[(blocks,)](**(arguments | repack_constants(*_units(plan))))
-
-
-def _units(plan: Plan) -> tuple[bool | None, bool | None]:
-    """Of A and of B: None where it is not copied, else whether its rows are contiguous."""
+def unit_strides(plan: Plan) -> tuple[bool | None, bool | None]:
+    """For A and for B: None without a copy, else True if the rows in memory are contiguous."""
     code = plan.workload.code
     a, b = plan.repacked
     return (

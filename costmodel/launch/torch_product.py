@@ -1,14 +1,40 @@
-"""The product by torch: what kernels are timed against, and what computes where none serves."""
+"""The product by torch: the baseline of timings, and the fallback where no kernel serves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.nn import functional
 
-__all__ = ["activated", "float32_precision", "torch_multiplies_in_tf32", "torch_product"]
+from costmodel.gemm.config import GemmConfig
+
+__all__ = [
+    "TorchLaunch", "activated", "float32_precision", "torch_multiplies_in_tf32", "torch_product",
+]  # fmt: skip
+
+
+class TorchLaunch:
+    """The product by ``torch.mm`` (cuBLAS), where torch was chosen or a size is 0.
+
+    Attributes:
+        config: None: no configuration.
+        result: the choice that this launch follows, a ``TuningResult``; None without a choice.
+    """
+
+    config: GemmConfig | None = None
+
+    def __init__(self, activation: str, result: Any = None, tf32: bool = False) -> None:
+        self.result = result
+        self._activation, self._tf32 = activation, tf32
+
+    def __call__(
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        """Queue it on the current stream of the operands' device."""
+        torch_product(a, b, out, bias, self._activation, self._tf32)
 
 
 def torch_product(
@@ -24,7 +50,7 @@ def torch_product(
     Args:
         a: [m, k]; b: [k, n]; out: [m, n], float32 or of the type of a and b.
         bias: [n] of the type of ``out``, or None.
-        tf32: float32 operands are multiplied as TF32, else as IEEE, whatever torch's switch says.
+        tf32: multiply float32 operands in TF32, else in IEEE, whatever torch's switch is.
     """
     if a.dtype is torch.float32:
         with float32_precision(tf32):
@@ -33,7 +59,7 @@ def torch_product(
         _product(a, b, out, bias)
     elif a.is_cuda and a.numel() and b.numel():
         _widened_product(a, b, out, bias)
-    else:  # cuBLAS alone widens its result; of nothing there is nothing to widen
+    else:  # only cuBLAS widens its result, and not an empty one
         _product(a.float(), b.float(), out, bias)
     if activation == "relu":
         out.relu_()
@@ -44,12 +70,12 @@ def torch_product(
 
 
 def activated(x: torch.Tensor, activation: str) -> torch.Tensor:
-    """act(x) by torch, in a tensor of its own unless the activation is ``none``."""
+    """Return act(x) by torch, in a new tensor unless the activation is ``none``."""
     return x if activation == "none" else getattr(functional, activation)(x)
 
 
 def torch_multiplies_in_tf32() -> bool:
-    """What torch's own switch says of float32 products on a GPU.
+    """Return True if torch's own switch sets float32 products on a GPU to TF32.
 
     ``allow_tf32`` and ``set_float32_matmul_precision`` set the same switch, and may not be read
     once the newer name was used.
@@ -59,10 +85,10 @@ def torch_multiplies_in_tf32() -> bool:
 
 @contextmanager
 def float32_precision(tf32: bool) -> Iterator[None]:
-    """Products queued in here are TF32, or IEEE; the switch is put back as it was.
+    """Have torch multiply float32 in TF32 or IEEE inside; restore its switch afterwards.
 
-    The switch is the process's: a float32 product that another thread queues meanwhile by torch
-    itself may go by it too. So it is touched only where it says otherwise.
+    The switch belongs to the process: it also affects float32 products that other threads queue
+    meanwhile. So it is touched only if it differs.
     """
     if torch_multiplies_in_tf32() == tf32:
         yield
@@ -88,7 +114,7 @@ def _product(
 def _widened_product(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
 ) -> None:
-    """As :func:`_product`, of 16-bit operands to float32, not rounded in between."""
+    """Like :func:`_product`, from 16-bit operands to float32, without rounding in between."""
     if bias is None:
         torch.mm(a, b, out_dtype=out.dtype, out=out)
     else:

@@ -14,8 +14,10 @@ from costmodel.errors import CompileError, LaunchError
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
-from costmodel.launch.launch import Plan, Workspace, load
+from costmodel.launch.kernel import load
+from costmodel.launch.plan import Plan
 from costmodel.launch.repacking import Repack
+from costmodel.launch.workspace import Workspace
 from costmodel.measure.clock import clock_reader
 from costmodel.measure.operands import OperandPool, Operands, set_count
 from costmodel.measure.protocol import TimingProtocol
@@ -214,7 +216,7 @@ class Session:
                 a, b = repack(a, b, self._workspace, stream)
             key = id(operands)
             if key not in prepared:
-                prepared[key] = plan.arguments(a, b, out, bias, self._workspace)
+                prepared[key] = plan.arguments(a, b, out, bias, plan.scratch(self._workspace))
             kernel(plan.blocks, stream, prepared[key])
 
         return launch

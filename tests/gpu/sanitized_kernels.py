@@ -15,8 +15,10 @@ from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.space import legality
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
-from costmodel.launch.launch import Plan, Workspace, load
+from costmodel.launch.kernel import load
+from costmodel.launch.plan import Plan
 from costmodel.launch.repacking import Repack
+from costmodel.launch.workspace import Workspace
 
 CONFIGS = [
     GemmConfig("pointer", 32, 32, 32, 4, 3),
@@ -53,7 +55,7 @@ def run(config: GemmConfig, m: int, n: int, k: int, transposed: bool) -> bool:
     workspace = Workspace(a.device)
     if config.repack:
         a, b = Repack(plan, target, 0)(a, b, workspace, stream)
-    arguments = plan.arguments(a, b, out, None, workspace)
+    arguments = plan.arguments(a, b, out, None, plan.scratch(workspace))
     load(plan.spec, target, 0)(plan.blocks, stream, arguments)
     torch.cuda.synchronize()
     torch.testing.assert_close(out.cpu().double(), expected, atol=0.05, rtol=5e-3)

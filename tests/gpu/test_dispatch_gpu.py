@@ -11,15 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from triton_interpreter import run_by_triton
 
 import costmodel
 from costmodel.dispatch import dispatch, outputs
-from costmodel.dispatch.prepared import TorchLaunch
 from costmodel.errors import CostModelError, GradientError, LayoutError
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload, kind_options
 from costmodel.hardware.target import Target
-from costmodel.launch.launch import Plan, interpret
+from costmodel.launch.plan import Plan
+from costmodel.launch.torch_product import TorchLaunch
 from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.winners import Question, Winners, bucket, winner_key
 
@@ -476,7 +477,7 @@ def test_a_warm_call_costs_the_host_little_more_than_plain_triton(winners, size)
         return sorted(times)[len(times) // 2]
 
     ours = host_us(lambda: costmodel.matmul(a, b, mode="heuristic"))
-    plain = host_us(lambda: interpret(plan, arguments))
+    plain = host_us(lambda: run_by_triton(plan, arguments))
     torch_us = host_us(lambda: torch.mm(a, b))
     print(f"{size}: matmul {ours:.1f} us, plain Triton {plain:.1f}, torch.mm {torch_us:.1f}")
     assert ours <= plain + 10

@@ -92,7 +92,7 @@ def test_launchers_are_there_before_a_binary_is_loaded(
     from costmodel.gemm.specialize import specialize
     from costmodel.gemm.workload import Workload
     from costmodel.hardware.target import Target
-    from costmodel.launch.launch import load
+    from costmodel.launch.kernel import load
 
     if not hasattr(driver, "make_launcher"):
         pytest.skip("this Triton has one launcher for all kernels")

@@ -10,8 +10,10 @@ from costmodel.gemm.space import legality
 from costmodel.gemm.specialize import specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
-from costmodel.launch.launch import Plan, Workspace, load
+from costmodel.launch.kernel import load
+from costmodel.launch.plan import Plan
 from costmodel.launch.repacking import Repack
+from costmodel.launch.workspace import Workspace
 from costmodel.measure.protocol import TimingProtocol
 
 pytestmark = [
@@ -65,7 +67,7 @@ def launch(a, b, out, config, bias=None, activation="none", tf32=False):
     workspace = Workspace(a.device)
     if config.repack:
         a, b = Repack(plan, target, 0)(a, b, workspace, stream)
-    kernel(plan.blocks, stream, plan.arguments(a, b, out, bias, workspace))
+    kernel(plan.blocks, stream, plan.arguments(a, b, out, bias, plan.scratch(workspace)))
     torch.cuda.synchronize()
     return ""
 

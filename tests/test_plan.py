@@ -1,66 +1,24 @@
-"""A kept launch, without a GPU: what the device would be given, in what order."""
+"""Plans, their scratch memory and copies, and binaries that are loaded; without a GPU."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import threading
-import time
 import weakref
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from costmodel.dispatch import prepared
-from costmodel.dispatch.prepared import TritonLaunch
 from costmodel.errors import LaunchError
 from costmodel.gemm.config import GemmConfig, parse_config
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
-from costmodel.launch import launch, repacking
-from costmodel.launch.launch import Kernel, Plan, Workspace
-
-
-@pytest.mark.fault("B15")
-def test_no_threads_copies_come_between_anothers_and_its_product(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """On one stream all copies have one place: what is queued last before a product is read."""
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
-    monkeypatch.setattr(prepared, "_workspace", lambda index, stream: None)
-    queued: list[tuple[str, int]] = []
-
-    def copy(a: torch.Tensor, b: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
-        queued.append(("copies", threading.get_ident()))
-        time.sleep(0.002)
-        return a, b
-
-    def product(*_: object) -> None:
-        queued.append(("product", threading.get_ident()))
-
-    launch = object.__new__(TritonLaunch)
-    launch.__dict__.update(
-        _index=0,
-        _plan=SimpleNamespace(workspace_bytes=0),
-        _wants_workspace=True,
-        _repack=copy,
-        _direct=product,
-    )
-    x = torch.zeros(1, 1)
-    threads = [
-        threading.Thread(target=lambda: [launch(x, x, x, None) for _ in range(10)])
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(queued) == 80
-    for before, after in zip(queued[::2], queued[1::2], strict=True):
-        assert before == ("copies", after[1])
-        assert after[0] == "product"
+from costmodel.launch import kernel as loading
+from costmodel.launch import repacking
+from costmodel.launch.kernel import Kernel
+from costmodel.launch.plan import Plan
+from costmodel.launch.workspace import Workspace
 
 
 @pytest.mark.parametrize(
@@ -84,23 +42,6 @@ def test_all_copies_are_one_launch(
     copies = repacking.Repack(plan, target, 0)(a, b, Workspace(a.device), 0)
     assert queued == launches
     assert [x.stride(0) for x in copies] == [-(-k // 64) * 64 if k % 8 else k, 56 if n % 8 else n]
-
-
-@pytest.mark.fault("B40")
-def test_a_launcher_of_another_kind_is_called_by_tritons_own_wrapper() -> None:
-    """From Triton 3.7 on the C launcher takes other arguments, and in another order."""
-    a, b, out = (torch.zeros(64, 64).half() for _ in range(3))
-    plan = Plan.of(Workload.from_tensors(a, b, out), GemmConfig("pointer", 64, 64, 64), 132)
-    names = ("a_ptr", "b_ptr", "c_ptr", "bias_ptr", "partial_ptr", "arrivals_ptr", "M", "N", "K")
-    launched: list[object] = []
-    run = SimpleNamespace(
-        global_scratch_size=0, profile_scratch_size=0, launch_cooperative_grid=False,
-        launch_pdl=False, launch=lambda *arguments: launched.append(arguments),
-    )  # fmt: skip
-    kernel = Kernel(names, run, 7, (4, 1, 0))  # type: ignore[arg-type]
-    assert prepared._Direct.of(plan, kernel, (a, b, out)) is not None
-    run.arg_annotations = []
-    assert prepared._Direct.of(plan, kernel, (a, b, out)) is None
 
 
 def test_scratch_memory_is_kept_and_grows() -> None:
@@ -134,10 +75,10 @@ class FakeBinary:
 
 def loaded(monkeypatch: pytest.MonkeyPatch, *binaries: FakeBinary) -> Kernel:
     left = [*binaries]
-    monkeypatch.setattr(launch, "compiled", lambda *_: left.pop())
+    monkeypatch.setattr(loading, "compiled", lambda *_: left.pop())
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     target = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
-    return launch.load_source(None, None, "it", target, 0)  # type: ignore[arg-type]
+    return loading.load_source(None, None, "it", target, 0)  # type: ignore[arg-type]
 
 
 def test_a_binary_stays_loaded_while_it_may_be_launched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,195 @@
+"""Loading a binary, and what is used of Triton's loader and launcher, which are private to it."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import CellType, FunctionType
+from typing import Any
+
+from costmodel.compile.binaries import MakeSource, compiled, recalled
+from costmodel.errors import LaunchError
+from costmodel.gemm.specialize import Specialization, artifact_key, source
+from costmodel.hardware.target import Target
+from costmodel.support.host import host_errors
+
+__all__ = ["STREAM", "Kernel", "Recording", "load", "load_source"]
+
+_TRITONS = ("3.6.", "3.7.", "3.8.", "3.9.")  # Tritons whose launchers were read
+STREAM = 3
+"""Place of the stream among the arguments of a C launcher."""
+
+_STREAM_MARK = 0x5EED
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernel:
+    """A binary loaded on a device.
+
+    Attributes:
+        names: its arguments, in order, including those that are part of the binary.
+        run, function, metadata: Triton's launcher, and what it needs of the binary.
+        binary: keeps the binary on the device: Triton 3.8 unloads it with its last reference.
+    """
+
+    names: tuple[str, ...]
+    run: Callable[..., None]
+    function: int
+    metadata: tuple[int, ...]
+    binary: object = None
+
+    def __call__(self, blocks: int, stream: int, arguments: dict[str, Any]) -> None:
+        """Queue it on a raw stream handle; addresses may be tensors or integers."""
+        self._run_with(self.run, blocks, stream, arguments)
+
+    def _run_with(self, run: Any, blocks: int, stream: int, arguments: dict[str, Any]) -> None:
+        values = [arguments.get(name) for name in self.names]
+        run(blocks, 1, 1, stream, self.function, self.metadata, None, None, None, *values)
+
+    def _c_launcher(self) -> Callable[..., None]:
+        """Return the C function that Triton's wrappers call.
+
+        Triton 3.6 has one for each signature, later ones a single one for all kernels.
+
+        Raises:
+            LookupError: this Triton, or this kernel, is not launched in a known way.
+        """
+        import triton
+
+        run: Any = self.run
+        try:
+            needs_more = bool(run.global_scratch_size or run.profile_scratch_size)
+            needs_more |= getattr(run, "gsan_enabled", False)
+            if not needs_more and triton.__version__.startswith(_TRITONS):
+                return _c_function(run.launch)
+        except AttributeError:
+            pass
+        raise LookupError(f"an unknown launcher of Triton {triton.__version__}")
+
+    def record(
+        self, blocks: int, arguments: dict[str, Any], open_names: Sequence[str]
+    ) -> Recording:
+        """Return what Triton would pass to its C launcher; nothing is queued.
+
+        Args:
+            arguments: as for a launch, without ``open_names``.
+            open_names: the arguments that each launch fills in; None in the recording.
+
+        Raises:
+            LookupError: Triton launches this kernel in an unknown way.
+        """
+        launcher = self._c_launcher()
+        marks = {name: object() for name in open_names if name in self.names}
+        caught: list[tuple[Any, ...]] = []
+        run: Any = copy.copy(self.run)
+        run.launch = _with_function(run.launch, lambda *arguments: caught.append(arguments))
+        self._run_with(run, blocks, _STREAM_MARK, arguments | marks)
+        if len(caught) != 1 or caught[0][: STREAM + 1] != (blocks, 1, 1, _STREAM_MARK):
+            raise LookupError(f"an unknown launch: {caught!r:.200}")
+        base: tuple[Any, ...] = ()
+        values: Any = caught[0]
+        if isinstance(values[-1], list | tuple):  # from Triton 3.7 on
+            *base, values = values
+        places = {id(value): place for place, value in enumerate(values)}
+        if not all(id(mark) in places for mark in marks.values()):
+            raise LookupError(f"an unknown launch: {caught!r:.200}")
+        open_places = tuple(places[id(marks[n])] if n in marks else -1 for n in open_names)
+        filled = [None if place in open_places else v for place, v in enumerate(values)]
+        return Recording(launcher, tuple(base), filled, open_places)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recording:
+    """Triton's C launcher, and what it is called with.
+
+    Attributes:
+        base: the launch itself, before the kernel's own arguments (from Triton 3.7 on: there these
+            are one argument, a list); empty where ``arguments`` has both.
+        arguments: the kernel's own arguments.
+        places: places in ``arguments`` of what each launch fills in; -1 if the kernel lacks it.
+    """
+
+    launcher: Callable[..., None]
+    base: tuple[Any, ...]
+    arguments: list[Any]
+    places: tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=8192)
+def load(
+    spec: Specialization, target: Target, device_index: int, *, remember: bool = True
+) -> Kernel:
+    """Compile (or take from Triton's cache) and load a binary; remembered.
+
+    Args:
+        remember: note where it lies in Triton's cache, for later processes too. Leave it out for
+            what is tried only once.
+
+    Raises:
+        CompileError: Triton or ptxas refused.
+        LaunchError: the device lacks the resources, or the memory for it.
+        HostError: no folder to compile in, or no C compiler.
+    """
+    name, make = spec.config_binary, functools.partial(source, spec)
+    key = artifact_key(spec, target) if remember else None
+    return load_source(key, make, name, target, device_index)
+
+
+def load_source(
+    key: str | None, make_source: MakeSource, name: object, target: Target, device_index: int
+) -> Kernel:
+    """Like :func:`load`, from what makes a Triton source.
+
+    Args:
+        key: to remember it by; None: do not remember it.
+        name: for messages.
+    """
+    import torch
+    from triton.runtime.errors import OutOfResources
+
+    with host_errors():
+        if key is None:
+            kernel = compiled(make_source, name, target)
+        else:
+            kernel = recalled(key, make_source, name, target)
+    with torch.cuda.device(device_index), _loading, host_errors():
+        try:
+            kernel._init_handles()
+        except OutOfResources as error:
+            raise LaunchError(f"{name} does not fit the device: {error}") from None
+        except RuntimeError as error:  # of the driver; another configuration mends only this one
+            if "out of memory" not in str(error):
+                raise
+            raise LaunchError(f"{name} cannot be loaded: {error}") from None
+    kernel.asm = kernel.kernel = None  # megabytes of text and code, which the device has now
+    names = tuple(kernel.src.fn.arg_names)
+    return Kernel(names, kernel.run, kernel.function, kernel.packed_metadata, kernel)
+
+
+# Python gives all C launchers that it loads again one module, so that Triton may take from it what
+# another thread has just loaded.
+_loading = threading.Lock()
+
+
+def _c_function(launch: Any) -> Callable[..., None]:
+    """Return what Triton's wrapper for descriptors calls in the end; itself if it is no wrapper."""
+    if not isinstance(launch, FunctionType):
+        return launch  # type: ignore[no-any-return]
+    found: Callable[..., None] = _cells(launch)["launcher"].cell_contents
+    return found
+
+
+def _with_function(launch: Any, function: Callable[..., None]) -> Callable[..., None]:
+    """Return the wrapper with another function to call in the end."""
+    if not isinstance(launch, FunctionType):
+        return function
+    cells = _cells(launch) | {"launcher": CellType(function)}
+    closure = tuple(cells[name] for name in launch.__code__.co_freevars)
+    return FunctionType(launch.__code__, launch.__globals__, closure=closure)
+
+
+def _cells(function: FunctionType) -> dict[str, CellType]:
+    return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))

@@ -1,0 +1,350 @@
+"""Launches without Triton's wrappers: what the C launcher is given, with other addresses each time.
+
+The wrappers here are made like those of Triton 3.6 and of 3.7 to 3.9: what they pass on is what our
+launches must pass on.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.workload import Workload
+from costmodel.launch import fast
+from costmodel.launch.fast import TritonLaunch
+from costmodel.launch.kernel import Kernel
+from costmodel.launch.plan import Plan
+from costmodel.launch.workspace import Workspace
+
+SCRATCH = ("partial_ptr", "arrivals_ptr")
+POINTER = ("a_ptr", "b_ptr", "c_ptr", "bias_ptr", *SCRATCH, "M", "N", "K", "BLOCK_M", "stride_am")
+TMA = ("a_desc", "b_desc", "c_desc", "c_ptr", "bias_ptr", "M", "N", "K")
+
+POINTERS = GemmConfig("pointer", 64, 64, 64)
+SPLIT = GemmConfig("pointer", 64, 64, 64, split_k=2)
+DESCRIPTORS = GemmConfig("tma", 64, 32, 64)
+
+
+def _address(x: Any) -> Any:
+    return x.data_ptr() if isinstance(x, torch.Tensor) else x
+
+
+class CFunction:
+    """Notes what it is called with; of a type that is no Python function, as Triton's is."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[Any]] = []
+
+    def __call__(self, *arguments: Any) -> None:
+        *base, last = arguments
+        own = last if isinstance(last, list | tuple) else [last]
+        self.calls.append([_address(x) for x in (*base, *own)])
+
+
+class Wrapper:
+    """As ``CudaLauncher`` of Triton 3.7: scratch memory, signature, then the C function."""
+
+    version = "3.7.1"
+    global_scratch_size = profile_scratch_size = 0
+
+    def __init__(self, launch: Callable[..., None]) -> None:
+        self.launch = launch
+
+    def __call__(self, x: int, y: int, z: int, stream: int, function: int, *rest: Any) -> None:
+        metadata, *hooks = rest[:4]
+        self.launch(
+            x, y, z, stream, function, False, False, metadata, *hooks, None, None, "annotations",
+            b"signature", rest[4:],
+        )  # fmt: skip
+
+    @staticmethod
+    def with_descriptors(launcher: CFunction, made: list[int]) -> Callable[..., None]:
+        def inner(*args: Any) -> None:
+            return launcher(*args[:-1], _expanded(args[-1], made))
+
+        return inner
+
+
+class FlatWrapper(Wrapper):
+    """As ``CudaLauncher`` of Triton 3.6: its C functions take the kernel's arguments one by one."""
+
+    version = "3.6.0"
+
+    def __call__(self, x: int, y: int, z: int, stream: int, function: int, *rest: Any) -> None:
+        self.launch(x, y, z, stream, function, False, False, None, None, *rest)
+
+    @staticmethod
+    def with_descriptors(launcher: CFunction, made: list[int]) -> Callable[..., None]:
+        def inner(*args: Any) -> None:
+            return launcher(*args[:13], *_expanded(args[13:], made))
+
+        return inner
+
+
+def _expanded(arguments: Any, made: list[int]) -> list[Any]:
+    found: list[Any] = []
+    for x in arguments:
+        if hasattr(x, "block_shape"):
+            made.append(x.base.data_ptr())
+            found += [("map", x.base.data_ptr()), *x.shape, *x.strides]
+        else:
+            found.append(x)
+    return found
+
+
+WRAPPERS = pytest.mark.parametrize(
+    "wrapper", [FlatWrapper, Wrapper], ids=["Triton 3.6", "Triton 3.7"]
+)
+
+
+@pytest.fixture(autouse=True)
+def stream(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A device of torch's, whose current stream can be set."""
+    current = SimpleNamespace(handle=5)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(
+        torch._C, "_cuda_getCurrentRawStream", lambda index: current.handle, raising=False
+    )
+    workspace = Workspace(torch.device("cpu"))
+    monkeypatch.setattr(fast, "workspace_of", lambda index, stream: workspace)
+    return current
+
+
+def operands(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(seed)
+    a, b, out = (torch.randn(*shape).half() for shape in ((64, 128), (128, 96), (64, 96)))
+    return a, b, out
+
+
+def plan_of(config: GemmConfig, bias: torch.Tensor | None = None) -> Plan:
+    return Plan.of(Workload.from_tensors(*operands(0), bias=bias is not None), config, 132)
+
+
+def launch_of(plan: Plan, kernel: Kernel) -> TritonLaunch:
+    return TritonLaunch(plan, kernel, 0, SimpleNamespace(target=None))
+
+
+@pytest.mark.fault("B40")
+@WRAPPERS
+@pytest.mark.parametrize("config", [POINTERS, SPLIT, DESCRIPTORS], ids=str)
+@pytest.mark.parametrize("bias", [None, torch.ones(96).half()], ids=["", "bias"])
+def test_it_passes_what_the_wrapper_would(
+    monkeypatch: pytest.MonkeyPatch,
+    stream: SimpleNamespace,
+    wrapper: type[Wrapper],
+    config: GemmConfig,
+    bias: torch.Tensor | None,
+) -> None:
+    monkeypatch.setattr("triton.__version__", wrapper.version)
+    c_function, made = CFunction(), list[int]()
+    by_descriptor = config is DESCRIPTORS
+    run = wrapper(wrapper.with_descriptors(c_function, made) if by_descriptor else c_function)
+    plan = plan_of(config, bias)
+    kernel = Kernel(TMA if by_descriptor else POINTER, run, 7, (4, 1, 0))
+    launch = launch_of(plan, kernel)
+    kept = [operands(seed) for seed in (1, 2)]
+    for i, matrices in enumerate((*kept, kept[0])):
+        stream.handle = i
+        launch(*matrices, bias)
+        scratch = plan.scratch(fast.workspace_of(0, i))
+        kernel(plan.blocks, i, plan.arguments(*matrices, bias, scratch))
+        ours, theirs = c_function.calls[-2:]
+        assert ours == theirs
+        assert len(c_function.calls) == 2 * (i + 1), "recording queues nothing"
+    if by_descriptor:
+        assert len(made) == 3 * 3 + 3 * 2, "known addresses need no new descriptors of ours"
+
+
+@WRAPPERS
+def test_no_operand_is_held(monkeypatch: pytest.MonkeyPatch, wrapper: type[Wrapper]) -> None:
+    monkeypatch.setattr("triton.__version__", wrapper.version)
+    run = wrapper(wrapper.with_descriptors(CFunction(), []))
+    launch = launch_of(plan_of(DESCRIPTORS), Kernel(TMA, run, 7, (4, 1, 0)))
+    matrices = operands(1)
+    launch(*matrices, None)
+    left = [weakref.ref(x) for x in matrices]
+    del matrices
+    gc.collect()
+    assert [x() for x in left] == [None] * 3
+
+
+# --- what is left to Triton's wrappers ----------------------------------------------------------
+
+
+class Noted(Wrapper):
+    """Notes the streams that it is called with; a recording has one of its own."""
+
+    def __init__(self, launch: Callable[..., None]) -> None:
+        super().__init__(launch)
+        self.streams: list[int] = []
+
+    def __call__(self, x: int, y: int, z: int, stream: int, *rest: Any) -> None:
+        self.streams.append(stream)
+        super().__call__(x, y, z, stream, *rest)
+
+
+def streams_of(run: Noted) -> list[int]:
+    """The streams of two launches that came by Triton's wrapper."""
+    launch = launch_of(plan_of(POINTERS), Kernel(POINTER, run, 7, (4, 1, 0)))
+    for seed in (1, 2):
+        launch(*operands(seed), None)
+    return [stream for stream in run.streams if stream == 5]
+
+
+@pytest.mark.fault("B40")
+@pytest.mark.parametrize(
+    ("name", "value"), [("global_scratch_size", 8), ("profile_scratch_size", 8),
+                        ("gsan_enabled", True)],
+)  # fmt: skip
+def test_what_needs_more_than_arguments_is_left_to_triton(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: Any
+) -> None:
+    monkeypatch.setattr("triton.__version__", "3.7.1")
+    assert streams_of(Noted(CFunction())) == []
+    run = Noted(CFunction())
+    setattr(run, name, value)
+    assert streams_of(run) == [5, 5]
+
+
+@pytest.mark.fault("B40")
+@pytest.mark.parametrize("version", ["3.5.1", "3.10.0", "4.0.0"])
+def test_a_triton_that_is_not_known_launches_itself(
+    monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr("triton.__version__", version)
+    assert streams_of(Noted(CFunction())) == [5, 5]
+
+
+@pytest.mark.fault("B40")
+def test_a_wrapper_that_is_not_known_launches_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triton.__version__", "3.7.1")
+    assert streams_of(Noted(lambda *_: None)) == [5, 5], "no C function in it"
+
+
+class Twice(Wrapper):
+    def __call__(self, *arguments: Any) -> None:
+        super().__call__(*arguments)
+        super().__call__(*arguments)
+
+
+class OtherOrder(Wrapper):
+    def __call__(self, x: int, y: int, z: int, stream: int, *rest: Any) -> None:
+        super().__call__(x, y, z, 0, *rest)
+
+
+class Addresses(Wrapper):
+    def __call__(self, *arguments: Any) -> None:
+        super().__call__(*(id(x) if type(x) is object else x for x in arguments))
+
+
+@pytest.mark.fault("B40")
+@pytest.mark.parametrize("wrapper", [Twice, OtherOrder, Addresses])
+def test_an_unexpected_launch_is_left_to_triton(
+    wrapper: type[Wrapper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("triton.__version__", "3.7.1")
+    c_function = CFunction()
+    launch = launch_of(plan_of(POINTERS), Kernel(POINTER, wrapper(c_function), 7, (4, 1, 0)))
+    a, b, out = operands(1)
+    per_call = 2 if wrapper is Twice else 1
+    for calls in (1, 2):
+        launch(a, b, out, None)
+        assert len(c_function.calls) == calls * per_call
+        first = c_function.calls[-1].index(a.data_ptr())
+        assert c_function.calls[-1][first : first + 3] == [x.data_ptr() for x in (a, b, out)]
+
+
+# --- what is kept of addresses ------------------------------------------------------------------
+
+
+@pytest.mark.fault("B15", "B23")
+@WRAPPERS
+def test_all_launches_share_the_room_for_addresses_and_the_oldest_goes(
+    monkeypatch: pytest.MonkeyPatch, wrapper: type[Wrapper]
+) -> None:
+    monkeypatch.setattr("triton.__version__", wrapper.version)
+    monkeypatch.setattr(fast, "ROOM", 8)
+    made: list[int] = []
+    matrices = [operands(seed) for seed in range(5)]
+
+    def launch_with_descriptors() -> TritonLaunch:
+        run = wrapper(wrapper.with_descriptors(CFunction(), made))
+        return launch_of(plan_of(DESCRIPTORS), Kernel(TMA, run, 7, (4, 1, 0)))
+
+    def new_descriptors(launch: TritonLaunch, *which: int) -> int:
+        before = len(made)
+        for i in which:
+            launch(*matrices[i], None)
+        return (len(made) - before) // 3
+
+    launches = [launch_with_descriptors() for _ in range(5)]
+    assert [new_descriptors(launch, 0, 1, 2, 3) for launch in launches] == [4] * 5
+    assert [new_descriptors(launch, 0, 1, 2, 3) for launch in launches[3:]] == [0, 0]
+    assert new_descriptors(launches[4], 4) == 1
+    assert new_descriptors(launches[3], 1, 2, 3) == 0, "one goes, and not all"
+    assert new_descriptors(launches[3], 0) == 1
+    errors: list[BaseException] = []
+
+    def launch_often(launch: TritonLaunch) -> None:
+        try:
+            new_descriptors(launch, *range(5), *range(5))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=launch_often, args=(launch,)) for launch in launches]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+@pytest.mark.fault("B15")
+def test_no_threads_copies_come_between_anothers_and_its_product(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On one stream all copies have one place: what is queued last before a product is read."""
+    monkeypatch.setattr("triton.__version__", "3.7.1")
+    queued: list[tuple[str, int]] = []
+
+    class SlowCopies:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def __call__(self, a: torch.Tensor, b: torch.Tensor, *_: object) -> Any:
+            queued.append(("copies", threading.get_ident()))
+            time.sleep(0.002)
+            return a, b
+
+    class Product:
+        def __call__(self, *_: object) -> None:
+            queued.append(("product", threading.get_ident()))
+
+    monkeypatch.setattr(fast, "Repack", SlowCopies)
+    a, b, out = operands(0)
+    plan = Plan.of(
+        Workload.from_tensors(a, b, out), GemmConfig("tma", 64, 32, 64, repack=True), 132
+    )
+    launch = launch_of(plan, Kernel(POINTER, Wrapper(Product()), 7, (4, 1, 0)))
+    threads = [
+        threading.Thread(target=lambda: [launch(a, b, out, None) for _ in range(10)])
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(queued) == 80
+    for before, after in zip(queued[::2], queued[1::2], strict=True):
+        assert before == ("copies", after[1])
+        assert after[0] == "product"
