@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Collection as Container
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -18,8 +19,8 @@ from time import monotonic
 
 import numpy as np
 
-from costmodel.collect.compile_ahead import Compiling
 from costmodel.compile.artifact import Artifact
+from costmodel.compile.compile_pool import CompilePool
 from costmodel.data.candidates import Candidates
 from costmodel.data.dataset import Dataset, Role, RunInfo
 from costmodel.data.measurement import Candidate, Measurement, TuningRecord
@@ -67,162 +68,123 @@ class Progress:
     drift: dict[str, float] = field(default_factory=dict)  # by workload: now over recorded, less 1
 
 
-class Collection:
-    """One run of the collector on one GPU.
+OnJob = Callable[[Job, Progress], None]
+
+
+def collect(
+    jobs: Sequence[Job],
+    dataset: Dataset,
+    runner: DeviceRunner,
+    run: RunInfo,
+    *,
+    n_jobs: int | None = None,
+    cache: Path | None = None,
+    budget_s: float = float("inf"),
+    on_job: OnJob = lambda *_: None,
+) -> Progress:
+    """Measure what is not recorded yet.
+
+    A job that the card has no room for is passed over with a warning, and not recorded.
 
     Args:
+        jobs: in the order in which they are wanted.
         dataset: where rows go; what it holds already is not measured again.
         runner: times on the device.
         run: recorded with every row.
         n_jobs: compiling processes; default: all cores but two, which time.
         cache: the folder of Triton's cache through which binaries reach the timing process;
             default: Triton's own.
-        budget_s: stop handing out workloads after so many wall seconds.
-    """
+        budget_s: begin no workload after so many wall seconds.
+        on_job: called after each recorded job.
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        runner: DeviceRunner,
-        run: RunInfo,
-        *,
-        n_jobs: int | None = None,
-        cache: Path | None = None,
-        budget_s: float = float("inf"),
-    ) -> None:
-        self._dataset, self._runner, self._run = dataset, runner, run
-        self._n_jobs = n_jobs or max((os.cpu_count() or 1) - 2, 1)
-        self._cache = cache
-        self._deadline = monotonic() + budget_s
+    Raises:
+        NoGpu: the card has no room for several jobs in a row, or for any.
+    """
+    from triton import knobs
+
+    deadline = monotonic() + budget_s
+    collection = _Collection(dataset, runner, run, cache or Path(knobs.cache.dir))
+    merged = _merged(jobs)
+    _warn_of_roles(merged, dataset)
+    todo = collection.remaining(merged)
+    collection.progress.jobs = len(todo)
+    anchors = _anchors(dataset) if todo else {}
+    with CompilePool(n_jobs or max((os.cpu_count() or 1) - 2, 1)) as pool:
+        collection.compile([*anchors, *todo], pool)
+        for anchor, first_us in anchors.items():
+            collection.time_again(anchor, first_us)
+        collection.work_through(todo, deadline, on_job, pool)
+    return collection.progress
+
+
+class _Collection:
+    """One run of the collector on one GPU."""
+
+    def __init__(self, dataset: Dataset, runner: DeviceRunner, run: RunInfo, cache: Path) -> None:
+        self._dataset, self._runner, self._run, self._cache = dataset, runner, run, cache
         self._recorded = dataset.artifacts()
         self._compiled: dict[str, Artifact] = {}
-        self._without_room = 0  # jobs in a row
+        self._futures: dict[Specialization, Future[Artifact]] = {}
         self.progress = Progress()
 
-    def collect(
-        self, jobs: Sequence[Job], on_job: Callable[[Job, Progress], None] = lambda *_: None
-    ) -> Progress:
-        """Measure what is not recorded yet.
+    def remaining(self, jobs: Iterable[Job]) -> list[Job]:
+        """Return the jobs less what is recorded, and less what is known to repeat it."""
+        found = []
+        for job in jobs:
+            if not self._done(job.workload):
+                found.append(job)  # what repeats another is left out when its turn comes
+            elif left := self._new(job, {}):
+                found.append(Job(job.workload, tuple(c.config for c in left), job.role))
+        return found
 
-        Args:
-            jobs: in the order in which they are wanted.
-            on_job: called after each recorded job.
+    def compile(self, jobs: Iterable[Job], pool: CompilePool) -> None:
+        """Begin to compile what jobs need, in their order."""
+        for job in jobs:
+            for config in job.configs:
+                spec = specialize(job.workload, config)
+                if spec not in self._futures:
+                    target = self._dataset.target
+                    self._futures[spec] = pool.submit(spec, target, cache=self._cache)
 
-        A job that the card has no room for is passed over with a warning, and not recorded.
-
-        Raises:
-            NoGpu: the card has no room for several jobs in a row, or for any.
-        """
-        wanted = _merged(jobs)
-        self._tell_of_roles(wanted)
-        todo = list(self._remaining(wanted))
-        self.progress.jobs = len(todo)
-        anchors = self._anchors() if todo else {}
-        specs = dict.fromkeys(
-            specialize(j.workload, c) for j in (*anchors, *todo) for c in j.configs
-        )
-        compiling = Compiling(specs, self._dataset, self._n_jobs, self._cache)
-        try:
-            for anchor, first_us in anchors.items():
-                self._time_again(anchor, first_us, compiling)
-            self._work_through(todo, compiling, on_job)
-        finally:
-            compiling.stop()
-        return self.progress
-
-    def _work_through(
-        self, todo: Sequence[Job], compiling: Compiling, on_job: Callable[[Job, Progress], None]
+    def work_through(
+        self, todo: Sequence[Job], deadline: float, on_job: OnJob, pool: CompilePool
     ) -> None:
-        """Time one job after the other; the next is made ready, the last recorded, meanwhile.
+        """Time one job after the other; the next is prepared, and the last recorded, meanwhile.
 
-        Both take a tenth of the time that timing takes, in which the GPU would do nothing.
+        Each takes a tenth of the time that timing takes, in which the GPU would do nothing.
         """
         with (
             ThreadPoolExecutor(1, "preparing") as ahead,
             ThreadPoolExecutor(1, "recording") as desk,
         ):
-            recorded: list[tuple[Job, Future[None]]] = []
-            ready = [ahead.submit(self._prepare, job, compiling) for job in todo[:1]]
+            recording: list[tuple[Job, Future[None]]] = []
+            ready = [ahead.submit(self._prepare, job) for job in todo[:1]]
+            without_room = 0
             try:
                 for job, following in zip_longest(todo, todo[1:]):
-                    if monotonic() > self._deadline:
+                    if monotonic() > deadline:
                         break
                     begin = monotonic()
                     candidates = ready.pop().result()
                     if following is not None:
-                        ready.append(ahead.submit(self._prepare, following, compiling))
-                    self._count_waiting(begin, compiling)
-                    try:
-                        outcome = self._measure(job, candidates)
-                    except _NoRoom as error:
-                        self._pass_over(job, error, len(todo))
+                        ready.append(ahead.submit(self._prepare, following))
+                    self._count_waiting(begin)
+                    outcome = self._measure(job, candidates)
+                    if outcome.no_room:
+                        without_room += 1
+                        _pass_over(job, outcome.no_room, without_room, len(todo))
                         continue
-                    self._without_room = 0
-                    self._hear_of(recorded, on_job)
-                    recorded.append((job, desk.submit(self._record, job, outcome)))
+                    without_room = 0
+                    self._finish(recording, on_job)
+                    recording.append((job, desk.submit(self._record, job, outcome)))
             finally:
-                compiling.give_up()
-                self._hear_of(recorded, on_job)
+                pool.close()  # who waits for a binary need wait no longer
+                self._finish(recording, on_job)
 
-    def _pass_over(self, job: Job, error: _NoRoom, jobs: int) -> None:
-        """A workload may be too large for the card; several in a row say that the card is full.
-
-        Raises:
-            NoGpu: they do.
-        """
-        self._without_room += 1
-        if self._without_room >= min(_NO_ROOM_IN_A_ROW, jobs):
-            raise NoGpu(
-                f"{job.workload} cannot be timed: {error}. Nothing of it is recorded, nor of those "
-                f"just before it: free the card's memory and run this again, which goes on here; "
-                f"leave out what is too large for this card"
-            )
-        log.warning("%s is passed over: %s", job.workload, error)
-
-    def _tell_of_roles(self, jobs: Sequence[Job]) -> None:
-        """What was recorded to learn from is not recorded to judge by as well."""
-        to_judge = [job for job in jobs if job.role == "eval"]
-        learned = set(self._dataset.workloads("train")) if to_judge else ()
-        if twice := [job for job in to_judge if job.workload in learned]:
-            log.warning(
-                "%d workloads are in %s to learn from, %s among them, and stay so: record them to "
-                "judge by in another dataset", len(twice), self._dataset.path, twice[0].workload,
-            )  # fmt: skip
-
-    def _hear_of(
-        self, recorded: list[tuple[Job, Future[None]]], on_job: Callable[[Job, Progress], None]
-    ) -> None:
-        """Wait until what was given to be recorded is; raises what kept it from being so."""
-        while recorded:
-            job, future = recorded.pop()
-            future.result()
-            self.progress.jobs_done += 1
-            on_job(job, self.progress)
-
-    def _anchors(self) -> dict[Job, float]:
-        """A few workloads of earlier runs, each with the best that was found, and its latency.
-
-        By the kernels as they are now: that another version was faster is not the card's doing.
-        """
-        rows = self._dataset.measurements("train", "eval")
-        table, _ = self._dataset.unchanged(rows, kernel_hashes())
-        recorded = sorted(table.rows_of, key=Workload.key)
-        large = [w for w in recorded if w.bytes() >= _ANCHOR_BYTES]
-        found = {}
-        for workload in large[:: max(len(large) // _ANCHOR_WORKLOADS, 1)][:_ANCHOR_WORKLOADS]:
-            rows_of = table.rows_of[workload]
-            ok = rows_of[table.ok[rows_of] & (table.config_index[rows_of] >= 0)]
-            if len(ok):
-                best = ok[np.argmin(table.latency_us[ok])]
-                config = table.configs[table.config_index[best]]
-                found[Job(workload, (config,), "anchor")] = float(table.latency_us[best])
-        return found
-
-    def _time_again(self, job: Job, first_us: float, compiling: Compiling) -> None:
-        """Time an anchor and say how far this card is from the recorded run."""
+    def time_again(self, job: Job, first_us: float) -> None:
+        """Time an anchor, and say how far this card is from the recorded run."""
         (config,) = job.configs
-        spec = specialize(job.workload, config)
-        artifact = compiling.wait_for([spec])[spec]
+        artifact = self._artifact(specialize(job.workload, config))
         (again,) = self._runner.measure(job.workload, [Candidate(config, artifact)])
         if again.no_room:
             log.warning("%s is not timed again: %s", job.workload, again.error)
@@ -239,49 +201,52 @@ class Collection:
                     "load?", job.workload, again.latency_us, first_us, 100 * drift,
                 )  # fmt: skip
 
-    def _remaining(self, jobs: Iterable[Job]) -> Iterator[Job]:
-        """Jobs less what is recorded, and less what is known to repeat it."""
-        for job in jobs:
-            done = self._done(job.workload)
-            if not done:
-                yield job  # what repeats another is left out when its turn comes
-            elif left := _distinct(job, self._known(job), done):
-                yield Job(job.workload, tuple(c.config for c in left), job.role)
-
     def _done(self, workload: Workload) -> set[GemmConfig]:
-        """What is recorded of the kernels as they are now."""
+        """Return the configurations that are recorded of the kernels as they are now."""
         return self._dataset.measured(workload, kernel_hashes())
 
-    def _known(self, job: Job) -> dict[Specialization, Artifact]:
-        """The artifacts of a job that are recorded already."""
-        specs = dict.fromkeys(specialize(job.workload, c) for c in job.configs)
-        keys = [artifact_key(spec, self._dataset.target) for spec in specs]
-        recorded = self._recorded.find(keys)
-        found = [self._compiled.get(k) or r for k, r in zip(keys, recorded, strict=True)]
-        return {spec: a for spec, a in zip(specs, found, strict=True) if a is not None}
+    def _artifact(self, spec: Specialization) -> Artifact:
+        """Wait for the binary of a specialization."""
+        artifact = self._futures[spec].result()
+        self._compiled[artifact.key] = artifact
+        return artifact
 
-    def _prepare(self, job: Job, compiling: Compiling) -> list[Candidate]:
-        """What is to be timed of a job, once it is compiled."""
-        by_spec = compiling.wait_for([specialize(job.workload, c) for c in job.configs])
-        self._compiled |= {a.key: a for a in by_spec.values()}
+    def _prepare(self, job: Job) -> list[Candidate]:
+        """Wait for the binaries of a job; return what is to be timed of it."""
+        specs = dict.fromkeys(specialize(job.workload, config) for config in job.configs)
+        return self._new(job, {spec: self._artifact(spec) for spec in specs})
+
+    def _new(self, job: Job, compiled: Mapping[Specialization, Artifact]) -> list[Candidate]:
+        """Return what is not recorded yet of a job, less what does the same as another."""
         done = self._done(job.workload)
-        everything = Job(job.workload, (*done, *job.configs), job.role)
-        return _distinct(everything, self._known(everything) | by_spec, done)
+        specs = {c: specialize(job.workload, c) for c in (*done, *job.configs)}
+        keys = {s: artifact_key(s, self._dataset.target) for s in dict.fromkeys(specs.values())}
+        found = dict(zip(keys, self._recorded.find([*keys.values()]), strict=True))
+        found |= {s: self._compiled[key] for s, key in keys.items() if key in self._compiled}
+        found |= compiled
+        return _distinct(job.workload, done, {config: found[s] for config, s in specs.items()})
 
     def _measure(self, job: Job, candidates: Sequence[Candidate]) -> _Outcome:
-        begin = monotonic()
-        torch = self._runner.measure_torch(job.workload)
-        _require_room([torch])
-        measured = self._runner.measure(job.workload, candidates)
-        _require_room(measured)
+        begin, runner, workload = monotonic(), self._runner, job.workload
+        torch = runner.measure_torch(workload)
+        if torch.no_room:
+            return _Outcome([], [], torch, torch.error)
+        measured = runner.measure(workload, candidates)
         records = [
-            TuningRecord(job.workload, c.config, c.artifact.key if c.artifact else "", m)
+            TuningRecord(workload, c.config, c.artifact.key if c.artifact else "", m)
             for c, m in zip(candidates, measured, strict=True)
         ]
-        again = self._finalists(job.workload, records)
-        _require_room([r.measurement for r in again])
-        self._count(records, monotonic() - begin)
-        return _Outcome(records, again, torch)
+        # The best few once more, in turn: their second measurement tells the noise.
+        best = sorted((r for r in records if r.measurement.ok), key=_latency)[:_FINALISTS]
+        again = [
+            TuningRecord(workload, r.config, r.artifact_key, m)
+            for r, m in zip(best, runner.compare(workload, [r.config for r in best]), strict=True)
+        ]
+        timed = (r.measurement for r in (*records, *again))
+        no_room = next((m.error for m in timed if m.no_room), "")
+        if not no_room:
+            self._count(records, monotonic() - begin)
+        return _Outcome(records, again, torch, no_room)
 
     def _record(self, job: Job, outcome: _Outcome) -> None:
         """Write what was measured: binaries first, so that no row names an unknown one."""
@@ -292,71 +257,90 @@ class Collection:
         )
         self._dataset.append_measurements(outcome.again, run=self._run, role="anchor")
 
-    def _finalists(self, workload: Workload, records: Sequence[TuningRecord]) -> list[TuningRecord]:
-        """The best few once more, in turn: their second measurement tells the noise."""
-        ok = sorted((r for r in records if r.measurement.ok), key=_latency)[:_FINALISTS]
-        again = self._runner.compare(workload, [r.config for r in ok])
-        return [
-            TuningRecord(workload, r.config, r.artifact_key, m)
-            for r, m in zip(ok, again, strict=True)
-        ]
+    def _finish(self, recording: list[tuple[Job, Future[None]]], on_job: OnJob) -> None:
+        """Wait until all is recorded; raise what kept it from being so."""
+        while recording:
+            job, future = recording.pop()
+            future.result()
+            self.progress.jobs_done += 1
+            on_job(job, self.progress)
 
     def _count(self, records: Sequence[TuningRecord], timed_s: float) -> None:
         p = self.progress
+        statuses = Counter[str](record.measurement.status for record in records)
         p.rows += len(records)
-        p.ok_rows += sum(r.measurement.ok for r in records)
-        for record in records:
-            status = record.measurement.status
-            p.statuses[status] = p.statuses.get(status, 0) + 1
+        p.ok_rows += statuses["ok"]
+        p.statuses = dict(Counter(p.statuses) + statuses)
         p.timing_s += timed_s
 
-    def _count_waiting(self, begin: float, compiling: Compiling) -> None:
-        self.progress.compiled, self.progress.compile_failures = compiling.counts()
+    def _count_waiting(self, begin: float) -> None:
+        done = [future.result() for future in self._futures.values() if future.done()]
+        self.progress.compiled = len(done)
+        self.progress.compile_failures = sum(not artifact.ok for artifact in done)
         self.progress.waiting_s += monotonic() - begin
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What timing a job gave; ``again`` are its finalists."""
+    """The measurements of a job; ``again`` are its finalists.
+
+    A text in ``no_room`` says that the card was too full: then none of them is recorded, for as
+    rows they would say that these configurations never run.
+    """
 
     records: list[TuningRecord]
     again: list[TuningRecord]
     torch: Measurement
+    no_room: str
 
 
-def collect(
-    jobs: Sequence[Job],
-    dataset: Dataset,
-    runner: DeviceRunner,
-    run: RunInfo,
-    *,
-    n_jobs: int | None = None,
-    cache: Path | None = None,
-    budget_s: float = float("inf"),
-    on_job: Callable[[Job, Progress], None] = lambda *_: None,
-) -> Progress:
-    """Measure ``jobs`` into ``dataset``; see :class:`Collection`."""
-    collection = Collection(dataset, runner, run, n_jobs=n_jobs, cache=cache, budget_s=budget_s)
-    return collection.collect(jobs, on_job)
-
-
-class _NoRoom(Exception):
-    """The card was too full for a job; it says how full."""
-
-
-def _require_room(measured: Iterable[Measurement]) -> None:
-    """Refuse what a full card gave: as rows, it would say that these configurations never run.
+def _pass_over(job: Job, reason: str, in_a_row: int, jobs: int) -> None:
+    """Warn of a workload that may be too large for the card; several in a row say it is full.
 
     Raises:
-        _NoRoom: it was.
+        NoGpu: it is.
     """
-    full = next((m for m in measured if m.no_room), None)
-    if full is not None:
-        raise _NoRoom(full.error)
+    if in_a_row >= min(_NO_ROOM_IN_A_ROW, jobs):
+        raise NoGpu(
+            f"{job.workload} cannot be timed: {reason}. Nothing of it is recorded, nor of those "
+            f"just before it: free the card's memory and run this again, which goes on here; "
+            f"leave out what is too large for this card"
+        )
+    log.warning("%s is passed over: %s", job.workload, reason)
+
+
+def _warn_of_roles(jobs: Sequence[Job], dataset: Dataset) -> None:
+    """Warn of workloads to judge by that were recorded to learn from: they stay so."""
+    to_judge = [job for job in jobs if job.role == "eval"]
+    learned = set(dataset.workloads("train")) if to_judge else ()
+    if twice := [job for job in to_judge if job.workload in learned]:
+        log.warning(
+            "%d workloads are in %s to learn from, %s among them, and stay so: record them to "
+            "judge by in another dataset", len(twice), dataset.path, twice[0].workload,
+        )  # fmt: skip
+
+
+def _anchors(dataset: Dataset) -> dict[Job, float]:
+    """Return a few workloads of earlier runs, each with the best that was found, and its latency.
+
+    By the kernels as they are now: that another version was faster is not the card's doing.
+    """
+    table, _ = dataset.unchanged(dataset.measurements("train", "eval"), kernel_hashes())
+    recorded = sorted(table.rows_of, key=Workload.key)
+    large = [w for w in recorded if w.bytes() >= _ANCHOR_BYTES]
+    found = {}
+    for workload in large[:: max(len(large) // _ANCHOR_WORKLOADS, 1)][:_ANCHOR_WORKLOADS]:
+        rows = table.rows_of[workload]
+        ok = rows[table.ok[rows] & (table.config_index[rows] >= 0)]
+        if len(ok):
+            best = ok[np.argmin(table.latency_us[ok])]
+            config = table.configs[table.config_index[best]]
+            found[Job(workload, (config,), "anchor")] = float(table.latency_us[best])
+    return found
 
 
 def _merged(jobs: Sequence[Job]) -> list[Job]:
-    """One job a workload and role, with the configurations of all."""
+    """Return one job a workload and role, with the configurations of all."""
     configs: dict[tuple[Workload, Role], dict[GemmConfig, None]] = {}
     for job in jobs:
         configs.setdefault((job.workload, job.role), {}).update(dict.fromkeys(job.configs))
@@ -368,16 +352,18 @@ def _latency(record: TuningRecord) -> float:
 
 
 def _distinct(
-    job: Job, artifacts: Mapping[Specialization, Artifact], done: Container[GemmConfig]
+    workload: Workload,
+    done: AbstractSet[GemmConfig],
+    artifacts: Mapping[GemmConfig, Artifact | None],
 ) -> list[Candidate]:
-    """Candidates not done yet, less those that do the same as another."""
-    configs = sorted(dict.fromkeys(job.configs), key=lambda c: c not in done)
-    found = [artifacts.get(specialize(job.workload, c)) for c in configs]
-    numbers = identities(job.workload, Candidates.of(configs, found)).tolist()
+    """Return the candidates that are not done yet, less those that do the same as another."""
+    configs = sorted(artifacts, key=lambda config: config not in done)
+    candidates = [Candidate(config, artifacts[config]) for config in configs]
+    columns = Candidates.of(configs, [c.artifact for c in candidates])
     seen: set[int] = set()
-    result = []
-    for config, artifact, number in zip(configs, found, numbers, strict=True):
-        if number not in seen and config not in done:
-            result.append(Candidate(config, artifact))
+    found = []
+    for candidate, number in zip(candidates, identities(workload, columns).tolist(), strict=True):
+        if number not in seen and candidate.config not in done:
+            found.append(candidate)
         seen.add(number)
-    return result
+    return found
