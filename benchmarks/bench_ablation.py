@@ -23,14 +23,27 @@ from costmodel.data.dataset import Dataset
 from costmodel.evaluation import metrics
 from costmodel.features.analytic import ANALYTIC_FEATURES
 from costmodel.features.features import CONFIG_FEATURES, FEATURES
+from costmodel.gemm.space import legality
 from costmodel.models import TrainingTable, XgbCostModel, XgbParams
 from costmodel.models.objective import LabelledRows, train_booster
-from costmodel.models.validate import folds_by_nk, legal_rows
+from costmodel.models.validate import folds_by_nk
 from costmodel.tuning.shipped import recording
 
 PARAMS = XgbParams(rounds=150, max_depth=6, learning_rate=0.12)
 _BINARY = ("registers", "spill_bytes", "shared_bytes")
 _WORKLOAD = tuple(n for n in CONFIG_FEATURES if n not in (*CONFIG_COLUMNS, *ANALYTIC_FEATURES))
+
+
+def legal_rows(table: TrainingTable) -> NDArray[np.bool_]:
+    """Mark the rows that may run, bool [n].
+
+    A configuration that was recorded before a filter refused it is nobody's choice.
+    """
+    configs = zip(table.candidates.configs, table.workload_index.tolist(), strict=True)
+    devices = [target.device for target in table.target_of_each()]
+    return np.array(
+        [not legality(c, table.workloads[w], devices[w]) for c, w in configs], dtype=bool
+    )
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import artifact_key, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
+from costmodel.reports.comparison import compared_models
 
 TARGET = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
 RUN = RunInfo("run-1", "GPU-aaaa", "570.1", "2.11.0", "2026-11-27T12:00:00+00:00")
@@ -80,6 +81,7 @@ def test_entries_hold_what_the_contract_says(dataset: Dataset) -> None:
     assert entry["regret"]["1"] == {"geomean_pct": 55.9, "worst_pct": 31.25}
     assert entry["regret"]["4"] == {"geomean_pct": 100.0, "worst_pct": 100.0}
     assert list(entry["regret"]) == ["1", "4", "8", "16"]
+    assert entry["speed_kept"] == entry["regret"], "what it is, beside its older name"
     # Ordered pairs of those that work: 3 of 3, and 2 of 6.
     assert entry["kendall_tau"] == pytest.approx((1 + (2 - 4) / 6) / 2, abs=1e-4)
     # |10-10|/10, |20-20|/20, |30-40|/40; |10-80|/80, |20-50|/50, |30-100|/100, |40-25|/25.
@@ -193,3 +195,15 @@ def test_without_eval_rows_it_says_what_to_do(tmp_path: Path) -> None:
     data.append_measurements([record(RAGGED, CONFIGS[0], np.inf)], run=RUN, role="eval")
     with pytest.raises(MissingData, match="--data DIR"):
         evaluate(data, [ByGroup(1)], TARGET)
+
+
+def test_without_training_rows_static_is_left_out_and_why(tmp_path: Path) -> None:
+    data = Dataset.create(tmp_path / "eval only", TARGET, {"repeats": 5})
+    data.append_measurements([record(ALIGNED, CONFIGS[0], 1.0)], run=RUN, role="eval")
+    models, reason = compared_models(data, None)
+    assert "static" not in {model.name for model in models}
+    assert f"static: {data.path} has no training rows to learn it from" in reason
+    data.append_measurements([record(Workload.dense(8, 400, 96), CONFIGS[0], 1.0)], run=RUN)
+    models, reason = compared_models(data, None)
+    assert "static" in {model.name for model in models}
+    assert "static" not in reason

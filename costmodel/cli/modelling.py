@@ -63,7 +63,10 @@ def evaluate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """How much speed each model's ranking keeps on the held-out workloads; needs no GPU."""
+    """How much speed each model's ranking keeps on the held-out workloads; needs no GPU.
+
+    With --json it is `speed_kept`, and the same again under its older name `regret`.
+    """
     from costmodel.data.dataset import Dataset
     from costmodel.evaluation.evaluate import evaluate as judge
     from costmodel.models import load, model_directory

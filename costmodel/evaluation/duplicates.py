@@ -1,4 +1,4 @@
-"""Which candidates are one and the same: the same program, launched the same way."""
+"""Finds candidates that are the same program, launched the same way."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _SHARED = ARTIFACT_COLUMNS.index("shared_bytes")
 
 
 def identity(workload: Workload, config: GemmConfig, artifact: Artifact | None) -> object:
-    """Equal for candidates that do the same on this workload; None for one that was not compiled.
+    """Key of a candidate, equal for those that do the same; None for one that was not compiled.
 
     A tile order of more rows than the workload has is the same as one of all its rows.
     """
-    program = _program(config, artifact)
+    (program,) = _programs(Candidates.of([config], [artifact]))
     tile_rows = max(-(-workload.m // config.block_m), 1)
     return program and (program, min(config.group_m, tile_rows))
 
@@ -34,10 +34,10 @@ def identity(workload: Workload, config: GemmConfig, artifact: Artifact | None) 
 def identities(
     workload: Workload, candidates: Candidates, program: NDArray[np.int64] | None = None
 ) -> NDArray[np.int64]:
-    """Numbers from 0 to n - 1, equal for candidates of one :func:`identity`; int64 [n].
+    """Number candidates from 0 to n - 1, equally if their :func:`identity` is; int64 [n].
 
     Args:
-        program: what :func:`programs` says of them, where it is known.
+        program: their :func:`programs`, if known already.
     """
     if program is None:
         program = programs(candidates)
@@ -48,24 +48,18 @@ def identities(
 
 
 def programs(candidates: Candidates) -> NDArray[np.int64]:
-    """Numbers, equal for candidates that launch one program alike, tile order aside; int64 [n].
+    """Number candidates, equally if they launch one program alike, tile order aside; int64 [n].
 
     A candidate that was not compiled is equal to none.
     """
     numbers: dict[object, int] = {}
+    keys = (program or row for row, program in enumerate(_programs(candidates)))
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
+
+
+def _programs(candidates: Candidates) -> list[tuple[Any, ...] | None]:
+    """Each program, by the hash of its PTX, and how it is launched; None if not compiled."""
     launch = candidates.config_columns[:, _LAUNCH].tolist()
     shared = candidates.artifact_columns[:, _SHARED].tolist()
-    rows = zip(candidates.ptx_hash, shared, map(tuple, launch), strict=True)
-    known = candidates.has_artifact
-    same = (program if known[row] else row for row, program in enumerate(rows))
-    return np.array([numbers.setdefault(s, len(numbers)) for s in same], dtype=np.int64)
-
-
-def _program(config: GemmConfig, artifact: Artifact | None) -> tuple[Any, ...] | None:
-    """The program, known by the hash of its PTX, and how it is launched; None if not compiled."""
-    if artifact is None or not artifact.ok:
-        return None
-    return (
-        artifact.ptx_hash, artifact.shared_bytes, config.block_m, config.block_n,
-        config.num_warps, config.split_k, config.repack,
-    )  # fmt: skip
+    rows = zip(candidates.has_artifact.tolist(), candidates.ptx_hash, shared, launch, strict=True)
+    return [(ptx, size, *how) if known else None for known, ptx, size, how in rows]

@@ -38,7 +38,7 @@ _Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Problem:
-    """One eval workload: what there is to choose from, and what each choice gives.
+    """A workload with what there is to choose from, and what each choice gives.
 
     Attributes:
         candidates: all that is legal and was measured, failures too.
@@ -50,6 +50,30 @@ class Problem:
     candidates: Candidates
     latency_us: _Floats
     identity: NDArray[np.int64]
+
+    @classmethod
+    def of(
+        cls, workload: Workload, candidates: Candidates, latency_us: _Floats, device: Device
+    ) -> Problem | None:
+        """Take measured candidates that can be chosen; None if none of them worked.
+
+        As in a ranking, what is known not to compile or launch is nobody's choice.
+        """
+        legal = np.array([not legality(c, workload, device) for c in candidates.configs], bool)
+        rows = np.flatnonzero(candidates.fits(device) & legal)
+        candidates, latency_us = candidates.take(rows), latency_us[rows]
+        if not np.isfinite(latency_us).any():
+            return None
+        # One program has one latency, whichever of its names a model ranks first.
+        identity = identities(workload, candidates)
+        best = np.full(len(identity), np.nan)
+        np.fmin.at(best, identity, latency_us)
+        return cls(workload, candidates, best[identity], identity)
+
+    def kept_at(self, cost: _Floats, ks: Sequence[int]) -> tuple[float, ...]:
+        """Return the speed kept by the first k of a ranking, for each k."""
+        rows = metrics.distinct_rows(cost, self.identity)
+        return tuple(metrics.speed_kept(self.latency_us[rows], cost[rows], k) for k in ks)
 
 
 @dataclass(frozen=True)
@@ -72,7 +96,8 @@ def evaluate(
 
     Added to the given models: ``random`` (the expected value of a random order), ``oracle`` (knows
     the recorded latencies) and ``noise ceiling`` (the recorded latencies as a prediction of an
-    independent second measurement, the anchor rows; left out where none exist).
+    independent second measurement, the anchor rows; left out where none exist). Rows of a kernel
+    that has changed since are left out, as in training: a warning tells how many.
 
     Args:
         dataset: has rows of role ``eval``.
@@ -80,14 +105,12 @@ def evaluate(
         target: what the models predict for.
         workloads: judge by these only; default: all that were recorded.
 
-    Rows of a kernel that has changed since are left out, as in training: a warning tells how many.
-
     Returns:
         One entry per model: ``name``, ``kind``, ``workloads`` (how many; in the noise ceiling each
-        once per run), ``regret`` (speed kept in percent: ``{"1": {"geomean_pct", "worst_pct"},
-        "4": …}``), the same under ``aligned`` and ``ragged`` (None where there is no such
-        workload), ``kendall_tau`` and ``mape_pct`` (means over workloads; None where no latency
-        is predicted).
+        once per run), ``speed_kept`` (percent: ``{"1": {"geomean_pct", "worst_pct"}, "4": …}``),
+        the same under its older name ``regret``, and under ``aligned`` and ``ragged`` (None where
+        there is no such workload), ``kendall_tau`` and ``mape_pct`` (means over workloads; None
+        where no latency is predicted).
 
     Raises:
         MissingData: the dataset holds no eval rows, or none that worked, of the present kernels.
@@ -95,36 +118,27 @@ def evaluate(
     frame = dataset.frame("eval", kernel_hashes=kernel_hashes())
     dropped = ", ".join(f"{reason} ({rows} rows)" for reason, rows in frame.dropped.items())
     problems = problems_of(frame, target.device, workloads)
-    if not problems and dropped:
-        raise MissingData(
-            f"{dataset.path} holds no working rows of the held-out list that the kernels as they "
-            f"are now gave: {dropped}; record it again with `costmodel collect --worklist FILE`, "
-            f"or name a dataset of these kernels with `--data DIR`"
-        )
+    if not problems:
+        raise MissingData(_nothing_to_judge_by(dataset, dropped))
     if dropped:
         log.warning("%s, left out: %s", dataset.path, dropped)
-    if not problems:
-        raise MissingData(
-            f"{dataset.path} holds no working rows of the held-out list: record "
-            f"some of it with `costmodel collect --shapes FILE --role eval`, or all that "
-            f"`benchmarks/draw_reference.py eval` draws with `costmodel collect --worklist FILE`; "
-            f"or name a dataset that has them with `--data DIR`"
-        )
+
+    def entry(
+        name: str, kind: str, cost: Callable[[Problem], _Floats], *, is_latency: bool = False
+    ) -> dict[str, Any]:
+        return _entry(name, kind, [_score(p, cost(p), is_latency) for p in problems])
+
     entries = [
-        _entry(
+        entry(
             model.name,
             model.kind,
-            [
-                _score(p, model.predict(p.workload, p.candidates, target), model.predicts_latency)
-                for p in problems
-            ],
+            lambda p, model=model: model.predict(p.workload, p.candidates, target),  # type: ignore[misc]
+            is_latency=model.predicts_latency,
         )
         for model in models
     ]
-    entries.append(
-        _entry("random", "baseline", _scores(problems, lambda p: np.zeros(len(p.latency_us))))
-    )
-    entries.append(_entry("oracle", "oracle", _scores(problems, lambda p: p.latency_us)))
+    entries.append(entry("random", "baseline", lambda p: np.zeros(len(p.latency_us))))
+    entries.append(entry("oracle", "oracle", lambda p: p.latency_us))
     if second := _second_measurement(dataset, problems):
         entries.append(_entry("noise ceiling", "oracle", second))
     return entries
@@ -133,27 +147,29 @@ def evaluate(
 def problems_of(
     frame: Frame, device: Device, wanted: Collection[Workload] | None = None
 ) -> list[Problem]:
-    """The workloads of a frame of which anything worked; of those wanted, where that is said."""
-    problems = []
-    for workload in (
-        frame.workloads if wanted is None else [w for w in frame.workloads if w in wanted]
-    ):
-        part = frame.of_workload(workload)
-        # As rank() does: what is known not to compile or launch is nobody's pick.
-        legal = [not legality(c, workload, device) for c in part.candidates.configs]
-        part = part.take(np.flatnonzero(part.candidates.fits(device) & np.array(legal, dtype=bool)))
-        latency = np.where(part.ok, part.latency_us, np.nan)
-        if part.ok.any():
-            # One program has one latency, whichever of its names a model ranks first.
-            identity = identities(workload, part.candidates)
-            best = np.full(len(identity), np.nan)
-            np.fmin.at(best, identity, latency)
-            problems.append(Problem(workload, part.candidates, best[identity], identity))
-    return problems
+    """Return the workloads of a frame of which anything worked, or only those ``wanted``."""
+    chosen = frame.workloads if wanted is None else [w for w in frame.workloads if w in wanted]
+    parts = ((workload, frame.of_workload(workload)) for workload in chosen)
+    found = (
+        Problem.of(workload, part.candidates, np.where(part.ok, part.latency_us, np.nan), device)
+        for workload, part in parts
+    )
+    return [problem for problem in found if problem is not None]
 
 
-def _scores(problems: Sequence[Problem], cost: Callable[[Problem], _Floats]) -> list[_Score]:
-    return [_score(p, cost(p), False) for p in problems]
+def _nothing_to_judge_by(dataset: Dataset, dropped: str) -> str:
+    if dropped:
+        return (
+            f"{dataset.path} holds no working rows of the held-out list that the kernels as they "
+            f"are now gave: {dropped}; record it again with `costmodel collect --worklist FILE`, "
+            f"or name a dataset of these kernels with `--data DIR`"
+        )
+    return (
+        f"{dataset.path} holds no working rows of the held-out list: record "
+        f"some of it with `costmodel collect --shapes FILE --role eval`, or all that "
+        f"`benchmarks/draw_reference.py eval` draws with `costmodel collect --worklist FILE`; "
+        f"or name a dataset that has them with `--data DIR`"
+    )
 
 
 def _score(problem: Problem, cost: _Floats, is_latency: bool) -> _Score:
@@ -161,14 +177,14 @@ def _score(problem: Problem, cost: _Floats, is_latency: bool) -> _Score:
     latency, ranked = problem.latency_us[rows], cost[rows]
     return _Score(
         is_ragged(problem.workload),
-        tuple(metrics.speed_kept(latency, ranked, k) for k in TOP_K),
+        problem.kept_at(cost, TOP_K),
         metrics.kendall_tau(latency, ranked),
         metrics.mape_pct(latency, ranked) if is_latency else None,
     )
 
 
 def _second_measurement(dataset: Dataset, problems: Sequence[Problem]) -> list[_Score]:
-    """Rank by the first measurement, and judge by the anchors of each run."""
+    """Score the ranking by the first measurement on the anchors of each run."""
     anchors, _ = dataset.unchanged(dataset.measurements("anchor"), kernel_hashes())
     scores = []
     for problem in problems:
@@ -195,7 +211,8 @@ def _entry(name: str, kind: str, scores: Sequence[_Score]) -> dict[str, Any]:
         "name": name,
         "kind": kind,
         "workloads": len(scores),
-        "regret": _kept(scores),
+        "regret": _kept(scores),  # the older name: it is the speed that is kept
+        "speed_kept": _kept(scores),
         "aligned": _kept([s for s in scores if not s.ragged]),
         "ragged": _kept([s for s in scores if s.ragged]),
         "kendall_tau": round(float(np.mean([s.tau for s in scores])), 4),

@@ -10,13 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.data.candidates import Candidates
 from costmodel.errors import InvalidInput
 from costmodel.evaluation import metrics
-from costmodel.evaluation.duplicates import identities
-from costmodel.features.features import has_artifact
-from costmodel.gemm.space import legality
-from costmodel.gemm.workload import Workload
+from costmodel.evaluation.evaluate import Problem
 from costmodel.hardware.target import Target
 from costmodel.models.confidence import KEPT_AT, Confidence, Coverage
 from costmodel.models.table import TrainingTable
@@ -26,7 +22,7 @@ if TYPE_CHECKING:
     from costmodel.data.candidates import CostModel
 
 __all__ = [
-    "KeptReport", "calibrate", "cross_validate", "folds_by_nk", "legal_rows", "speed_kept",
+    "KeptReport", "calibrate", "cross_validate", "folds_by_nk", "speed_kept",
     "tune_hyperparameters",
 ]  # fmt: skip
 
@@ -82,24 +78,11 @@ def folds_by_nk(table: TrainingTable, folds: int, *, seed: int = 0) -> Iterator[
         yield np.flatnonzero(np.isin(groups, part))
 
 
-def legal_rows(table: TrainingTable) -> NDArray[np.bool_]:
-    """Mark the rows that may run, bool [n].
-
-    A configuration that was recorded before a filter refused it is nobody's choice.
-    """
-    configs = zip(table.candidates.configs, table.workload_index.tolist(), strict=True)
-    devices = [target.device for target in table.target_of_each()]
-    return np.array(
-        [not legality(c, table.workloads[w], devices[w]) for c, w in configs], dtype=bool
-    )
-
-
 def speed_kept(model: CostModel, table: TrainingTable) -> KeptReport:
     """Judge a model's first 1 and 8 against the best measured row of each workload."""
     kept = [
-        [metrics.speed_kept(latency_us, cost, k) for k in (1, 8)]
-        for workload, target, candidates, latency_us in _choices(table)
-        for cost in [model.predict(workload, candidates, target)]
+        problem.kept_at(model.predict(problem.workload, problem.candidates, target), (1, 8))
+        for problem, target in _problems(table)
     ]
     return KeptReport(np.array(kept, dtype=np.float64).reshape(-1, 2))
 
@@ -151,13 +134,18 @@ def calibrate(table: TrainingTable, params: XgbParams, *, nthread: int = 2) -> C
     held_outs = list(folds_by_nk(table, folds, seed=params.seed))
     if len(learned) < _LEAST_WORKLOADS or any(np.isin(learned, h).all() for h in held_outs):
         return None
-    kept: dict[bool, list[list[float]]] = {True: [], False: []}
+    kept: dict[bool, list[tuple[float, ...]]] = {True: [], False: []}
     for model, part in _out_of_fold(table, held_outs, params, nthread):
-        for workload, target, candidates, latency_us in _choices(part, _LEAST_ROWS):
-            choice = (model, workload, target, candidates, latency_us)
-            if has_artifact(candidates).all():
-                kept[True].append(_kept_at_each(*choice, ptx=True))
-            kept[False].append(_kept_at_each(*choice, ptx=False))
+        for problem, target in _problems(part):
+            every = problem.candidates
+            if len(every) < _LEAST_ROWS:
+                continue
+            heads = {False: every.without_artifacts()} | (
+                {True: every} if every.has_artifact.all() else {}
+            )
+            for ptx, shown in heads.items():
+                cost = model.predict(problem.workload, shown, target)
+                kept[ptx].append(problem.kept_at(cost, KEPT_AT))
     tables = {
         ptx: dict(zip(map(str, KEPT_AT), np.mean(rows, axis=0).tolist(), strict=True))
         if len(rows) >= _LEAST_WORKLOADS
@@ -165,25 +153,6 @@ def calibrate(table: TrainingTable, params: XgbParams, *, nthread: int = 2) -> C
         for ptx, rows in kept.items()
     }
     return Confidence(tables[True], tables[False], Coverage.of(table.workloads[w] for w in learned))
-
-
-def _kept_at_each(
-    model: XgbCostModel,
-    workload: Workload,
-    target: Target,
-    candidates: Candidates,
-    latency_us: NDArray[np.float64],
-    *,
-    ptx: bool,
-) -> list[float]:
-    """Measure the speed that the first 1, 2, 4, … of one head keep; equal programs count once."""
-    shown = candidates if ptx else candidates.without_artifacts()
-    cost = model.predict(workload, shown, target)
-    identity = identities(workload, candidates)
-    best = np.full(len(identity), np.nan)
-    np.fmin.at(best, identity, latency_us)
-    rows = metrics.distinct_rows(cost, identity)
-    return [metrics.speed_kept(best[identity][rows], cost[rows], k) for k in KEPT_AT]
 
 
 def _out_of_fold(
@@ -196,20 +165,17 @@ def _out_of_fold(
         yield model.with_threads(1), table.of_workloads(held_out)  # a few hundred rows at a time
 
 
-def _choices(
-    table: TrainingTable, least_rows: int = 1
-) -> Iterator[tuple[Workload, Target, Candidates, NDArray[np.float64]]]:
-    """Yield what there is to choose from for each workload, and its latencies, NaN where failed.
-
-    Workloads of fewer rows, or with no row that worked, are left out.
-    """
-    ok = table.ok()
-    latency_us = np.where(ok, table.latency_us, np.nan)
-    usable = table.candidates.fits(table.target.device) & legal_rows(table)
-    for w, workload in enumerate(table.workloads):
-        rows = np.flatnonzero((table.workload_index == w) & usable)
-        if len(rows) >= least_rows and ok[rows].any():
-            yield workload, table.target_of(w), table.candidates.take(rows), latency_us[rows]
+def _problems(table: TrainingTable) -> Iterator[tuple[Problem, Target]]:
+    """Yield the workloads of a table of which anything worked, and where they were measured."""
+    latency_us = np.where(table.ok(), table.latency_us, np.nan)
+    order = np.argsort(table.workload_index, kind="stable")
+    ends = np.cumsum(np.bincount(table.workload_index, minlength=len(table.workloads)))
+    for w, rows in enumerate(np.split(order, ends[:-1])):
+        target = table.target_of(w)
+        candidates = table.candidates.take(rows)
+        found = Problem.of(table.workloads[w], candidates, latency_us[rows], target.device)
+        if found is not None:
+            yield found, target
 
 
 _GRID = tuple(

@@ -51,11 +51,16 @@ def compared_models(dataset: Dataset, model: CostModel | None) -> tuple[list[Cos
         model: None leaves the learned ones out.
 
     Returns:
-        (models, reason): why the peer is left out; empty where it is not.
+        (models, reason): why some are left out; empty if none is.
     """
     models: list[CostModel] = [] if model is None else [model, ConfigOnly(model)]
+    left_out = []
+    table = TrainingTable.from_dataset(dataset)
+    if table.ok().any():
+        models.append(StaticRank().fit(table))
+    else:
+        left_out.append(f"static: {dataset.path} has no training rows to learn it from")
     models += [
-        StaticRank().fit(TrainingTable.from_dataset(dataset)),
         RuleHeuristic(),
         AnalyticModel(),
         PtxScore(),
@@ -64,6 +69,7 @@ def compared_models(dataset: Dataset, model: CostModel | None) -> tuple[list[Cos
     peer = NvMatmulHeuristics()
     try:
         peer.propose(Workload.dense(1024, 1024, 1024), dataset.target)
+        models.append(peer)
     except NoModel as error:
-        return models, str(error)
-    return [*models, peer], ""
+        left_out.append(str(error))
+    return models, "; ".join(left_out)

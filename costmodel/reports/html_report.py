@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from costmodel.data.destination import require_file_place, write_file
 from costmodel.errors import CorruptFile
-from costmodel.evaluation import metrics
 from costmodel.evaluation.evaluate import Problem, evaluate, problems_of
 from costmodel.gemm.kernel_code import kernel_hashes
 from costmodel.models import TrainingTable, XgbCostModel
@@ -158,8 +157,7 @@ def _worst(problems: Sequence[Problem], costs: Sequence[NDArray[np.float64]]) ->
 
 def _choice(problem: Problem, cost: NDArray[np.float64]) -> list[Any]:
     """A row about one workload: what is kept, the first choice, and the best there is."""
-    rows = metrics.distinct_rows(cost, problem.identity)
-    kept = [100 * metrics.speed_kept(problem.latency_us[rows], cost[rows], k) for k in (1, 8)]
+    kept = [100 * share for share in problem.kept_at(cost, (1, 8))]
     first, best = int(np.nanargmin(cost)), int(np.nanargmin(problem.latency_us))
     row: list[Any] = [str(problem.workload), *kept]
     for i in (first, best):
