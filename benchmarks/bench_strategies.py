@@ -26,12 +26,12 @@ from common import (
 )
 
 from costmodel.compile.artifact import Artifact
-from costmodel.compile.compile_pool import compile_for_device
 from costmodel.data.candidates import CostModel
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Candidate, Measurement, Runner
 from costmodel.evaluation.heldout import eval_workloads
 from costmodel.evaluation.metrics import geomean
+from costmodel.gemm.binaries import compile_for_device
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.space import legality
 from costmodel.gemm.specialize import Specialization, specialize

@@ -44,8 +44,9 @@ from common import (
 
 from costmodel.cli.output import print_table
 from costmodel.compile.artifact import Artifact
-from costmodel.compile.compile_pool import CompilePool, compile_for_device
+from costmodel.compile.compile_pool import CompilePool
 from costmodel.evaluation.metrics import geomean
+from costmodel.gemm.binaries import compile_for_device
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.space import SearchSpace
 from costmodel.gemm.specialize import Specialization, specialize

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 import costmodel
 from costmodel.cli.output import note, print_table
 from costmodel.compile.artifact import Artifact
-from costmodel.compile.compile_pool import compile_for_device
 from costmodel.data import measurement
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Measurement, Runner
 from costmodel.errors import CostModelError, NoModel
 from costmodel.files import file_errors, write_json
+from costmodel.gemm.binaries import compile_for_device
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import Specialization
 from costmodel.gemm.workload import Workload

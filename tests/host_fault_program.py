@@ -18,8 +18,8 @@ from stub_driver_program import pretend_a_device
 
 import costmodel
 from costmodel import nn
-from costmodel.compile.compile_pool import compile_for_device
 from costmodel.dispatch import dispatch, loading
+from costmodel.gemm.binaries import compile_for_device
 from costmodel.gemm.workload import Workload
 from costmodel.launch.kernel import load
 from costmodel.tuning.question import Question

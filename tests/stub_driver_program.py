@@ -21,7 +21,7 @@ from triton.backends.nvidia import driver
 from triton.compiler import CompiledKernel
 from triton.runtime import build
 
-from costmodel.compile.launchers import build_launchers
+from costmodel.compile.triton_private import build_launchers
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import source
 from costmodel.gemm.workload import Workload

@@ -11,16 +11,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from costmodel.compile.artifact import Artifact
-from costmodel.compile.compile_pool import CompilePool, compile_many
-from costmodel.compile.compiler import compile_spec, duplicates
+from costmodel.compile.compile_pool import CompilePool
+from costmodel.compile.compiler import duplicates
 from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.errors import InvalidInput
+from costmodel.gemm import binaries
+from costmodel.gemm.binaries import CompileFunction, compile_many, compile_spec
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import Specialization, artifact_key, specialize
 from costmodel.gemm.workload import Workload
@@ -77,6 +80,12 @@ def litter(spec: Specialization, target: Target, dump: Path | None) -> Artifact:
     return Artifact(artifact_key(spec, target), spec, error=f"{knobs.cache.dir}")
 
 
+def submitted(
+    pool: CompilePool, spec: Specialization, compile_function: CompileFunction
+) -> Future[Artifact]:
+    return binaries.submit(pool, spec, FAKE_TARGET, compile_function=compile_function)
+
+
 def gone(pid: int) -> bool:
     stat = Path(f"/proc/{pid}/stat")
     return not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] in "ZX"
@@ -86,9 +95,7 @@ def test_a_pool_keeps_its_children_for_the_next_batch(here: ModuleType) -> None:
     specs = [spec_of("pointer", 64, 64, depth) for depth in (128, 256, 512, 1024)]
 
     def children(pool: CompilePool, *chosen: Specialization) -> set[int]:
-        made = [
-            pool.submit(spec, FAKE_TARGET, compile_function=here.faulty_compile) for spec in chosen
-        ]
+        made = [submitted(pool, spec, here.faulty_compile) for spec in chosen]
         return {future.result().registers for future in made}
 
     with CompilePool(2) as pool:
@@ -102,16 +109,16 @@ def test_a_pool_keeps_its_children_for_the_next_batch(here: ModuleType) -> None:
 def test_a_pool_that_is_closed_cancels_what_is_queued_and_kills_the_rest(here: ModuleType) -> None:
     specs = [spec_of("pointer", 64, 64, depth) for depth in (128, 256, 512)]
     with CompilePool(1) as pool:
-        first = pool.submit(specs[0], FAKE_TARGET, compile_function=here.faulty_compile)
+        first = submitted(pool, specs[0], here.faulty_compile)
         child = first.result().registers
-        left = [pool.submit(spec, FAKE_TARGET, compile_function=here.hang) for spec in specs[1:]]
+        left = [submitted(pool, spec, here.hang) for spec in specs[1:]]
         while not left[0].running():
             time.sleep(0.01)
     assert left[0].result(60).status == "crashed"
     assert left[1].cancelled()
     assert gone(child)
     with pytest.raises(RuntimeError, match="shut down"):
-        pool.submit(specs[0], FAKE_TARGET)
+        submitted(pool, specs[0], here.hang)
 
 
 def test_children_of_a_pool_end_when_nothing_is_compiled(here: ModuleType) -> None:
@@ -119,7 +126,7 @@ def test_children_of_a_pool_end_when_nothing_is_compiled(here: ModuleType) -> No
     with CompilePool(1, idle_s=0.2) as pool:
         children = set()
         for _ in range(2):
-            made = pool.submit(spec, FAKE_TARGET, compile_function=here.faulty_compile).result()
+            made = submitted(pool, spec, here.faulty_compile).result()
             children.add(made.registers)
             deadline = time.monotonic() + 60
             while not gone(made.registers):

@@ -108,6 +108,7 @@ def test_the_interpreter_ends_while_compiles_are_queued(tmp_path: Path, where: s
 import threading, time
 from pathlib import Path
 from costmodel.compile.compile_pool import CompilePool
+from costmodel.gemm.binaries import submit
 from test_executor import hang
 from test_compiler import FAKE_TARGET, spec_of
 
@@ -115,7 +116,7 @@ def compile_all():
     specs = [spec_of("pointer", m, n, 128) for m in (16, 32, 64) for n in (16, 32, 64)]
     pool = CompilePool(2, limit_s=3600)
     futures = [
-        pool.submit(spec, FAKE_TARGET, dump=Path({str(tmp_path)!r}), compile_function=hang)
+        submit(pool, spec, FAKE_TARGET, dump=Path({str(tmp_path)!r}), compile_function=hang)
         for spec in specs
     ]
     if {where!r} == "daemon":
@@ -148,7 +149,7 @@ def hang(spec: object, target: object, dump: Path) -> None:
 def test_a_program_that_is_interrupted_ends_while_launchers_are_built(tmp_path: Path) -> None:
     program = """
 import signal, sys, threading, time
-from costmodel.compile import launchers
+from costmodel.compile import triton_private
 
 begun = threading.Event()
 
@@ -156,9 +157,9 @@ def build(text):
     begun.set()
     time.sleep(3600)
 
-launchers._text, launchers._build = str, build
+triton_private._text, triton_private._build = str, build
 signal.signal(signal.SIGALRM, lambda *_: sys.exit())
-built = launchers.build_launchers(["a launcher"])
+built = triton_private.build_launchers(["a launcher"])
 assert begun.wait(60)
 signal.setitimer(signal.ITIMER_REAL, 0.2)  # while they are waited for
 built.result()

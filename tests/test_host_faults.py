@@ -25,8 +25,8 @@ from dispatch_fakes import H100, Bench, Machine, operands
 from test_launchers import HERE
 
 import costmodel
-from costmodel.compile.compile_pool import compile_for_device
 from costmodel.dispatch import dispatch, loading
+from costmodel.gemm.binaries import compile_for_device
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.launch.kernel import load

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from triton.backends.nvidia import driver
 
-from costmodel.compile import launchers
-from costmodel.compile.launchers import build_launchers
+from costmodel.compile import triton_private
+from costmodel.compile.triton_private import build_launchers
 from costmodel.executor import DaemonExecutor
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import source, specialize
@@ -47,7 +47,7 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
     monkeypatch.setattr("triton.runtime.build._build", build)
     monkeypatch.setattr(driver, "library_dirs", list)
-    monkeypatch.setattr(launchers, "_begun", set())
+    monkeypatch.setattr(triton_private, "_begun", set())
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     return texts
 
@@ -99,7 +99,7 @@ def test_where_no_thread_can_start_nothing_is_built_and_nothing_fails(
     def start(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(launchers, "_reading", DaemonExecutor(1, "a test"))
+    monkeypatch.setattr(triton_private, "_reading", DaemonExecutor(1, "a test"))
     monkeypatch.setattr(threading.Thread, "start", start)
     build_launchers([source_of("pointer")]).result()
     assert built == []

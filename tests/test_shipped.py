@@ -18,10 +18,10 @@ import triton
 from typer.testing import CliRunner
 
 from costmodel.cli import app
-from costmodel.compile.compile_pool import compile_many
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement_table import Role
 from costmodel.evaluation.heldout import eval_workloads, is_held_out
+from costmodel.gemm.binaries import compile_many
 from costmodel.gemm.kernel_code import kernel_hashes
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target

@@ -15,9 +15,9 @@ from code_classes import code_classes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodel.compile.compile_pool import compile_many
 from costmodel.gemm import kernel_code
 from costmodel.gemm import space as space_module
+from costmodel.gemm.binaries import compile_many
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.dtypes import kinds
 from costmodel.gemm.family import families, family, is_wide

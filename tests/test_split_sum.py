@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from costmodel.compile.compile_pool import compile_many
+from costmodel.gemm.binaries import compile_many
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import specialize
 from costmodel.gemm.workload import Workload

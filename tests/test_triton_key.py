@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from triton.runtime import cache
 
-from costmodel.compile import triton_key
-from costmodel.compile.triton_key import know_triton_key
+from costmodel.compile import triton_private
+from costmodel.compile.triton_private import know_triton_key
 
 ONE_PROCESS = """
 import time
 from triton.runtime import cache
-from costmodel.compile.triton_key import know_triton_key
+from costmodel.compile.triton_private import know_triton_key
 
 own = cache.triton_key
 know_triton_key()
@@ -54,7 +54,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_it_is_replaced_once(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_key, "cached_fact", lambda name, files, work_out: work_out())
+    monkeypatch.setattr(triton_private, "cached_fact", lambda name, files, work_out: work_out())
     know_triton_key()
     ours = cache.triton_key
     know_triton_key()
@@ -73,7 +73,7 @@ def test_a_triton_of_another_build_is_left_alone(
     asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = cache.triton_key
-    monkeypatch.setattr(triton_key, "triton_files", lambda: ())
+    monkeypatch.setattr(triton_private, "triton_files", lambda: ())
     know_triton_key()
     assert cache.triton_key is own
     monkeypatch.delattr(cache, "triton_key")
@@ -81,5 +81,5 @@ def test_a_triton_of_another_build_is_left_alone(
 
 
 def test_the_library_and_what_compiles_are_among_the_files() -> None:
-    files = {path.name for path in triton_key.triton_files()}
+    files = {path.name for path in triton_private.triton_files()}
     assert {"libtriton.so", "compiler.py", "code_generator.py", "cache.py", "core.py"} <= files

@@ -45,10 +45,10 @@ def compile_space(
     as_json: AsJson = False,
 ) -> None:
     """Compile configurations of a product's space; needs no GPU."""
-    from costmodel.compile.compile_pool import compile_many
     from costmodel.compile.compiler import duplicates
     from costmodel.data.destination import require_folder
     from costmodel.errors import InvalidInput
+    from costmodel.gemm.binaries import compile_many
     from costmodel.gemm.space import SearchSpace
     from costmodel.gemm.specialize import specialize
 

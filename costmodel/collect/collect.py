@@ -26,8 +26,9 @@ from costmodel.data.dataset import Dataset, Role, RunInfo
 from costmodel.data.measurement import Candidate, Measurement, TuningRecord
 from costmodel.errors import NoGpu
 from costmodel.evaluation.duplicates import identities
+from costmodel.gemm.binaries import submit
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.kernel_code import kernel_hashes
+from costmodel.gemm.kernel_code import import_kernels, kernel_hashes
 from costmodel.gemm.specialize import Specialization, artifact_key, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.measure.device import DeviceRunner
@@ -109,7 +110,8 @@ def collect(
     todo = collection.remaining(merged)
     collection.progress.jobs = len(todo)
     anchors = _anchors(dataset) if todo else {}
-    with CompilePool(n_jobs or max((os.cpu_count() or 1) - 2, 1)) as pool:
+    n_jobs = n_jobs or max((os.cpu_count() or 1) - 2, 1)
+    with CompilePool(n_jobs, preload=import_kernels) as pool:
         collection.compile([*anchors, *todo], pool)
         for anchor, first_us in anchors.items():
             collection.time_again(anchor, first_us)
@@ -144,7 +146,7 @@ class _Collection:
                 spec = specialize(job.workload, config)
                 if spec not in self._futures:
                     target = self._dataset.target
-                    self._futures[spec] = pool.submit(spec, target, cache=self._cache)
+                    self._futures[spec] = submit(pool, spec, target, cache=self._cache)
 
     def work_through(
         self, todo: Sequence[Job], deadline: float, on_job: OnJob, pool: CompilePool

@@ -1,27 +1,26 @@
-"""What compiling gave: PTX features, registers, spills, shared memory, or an error."""
+"""The result of compiling: PTX features, registers, spills, shared memory, or an error."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
-
-from costmodel.gemm.specialize import Specialization
+from typing import Any, Literal
 
 __all__ = ["PASSING", "Artifact", "ArtifactStatus", "outweighs"]
 
 ArtifactStatus = Literal["ok", "compile_error", "crashed", "timeout"]
 
 PASSING: tuple[ArtifactStatus, ...] = ("crashed", "timeout")
-"""What may be one bad moment's doing: it says nothing for good."""
+"""Failures that may not happen again: such an artifact is not kept for good."""
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """One compiled specialization.
+    """One compiled binary.
 
     Attributes:
-        key: :func:`costmodel.gemm.specialize.artifact_key`.
+        key: its identity: what it was made of, and what made it.
+        spec: what was to be compiled, as the caller described it.
         status: ``ok``, or how compiling failed; then ``error`` says why and the rest is empty.
         registers: 32-bit registers per thread of the binary (``cuobjdump``).
         spill_bytes: stack frame of a thread, which in these kernels holds spills only; the one
@@ -33,7 +32,7 @@ class Artifact:
     """
 
     key: str
-    spec: Specialization
+    spec: Any
     status: ArtifactStatus = "ok"
     error: str = ""
     registers: int = 0
@@ -49,17 +48,17 @@ class Artifact:
 
     @property
     def refused(self) -> bool:
-        """Whether the compiler said no, as it will again."""
+        """Return True if the compiler said no, as it will again."""
         return self.is_settled and not self.ok
 
     @property
     def is_settled(self) -> bool:
-        """Whether another compile would tell the same."""
+        """Return True if another compile would give the same."""
         return self.status not in PASSING
 
 
 def outweighs(status: ArtifactStatus, other: ArtifactStatus) -> bool:
-    """Whether an artifact takes the place of an earlier one of its key."""
+    """Return True if an artifact replaces an earlier one of its key."""
     return _weight(status) > _weight(other)
 
 

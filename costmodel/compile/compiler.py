@@ -1,6 +1,6 @@
-"""From a specialization to its binary and PTX features. No GPU is needed, and none is touched.
+"""From a Triton source to its binary and PTX features. No GPU is needed, and none is touched.
 
-:func:`compile_spec` compiles in this process; :mod:`costmodel.compile.compile_pool` does so in
+:func:`compile_source` compiles in this process; :mod:`costmodel.compile.compile_pool` does so in
 processes that may die of it.
 """
 
@@ -11,19 +11,17 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from costmodel.compile.artifact import Artifact, ArtifactStatus
 from costmodel.compile.ptx import extract, ptx_hash
-from costmodel.gemm.specialize import Specialization, artifact_key, source
+from costmodel.compile.triton_private import MakeSource
 from costmodel.hardware.target import Target
 
-__all__ = ["CompileFunction", "compile_spec", "duplicates", "shorten"]
-
-CompileFunction = Callable[[Specialization, Target, Path | None], Artifact]
+__all__ = ["compile_source", "duplicates", "shorten"]
 
 _ERROR_LIMIT = 500
 # How Triton's PTXASError tells that a signal ended ptxas.
@@ -33,11 +31,13 @@ _KILLED = re.compile(r"`ptxas` (failed with error code -\d|raised SIG)")
 _RESERVED_SHARED_BYTES = 1024
 
 
-def compile_spec(spec: Specialization, target: Target, dump: Path | None = None) -> Artifact:
-    """Compile in this process, with Triton's own disk cache.
+def compile_source(
+    make_source: MakeSource, target: Target, key: str, spec: Any, dump: Path | None = None
+) -> Artifact:
+    """Compile a Triton source in this process, with Triton's own disk cache.
 
-    A configuration that Triton or ptxas refuses gives an artifact of status ``compile_error``; one
-    whose ptxas was killed, for want of memory perhaps, ``crashed``.
+    A source that Triton or ptxas refuses gives an artifact of status ``compile_error``; one whose
+    ptxas was killed, for want of memory perhaps, ``crashed``.
     These exceptions of ``triton.compile`` mean so; all others propagate:
 
     - ``CompilationError``: the kernel's source, its ``static_assert`` among it;
@@ -47,22 +47,21 @@ def compile_spec(spec: Specialization, target: Target, dump: Path | None = None)
     - ``RuntimeError("PassManager::run failed")``: a pass of MLIR gave up.
 
     Args:
-        spec: what to compile.
+        make_source: gives the source and the compile options, such as ``num_warps``.
         target: its architecture is compiled for.
+        key, spec: of the artifact.
         dump: a folder for ``KEY.ptx``, ``KEY.sass`` and ``KEY.json``, made if missing.
-
     """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler.errors import CompilationError
     from triton.runtime.errors import OutOfResources, PTXASError
 
-    key = artifact_key(spec, target)
     start = time.perf_counter()
     try:
-        ast_source, options = source(spec)
+        source, options = make_source()
         gpu = GPUTarget("cuda", target.device.arch, 32)
-        compiled = triton.compile(ast_source, target=gpu, options=options)
+        compiled = triton.compile(source, target=gpu, options=options)
     except (CompilationError, PTXASError, OutOfResources, ValueError, AssertionError) as error:
         status: ArtifactStatus = "crashed" if _KILLED.search(str(error)) else "compile_error"
         artifact = Artifact(key, spec, status, _reason(error))
@@ -79,7 +78,7 @@ def compile_spec(spec: Specialization, target: Target, dump: Path | None = None)
 
 
 def duplicates(artifacts: Iterable[Artifact]) -> dict[str, str]:
-    """Keys of artifacts that repeat an earlier one, and the key of the first of their kind.
+    """Map keys of artifacts that repeat an earlier one to the key of the first of their kind.
 
     Two are the same when the program, and what it is launched with, is: the PTX (which states
     the threads, the register limit and the architecture) and the shared memory.
@@ -94,8 +93,8 @@ def duplicates(artifacts: Iterable[Artifact]) -> dict[str, str]:
     return repeated
 
 
-def _describe(key: str, spec: Specialization, target: Target, compiled: Any) -> Artifact:
-    """The artifact of a ``triton.compiler.CompiledKernel``."""
+def _describe(key: str, spec: Any, target: Target, compiled: Any) -> Artifact:
+    """Describe a ``triton.compiler.CompiledKernel``."""
     metadata, ptx, cubin = compiled.metadata, compiled.asm["ptx"], compiled.asm["cubin"]
     usage = _resource_usage(cubin, metadata.name)
     reserved = _RESERVED_SHARED_BYTES if target.device.arch >= 90 else 0
@@ -111,7 +110,7 @@ def _describe(key: str, spec: Specialization, target: Target, compiled: Any) -> 
 
 
 def _resource_usage(cubin: bytes, entry: str) -> dict[str, int]:
-    """What ptxas gave the function: REG, STACK, SHARED (static), LOCAL; sizes in bytes."""
+    """Return what ptxas gave a function: REG, STACK, SHARED (static), LOCAL; sizes in bytes."""
     text = _run_tool("cuobjdump", "--dump-resource-usage", cubin)
     match = re.search(rf"Function {re.escape(entry)}:\s*\n(.*)", text)
     usage = {k: int(v) for k, v in re.findall(r"(\w+):(\d+)", match[1])} if match else {}
@@ -124,7 +123,7 @@ def _resource_usage(cubin: bytes, entry: str) -> dict[str, int]:
 
 
 def _run_tool(tool: str, option: str, cubin: bytes) -> str:
-    """The output of one of the CUDA tools in Triton's wheel, which only read files."""
+    """Run one of the CUDA tools in Triton's wheel, which only read files; return its output."""
     from triton import knobs
 
     path = getattr(knobs.nvidia, tool).path
@@ -147,7 +146,7 @@ def _dump(folder: Path, artifact: Artifact, asm: Mapping[str, Any] | None) -> No
 
 
 def _reason(error: BaseException) -> str:
-    """What was wrong, in a line or two: no source excerpts, PTX or names of temporary files."""
+    """Say what was wrong in a line or two, without source, PTX or names of temporary files."""
     while error.__cause__ is not None:  # Triton wraps once for every call on the way
         error = error.__cause__
     text = str(error)
@@ -161,5 +160,5 @@ def _reason(error: BaseException) -> str:
 
 
 def shorten(text: str) -> str:
-    """An error's text as artifacts keep it."""
+    """Cut an error's text to what artifacts keep."""
     return text if len(text) <= _ERROR_LIMIT else text[: _ERROR_LIMIT - 1] + "…"

@@ -7,10 +7,11 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import CellType, FunctionType
 from typing import Any
 
-from costmodel.compile.binaries import MakeSource, compiled, recalled
+from costmodel.compile.triton_private import MakeSource, compiled, recalled
 from costmodel.errors import LaunchError
 from costmodel.gemm.specialize import Specialization, artifact_key, source
 from costmodel.hardware.target import Target
@@ -23,6 +24,8 @@ STREAM = 3
 """Place of the stream among the arguments of a C launcher."""
 
 _STREAM_MARK = 0x5EED
+# What makes the source and the options of a specialization.
+_SOURCES = sorted(Path(__file__).parents[1].joinpath("gemm").rglob("*.py"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,7 +157,7 @@ def load_source(
         if key is None:
             kernel = compiled(make_source, name, target)
         else:
-            kernel = recalled(key, make_source, name, target)
+            kernel = recalled(key, make_source, name, target, _SOURCES)
     with torch.cuda.device(device_index), _loading, host_errors():
         try:
             kernel._init_handles()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from costmodel.compile.triton_key import know_triton_key
+from costmodel.compile.triton_private import know_triton_key
 from costmodel.data.measurement import NO_ROOM, Measurement
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.kernel_code import import_kernels

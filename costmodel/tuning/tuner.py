@@ -12,10 +12,10 @@ from os import PathLike
 from typing import Any
 
 from costmodel.compile.artifact import Artifact
-from costmodel.compile.compile_pool import compile_for_device, device_compilers
 from costmodel.data.candidates import CostModel
 from costmodel.data.measurement import Measurement, Runner
 from costmodel.errors import InvalidInput
+from costmodel.gemm.binaries import compile_for_device, device_compilers
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import Specialization, specialize
 from costmodel.gemm.workload import Workload

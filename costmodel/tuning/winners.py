@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from costmodel.compile.compile_pool import compile_for_device
 from costmodel.errors import HostError, InvalidInput
+from costmodel.gemm.binaries import compile_for_device
 from costmodel.hardware.target import Target
 from costmodel.support.bounded import drop_oldest
 from costmodel.support.counters import count

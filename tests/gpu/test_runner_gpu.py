@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from costmodel.collect.sampling import RandomSampler
-from costmodel.compile.compile_pool import compile_many
 from costmodel.data.measurement import Candidate, Measurement
+from costmodel.gemm.binaries import compile_many
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.space import SearchSpace
 from costmodel.gemm.specialize import specialize

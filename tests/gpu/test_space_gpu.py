@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from costmodel.compile.compile_pool import compile_many
 from costmodel.data.measurement import Candidate, Measurement
+from costmodel.gemm.binaries import compile_many
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.grid import grid
 from costmodel.gemm.space import SearchSpace, legality

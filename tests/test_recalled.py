@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from triton import knobs
 
-from costmodel.compile import binaries
-from costmodel.compile.binaries import recalled
+from costmodel.compile import triton_private
+from costmodel.compile.triton_private import recalled
 from costmodel.errors import CompileError
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import artifact_key, source, specialize
@@ -42,7 +42,7 @@ def load() -> tuple[Any, bool]:
         asked.append(True)
         return source(SPEC)
 
-    kernel = recalled(artifact_key(SPEC, target), make, "the kernel", target)
+    kernel = recalled(artifact_key(SPEC, target), make, "the kernel", target, [])
     return kernel, bool(asked)
 
 
@@ -79,10 +79,10 @@ def test_the_launcher_of_it_is_the_same(folder: Path, monkeypatch: pytest.Monkey
 def test_a_later_process_does_not_import_the_kernel(folder: Path) -> None:
     load()
     code = (
-        "import sys, test_binaries\n"
-        "before = [name for name in sys.modules if name.startswith('costmodel.kernels')]\n"
-        "_, asked = test_binaries.load()\n"
-        "kernels = [name for name in sys.modules if name.startswith('costmodel.kernels')]\n"
+        "import sys, test_recalled\n"
+        "before = [name for name in sys.modules if name.startswith('costmodel.kernels.')]\n"
+        "_, asked = test_recalled.load()\n"
+        "kernels = [name for name in sys.modules if name.startswith('costmodel.kernels.')]\n"
         "import json; print(json.dumps([asked, kernels]))\n"
     )
     done = subprocess.run(
@@ -164,7 +164,7 @@ def test_what_does_not_compile_says_so_each_time(folder: Path) -> None:
     target = Target.named("h100-sxm")
     for _ in range(2):
         with pytest.raises(CompileError, match="the kernel does not compile"):
-            recalled("key", functools.partial(source, spec), "the kernel", target)
+            recalled("key", functools.partial(source, spec), "the kernel", target, [])
     assert not [*(folder.parent / "costmodel").rglob("binary-*.json")]
 
 
@@ -172,6 +172,6 @@ def test_only_triton_and_ptxas_are_asked_to_forgive(monkeypatch: pytest.MonkeyPa
     def make() -> Any:
         raise KeyError("a bug of ours")
 
-    monkeypatch.setattr(binaries, "cached_fact", lambda name, files, work_out: work_out())
+    monkeypatch.setattr(triton_private, "cached_fact", lambda name, files, work_out: work_out())
     with pytest.raises(KeyError, match="a bug of ours"):
-        recalled("key", make, "the kernel", Target.named("h100-sxm"))
+        recalled("key", make, "the kernel", Target.named("h100-sxm"), [])

@@ -1,0 +1,293 @@
+"""Triton's private parts that compiling needs; another Triton's surprises are mended here.
+
+- **Key.** Triton finds what it compiled by a hash of its own files: half a gigabyte of library,
+  read again in each process, which takes half a second. They hardly ever change.
+- **Launchers.** Triton 3.6 writes the C code between Python and a kernel for each kind of
+  signature, and has the C compiler build it, a quarter of a second, when a binary is first loaded.
+  All that it depends on is known before, so it is built while the kernel itself is compiled.
+- **Binaries.** To find what it compiled before, Triton wants the kernel's source, a tenth of a
+  second to read and hash. What is in its cache is taken from there directly while nothing that it
+  rests on has changed, and only if it is still the same, byte for byte. Else Triton compiles it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import os
+import sysconfig
+import tempfile
+import threading
+from collections.abc import Callable, Hashable, Iterable
+from concurrent.futures import Future, wait
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from costmodel.errors import CompileError
+from costmodel.executor import DaemonExecutor
+from costmodel.files import cached_fact
+from costmodel.hardware.target import Target
+
+if TYPE_CHECKING:
+    from triton.compiler import ASTSource, CompiledKernel
+
+__all__ = [
+    "MakeSource", "build_launchers", "compiled", "know_triton_key", "recalled", "triton_files",
+]  # fmt: skip
+
+MakeSource = Callable[[], "tuple[ASTSource, dict[str, Any]]"]
+"""Gives the Triton source and compile options of a binary; imports its kernel."""
+
+# Of these begin the names of the variables that Triton, LLVM and ptxas look at.
+_VARIABLES = ("TRITON", "PTXAS", "LLVM", "MLIR", "DISABLE", "USE_", "NVPTX", "AMDGCN", "ENABLE")
+_LAUNCHER = "__triton_launcher"  # as Triton has it
+
+log = logging.getLogger("costmodel")
+
+_key_lock = threading.Lock()
+
+
+# --- Key ------------------------------------------------------------------------------------------
+
+
+def know_triton_key() -> None:
+    """Have Triton's key at hand in this process: Triton need not work it out any more.
+
+    It is what Triton itself made of the same files, once, and Triton's own compile workers are
+    given it in this way too (3.9). Where Triton is built in another way, nothing is done.
+    """
+    from triton.runtime import cache
+
+    with _key_lock:
+        own = getattr(cache, "triton_key", None)
+        asked = getattr(own, "cache_info", None)  # an lru_cache: what we put there is none
+        if own is None or asked is None or asked().currsize:
+            return
+        if not (files := triton_files()):
+            return
+        key = cached_fact("triton", files, lambda: {"key": str(own())})["key"]
+        cache.triton_key = lambda: key
+
+
+@functools.cache
+def triton_files() -> tuple[Path, ...]:
+    """All that Triton's key is made of, and more: its library, and what compiles.
+
+    None where Triton is built in another way.
+    """
+    import triton
+
+    root = Path(triton.__file__).parent
+    library = [*root.glob("_C/libtriton.*")]
+    sources = [
+        Path(folder, name)
+        for part in ("compiler", "backends", "language", "runtime")
+        # Where Triton is being developed, a backend is a link to another folder.
+        for folder, _, names in os.walk(root / part, followlinks=True)
+        for name in names
+        if name.endswith(".py")
+    ]
+    return (root / "__init__.py", *library, *sources) if library and sources else ()
+
+
+# --- Launchers ----------------------------------------------------------------------------------
+
+
+def build_launchers(sources: Iterable[Any]) -> Future[None]:
+    """Begin to build the launchers of Triton sources into Triton's cache, in daemon threads.
+
+    What goes wrong is left for Triton to meet again, and to report, when it loads the binary. From
+    Triton 3.7 on one launcher serves all kernels, and there is nothing to build.
+
+    Args:
+        sources: read in a thread too, since making one may import its kernel.
+
+    Returns:
+        A future that is done when all of them are built. It never raises.
+    """
+    try:
+        return _reading.submit(_build_all, sources)
+    except RuntimeError as error:  # this process may have no more threads, and can do without
+        log.debug("no launcher built ahead: %s", error)
+        nothing: Future[None] = Future()
+        nothing.set_result(None)
+        return nothing
+
+
+def _build_all(sources: Iterable[Any]) -> None:
+    try:
+        wait([_building.submit(_build, text) for text in map(_text, sources) if text])
+    except RuntimeError as error:  # as above
+        log.debug("no launcher built ahead: %s", error)
+
+
+def _text(source: Any) -> str:
+    """The C code of a source's launcher; empty where there is none to build, or it was."""
+    try:
+        from triton import knobs
+        from triton.backends.nvidia import driver
+
+        kinds = tuple(source.signature.values())
+        if not hasattr(driver, "make_launcher") or not _first((knobs.cache.dir, kinds)):
+            return ""
+        # Of the descriptors it only asks whether TMA reads them, as it does for all of ours.
+        described = [kind for kind in kinds if kind.startswith("tensordesc")]
+        text = driver.make_launcher(
+            source.constants, dict(source.signature), [{} for _ in described]
+        )
+        # Types that differ in nothing that C knows of have one launcher.
+        return str(text) if _first((knobs.cache.dir, text)) else ""
+    except Exception as error:  # nothing depends on it
+        log.debug("no launcher ahead: %s: %.200s", type(error).__name__, error)
+        return ""
+
+
+def _first(thing: Hashable) -> bool:
+    """Whether this is the first time; asked by several threads, two may be told so."""
+    if thing in _begun:
+        return False
+    _begun.add(thing)
+    return True
+
+
+def _build(text: str) -> None:
+    """As Triton's ``compile_module_from_src``, so that it finds what is made here; not loaded.
+
+    Loaded too early, before Triton's own C code, a launcher would refuse every tensor descriptor
+    for as long as the process lives. And Python gives all launchers that it loads once more one
+    module: a thread that loads one may take away another thread's.
+    """
+    try:
+        from triton.backends.nvidia import driver
+        from triton.runtime import build
+        from triton.runtime.cache import get_cache_manager
+
+        key = hashlib.sha256((text + build.platform_key()).encode()).hexdigest()
+        cache, file = get_cache_manager(key), _LAUNCHER + sysconfig.get_config_var("EXT_SUFFIX")
+        if cache.get_file(file) is not None:
+            return
+        # At the interpreter's end the compiler may still be writing when its folder goes.
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            source = Path(folder, f"{_LAUNCHER}.c")
+            source.write_text(text)
+            libraries = driver.library_dirs(), driver.include_dirs, driver.libraries
+            made = build._build(_LAUNCHER, str(source), folder, *libraries, [])
+            cache.put(Path(made).read_bytes(), file, binary=True)
+    except Exception as error:  # as above
+        log.debug("no launcher built ahead: %s: %.200s", type(error).__name__, error)
+
+
+_begun: set[Hashable] = set()
+# Threads, because each only waits for a C compiler.
+_reading = DaemonExecutor(2, "costmodel-launchers")
+_building = DaemonExecutor(8, "costmodel-launcher")
+
+
+# --- Binaries -----------------------------------------------------------------------------------
+
+
+def compiled(make_source: MakeSource, name: object, target: Target) -> CompiledKernel:
+    """Compile, or find in Triton's cache.
+
+    Args:
+        name: for messages.
+
+    Raises:
+        CompileError: Triton or ptxas refused.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.errors import CompilationError
+    from triton.runtime.errors import PTXASError
+
+    know_triton_key()
+    source, options = make_source()
+    gpu = GPUTarget("cuda", target.device.arch, 32)
+    launcher = build_launchers([source])
+    try:
+        kernel = triton.compile(source, target=gpu, options=options)
+        launcher.result()
+        return kernel
+    except (CompilationError, PTXASError) as error:
+        raise CompileError(f"{name} does not compile: {str(error)[:500]}") from None
+
+
+def recalled(
+    key: str, make_source: MakeSource, name: object, target: Target, files: Iterable[Path]
+) -> CompiledKernel:
+    """Compile as :func:`compiled`; in a later process do not look at the kernel.
+
+    Args:
+        key: the identity of the binary, from its kernel's code and what made it.
+        files: what makes the source and the options, besides the kernel's code.
+    """
+    if not _plain_triton():
+        return compiled(make_source, name, target)
+    files = [*triton_files(), *files]
+    settings = sorted(item for item in os.environ.items() if item[0].startswith(_VARIABLES))
+    digest = hashlib.sha256(f"{key}\n{settings}".encode()).hexdigest()[:20]
+    now: list[CompiledKernel] = []
+
+    def work_out() -> dict[str, str]:
+        now.append(compiled(make_source, name, target))
+        return _description(now[0])
+
+    found = cached_fact(f"binary-{digest}", files, work_out)
+    return now[0] if now else _from_cache(found) or compiled(make_source, name, target)
+
+
+def _plain_triton() -> bool:
+    """Whether Triton is to take binaries from its cache, and nobody looks on."""
+    from triton import knobs
+
+    setting = knobs.compilation
+    special = (setting.always_compile, setting.override, setting.dump_ir, setting.listener)
+    return not any(special) and not knobs.cache.manager_class
+
+
+def _description(kernel: CompiledKernel) -> dict[str, str]:
+    """Where a binary is, and what Triton's launcher asks of its source."""
+    paths = {Path(path).suffix: str(path) for path in kernel.metadata_group.values()}
+    metadata, cubin = paths[".json"], paths[".cubin"]
+    return {
+        "hash": str(kernel.hash),
+        "metadata": metadata,
+        "cubin": cubin,
+        "content": _content(metadata, cubin),
+        "arguments": json.dumps(list(kernel.src.fn.arg_names)),
+        "signature": json.dumps(dict(kernel.src.signature)),
+    }
+
+
+def _content(*paths: str) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(Path(path).read_bytes())
+    return digest.hexdigest()
+
+
+def _from_cache(found: dict[str, str]) -> CompiledKernel | None:
+    """The binary, as Triton itself would have read it; None where anything is not as it was."""
+    from triton import knobs
+    from triton.compiler import CompiledKernel
+
+    try:
+        metadata, cubin = found["metadata"], found["cubin"]
+        folder = Path(knobs.cache.dir)
+        if {Path(metadata).parent.parent, Path(cubin).parent.parent} != {folder}:
+            return None
+        if _content(metadata, cubin) != found["content"]:
+            return None
+        source = SimpleNamespace(
+            constants={},
+            signature=json.loads(found["signature"]),
+            fn=SimpleNamespace(arg_names=json.loads(found["arguments"]), launch_metadata=None),
+        )
+        group = {Path(path).name: path for path in (metadata, cubin)}
+        return CompiledKernel(source, group, found["hash"])
+    except Exception as error:  # another Triton's cache, perhaps: Triton itself knows
+        log.debug("not taken from Triton's cache: %s: %.200s", type(error).__name__, error)
+        return None
