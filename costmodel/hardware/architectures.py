@@ -80,5 +80,7 @@ def architecture(capability: int) -> Architecture:
 
     Minor versions add to what their generation has, so code for the earlier row runs there.
     """
+    if (found := ARCHITECTURES.get(capability)) is not None:
+        return found
     rows = sorted(ARCHITECTURES.values(), key=lambda row: row.capability)
     return next((row for row in reversed(rows) if row.capability <= capability), rows[0])

@@ -1,18 +1,19 @@
 """One file for each kernel family, and the list of the families there are.
 
-A family is all that the host knows of one kernel: a subclass of
+A family is all that the host knows of one kernel: an instance of a subclass of
 :class:`costmodel.gemm.family.KernelFamily`.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 from importlib import import_module
 from typing import Any
 
 from costmodel.errors import InvalidInput
 
-__all__ = ["FAMILIES", "known", "register"]
+__all__ = ["FAMILIES", "VARIABLE", "known"]
 
 FAMILIES = [
     "costmodel.gemm.kernels.pointer",
@@ -22,19 +23,30 @@ FAMILIES = [
 ]
 """One line registers a family: its module, which has it as ``FAMILY``; in the order of the grid."""
 
+VARIABLE = "COSTMODEL_KERNELS"
+"""Environment variable that names modules of more families, separated by commas.
+
+Children that compile or time inherit it, so it is set before the first family is asked for.
+"""
+
 
 @functools.cache
 def known() -> dict[str, Any]:
-    """Return the families by name. They are imported when the first is asked for."""
-    found = [import_module(module).FAMILY for module in FAMILIES]
-    return {family.name: family for family in found}
-
-
-def register(family: Any) -> None:
-    """Add a family of the user's own, before anything asks for the grid.
+    """Return the families by name. They are imported when the first is asked for.
 
     Raises:
-        InvalidInput: another family has its name.
+        InvalidInput: a module that the variable names is none, or has a name that is taken.
     """
-    if known().setdefault(family.name, family) is not family:
-        raise InvalidInput(f"kernel family {family.name!r} exists: expected another name")
+    found = {family.name: family for family in map(_family_of, FAMILIES)}
+    for module in filter(None, os.environ.get(VARIABLE, "").split(",")):
+        try:
+            family = _family_of(module)
+        except (ImportError, AttributeError) as error:
+            raise InvalidInput(f"{VARIABLE} names {module}: expected a family ({error})") from error
+        if found.setdefault(family.name, family) is not family:
+            raise InvalidInput(f"{VARIABLE}: {module} names its kernel {family.name}, as another")
+    return found
+
+
+def _family_of(module: str) -> Any:
+    return import_module(module).FAMILY
