@@ -14,7 +14,7 @@ from common import Results, Row, at_exit_code, find_model, note, recorded_torch,
 
 from costmodel.data.dataset import Dataset
 from costmodel.evaluation.evaluate import evaluate
-from costmodel.evaluation.heldout import EVAL_WORKLOADS
+from costmodel.evaluation.heldout import eval_list
 from costmodel.reports.comparison import compared_models
 from costmodel.tuning.shipped import recording
 
@@ -23,7 +23,7 @@ def summarize(rows: list[Row]) -> Row:
     """The model's figures, and those of the hand-weighted score that it is to replace."""
     by_name = {row["name"]: row for row in rows}
     summary: Row = {"model": rows[0]["name"], "workloads": rows[0]["workloads"],
-                    "of_eval_list": len(EVAL_WORKLOADS)}  # fmt: skip
+                    "of_eval_list": len(eval_list())}  # fmt: skip
     for prefix, name in (("", rows[0]["name"]), ("ptx_score_", "ptx-score")):
         for k in ("1", "8"):
             kept = by_name[name]["regret"][k]

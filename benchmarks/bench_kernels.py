@@ -40,7 +40,7 @@ from costmodel.data.candidates import CostModel
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Runner
 from costmodel.errors import MissingData
-from costmodel.evaluation.heldout import EVAL_WORKLOADS, eval_workloads
+from costmodel.evaluation.heldout import eval_list, eval_workloads
 from costmodel.evaluation.metrics import geomean
 from costmodel.files import read_json, write_json
 from costmodel.gemm.config import GemmConfig
@@ -143,7 +143,7 @@ def row_of(winner: Row, runs: Sequence[Row]) -> Row:
 
 def summarize(rows: list[Row]) -> Row:
     """Geometric means and worst workloads; how often the default is a Triton kernel."""
-    summary: Row = {"workloads": len(rows), "of_eval_list": len(EVAL_WORKLOADS)}
+    summary: Row = {"workloads": len(rows), "of_eval_list": len(eval_list())}
     for choice in ("triton_best", "model_top8", "default"):
         speeds = [row[choice] for row in rows if row[choice]]
         summary[f"{choice}_geomean"] = geomean(speeds) if speeds else None
@@ -190,7 +190,7 @@ def freeze_all(args: argparse.Namespace, target: Target, deadline: float) -> Row
     except MissingData as error:
         note(f"no recorded best: {error}")
         dataset = None
-    named = zip((e.name for e in EVAL_WORKLOADS), eval_workloads(args.dtype), strict=True)
+    named = zip((e.name for e in eval_list()), eval_workloads(args.dtype), strict=True)
     todo = [(n, w, recorded_finalists(dataset, w)) for n, w in list(named)[:: args.every]]
     compile_ = CompiledAhead()
     ahead = [
@@ -228,7 +228,7 @@ def main() -> None:
         measure_all(args.winners, args.measure, args.budget_s)
         return
     target = Target.current()
-    count = len(EVAL_WORKLOADS[:: args.every])
+    count = len(eval_list()[:: args.every])
     deadline = announce(
         args.budget_s, binaries=(K + FINALISTS) * count, timings=2 * K * count,
         comparisons=(3 + RUNS) * count, seconds=RUNS * 10,
