@@ -110,7 +110,7 @@ class Machine:
         self.capturing = False
         self._patch, self._folder = monkeypatch, folder
         patch = monkeypatch.setattr
-        patch("costmodel.dispatch.arguments._check_devices", lambda _: None)
+        patch("costmodel.dispatch.check._check_devices", lambda _: None)
         patch("costmodel.tuning.tuner.compile_for_device", compiled)
         patch(preparing, "is_capturing", lambda _: self.capturing)
         patch(preparing, "_warned", False)

@@ -46,7 +46,7 @@ tuning/ranks tuning/from_use tuning/cache tuning/winners: \
 test_cache test_cache_commands test_cache_faults test_from_use \
 test_winner_faults test_spread_calls test_spread_warmup test_ranks test_dynamic_m test_threads \
 test_modes_in_group
-dispatch: dispatch/*: test_dispatch test_prepared test_recorded test_odd_operands test_devices \
+dispatch: dispatch/*: test_dispatch test_plan test_fast_launch test_odd_operands test_devices \
 test_reentry test_outputs test_autocast test_torch_ops test_modes test_dynamic_m \
 test_hostile_arguments
 dataset: data/*: test_dataset test_dataset_files test_dataset_refusals test_replay \

@@ -70,7 +70,7 @@ class Rank:
             (torch.cuda, "is_current_stream_capturing", lambda: False),
             (torch.cuda, "current_device", lambda: -1),  # what a tensor on the CPU says
             (Target, "current", lambda index=None: self.target),
-            (costmodel.dispatch.arguments, "_check_devices", lambda tensors: None),
+            (costmodel.dispatch.check, "_check_devices", lambda tensors: None),
         ]  # fmt: skip
         for owner, name, fake in fakes:
             setattr(owner, name, fake)

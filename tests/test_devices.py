@@ -13,7 +13,7 @@ from test_dispatch import A, B, half
 
 import costmodel
 from costmodel.dispatch import dispatch
-from costmodel.dispatch.arguments import _check_devices
+from costmodel.dispatch.check import _check_devices
 from costmodel.dispatch.launches import Launches
 from costmodel.errors import DeviceError
 from costmodel.measure import identity

@@ -20,8 +20,8 @@ import costmodel
 from costmodel.data.dataset import Dataset, RunInfo
 from costmodel.data.measurement import Measurement, TuningRecord
 from costmodel.dispatch import ahead, dispatch, warming
-from costmodel.dispatch.arguments import check_arguments, may_share, require_disjoint, span_bytes
 from costmodel.dispatch.calls import Call
+from costmodel.dispatch.check import check_matrices, require_apart, spans_of
 from costmodel.dispatch.preparing import Prepared
 from costmodel.errors import (
     DeviceError,
@@ -146,24 +146,31 @@ def test_gradients_may_be_switched_off() -> None:
 def test_refusals_change_nothing() -> None:
     out = torch.full((4, 16), 7.0, dtype=torch.float16)
     with pytest.raises(DeviceError):
-        check_arguments(A, B, out, None, None)
+        check_matrices(Call(A, B, out))
     assert (out == 7).all()
+
+
+def share_memory(out: torch.Tensor, a: torch.Tensor) -> bool:
+    """Whether an ``out`` beside this A is refused."""
+    far = half(1, 1)
+    try:
+        require_apart(out, a, far, None, spans_of(out, a, far, None))
+    except LayoutError:
+        return True
+    return False
 
 
 def test_out_must_not_share_memory_with_what_is_read() -> None:
     buffer = half(16, 40)
     a, beside = buffer[:, :16], buffer[:, 16:40]
-    require_disjoint(beside, a, "a")
-    require_disjoint(a, beside, "a")
-    require_disjoint(half(16, 16), a, "a")
-    require_disjoint(buffer[:8], buffer[8:], "a")
+    for out, x in ((beside, a), (a, beside), (half(16, 16), a), (buffer[:8], buffer[8:])):
+        assert not share_memory(out, x)
     for out in (a, buffer[:, 15:31], buffer.flatten()[8:264].view(16, 16), buffer[:, 6:16].T):
-        with pytest.raises(LayoutError, match="shares memory with a"):
-            require_disjoint(out, a, "a")
+        assert share_memory(out, a)
 
 
 @given(*[st.integers(0, 600)] * 4, st.booleans())
-def test_the_quick_look_misses_nothing(
+def test_no_overlap_is_missed(
     out_at: int, a_at: int, b_at: int, bias_at: int, has_bias: bool
 ) -> None:
     memory = torch.zeros(1000, dtype=torch.float16)
@@ -173,12 +180,18 @@ def test_the_quick_look_misses_nothing(
 
     out, a, b = at(out_at, 10, 12), at(a_at, 10, 9), at(b_at, 9, 12)
     bias = at(bias_at, 1, 12)[0] if has_bias else None
-    spans = tuple(0 if x is None else span_bytes(x) for x in (out, a, b, bias))
-    shares = any(
-        x is not None and x_at < out_at + 120 and out_at < x_at + x.numel()
-        for x, x_at in ((a, a_at), (b, b_at), (bias, bias_at))
-    )
-    assert may_share(out, a, b, bias, spans) == shares
+    inputs = {"a": (a, a_at), "b": (b, b_at), "bias": (bias, bias_at)}
+    sharing = [
+        name
+        for name, (x, x_at) in inputs.items()
+        if x is not None and x_at < out_at + 120 and out_at < x_at + x.numel()
+    ]
+    spans = spans_of(out, a, b, bias)
+    if not sharing:
+        require_apart(out, a, b, bias, spans)
+    else:
+        with pytest.raises(LayoutError, match=f"out shares memory with {sharing[0]},"):
+            require_apart(out, a, b, bias, spans)
 
 
 @pytest.mark.fault("B23")
@@ -425,7 +438,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Call, torch
         return Prepared(lambda *_: None)  # type: ignore[arg-type]
 
     monkeypatch.setattr(dispatch, "prepare", prepare)
-    monkeypatch.setattr("costmodel.dispatch.arguments._check_devices", lambda _: None)
+    monkeypatch.setattr("costmodel.dispatch.check._check_devices", lambda _: None)
     dispatch.forget_launches()
     before = torch.backends.cuda.matmul.fp32_precision
     yield asked
@@ -523,7 +536,7 @@ def test_a_known_call_refuses_an_out_that_shares_memory(monkeypatch: pytest.Monk
         launched.append(operands)
 
     monkeypatch.setattr(dispatch, "prepare", lambda *_: Prepared(launch))  # type: ignore[arg-type]
-    monkeypatch.setattr(dispatch, "check_arguments", lambda *_: None)
+    monkeypatch.setattr("costmodel.dispatch.check._check_devices", lambda _: None)
     dispatch.forget_launches()
     try:
         first = costmodel.matmul(a, b, out=memory[:64].view(4, 16), bias=bias)

@@ -107,7 +107,7 @@ def test_the_device_of_the_operands_is_asked_and_not_the_current_one(
             raise LookupError
 
     monkeypatch.setattr(dispatch, "winners", Answers())
-    monkeypatch.setattr("costmodel.dispatch.arguments._check_devices", lambda _: None)
+    monkeypatch.setattr("costmodel.dispatch.check._check_devices", lambda _: None)
     monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext(asked.append(index)))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)

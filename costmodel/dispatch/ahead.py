@@ -9,7 +9,8 @@ import torch
 
 from costmodel.data.measurement import Runner
 from costmodel.dispatch import dispatch
-from costmodel.dispatch.arguments import check_arguments
+from costmodel.dispatch.calls import Call
+from costmodel.dispatch.check import check_matrices
 from costmodel.dispatch.dispatch import ModelLike
 from costmodel.dispatch.pins import pin_config, unpin_config
 from costmodel.errors import InvalidInput
@@ -193,7 +194,7 @@ def _problem(
             ), device
         case (torch.Tensor() as a, torch.Tensor() as b):
             result: Any = None if out_dtype is None else getattr(torch, out_dtype, out_dtype)
-            check_arguments(a, b, None, None, None, tf32, result)
+            check_matrices(Call(a, b, tf32=tf32, out_dtype=result))
             out = torch.empty((a.shape[0], b.shape[1]), dtype=result or a.dtype, device=a.device)
             multiplies = matmul_types(str(a.dtype).removeprefix("torch."), None, tf32)
             found = Workload.from_tensors(a, b, out, tf32=multiplies["tf32"], **epilogue)

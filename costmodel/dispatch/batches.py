@@ -1,4 +1,4 @@
-"""Operands that are not two matrices, by the rules of ``torch.matmul``."""
+"""Vectors, batches, and operands that no kernel can read, by the rules of ``torch.matmul``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from costmodel.dispatch.arguments import check_kinds, require_shape
+from costmodel.dispatch.calls import Call
+from costmodel.dispatch.check import check_kinds, require_shape
 from costmodel.dispatch.torch_context import keeps_elsewhere, without_autocast
 from costmodel.errors import LayoutError, ShapeError, UnsupportedDtype
 from costmodel.launch.torch_product import activated, float32_precision
@@ -24,16 +25,15 @@ Matmul = Callable[..., torch.Tensor]
 def multiply_batches(
     matmul: Matmul, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, **options: Any
 ) -> torch.Tensor:
-    """act(a @ b + bias) where a or b is a vector, or has leading batch dimensions.
+    """Return act(a @ b + bias) for vectors, and for operands with leading batch dimensions.
 
-    A batch of A with one matrix B is one product of all its rows. Where both have batches, it is
-    torch's own product.
+    A batch of A with one matrix B is one product of all its rows. Torch multiplies two batches.
 
     Args:
         matmul: multiplies two matrices.
         a: [..., m, k] or [k]; b: [..., k, n] or [k].
-        out: of the shape of the result; where it stands for a batch, its rows must be mergeable.
-        options: the others of :func:`costmodel.matmul`.
+        out: of the shape of the result; the rows of a batch must be those of one matrix.
+        options: the other keywords of :func:`costmodel.matmul`.
 
     Raises:
         ShapeError, LayoutError, UnsupportedDtype, DeviceError: see the message.
@@ -56,7 +56,7 @@ def multiply_batches(
 
 
 def _rows_of(out: torch.Tensor) -> torch.Tensor:
-    """A result of any dimensions as the matrix that is written: all but the last in one."""
+    """Return a result as the matrix that is written: all dimensions but the last become one."""
     try:
         return out.view(prod(out.shape[:-1]), out.shape[-1])
     except RuntimeError:
@@ -77,12 +77,10 @@ def multiply_by_torch(
     out_dtype: torch.dtype | None = None,
     **_: Any,
 ) -> torch.Tensor:
-    """act(a @ b + bias) as ``torch.matmul`` multiplies, and by its rules of shapes.
-
-    For batches on both sides, and operands that no kernel can read.
+    """Return act(a @ b + bias) by ``torch.matmul``, with its rules of shapes.
 
     Raises:
-        UnsupportedDtype: a result of another type than a, which torch does not compute.
+        UnsupportedDtype: a result of another type than a: torch does not compute it.
         ShapeError: an ``out`` of another shape than the result, a bias that is no row of it.
         InvalidInput, LayoutError, GradientError, DeviceError: see the message.
     """
@@ -92,11 +90,11 @@ def multiply_by_torch(
                 f"{name} is {dtype}, a {a.dtype}: expected the same where torch computes: batches "
                 f"on both sides, or operands under torch.func or of a subclass; convert the result"
             )
-    check_kinds(a, b, out, bias, activation, tf32, None)
+    check_kinds(Call(a, b, out, bias, activation, tf32))
     if bias is not None:
         require_shape("bias", bias, (b.shape[-1] if b.ndim > 1 else 1,))
     precision = float32_precision(tf32) if tf32 is not None else nullcontext()
-    # What autocast wants was done before; a subclass has its own way with it.
+    # Autocast is done; a subclass has its own way with it.
     own_way = keeps_elsewhere(a) or keeps_elsewhere(b)
     with precision, nullcontext() if own_way else without_autocast(a):
         found = torch.matmul(a, b)

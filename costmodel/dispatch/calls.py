@@ -1,4 +1,4 @@
-"""One call of ``matmul``, and the key by which its launch is kept."""
+"""One call of ``matmul``, what torch's switches make of it, and the key of its launch."""
 
 from __future__ import annotations
 
@@ -18,15 +18,20 @@ from costmodel.dispatch.torch_context import (
     is_watched,
     tracing_state,
 )
+from costmodel.launch.torch_product import torch_multiplies_in_tf32
 from costmodel.models.storage import card_stamp
+from costmodel.tuning import modes
 from costmodel.tuning.ranks import epoch
 
-__all__ = ["Call", "ModelLike", "by_autocast", "key_of"]
+__all__ = ["Call", "ModelLike", "by_autocast", "is_deterministic", "key_of", "settled"]
 
 ModelLike = CostModel | str | PathLike[str] | None
 _NONE = 16  # in place of how far an address is past a multiple of 16: there is no memory
 _FLOAT32 = torch.float32
 _CAST = (_FLOAT32, torch.float16, torch.bfloat16)  # what autocast casts
+
+# Without torch's wrapper, which costs every call as much again.
+is_deterministic = torch._C._get_deterministic_algorithms
 
 
 @dataclass(slots=True, eq=False)
@@ -43,8 +48,26 @@ class Call:
     mode: str | None = None
     model: ModelLike = None
 
+    @property
+    def operands(self) -> tuple[torch.Tensor | None, ...]:
+        """All tensors of the call."""
+        return self.a, self.b, self.out, self.bias
+
+    @property
+    def is_batch(self) -> bool:
+        """True if an operand is a tensor, but no matrix."""
+        return not getattr(self.a, "ndim", 2) == getattr(self.b, "ndim", 2) == 2
+
+    @property
+    def key(self) -> Any:
+        """The key of its launch; see :func:`key_of`."""
+        return key_of(
+            self.a, self.b, self.out, self.bias, self.activation, self.tf32, self.out_dtype,
+            self.mode, self.model,
+        )  # fmt: skip
+
     def options(self) -> dict[str, Any]:
-        """All but the operands and ``out``."""
+        """Return the keywords of :func:`costmodel.matmul` without ``out``."""
         return {
             "bias": self.bias, "activation": self.activation, "tf32": self.tf32,
             "out_dtype": self.out_dtype, "mode": self.mode, "model": self.model,
@@ -52,10 +75,9 @@ class Call:
 
 
 def by_autocast(call: Call) -> Call | None:
-    """The call with the types that ``torch.autocast`` wants; None where it changes nothing.
+    """Return the call in the types of ``torch.autocast``; None if that changes nothing.
 
-    As in torch, what is written to ``out`` is computed in the types that it came in. 16-bit
-    operands stay as they are.
+    As in torch, a call with an ``out`` keeps its types, and 16-bit operands stay as they are.
     """
     a, b, bias = call.a, call.b, call.bias
     if not is_autocasting() or call.out is not None:
@@ -75,9 +97,17 @@ def by_autocast(call: Call) -> Call | None:
         return None
     a, b = a.to(dtype), b.to(dtype)
     if a.dtype is not dtype or b.dtype is not dtype:
-        return None  # of a subclass that takes this for a move
+        return None  # a subclass that takes this for a move to another device
     bias = None if bias is None else bias.to(of_result)
     return replace(call, a=a, b=b, bias=bias, tf32=None)
+
+
+def settled(call: Call) -> Call:
+    """Return the call after torch's switches: autocast, TF32 and deterministic algorithms."""
+    call = by_autocast(call) or call
+    if call.tf32 is None and getattr(call.a, "dtype", None) is _FLOAT32:
+        call = replace(call, tf32=torch_multiplies_in_tf32())
+    return replace(call, mode=modes.deterministic(call.mode)) if is_deterministic() else call
 
 
 def key_of(
@@ -91,11 +121,11 @@ def key_of(
     mode: str | None,
     model: ModelLike,
 ) -> Any:
-    """All that a prepared launch depends on, as cheap to compute as it can be; None: not kept.
+    """Return all that a launch depends on; None if no launch can serve the call.
 
-    Whether there is a gradient to lose is in it: such a call never gets past its validation.
+    Operands that require grad have keys of their own: their calls are never launched.
     """
-    # Written out, since each function of Python's takes a hundredth of a call.
+    # Written out, since each call of a Python function takes a hundredth of a warm call.
     rare = count_modes() or tracing_state() is not None or forward_ad._current_level >= 0
     if rare and (is_watched() or has_tangent((a, b, out, bias))):
         return None
@@ -114,7 +144,7 @@ def key_of(
             epoch(),
         )  # fmt: skip
     except (AttributeError, RuntimeError, TypeError):
-        return None  # no dense tensors: the validation says what they are
+        return None  # no dense tensors: the checks say what is wrong
 
 
 def _described(x: torch.Tensor) -> Any:
@@ -127,7 +157,7 @@ def _described(x: torch.Tensor) -> Any:
 
 
 def _identity(model: ModelLike) -> Any:
-    """A model is compared by identity, a directory by its name and when it was last saved."""
+    """Return a model itself, or the name of a directory and when it was last saved."""
     if not isinstance(model, str | PathLike):
         return model
     path = os.fspath(model)

@@ -6,14 +6,15 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
+from costmodel.dispatch.check import Spans
 from costmodel.dispatch.outputs import NewOutput
 from costmodel.launch.fast import Launch
 from costmodel.support.bounded import drop_oldest
 
 __all__ = ["Entry", "Launches"]
 
-Entry = tuple[Launch, tuple[int, ...], NewOutput]
-"""A launch, the bytes that out, a, b and bias span, and what makes an output."""
+Entry = tuple[Launch, Spans, NewOutput]
+"""A launch, the memory spans of its operands, and what makes an output."""
 
 
 class Launches:

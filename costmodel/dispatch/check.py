@@ -1,0 +1,218 @@
+"""All that :func:`costmodel.matmul` refuses: each error says what was wrong and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from costmodel.dispatch.calls import Call
+from costmodel.errors import (
+    DeviceError,
+    GradientError,
+    InvalidInput,
+    LayoutError,
+    ShapeError,
+    UnsupportedDtype,
+)
+from costmodel.gemm.dtypes import DATA_TYPES, element_types
+from costmodel.gemm.workload import ACTIVATIONS
+
+__all__ = ["Spans", "check_kinds", "check_matrices", "require_apart", "require_shape", "spans_of"]
+
+Spans = tuple[int, int, int, int]
+"""Bytes that out, A, B and the bias span in memory; 0 for one that is absent or empty."""
+
+
+def check_matrices(call: Call) -> None:
+    """Refuse what no kernel can compute. Only metadata is read.
+
+    Raises:
+        ShapeError, LayoutError: see the message; others as :func:`check_kinds`.
+    """
+    given = _given(call)
+    _check_shapes(call)
+    _check_kinds(call, given)
+    a, b, out, bias = call.a, call.b, call.out, call.bias
+    if out is not None:
+        require_apart(out, a, b, bias, spans_of(out, a, b, bias))
+
+
+def check_kinds(call: Call) -> None:
+    """Refuse types, devices and options, whatever the shapes.
+
+    Raises:
+        InvalidInput: no tensors, an unknown activation, or TF32 for 16-bit operands.
+        UnsupportedDtype, LayoutError, GradientError, DeviceError: see the message.
+    """
+    _check_kinds(call, _given(call))
+
+
+def require_apart(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    spans: Spans,
+) -> None:
+    """Refuse an ``out`` that shares memory with an input. Every call with an ``out`` asks.
+
+    Raises:
+        LayoutError: they overlap, or lie so that this cannot be ruled out.
+    """
+    out_bytes, a_bytes, b_bytes, bias_bytes = spans
+    begin = out.data_ptr()
+    end = begin + out_bytes
+    if begin - a_bytes < a.data_ptr() < end:
+        _require_columns_apart(out, a, "a")
+    if begin - b_bytes < b.data_ptr() < end:
+        _require_columns_apart(out, b, "b")
+    if bias is not None and begin - bias_bytes < bias.data_ptr() < end:
+        _require_columns_apart(out, bias, "bias")
+
+
+def require_shape(name: str, x: torch.Tensor, shape: Sequence[int], more: str = "") -> None:
+    """Refuse a tensor of another shape; ``more`` says what the shape is for.
+
+    Raises:
+        ShapeError: with both shapes.
+    """
+    if tuple(x.shape) != tuple(shape):
+        raise ShapeError(f"{name} has shape {list(x.shape)}: expected {list(shape)}{more}")
+
+
+def spans_of(
+    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None
+) -> Spans:
+    """Return the memory spans for :func:`require_apart`."""
+    return _span(out), _span(a), _span(b), 0 if bias is None else _span(bias)
+
+
+def _span(x: torch.Tensor) -> int:
+    """Bytes from the first address of a tensor to the one past its last; 0 if it is empty."""
+    if x.numel() == 0:
+        return 0
+    elements = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+    return elements * x.element_size()
+
+
+def _require_columns_apart(out: torch.Tensor, x: torch.Tensor, name: str) -> None:
+    """Refuse a tensor whose span meets that of ``out``, unless they are columns side by side."""
+    if out.ndim == x.ndim == 2 and out.element_size() == x.element_size():
+        row = out.stride(0)
+        if out.stride() == x.stride() and out.stride(1) == 1 and row:
+            apart = (x.data_ptr() - out.data_ptr()) // out.element_size() % row
+            if out.shape[1] <= apart and apart + x.shape[1] <= row:
+                return
+    raise LayoutError(
+        f"out shares memory with {name}, which is read while out is written: pass an out of its "
+        f"own, e.g. torch.empty(...)"
+    )
+
+
+def _given(call: Call) -> dict[str, torch.Tensor]:
+    """Return the dense tensors of a call by name; refuse everything else."""
+    found: dict[str, torch.Tensor] = {"a": call.a, "b": call.b}
+    found |= {n: x for n, x in (("out", call.out), ("bias", call.bias)) if x is not None}
+    for name, x in found.items():
+        if not isinstance(x, torch.Tensor):
+            raise InvalidInput(f"{name} is a {type(x).__name__}: expected a torch.Tensor")
+        if x.layout != torch.strided:
+            raise LayoutError(f"{name} is {x.layout}: expected a dense tensor, e.g. x.to_dense()")
+    return found
+
+
+def _check_shapes(call: Call) -> None:
+    for name, x in (("a", call.a), ("b", call.b)):
+        if x.ndim != 2:
+            raise ShapeError(
+                f"{name} has shape {list(x.shape)}: expected a matrix (2 dimensions); "
+                f"reshape it, or loop over a batch"
+            )
+    (m, k), (k_b, n) = call.a.shape, call.b.shape
+    if k != k_b:
+        raise ShapeError(
+            f"a{[m, k]} @ b{[k_b, n]}: expected as many columns in a ({k}) as rows in b ({k_b})"
+        )
+    if call.out is not None:
+        require_shape("out", call.out, (m, n))
+    if (bias := call.bias) is not None:
+        require_shape("bias", bias, (n,), ", one value a column")
+        if n > 1 and bias.stride(0) != 1:
+            raise LayoutError("bias is not contiguous: expected stride 1; call bias.contiguous()")
+
+
+def _check_kinds(call: Call, given: dict[str, torch.Tensor]) -> None:
+    names = {name: _name(x.dtype) for name, x in given.items()}
+    _check_operand_types(names)
+    _check_tf32(call.tf32, names["a"])
+    _check_result_type(call.out_dtype, names)
+    if (call.activation or "none") not in ACTIVATIONS:
+        expected = ", ".join(ACTIVATIONS)
+        raise InvalidInput(f"activation={call.activation!r}: expected one of {expected}")
+    wants = [n for n, x in given.items() if x.requires_grad] if torch.is_grad_enabled() else []
+    if wants and call.out is not None:
+        raise GradientError(
+            f"{', '.join(wants)} requires grad, and what is written to out has no gradient: leave "
+            f"out away, or call it under torch.no_grad()"
+        )
+    _check_devices(given)
+
+
+def _check_operand_types(names: dict[str, str]) -> None:
+    known = element_types()
+    expected = f"expected one of {', '.join(known)}, the same for a and b: convert with x.to()"
+    for name, dtype in names.items():
+        if dtype not in known:
+            raise UnsupportedDtype(f"{name} is {dtype}, for which there is no kernel; {expected}")
+    if names["a"] != names["b"]:
+        raise UnsupportedDtype(f"a is {names['a']}, b is {names['b']}; {expected}")
+
+
+def _check_tf32(tf32: bool | None, dtype: str) -> None:
+    if tf32 is not None and type(tf32) is not bool:
+        raise InvalidInput(f"tf32={tf32!r}: expected True, False, or None to follow torch's switch")
+    if tf32 and dtype != "float32":
+        raise InvalidInput(
+            f"tf32=True with {dtype} operands: expected float32 ones; leave it out, 16-bit "
+            f"operands are on the tensor cores anyway"
+        )
+
+
+def _check_result_type(out_dtype: torch.dtype | None, names: dict[str, str]) -> None:
+    """Refuse a result that the operands cannot have, by ``out``, ``out_dtype`` and bias."""
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        raise InvalidInput(f"out_dtype={out_dtype!r}: expected a torch.dtype, as torch.float32")
+    result = names.get("out", names["a"]) if out_dtype is None else _name(out_dtype)
+    if names.get("out", result) != result:
+        raise UnsupportedDtype(
+            f"out is {names['out']}, out_dtype {result}: expected the same; leave out_dtype away "
+            f"where there is an out"
+        )
+    allowed = DATA_TYPES[names["a"]].results
+    if result not in allowed:
+        raise UnsupportedDtype(
+            f"{'out' if 'out' in names else 'out_dtype'} is {result}, a is {names['a']}: expected "
+            f"a result of {' or '.join(allowed)}; convert it afterwards with x.to()"
+        )
+    if names.get("bias", result) != result:
+        raise UnsupportedDtype(
+            f"bias is {names['bias']}, the result {result}: expected the same, bias is added to "
+            f"the result; convert it with bias.to()"
+        )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _check_devices(given: dict[str, torch.Tensor]) -> None:
+    for name, x in given.items():
+        if x.device.type != "cuda":
+            raise DeviceError(
+                f"{name} is on {x.device}: expected an NVIDIA GPU; move it with x.cuda() (where "
+                f"there is no GPU, rank, tune --replay and evaluate still work)"
+            )
+    if len({x.device for x in given.values()}) > 1:
+        found = ", ".join(f"{name} is on {x.device}" for name, x in given.items())
+        raise DeviceError(f"{found}: expected all on one GPU")
