@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from costmodel import models
 from costmodel.collect.sampling import ModelSampler, RandomSampler, training_workloads
 from costmodel.compile.artifact import Artifact
+from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.candidates import Candidates, CostModel
 from costmodel.errors import InvalidInput
 from costmodel.evaluation.heldout import is_held_out, is_ragged
@@ -109,11 +110,17 @@ def test_samples_are_distinct_and_of_the_size_asked(
 
 
 class TwoMinds(Prefers):
-    """A model whose heads differ everywhere, so that it doubts all."""
+    """A model whose heads differ everywhere."""
+
+    kind = "learned"
 
     def __init__(self) -> None:
-        made = [specialize(SPACE.workload, c) for c in SPACE.configs]
-        self.artifacts = {(key := artifact_key(s, H100)): Artifact(key, s) for s in made}
+        specs = dict.fromkeys(specialize(SPACE.workload, c) for c in SPACE.configs)
+        made = [Artifact(artifact_key(spec, H100), spec) for spec in specs]
+        self._artifacts = ArtifactTable(ArtifactTable.rows(made))
+
+    def artifacts_for(self, target: Target) -> ArtifactTable:
+        return self._artifacts
 
     def predict(
         self, workload: Workload, candidates: Candidates, target: Target
@@ -123,11 +130,8 @@ class TwoMinds(Prefers):
 
 
 @pytest.mark.parametrize("best", [0.0, 0.25, 0.5, 0.7, 1.0])
-def test_shares_that_are_the_whole_are_rounded_to_no_more_than_it(
-    best: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shares_that_are_the_whole_are_rounded_to_no_more_than_it(best: float) -> None:
     model = TwoMinds()
-    monkeypatch.setattr("costmodel.collect.sampling.known_artifacts", lambda *_: model.artifacts)
     for count in (1, 2, 3, 5, 6, 7, 10, 11, 25):
         sampler = ModelSampler(model, count, best, 1 - best)
         chosen = sampler.sample(SPACE, np.random.default_rng(0))

@@ -55,7 +55,7 @@ class Job:
 
 @dataclass(slots=True)
 class Progress:
-    """What a collection has done so far."""
+    """Counts of what a collection has done so far."""
 
     jobs_done: int = 0
     jobs: int = 0
@@ -204,7 +204,7 @@ class _Collection:
                 )  # fmt: skip
 
     def _done(self, workload: Workload) -> set[GemmConfig]:
-        """Return the configurations that are recorded of the kernels as they are now."""
+        """Return the configurations that are recorded with the present kernels."""
         return self._dataset.measured(workload, kernel_hashes())
 
     def _artifact(self, spec: Specialization) -> Artifact:
@@ -325,7 +325,7 @@ def _warn_of_roles(jobs: Sequence[Job], dataset: Dataset) -> None:
 def _anchors(dataset: Dataset) -> dict[Job, float]:
     """Return a few workloads of earlier runs, each with the best that was found, and its latency.
 
-    By the kernels as they are now: that another version was faster is not the card's doing.
+    Only rows of the present kernels count: if another version was faster, the card is not slower.
     """
     table, _ = dataset.unchanged(dataset.measurements("train", "eval"), kernel_hashes())
     recorded = sorted(table.rows_of, key=Workload.key)

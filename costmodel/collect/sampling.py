@@ -1,4 +1,4 @@
-"""What to measure for training: which workloads, and which of their configurations."""
+"""Choose what to measure for training: workloads, and configurations of each."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ _LAYERS = (
 
 
 class Sampler(Protocol):
-    """Chooses which configurations of a space to measure."""
+    """Chooses the configurations of a space to measure."""
 
     def sample(self, space: SearchSpace, rng: np.random.Generator) -> list[GemmConfig]: ...
 
 
 class RandomSampler:
-    """Any ``count`` configurations, each equally likely."""
+    """Chooses ``count`` configurations, each equally likely."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -57,17 +57,17 @@ class RandomSampler:
 
 
 class ModelSampler:
-    """Led by a model: its own best guesses, where it is least sure of itself, and any others.
+    """Chooses what a model ranks first, what its two heads disagree on, and some at random.
 
-    Best guesses are drawn from the first of its ranking, twice as many as are taken. It is unsure
-    where its two heads, with the compiled artifact and without, differ most among what either
-    thinks at most twice as slow as its best. The rest is drawn at random, for cover.
+    The first kind is drawn from the top of the ranking, from twice as many as are taken. The second
+    are those that the head with the compiled artifact and the one without predict most differently,
+    among what either expects to be at most twice as slow as the best.
 
     Args:
         model: ranks the space.
         count: how many to choose.
-        best: how much of ``count`` its best guesses are.
-        unsure: how much of ``count`` is taken where it is unsure; models of one head know no such.
+        best: share of ``count`` from the top of the ranking.
+        unsure: share of ``count`` that the heads disagree on; a model of one head has none.
     """
 
     def __init__(
@@ -83,26 +83,26 @@ class ModelSampler:
     def sample(self, space: SearchSpace, rng: np.random.Generator) -> list[GemmConfig]:
         if len(space) <= self.count:
             return list(space.configs)
-        costs, doubt = self._judge(space)
+        costs, disagreement = self._judge(space)
         guided = round(self.count * self.best)
         top = np.argsort(costs, kind="stable")[: 2 * guided]
         chosen = rng.choice(top, guided, replace=False)
         left = np.setdiff1d(np.arange(len(space)), chosen)
-        doubtful = left[np.argsort(-doubt[left], kind="stable")]
+        disputed = left[np.argsort(-disagreement[left], kind="stable")]
         # Both shares may round up: together they are no more than the whole.
         unsure = min(round(self.count * self.unsure), self.count - guided)
-        doubtful = doubtful[doubt[doubtful] > 0][:unsure]
-        left = np.setdiff1d(left, doubtful)
-        rest = rng.choice(left, self.count - len(chosen) - len(doubtful), replace=False)
-        return [space.configs[i] for i in (*chosen, *doubtful, *rest)]
+        disputed = disputed[disagreement[disputed] > 0][:unsure]
+        left = np.setdiff1d(left, disputed)
+        rest = rng.choice(left, self.count - len(chosen) - len(disputed), replace=False)
+        return [space.configs[i] for i in (*chosen, *disputed, *rest)]
 
     def _judge(self, space: SearchSpace) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Cost of each configuration, and how unsure the model is of it; float64 [n] each."""
+        """Cost of each configuration, and how far the heads disagree on it; float64 [n] each."""
         workload, target = space.workload, space.target
         bare = self.model.predict(workload, Candidates.of(space.configs), target)
         known = known_artifacts(self.model, target)
         keys = [artifact_key(specialize(workload, c), target) for c in space.configs]
-        found = [known.get(key) for key in keys]
+        found = known.find(keys)
         if not any(found):
             return bare, np.zeros(len(bare))
         costs = self.model.predict(workload, Candidates.of(space.configs, found), target)
@@ -113,7 +113,7 @@ class ModelSampler:
 def training_workloads(
     count: int, target: Target, dtypes: Sequence[str] = ("float16",), seed: int = 0
 ) -> list[Workload]:
-    """Distinct workloads to learn from, none of them held out.
+    """Draw distinct workloads to learn from, none of them held out.
 
     Four kinds in turn: layers of known models, log-uniform sizes in steps of 16, powers of two and
     their sums, and ragged ones (odd sizes, so that some operand is not aligned). In three of ten
@@ -165,7 +165,7 @@ def _layer(rng: np.random.Generator) -> tuple[int, int, int]:
 
 
 def _aligned(rng: np.random.Generator) -> tuple[int, int, int]:
-    """Any m; n and k in steps of 16."""
+    """Draw any m; n and k in steps of 16."""
     m = _rows(rng) if rng.random() < 0.5 else _log_uniform(rng, 1, 16384)
     low = 16 if rng.random() < 0.2 else 256
     n = max(_log_uniform(rng, low, 131072) // 16, 1) * 16
@@ -173,7 +173,7 @@ def _aligned(rng: np.random.Generator) -> tuple[int, int, int]:
 
 
 def _round(rng: np.random.Generator) -> tuple[int, int, int]:
-    """Powers of two and sums of two neighbours."""
+    """Draw powers of two and sums of two neighbours."""
 
     def size(low: int, high: int) -> int:
         power: int = 2 ** int(rng.integers(low, high + 1))
@@ -183,7 +183,7 @@ def _round(rng: np.random.Generator) -> tuple[int, int, int]:
 
 
 def _ragged(rng: np.random.Generator) -> tuple[int, int, int]:
-    """Sizes that leave operands unaligned, in the ways that are met in practice."""
+    """Draw sizes that leave operands unaligned, in the ways that are met in practice."""
 
     def odd(low: int, high: int) -> int:
         return _log_uniform(rng, low, high) | 1

@@ -97,12 +97,12 @@ class ArtifactTable(Mapping[str, Artifact]):
 
     @classmethod
     def empty(cls) -> ArtifactTable:
-        """The table of no artifacts."""
+        """Return a table without artifacts."""
         return cls(cls.schema().empty_table())
 
     @classmethod
     def rows(cls, artifacts: Iterable[Artifact]) -> pa.Table:
-        """Artifacts as an Arrow table, with the hash of the kernel that each was made of."""
+        """Lay out artifacts as an Arrow table, with the hash of the kernel of each."""
         import pyarrow as pa
 
         hash_of = functools.cache(kernel_hash)
@@ -134,13 +134,13 @@ class ArtifactTable(Mapping[str, Artifact]):
         return len(self._row)
 
     def find(self, keys: Sequence[str]) -> list[Artifact | None]:
-        """The artifacts of the given keys, in order; None where a key is unknown."""
+        """Return the artifacts of the given keys, in order; None where a key is unknown."""
         found = [key for key in keys if key in self._row]
         artifacts = dict(zip(found, self._at([self._row[key] for key in found]), strict=True))
         return [artifacts.get(key) for key in keys]
 
     def columns(self, keys: Sequence[str]) -> tuple[NDArray[np.float64], NDArray[np.object_]]:
-        """What :class:`Candidates` have of the binaries of the given keys.
+        """Return the columns that :class:`Candidates` have of the binaries of the given keys.
 
         Returns:
             (artifact_columns, ptx_hash): NaN and empty where a key is unknown or did not compile.
@@ -155,12 +155,12 @@ class ArtifactTable(Mapping[str, Artifact]):
         return features, hashes
 
     def refused(self, keys: Sequence[str]) -> NDArray[np.bool_]:
-        """Which of the given keys the compiler refuses, as it will again, bool [len(keys)]."""
+        """Mark the keys that the compiler refuses, and will refuse again, bool [len(keys)]."""
         statuses = self.statuses()
         return np.array([statuses.get(key) == "compile_error" for key in keys], dtype=bool)
 
     def statuses(self) -> dict[str, ArtifactStatus]:
-        """The status of each key."""
+        """Return the status of each key."""
         return dict(zip(self._row, self._table.column("status").to_pylist(), strict=True))
 
     @functools.cached_property
@@ -170,11 +170,11 @@ class ArtifactTable(Mapping[str, Artifact]):
         return dict(zip(self._row, zip(names, hashes, strict=True), strict=True))
 
     def arrow(self) -> pa.Table:
-        """The rows as an Arrow table, each key once."""
+        """Return the rows as an Arrow table, each key once."""
         return self._table
 
-    def with_those_of(self, others: Sequence[ArtifactTable]) -> ArtifactTable:
-        """The rows of all; of those with one key the one that :meth:`__init__` would take."""
+    def merged_with(self, others: Sequence[ArtifactTable]) -> ArtifactTable:
+        """Return the rows of all tables; of equal keys the one that :meth:`__init__` would take."""
         import pyarrow as pa
 
         tables = [self._table, *(other._table for other in others)]
@@ -189,7 +189,7 @@ class ArtifactTable(Mapping[str, Artifact]):
         return np.stack(columns, axis=1).astype(np.float64)
 
     def _at(self, rows: Sequence[int]) -> list[Artifact]:
-        """Rows as objects, each made once."""
+        """Return rows as objects, each made once."""
         if new := [row for row in rows if row not in self._objects]:
             made = self._table.select(_FIELDS).take(new).to_pylist()
             counts = self._features[new, -len(PTX_FEATURES) :].tolist()

@@ -67,7 +67,7 @@ class Candidates:
 
     @classmethod
     def joined(cls, parts: Sequence[Candidates]) -> Candidates:
-        """Several batches as one, in order; at least one."""
+        """Join batches, at least one, in their order."""
         return cls(
             tuple(config for part in parts for config in part.configs),
             np.concatenate([part.config_columns for part in parts]),
@@ -79,7 +79,7 @@ class Candidates:
         return len(self.configs)
 
     def take(self, rows: Sequence[int] | NDArray[np.intp]) -> Candidates:
-        """The batch of the given rows, in the given order."""
+        """Return the batch of the given rows, in the given order."""
         index = np.asarray(rows, dtype=np.intp)
         return Candidates(
             tuple(self.configs[i] for i in index.tolist()),
@@ -89,7 +89,7 @@ class Candidates:
         )
 
     def without_artifacts(self) -> Candidates:
-        """The same configurations, as if no binary were known."""
+        """Return the same configurations, as if no binary were known."""
         nothing = np.full_like(self.artifact_columns, np.nan)
         return Candidates(
             self.configs, self.config_columns, nothing, np.full(len(self), "", dtype=object)
@@ -97,12 +97,12 @@ class Candidates:
 
     @property
     def has_artifact(self) -> NDArray[np.bool_]:
-        """Which rows have a binary that compiled, bool [n]."""
+        """Rows whose binary is known, bool [n]."""
         there: NDArray[np.bool_] = ~np.isnan(self.artifact_columns[:, 0])
         return there
 
     def fits(self, device: Device) -> NDArray[np.bool_]:
-        """Which rows may launch, bool [n]: not those whose binary is known to need more shared
+        """Rows that may launch, bool [n]: all but those whose known binary needs more shared
         memory than a block has."""
         shared = self.artifact_columns[:, ARTIFACT_COLUMNS.index("shared_bytes")]
         too_large: NDArray[np.bool_] = shared > device.shared_bytes
@@ -195,7 +195,7 @@ class CostModel(ABC):
 
 
 def _matrix(rows: Any, width: int) -> NDArray[np.float64]:
-    """Rows of equal width as float64 [n, width], also where there is no row."""
+    """Stack rows as float64 [n, width]; n may be 0."""
     return np.array([*rows], dtype=np.float64).reshape(-1, width)
 
 

@@ -1,4 +1,4 @@
-"""Where a result is to be written, looked at before the work begins.
+"""Checks of an output path before the work starts.
 
 A model and a dataset share names of files, so each refuses a folder that holds the other: it would
 replace a part of that, or be taken for one.
@@ -19,13 +19,13 @@ __all__ = [
 ]  # fmt: skip
 
 CARD = "card.json"
-"""Of a model, or of a dataset."""
+"""File name of the card of a model or dataset."""
 _MODEL_CARD = {"format", "hash", "features"}  # in those of every release
 _ANOTHER = "name another folder"
 
 
 def card_kind(folder: Path) -> Literal["", "model", "dataset", "other"]:
-    """Whose ``card.json`` lies in a folder; empty where none does, ``other`` if it is not ours."""
+    """Tell whose ``card.json`` is in a folder: empty if there is none, ``other`` if not ours."""
     file = folder / CARD
     if not os.path.lexists(file):
         return ""
@@ -41,7 +41,7 @@ def card_kind(folder: Path) -> Literal["", "model", "dataset", "other"]:
 
 
 def require_folder(path: Path) -> None:
-    """Refuse what neither is a folder nor can become one.
+    """Refuse a path that neither is a folder nor can become one.
 
     Raises:
         FileError: a file is there, or in the place of a folder above it.
@@ -85,7 +85,7 @@ def require_dataset_place(path: Path) -> None:
 
 
 def require_file_place(path: Path) -> None:
-    """Refuse where no file can be written.
+    """Refuse a path where no file can be written.
 
     Raises:
         FileError: a folder, or in one that is not there.
@@ -108,5 +108,5 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def _rows(path: Path) -> bool:
-    """Whether tables of a dataset lie here; those of a model come with its card."""
+    """Return True if tables of a dataset are here; those of a model come with its card."""
     return (path / "artifacts.parquet").exists() or any(path.glob("measurements*.parquet"))

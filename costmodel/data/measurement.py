@@ -1,4 +1,4 @@
-"""What timing gave, and the record of a whole experiment."""
+"""The outcome of timing a configuration, and the protocol of what times one."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ Status = Literal[
 
 
 NO_ROOM = "no room in device memory to time anything"
-"""How the ``error`` begins where it is not the configuration that asks for too much."""
+"""Start of the ``error`` of a measurement that failed for want of device memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A configuration, with its artifact where that is known."""
+    """A configuration, with its artifact if that is known."""
 
     config: GemmConfig
     artifact: Artifact | None = None
@@ -67,12 +67,12 @@ class Measurement:
 
     @property
     def no_room(self) -> bool:
-        """Whether nothing at all can be timed, for want of device memory."""
+        """True if the card was too full to time anything."""
         return says_no_room(self.status, self.error)
 
 
 def says_no_room(status: str, error: str) -> bool:
-    """:attr:`Measurement.no_room`, of a row that is no object."""
+    """Return :attr:`Measurement.no_room` for a row that is not an object."""
     return status == "out_of_resources" and error.startswith(NO_ROOM)
 
 
@@ -92,7 +92,7 @@ class Runner(Protocol):
     def measure(self, workload: Workload, candidates: Sequence[Candidate]) -> list[Measurement]: ...
 
     def measure_torch(self, workload: Workload) -> Measurement:
-        """The same product by ``torch.matmul`` (cuBLAS), timed by the same protocol."""
+        """Time ``torch.matmul`` (cuBLAS) on the same product by the same protocol."""
         ...
 
 
@@ -115,7 +115,7 @@ class Rests(Protocol):
 def in_turn(
     runner: Runner, workload: Workload, configs: Sequence[GemmConfig | None], rounds: int = 9
 ) -> list[Measurement]:
-    """Time a few in turn, where the runner can; else one by one. None is torch."""
+    """Time a few in turn if the runner can, else one by one. None is torch."""
     if isinstance(runner, Compares):
         return runner.compare(workload, configs, rounds)
     return [

@@ -28,8 +28,8 @@ __all__ = [
 ]  # fmt: skip
 
 Role = Literal["train", "eval", "anchor"]
-"""What a row is for. ``anchor`` rows time again what is recorded already, later in the same run or
-in another: they tell the noise, are kept once per run, and are never trained on."""
+"""Purpose of a row. ``anchor`` rows time again what is recorded already, later in the same run or
+in another: they show the noise, are kept once per run, and are never trained on."""
 
 _TORCH = "torch"  # stands in the kernel column of the rows that torch.matmul gave
 _T = TypeVar("_T")
@@ -120,7 +120,7 @@ class MeasurementTable:
         run: RunInfo,
         role: Role,
     ) -> pa.Table:
-        """Records and timings of ``torch.matmul`` as an Arrow table of :meth:`schema`."""
+        """Lay out records and timings of ``torch.matmul`` as an Arrow table of :meth:`schema`."""
         import pyarrow as pa
 
         no_config: dict[str, Any] = dict.fromkeys(CONFIG_FIELDS) | {"kernel": _TORCH}
@@ -192,14 +192,14 @@ class MeasurementTable:
         return ok
 
     def take(self, rows: NDArray[Any]) -> MeasurementTable:
-        """The rows of an index or a mask; what is numbered stays numbered as it was."""
+        """Return the rows of an index or a mask; indices go on pointing into the same tuples."""
         columns = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{
             name: column[rows] for name, column in columns.items() if isinstance(column, np.ndarray)
         })  # fmt: skip
 
     def kept_rows(self) -> NDArray[np.intp]:
-        """One row per workload and configuration, and per run for anchors; in order.
+        """Find one row per workload and configuration, and per run for anchors; in order.
 
         Of two versions of a kernel, the one that came last; of those rows that it gave in a row,
         the first. A version that came back, since an edit was taken back, came last.
@@ -223,7 +223,7 @@ class MeasurementTable:
         return np.sort(order[begins[is_last]])
 
     def measurement(self, row: int) -> Measurement:
-        """The outcome of a row."""
+        """Return the outcome of a row."""
         return Measurement(
             self.status[row],
             float(self.latency_us[row]),
@@ -291,11 +291,11 @@ class Frame:
         return ok
 
     def of_workload(self, workload: Workload) -> Frame:
-        """The rows of one workload."""
+        """Return the rows of one workload."""
         return self.take(np.flatnonzero(self.workload_index == self.workloads.index(workload)))
 
     def take(self, rows: NDArray[np.intp]) -> Frame:
-        """The rows of an index."""
+        """Return the rows of an index."""
         return replace(
             self,
             workload_index=self.workload_index[rows],
@@ -313,23 +313,23 @@ def workload_fields() -> list[pa.Field]:
 
 
 def workload_of_row(values: Mapping[str, Any]) -> Workload:
-    """The workload of a row of any table that has its columns."""
+    """Make the workload of a row of any table that has its columns."""
     return Workload.from_dict({name: values[name] for name in WORKLOAD_FIELDS})
 
 
 def config_of_row(values: Mapping[str, Any]) -> GemmConfig:
-    """The configuration of a row of any table that has its columns."""
+    """Make the configuration of a row of any table that has its columns."""
     return GemmConfig.from_dict({name: values[name] for name in CONFIG_FIELDS})
 
 
 def _differs(values: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which entries differ from the one before, bool [n]; the first does."""
+    """Mark entries that differ from the one before, bool [n]; the first does."""
     found: NDArray[np.bool_] = np.diff(values, prepend=values[:1] - 1) != 0
     return found
 
 
 def _texts(table: pa.Table, name: str) -> NDArray[np.object_]:
-    """A column of texts, object [rows]; equal ones are one object."""
+    """Return a column of texts, object [rows]; equal texts are one object."""
     column = table.column(name).combine_chunks()
     texts = np.array(column.dictionary.to_pylist(), dtype=object)
     found: NDArray[np.object_] = texts[column.indices.to_numpy()]

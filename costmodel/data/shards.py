@@ -52,7 +52,7 @@ class _Header:
 
 @dataclass(frozen=True)
 class Identity:
-    """What all rows of one dataset share; rows of another identity are refused.
+    """Properties that all rows of a dataset share; rows of another identity are refused.
 
     Attributes:
         target: device and toolchain. Two cards of one product are the same device.
@@ -116,7 +116,7 @@ class Identity:
 
 
 def arrow_fields(cls: type, nullable: bool = False) -> list[pa.Field]:
-    """The columns of a flat dataclass, by its annotations: the dataclass is the row.
+    """Return the columns of a flat dataclass, by its annotations: the dataclass is the row.
 
     Floats are single precision: seven digits, where repeats of a timing agree within two or three.
     """
@@ -129,7 +129,7 @@ def arrow_fields(cls: type, nullable: bool = False) -> list[pa.Field]:
 
 
 def shard_paths(directory: Path, table: str) -> list[Path]:
-    """The files of a table, oldest first: the compacted one, then shards as they were written."""
+    """List the files of a table: the compacted one, then shards in the order of writing."""
     # Shards go once the compacted file is there. Asked for before them, it may come in between, and
     # neither would be seen.
     shards = sorted(directory.glob(f"{table}-*.parquet"))
@@ -140,7 +140,7 @@ def shard_paths(directory: Path, table: str) -> list[Path]:
 def read_all(
     directory: Path, table: str, schema: pa.Schema, identity: Identity, **header: object
 ) -> tuple[list[Path], pa.Table]:
-    """The files of a table and all their rows; read again where another process compacts them.
+    """Read the files of a table and all their rows; again if another process compacts them.
 
     Raises:
         As :func:`read_shards`.
@@ -164,7 +164,7 @@ def read_all(
 
 @contextmanager
 def compaction_lock(directory: Path) -> Iterator[None]:
-    """Held by one process at a time: of two that merge at once, the slower would drop rows.
+    """Let one process at a time merge: of two at once, the slower would drop rows.
 
     The lock is the directory's, and ends with its process, however that ends.
     """
@@ -200,7 +200,7 @@ def number_rows(
 
 
 def sort_rows(table: pa.Table, names: Sequence[str]) -> pa.Table:
-    """The rows in ascending order of the given columns."""
+    """Sort rows by the given columns, ascending."""
     import pyarrow as pa
     from pyarrow import compute
 
@@ -214,7 +214,7 @@ def sort_rows(table: pa.Table, names: Sequence[str]) -> pa.Table:
 
 
 def new_shard_path(directory: Path, table: str) -> Path:
-    """A name that no other process writes, ordered by time."""
+    """Return a name that no other process writes, ordered by time."""
     return directory / f"{table}-{time.time_ns():020d}-{uuid4().hex[:8]}.parquet"
 
 
@@ -254,7 +254,7 @@ def write_shard(path: Path, table: pa.Table, identity: Identity, **header: objec
 def read_shards(
     paths: Sequence[Path], schema: pa.Schema, identity: Identity, **header: object
 ) -> pa.Table:
-    """All rows of the given files, in their order; one dictionary per column.
+    """Read all rows of the given files, in their order; one dictionary per column.
 
     Raises:
         CorruptFile: unreadable, foreign, or with other columns.

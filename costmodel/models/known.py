@@ -43,4 +43,4 @@ def _own(model: CostModel, target: Target) -> ArtifactTable | None:
 
 @functools.lru_cache(maxsize=8)
 def _merged(own: ArtifactTable, others: ArtifactTable) -> ArtifactTable:
-    return own.with_those_of([others])
+    return own.merged_with([others])

@@ -133,7 +133,7 @@ class TrainingTable:
             np.concatenate([table.latency_us for table in tables]),
             np.concatenate([table.status for table in tables]),
             dict(left_out),
-            known[0].with_those_of(known[1:]) if known else None,
+            known[0].merged_with(known[1:]) if known else None,
             np.concatenate(torch_us),
             tuple(target for table in tables for target in table.target_of_each()),
         )
