@@ -23,7 +23,7 @@ from costmodel.data.dataset import Dataset
 from costmodel.evaluation import metrics
 from costmodel.features.analytic import ANALYTIC_FEATURES
 from costmodel.features.features import CONFIG_FEATURES, FEATURES
-from costmodel.gemm.space import legality
+from costmodel.gemm.space import why_illegal
 from costmodel.models import TrainingTable, XgbCostModel, XgbParams
 from costmodel.models.objective import LabelledRows, train_booster
 from costmodel.models.validate import folds_by_nk
@@ -42,7 +42,7 @@ def legal_rows(table: TrainingTable) -> NDArray[np.bool_]:
     configs = zip(table.candidates.configs, table.workload_index.tolist(), strict=True)
     devices = [target.device for target in table.target_of_each()]
     return np.array(
-        [not legality(c, table.workloads[w], devices[w]) for c, w in configs], dtype=bool
+        [not why_illegal(c, table.workloads[w], devices[w]) for c, w in configs], dtype=bool
     )
 
 

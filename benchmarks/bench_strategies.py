@@ -33,7 +33,7 @@ from costmodel.evaluation.heldout import eval_workloads
 from costmodel.evaluation.metrics import geomean
 from costmodel.gemm.binaries import compile_for_device
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.space import legality
+from costmodel.gemm.space import why_illegal
 from costmodel.gemm.specialize import Specialization, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
@@ -86,7 +86,7 @@ def proposals(
         known: all that can be answered for (a replay's); default: anything.
     """
     workload, device = ranking.workload, ranking.target.device
-    listed = [c for c in AUTOTUNE if not legality(c, workload, device)]
+    listed = [c for c in AUTOTUNE if not why_illegal(c, workload, device)]
     return {
         "autotune": [c for c in listed if known is None or c in known],
         "heuristic": _first(ranking, RuleHeuristic()),

@@ -15,7 +15,7 @@ import torch
 from triton_interpreter import repack_by_triton, run_by_triton
 
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.space import legality
+from costmodel.gemm.space import why_illegal
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import DEVICES
 from costmodel.kernels.check import count_mismatches
@@ -88,7 +88,7 @@ def run(
     workspace: Workspace | None = None,
 ) -> None:
     workload = Workload.from_tensors(a, b, out, bias=bias is not None, activation=activation)
-    assert not legality(config, workload, DEVICES["h100-sxm"])
+    assert not why_illegal(config, workload, DEVICES["h100-sxm"])
     if wide is not None:
         workload = replace(workload, code=replace(workload.code, wide=wide))
     plan = Plan.of(workload, config, sm_count)

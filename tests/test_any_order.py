@@ -19,7 +19,7 @@ from spread_fakes import H100, LAW, K, N, ask, faked
 
 import costmodel
 from costmodel.dispatch import dispatch
-from costmodel.gemm.space import legality
+from costmodel.gemm.space import why_illegal
 from costmodel.gemm.workload import Workload
 
 MS = st.sampled_from([2049, 2060, 2300, 2560, 2561, 2900, 700])
@@ -55,7 +55,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert ask(m, mode) is found
         assert len(self.machine.bench.timed) == timed
         workload = Workload.dense(m, N, K)
-        assert found.config is None or not legality(found.config, workload, H100.device)
+        assert found.config is None or not why_illegal(found.config, workload, H100.device)
         if mode in TIMED:
             self.buckets.add((mode, dispatch.winners.buckets.of(m)))
             assert self.chosen.setdefault((mode, m), found.chosen) == found.chosen

@@ -33,7 +33,7 @@ from costmodel.errors import (
 )
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.kernel_code import kernel_function
-from costmodel.gemm.space import SearchSpace, legality
+from costmodel.gemm.space import SearchSpace, why_illegal
 from costmodel.gemm.specialize import constants, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
@@ -296,8 +296,8 @@ def test_a_winner_that_may_not_run_another_m_is_not_used_there(
     # The largest workspace that is allowed: a few more rows of tiles pass it.
     config = GemmConfig("pointer", 16, 128, 64, 4, 3, split_k=16)
     near, over = Workload.dense(1793, 8704, 16384), Workload.dense(2048, 8704, 16384)
-    assert not legality(config, near, H100.device)
-    assert legality(config, over, H100.device)
+    assert not why_illegal(config, near, H100.device)
+    assert why_illegal(config, over, H100.device)
     assert bucket(near.m) == bucket(over.m)
     winners = winners_of(bench, tmp_path)
     first = winners.find(question(1793, 8704, 16384, "heuristic"))
@@ -307,7 +307,7 @@ def test_a_winner_that_may_not_run_another_m_is_not_used_there(
     assert fresh.find(ask).config == config
     other = fresh.find(question(2048, 8704, 16384, "heuristic"))
     assert other.config is not None
-    assert not legality(other.config, over, H100.device)
+    assert not why_illegal(other.config, over, H100.device)
 
 
 @pytest.mark.fault("B15")

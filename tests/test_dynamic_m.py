@@ -20,7 +20,7 @@ from costmodel.dispatch import dispatch
 from costmodel.dispatch.launches import Launches
 from costmodel.errors import InvalidInput
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.space import SearchSpace, legality
+from costmodel.gemm.space import SearchSpace, why_illegal
 from costmodel.gemm.workload import MOST, Workload
 from costmodel.tuning.buckets import Buckets, bucket
 from costmodel.tuning.question import at_the_end
@@ -157,8 +157,8 @@ def test_an_m_that_the_winner_may_not_run_costs_one_more_tuning_a_bucket(
     """By scratch memory, which grows with m: the worst that there is."""
     n, k, first, last = 8704, 16384, 1793, 2048
     config = GemmConfig("pointer", 16, 128, 64, 4, 3, split_k=16)
-    assert not legality(config, Workload.dense(first, n, k), H100.device)
-    assert legality(config, Workload.dense(last, n, k), H100.device)
+    assert not why_illegal(config, Workload.dense(first, n, k), H100.device)
+    assert why_illegal(config, Workload.dense(last, n, k), H100.device)
     winners: Winners = dispatch.winners
     real = winners.find(Question(Workload.dense(first, n, k), 0, "auto", MODEL))
     for key in list(winners._results):
@@ -168,7 +168,7 @@ def test_an_m_that_the_winner_may_not_run_costs_one_more_tuning_a_bucket(
     for m in range(first, last + 1):
         result = winners.find(Question(Workload.dense(m, n, k), 0, "auto", MODEL))
         assert result.config is not None
-        assert not legality(result.config, Workload.dense(m, n, k), H100.device)
+        assert not why_illegal(result.config, Workload.dense(m, n, k), H100.device)
         found.add(result.config)
     assert costmodel.stats().since(before).tuned == 1
     assert len(found) == 2
@@ -181,7 +181,7 @@ def test_what_may_run_the_last_m_may_run_all(which: int, m: int, less: int) -> N
     n, k = ((8704, 16384), (40_000, 4096), (1003, 70_001), (65_536, 640))[which]
     most, least = Workload.dense(m, n, k), Workload.dense(max(m - less, 1), n, k)
     for config in SearchSpace.of(most, H100).configs[::37]:
-        assert not legality(config, least, H100.device)
+        assert not why_illegal(config, least, H100.device)
 
 
 def test_the_last_m_of_a_bucket_is_one_that_can_be() -> None:

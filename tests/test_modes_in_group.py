@@ -19,7 +19,7 @@ import costmodel
 from costmodel.dispatch import dispatch, warming
 from costmodel.errors import InvalidInput, RankError
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.space import SearchSpace, legality
+from costmodel.gemm.space import SearchSpace, why_illegal
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.tuning.modes import MODES
@@ -273,7 +273,7 @@ def test_the_m_that_the_winner_may_not_run_get_a_second_one(
             assert result is not None
             assert result.timed
             assert result.config is not None
-            assert not legality(result.config, Workload.dense(m, n, k), H100.device)
+            assert not why_illegal(result.config, Workload.dense(m, n, k), H100.device)
             chosen.add(result.config)
         assert len(chosen) == 2
         assert config in chosen

@@ -11,7 +11,7 @@ from costmodel.data.candidates import Candidates
 from costmodel.features.analytic import analytic_columns
 from costmodel.features.features import CONFIG_FEATURES, design_matrix
 from costmodel.gemm.dtypes import DATA_TYPES, DataType
-from costmodel.gemm.space import SearchSpace, legality
+from costmodel.gemm.space import SearchSpace, why_illegal
 from costmodel.gemm.specialize import constants, specialize
 from costmodel.gemm.workload import Workload, kind_options
 from costmodel.hardware.architectures import ARCHITECTURES
@@ -47,7 +47,7 @@ def least_us(workload: Workload, target: Target) -> float:
     space = SearchSpace.of(workload, target)
     assert len(space) > 500
     for config in space.configs[::50]:
-        assert not legality(config, workload, target.device)
+        assert not why_illegal(config, workload, target.device)
     batch = Candidates.of(space.configs)
     matrix = design_matrix(workload, batch, target, ptx=False)
     assert matrix.shape == (len(space), len(CONFIG_FEATURES))
@@ -74,7 +74,7 @@ def test_more_stages_of_smaller_elements_fit(float8: str) -> None:
     eight = Workload.dense(*SIZES, float8, out_dtype="bfloat16")
     half = Workload.dense(*SIZES)
     configs = SearchSpace.of(eight, H100).configs
-    reasons = {legality(c, half, H100.device).partition(":")[0] for c in configs}
+    reasons = {why_illegal(c, half, H100.device).partition(":")[0] for c in configs}
     assert "shared memory" in reasons
 
 

@@ -16,7 +16,7 @@ from costmodel.errors import ShapeError
 from costmodel.gemm.config import LARGEST, GemmConfig
 from costmodel.gemm.family import family
 from costmodel.gemm.grid import grid
-from costmodel.gemm.space import SearchSpace, launch_blocks, legality, space_rows
+from costmodel.gemm.space import SearchSpace, launch_blocks, space_rows, why_illegal
 from costmodel.gemm.workload import MOST, MOST_OFFSET, Workload
 from costmodel.hardware.target import Target, Toolchain
 
@@ -110,11 +110,11 @@ def test_operands_past_the_limit_are_refused_with_it(name: str, size: int) -> No
 def test_a_group_of_more_tiles_than_32_bits_count_is_refused() -> None:
     config = GemmConfig("pointer", 16, 16, 64, group_m=LARGEST)
     wide = Workload.dense(64, 2**24, 64)
-    reason = legality(config, wide, H100.device)
+    reason = why_illegal(config, wide, H100.device)
     assert reason.startswith("grid: ")
     assert "4096 rows pass 2**31 - 1" in reason
-    assert not legality(replace(config, group_m=8), wide, H100.device)
-    assert not legality(config, replace(wide, n=2**22), H100.device)
+    assert not why_illegal(replace(config, group_m=8), wide, H100.device)
+    assert not why_illegal(config, replace(wide, n=2**22), H100.device)
 
 
 def test_a_persistent_walk_over_more_tiles_than_32_bits_count_is_refused() -> None:
@@ -122,5 +122,5 @@ def test_a_persistent_walk_over_more_tiles_than_32_bits_count_is_refused() -> No
         c for c in grid() if c.kernel == "tma_persistent" and c.block_m == c.block_n == 64
     )
     most = Workload.dense(2**22, 2**21, 64)
-    assert "tiles and a step past them pass 2**31 - 1" in legality(config, most, H100.device)
-    assert not legality(config, replace(most, m=2**21), H100.device)
+    assert "tiles and a step past them pass 2**31 - 1" in why_illegal(config, most, H100.device)
+    assert not why_illegal(config, replace(most, m=2**21), H100.device)

@@ -25,8 +25,8 @@ from costmodel.gemm.grid import grid
 from costmodel.gemm.space import (
     SearchSpace,
     launch_blocks,
-    legality,
     space_rows,
+    why_illegal,
     workspace_bytes,
 )
 from costmodel.gemm.specialize import specialize
@@ -81,9 +81,9 @@ def test_every_point_is_legal_or_has_a_reason(workload: Workload, target: Target
     everything = [*space.configs, *space.rejected, *space.redundant]
     assert Counter(everything) == Counter(grid())
     for config in space.configs:
-        assert not legality(config, workload, target.device)
+        assert not why_illegal(config, workload, target.device)
     for config, reason in space.rejected.items():
-        assert reason == legality(config, workload, target.device)
+        assert reason == why_illegal(config, workload, target.device)
         assert re.match(
             r"(warp groups|registers|threads|TMA|shared memory|tensor memory|workspace|grid): ",
             reason,
@@ -212,7 +212,7 @@ def test_few_columns_over_a_long_sum_have_narrow_tiles_and_many_splits() -> None
     ids=str,
 )
 def test_hopeless_configurations(config: GemmConfig, reason: str) -> None:
-    assert re.match(reason, legality(config, LARGE, H100.device))
+    assert re.match(reason, why_illegal(config, LARGE, H100.device))
 
 
 GROUPS = GemmConfig("warp_specialized", 192, 96, 64, 12, 5)
@@ -236,17 +236,17 @@ GROUPS = GemmConfig("warp_specialized", 192, 96, 64, 12, 5)
     ],
 )
 def test_what_warp_groups_cannot_do(change: dict[str, Any], reason: str) -> None:
-    assert not legality(GROUPS, LARGE, H100.device)
-    assert re.match(reason, legality(replace(GROUPS, **change), LARGE, H100.device))
+    assert not why_illegal(GROUPS, LARGE, H100.device)
+    assert re.match(reason, why_illegal(replace(GROUPS, **change), LARGE, H100.device))
 
 
 def test_warp_groups_are_hoppers_and_store_by_tma() -> None:
     for name, target in TARGETS.items():
-        legal = not legality(GROUPS, LARGE, target.device)
+        legal = not why_illegal(GROUPS, LARGE, target.device)
         assert legal == (target.device.arch == 90), name
     for change in ({"a_align": 8}, {"c_align": 8}, {"c_layout": "col"}):
         workload = replace(LARGE, code=replace(LARGE.code, **change))
-        assert legality(GROUPS, workload, H100.device).startswith("TMA: ")
+        assert why_illegal(GROUPS, workload, H100.device).startswith("TMA: ")
 
 
 @pytest.mark.fault("B14")
@@ -287,7 +287,7 @@ def test_what_is_legal_for_float32_compiles_and_takes_the_memory_that_is_said() 
                       {"out_dtype": "float32"}):  # fmt: skip
             workload = Workload.dense(1024, 1024, 1024, **types, **layouts)
             for config in configs:
-                assert not legality(config, workload, H100.device)
+                assert not why_illegal(config, workload, H100.device)
                 by_spec[specialize(workload, config)] = config
     for artifact in compile_many(by_spec, Target.named("h100-sxm"), n_jobs=2):
         config, code = by_spec[artifact.spec], artifact.spec.code
@@ -301,10 +301,10 @@ def test_what_is_legal_for_float32_compiles_and_takes_the_memory_that_is_said() 
 
 def test_warp_groups_multiply_16_bits_only_and_store_float32_too() -> None:
     wide = Workload.dense(4096, 4096, 4096, out_dtype="float32")
-    assert not legality(replace(GROUPS, num_stages=2), wide, H100.device)
+    assert not why_illegal(replace(GROUPS, num_stages=2), wide, H100.device)
     for tf32 in (False, True):
         workload = Workload.dense(4096, 4096, 4096, "float32", tf32=tf32)
-        assert "float32 operands" in legality(GROUPS, workload, H100.device)
+        assert "float32 operands" in why_illegal(GROUPS, workload, H100.device)
 
 
 def test_float32_takes_twice_the_memory() -> None:
@@ -313,13 +313,14 @@ def test_float32_takes_twice_the_memory() -> None:
         config = GemmConfig("tma", 128, 128, 64, 8, 3)
         stages = 3 if tf32 else 2  # FMA loads a stage to registers first, as mma.sync does
         assert shared_bytes_at_least(config, workload.code) == stages * 4 * 2 * 128 * 64
-        assert not legality(config, workload, H100.device)
-        assert legality(replace(config, num_stages=6), workload, H100.device).startswith("shared")
+        assert not why_illegal(config, workload, H100.device)
+        deep = replace(config, num_stages=6)
+        assert why_illegal(deep, workload, H100.device).startswith("shared")
 
 
 def test_a_spill_is_no_reason() -> None:
     """128x256 in four warps holds 256 accumulators a thread."""
-    assert not legality(GemmConfig("tma", 128, 256, 64, 4, 3), LARGE, H100.device)
+    assert not why_illegal(GemmConfig("tma", 128, 256, 64, 4, 3), LARGE, H100.device)
 
 
 @pytest.mark.fault("B19")
@@ -332,8 +333,8 @@ def test_a_spill_is_no_reason() -> None:
 def test_tma_needs_alignment(change: dict[str, Any]) -> None:
     workload = replace(LARGE, code=replace(LARGE.code, **change))
     for config in (GemmConfig("tma", 64, 64, 64), GemmConfig("tma_persistent", 64, 64, 64)):
-        assert not legality(config, LARGE, H100.device)
-        assert legality(config, workload, H100.device).startswith("TMA: ")
+        assert not why_illegal(config, LARGE, H100.device)
+        assert why_illegal(config, workload, H100.device).startswith("TMA: ")
     kernels = {c.kernel for c in SearchSpace.of(workload, H100).configs if not c.repack}
     assert kernels == {"pointer"}
 
@@ -351,13 +352,13 @@ def test_more_memory_than_a_block_has_is_refused_at_the_byte() -> None:
     need = 4 * 2 * (128 * 64 + 256 * 64)
     for limit, legal in ((need, True), (need - 1, False)):
         device = replace(H100.device, shared_bytes=limit)
-        assert (not legality(config, LARGE, device)) == legal
+        assert (not why_illegal(config, LARGE, device)) == legal
 
 
 @pytest.mark.fault("B14")
 def test_too_many_programs() -> None:
     config = GemmConfig("pointer", 16, 16, 16)
-    assert legality(config, Workload.dense(2**20, 2**20, 1), H100.device).startswith("grid: ")
+    assert why_illegal(config, Workload.dense(2**20, 2**20, 1), H100.device).startswith("grid: ")
 
 
 # --- launches ------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from costmodel.compile.artifact import Artifact
 from costmodel.data.measurement import NO_ROOM, Measurement
 from costmodel.errors import InvalidInput
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.space import legality
+from costmodel.gemm.space import why_illegal
 from costmodel.gemm.specialize import Specialization, specialize
 from costmodel.gemm.workload import MOST, Workload
 from costmodel.hardware.target import Target
@@ -40,7 +40,7 @@ def test_every_part_is_computed_by_nearly_the_best(m: int, timed: bool) -> None:
         workload = Workload.dense(last, N, K)
         config = result.at(last).config
         assert config is not None
-        assert not legality(config, workload, H100.device)
+        assert not why_illegal(config, workload, H100.device)
         assert law_us(workload, config) <= 1.021 * best_us(workload)
         assert result.config is not None
         worst_alone = max(worst_alone, law_us(workload, result.config) / best_us(workload))

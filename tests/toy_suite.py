@@ -26,7 +26,7 @@ from costmodel.dispatch.pins import pin_config
 from costmodel.gemm.config import GemmConfig, parse_config
 from costmodel.gemm.family import families
 from costmodel.gemm.kernel_code import kernel_hash, kernel_hashes
-from costmodel.gemm.space import SearchSpace, legality
+from costmodel.gemm.space import SearchSpace, why_illegal
 from costmodel.gemm.specialize import artifact_key, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
@@ -92,7 +92,7 @@ def test_it_is_legal_with_reasons(configs: list[GemmConfig], target: Target) -> 
         ({"block_m": 1024, "block_n": 1024, "num_stages": 4}, "shared memory: "),
     ):  # fmt: skip
         config = GemmConfig(**(configs[0].to_dict() | change))
-        assert legality(config, WORKLOAD, target.device).startswith(reason)
+        assert why_illegal(config, WORKLOAD, target.device).startswith(reason)
 
 
 def test_it_is_compiled(artifacts: dict[GemmConfig, Artifact], target: Target) -> None:

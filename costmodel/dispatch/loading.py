@@ -10,7 +10,7 @@ import torch
 
 from costmodel.errors import CompileError, CostModelError, LaunchError
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.space import legality
+from costmodel.gemm.space import why_illegal
 from costmodel.gemm.specialize import Specialization
 from costmodel.gemm.workload import CodeClass, Workload
 from costmodel.hardware.target import Target
@@ -63,7 +63,7 @@ def loaded_configs(workload: Workload, target: Target, device_index: int) -> lis
     return [
         config
         for config in configs
-        if not legality(config, workload, target.device)
+        if not why_illegal(config, workload, target.device)
         and _key(_plan(workload, config, target), target, device_index) in _loaded
     ]
 
@@ -85,7 +85,7 @@ def first_launch(
         refused: is told what kind of error each that cannot be loaded was refused with.
     """
     for config in configs:
-        if legality(config, workload, result.target.device):
+        if why_illegal(config, workload, result.target.device):
             continue
         plan = _plan(workload, config, result.target)
         try:

@@ -6,7 +6,7 @@ from costmodel.dispatch.loading import bring
 from costmodel.errors import IllegalConfig
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.kernel_code import kernel_trouble
-from costmodel.gemm.space import legality
+from costmodel.gemm.space import why_illegal
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.launch.plan import Plan
@@ -28,7 +28,7 @@ def pin_config(
     """
     if config is not None:
         reason = kernel_trouble(config.kernel, target.toolchain)
-        if reason := reason or legality(config, workload, target.device):
+        if reason := reason or why_illegal(config, workload, target.device):
             raise IllegalConfig(
                 f"{config} cannot run {workload} on {target.device.name}: {reason}; "
                 f"SearchSpace.of(workload, target).configs lists those that can"

@@ -22,7 +22,7 @@ from costmodel.dispatch.loading import bring, first_launch, loaded_configs
 from costmodel.dispatch.pins import pinned
 from costmodel.errors import CompileError, CostModelError, HostError, InvalidInput, LaunchError
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.space import legality
+from costmodel.gemm.space import why_illegal
 from costmodel.gemm.workload import Workload
 from costmodel.launch.fast import Launch
 from costmodel.launch.plan import Plan
@@ -366,7 +366,7 @@ def _bring(result: TuningResult, question: Question) -> None:
         return  # torch computes it, whether or not what was chosen elsewhere can be loaded
     refused: CompileError | LaunchError | None = None
     for config in _choices(result, question.workload):
-        if legality(config, question.workload, result.target.device):
+        if why_illegal(config, question.workload, result.target.device):
             continue
         plan = Plan.of(question.workload, config, result.target.device.sm_count)
         try:

@@ -20,7 +20,7 @@ from costmodel.evaluation import metrics
 from costmodel.evaluation.duplicates import identities
 from costmodel.evaluation.heldout import is_ragged
 from costmodel.gemm.kernel_code import kernel_hashes
-from costmodel.gemm.space import legality
+from costmodel.gemm.space import why_illegal
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Device, Target
 
@@ -59,7 +59,7 @@ class Problem:
 
         As in a ranking, what is known not to compile or launch is nobody's choice.
         """
-        legal = np.array([not legality(c, workload, device) for c in candidates.configs], bool)
+        legal = np.array([not why_illegal(c, workload, device) for c in candidates.configs], bool)
         rows = np.flatnonzero(candidates.fits(device) & legal)
         candidates, latency_us = candidates.take(rows), latency_us[rows]
         if not np.isfinite(latency_us).any():

@@ -1,6 +1,6 @@
 """Which configurations may run: rules of the kernel families, asked of one or of the whole grid.
 
-:func:`legality` says why one cannot run; :func:`space_rows` is the grid less what cannot run and
+:func:`why_illegal` says why one cannot run; :func:`space_rows` is the grid less what cannot run and
 what would only repeat another point; :class:`SearchSpace` has a reason for whatever is left out.
 """
 
@@ -31,7 +31,12 @@ from costmodel.gemm.workload import CodeClass, Workload
 from costmodel.hardware.target import Device, Target
 
 __all__ = [
-    "SearchSpace", "is_wide", "launch_blocks", "legality", "repack_elements", "space_rows",
+    "SearchSpace",
+    "is_wide",
+    "launch_blocks",
+    "repack_elements",
+    "space_rows",
+    "why_illegal",
     "workspace_bytes",
 ]  # fmt: skip
 
@@ -81,7 +86,7 @@ class SearchSpace:
                 continue
             if config.repack and aligned:
                 redundant[config] = "repack: every operand is aligned as it is"
-            elif reason := trouble[config.kernel] or legality(config, workload, device):
+            elif reason := trouble[config.kernel] or why_illegal(config, workload, device):
                 rejected[config] = reason
             elif same := found.get(_effective(config, workload)):
                 redundant[config] = f"runs as {same} does"
@@ -90,7 +95,7 @@ class SearchSpace:
         return rejected, redundant
 
 
-def legality(config: GemmConfig, workload: Workload, device: Device) -> str:
+def why_illegal(config: GemmConfig, workload: Workload, device: Device) -> str:
     """Why this configuration cannot compile or launch; empty if it can.
 
     Spills are no reason: some spilling configurations win. The first reason found is given.

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from costmodel.errors import InvalidInput
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.space import legality
+from costmodel.gemm.space import why_illegal
 from costmodel.gemm.workload import Workload
 from costmodel.models.xgb import XgbCostModel
 from costmodel.tuning.ranking import rank
@@ -95,7 +95,7 @@ class Expectation:
     ) -> dict[GemmConfig, float]:
         """What these are predicted to take; without those that cannot run, or repeat one."""
         target = self.result.target
-        legal = [c for c in configs if not legality(c, workload, target.device)]
+        legal = [c for c in configs if not why_illegal(c, workload, target.device)]
         if not legal:
             return {}
         try:

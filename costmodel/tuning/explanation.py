@@ -20,7 +20,7 @@ from costmodel.features.analytic import analytic_columns, occupancy
 from costmodel.features.concepts import grouped
 from costmodel.features.features import FEATURES
 from costmodel.gemm.config import GemmConfig, as_config
-from costmodel.gemm.space import legality
+from costmodel.gemm.space import why_illegal
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.models.xgb import XgbCostModel
@@ -180,7 +180,7 @@ def _place(ranking: Ranking, config: GemmConfig) -> int:
     """Where a configuration stands, from 1."""
     if config in ranking.configs:
         return ranking.configs.index(config) + 1
-    why = legality(config, ranking.workload, ranking.target.device)
+    why = why_illegal(config, ranking.workload, ranking.target.device)
     raise InvalidInput(
         f"{config} is not in the ranking of {ranking.workload}: "
         f"{why or 'it is not in the space, is known not to compile, or does as another one does'}"

@@ -22,7 +22,7 @@ from costmodel.errors import FileError, MissingData
 from costmodel.evaluation.heldout import HELD_OUT, is_held_out
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.kernel_code import kernel_hash
-from costmodel.gemm.space import legality
+from costmodel.gemm.space import why_illegal
 from costmodel.gemm.specialize import artifact_key, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
@@ -178,7 +178,7 @@ def _unfit(entry: CacheEntry, config: GemmConfig, measurement: Measurement, targ
         return f"kernel {name} has changed"
     if not measurement.ok:
         return measurement.status
-    if legality(config, workload, target.device):
+    if why_illegal(config, workload, target.device):
         return "not legal"
     if _unlikely(measurement, workload, target):
         return "a time that cannot be"

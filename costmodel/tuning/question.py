@@ -10,7 +10,7 @@ from typing import Any
 from costmodel.data.candidates import CostModel
 from costmodel.gemm.grid import grid_hash
 from costmodel.gemm.kernel_code import kernel_hashes
-from costmodel.gemm.space import legality
+from costmodel.gemm.space import why_illegal
 from costmodel.gemm.workload import MOST, MOST_OFFSET, Workload
 from costmodel.hardware.target import Target
 from costmodel.measure.protocol import TimingProtocol
@@ -102,7 +102,7 @@ def at_the_end(question: Question, rows: tuple[int, int]) -> tuple[Question, tup
 def fits(result: TuningResult, workload: Workload) -> bool:
     """Whether the winner of another m, or what else it has for this one, may run it."""
     device, config = result.target.device, result.at(workload.m).config
-    return config is None or not legality(config, workload, device)
+    return config is None or not why_illegal(config, workload, device)
 
 
 def serves(result: TuningResult, rows: tuple[int, int], target: Target, question: Question) -> bool:
@@ -113,4 +113,4 @@ def serves(result: TuningResult, rows: tuple[int, int], target: Target, question
         return False
     if result.target != target:  # whose figures a launch goes by
         return False
-    return result.config is None or not legality(result.config, of, target.device)
+    return result.config is None or not why_illegal(result.config, of, target.device)

@@ -12,7 +12,7 @@ import sys
 import torch
 
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.space import legality
+from costmodel.gemm.space import why_illegal
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.launch.kernel import load
@@ -47,7 +47,7 @@ def run(config: GemmConfig, m: int, n: int, k: int, transposed: bool) -> bool:
     out = torch.full((m, n), float("nan"), dtype=torch.float16).cuda()
     workload = Workload.from_tensors(a, b, out)
     target = Target.current()
-    if legality(config, workload, target.device):
+    if why_illegal(config, workload, target.device):
         return False
     # More tiles than programs, so that persistent kernels go round.
     plan = Plan.of(workload, config, sm_count=2)

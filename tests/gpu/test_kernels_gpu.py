@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.space import legality
+from costmodel.gemm.space import why_illegal
 from costmodel.gemm.specialize import specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
@@ -59,7 +59,7 @@ def launch(a, b, out, config, bias=None, activation="none", tf32=False):
         a, b, out, bias=bias is not None, activation=activation, tf32=tf32
     )
     target = Target.current()
-    if reason := legality(config, workload, target.device):
+    if reason := why_illegal(config, workload, target.device):
         return reason
     plan = Plan.of(workload, config, target.device.sm_count)
     kernel = load(specialize(workload, config), target, 0)

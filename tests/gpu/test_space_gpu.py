@@ -15,7 +15,7 @@ from costmodel.data.measurement import Candidate, Measurement
 from costmodel.gemm.binaries import compile_many
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.grid import grid
-from costmodel.gemm.space import SearchSpace, legality
+from costmodel.gemm.space import SearchSpace, why_illegal
 from costmodel.gemm.specialize import specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
@@ -63,7 +63,7 @@ def outcomes(workload: Workload, configs: list[GemmConfig]) -> list[tuple[Candid
 def test_what_is_rejected_cannot_run() -> None:
     device = Target.current().device
     points = sorted(set(enlarged_grid()))
-    reasons = {c: legality(c, ALIGNED, device) for c in points}
+    reasons = {c: why_illegal(c, ALIGNED, device) for c in points}
     by_kind: dict[str, list[GemmConfig]] = {}
     for config, reason in reasons.items():
         if reason:
