@@ -35,8 +35,9 @@ from costmodel.hardware.target import Target
 from costmodel.measure.device import DeviceRunner
 from costmodel.models import XgbCostModel
 from costmodel.tuning.buckets import Buckets
-from costmodel.tuning.spread import spread, spread_by_timing
-from costmodel.tuning.tuner import tune
+from costmodel.tuning.planning import plan_by_prediction, plan_by_timing
+from costmodel.tuning.ranking import Answering
+from costmodel.tuning.tuner import tune_by
 from costmodel.tuning.tuning_result import TuningResult
 
 PAIRS = ((4096, 4096), (6144, 4096), (1024, 8192))
@@ -107,18 +108,22 @@ def measured(
     """The rows of one bucket."""
     with DeviceRunner() as runner:
 
-        def tuned(m: int) -> TuningResult:
-            workload = Workload.dense(m, n, k)
-            return tune(workload, runner=runner, target=target, model=model, compile_=compile_)
+        def tuned(m: int, last: int) -> TuningResult:
+            """Tune one m, among what is legal up to another."""
+            workload, largest = Workload.dense(m, n, k), Workload.dense(last, n, k)
+            return tune_by(
+                Answering(model), workload, target, runner=runner, k=8, mode="auto",
+                include_torch=True, compile_=compile_, largest=largest,
+            )  # fmt: skip
 
-        first = tuned(rows[0])
-        parts, costs = spread_by_timing(first, rows, model, runner, compile_)
-        timed = replace(first, parts=parts)
-        predicted = replace(first, parts=spread(first, rows, model))
+        first = tuned(*rows)
+        plan, costs = plan_by_timing(first, rows, model, runner, compile_)
+        timed = replace(first, plan=plan)
+        predicted = replace(first, plan=plan_by_prediction(first, rows, model))
         for m in between(*rows):
             chosen = {
-                "own": tuned(m).config, "shared": timed.at(m).config,
-                "predicted": predicted.at(m).config, "first": first.config,
+                "own": tuned(m, m).config, "shared": timed.config_at(m),
+                "predicted": predicted.config_at(m), "first": first.config,
             }  # fmt: skip
             final = in_turn(runner, Workload.dense(m, n, k), chosen)
             us = {name: us_or_none(x) for name, x in final.items()}

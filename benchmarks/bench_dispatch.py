@@ -121,14 +121,14 @@ def first_call_stages() -> list[tuple[Any, str, str]]:
     from costmodel.hardware import target
     from costmodel.launch import kernel
     from costmodel.measure import device
-    from costmodel.tuning import cache, trial, tuner, winners
+    from costmodel.tuning import cache, trial, tuner, tuning_key
 
     return [
         (target, "_probe", "device and toolchain"),
-        (winners, "winner_key", "key"),
+        (tuning_key.TuningKey, "on_disk", "key"),
         (cache.WinnerCache, "get", "look up"),
         (compile_pool.CompilePool, "start", "start compilers"),
-        (tuner, "rank", "rank"),
+        (tuner, "rank_by", "rank"),
         (trial.Trial, "_try", "compile and time"),
         (trial.Trial, "rematch", "time finalists"),
         (device.DeviceRunner, "measure_torch", "time torch"),

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from costmodel.data.dataset import Dataset
     from costmodel.dispatch.ahead import pin, tune, unpin
     from costmodel.dispatch.dispatch import result_for, set_buckets, set_mode, use
-    from costmodel.dispatch.warming import warmup
+    from costmodel.dispatch.warmup import warmup
     from costmodel.gemm.config import GemmConfig
     from costmodel.gemm.workload import Workload
     from costmodel.hardware.target import Target
@@ -138,7 +138,7 @@ _WHERE = {
     "tune": "dispatch.ahead",
     "unpin": "dispatch.ahead",
     "use": "dispatch.dispatch",
-    "warmup": "dispatch.warming",
+    "warmup": "dispatch.warmup",
 }
 _MODULES = ("nn", "torch_ops")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +14,10 @@ import torch
 
 from costmodel.compile.artifact import Artifact
 from costmodel.data.measurement import Candidate, Measurement
-from costmodel.dispatch import dispatch, loading, preparing
+from costmodel.dispatch import dispatch, loading, resolve_launch
 from costmodel.dispatch.background import Background
 from costmodel.dispatch.launches import Launches
+from costmodel.dispatch.resolve_launch import Resolved
 from costmodel.errors import CompileError, CostModelError
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import Specialization, artifact_key
@@ -27,7 +29,7 @@ from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.tuning_result import TuningResult
 from costmodel.tuning.winners import Winners
 
-__all__ = ["H100", "MODEL", "Bench", "Machine", "operands"]
+__all__ = ["H100", "MODEL", "Bench", "Machine", "find", "operands", "result_of"]
 
 H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
 MODEL = RandomModel()
@@ -100,7 +102,10 @@ class Machine:
         loaded: binaries in the order in which they were loaded.
         refuses: whether a binary cannot be loaded; with ``refusal``, an error.
         capturing: whether a CUDA graph is being captured.
+        latest: the one that was made last.
     """
+
+    latest: Machine
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.bench = Bench()
@@ -108,13 +113,16 @@ class Machine:
         self.refuses: Callable[[Specialization], bool] = lambda _: False
         self.refusal: type[CostModelError] = CompileError
         self.capturing = False
+        self._resolved = threading.local()
+        Machine.latest = self
         self._patch, self._folder = monkeypatch, folder
         patch = monkeypatch.setattr
         patch("costmodel.dispatch.check._check_devices", lambda _: None)
         patch("costmodel.tuning.tuner.compile_for_device", compiled)
-        patch(preparing, "is_capturing", lambda _: self.capturing)
-        patch(preparing, "_warned", False)
+        patch(resolve_launch, "is_capturing", lambda _: self.capturing)
+        patch(resolve_launch, "_has_warned", False)
         patch("costmodel.support.host._warned", False)
+        patch(dispatch, "resolve_launch", self._resolve)
         patch(loading, "load", self._load)
         patch(loading, "TritonLaunch", FakeLaunch)
         patch(loading, "Repack", lambda *_: None)
@@ -132,11 +140,20 @@ class Machine:
             bench_of=lambda _: self.bench,
             compile_=compiled,
         )
-        launches = Launches()
         self._patch.setattr(loading, "_loaded", {})
         self._patch.setattr(dispatch, "winners", winners)
-        self._patch.setattr(dispatch, "launches", launches)
-        self._patch.setattr(dispatch, "_background", Background(launches.discard))
+        self._patch.setattr(dispatch, "launches", Launches())
+        self._patch.setattr(dispatch, "_background", Background())
+
+    def _resolve(self, *arguments: Any) -> Resolved:
+        self._resolved.latest = resolve_launch.resolve_launch(*arguments)
+        return self._resolved.latest
+
+    def take_resolved(self) -> Resolved | None:
+        """What the last first call of this thread launched, and whether that is kept; once."""
+        found: Resolved | None = getattr(self._resolved, "latest", None)
+        self._resolved.latest = None
+        return found
 
     def _load(self, spec: Specialization, target: Target, index: int) -> Any:
         assert not self.capturing, "loaded inside a capture"
@@ -144,6 +161,30 @@ class Machine:
             raise self.refusal(f"{spec.config_binary} is refused")
         self.loaded.append(spec)
         return object()
+
+
+def find(
+    workload: Workload, mode: str = "auto", model: Any = MODEL, index: int = -1, **options: Any
+) -> TuningResult:
+    """The winner of a product on the machine; -1 is the "device" of CPU tensors."""
+    key = dispatch.winners.key(workload, index, mode=mode, model=model)
+    return dispatch.winners.find(key, workload.m, **options)
+
+
+def result_of(call: Callable[[], TuningResult | None]) -> TuningResult:
+    """What a call went by, whether or not that is kept.
+
+    Args:
+        call: multiplies, and gives what is kept of that.
+    """
+    machine = Machine.latest
+    machine.take_resolved()
+    kept = call()
+    resolved = machine.take_resolved()
+    result = resolved.launch.result if resolved else kept
+    assert result is not None
+    assert kept in (None, result)
+    return result
 
 
 def operands(m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -22,7 +22,6 @@ from costmodel.dispatch import dispatch, loading
 from costmodel.gemm.binaries import compile_for_device
 from costmodel.gemm.workload import Workload
 from costmodel.launch.kernel import load
-from costmodel.tuning.question import Question
 from costmodel.tuning.winners import Winners
 
 SIZES = (64, 600, 620)  # predicted; tuned; of the same bucket
@@ -55,7 +54,8 @@ def main(cache: str, has_driver: bool) -> None:
             wrong += [] if torch.allclose(layer(x), expected, atol=0.05) else [f"layer of {m}"]
         error = ""
         try:
-            dispatch.winners.tune(Question(Workload.dense(1100, 128, 128), 0, "auto", None))
+            key = dispatch.winners.key(Workload.dense(1100, 128, 128), 0)
+            dispatch.winners.tune(key, 1100)
         except costmodel.errors.HostError as refused:
             error = str(refused)
     told = [str(w.message) for w in caught if issubclass(w.category, RuntimeWarning)]

@@ -39,12 +39,12 @@ test_names test_split_sum test_hostile_values
 ranking: tuning/ranking tuning/shipped tuning/explanation features/* models/baselines \
 models/rules models/ptx_score: test_ranking test_explanation test_shipped models/test_features \
 models/test_fit_estimate models/test_models test_uncertainty
-tuner: tuning/tuner tuning/trial tuning/tuning_result tuning/expectation tuning/cuts \
-tuning/spread tuning/modes: test_tuner test_spread test_replay test_modes test_quiet test_cache
-winners: tuning/timing_bench tuning/buckets tuning/spreader tuning/question \
+tuner: tuning/tuner tuning/trial tuning/tuning_result tuning/bucket_plan tuning/planning \
+tuning/modes: test_tuner test_bucket_plans test_replay test_modes test_quiet test_cache
+winners: tuning/timing_bench tuning/buckets tuning/tuning_key \
 tuning/ranks tuning/from_use tuning/cache tuning/winners: \
 test_cache test_cache_commands test_cache_faults test_from_use \
-test_winner_faults test_spread_calls test_spread_warmup test_ranks test_dynamic_m test_threads \
+test_winner_faults test_bucket_calls test_bucket_warmup test_ranks test_dynamic_m test_threads \
 test_modes_in_group
 dispatch: dispatch/*: test_dispatch test_plan test_fast_launch test_odd_operands test_devices \
 test_reentry test_outputs test_autocast test_torch_ops test_modes test_dynamic_m \

@@ -22,7 +22,7 @@ import torch.distributed as dist
 import costmodel
 from costmodel.data.dataset import Dataset, RunInfo
 from costmodel.data.measurement import Measurement, TuningRecord
-from costmodel.dispatch import dispatch, preparing, warming
+from costmodel.dispatch import dispatch, resolve_launch, warmup
 from costmodel.errors import CostModelError, LaunchError
 from costmodel.gemm.space import SearchSpace
 from costmodel.gemm.workload import Workload
@@ -64,8 +64,8 @@ class Rank:
             compile_=lambda specs, target: (),
         )
         fakes: list[tuple[Any, str, Any]] = [
-            (preparing, "first_launch", self._load),
-            (warming, "_blank_operands", self._operands),
+            (resolve_launch, "first_launch", self._load),
+            (warmup, "_blank_operands", self._operands),
             (torch.cuda, "device", lambda _: nullcontext()),
             (torch.cuda, "is_current_stream_capturing", lambda: False),
             (torch.cuda, "current_device", lambda: -1),  # what a tensor on the CPU says

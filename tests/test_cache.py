@@ -105,7 +105,7 @@ BAD: dict[str, Callable[[bytes], bytes]] = {
     "an illegal block": lambda data: data.replace(b'"block_m": 128', b'"block_m": 7'),
     "code as a value": lambda data: data.replace(b'"tma"', b"\"__import__('os')\""),
     "no result": lambda data: data.replace(b'"result"', b'"results"'),
-    "another schema": lambda data: data.replace(b'"schema": 1', b'"schema": 999'),
+    "another schema": lambda data: data.replace(b'"schema": 2', b'"schema": 1'),
     "an unknown status": lambda data: data.replace(b'"timeout"', b'"fine"'),
 }
 

@@ -18,7 +18,7 @@ from costmodel.errors import InvalidInput
 from costmodel.measure import ReplayRunner
 from costmodel.tuning.cache import WinnerCache, is_key_of
 from costmodel.tuning.tuning_result import TuningResult
-from costmodel.tuning.winners import Question, bucket, winner_key
+from costmodel.tuning.winners import Winners
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,8 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> TuningResult:
 def key() -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        return winner_key(Question(RECORDED, 0), TARGET, bucket(RECORDED.m))
+        winners = Winners(WinnerCache(), target_of=lambda _: TARGET)
+        return winners.disk_key(winners.key(RECORDED, 0))
 
 
 @pytest.fixture
@@ -87,8 +88,8 @@ def test_a_copied_folder_is_a_cache_of_its_own(filled: WinnerCache, tmp_path: Pa
 def test_the_key_of_another_workload_is_told_apart(
     key: dict[str, Any], change: dict[str, Any]
 ) -> None:
-    assert is_key_of({**key, "m": list(key["m"])}, RECORDED)
-    assert not is_key_of({**key, "m": list(key["m"]), **change}, RECORDED)
+    assert is_key_of(key, RECORDED)
+    assert not is_key_of({**key, **change}, RECORDED)
 
 
 @pytest.mark.fault("B53")

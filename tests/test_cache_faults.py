@@ -20,14 +20,14 @@ from typing import Any
 import pytest
 import test_dispatch
 from test_cache import BAD, KEY, RESULT
-from test_dispatch import H100, SIZES, Bench, question, winners_of
+from test_dispatch import H100, SIZES, Bench, find, key_of, winners_of
 
 from costmodel.errors import InvalidInput
 from costmodel.files import cached_fact
 from costmodel.hardware.target import Target
 from costmodel.support import installed
 from costmodel.tuning.cache import WinnerCache
-from costmodel.tuning.winners import Winners, winner_key
+from costmodel.tuning.winners import Winners
 
 recording, bench = test_dispatch.recording, test_dispatch.bench  # fixtures
 
@@ -67,13 +67,13 @@ def test_a_write_that_fails_midway_is_one_warning_and_memory_only(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
     winners = winners_of(bench, tmp_path)
-    kept = winners.find(question(*SIZES[0]))
+    kept = find(winners, *SIZES[0])
     fresh = winners_of(bench, tmp_path)
     fail_halfway(monkeypatch, error)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = [fresh.find(question(*size)) for size in SIZES]
-        again = [fresh.find(question(*size)) for size in SIZES]
+        found = [find(fresh, *size) for size in SIZES]
+        again = [find(fresh, *size) for size in SIZES]
     assert len(told(caught)) == 1, told(caught)
     assert os.strerror(error) in told(caught)[0]
     assert [a is b for a, b in zip(found, again, strict=True)] == [True] * len(SIZES)
@@ -81,7 +81,7 @@ def test_a_write_that_fails_midway_is_one_warning_and_memory_only(
     assert bench.uses == len(SIZES), "each is tuned once"
     monkeypatch.undo()
     assert len(list(tmp_path.iterdir())) == 1, "half a file was left, or the old one is gone"
-    assert winners_of(bench, tmp_path).find(question(*SIZES[0])).to_dict() == kept.to_dict()
+    assert find(winners_of(bench, tmp_path), *SIZES[0]).to_dict() == kept.to_dict()
 
 
 @pytest.mark.fault("B22", "B66")
@@ -299,14 +299,14 @@ def test_a_relative_directory_stays_where_it_was_first_used(
 def test_a_poisoned_winner_is_tuned_once_and_replaced(
     bench: Bench, tmp_path: Path, fault: str
 ) -> None:
-    good = winners_of(bench, tmp_path).find(question(*SIZES[0]))
+    good = find(winners_of(bench, tmp_path), *SIZES[0])
     (path,) = tmp_path.iterdir()
     poisoned = BAD[fault](path.read_bytes())
     if poisoned == path.read_bytes():  # this fault is about a word that is not in it
         poisoned = poisoned[:-20]
     path.write_bytes(poisoned)
     for _ in range(3):  # processes
-        assert winners_of(bench, tmp_path).find(question(*SIZES[0])).chosen == good.chosen
+        assert find(winners_of(bench, tmp_path), *SIZES[0]).chosen == good.chosen
     assert bench.uses == 2
     assert list(tmp_path.iterdir()) == [path]
 
@@ -322,11 +322,11 @@ def test_a_winner_that_names_another_device_than_its_key_is_none(
 ) -> None:
     """The figures of its target are what a launch goes by."""
     winners = winners_of(bench, tmp_path)
-    good = winners.find(question(*SIZES[0]))
+    good = find(winners, *SIZES[0])
     (entry,) = winners.cache.entries()
     device = replace(H100.device, **change)
     winners.cache.put(entry.key, replace(good, target=Target(device, H100.toolchain)))
-    assert winners_of(bench, tmp_path).find(question(*SIZES[0])).target == H100
+    assert find(winners_of(bench, tmp_path), *SIZES[0]).target == H100
     assert bench.uses == 2
 
 
@@ -364,12 +364,13 @@ def test_another_driver_build_or_grid_is_another_winner(
     name: str,
     other: Callable[[], str],
 ) -> None:
-    winners_of(bench, tmp_path).find(question(*SIZES[0]))
-    before = winner_key(question(*SIZES[0]), H100, (1, 2))
-    monkeypatch.setattr(f"costmodel.tuning.question.{name}", other)
-    assert winner_key(question(*SIZES[0]), H100, (1, 2)) != before
+    find(winners_of(bench, tmp_path), *SIZES[0])
     winners: Winners = winners_of(bench, tmp_path)
-    winners.find(question(*SIZES[0]))
+    key = key_of(winners, *SIZES[0])
+    before = winners.disk_key(key)
+    monkeypatch.setattr(f"costmodel.tuning.tuning_key.{name}", other)
+    assert winners.disk_key(key) != before
+    find(winners, *SIZES[0])
     assert bench.uses == 2
     assert len(winners.cache.entries()) == 2
 

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 import costmodel
 from costmodel.data.dataset import Dataset, RunInfo
 from costmodel.data.measurement import Measurement, TuningRecord
-from costmodel.dispatch import ahead, dispatch, warming
+from costmodel.dispatch import ahead, dispatch, warmup
 from costmodel.dispatch.calls import Call
 from costmodel.dispatch.check import check_matrices, require_apart, spans_of
-from costmodel.dispatch.preparing import Prepared
+from costmodel.dispatch.resolve_launch import Resolved
 from costmodel.errors import (
     DeviceError,
     GradientError,
@@ -42,7 +42,8 @@ from costmodel.launch.workspace import Workspace
 from costmodel.measure.replay import ReplayRunner
 from costmodel.models import RandomModel
 from costmodel.tuning.cache import WinnerCache
-from costmodel.tuning.winners import Question, Winners, bucket, winner_key
+from costmodel.tuning.tuning_key import TuningKey
+from costmodel.tuning.winners import Winners, bucket
 
 H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
 MODEL = RandomModel()
@@ -258,27 +259,31 @@ def winners_of(bench: Bench, directory: Path) -> Winners:
     )
 
 
-def question(m: int, n: int, k: int, mode: str = "auto") -> Question:
-    return Question(Workload.dense(m, n, k), 0, mode, MODEL)
+def find(winners: Winners, m: int, n: int, k: int, mode: str = "auto", **options: Any) -> Any:
+    return winners.find(key_of(winners, m, n, k, mode=mode, **options), m)
+
+
+def key_of(winners: Winners, m: int, n: int, k: int, index: int = 0, **options: Any) -> TuningKey:
+    return winners.key(Workload.dense(m, n, k), index, **{"model": MODEL, **options})
 
 
 @pytest.mark.fault("B31")
 def test_a_winner_is_tuned_once_and_outlives_the_process(bench: Bench, tmp_path: Path) -> None:
     winners = winners_of(bench, tmp_path)
-    found = winners.find(question(*SIZES[0]))
+    found = find(winners, *SIZES[0])
     assert found.source == "replay of h100-sxm"
-    assert winners.find(question(*SIZES[0])) is found
+    assert find(winners, *SIZES[0]) is found
     assert bench.uses == 1
-    again = winners_of(bench, tmp_path).find(question(*SIZES[0]))
+    again = find(winners_of(bench, tmp_path), *SIZES[0])
     assert again.to_dict() == found.to_dict()
     assert bench.uses == 1
 
 
 def test_the_first_m_of_a_bucket_stands_for_the_others(bench: Bench, tmp_path: Path) -> None:
     winners = winners_of(bench, tmp_path)
-    found = winners.find(question(600, 1024, 1024))
-    assert winners.find(question(601, 1024, 1024)) is found
-    assert winners.find(question(640, 1024, 1024)) is found
+    found = find(winners, 600, 1024, 1024)
+    assert find(winners, 601, 1024, 1024) is found
+    assert find(winners, 640, 1024, 1024) is found
     assert bench.uses == 1
 
 
@@ -286,11 +291,11 @@ def test_the_first_m_of_a_bucket_stands_for_the_others(bench: Bench, tmp_path: P
 def test_every_m_costs_at_most_one_tuning_a_bucket(bench: Bench, tmp_path: Path) -> None:
     winners = winners_of(bench, tmp_path)
     for m in (*range(1, 140), *range(140, 2001, 7)):
-        winners.find(question(m, 256, 128, "heuristic"))
+        find(winners, m, 256, 128, "heuristic")
     assert len(winners.cache.entries()) <= 24
 
 
-def test_a_winner_that_may_not_run_another_m_is_not_used_there(
+def test_what_may_not_run_the_last_m_of_a_bucket_serves_none_of_it(
     bench: Bench, tmp_path: Path
 ) -> None:
     # The largest workspace that is allowed: a few more rows of tiles pass it.
@@ -300,14 +305,12 @@ def test_a_winner_that_may_not_run_another_m_is_not_used_there(
     assert why_illegal(config, over, H100.device)
     assert bucket(near.m) == bucket(over.m)
     winners = winners_of(bench, tmp_path)
-    first = winners.find(question(1793, 8704, 16384, "heuristic"))
-    ask = question(1793, 8704, 16384, "heuristic")
-    winners.cache.put(winner_key(ask, H100, bucket(1793)), replace(first, config=config))
-    fresh = winners_of(bench, tmp_path)
-    assert fresh.find(ask).config == config
-    other = fresh.find(question(2048, 8704, 16384, "heuristic"))
-    assert other.config is not None
-    assert not why_illegal(other.config, over, H100.device)
+    first = find(winners, 1793, 8704, 16384, "heuristic")
+    assert config not in [ranked for ranked, _ in first.ranked]
+    assert not any(why_illegal(ranked, over, H100.device) for ranked, _ in first.ranked)
+    (entry,) = winners.cache.entries()
+    winners.cache.put(entry.key, replace(first, config=config))
+    assert find(winners_of(bench, tmp_path), 1793, 8704, 16384, "heuristic").config == first.config
 
 
 @pytest.mark.fault("B15")
@@ -318,7 +321,7 @@ def test_threads_tune_each_question_once(bench: Bench, tmp_path: Path) -> None:
 
     def ask(i: int) -> None:
         barrier.wait()
-        found[i] = winners.find(question(*SIZES[i % len(SIZES)]))
+        found[i] = find(winners, *SIZES[i % len(SIZES)])
 
     threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
     for thread in threads:
@@ -333,24 +336,23 @@ def test_threads_tune_each_question_once(bench: Bench, tmp_path: Path) -> None:
 @pytest.mark.fault("B13")
 def test_a_winner_that_does_not_work_is_replaced_once(bench: Bench, tmp_path: Path) -> None:
     winners = winners_of(bench, tmp_path)
-    ask = question(*SIZES[0])
-    broken = winners.find(ask)
-    replaced = winners.find(ask, instead_of=broken)
+    key, m = key_of(winners, *SIZES[0]), SIZES[0][0]
+    broken = winners.find(key, m)
+    replaced = winners.replace(key, m, broken, broken=True)
     assert replaced is not broken
-    assert winners.find(ask, instead_of=broken) is replaced, "another thread has done it"
+    assert winners.replace(key, m, broken, broken=True) is replaced, "another thread has done it"
     assert bench.uses == 2
 
 
 @pytest.mark.fault("B13")
 def test_an_illegal_winner_on_disk_is_tuned_again(bench: Bench, tmp_path: Path) -> None:
     winners = winners_of(bench, tmp_path)
-    ask = question(*SIZES[0])
-    good = winners.find(ask)
+    good = find(winners, *SIZES[0])
     (entry,) = winners.cache.entries()
     bad = GemmConfig("tma", 256, 256, 256, 8, 8)
     winners.cache.put(entry.key, replace(good, config=bad))
     fresh = winners_of(bench, tmp_path)
-    assert fresh.find(ask).config == good.config
+    assert find(fresh, *SIZES[0]).config == good.config
     assert bench.uses == 2
     (rewritten,) = fresh.cache.entries()
     assert rewritten.result.config == good.config
@@ -358,10 +360,10 @@ def test_an_illegal_winner_on_disk_is_tuned_again(bench: Bench, tmp_path: Path) 
 
 def test_what_was_not_reliably_chosen_is_not_kept(bench: Bench, tmp_path: Path) -> None:
     winners = winners_of(bench, tmp_path)
-    result = winners.tune(question(*SIZES[0]), budget_s=1e-9)
+    result = winners.tune(key_of(winners, *SIZES[0]), SIZES[0][0], budget_s=1e-9)
     assert result.measured
     assert not winners.cache.entries()
-    assert winners.find(question(*SIZES[0])) is result, "but used in this process"
+    assert find(winners, *SIZES[0]) is result, "but used in this process"
 
 
 CHANGES: list[Callable[[Target], Target]] = [
@@ -377,37 +379,43 @@ CHANGES: list[Callable[[Target], Target]] = [
 @pytest.mark.fault("B16", "B46")
 @pytest.mark.parametrize("change", CHANGES)
 def test_another_device_or_compiler_is_another_key(
-    change: Callable[[Target], Target],
+    change: Callable[[Target], Target], bench: Bench, tmp_path: Path
 ) -> None:
-    ask = question(*SIZES[0])
-    key = winner_key(ask, H100, (1, 2))
+    asked = key_of(winners_of(bench, tmp_path), *SIZES[0])
+    key = asked.on_disk(H100, MODEL)
     json.dumps(key)
-    assert winner_key(ask, H100, (1, 2)) == key
-    assert winner_key(ask, change(H100), (1, 2)) != key
+    assert asked.on_disk(H100, MODEL) == key
+    assert asked.on_disk(change(H100), MODEL) != key
 
 
 @pytest.mark.fault("B16")
-def test_whatever_else_a_choice_rests_on_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = question(*SIZES[0])
-    key = winner_key(ask, H100, (1, 2))
+def test_whatever_else_a_choice_rests_on_is_in_the_key(
+    monkeypatch: pytest.MonkeyPatch, bench: Bench, tmp_path: Path
+) -> None:
+    winners = winners_of(bench, tmp_path)
+    ask, other_model = key_of(winners, *SIZES[0]), RandomModel(seed=1)
+    key = ask.on_disk(H100, MODEL)
+
+    def with_types(*types: str, **options: Any) -> TuningKey:
+        return winners.key(Workload.dense(*SIZES[0], *types, **options), 0, model=MODEL)
+
     others = [
         replace(ask, mode="exhaustive"),
         replace(ask, k=9),
         replace(ask, include_torch=False),
-        replace(ask, model=RandomModel(seed=1)),
-        replace(ask, workload=Workload.dense(*SIZES[0], bias=True)),
-        replace(ask, workload=Workload.dense(*SIZES[0], "bfloat16")),
-        replace(ask, workload=Workload.dense(*SIZES[0], "float32")),
-        replace(ask, workload=Workload.dense(*SIZES[0], "float32", tf32=True)),
-        replace(ask, workload=Workload.dense(*SIZES[0], out_dtype="float32")),
-        replace(ask, workload=Workload.dense(*SIZES[0], b_layout="col")),
+        with_types(bias=True),
+        with_types("bfloat16"),
+        with_types("float32"),
+        with_types("float32", tf32=True),
+        with_types(out_dtype="float32"),
+        with_types(b_layout="col"),
     ]
-    n, k = ask.workload.n, ask.workload.k
-    assert (key["n"], key["k"], key["top_k"]) == (n, k, 8)
-    keys = [winner_key(other, H100, (1, 2)) for other in others]
+    assert (key["n"], key["k"], key["top_k"]) == (*SIZES[0][1:], 8)
+    keys = [other.on_disk(H100, MODEL) for other in others]
+    keys.append(ask.on_disk(H100, other_model))
     assert all(one != other for one, other in itertools.combinations([key, *keys], 2))
     monkeypatch.setattr(torch, "__version__", "2.99")
-    assert winner_key(ask, H100, (1, 2)) != key
+    assert ask.on_disk(H100, MODEL) != key
 
 
 @pytest.mark.parametrize("kernel", ["pointer", "tma", "tma_persistent"])
@@ -435,9 +443,9 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Call, torch
 
     def prepare(call: Call, out: torch.Tensor, *_: Any) -> Any:
         asked.append((call, out))
-        return Prepared(lambda *_: None)  # type: ignore[arg-type]
+        return Resolved(lambda *_: None)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(dispatch, "prepare", prepare)
+    monkeypatch.setattr(dispatch, "resolve_launch", prepare)
     monkeypatch.setattr("costmodel.dispatch.check._check_devices", lambda _: None)
     dispatch.forget_launches()
     before = torch.backends.cuda.matmul.fp32_precision
@@ -502,7 +510,7 @@ def test_a_workload_is_warmed_up_as_the_call_will_be(
     ):
         dtype = getattr(torch, workload.dtype)
         a, b = A.to(dtype), B.to(dtype)
-        costmodel.matmul(a, b, **warming._precision(workload.code))
+        costmodel.matmul(a, b, **warmup._precision(workload.code))
         count = len(prepared)
         costmodel.matmul(a, b, **options)  # type: ignore[arg-type]
         assert len(prepared) == count
@@ -535,7 +543,7 @@ def test_a_known_call_refuses_an_out_that_shares_memory(monkeypatch: pytest.Monk
     def launch(*operands: torch.Tensor) -> None:
         launched.append(operands)
 
-    monkeypatch.setattr(dispatch, "prepare", lambda *_: Prepared(launch))  # type: ignore[arg-type]
+    monkeypatch.setattr(dispatch, "resolve_launch", lambda *_: Resolved(launch))  # type: ignore[arg-type]
     monkeypatch.setattr("costmodel.dispatch.check._check_devices", lambda _: None)
     dispatch.forget_launches()
     try:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from dispatch_fakes import H100, MODEL, Machine
+from dispatch_fakes import H100, MODEL, Machine, find
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,10 +21,8 @@ from costmodel.dispatch.launches import Launches
 from costmodel.errors import InvalidInput
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.space import SearchSpace, why_illegal
-from costmodel.gemm.workload import MOST, Workload
+from costmodel.gemm.workload import MOST, MOST_OFFSET, Workload
 from costmodel.tuning.buckets import Buckets, bucket
-from costmodel.tuning.question import at_the_end
-from costmodel.tuning.winners import Question, Winners
 
 N, K = 640, 128
 
@@ -151,27 +149,19 @@ def test_every_m_to_8192_tunes_32_times(machine: Machine) -> None:
 
 
 @pytest.mark.fault("B23")
-def test_an_m_that_the_winner_may_not_run_costs_one_more_tuning_a_bucket(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By scratch memory, which grows with m: the worst that there is."""
+def test_one_winner_serves_all_m_of_a_bucket_that_scratch_memory_limits(machine: Machine) -> None:
+    """Scratch memory grows with m: a configuration is legal for the first m, and not the last."""
     n, k, first, last = 8704, 16384, 1793, 2048
     config = GemmConfig("pointer", 16, 128, 64, 4, 3, split_k=16)
     assert not why_illegal(config, Workload.dense(first, n, k), H100.device)
     assert why_illegal(config, Workload.dense(last, n, k), H100.device)
-    winners: Winners = dispatch.winners
-    real = winners.find(Question(Workload.dense(first, n, k), 0, "auto", MODEL))
-    for key in list(winners._results):
-        winners._results[key] = replace(real, config=config)
     before = costmodel.stats()
-    found = set()
     for m in range(first, last + 1):
-        result = winners.find(Question(Workload.dense(m, n, k), 0, "auto", MODEL))
-        assert result.config is not None
-        assert not why_illegal(result.config, Workload.dense(m, n, k), H100.device)
-        found.add(result.config)
+        result = find(Workload.dense(m, n, k))
+        for chosen in (result.config_at(m), *(ranked for ranked, _ in result.ranked)):
+            assert chosen is not None
+            assert not why_illegal(chosen, Workload.dense(last, n, k), H100.device)
     assert costmodel.stats().since(before).tuned == 1
-    assert len(found) == 2
 
 
 @pytest.mark.fault("B23")
@@ -185,11 +175,21 @@ def test_what_may_run_the_last_m_may_run_all(which: int, m: int, less: int) -> N
 
 
 def test_the_last_m_of_a_bucket_is_one_that_can_be() -> None:
-    most = MOST
-    question = Question(Workload.dense(most - 7, 8, 8), 0)
-    assert Buckets().of(most - 7)[1] > most
-    last, rows = at_the_end(question, Buckets().of(most - 7))
-    assert (last.workload.m, rows) == (most, (most, most))
+    assert Buckets().of(MOST - 7)[1] > MOST
+    assert Buckets().range_of(Workload.dense(MOST - 7, 8, 8))[1] == MOST
+
+
+@given(any_buckets, st.integers(1, MOST), st.integers(1, MOST), st.integers(1, MOST))
+def test_a_range_of_m_is_of_one_class_of_code(buckets: Buckets, m: int, n: int, k: int) -> None:
+    """Where the offsets of a larger product need 64 bits, it has a winner of its own."""
+    workload = Workload.dense(m, n, k)
+    first, last = buckets.range_of(workload)
+    assert first <= m <= last <= MOST
+    if not workload.code.wide:
+        for other in (first, last):
+            assert buckets.range_of(replace(workload, m=other)) == (first, last)
+            span = (other - 1) * max(n, k) + max(n, k) - 1  # of A or of C, in rows
+            assert span <= MOST_OFFSET
 
 
 # --- memory -------------------------------------------------------------------------------------
@@ -213,8 +213,6 @@ def test_any_number_of_m_keeps_memory_level(
     finally:
         tracemalloc.stop()
     assert max(sizes[1:]) <= 1.2 * sizes[0], f"bytes: {sizes}"
-    assert len(dispatch.winners._locks) == 0
-    assert len(dispatch.winners._results) <= Buckets().count(5_120)
 
 
 @pytest.mark.fault("B15", "B23")
@@ -255,10 +253,10 @@ def test_no_call_clears_up_what_thousands_left() -> None:
 @pytest.mark.fault("B23")
 def test_winners_in_memory_are_bounded(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("costmodel.tuning.winners._REMEMBERED", 10)
-    winners = dispatch.winners
     for n in range(64, 64 * 40, 64):
-        winners.find(Question(Workload.dense(8, n, 128), 0, "heuristic", MODEL))
-    assert len(winners._results) == 10
+        find(Workload.dense(8, n, 128), "heuristic")
     before = costmodel.stats()
-    winners.find(Question(Workload.dense(8, 64, 128), 0, "heuristic", MODEL))
-    assert costmodel.stats().since(before).disk_hits == 1, "the rest is on disk"
+    for n in range(64 * 39, 0, -64):
+        find(Workload.dense(8, n, 128), "heuristic")
+    done = costmodel.stats().since(before)
+    assert (done.memory_hits, done.disk_hits) == (10, 29), "the rest is on disk"

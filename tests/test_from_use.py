@@ -30,7 +30,7 @@ from costmodel.models import TrainingTable
 from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.from_use import UNREADABLE, open_cache, used_rows, with_use
 from costmodel.tuning.tuning_result import PREDICTED, Costs, TuningResult
-from costmodel.tuning.winners import Question, bucket, winner_key
+from costmodel.tuning.winners import Winners
 
 PROTOCOL = TimingProtocol().to_dict()
 NEW = Workload.dense(777, 3000, 1500)
@@ -66,7 +66,8 @@ def tuned(workload: Workload, first_us: float = 50.0, count: int = 8) -> TuningR
 def put(cache: WinnerCache, result: TuningResult, **changes: Any) -> Path:
     """Keep it as the tuner does, with changes to its key; the file."""
     workload = result.workload
-    key = winner_key(Question(workload, 0), TARGET, bucket(workload.m)) | changes
+    winners = Winners(cache, target_of=lambda _: TARGET)
+    key = winners.disk_key(winners.key(workload, 0)) | changes
     assert cache.path is not None
     before = set(cache.path.glob("*")) if cache.path.exists() else set()
     cache.put(key, result)
@@ -222,7 +223,7 @@ SPOILED: dict[str, Callable[[Path], object]] = {
     "pickle": lambda path: path.write_bytes(b"\x80\x04cos\nsystem\n(S'true'\ntR."),
     "not a time": lambda path: path.write_text(path.read_text().replace("50.0", "1e999")),
     "an older format": lambda path: path.write_text(
-        path.read_text().replace('"schema": 1', '"schema": 0')
+        path.read_text().replace('"schema": 2', '"schema": 1')
     ),
     "an endless device": spoil_link,
     "a pipe": spoil_pipe,

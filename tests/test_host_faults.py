@@ -44,7 +44,7 @@ ONCE = "meanwhile products are predicted, or computed by torch"
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     """One whose first products are timed and compiled by real processes."""
     found = Machine(monkeypatch, tmp_path)
-    monkeypatch.setattr("costmodel.dispatch.warming._blank_operands", blank_operands)
+    monkeypatch.setattr("costmodel.dispatch.warmup._blank_operands", blank_operands)
     monkeypatch.setattr(Target, "current", classmethod(lambda cls, index=None: H100))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
     monkeypatch.setattr("costmodel.tuning.tuner.compile_for_device", compile_for_device)

@@ -8,16 +8,15 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from dispatch_fakes import H100, MODEL, Machine, operands
+from dispatch_fakes import H100, MODEL, Machine, operands, result_of
 
 import costmodel
-from costmodel.dispatch import dispatch, warming
+from costmodel.dispatch import dispatch, warmup
 from costmodel.dispatch.background import Background
 from costmodel.errors import IllegalConfig, InvalidInput, LaunchError
 from costmodel.gemm.config import GemmConfig
@@ -26,7 +25,6 @@ from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.tuning.modes import MODES, TUNING_MODES
 from costmodel.tuning.tuning_result import PINNED, TuningResult
-from costmodel.tuning.winners import Question
 
 LARGE, SMALL = (24, 640, 128), (24, 48, 128)
 
@@ -37,15 +35,15 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
 
 
 def ask(size: tuple[int, int, int], mode: str | None = None, **options: Any) -> TuningResult:
-    """A call that must be right, and what it went by."""
+    """A call that must be right, and what it went by, whether or not that is kept."""
     a, b = operands(*size)
-    for _ in range(4):  # a job in the background may end between the call and the question
+
+    def call() -> TuningResult | None:
         found = costmodel.matmul(a, b, mode=mode, model=MODEL, **options)
         torch.testing.assert_close(found.float(), a.float() @ b.float(), atol=1e-2, rtol=1e-2)
-        result = costmodel.result_for(a, b, mode=mode, model=MODEL, **options)
-        if result is not None:
-            return result
-    raise AssertionError("nothing is kept of the call")
+        return costmodel.result_for(a, b, mode=mode, model=MODEL, **options)
+
+    return result_of(call)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -85,7 +83,7 @@ def test_topk_has_winners_of_its_own(machine: Machine) -> None:
 
 @pytest.mark.parametrize("known", ["auto", "topk", "exhaustive"])
 def test_never_goes_by_what_was_tuned_before(machine: Machine, known: str) -> None:
-    tuned = dispatch.winners.tune(_question(LARGE, known))
+    tuned = _tune(LARGE, known)
     machine.restart()  # as after `costmodel tune --mode`
     timed = len(machine.bench.timed)
     before = costmodel.stats()
@@ -99,7 +97,7 @@ def test_never_goes_by_what_was_tuned_before(machine: Machine, known: str) -> No
 
 @pytest.mark.fault("B13")
 def test_never_predicts_where_the_winner_no_longer_loads(machine: Machine) -> None:
-    tuned = dispatch.winners.tune(_question(LARGE, "auto"))
+    tuned = _tune(LARGE, "auto")
     assert tuned.config is not None
     machine.restart()
     binary = tuned.config.binary
@@ -109,8 +107,10 @@ def test_never_predicts_where_the_winner_no_longer_loads(machine: Machine) -> No
     assert {e.result.mode for e in dispatch.winners.cache.entries()} == {"auto", "predict"}
 
 
-def _question(size: tuple[int, int, int], mode: str) -> Question:
-    return Question(Workload.dense(*size), -1, mode, MODEL)  # -1: the "device" of CPU tensors
+def _tune(size: tuple[int, int, int], mode: str) -> TuningResult:
+    # -1: the "device" of CPU tensors
+    key = dispatch.winners.key(Workload.dense(*size), -1, mode=mode, model=MODEL)
+    return dispatch.winners.tune(key, size[0])
 
 
 # --- the mode of all calls ----------------------------------------------------------------------
@@ -258,21 +258,12 @@ def test_a_capture_takes_the_best_of_what_is_loaded(machine: Machine) -> None:
     machine.capturing = True
     a, b = operands(700, *LARGE[1:])  # of another bucket
     before = costmodel.stats()
-    launched: list[Any] = []
-    real = dispatch.prepare
-
-    def prepare(*arguments: Any) -> Any:
-        launched.append(real(*arguments))
-        return launched[-1]
-
-    dispatch.prepare, put_back = prepare, real  # type: ignore[assignment]
-    try:
-        costmodel.matmul(a, b, model=MODEL)
-    finally:
-        dispatch.prepare = put_back
+    costmodel.matmul(a, b, model=MODEL)
     assert costmodel.stats().since(before).makeshifts == 1
-    assert launched[0].launch.result.config == winner.config
-    assert not launched[0].keep
+    resolved = machine.take_resolved()
+    assert resolved is not None
+    assert resolved.launch.config == winner.config
+    assert not resolved.is_final
     machine.capturing = False
     assert ask((700, *LARGE[1:]), "auto").timed
 
@@ -383,18 +374,19 @@ def test_a_failure_in_the_background_leaves_the_prediction_and_warns_once(
 def test_a_full_queue_is_asked_again_later(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    background = Background(dispatch.launches.discard, at_most=1)
+    background = Background(at_most=1)
     monkeypatch.setattr(dispatch, "_background", background)
     may_tune = threading.Event()
     machine.bench.before = lambda: may_tune.wait(30)
     sizes = [(24, 640 * i, 128) for i in range(1, 5)]
     for size in sizes:
         ask(size, "background")
-    assert len(background._held) <= 2, "one is under way"
+    before = costmodel.stats()
     may_tune.set()
+    until(lambda: background.is_idle)
+    assert costmodel.stats().since(before).tuned <= 2, "one was under way, and one waited"
     for size in sizes:
         until(lambda size=size: ask(size, "background").timed)  # type: ignore[misc]
-    assert background._refused == set()
 
 
 @pytest.mark.fault("B15")
@@ -423,56 +415,34 @@ def test_many_threads_ask_the_background(machine: Machine) -> None:
     assert costmodel.stats().since(before).tuned == 1
 
 
-def test_a_launch_from_before_a_switch_is_not_kept() -> None:
-    """A job may switch while the call that submitted it is still looking for its answer."""
-    dropped: list[str] = []
-    background = Background(dropped.extend)
-    switched, goes_on = threading.Event(), threading.Event()
-
-    def job(switch: Callable[[], None]) -> None:
-        switch()
-        switched.set()
-        assert goes_on.wait(60)
-
-    before = background.submit("a job", job)
-    assert switched.wait(60)
-    assert not background.hold("a job", "an old launch", before)
-    assert background.hold("a job", "a launch", background.submit("a job", job))
-    goes_on.set()
-    until(lambda: dropped == ["a launch"])
-    assert not background.hold("a job", "an old launch", before), "it is done"
-
-
 @pytest.mark.filterwarnings("ignore:tuning in the background failed")
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, ValueError])
 def test_whatever_a_job_raises_the_next_one_is_done(error: type[BaseException]) -> None:
-    dropped: list[str] = []
-    background = Background(dropped.extend)
+    background = Background()
 
-    def fail(_: Callable[[], None]) -> None:
+    def fail() -> None:
         raise error
 
-    background.submit("wrong", fail)
-    until(lambda: background.has_tried("wrong"))
-    background.submit("right", lambda switch: switch())
-    until(lambda: background.has_tried("right"))
-    background.forget_failures()
-    assert background.submit("wrong", lambda switch: switch()) == 0
-    until(lambda: background.has_tried("wrong"))
+    background.submit("wrong", 0, fail)
+    until(lambda: background.has_finished("wrong", 0))
+    background.submit("right", 0, lambda: None)
+    until(lambda: background.has_finished("right", 0))
+    background.forget()
+    background.submit("wrong", 0, lambda: None)
+    until(lambda: background.has_finished("wrong", 0))
 
 
-@pytest.mark.fault("B27")
 @pytest.mark.parametrize("job", ["time.sleep(600)", "[0 for _ in iter(int, 1)]"])
 def test_the_interpreter_ends_while_the_background_is_busy(job: str) -> None:
     code = f"""
 import time
 from costmodel.dispatch.background import Background
-background = Background(lambda keys: None)
+background = Background()
 started = []
-def work(switch):
+def work():
     started.append(1)
     {job}
-background.submit("a job", work)
+background.submit("a job", 0, work)
 while not started:
     time.sleep(0.01)
 print("done")
@@ -491,7 +461,7 @@ print("done")
 def test_after_warmup_nothing_is_left_to_do_for_any_m_of_the_buckets(
     on_it: Machine, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    monkeypatch.setattr(warming, "_blank_operands", _blank)
+    monkeypatch.setattr(warmup, "_blank_operands", _blank)
     problems = [(16, 640, 128), (33, 640, 128), (600, 48, 128)]
     results = costmodel.warmup(problems, mode=mode, model=MODEL)
     assert [r is not None and r.config is not None for r in results] == [True] * 3
@@ -506,38 +476,6 @@ def test_after_warmup_nothing_is_left_to_do_for_any_m_of_the_buckets(
     assert done.misses == 0
 
 
-@pytest.mark.fault("B49")
-def test_warmup_covers_the_m_that_the_winner_may_not_run(
-    on_it: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By scratch memory: a configuration that is legal for the first m, and not for the last."""
-    size, last = (1793, 8704, 16384), 2048
-    config = GemmConfig("pointer", 16, 128, 64, 4, 3, split_k=16)
-    question = _question(size, "heuristic")
-    found = dispatch.winners.find(question)
-    dispatch.forget_launches()
-    for key in list(dispatch.winners._results):
-        dispatch.winners._results[key] = _with(found, config)
-    monkeypatch.setattr(warming, "_blank_operands", _shapes_only)
-    monkeypatch.setattr("dispatch_fakes.FakeLaunch.__call__", lambda *_: None)
-    costmodel.warmup([size], mode="heuristic", model=MODEL)
-    before = costmodel.stats()
-    for m in (size[0], 1900, 2000, last):
-        a, b, *_ = _shapes_only(Workload.dense(m, *size[1:]), 0)
-        costmodel.matmul(a, b, mode="heuristic", model=MODEL)
-    done = costmodel.stats().since(before)
-    assert (done.prepared, done.predicted, done.loaded) == (2, 0, 0)
-
-
-def _with(result: TuningResult, config: GemmConfig) -> TuningResult:
-    return replace(result, config=config, ranked=((config, None),))
-
-
 def _blank(workload: Workload, index: int) -> tuple[Any, ...]:
     m, n, k = workload.m, workload.n, workload.k
     return torch.zeros(m, k).half(), torch.zeros(k, n).half(), torch.zeros(m, n).half(), None
-
-
-def _shapes_only(workload: Workload, index: int) -> tuple[Any, ...]:
-    sizes = (workload.m, workload.k), (workload.k, workload.n), (workload.m, workload.n)
-    return *(torch.empty(s, dtype=torch.float16) for s in sizes), None

@@ -16,15 +16,14 @@ import torch.distributed as dist
 from dispatch_fakes import H100, MODEL, Machine, operands
 
 import costmodel
-from costmodel.dispatch import dispatch, warming
+from costmodel.dispatch import dispatch, warmup
 from costmodel.errors import InvalidInput, RankError
-from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.space import SearchSpace, why_illegal
+from costmodel.gemm.space import SearchSpace
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.tuning.modes import MODES
+from costmodel.tuning.tuning_key import TuningKey
 from costmodel.tuning.tuning_result import PINNED, TuningResult
-from costmodel.tuning.winners import Question, winner_key
 
 pytestmark = pytest.mark.fault("B29")
 
@@ -37,7 +36,7 @@ PREDICTS = tuple(mode for mode in MODES if mode not in ON_REQUEST)
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     monkeypatch.setattr(Target, "current", classmethod(lambda cls, index=None: H100))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
-    monkeypatch.setattr(warming, "_blank_operands", _blank)
+    monkeypatch.setattr(warmup, "_blank_operands", _blank)
     return Machine(monkeypatch, tmp_path)
 
 
@@ -78,8 +77,11 @@ def warm(mode: str, size: tuple[int, int, int] = SIZE) -> TuningResult:
 
 def tuned(mode: str) -> TuningResult:
     """A winner on disk, of an earlier process."""
-    question = Question(Workload.dense(*SIZE), -1, mode, MODEL)
-    return dispatch.winners.tune(question)
+    return dispatch.winners.tune(key_of(SIZE, mode), SIZE[0])
+
+
+def key_of(size: tuple[int, int, int], mode: str) -> TuningKey:
+    return dispatch.winners.key(Workload.dense(*size), -1, mode=mode, model=MODEL)
 
 
 # --- not agreed on ------------------------------------------------------------------------------
@@ -100,7 +102,7 @@ def test_nothing_is_timed_and_no_disk_is_read(machine: Machine, mode: str) -> No
     done = costmodel.stats().since(before)
     assert (done.predicted, done.misses, done.loaded, done.disk_hits) == (1, 1, 1, 0)
     assert (len(machine.bench.timed), len(dispatch.winners.cache.entries())) == (timed, kept)
-    assert dispatch._background._thread is None
+    assert dispatch._background.is_idle
 
 
 @pytest.mark.usefixtures("group")
@@ -135,7 +137,7 @@ def test_a_background_that_began_before_is_no_answer_inside(machine: Machine) ->
         first = ask(mode="background")
         may_tune.set()
         deadline = time.monotonic() + 60
-        while dispatch._background._held:
+        while not dispatch._background.is_idle:
             assert time.monotonic() < deadline
             time.sleep(0.005)
         assert ask(mode="background") is first
@@ -158,8 +160,7 @@ def test_after_the_group_each_decides_for_itself(machine: Machine) -> None:
 def test_not_even_a_prediction_on_disk_is_read(machine: Machine) -> None:
     found = ask()
     other = next(c for c, _ in found.ranked if c != found.config)
-    question = Question(Workload.dense(32, *SIZE[1:]), -1, "predict", MODEL)
-    key = winner_key(question, H100, (32, 32))
+    key = dispatch.winners.disk_key(key_of(SIZE, "predict"))
     dispatch.winners.cache.put(key, replace(found, config=other))
     machine.restart()
     assert ask().config == found.config
@@ -249,38 +250,6 @@ def test_the_default_mode_is_agreed_on_too(machine: Machine) -> None:
     assert found.config == agreed.config
 
 
-def test_the_m_that_the_winner_may_not_run_get_a_second_one(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By scratch memory: a configuration that is legal for the first m, and not for the last."""
-    n, k, first, last = 8704, 16384, 1793, 2048
-    config = GemmConfig("pointer", 16, 128, 64, 4, 3, split_k=16)
-    question = Question(Workload.dense(first, n, k), -1, "auto", MODEL)
-    monkeypatch.setattr("dispatch_fakes.FakeLaunch.__call__", lambda *_: None)
-    real = dispatch.winners.find(question)
-    for key in list(dispatch.winners._results):
-        dispatch.winners._results[key] = replace(real, config=config)
-    before = costmodel.stats()
-    with in_group():
-        assert warm("auto", (first, n, k)).config == config
-        done = costmodel.stats().since(before)
-        assert (done.tuned, done.loaded) == (1, 2)
-        chosen = set()
-        for m in (first, 1900, 2000, last):
-            a, b, *_ = _blank(Workload.dense(m, n, k), -1)
-            costmodel.matmul(a, b, model=MODEL)
-            result = costmodel.result_for(a, b, model=MODEL)
-            assert result is not None
-            assert result.timed
-            assert result.config is not None
-            assert not why_illegal(result.config, Workload.dense(m, n, k), H100.device)
-            chosen.add(result.config)
-        assert len(chosen) == 2
-        assert config in chosen
-        again = costmodel.stats().since(before)
-        assert (again.tuned, again.predicted, again.loaded) == (1, 0, 2)
-
-
 @pytest.mark.usefixtures("group")
 def test_an_agreed_winner_that_cannot_be_loaded_is_torchs_and_not_tuned_again(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -328,7 +297,7 @@ def test_a_capture_takes_what_is_agreed_on_and_loaded(machine: Machine, mode: st
     agreed = warm(mode)
     dispatch.forget_launches()
     machine.capturing = True
-    launch = captured(SIZE, mode)
+    launch = captured(machine, SIZE, mode)
     assert launch.config == agreed.config
 
 
@@ -343,7 +312,7 @@ def test_a_capture_is_torchs_where_only_something_else_is_loaded(
     machine.capturing = True
     before = costmodel.stats()
     with pytest.warns(RuntimeWarning, match="captured"):
-        launch = captured((700, *SIZE[1:]), mode)
+        launch = captured(machine, (700, *SIZE[1:]), mode)
     assert launch.config is None
     done = costmodel.stats().since(before)
     assert (done.makeshifts, done.predicted, done.tuned, done.loaded) == (1, 0, 0, 0)
@@ -362,20 +331,13 @@ def test_a_capture_takes_no_later_choice_that_happens_to_be_loaded(
     costmodel.unpin(*SIZE)
     machine.capturing = True
     with pytest.warns(RuntimeWarning, match="captured"):
-        assert captured(SIZE, "auto").config is None
+        assert captured(machine, SIZE, "auto").config is None
 
 
-def captured(size: tuple[int, int, int], mode: str) -> Any:
+def captured(machine: Machine, size: tuple[int, int, int], mode: str) -> Any:
     """What a call inside a capture launches."""
-    launched: list[Any] = []
-    real = dispatch.prepare
-
-    def prepare(*arguments: Any) -> Any:
-        launched.append(real(*arguments))
-        return launched[-1]
-
     a, b = operands(*size)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dispatch, "prepare", prepare)
-        costmodel.matmul(a, b, mode=mode, model=MODEL)
-    return launched[0].launch
+    costmodel.matmul(a, b, mode=mode, model=MODEL)
+    resolved = machine.take_resolved()
+    assert resolved is not None
+    return resolved.launch

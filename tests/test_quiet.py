@@ -15,7 +15,7 @@ import pytest
 import test_dispatch
 from made_up_recording import RUN, TARGET
 from test_cli import run
-from test_dispatch import H100, MODEL, SIZES, Bench, question, winners_of
+from test_dispatch import H100, MODEL, SIZES, Bench, find, winners_of
 
 from costmodel.compile.artifact import Artifact
 from costmodel.data.dataset import Dataset
@@ -117,7 +117,7 @@ def test_a_tuning_that_goes_well_says_nothing(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for size in SIZES:
-            winners.find(question(*size))
+            find(winners, *size)
     assert capfd.readouterr() == ("", "")
 
 
@@ -129,7 +129,7 @@ def test_a_full_cache_of_bad_files_is_told_once_for_each_that_was_wanted(
     winners: Winners = winners_of(bench, tmp_path)
     with caplog.at_level(logging.WARNING, "costmodel"):
         for _ in range(3):
-            winners.find(question(*SIZES[0]))
+            find(winners, *SIZES[0])
     assert caplog.records == []
 
 
@@ -164,7 +164,7 @@ from costmodel.processes import SupervisedWorker
 
 begun, tried = threading.Event(), []
 
-def job(switch):
+def job():
     tried.append(1)
     worker = SupervisedWorker(time.sleep, limit_s=60)
     worker.start()
@@ -172,9 +172,9 @@ def job(switch):
     outcome = worker.run(60)  # its process is killed at the end, as all are
     raise RuntimeError(f"timed nothing: {outcome}")
 
-background = Background(lambda keys: None)
-background.submit("first", job)
-background.submit("second", job)
+background = Background()
+background.submit("first", 0, job)
+background.submit("second", 0, job)
 assert begun.wait(60)
 """
 

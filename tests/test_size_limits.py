@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.dispatch.calls import Call
-from costmodel.dispatch.preparing import prepare
+from costmodel.dispatch.resolve_launch import resolve_launch
 from costmodel.errors import ShapeError
 from costmodel.gemm.config import LARGEST, GemmConfig
 from costmodel.gemm.family import family
@@ -99,7 +99,7 @@ def test_operands_past_the_limit_are_refused_with_it(name: str, size: int) -> No
     a, b, out = operands(**sizes)
     nothing: Any = None
     with pytest.raises(ShapeError, match=rf"{name}={size}: expected .* {MOST}"):
-        prepare(Call(a, b), out, nothing, nothing)
+        resolve_launch(Call(a, b), out, nothing, nothing)
     a, b, out = operands(**{**sizes, name: MOST})
     assert getattr(Workload.from_tensors(a, b, out), name) == MOST
 

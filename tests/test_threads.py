@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,30 +13,32 @@ from typing import Any
 import pytest
 import test_dispatch
 import torch
-from test_dispatch import H100, MODEL, SIZES, A, B, Bench, question, winners_of
+from test_dispatch import H100, SIZES, A, B, Bench, find, winners_of
 
 import costmodel
 from costmodel.data.dataset import Dataset
 from costmodel.dispatch import dispatch
 from costmodel.errors import CostModelError
+from costmodel.gemm.workload import Workload
+from costmodel.measure.replay import ReplayRunner
 from costmodel.models import RandomModel
 from costmodel.tuning.cache import WinnerCache
-from costmodel.tuning.winners import Question, Winners
+from costmodel.tuning.winners import Winners
 
 recording, bench = test_dispatch.recording, test_dispatch.bench  # fixtures
 
 
 @pytest.mark.fault("B15")
-def test_threads_that_race_for_one_winner_tune_once(bench: Bench, tmp_path: Path) -> None:
+def test_threads_that_race_for_one_winner_tune_once(recording: Dataset, tmp_path: Path) -> None:
+    bench = SlowBench(recording)
     winners = winners_of(bench, tmp_path)
     barrier = threading.Barrier(8)
     found: list[object] = []
 
     def ask() -> None:
         barrier.wait()
-        found.append(winners.find(question(*SIZES[0])))
+        found.append(find(winners, *SIZES[0]))
 
-    winners._tuned = slowly(winners._tuned)  # type: ignore[method-assign]
     threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -48,14 +50,14 @@ def test_threads_that_race_for_one_winner_tune_once(bench: Bench, tmp_path: Path
     assert all(result is found[0] for result in found)
 
 
-def slowly(tune: Callable[..., Any]) -> Callable[..., Any]:
-    """Long enough for all other threads to come."""
+class SlowBench(Bench):
+    """Takes long enough for all other threads to come."""
 
-    def wait(*arguments: Any) -> Any:
+    @contextmanager
+    def runner(self, wait: bool = True) -> Iterator[ReplayRunner]:
         time.sleep(0.3)
-        return tune(*arguments)
-
-    return wait
+        with super().runner(wait) as runner:
+            yield runner
 
 
 @pytest.mark.fault("B15", "B25")
@@ -78,7 +80,7 @@ def test_two_devices_are_tuned_apart_each_on_its_own(recording: Dataset, tmp_pat
 
     def ask(index: int) -> None:
         barrier.wait()
-        found.append((index, winners.find(replace(question(*SIZES[0]), device_index=index))))
+        found.append((index, find(winners, *SIZES[0], index=index)))
 
     threads = [threading.Thread(target=ask, args=(i % 2,)) for i in range(8)]
     for thread in threads:
@@ -90,7 +92,7 @@ def test_two_devices_are_tuned_apart_each_on_its_own(recording: Dataset, tmp_pat
     assert all(result.target == targets[index] for index, result in found)
     assert len(winners.cache.entries()) == 2
     for index in (0, 1):  # and each finds its own again
-        again = fresh().find(replace(question(*SIZES[0]), device_index=index))
+        again = find(fresh(), *SIZES[0], index=index)
         assert again.target == targets[index]
     assert {i: bench.uses for i, bench in benches.items()} == {0: 1, 1: 1}
 
@@ -102,8 +104,8 @@ def test_the_device_of_the_operands_is_asked_and_not_the_current_one(
     asked: list[int] = []
 
     class Answers:
-        def find(self, question: Question, instead_of: object = None) -> Any:
-            asked.append(question.device_index)
+        def key(self, workload: Workload, device_index: int, **options: Any) -> Any:
+            asked.append(device_index)
             raise LookupError
 
     monkeypatch.setattr(dispatch, "winners", Answers())
@@ -114,7 +116,7 @@ def test_the_device_of_the_operands_is_asked_and_not_the_current_one(
     monkeypatch.setattr(torch.Tensor, "get_device", lambda _: 3)
     with pytest.raises(LookupError):
         costmodel.matmul(A, B)
-    assert asked == [3, 3]
+    assert asked == [3]
 
 
 @pytest.mark.fault("B15")
@@ -125,9 +127,9 @@ def test_a_product_inside_a_tuning_is_an_error_and_no_deadlock(
 
     class Multiplies(RandomModel):
         def predict(self, *arguments: Any) -> Any:
-            winners.find(replace(question(*SIZES[1]), model=MODEL))
+            find(winners, *SIZES[1])
             return super().predict(*arguments)
 
     with pytest.raises(CostModelError, match="multiply with torch there"):
-        winners.find(replace(question(*SIZES[0]), model=Multiplies()))
-    assert winners.find(question(*SIZES[0])).measured, "and the next one works"
+        find(winners, *SIZES[0], model=Multiplies())
+    assert find(winners, *SIZES[0]).measured, "and the next one works"

@@ -28,7 +28,7 @@ from costmodel.hardware.target import Target, Toolchain
 from costmodel.measure.device import DeviceRunner
 from costmodel.measure.replay import ReplayRunner
 from costmodel.measure.timing import Request
-from costmodel.tuning.ranking import rank
+from costmodel.tuning.ranking import rank_by
 from costmodel.tuning.tuner import tune
 from costmodel.tuning.tuning_result import TuningResult
 
@@ -458,9 +458,9 @@ def test_a_result_promises_what_the_ranking_does(
 ) -> None:
     def sure(*arguments: Any, **options: Any) -> Any:
         table = {"1": 0.95, "4": 0.98, "8": 0.99}
-        return replace(rank(*arguments, **options), kept=table, out_of_coverage="m is large")
+        return replace(rank_by(*arguments, **options), kept=table, out_of_coverage="m is large")
 
-    monkeypatch.setattr("costmodel.tuning.tuner.rank", sure)
+    monkeypatch.setattr("costmodel.tuning.tuner.rank_by", sure)
     result = run(FakeRunner(lambda c: ok(50.0)), mode=mode)
     assert result.expected_kept == promised
     assert (result.sure, result.doubt) == (False, "m is large")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from dispatch_fakes import Machine
-from spread_fakes import LAW, K, Law, N, ask, faked
+from bucket_fakes import LAW, K, Law, N, ask, faked
+from dispatch_fakes import Machine, find
 
 import costmodel
 from costmodel.data.candidates import CostModel
@@ -19,8 +19,6 @@ from costmodel.errors import CompileError, CostModelError, LaunchError
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.models.baselines import AnalyticModel, RuleHeuristic
-from costmodel.tuning import ranking
-from costmodel.tuning.question import Question, is_by_model_of
 from costmodel.tuning.tuning_result import TuningResult
 
 
@@ -48,14 +46,15 @@ def product(m: int) -> None:
 
 
 def all_are_by_the_models_of_their_keys() -> bool:
-    return all(is_by_model_of(e.key, e.result) for e in dispatch.winners.cache.entries())
+    entries = dispatch.winners.cache.entries()
+    return all(e.key["model_hash"] == e.result.model_hash for e in entries)
 
 
 @pytest.mark.parametrize("first_m", [2100, 2560])
-def test_a_tuning_that_another_model_overtakes_is_kept_for_neither(
+def test_a_tuning_that_another_model_overtakes_is_of_the_one_that_began_it(
     machine: Machine, first_m: int
 ) -> None:
-    """In the tuning itself, and while the rest of the bucket is found out."""
+    """In the tuning itself, and while the rest of the bucket is planned."""
     costmodel.use(LAW)
     if first_m != 2100:
         product(first_m)
@@ -71,34 +70,17 @@ def test_a_tuning_that_another_model_overtakes_is_kept_for_neither(
     assert all_are_by_the_models_of_their_keys()
 
 
-def test_a_model_that_is_saved_anew_meanwhile_is_another(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    at_path: list[CostModel] = [LAW]
-    monkeypatch.setattr(
-        ranking, "named_model", lambda model: at_path[-1] if model == "path" else model
-    )
-    machine.bench.before = lambda: at_path.append(OTHER)
-    asked = Question(Workload.dense(2100, N, K), -1, "auto", "path")
-    assert dispatch.winners.find(asked).model == "other"
-    assert dispatch.winners.cache.entries() == []
-    again = dispatch.winners.find(asked)
-    assert dispatch.winners.find(asked) is again
-    (entry,) = dispatch.winners.cache.entries()
-    assert (entry.key["model"], entry.result.model) == ("other", "other")
-
-
 @pytest.mark.parametrize("model", [RuleHeuristic(), AnalyticModel(), LAW], ids=type)
 @pytest.mark.parametrize("mode", ["auto", "predict", "heuristic"])
 def test_where_nothing_comes_between_a_winner_is_kept(
     machine: Machine, model: CostModel, mode: str
 ) -> None:
-    asked = Question(Workload.dense(2100, N, K), -1, mode, model)
-    found = dispatch.winners.find(asked)
-    assert dispatch.winners.find(asked) is found
+    asked = Workload.dense(2100, N, K), mode, model
+    found = find(*asked)
+    assert find(*asked) is found
     machine.restart()
     before = costmodel.stats()
-    assert dispatch.winners.find(asked).chosen == found.chosen
+    assert find(*asked).chosen == found.chosen
     assert costmodel.stats().since(before).disk_hits == 1
 
 
@@ -110,8 +92,7 @@ def test_a_winner_on_disk_under_the_key_of_another_model_is_none(machine: Machin
     dispatch.winners.cache.put({**entry.key, "model": "other", "model_hash": OTHER.hash}, found)
     machine.restart()
     before = costmodel.stats()
-    asked = Question(Workload.dense(2100, N, K), -1, "auto", OTHER)
-    assert dispatch.winners.find(asked).model == "other"
+    assert find(Workload.dense(2100, N, K), "auto", OTHER).model == "other"
     assert costmodel.stats().since(before).tuned == 1
 
 
@@ -209,20 +190,9 @@ def test_what_is_chosen_for_want_of_memory_is_for_this_process_alone(machine: Ma
 
 @pytest.mark.fault("B13")
 def test_a_winner_that_was_asked_for_works_again_or_is_replaced_again(machine: Machine) -> None:
-    asked = Question(Workload.dense(2100, N, K), -1, "auto", LAW)
-    winners = dispatch.winners
-    second = winners.find(asked, instead_of=winners.find(asked))
-    assert winners.find(asked, instead_of=second) is second
-    third = winners.tune(asked)
-    assert winners.find(asked, instead_of=third) is not third
-
-
-@pytest.mark.fault("B23")
-def test_no_memory_of_what_was_replaced_grows(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("costmodel.tuning.winners._REMEMBERED", 4)
-    for m in (100, 200, 300, 400, 500, 600):
-        asked = Question(Workload.dense(m, N, K), -1, "heuristic")
-        dispatch.winners.find(asked, instead_of=dispatch.winners.find(asked))
-    assert len(dispatch.winners._replaced) == 4
+    winners, m = dispatch.winners, 2100
+    key = winners.key(Workload.dense(m, N, K), -1, model=LAW)
+    second = winners.replace(key, m, winners.find(key, m), broken=True)
+    assert winners.replace(key, m, second, broken=True) is second
+    third = winners.tune(key, m)
+    assert winners.replace(key, m, third, broken=True) is not third

@@ -39,7 +39,7 @@ def _skipped(ranking: Ranking, model: Path | None) -> Iterator[tuple[GemmConfig,
     workload, target = ranking.workload, ranking.target
     space = SearchSpace.of(workload, target)
     yield from space.rejected.items()
-    known = known_artifacts(answering_model(model, target, workload)[0], target)
+    known = known_artifacts(answering_model(model, target, workload).model, target)
     for config in space.configs:
         artifact = known.get(artifact_key(specialize(workload, config), target))
         if artifact is not None and (reason := _trouble(artifact, target.device.shared_bytes)):

@@ -23,7 +23,6 @@ from costmodel.tuning.ranking import named_model
 from costmodel.tuning.tuner import check_tuning
 from costmodel.tuning.tuner import tune as tune_with
 from costmodel.tuning.tuning_result import TuningResult
-from costmodel.tuning.winners import Question
 
 __all__ = ["matmul_types", "pin", "tune", "unpin"]
 
@@ -169,8 +168,10 @@ def tune(
     named = named_model(model)
     Target.current(device)  # raises NoGpu, which says more than torch would
     index = torch.cuda.current_device() if device is None else device
-    question = Question(workload, index, mode, named, k, include_torch)
-    result = dispatch.winners.tune(question, budget_s=budget_s)
+    key = dispatch.winners.key(
+        workload, index, mode=mode, model=named, k=k, include_torch=include_torch
+    )
+    result = dispatch.winners.tune(key, workload.m, budget_s=budget_s)
     dispatch.forget_launches()
     return result
 

@@ -45,7 +45,7 @@ from costmodel.dispatch.check import (
 )
 from costmodel.dispatch.launches import Launches
 from costmodel.dispatch.outputs import NewOutput
-from costmodel.dispatch.preparing import prepare
+from costmodel.dispatch.resolve_launch import resolve_launch
 from costmodel.dispatch.torch_context import (
     in_forward_level,
     is_autocasting,
@@ -73,7 +73,7 @@ __all__ = [
 
 winners = Winners(WinnerCache())
 launches = Launches()
-_background = Background(launches.discard)
+_background = Background()
 _is_compiling = torch.compiler.is_compiling
 # Tells autograd that an output which it may have kept was written to.
 _written = torch.autograd.graph.increment_version
@@ -137,7 +137,7 @@ def matmul(
 def forget_launches() -> None:
     """Have the next call of each kind look up its winner again."""
     launches.clear()
-    _background.forget_failures()
+    _background.forget()
 
 
 def use(model: str | Path | CostModel | None) -> CostModel | None:
@@ -266,12 +266,10 @@ def _first_call(key: object, call: Call) -> torch.Tensor:
         return multiply_batches(matmul, a, b, call.out, **call.options())
     new_output = NewOutput(a, b, call.out_dtype)
     out = new_output(a) if call.out is None else call.out
-    found = prepare(call, out, winners, _background)
+    found = resolve_launch(call, out, winners, _background)
     count(prepared=1)
-    if key is not None and found.keep:
+    if key is not None and found.is_final:
         launches.put(key, (found.launch, spans_of(out, a, b, bias), new_output), begun)
-        if found.job is not None and not _background.hold(found.job, key, found.switches):
-            launches.discard([key])  # there is a better one meanwhile
     found.launch(a, b, out, bias)
     if call.out is not None:
         _written(out)

@@ -23,7 +23,7 @@ from costmodel.support.counters import count
 from costmodel.support.untrusted import one_line
 from costmodel.tuning.tuning_result import TuningResult
 
-__all__ = ["bring", "first_launch", "loaded_configs"]
+__all__ = ["ensure_loaded", "first_launch", "loaded_configs"]
 
 log = logging.getLogger("costmodel")
 
@@ -33,7 +33,7 @@ _Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 _Key = tuple[Specialization, CodeClass | None, Target, int]
 
 
-def bring(plan: Plan, target: Target, device_index: int) -> Kernel:
+def ensure_loaded(plan: Plan, target: Target, device_index: int) -> Kernel:
     """Compile (or take from Triton's cache) and load all that a plan launches; remembered.
 
     Raises:
@@ -76,20 +76,18 @@ def first_launch(
     result: TuningResult,
     refused: list[type[CostModelError]] | None = None,
 ) -> TritonLaunch | None:
-    """The launch of the first configuration that may run and can be loaded; None if none can.
+    """The launch of the first configuration that can be loaded; None if none can.
 
     Args:
-        configs: in order of preference.
+        configs: legal ones, in order of preference.
         operands: A, B and C, for their strides.
         result: what the launch goes by.
         refused: is told what kind of error each that cannot be loaded was refused with.
     """
     for config in configs:
-        if why_illegal(config, workload, result.target.device):
-            continue
         plan = _plan(workload, config, result.target)
         try:
-            kernel = bring(plan, result.target, device_index)
+            kernel = ensure_loaded(plan, result.target, device_index)
         except (CompileError, LaunchError) as error:
             log.info("%s: %s", config, one_line(error))
             if refused is not None:  # not the error itself, which holds on to the operands
@@ -108,5 +106,5 @@ def _key(plan: Plan, target: Target, device_index: int) -> _Key:
     return plan.spec, code, target, device_index
 
 
-_lock = threading.RLock()  # the handler of a signal may make a first call too
+_lock = threading.Lock()
 _loaded: dict[_Key, tuple[GemmConfig, Kernel]] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from costmodel.dispatch.loading import bring
+from costmodel.dispatch.loading import ensure_loaded
 from costmodel.errors import IllegalConfig
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.kernel_code import kernel_trouble
@@ -33,7 +33,7 @@ def pin_config(
                 f"{config} cannot run {workload} on {target.device.name}: {reason}; "
                 f"SearchSpace.of(workload, target).configs lists those that can"
             )
-        bring(Plan.of(workload, config, target.device.sm_count), target, device_index)
+        ensure_loaded(Plan.of(workload, config, target.device.sm_count), target, device_index)
     result = TuningResult.unranked(
         workload, target, "pinned", config, "pinned by the caller", PINNED
     )

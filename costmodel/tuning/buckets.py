@@ -1,4 +1,4 @@
-"""Which m share a winner, so that a service that sees every m tunes a bounded number of times."""
+"""Ranges of m that share a winner: a service that sees every m tunes a bounded number of times."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from costmodel.errors import InvalidInput
+from costmodel.gemm.workload import MOST, MOST_OFFSET, Workload
 
 __all__ = ["Buckets", "bucket"]
 
@@ -37,8 +38,21 @@ class Buckets:
             raise InvalidInput(f"steps={self.steps!r}: expected a power of two from 1 to 128")
         object.__setattr__(self, "bounds", _as_bounds(self.bounds))  # a list becomes a tuple
 
+    def range_of(self, workload: Workload) -> tuple[int, int]:
+        """The first and the last m that share the winner of a workload.
+
+        The bucket of its m, cut where a larger product would be of another class of code: where
+        its offsets would need 64 bits.
+        """
+        first, last = self.of(workload.m)
+        last = min(last, MOST)
+        most = (MOST_OFFSET + 1) // max(workload.n, workload.k, 1)
+        if workload.code.wide or last <= most:
+            return first, last
+        return (first, most) if workload.m <= most else (max(first, most + 1), last)
+
     def of(self, m: int) -> tuple[int, int]:
-        """The first and the last m that share a winner with this one."""
+        """The first and the last m of the bucket of an m."""
         first, last = self._by_bounds(m) if m <= self._bounded else self._by_steps(m)
         if first <= _SMALL < last:
             return (first, _SMALL) if m <= _SMALL else (_SMALL + 1, last)
@@ -68,7 +82,7 @@ class Buckets:
 
 
 def _as_bounds(bounds: Any) -> tuple[int, ...]:
-    """What a caller gave as bounds, if it is what it should be.
+    """Return the bounds of a caller as a tuple.
 
     Raises:
         InvalidInput: anything but ascending whole numbers over 0.

@@ -31,7 +31,7 @@ from costmodel.tuning.tuning_result import TuningResult
 
 __all__ = ["SCHEMA", "CacheEntry", "WinnerCache", "is_key_of"]
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the files; those of another are ignored."""
 
 # An exhaustive tuning of the whole space takes about one.
@@ -234,7 +234,7 @@ def _content(path: Path) -> bytes:
 
 
 def is_key_of(key: Mapping[str, Any], workload: Workload) -> bool:
-    """Whether a key, as ``winners.winner_key`` makes them, is one of this workload."""
+    """Return True if a key, as ``TuningKey.on_disk`` makes it, is one of this workload."""
     told = {name: x for name, x in workload.to_dict().items() if name != "m"}
     rows = key.get("m")
     return (

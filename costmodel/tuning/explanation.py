@@ -152,7 +152,7 @@ def explain(
             f"place {beyond[0]}: the space has {len(ranking)} distinct configurations"
         )
     rows = [place - 1 for place in places]
-    chosen, _ = answering_model(model, ranking.target, workload)
+    chosen = answering_model(model, ranking.target, workload).model
     candidates = ranking.candidates.take(rows)
     paper = analytic_columns(workload, candidates, ranking.target, binary=True)
     no_factors, start_us, factors = _contributions(chosen, ranking, candidates)

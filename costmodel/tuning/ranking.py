@@ -7,12 +7,12 @@ all configurations are laid out once for each class of code, and a new shape tak
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,12 @@ from costmodel.models.xgb import XgbCostModel
 from costmodel.support.bounded import drop_oldest
 from costmodel.support.untrusted import as_path, file_errors, require, require_count
 
-__all__ = ["Ranking", "answering_model", "named_model", "rank"]
+__all__ = [
+    "Answering", "Ranking", "answering_model", "named_model", "rank", "rank_by",
+    "with_answering",
+]  # fmt: skip
+
+T = TypeVar("T")
 
 _KEPT_LAYOUTS = 32
 _KEPT_MODELS = 8
@@ -153,23 +158,32 @@ def rank(
         for config in configs:
             require("an entry of configs", config, GemmConfig, "a GemmConfig")
     target = target or Target.current()
-    chosen, reservation = answering_model(model, target, workload)
-    try:
-        return _by(chosen, reservation, workload, target, k, configs)
-    except (FileError, ModelError):
-        # A shipped model reads its trees only now: where they cannot be used, it is passed over.
-        if model is not None or answering_model(None, target, workload)[0] is chosen:
-            raise
-        return rank(workload, target, None, k, configs=configs)
+    return with_answering(
+        model, target, workload,
+        lambda answering: rank_by(answering, workload, target, k, configs=configs),
+    )  # fmt: skip
 
 
-def _by(
-    chosen: CostModel, reservation: str, workload: Workload, target: Target, k: int | None,
-    configs: Sequence[GemmConfig] | None,
-) -> Ranking:  # fmt: skip
-    """The ranking by this model, with arguments as of :func:`rank`."""
+def rank_by(
+    answering: Answering,
+    workload: Workload,
+    target: Target,
+    k: int | None = None,
+    *,
+    configs: Sequence[GemmConfig] | None = None,
+    largest: Workload | None = None,
+) -> Ranking:
+    """Rank as :func:`rank` does, by a model that was resolved before.
+
+    Args:
+        largest: rank only what is legal for this product too, of the same n, k and class of code.
+
+    Raises:
+        InvalidInput: no configuration to rank.
+    """
+    chosen = answering.model
     candidates, program, failed = _candidates(
-        workload, target, known_artifacts(chosen, target), configs
+        workload, target, known_artifacts(chosen, target), configs, largest or workload
     )
     if not len(candidates):
         raise InvalidInput(
@@ -190,7 +204,7 @@ def _by(
         target=target,
         model=chosen.name,
         model_hash=str(getattr(chosen, "hash", "")),
-        reservation=reservation,
+        reservation=answering.reservation,
         head=_head(chosen, target, unknown, len(candidates)),
         predicts_latency=chosen.predicts_latency,
         candidates=candidates.take(order),
@@ -227,20 +241,48 @@ def _head(model: CostModel, target: Target, unknown: int, considered: int) -> st
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """The model to ask, and why that is not the one that was named or a perfect one; else empty."""
+
+    model: CostModel
+    reservation: str = ""
+
+
 def answering_model(
     model: CostModel | str | PathLike[str] | None, target: Target, workload: Workload
-) -> tuple[CostModel, str]:
-    """The model to ask, and why that is not the one that was named or a perfect one.
+) -> Answering:
+    """Resolve which model answers.
 
     A learned model that knows nothing of this device or element type is passed over with a
     warning, as :func:`costmodel.models.find_model` does.
     """
     model = named_model(model)
     if model is None:
-        return find_model(target, workload)
+        return Answering(*find_model(target, workload))
     if not isinstance(model, XgbCostModel):
-        return model, ""
-    return find_model(target, workload, model)
+        return Answering(model)
+    return Answering(*find_model(target, workload, model))
+
+
+def with_answering(
+    model: CostModel | str | PathLike[str] | None,
+    target: Target,
+    workload: Workload,
+    do: Callable[[Answering], T],
+) -> T:
+    """Do something by the model that answers.
+
+    A shipped model reads its trees only when it is asked: where they cannot be used, the next model
+    answers.
+    """
+    answering = answering_model(model, target, workload)
+    try:
+        return do(answering)
+    except (FileError, ModelError):
+        if model is not None or answering_model(None, target, workload).model is answering.model:
+            raise
+        return with_answering(None, target, workload, do)
 
 
 def named_model(model: CostModel | str | PathLike[str] | None) -> CostModel | None:
@@ -303,11 +345,14 @@ def _candidates(
     target: Target,
     artifacts: ArtifactTable,
     configs: Sequence[GemmConfig] | None,
+    largest: Workload,
 ) -> tuple[Candidates, NDArray[np.int64], int]:
     """The batch to rank, its programs, and how many were left out: known not to compile or fit."""
     if configs is None:
         layout = _layout(workload, target, artifacts)
         rows = space_rows(workload, target)
+        if largest != workload:  # of configurations that do the same, the first one is in both
+            rows = rows[np.isin(rows, space_rows(largest, target), assume_unique=True)]
     else:
         layout = _Layout.of(workload, target, artifacts, list(dict.fromkeys(configs)))
         rows = np.arange(len(layout.failed))

@@ -26,11 +26,11 @@ from costmodel.models.baselines import RuleHeuristic
 from costmodel.models.xgb import XgbCostModel
 from costmodel.support.untrusted import one_line, require, require_count
 from costmodel.tuning.modes import check_tuning_mode
-from costmodel.tuning.ranking import Ranking, answering_model, rank
+from costmodel.tuning.ranking import Answering, Ranking, rank_by, with_answering
 from costmodel.tuning.trial import Compile, Trial
 from costmodel.tuning.tuning_result import PREDICTED, Costs, TuningResult
 
-__all__ = ["check_tuning", "tune", "untimed_because"]
+__all__ = ["check_tuning", "tune", "tune_by", "untimed_because"]
 
 log = logging.getLogger("costmodel")
 
@@ -79,22 +79,55 @@ def tune(
     check_tuning(workload, k, budget_s)
     if runner is not None and not hasattr(runner, "measure"):
         raise InvalidInput(f"runner is a {type(runner).__name__}: expected a DeviceRunner or such")
+    if target is not None:
+        require("target", target, Target, "a Target, such as Target.named('h100-sxm')")
+    target = target or (runner.target if isinstance(runner, ReplayRunner) else Target.current())
+    if mode == "heuristic":
+        model = RuleHeuristic()
+    return with_answering(
+        model, target, workload,
+        lambda answering: tune_by(
+            answering, workload, target, runner=runner, k=k, mode=mode,
+            include_torch=include_torch, budget_s=budget_s, compile_=compile_,
+        ),
+    )  # fmt: skip
+
+
+def tune_by(
+    answering: Answering,
+    workload: Workload,
+    target: Target,
+    *,
+    runner: Runner | None,
+    k: int,
+    mode: str,
+    include_torch: bool,
+    budget_s: float = inf,
+    compile_: Compile | None = None,
+    largest: Workload | None = None,
+) -> TuningResult:
+    """Tune as :func:`tune` does, by a model that was resolved before.
+
+    Args:
+        largest: choose only what is legal for this product too, see
+            :func:`costmodel.tuning.ranking.rank_by`.
+    """
     start = time.perf_counter()
     replay = runner if isinstance(runner, ReplayRunner) else None
-    target = target or (replay.target if replay else Target.current())
     if compile_ is None and isinstance(runner, DeviceRunner):
         device_compilers().start(_COMPILED_FIRST)  # while the model ranks
-    ranking = rank(
+    ranking = rank_by(
+        answering,
         workload,
         target,
-        RuleHeuristic() if mode == "heuristic" else model,
         None if mode == "exhaustive" else _ATTEMPTS * k,
         configs=replay.configs(workload) if replay else None,
+        largest=largest,
     )
     rank_s = time.perf_counter() - start
     if reason := untimed_because(workload, mode):
         result = _untimed(ranking, mode, k, reason, rank_s, compile_ or _nothing_to_compile)
-        return _or_torch(result, ranking, model) if include_torch else result
+        return _or_torch(result, ranking, answering.model) if include_torch else result
     if runner is None:
         raise InvalidInput(f"mode={mode!r} times candidates: expected a runner, e.g. DeviceRunner")
     compile_ = compile_ or (_nothing_to_compile if replay else compile_for_device)
@@ -185,15 +218,12 @@ def _untimed(
     )
 
 
-def _or_torch(
-    result: TuningResult, ranking: Ranking, model: CostModel | str | PathLike[str] | None
-) -> TuningResult:
+def _or_torch(result: TuningResult, ranking: Ranking, model: CostModel) -> TuningResult:
     """The result, or torch where the model expects it to be faster by more than it may err."""
     expected_us = dict(result.ranked).get(result.config) if result.config else None
-    chosen, _ = answering_model(model, ranking.target, ranking.workload)
-    if expected_us is None or not isinstance(chosen, XgbCostModel) or result.model != chosen.name:
+    if expected_us is None or not isinstance(model, XgbCostModel):
         return result
-    torch_us = chosen.predict_torch(ranking.workload, ranking.target)
+    torch_us = model.predict_torch(ranking.workload, ranking.target)
     if not torch_us < _TORCH_MARGIN * expected_us:
         return result
     why = f"torch is predicted to take {torch_us:.2f} us, the first choice {expected_us:.2f}"

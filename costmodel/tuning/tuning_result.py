@@ -12,8 +12,9 @@ from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.support.untrusted import require_count, take
+from costmodel.tuning.bucket_plan import BucketPlan, Segment
 
-__all__ = ["PINNED", "PREDICTED", "Costs", "Part", "TuningResult"]
+__all__ = ["PINNED", "PREDICTED", "Costs", "TuningResult"]
 
 PREDICTED = "predicted"
 """The ``source`` of a result that rests on no timing."""
@@ -35,21 +36,6 @@ class Costs:
     @property
     def total_s(self) -> float:
         return self.rank_s + self.compile_s + self.measure_s
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Some m of a bucket, and what computes them.
-
-    Attributes:
-        last: up to this m.
-        config: None is torch.
-        latency_us: of the last m that was timed; None where the choice is predicted.
-    """
-
-    last: int
-    config: GemmConfig | None
-    latency_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -77,8 +63,8 @@ class TuningResult:
         expected_kept: the share of the best speed, from 0 to 1, that the ranking promised to keep
             by what was looked at; None where the model cannot tell.
         doubt: why the ranking should not be trusted; empty if it may be.
-        parts: what computes the other m of its bucket, ascending (:mod:`costmodel.tuning.spread`);
-            empty where none was asked for yet: then the choice is that of all.
+        plan: what computes the other m of its bucket; None until one of them is asked for, which
+            the choice serves as well.
     """
 
     workload: Workload
@@ -99,7 +85,7 @@ class TuningResult:
     head: str = ""
     expected_kept: float | None = None
     doubt: str = ""
-    parts: tuple[Part, ...] = ()
+    plan: BucketPlan | None = None
 
     @property
     def sure(self) -> bool | None:
@@ -116,21 +102,19 @@ class TuningResult:
         """Whether the choice rests on timings, and not on a prediction or a wish."""
         return self.source not in (PREDICTED, PINNED)
 
-    def at(self, m: int) -> TuningResult:
-        """The same for another m of the bucket, which something else may compute."""
-        if m == self.workload.m:
-            return self
-        part = next((part for part in self.parts if m <= part.last), None)
-        if part is None or part.config == self.config:
-            return self
-        how = "expected to be faster" if part.latency_us is None else "timed as better around it"
-        why = f"for m={m} {how} than {self.chosen}, which is for {self.workload}"
-        return replace(self, config=part.config, why=why, parts=())
+    def config_at(self, m: int) -> GemmConfig | None:
+        """What computes an m of the bucket, for all of which it is legal; None is torch."""
+        segment = self.plan.at(m) if self.plan and m != self.workload.m else None
+        return segment.config if segment else self.config
 
-    @property
-    def parts_timed(self) -> bool:
-        """Whether the other m of the bucket rest on timings too."""
-        return any(part.latency_us is not None for part in self.parts)
+    def at(self, m: int) -> TuningResult:
+        """The result for another m of the bucket, which something else may compute."""
+        segment = self.plan.at(m) if self.plan and m != self.workload.m else None
+        if segment is None or segment.config == self.config:
+            return self
+        how = "expected to be faster" if segment.latency_us is None else "timed as better around it"
+        why = f"for m={m} {how} than {self.chosen}, which is for {self.workload}"
+        return replace(self, config=segment.config, why=why, plan=None)
 
     @property
     def best_triton(self) -> tuple[GemmConfig, Measurement] | None:
@@ -169,11 +153,11 @@ class TuningResult:
             "reliable": self.reliable,
             "parts": [
                 {
-                    "last": part.last,
-                    "config": part.config.to_dict() if part.config else "torch",
-                    "latency_us": _plain(part.latency_us),
+                    "last": segment.last,
+                    "config": segment.config.to_dict() if segment.config else "torch",
+                    "latency_us": _plain(segment.latency_us),
                 }
-                for part in self.parts
+                for segment in (self.plan.segments if self.plan else ())
             ],
             "costs": asdict(self.costs) | {"total_s": self.costs.total_s},
         }
@@ -223,7 +207,7 @@ def _read(data: Any) -> TuningResult:
         head=take(data, "head", str) if "head" in data else "",
         expected_kept=_number(data, "expected_kept") if "expected_kept" in data else None,
         doubt=take(data, "doubt", str) if "doubt" in data else "",
-        parts=tuple(map(_part, _rows(data, "parts"))) if "parts" in data else (),
+        plan=_plan(_rows(data, "parts")) if "parts" in data else None,
         **texts,
     )
 
@@ -239,10 +223,16 @@ def _config(row: Any) -> GemmConfig:
     return GemmConfig.from_dict(take(row, "config", dict))
 
 
-def _part(row: Any) -> Part:
+def _plan(rows: list[Any]) -> BucketPlan | None:
+    segments = tuple(map(_segment, rows))
+    timed = any(segment.latency_us is not None for segment in segments)
+    return BucketPlan(segments, attempted=timed) if segments else None
+
+
+def _segment(row: Any) -> Segment:
     last = require_count("last", take(row, "last", int))
     config = None if row.get("config") == "torch" else _config(row)
-    return Part(last, config, _number(row, "latency_us") if "latency_us" in row else None)
+    return Segment(last, config, _number(row, "latency_us") if "latency_us" in row else None)
 
 
 def _measurement(m: Measurement) -> dict[str, Any]:

@@ -1,10 +1,9 @@
-"""The winner of each workload: from memory, from disk, or by tuning; each is tuned once.
+"""The winner of each bucket: from memory, from disk, or by tuning; each is tuned once.
 
-Winners are shared by buckets of m, so that a service that sees every m tunes a bounded number of
-times: (n, k) and the class of code are exact, and the first m that is asked for is tuned. When
-another one is asked for, what computes the rest of the bucket is found out, once
-(:mod:`costmodel.tuning.spread`). Where the winner may not run a larger m of the bucket, the last m
-is tuned as well: two at most.
+A bucket of m is the unit of a choice, so that a service that sees every m tunes a bounded number
+of times: (n, k) and the class of code are exact. The first m that is asked for is tuned, among what
+is legal for the whole bucket; when another one comes, the bucket is planned, once
+(:mod:`costmodel.tuning.planning`).
 
 In a process group a winner is what the ranks have agreed on, else what each of them predicts alike:
 what is on the disk of one rank, or was asked first there, does not matter.
@@ -15,35 +14,34 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
-from costmodel.errors import HostError, InvalidInput
+from costmodel.errors import FileError, HostError, InvalidInput, ModelError
 from costmodel.gemm.binaries import compile_for_device
+from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
+from costmodel.models.baselines import RuleHeuristic
+from costmodel.models.xgb import XgbCostModel
 from costmodel.support.bounded import drop_oldest
 from costmodel.support.counters import count
 from costmodel.support.host import warn_of_host
 from costmodel.support.locks import KeyedLocks
+from costmodel.support.untrusted import one_line
+from costmodel.tuning.bucket_plan import NO_PLAN, BucketPlan
 from costmodel.tuning.buckets import Buckets, bucket
 from costmodel.tuning.cache import WinnerCache
-from costmodel.tuning.question import (
-    Question,
-    at_the_end,
-    fits,
-    is_by_model_of,
-    memory_key,
-    serves,
-    winner_key,
-)
-from costmodel.tuning.spreader import Spreader
+from costmodel.tuning.planning import plan_by_prediction, plan_by_timing
+from costmodel.tuning.ranking import Answering, answering_model, named_model
 from costmodel.tuning.timing_bench import Bench, TimingBench
 from costmodel.tuning.trial import Compile
-from costmodel.tuning.tuner import tune, untimed_because
+from costmodel.tuning.tuner import tune_by, untimed_because
+from costmodel.tuning.tuning_key import TuningKey
 from costmodel.tuning.tuning_result import TuningResult
 
-__all__ = ["Question", "Winners", "bucket", "winner_key"]
+__all__ = ["TuningKey", "Winners", "bucket"]
 
 _REMEMBERED = 4096
 # These ask for timings, so that in a process group a prediction is no answer to them.
@@ -53,7 +51,7 @@ log = logging.getLogger("costmodel")
 
 
 class Winners:
-    """Results by question, tuned when they are first asked for. For any number of threads.
+    """Results by key, tuned when they are first asked for. For any number of threads.
 
     Args:
         cache: where they are kept between processes.
@@ -81,127 +79,136 @@ class Winners:
         self._bench_of = bench_of
         self._compile = compile_
         self._lock = threading.Lock()
-        self._results: dict[Any, TuningResult] = {}
-        self._agreed: dict[Any, tuple[TuningResult, ...]] = {}
         self._locks = KeyedLocks()
         self._benches: dict[int, Bench] = {}
-        self._spreader = Spreader(self._bench, compile_)
-        # Memory keys of winners that did not work, and whether they are to go from the disk too.
-        self._replaced: dict[Any, bool] = {}
-        self._forgotten = 0  # times
+        self._memory = _Memory()
+
+    def key(self, workload: Workload, device_index: int, **options: Any) -> TuningKey:
+        """The key of a product.
+
+        Args:
+            options: the other attributes of :class:`TuningKey`; ``model`` may be a directory.
+        """
+        m_range = self.buckets.range_of(workload)
+        options["model"] = named_model(options.get("model"))
+        return TuningKey(replace(workload, m=m_range[1]), m_range, device_index, **options)
 
     def find(
         self,
-        question: Question,
-        instead_of: TuningResult | None = None,
+        key: TuningKey,
+        m: int,
         *,
-        broken: bool = True,
+        whole: bool = False,
         wait: bool = True,
         may_time: bool = True,
     ) -> TuningResult:
-        """The winner: known, on disk, or tuned now; in a process group neither of the latter.
+        """The winner of a bucket, which is legal for all of it: known, on disk, or tuned now.
+
+        In a process group: agreed on, or predicted.
 
         Args:
-            instead_of: a winner that turned out not to work, to be replaced: once, until
-                :meth:`forget`. What came in its place stays, whether or not that works.
-            broken: it works for nobody, and not only not in this process; then it is to go from
-                the disk too.
+            m: one of the bucket; it is tuned if none was, else the bucket is planned.
+            whole: plan the bucket in any case.
             wait: of :meth:`TimingBench.runner`, where something is to be timed.
-            may_time: another m of a bucket that is known may be timed; else it is predicted.
+            may_time: a bucket that is known may be planned by timing; else it is predicted.
 
         Raises:
             InvalidInput: in a process group, a mode that asks for timings, where the ranks have
                 not agreed on a winner.
             HostError: the machine can neither time nor compile. Else it is predicted meanwhile.
         """
-        if question.epoch:
-            return self._in_group(question)
-        rows = self.buckets.of(question.workload.m)
-        result = self._find(question, rows, instead_of, wait, broken)
-        if question.workload.m != result.workload.m:
-            result = self._spread(question, rows, result, wait, may_time)
-        if not fits(result, question.workload):
-            question, rows = at_the_end(question, rows)
-            if instead_of is not None and instead_of.workload.m != question.workload.m:
-                instead_of = None  # it is the first one that did not work
-            result = self._find(question, rows, instead_of, wait, broken)
-        return result
+        if key.epoch:
+            return self._find_in_group(key)
+        memory = self._memory
+        with self._locks.alone(key):
+            found = memory.results.get(key)
+            if found is not None:
+                count(memory_hits=1)
+                if not _lacks_plan(found, None if whole else m, may_time):
+                    return found
+            basis = self._basis(key)
+            if found is None:
+                found = self._read(key, basis, memory)
+            if found is None:
+                count(misses=1)
+                found = self._tune_or_predict(key, m, basis, memory, wait=wait)
+            if _lacks_plan(found, None if whole else m, may_time):
+                found = self._plan(key, m, found, basis, memory, wait=wait, may_time=may_time)
+            return found
 
-    def known(self, question: Question, *, on_disk: bool = True) -> TuningResult | None:
+    def known(self, key: TuningKey, *, on_disk: bool = True) -> TuningResult | None:
         """The winner, if it is in memory, or on disk; waits for no other thread.
 
         In a process group: what was agreed on, or predicted before.
         """
-        if question.epoch:
-            return self._known_in_group(question)
-        rows = self.buckets.of(question.workload.m)
-        result = self._known(question, rows, on_disk)
-        if result is not None and not fits(result, question.workload):
-            result = self._known(*at_the_end(question, rows), on_disk)
-        return result
+        if key.epoch:
+            return self._known_in_group(key)
+        memory = self._memory
+        if (found := memory.results.get(key)) is not None:
+            count(memory_hits=1)
+            return found
+        return self._read(key, self._basis(key), memory) if on_disk else None
 
-    def covers(self, question: Question, result: TuningResult, *, may_time: bool = True) -> bool:
-        """Whether a known winner says what computes this m, and not only that it may."""
-        if question.workload.m == result.workload.m:
-            return True
-        rows = self.buckets.of(question.workload.m)
-        first = self._results.get(memory_key(question, rows), result)
-        # Where the second winner of a bucket stands in, the first was found to have nothing for
-        # this m, if it is spread.
-        spread = result if first.workload.m == result.workload.m else first
-        return self._spreader.model_for(question, rows, spread, may_time=may_time) is None
+    def is_final(
+        self, key: TuningKey, m: int, result: TuningResult, *, may_time: bool = True
+    ) -> bool:
+        """Return True if :meth:`find` would have nothing else for this m than this result."""
+        return bool(key.epoch) or not _lacks_plan(result, m, may_time)
 
-    def tune(self, question: Question, **options: Any) -> TuningResult:
-        """Tune now, whatever is known, and keep the winner; options as of ``tuner.tune``."""
-        rows = self.buckets.of(question.workload.m)
-        name = memory_key(question, rows)
-        with self._locks.alone(name):
-            with self._lock:
-                self._replaced.pop(name, None)
-            return self._tuned(question, rows, options)
+    def replace(
+        self, key: TuningKey, m: int, unwanted: TuningResult, *, broken: bool, wait: bool = True
+    ) -> TuningResult:
+        """Tune again instead of a winner that could not be loaded: once, until :meth:`forget`.
 
-    def of_bucket(self, question: Question, *, may_time: bool = True) -> list[TuningResult]:
-        """The winners of all m of a bucket, outside a process group: one, or two.
+        What came in its place stays, whether or not that works.
 
-        They are spread over the bucket. The second one is for those m that the first may not run.
+        Args:
+            broken: it works for nobody, and not only not in this process: then it goes from the
+                disk too.
         """
-        rows = self.buckets.of(question.workload.m)
-        result = self._find(question, rows, None, True)
-        found = [self._spread(question, rows, result, True, may_time)]
-        last, its_row = at_the_end(question, rows)
-        if not fits(found[0], last.workload):
-            end = self._find(last, its_row, None, True) if may_time else self._known(last, its_row)
-            found += [] if end is None else [end]
-        return found
+        memory = self._memory
+        with self._locks.alone(key):
+            found = memory.results.get(key, unwanted)
+            if key not in memory.replaced and _same_tuning(found, unwanted):
+                workload = key.workload(m)
+                log.warning("%s no longer works for %s: tuning again", unwanted.chosen, workload)
+                memory.note_replaced(key, for_all=broken)
+                basis = self._basis(key)
+                if broken:
+                    self.cache.discard(basis.disk_key)
+                count(misses=1)
+                self._tune_or_predict(key, m, basis, memory, wait=wait)
+        return self.find(key, m, wait=wait)
 
-    def key(self, question: Question) -> dict[str, Any]:
-        """All that the choice for the bucket of this workload rests on, on this device."""
-        return self._key(question, self.buckets.of(question.workload.m))
+    def tune(self, key: TuningKey, m: int, *, budget_s: float = inf) -> TuningResult:
+        """Tune now, whatever is known, and keep the winner."""
+        memory = self._memory
+        with self._locks.alone(key):
+            memory.replaced.pop(key, None)
+            return self._tune(key, m, self._basis(key), memory, budget_s=budget_s)
 
-    def agree(self, question: Question, results: Sequence[TuningResult]) -> None:
-        """Make these the bucket's winners in the process group; of each m the first that fits."""
-        name = memory_key(question, self.buckets.of(question.workload.m))
-        with self._lock:
-            self._agreed[name] = tuple(results)
+    def disk_key(self, key: TuningKey) -> dict[str, Any]:
+        """All that the choice for a bucket rests on, on this device, readable."""
+        return self._basis(key).disk_key
 
-    def disagree(self, question: Question) -> None:
-        """No longer hold the ranks to winners."""
-        with self._lock:
-            self._agreed.pop(memory_key(question, self.buckets.of(question.workload.m)), None)
+    def agree(self, key: TuningKey, result: TuningResult) -> None:
+        """Hold the ranks of the key's process group to this winner."""
+        self._memory.agreed[key] = result
+
+    def disagree(self, key: TuningKey) -> None:
+        """No longer hold the ranks to a winner."""
+        self._memory.agreed.pop(key, None)
 
     def forget(self) -> None:
         """Drop what is in memory, not what is on disk."""
-        with self._lock:
-            self._results.clear()
-            self._agreed.clear()
-            self._replaced.clear()
-            self._spreader.forget()
-            self._forgotten += 1
+        self._memory = _Memory()  # who began before adds to the old one, which nobody asks
 
-    def _in_group(self, question: Question) -> TuningResult:
-        if (found := self._known_in_group(question)) is not None:
+    # --- in a process group -------------------------------------------------------------------
+
+    def _find_in_group(self, key: TuningKey) -> TuningResult:
+        if (found := self._known_in_group(key)) is not None:
             return found
-        mode = question.mode
+        mode = key.mode
         if mode in _TIMED_ON_REQUEST:
             raise InvalidInput(
                 f"mode={mode!r} in a process group, where each rank would choose by timings of its "
@@ -210,155 +217,162 @@ class Winners:
             )
         if mode == "auto":
             _say_once()
-            return self._in_group(replace(question, mode="predict"))
-        # By the last m, whichever m this rank was asked for first.
-        last, its_row = at_the_end(question, self.buckets.of(question.workload.m))
-        return self._find(last, its_row, None, True)
-
-    def _known_in_group(self, question: Question) -> TuningResult | None:
-        rows = self.buckets.of(question.workload.m)
-        for agreed in self._agreed.get(memory_key(question, rows), ()):
-            if fits(agreed, question.workload):
-                count(memory_hits=1)
-                return agreed
-        if question.mode in _TIMED_ON_REQUEST:
-            return None
-        if question.mode == "auto":
-            return self._known_in_group(replace(question, mode="predict"))
-        return self._known(*at_the_end(question, rows), on_disk=False)
-
-    def _find(
-        self,
-        question: Question,
-        rows: tuple[int, int],
-        instead_of: TuningResult | None,
-        wait: bool,
-        broken: bool = True,
-    ) -> TuningResult:
-        name = memory_key(question, rows)
-        with self._locks.alone(name):
-            if instead_of is None or name in self._replaced:
-                # Else what does not work here would be tuned anew at each m of its bucket.
-                found, unwanted = self._known(question, rows, on_disk=not question.epoch), None
-            else:  # what is on disk is what turned out not to work
-                found, unwanted = self._results.get(name), instead_of
-            if found is not None and not (unwanted and _same_tuning(found, unwanted)):
+            key = replace(key, mode="predict")
+        memory = self._memory
+        with self._locks.alone(key):
+            if (found := memory.results.get(key)) is not None:
                 return found
-            if unwanted is not None:
-                self._replace(question, rows, unwanted, broken)
             count(misses=1)
-            try:
-                return self._tuned(question, rows, {}, wait)
-            except HostError as error:
-                if untimed_because(question.workload, question.mode):
-                    raise
-                warn_of_host(error)
-                return self._tuned(question, rows, {"mode": "predict"})
+            # The last m, whichever m this rank was asked for first.
+            return self._tune(key, key.m_range[1], self._basis(key), memory)
 
-    def _replace(
-        self, question: Question, rows: tuple[int, int], unwanted: TuningResult, broken: bool
-    ) -> None:
-        """Have a winner that does not work tuned again, this once."""
-        log.warning("%s no longer works for %s: tuning again", unwanted.chosen, question.workload)
-        with self._lock:
-            self._replaced[memory_key(question, rows)] = broken
-            drop_oldest(self._replaced, _REMEMBERED)
-        if broken:
-            self.cache.discard(self._key(question, rows))
-
-    def _spread(
-        self,
-        question: Question,
-        rows: tuple[int, int],
-        result: TuningResult,
-        wait: bool,
-        may_time: bool,
-    ) -> TuningResult:
-        """The winner with what computes the other m of its bucket."""
-        model_for = functools.partial(self._spreader.model_for, question, rows, may_time=may_time)
-        name, forgotten = memory_key(question, rows), self._forgotten
-        if model_for(result) is None:
-            return result
-        key = self._key(question, rows)  # before it takes its time, as for a tuning
-        with self._locks.alone(name):
-            found = self._results.get(name, result)
-            if (model := model_for(found)) is None:  # another thread was faster
+    def _known_in_group(self, key: TuningKey) -> TuningResult | None:
+        memory = self._memory
+        instead = [replace(key, mode="predict")] if key.mode == "auto" else []
+        for each in (key, *instead):
+            if (found := memory.agreed.get(each) or memory.results.get(each)) is not None:
+                count(memory_hits=1)
                 return found
-            kept = None if question.epoch else self.cache.get(key)
-            if kept is not None and _spread_alike(kept, found) and model_for(kept) is None:
-                self._remember(name, kept, forgotten)
-                return kept
-            found = self._spreader.spread(
-                question, rows, found, model, wait=wait, may_time=may_time
-            )
-            if self._remember(name, found, forgotten):
-                if found.timed and may_time and not found.parts_timed:
-                    self._spreader.give_up(question, rows)
-                self._put(question, rows, key, found)
-        return found
+        return None
 
-    def _known(
-        self, question: Question, rows: tuple[int, int], on_disk: bool = True
-    ) -> TuningResult | None:
-        name, forgotten = memory_key(question, rows), self._forgotten
-        if (found := self._results.get(name)) is not None:
-            count(memory_hits=1)
-            return found
-        if not on_disk:
-            return None
-        target = self.target_of(question.device_index)
-        found = self.cache.get(key := self._key(question, rows))
-        usable = found is not None and serves(found, rows, target, question)
-        if found is None or not (usable and is_by_model_of(key, found)):
+    # --- what a choice takes ------------------------------------------------------------------
+
+    def _basis(self, key: TuningKey) -> _Basis:
+        target = self.target_of(key.device_index)
+        answering = Answering(RuleHeuristic())
+        if key.mode != "heuristic":
+            answering = answering_model(key.model, target, key.largest)
+        return _Basis(target, answering, key.on_disk(target, answering.model))
+
+    def _read(self, key: TuningKey, basis: _Basis, memory: _Memory) -> TuningResult | None:
+        """The winner on disk, remembered from now on."""
+        found = self.cache.get(basis.disk_key)
+        if found is None or not key.accepts(found, basis.target, basis.answering.model):
             return None
         count(disk_hits=1)
-        self._remember(name, found, forgotten)
+        if not _can_plan(key, found, basis):
+            found = replace(found, plan=NO_PLAN)
+        memory.remember(key, found)
         return found
 
-    def _tuned(
-        self,
-        question: Question,
-        rows: tuple[int, int],
-        options: Mapping[str, Any],
-        wait: bool = True,
+    def _tune_or_predict(
+        self, key: TuningKey, m: int, basis: _Basis, memory: _Memory, *, wait: bool
     ) -> TuningResult:
-        """Choose, and keep the choice in memory, and on disk if it would be made again."""
-        # Before it takes its seconds: meanwhile another model may come to answer.
-        key, forgotten = self._key(question, rows), self._forgotten
-        options = {
-            "target": self.target_of(question.device_index), "model": question.model,
-            "mode": question.mode, "k": question.k, "include_torch": question.include_torch,
-            **options,
-        }  # fmt: skip
-        if untimed_because(question.workload, options["mode"]):
-            result = tune(question.workload, runner=None, compile_=self._compile, **options)
-            if options["mode"] != question.mode:  # in place of timings: not to be kept on disk
-                result = replace(result, reliable=False)
-        else:
-            with self._bench(question.device_index).runner(wait) as runner:
-                result = tune(question.workload, runner=runner, **options)
+        """Tune; where this machine cannot, predict, and keep that in this process only."""
+        try:
+            return self._tune(key, m, basis, memory, wait=wait)
+        except HostError as error:
+            if untimed_because(key.workload(m), key.mode):
+                raise
+            warn_of_host(error)
+        return self._tune(key, m, basis, memory, mode="predict")
+
+    def _tune(
+        self,
+        key: TuningKey,
+        m: int,
+        basis: _Basis,
+        memory: _Memory,
+        *,
+        mode: str | None = None,
+        wait: bool = True,
+        budget_s: float = inf,
+    ) -> TuningResult:
+        """Choose, and keep the choice in memory, and on disk if it would be made again.
+
+        Args:
+            mode: instead of the key's, whose choice it then is not.
+        """
+        workload, named = key.workload(m), mode or key.mode
+        tune = functools.partial(
+            tune_by, basis.answering, workload, basis.target, k=key.k, mode=named,
+            include_torch=key.include_torch, budget_s=budget_s, largest=key.largest,
+        )  # fmt: skip
+        try:
+            if untimed_because(workload, named):
+                result = tune(runner=None, compile_=self._compile)
+            else:
+                with self._bench(key.device_index).runner(wait) as runner:
+                    result = tune(runner=runner)
+        except (FileError, ModelError):  # it read its trees only now: the next one answers
+            again = self._basis(key)
+            if key.model is not None or again.answering.model is basis.answering.model:
+                raise
+            return self._tune(key, m, again, memory, mode=mode, wait=wait, budget_s=budget_s)
+        if named != key.mode:
+            result = replace(result, reliable=False)
+        if not _can_plan(key, result, basis):
+            result = replace(result, plan=NO_PLAN)
         count(
             tuned=int(result.timed), predicted=int(not result.timed),
             timed=result.costs.timed, compiled=result.costs.compiled,
         )  # fmt: skip
-        if not is_by_model_of(key, result):  # as that model has it, it was not chosen yet
-            return result
-        self._remember(memory_key(question, rows), result, forgotten)
-        self._spreader.try_anew(question, rows)
-        self._put(question, rows, key, result)
+        self._keep(key, result, basis, memory)
         return result
 
-    def _put(
+    def _plan(
         self,
-        question: Question,
-        rows: tuple[int, int],
-        key: Mapping[str, Any],
+        key: TuningKey,
+        m: int,
         result: TuningResult,
-    ) -> None:
-        """Keep on disk what would be chosen again, by any process that has this key."""
-        for_all = self._replaced.get(memory_key(question, rows), True)
-        if result.reliable and not question.epoch and for_all and is_by_model_of(key, result):
-            self.cache.put(key, result)
+        basis: _Basis,
+        memory: _Memory,
+        *,
+        wait: bool,
+        may_time: bool,
+    ) -> TuningResult:
+        """The winner with a plan of its bucket, timed if the winner was and that works."""
+        model = basis.answering.model
+        if not isinstance(model, XgbCostModel) or not _can_plan(key, result, basis):
+            return result  # another one came to answer
+        kept = self.cache.get(basis.disk_key)  # another process may have planned it meanwhile
+        if (
+            kept is not None
+            and _same_tuning(kept, result)
+            and key.accepts(kept, basis.target, model)
+            and not _lacks_plan(kept, None, may_time)
+        ):
+            memory.remember(key, kept)
+            return kept
+        plan = None
+        timing = result.timed and may_time
+        if timing:
+            plan = self._timed_plan(key, m, result, model, wait)
+        if plan is None:
+            try:
+                plan = plan_by_prediction(result, key.m_range, model, attempted=timing)
+            except (FileError, ModelError) as error:  # its trees are read only now
+                log.warning("%s: nothing is predicted of its other m: %s", result.workload, error)
+                return result
+        result = replace(result, plan=plan)
+        self._keep(key, result, basis, memory)
+        return result
+
+    def _timed_plan(
+        self, key: TuningKey, m: int, result: TuningResult, model: XgbCostModel, wait: bool
+    ) -> BucketPlan | None:
+        """A plan by timing; None where that fails, for the product can be computed without it."""
+        try:
+            with self._bench(key.device_index).runner(wait) as runner:
+                plan, costs = plan_by_timing(
+                    result, key.m_range, model, runner, self._compile, first=m
+                )
+        except Exception as error:
+            told = one_line(f"{type(error).__name__}: {error}")
+            log.warning("%s: the other m of its bucket are not timed: %s", result.workload, told)
+            return None
+        count(timed=costs.timed, compiled=costs.compiled)
+        log.info(
+            "%s: %d timed for the other m of its bucket, in %.2f s",
+            result.workload, costs.timed, costs.total_s,
+        )  # fmt: skip
+        return plan
+
+    def _keep(self, key: TuningKey, result: TuningResult, basis: _Basis, memory: _Memory) -> None:
+        """Keep in memory, and on disk what any process with this key would choose again."""
+        memory.remember(key, result)
+        if result.reliable and not key.epoch and memory.replaced.get(key, True):
+            self.cache.put(basis.disk_key, result)
 
     def _bench(self, index: int) -> Bench:
         with self._lock:
@@ -366,26 +380,62 @@ class Winners:
                 self._benches[index] = self._bench_of(index)
             return self._benches[index]
 
-    def _remember(self, name: Any, result: TuningResult, forgotten: int) -> bool:
-        """Keep in memory what was begun when so often had been forgotten; else it is of before."""
+
+class _Memory:
+    """What a process knows until it is told to forget: then all of it goes at once.
+
+    Attributes:
+        results: the winner of each key; of too many, the oldest go, and may still be on disk.
+        agreed: those that the ranks of a process group hold to.
+        replaced: keys of winners that could not be loaded, and whether what is found instead is
+            for all processes. They are tuned again once, and not at each m of their bucket.
+    """
+
+    def __init__(self) -> None:
+        self.results: dict[TuningKey, TuningResult] = {}
+        self.agreed: dict[TuningKey, TuningResult] = {}
+        self.replaced: dict[TuningKey, bool] = {}
+        self._lock = threading.Lock()
+
+    def remember(self, key: TuningKey, result: TuningResult) -> None:
         with self._lock:
-            if forgotten != self._forgotten:
-                return False
-            self._results[name] = result
-            drop_oldest(self._results, _REMEMBERED)  # which may still be on disk
-            return True
+            self.results[key] = result
+            drop_oldest(self.results, _REMEMBERED)
 
-    def _key(self, question: Question, rows: tuple[int, int]) -> dict[str, Any]:
-        return winner_key(question, self.target_of(question.device_index), rows)
+    def note_replaced(self, key: TuningKey, *, for_all: bool) -> None:
+        with self._lock:
+            self.replaced[key] = for_all
+            drop_oldest(self.replaced, _REMEMBERED)
 
 
-def _spread_alike(kept: TuningResult, found: TuningResult) -> bool:
-    """Whether another process has spread this very winner meanwhile."""
-    return bool(kept.parts) and _same_tuning(kept, found)
+@dataclass(frozen=True, slots=True)
+class _Basis:
+    """What a choice rests on: resolved once, before the choice takes its seconds."""
+
+    target: Target
+    answering: Answering
+    disk_key: dict[str, Any] = field(repr=False)
+
+
+def _lacks_plan(result: TuningResult, m: int | None, may_time: bool) -> bool:
+    """Return True if the bucket is still to be planned for this m; for any m, if it is None."""
+    if m == result.workload.m:
+        return False
+    plan = result.plan
+    return plan is None or (may_time and result.timed and not plan.attempted)
+
+
+def _can_plan(key: TuningKey, result: TuningResult, basis: _Basis) -> bool:
+    """Return True if the model that ranked can extrapolate to another m of the bucket."""
+    model = basis.answering.model
+    if not isinstance(model, XgbCostModel) or key.m_range[0] == key.m_range[1]:
+        return False
+    # What another model says of the timings is not comparable.
+    return model.hash == result.model_hash
 
 
 def _same_tuning(a: TuningResult, b: TuningResult) -> bool:
-    """Whether they are of one tuning, which one of them may lack the parts of."""
+    """Return True if both are of one tuning, whatever their plans."""
     return (a.workload, a.config, a.why, a.costs) == (b.workload, b.config, b.why, b.costs)
 
 

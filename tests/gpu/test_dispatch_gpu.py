@@ -21,8 +21,9 @@ from costmodel.gemm.workload import Workload, kind_options
 from costmodel.hardware.target import Target
 from costmodel.launch.plan import Plan
 from costmodel.launch.torch_product import TorchLaunch
+from costmodel.models import RuleHeuristic
 from costmodel.tuning.cache import WinnerCache
-from costmodel.tuning.winners import Question, Winners, bucket, winner_key
+from costmodel.tuning.winners import Winners, bucket
 
 pytestmark = [
     pytest.mark.gpu,
@@ -170,7 +171,7 @@ def test_warmup_of_other_types_leaves_nothing_to_do(cold, switch, monkeypatch):
     costmodel.warmup([(40, 384, 512)], dtype="float32", mode="predict")
     costmodel.warmup([(40, 384, 512)], out_dtype="float32", mode="predict")
     calls = []
-    monkeypatch.setattr(dispatch, "prepare", lambda *args: calls.append(args))
+    monkeypatch.setattr(dispatch, "resolve_launch", lambda *args: calls.append(args))
     a, b = operands(40, 384, 512, torch.float32)
     costmodel.matmul(a, b, mode="predict")
     costmodel.matmul(a.half(), b.half(), out_dtype=torch.float32, mode="predict")
@@ -260,7 +261,7 @@ def test_tuned_once_kept_on_disk_and_read_back(cold, monkeypatch):
     def no_tuning(*args: object, **kwargs: object) -> None:
         raise AssertionError("tuned again")
 
-    monkeypatch.setattr("costmodel.tuning.winners.tune", no_tuning)
+    monkeypatch.setattr("costmodel.tuning.winners.tune_by", no_tuning)
     monkeypatch.setattr(dispatch, "winners", Winners(WinnerCache(cold.cache.path)))
     dispatch.forget_launches()
     require_close(costmodel.matmul(a, b), a, b)
@@ -375,13 +376,13 @@ def test_threads_tune_each_question_once(cold, monkeypatch):
     from costmodel.tuning import winners as module
 
     tuned = []
-    real = module.tune
+    real = module.tune_by
 
-    def counted(workload, **options):
+    def counted(answering, workload, target, **options):
         tuned.append(workload)
-        return real(workload, **options)
+        return real(answering, workload, target, **options)
 
-    monkeypatch.setattr(module, "tune", counted)
+    monkeypatch.setattr(module, "tune_by", counted)
     shapes = [(80, 640, 768), (96, 640, 768), (200, 320, 768), (16, 2048, 1024)]
     expected = {(bucket(m), n, k) for m, n, k in shapes}
     pairs = [operands(*s) for s in shapes]
@@ -411,7 +412,7 @@ def test_warmup_leaves_nothing_to_do(cold, monkeypatch):
     (result,) = costmodel.warmup([(40, 384, 512)], mode="predict")
     assert result is not None
     calls = []
-    monkeypatch.setattr(dispatch, "prepare", lambda *args: calls.append(args))
+    monkeypatch.setattr(dispatch, "resolve_launch", lambda *args: calls.append(args))
     a, b = operands(40, 384, 512)
     require_close(costmodel.matmul(a, b, mode="predict"), a, b)
     assert not calls
@@ -428,11 +429,12 @@ def test_tune_takes_tensors_and_matmul_goes_by_it(cold):
 @pytest.mark.fault("B16")
 def test_the_key_tells_devices_and_modes_apart(winners):
     target = Target.current()
-    question = Question(Workload.dense(8, 16, 32), 0, "predict")
-    key = winner_key(question, target, (5, 8))
+    asked = winners.key(Workload.dense(8, 16, 32), 0, mode="predict")
+    model = RuleHeuristic()
+    key = asked.on_disk(target, model)
     other = replace(target, device=replace(target.device, product="NVIDIA Other"))
-    assert key != winner_key(question, other, (5, 8))
-    assert key != winner_key(replace(question, mode="heuristic"), target, (5, 8))
+    assert key != asked.on_disk(other, model)
+    assert key != replace(asked, mode="heuristic").on_disk(target, model)
 
 
 @pytest.mark.fault("B52")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import costmodel
-from costmodel.dispatch import dispatch, loading, preparing
+from costmodel.dispatch import dispatch, loading, resolve_launch
 from costmodel.errors import CompileError, IllegalConfig
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.space import SearchSpace
@@ -36,7 +36,7 @@ def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Winners]:
     fresh = Winners(WinnerCache(tmp_path))
     monkeypatch.setattr(dispatch, "winners", fresh)
     monkeypatch.setattr(loading, "_loaded", {})
-    monkeypatch.setattr(preparing, "_warned", False)
+    monkeypatch.setattr(resolve_launch, "_has_warned", False)
     dispatch.forget_launches()
     yield fresh
     dispatch.forget_launches()
@@ -239,8 +239,8 @@ def test_the_other_m_of_a_bucket_are_timed_once(cold):
     of_parts = 3 * 8  # m of each; for each up to five choices, torch among them
     assert of_parts <= first.timed <= 5 * of_parts
     (entry,) = cold.cache.entries()
-    assert entry.result.parts_timed
-    assert entry.result.parts[-1].last == 640
+    assert entry.result.plan.timed
+    assert entry.result.plan.segments[-1].last == 640
     before = costmodel.stats()
     for m in range(513, 641, 7):
         require_close(costmodel.matmul(a[:m], b), a[:m], b)

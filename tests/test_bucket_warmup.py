@@ -6,23 +6,20 @@ The machine's torch can be made the fastest at some m, as cuBLAS is on a GPU.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from dispatch_fakes import MODEL, Machine
-from spread_fakes import LAW, K, N, ask, best_us, faked, law_us
+from bucket_fakes import LAW, K, N, ask, best_us, faked, law_us
+from dispatch_fakes import Machine
 
 import costmodel
-from costmodel.data.measurement import Measurement
 from costmodel.dispatch import dispatch
 from costmodel.errors import RankError
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
-from costmodel.tuning.winners import Question
 
 BUCKET = (2049, 2560)
 
@@ -57,31 +54,6 @@ def test_a_part_that_ends_at_the_m_that_was_tuned_is_loaded_too(
     assert len(chosen) > 1
     done = costmodel.stats().since(before)
     assert (done.tuned, done.timed, done.loaded) == (0, 0, 0)
-
-
-@pytest.mark.fault("B49")
-def test_the_first_winner_is_loaded_where_the_second_computes_the_m_that_is_warmed(
-    machine: Machine,
-) -> None:
-    n, k, first, last = 8704, 16384, 1793, 2048
-    config = GemmConfig("pointer", 16, 128, 64, 4, 3, split_k=16)  # which may not run the last m
-    asked = Question(Workload.dense(first, n, k), -1, "auto", MODEL)
-    real = dispatch.winners.find(asked)
-    winner = replace(real, config=config, measured=((config, Measurement("ok", 1.0)),))
-    dispatch.winners.cache.put(dispatch.winners.key(asked), winner)
-    machine.restart()
-    for _ in range(2):  # the second winner is tuned, then on disk
-        (warmed,) = costmodel.warmup([(last, n, k)], model=MODEL)
-        assert warmed is not None
-        assert warmed.config != config
-        before = costmodel.stats()
-        a, b = (torch.empty(s, dtype=torch.float16) for s in ((first, k), (k, n)))
-        costmodel.matmul(a, b, model=MODEL)
-        found = costmodel.result_for(a, b, model=MODEL)
-        assert found is not None
-        assert found.config == config
-        assert costmodel.stats().since(before).loaded == 0
-        machine.restart()
 
 
 @pytest.mark.fault("B08", "B49")
@@ -131,7 +103,8 @@ def test_where_a_part_has_torch_the_background_needs_no_winner(machine: Machine)
     assert costmodel.stats().since(before).tuned == 0
     (entry,) = dispatch.winners.cache.entries()
     assert entry.result.config == winner
-    assert entry.result.parts_timed
+    assert entry.result.plan is not None
+    assert entry.result.plan.timed
 
 
 @pytest.mark.fault("B05")

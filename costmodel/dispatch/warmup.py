@@ -19,11 +19,10 @@ from costmodel.hardware.target import Target
 from costmodel.launch.fast import Launch
 from costmodel.support.host import warn_of_host
 from costmodel.tuning import modes
-from costmodel.tuning.question import fits
 from costmodel.tuning.ranking import named_model
 from costmodel.tuning.ranks import Ranks, epoch
+from costmodel.tuning.tuning_key import TuningKey
 from costmodel.tuning.tuning_result import TuningResult
-from costmodel.tuning.winners import Question
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -135,12 +134,23 @@ class _Call:
         """A call like this one of another product."""
         return _Call.blank(workload, self.index, self.mode, self.options["model"])
 
-    def question(self) -> Question:
-        """What the call asks, as torch's switches are now."""
+    def classes(self) -> list[_Call]:
+        """The call, and one of the bucket's last m where that is of another class of code."""
+        last = self.with_last_m()
+        return [self] if last is None or last.code == self.workload.code else [self, self.of(last)]
+
+    def mode_now(self) -> str:
+        """The mode that the call has, as torch's switches are now."""
         deterministic = torch.are_deterministic_algorithms_enabled()
-        mode = modes.deterministic(self.mode) if deterministic else self.mode
-        model = named_model(self.options["model"])
-        return Question(self.workload, self.index, mode, model, epoch=epoch())
+        return modes.deterministic(self.mode) if deterministic else self.mode
+
+    def keys(self) -> list[TuningKey]:
+        """Those whose winners the call takes, the most thorough first; it finds the last itself."""
+        model = self.options["model"]
+        return [
+            dispatch.winners.key(self.workload, self.index, mode=mode, model=model, epoch=epoch())
+            for mode in modes.winners_of(self.mode_now())
+        ]
 
     def launched(self) -> Launch | None:
         """None if thousands of others were prepared meanwhile, by other threads."""
@@ -160,56 +170,50 @@ def _warm(call: _Call, check: Callable[[Launch], None] = lambda launch: None) ->
     if launch is None or launch.result is None:
         return launch
     check(launch)
-    last = call.with_last_m()
-    if last is not None:
-        if last.m != call.workload.m:
-            _check_launched(call.of(last), check)
-        _warm_parts(call, check)
-        if last.code != call.workload.code:  # which is tuned for itself
-            _warm_parts(call.of(last), check)
+    for other in _others_of_bucket(call):
+        if (found := other.launched()) is not None:
+            check(found)
     return launch
 
 
-def _warm_parts(call: _Call, check: Callable[[Launch], None]) -> None:
-    for m in _of_parts(call):
-        _check_launched(call.of(replace(call.workload, m=m)), check)
+def _others_of_bucket(call: _Call) -> Iterator[_Call]:
+    """A call for each other choice of the bucket, in each class of code that its m may have."""
+    last = call.with_last_m()
+    if last is None:
+        return
+    if last.m != call.workload.m:
+        yield call.of(last)
+    for each in call.classes():
+        yield from (call.of(replace(each.workload, m=m)) for m in _m_of_each_choice(each))
 
 
-def _check_launched(call: _Call, check: Callable[[Launch], None]) -> None:
-    launch = call.launched()
-    if launch is not None:
-        check(launch)
-
-
-def _of_parts(call: _Call) -> list[int]:
+def _m_of_each_choice(call: _Call) -> list[int]:
     """An m of each choice of the bucket that is another than that of the call's own m."""
-    question, winners = call.question(), dispatch.winners
-    for mode in (*modes.winners_of(question.mode), "predict"):
-        named = replace(question, mode=mode)
-        found = winners.known(named)
-        if found is None:
+    keys, winners = call.keys(), dispatch.winners
+    for key in (*keys, replace(keys[-1], mode="predict")):
+        if (found := winners.known(key)) is None:
             continue
-        if not question.epoch:  # else it was spread when it was agreed on
+        m = call.workload.m
+        if not key.epoch:  # else it was planned when it was agreed on
             try:
-                found = winners.of_bucket(named, may_time=question.mode != "never")[0]
+                found = winners.find(key, m, whole=True, may_time=call.mode_now() != "never")
             except HostError as error:  # what each product then is, its own call sees to
                 warn_of_host(error)
-        chosen = _an_m_of_each(found, winners.buckets.of(call.workload.m)[0])
-        if fits(found, call.workload):  # else a second winner computes this m
-            chosen.pop(found.at(call.workload.m).config, None)
+        chosen = _an_m_of_each(found, key.m_range[0])
+        chosen.pop(found.config_at(m), None)
         return [*chosen.values()]
     return []
 
 
 def _an_m_of_each(found: TuningResult, first: int) -> dict[GemmConfig | None, int]:
-    """By choice: an m of the bucket, which begins at ``first``, that it computes."""
+    """An m that it computes, by choice; the bucket begins at ``first``."""
     chosen: dict[GemmConfig | None, int] = {}
-    for part in found.parts:
-        # What was tuned has its winner, whatever its part has.
-        last = part.last - (part.last == found.workload.m)
+    for segment in found.plan.segments if found.plan else ():
+        # What was tuned has its winner, whatever its segment has.
+        last = segment.last - (segment.last == found.workload.m)
         if last >= first:
-            chosen.setdefault(part.config, last)
-        first = part.last + 1
+            chosen.setdefault(segment.config, last)
+        first = segment.last + 1
     chosen.setdefault(found.config, found.workload.m)
     return chosen
 
@@ -220,57 +224,68 @@ def _an_m_of_each(found: TuningResult, first: int) -> dict[GemmConfig | None, in
 def _together(ranks: Ranks, calls: Callable[[], Iterator[_Call]]) -> list[TuningResult | None]:
     """The first rank decides; the others take it, or all fail."""
     winners = dispatch.winners
-    questions = ranks.each(lambda: list(_questions(calls())))
-    ranks.require_same(ranks.each(lambda: [_told(question) for question in questions]))
+    asked = ranks.each(lambda: list(_to_decide(calls())))
+    ranks.require_same(ranks.each(lambda: [each.told() for each in asked]))
     # One by one, so that the time limit of a collective is that of a bucket's tunings.
-    decisions = [ranks.decided(functools.partial(_decision, question)) for question in questions]
-    agreed: list[Question] = []
+    decisions = [ranks.decided(each.decide) for each in asked]
+    agreed: list[TuningKey] = []
 
     def take() -> list[TuningResult | None]:
-        for question, (mode, results) in zip(questions, decisions, strict=True):
-            agreed.append(replace(question, mode=mode))
-            winners.agree(agreed[-1], [TuningResult.from_dict(result) for result in results])
+        for each, (mode, result) in zip(asked, decisions, strict=True):
+            agreed.append(replace(each.keys[-1], mode=mode))
+            winners.agree(agreed[-1], TuningResult.from_dict(result))
         dispatch.forget_launches()
         return [_result(_warm(call, _require_chosen)) for call in calls()]
 
     try:
         return ranks.each(take)
     except RankError:
-        for question in agreed:
-            winners.disagree(question)
+        for key in agreed:
+            winners.disagree(key)
         dispatch.forget_launches()
         raise
 
 
-def _questions(calls: Iterable[_Call]) -> Iterator[Question]:
-    """One for each bucket and class of code that is to be decided on."""
+@dataclass(frozen=True)
+class _ToDecide:
+    """A bucket, and class of code, that the ranks are to decide on.
+
+    Attributes:
+        keys: of the winners that the call takes.
+        m: of the call; it is tuned where none is known.
+        mode: of the call.
+    """
+
+    keys: list[TuningKey]
+    m: int
+    mode: str
+
+    def told(self) -> dict[str, Any]:
+        """Return what the ranks must have in common."""
+        return dispatch.winners.disk_key(self.keys[-1]) | {"mode": self.mode}
+
+    def decide(self) -> tuple[str, dict[str, Any]]:
+        """Return the mode whose winner is to be taken, and the winner: on the first rank only."""
+        winners = dispatch.winners
+        alone = [replace(key, epoch=0) for key in self.keys]
+        key, may_time = alone[-1], self.mode != "never"
+        if not may_time:
+            known = (each for each in alone if winners.known(each) is not None)
+            key = next(known, replace(key, mode="predict"))
+        result = winners.find(key, self.m, whole=True, may_time=may_time)
+        return key.mode, result.to_dict()
+
+
+def _to_decide(calls: Iterable[_Call]) -> Iterator[_ToDecide]:
     for call in calls:
         if call.is_empty:
             continue
-        yield call.question()
         last = call.with_last_m()
-        if last is not None and last.code != call.workload.code:
-            yield call.of(last).question()
-
-
-def _told(question: Question) -> dict[str, Any]:
-    """What the ranks must have in common."""
-    named = replace(question, mode=modes.winners_of(question.mode)[-1])
-    return dispatch.winners.key(named) | {"mode": question.mode}
-
-
-def _decision(question: Question) -> tuple[str, list[dict[str, Any]]]:
-    """The mode whose winners are to be taken, and the winners: on the first rank only."""
-    winners = dispatch.winners
-    alone = replace(question, epoch=0)
-    mode = modes.winners_of(question.mode)[-1]
-    if question.mode == "never":
-        for known in modes.winners_of("never"):
-            if winners.known(named := replace(alone, mode=known)) is not None:
-                found = winners.of_bucket(named, may_time=False)
-                return known, [result.to_dict() for result in found]
-        mode = "predict"
-    return mode, [result.to_dict() for result in winners.of_bucket(replace(alone, mode=mode))]
+        classes = (
+            [call] if last is None or last.code == call.workload.code else [call, call.of(last)]
+        )
+        for each in classes:
+            yield _ToDecide(each.keys(), each.workload.m, each.mode_now())
 
 
 def _require_chosen(launch: Launch) -> None:

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from bucket_fakes import LAW, K, N, ask, best_us, faked, law_us, timed_us
 from dispatch_fakes import Machine
-from spread_fakes import LAW, K, N, ask, best_us, faked, law_us, timed_us
 
 import costmodel
 from costmodel.data.measurement import Measurement
 from costmodel.dispatch import dispatch
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
-from costmodel.tuning import spreader, winners
-from costmodel.tuning.question import at_the_end, memory_key
-from costmodel.tuning.tuning_result import Part, TuningResult
+from costmodel.tuning import winners
+from costmodel.tuning.tuning_key import TuningKey
+from costmodel.tuning.tuning_result import TuningResult
 
 
 @pytest.fixture
@@ -49,14 +47,14 @@ def test_a_later_process_finds_the_parts_on_disk(
 ) -> None:
     found = {m: ask(m).chosen for m in (2060, 2300, 2560)}
     machine.restart()
-    for name in ("spread", "spread_by_timing"):
-        monkeypatch.setattr(spreader, name, lambda *_, **__: pytest.fail("found out again"))
+    for name in ("plan_by_prediction", "plan_by_timing"):
+        monkeypatch.setattr(winners, name, lambda *_, **__: pytest.fail("planned again"))
     assert {m: ask(m).chosen for m in found} == found
 
 
 def test_a_single_m_is_never_spread(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("spread", "spread_by_timing"):
-        monkeypatch.setattr(spreader, name, lambda *_, **__: pytest.fail("nobody asked"))
+    for name in ("plan_by_prediction", "plan_by_timing"):
+        monkeypatch.setattr(winners, name, lambda *_, **__: pytest.fail("nobody asked"))
     assert ask(2300) is ask(2300)
 
 
@@ -133,23 +131,6 @@ def test_threads_with_other_m_tune_once_and_spread_once(
     }
 
 
-def test_parts_of_an_earlier_release_are_timed(machine: Machine) -> None:
-    """They had no timings."""
-    ask(2060), ask(2560)
-    assert dispatch.winners.cache.path is not None
-    (path,) = dispatch.winners.cache.path.glob("*.json")
-    data = json.loads(path.read_text())
-    for part in data["result"]["parts"]:
-        del part["latency_us"]
-    path.write_text(json.dumps(data))
-    machine.restart()
-    used = len(machine.bench.waited)
-    ask(2560), ask(2300)
-    assert len(machine.bench.waited) == used + 1
-    (entry,) = dispatch.winners.cache.entries()
-    assert entry.result.parts_timed
-
-
 def in_another_process(machine: Machine, m: int, mode: str = "auto") -> TuningResult:
     """Ask with memory of its own, and put back what this process has."""
     here = dispatch.winners, dispatch.launches, dispatch._background
@@ -166,13 +147,13 @@ def test_what_another_process_has_timed_is_not_timed_again(machine: Machine) -> 
     assert ask(2560, "never").config == ask(2560).config == there.config
     assert len(machine.bench.timed) == timed
     (entry,) = dispatch.winners.cache.entries()
-    assert entry.result.parts_timed
+    assert is_timed(entry.result)
 
 
 def test_a_budget_for_one_part_is_spent_once(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("costmodel.tuning.spread._BUDGET_S", -1.0)
+    monkeypatch.setattr("costmodel.tuning.planning._BUDGET_S", -1.0)
     for first in (2100, 2300, 2500):
         machine.restart()
         dispatch.winners.cache.clear()
@@ -182,8 +163,8 @@ def test_a_budget_for_one_part_is_spent_once(
         ask(first), ask(2200)
         assert len(machine.bench.timed) == timed
         (entry,) = dispatch.winners.cache.entries()
-        assert entry.result.parts_timed
-        assert len({part.latency_us is None for part in entry.result.parts}) == 2
+        assert is_timed(entry.result)
+        assert len({part.latency_us is None for part in entry.result.plan.segments}) == 2
 
 
 def test_warmup_loads_the_winner_of_the_m_that_was_tuned(machine: Machine) -> None:
@@ -206,19 +187,19 @@ def test_what_cannot_be_timed_does_not_stop_the_product(machine: Machine) -> Non
     machine.bench.before = refuse
     assert ask(2560).config not in (None, winner.config), "what is expected stands"
     deadline = time.monotonic() + 60
-    while not (found := launched(2300)) or found.config is None:
+    while ask(2300, "background").config is None:
         assert time.monotonic() < deadline, "the background leaves it to torch"
         time.sleep(0.005)
 
 
 def test_a_tuning_is_done_anew_whether_or_not_it_was_spread_meanwhile(machine: Machine) -> None:
-    question = winners.Question(Workload.dense(2060, N, K), -1, "auto", LAW)
-    broken = dispatch.winners.find(question)
+    key = key_of(2060)
+    broken = dispatch.winners.find(key, 2060)
     ask(2560)
     before = costmodel.stats()
-    replaced = dispatch.winners.find(question, instead_of=broken)
+    replaced = dispatch.winners.replace(key, 2060, broken, broken=True)
     assert costmodel.stats().since(before).tuned == 1
-    assert dispatch.winners.find(question, instead_of=broken) is replaced
+    assert dispatch.winners.replace(key, 2060, broken, broken=True) is replaced
 
 
 def test_what_was_forgotten_while_the_disk_was_read_stays_forgotten(
@@ -234,58 +215,11 @@ def test_what_was_forgotten_while_the_disk_was_read_stays_forgotten(
         return found
 
     monkeypatch.setattr(dispatch.winners.cache, "get", slow)
-    question = winners.Question(Workload.dense(2300, N, K), -1, "auto", LAW)
-    assert dispatch.winners.find(question).parts_timed
-    assert dispatch.winners.known(question, on_disk=False) is None
-    assert dispatch.winners.known(question) is not None
-    assert dispatch.winners.known(question, on_disk=False) is None
-
-
-def test_the_second_winner_of_a_bucket_covers_what_the_first_has_nothing_for(
-    machine: Machine,
-) -> None:
-    """It has no parts of its own; the first, which may not run the last m, is to be spread."""
-    workload = Workload.dense(1793, 8704, 16384)
-    config = GemmConfig("pointer", 16, 128, 64, 4, 3, split_k=16)
-    question = winners.Question(workload, -1, "auto", LAW)
-    first = replace(dispatch.winners.find(question), config=config)
-    last, its_row = at_the_end(question, dispatch.winners.buckets.of(1793))
-    dispatch.winners._find(last, its_row, None, True)
-    name = memory_key(question, dispatch.winners.buckets.of(1793))
-    for parts in ((), (Part(its_row[1], config, 9.0),)):
-        dispatch.winners._results[name] = replace(first, parts=parts)
-        second = dispatch.winners.known(last)
-        assert second is not None
-        assert second.workload.m == its_row[1]
-        near = replace(question, workload=replace(workload, m=its_row[1] - 1))
-        assert dispatch.winners.covers(near, second) == bool(parts)
-
-
-def test_a_second_winner_is_not_discarded_for_the_first(machine: Machine) -> None:
-    """The first one no longer works, and its successor may not run the last m either."""
-    workload = Workload.dense(1793, 8704, 16384)
-    config = GemmConfig("pointer", 16, 128, 64, 4, 3, split_k=16)
-    question = winners.Question(workload, -1, "auto", LAW)
-    last, its_row = at_the_end(question, dispatch.winners.buckets.of(1793))
-    second = dispatch.winners._find(last, its_row, None, True)
-    broken = dispatch.winners.find(question)
-    machine.restart()
-    with pytest.MonkeyPatch.context() as patch:
-        unfit = replace(broken, config=config, model_hash="")  # which nothing spreads
-        patch.setattr("costmodel.tuning.winners.tune", lambda *_, **__: unfit)
-        found = dispatch.winners.find(last, instead_of=broken)
-    assert found.config == second.config
-
-
-@pytest.mark.fault("B23")
-def test_no_memory_of_timing_in_vain_grows(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(spreader, "_REMEMBERED", 4)
-    for m in range(10):
-        question = winners.Question(Workload.dense(1 + m, N, K), -1, "auto", LAW)
-        dispatch.winners._spreader.give_up(question, (1, 1 + m))
-    assert len(dispatch.winners._spreader._in_vain) == 4
+    key = key_of(2300)
+    assert is_timed(dispatch.winners.find(key, 2300))
+    assert dispatch.winners.known(key, on_disk=False) is None
+    assert dispatch.winners.known(key) is not None
+    assert dispatch.winners.known(key, on_disk=False) is None
 
 
 def test_a_job_from_before_all_was_forgotten_is_done_again(machine: Machine) -> None:
@@ -293,18 +227,18 @@ def test_a_job_from_before_all_was_forgotten_is_done_again(machine: Machine) -> 
     winner = ask(2060)
     goes_on, is_there = threading.Event(), threading.Event()
     machine.bench.before = lambda: bool(is_there.set()) or goes_on.wait(60)
-    launched(2560)
+    ask(2560, "background")
     assert is_there.wait(60)
     dispatch.winners.forget()
     dispatch.forget_launches()
     goes_on.set()
     deadline = time.monotonic() + 60
-    while dispatch._background._held:
+    while not dispatch._background.is_idle:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     dispatch.winners.cache.clear()  # of another model there is nothing
     assert ask(2060).config == winner.config
-    while not (found := launched(2560)) or found.config in (None, winner.config):
+    while ask(2560, "background").config in (None, winner.config):
         assert time.monotonic() < deadline, "the winner stays"
         time.sleep(0.005)
 
@@ -318,9 +252,8 @@ def test_timing_in_vain_is_not_tried_again(machine: Machine) -> None:
         chosen = {ask(m).chosen for m in (2300, 2400, 2560)}
     assert len(machine.bench.waited) == used + 1
     assert chosen, "what is expected stands"
-    question = winners.Question(Workload.dense(2060, N, K), -1, "auto", LAW)
     machine.bench.latency_us = timed_us
-    dispatch.winners.tune(question)
+    dispatch.winners.tune(key_of(2060), 2060)
     used = len(machine.bench.waited)
     dispatch.forget_launches()
     ask(2300)
@@ -374,7 +307,7 @@ def test_in_the_background_no_call_waits_for_another_part(machine: Machine) -> N
     chosen = set()
     for m in (2060, 2300, 2560):
         deadline = time.monotonic() + 60
-        while not (found := launched(m)) or found.config != expected(m):
+        while (found := ask(m, "background")).config != expected(m):
             assert time.monotonic() < deadline, "it did not come about"
             time.sleep(0.005)
         chosen.add(found.config)
@@ -392,7 +325,7 @@ def test_in_the_background_a_winner_on_disk_serves_until_its_part_is_timed(
 
     def becomes(wanted: Callable[[TuningResult], bool]) -> None:
         deadline = time.monotonic() + 60
-        while not (found := launched(2560)) or not wanted(found):
+        while not wanted(ask(2560, "background")):
             assert time.monotonic() < deadline, "it did not come about"
             time.sleep(0.005)
 
@@ -401,16 +334,17 @@ def test_in_the_background_a_winner_on_disk_serves_until_its_part_is_timed(
     becomes(lambda found: found.config not in (None, winner.config))
 
 
-def launched(m: int) -> TuningResult | None:
-    a, b = torch.empty(m, K, dtype=torch.float16), torch.empty(K, N, dtype=torch.float16)
-    costmodel.matmul(a, b, mode="background", model=LAW)
-    return costmodel.result_for(a, b, mode="background", model=LAW)
+def key_of(m: int) -> TuningKey:
+    return dispatch.winners.key(Workload.dense(m, N, K), -1, model=LAW)
+
+
+def is_timed(result: TuningResult) -> bool:
+    return result.plan is not None and result.plan.timed
 
 
 def expected(m: int) -> GemmConfig | str | None:
-    """What a bucket that was tuned, and spread, has for an m."""
-    question = winners.Question(Workload.dense(m, N, K), -1, "auto", LAW)
-    found = dispatch.winners.known(question)
-    if found is None or not dispatch.winners.covers(question, found):
+    """What a bucket that was tuned, and planned, has for an m."""
+    found = dispatch.winners.known(key_of(m))
+    if found is None or not dispatch.winners.is_final(key_of(m), m, found):
         return "not known yet"
-    return found.at(m).config
+    return found.config_at(m)

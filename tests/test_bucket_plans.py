@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from bucket_fakes import H100, LAW, ROWS, K, Law, N, best_us, law_us, tuned
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spread_fakes import H100, LAW, ROWS, K, Law, N, best_us, law_us, tuned
 
 from costmodel.compile.artifact import Artifact
 from costmodel.data.measurement import NO_ROOM, Measurement
@@ -20,9 +20,31 @@ from costmodel.gemm.space import why_illegal
 from costmodel.gemm.specialize import Specialization, specialize
 from costmodel.gemm.workload import MOST, Workload
 from costmodel.hardware.target import Target
+from costmodel.tuning.bucket_plan import BucketPlan, Segment
+from costmodel.tuning.buckets import Buckets
+from costmodel.tuning.planning import plan_by_prediction, plan_by_timing
 from costmodel.tuning.ranking import rank
-from costmodel.tuning.spread import spread, spread_by_timing
-from costmodel.tuning.tuning_result import Part, TuningResult
+from costmodel.tuning.tuning_result import TuningResult
+
+
+def segments(result: TuningResult) -> tuple[Segment, ...]:
+    assert result.plan is not None
+    return result.plan.segments
+
+
+def predicted(
+    result: TuningResult, m_range: tuple[int, int] = ROWS, model: Law = LAW
+) -> tuple[Segment, ...]:
+    return plan_by_prediction(result, m_range, model).segments
+
+
+def configs(of: Sequence[Segment]) -> set[GemmConfig | None]:
+    return {segment.config for segment in of}
+
+
+def is_timed(result: TuningResult) -> bool:
+    return result.plan is not None and result.plan.timed
+
 
 # --- the parts ----------------------------------------------------------------------------------
 
@@ -31,8 +53,8 @@ from costmodel.tuning.tuning_result import Part, TuningResult
 @pytest.mark.parametrize("m", [2049, 2300, 2560])
 def test_every_part_is_computed_by_nearly_the_best(m: int, timed: bool) -> None:
     result = tuned(m, timed=timed)
-    result = replace(result, parts=spread(result, ROWS, LAW))
-    lasts = [part.last for part in result.parts]
+    result = replace(result, plan=plan_by_prediction(result, ROWS, LAW))
+    lasts = [segment.last for segment in segments(result)]
     assert lasts == sorted(set(lasts))
     assert lasts[-1] == ROWS[1]
     worst_alone = 1.0
@@ -51,14 +73,14 @@ def test_what_is_there_is_taken_unless_something_new_gains_more_than_predictions
     """With all of the space timed nothing is new; with one configuration timed most is."""
     every, one = tuned(2049, 10**6), tuned(2049, 1)
     for result in (every, one):
-        parts = spread(result, ROWS, LAW)
+        parts = predicted(result)
         there = {config for config, _ in result.measured}
-        for part in parts:
-            workload = Workload.dense(part.last, N, K)
-            if part.config not in there:
+        for segment in parts:
+            workload = Workload.dense(segment.last, N, K)
+            if segment.config not in there:
                 assert result is one
-                assert part.config is not None
-                gained = min(law_us(workload, c) for c in there) / law_us(workload, part.config)
+                assert segment.config is not None
+                gained = min(law_us(workload, c) for c in there) / law_us(workload, segment.config)
                 assert gained > 1.02
 
 
@@ -69,7 +91,7 @@ def test_timings_count_for_more_than_what_was_predicted_of_them() -> None:
     measured = dict(result.measured)
     measured[second] = Measurement("ok", 0.1 * law_us(result.workload, second))
     result = replace(result, config=second, measured=tuple(measured.items()))
-    assert spread(result, ROWS, LAW) == (Part(ROWS[1], second),)
+    assert predicted(result) == (Segment(ROWS[1], second),)
 
 
 @pytest.mark.fault("B13")
@@ -79,8 +101,8 @@ def test_what_failed_where_it_was_tuned_is_chosen_nowhere(status: Any) -> None:
     failed, *rest = result.measured
     measured = ((failed[0], Measurement(status)), *rest)
     result = replace(result, config=rest[0][0], measured=measured)
-    parts = spread(result, ROWS, LAW)
-    assert failed[0] not in {part.config for part in parts}
+    parts = predicted(result)
+    assert failed[0] not in configs(parts)
 
 
 def test_what_is_not_known_to_compile_is_not_new(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,27 +111,27 @@ def test_what_is_not_known_to_compile_is_not_new(monkeypatch: pytest.MonkeyPatch
     law._directory = None
     result = tuned(2049)
     there = {config for config, _ in result.measured}
-    assert {part.config for part in spread(result, ROWS, law)} <= there
+    assert configs(predicted(result, model=law)) <= there
 
 
 def test_torch_is_taken_where_it_is_expected_to_be_faster_by_more_than_it_varies() -> None:
     torch_us = 1.2 * 1.1 * law_us(Workload.dense(2049, N, K), GemmConfig("pointer", 128, 128, 32))
     for factor, expected in ((0.1, {None}), (10.0, None)):
         result = tuned(2049, torch_us=factor * torch_us)
-        chosen = {part.config for part in spread(result, ROWS, LAW)}
+        chosen = configs(predicted(result))
         assert chosen == expected if expected else None not in chosen
 
 
 def test_torch_predicted_is_torch_for_all() -> None:
     result = replace(tuned(2049, timed=False), config=None)
-    assert spread(result, ROWS, LAW) == (Part(ROWS[1], None),)
+    assert predicted(result) == (Segment(ROWS[1], None),)
 
 
 @pytest.mark.parametrize("rows", [(1, 1), (1, 2), (3, 4), (2**30 + 1, 2**30 + 7)])
 def test_buckets_of_any_size_have_parts(rows: tuple[int, int]) -> None:
     small = Workload.dense(rows[0], 1, 1)
     config = rank(small, H100, LAW, 1).configs[0]
-    parts = spread(TuningResult.unranked(small, H100, "predict", config, ""), rows, LAW)
+    parts = predicted(TuningResult.unranked(small, H100, "predict", config, ""), rows)
     assert parts[-1].last == rows[1]
     assert len(parts) <= 8
 
@@ -120,7 +142,7 @@ def test_the_largest_m_there_is() -> None:
         workload = Workload.dense(first, n, k)
         config = rank(workload, H100, LAW, 1).configs[0]
         result = TuningResult.unranked(workload, H100, "predict", config, "")
-        assert spread(result, (first - 9, 2**31), LAW)[-1].last == MOST
+        assert predicted(result, Buckets().range_of(workload))[-1].last == MOST
 
 
 # --- by timing ----------------------------------------------------------------------------------
@@ -167,11 +189,11 @@ class Stopwatch:
     def rest(self) -> None:
         self.rested += 1
 
-    def spread(self, result: TuningResult, first: int | None = None) -> TuningResult:
-        parts, self.costs = spread_by_timing(
+    def plan(self, result: TuningResult, first: int | None = None) -> TuningResult:
+        plan, self.costs = plan_by_timing(
             result, ROWS, LAW, self, self.compile, first=first, clock=lambda: self.now_s
         )
-        return replace(result, parts=parts)
+        return replace(result, plan=plan)
 
 
 JUMPING = tuned(2049, torch_us=10.0)
@@ -187,8 +209,8 @@ def odd_us(workload: Workload, config: GemmConfig | None) -> float:
 @pytest.mark.parametrize("torch_us", [None, 40.0])
 def test_of_each_part_what_is_timed_as_fastest_is_taken(torch_us: float | None) -> None:
     watch, result = Stopwatch(odd_us), tuned(2049, torch_us=torch_us)
-    result = watch.spread(result)
-    assert len(result.parts) > 1
+    result = watch.plan(result)
+    assert len(segments(result)) > 1
     assert len(watch.timed) == 24
     for m, configs in watch.timed.items():
         workload = Workload.dense(m, N, K)
@@ -201,11 +223,12 @@ def test_of_each_part_what_is_timed_as_fastest_is_taken(torch_us: float | None) 
         assert taken_us <= 1.01 * 1.02 * min(odd_us(workload, config) for config in configs)
     assert watch.rested == 1
     assert watch.costs.timed == sum(map(len, watch.timed.values()))
-    assert result.parts_timed
-    for part in result.parts:
-        there = [m for m in watch.timed if result.at(m).config == part.config]
-        assert part.latency_us in {odd_us(Workload.dense(m, N, K), part.config) for m in there}
-    assert {part.last % 64 for part in result.parts} == {0, 32, 63}, "some are cut"
+    assert is_timed(result)
+    for segment in segments(result):
+        there = [m for m in watch.timed if result.at(m).config == segment.config]
+        took = {odd_us(Workload.dense(m, N, K), segment.config) for m in there}
+        assert segment.latency_us in took
+    assert {segment.last % 64 for segment in segments(result)} == {0, 32, 63}, "some are cut"
     assert TuningResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
 
 
@@ -220,39 +243,40 @@ def test_a_jump_within_a_part_is_missed_by_half_of_it_at_most(
         return (m < jump) == faster_first
 
     watch = Stopwatch(lambda w, c: 10.0 if c else 5.0 if torch_is_faster(w.m) else 20.0)
-    result = watch.spread(JUMPING)
+    result = watch.plan(JUMPING)
     others = range(ROWS[0] + 1, ROWS[1] + 1)  # the first is the one that was tuned
     wrong = {m for m in others if (result.at(m).config is None) != torch_is_faster(m)}
     assert len(wrong) <= 32
     assert not wrong & set(watch.timed)
-    assert len(result.parts) == 2
+    assert len(segments(result)) == 2
 
 
 def test_what_is_as_fast_as_the_winner_does_not_replace_it() -> None:
-    result = Stopwatch(lambda *_: 7.0).spread(tuned(2049, torch_us=7.0))
-    assert [part.config for part in result.parts] == [result.config]
+    result = Stopwatch(lambda *_: 7.0).plan(tuned(2049, torch_us=7.0))
+    assert [segment.config for segment in segments(result)] == [result.config]
 
 
 def test_without_time_the_part_that_is_asked_for_is_timed_and_the_rest_expected() -> None:
     watch = Stopwatch(odd_us, takes_s=60.0)
-    result = watch.spread(tuned(2049), first=2300)
+    result = watch.plan(tuned(2049), first=2300)
     assert set(watch.timed) == {2241, 2303, 2304}
-    assert {part.last for part in result.parts if part.latency_us is not None} <= {2303, 2304}
+    timed = {each.last for each in segments(result) if each.latency_us is not None}
+    assert timed <= {2303, 2304}
     others = [m for m in range(2112, 2561, 64) if m != 2304]
     assert [result.at(m).config for m in others] == [
-        replace(result, parts=spread(result, ROWS, LAW)).at(m).config for m in others
+        replace(result, plan=plan_by_prediction(result, ROWS, LAW)).at(m).config for m in others
     ]
 
 
 def test_what_fails_in_a_part_is_not_taken_there() -> None:
     watch, result = Stopwatch(odd_us), tuned(2049, torch_us=40.0)
     watch.fails = lambda w, c: c is None or c == result.config
-    found = watch.spread(result)
-    assert {part.config for part in found.parts}.isdisjoint({None, result.config})
+    found = watch.plan(result)
+    assert configs(segments(found)).isdisjoint({None, result.config})
     watch.fails = lambda *_: True
-    found = watch.spread(result)
-    assert found.parts == (Part(ROWS[1], None),), "torch, where nothing works"
-    assert not found.parts_timed
+    found = watch.plan(result)
+    assert segments(found) == (Segment(ROWS[1], None),), "torch, where nothing works"
+    assert not is_timed(found)
     assert watch.rested == 2
 
 
@@ -260,7 +284,7 @@ def test_without_memory_to_time_in_what_is_expected_stands() -> None:
     watch, result = Stopwatch(odd_us), tuned(2049, torch_us=40.0)
     watch.fails, watch.failure = lambda *_: True, "out_of_resources"
     watch.error = f"{NO_ROOM} for the operands"
-    assert watch.spread(result).parts == spread(result, ROWS, LAW)
+    assert segments(watch.plan(result)) == predicted(result)
 
 
 @pytest.mark.parametrize("status", ["crashed", "wrong_result"])
@@ -268,7 +292,7 @@ def test_where_all_fails_at_one_m_torch_serves_around_it(status: Any) -> None:
     """torch was not timed here. A choice for the other m of the part may not reach as far."""
     watch, result = Stopwatch(odd_us), tuned(2049)
     watch.fails, watch.failure = lambda w, _: w.m > 2300, status
-    found = watch.spread(result)
+    found = watch.plan(result)
     assert found.at(2241).config is not None, "which works"
     for m in range(2302, ROWS[1] + 1):
         assert found.at(m).config is None
@@ -277,12 +301,12 @@ def test_where_all_fails_at_one_m_torch_serves_around_it(status: Any) -> None:
 def test_what_ends_the_timing_process_is_not_expected_elsewhere_either() -> None:
     """With time for one part: the others are expected, of what did not crash there."""
     watch, result = Stopwatch(odd_us, takes_s=60.0), tuned(2049)
-    chosen = {part.config for part in spread(result, ROWS, LAW)}
+    chosen = configs(predicted(result))
     watch.fails, watch.failure = lambda w, c: c in chosen and w.m == 2304, "crashed"
-    found = watch.spread(result, first=2304)
+    found = watch.plan(result, first=2304)
     gone = chosen & set(watch.timed[2304])
     assert gone
-    assert gone.isdisjoint(part.config for part in found.parts)
+    assert gone.isdisjoint(configs(segments(found)))
 
 
 @pytest.mark.parametrize("align", [16, 8, 2])
@@ -301,7 +325,7 @@ def test_columns_are_timed_only_as_aligned_as_they_are(
         **aligns,  # type: ignore[arg-type]
     )
     workload = replace(result.workload, m=2056, code=code)
-    watch.spread(replace(result, workload=workload))
+    watch.plan(replace(result, workload=workload))
     step = align // 2 if "col" in layouts else 1
     assert watch.timed
     assert all(m % step == 0 for m in watch.timed)
@@ -313,12 +337,12 @@ def test_what_ends_the_timing_process_is_timed_once(status: Any) -> None:
     """Each time may cost a minute; what fails in another way may work for another m."""
     watch, result = Stopwatch(odd_us), tuned(2049)
     watch.fails, watch.failure = lambda _, config: config == result.config, status
-    found = watch.spread(result)
+    found = watch.plan(result)
     assert sum(result.config in configs for configs in watch.timed.values()) == 1
-    assert result.config not in {part.config for part in found.parts}
+    assert result.config not in configs(segments(found))
     watch.timed.clear()
     watch.failure = "out_of_resources"
-    watch.spread(result)
+    watch.plan(result)
     assert sum(result.config in configs for configs in watch.timed.values()) > 1
 
 
@@ -329,9 +353,9 @@ def test_small_buckets_are_timed_at_each_m() -> None:
         config = rank(first, H100, LAW, 1).configs[0]
         result = replace(tuned(2049, 1), workload=first, config=config)
         watch.timed.clear()
-        parts, _ = spread_by_timing(result, rows, LAW, watch, watch.compile)
+        plan, _ = plan_by_timing(result, rows, LAW, watch, watch.compile)
         assert sorted(watch.timed) == [*range(rows[0], rows[1] + 1)]
-        assert parts[-1].last == rows[1]
+        assert plan.segments[-1].last == rows[1]
 
 
 def test_what_does_not_compile_is_not_timed() -> None:
@@ -339,7 +363,7 @@ def test_what_does_not_compile_is_not_timed() -> None:
     assert result.config is not None
     gone = result.config
     watch.refuses = lambda spec: spec.config_binary == gone.binary
-    watch.spread(result)
+    watch.plan(result)
     timed = {c.binary for configs in watch.timed.values() for c in configs if c is not None}
     assert timed
     assert gone.binary not in timed
@@ -348,8 +372,8 @@ def test_what_does_not_compile_is_not_timed() -> None:
 @pytest.mark.parametrize("us", [float("nan"), float("inf"), 0.0, -1.0])
 def test_a_latency_that_cannot_be_is_none(us: float) -> None:
     watch = Stopwatch(lambda w, c: us if len(str(c)) % 2 else odd_us(w, c))
-    result = watch.spread(tuned(2049, torch_us=40.0))
-    assert all(part.latency_us is None or part.latency_us > 0 for part in result.parts)
+    result = watch.plan(tuned(2049, torch_us=40.0))
+    assert all(segment.latency_us is None or segment.latency_us > 0 for segment in segments(result))
     assert TuningResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
 
 
@@ -357,19 +381,19 @@ def test_a_latency_that_cannot_be_is_none(us: float) -> None:
 def test_what_failed_is_not_expected_either(how: str) -> None:
     """With time for one part only, the others are expected: of what did not fail there."""
     watch, result = Stopwatch(odd_us, takes_s=60.0), tuned(2049, 1)
-    new = {part.config for part in spread(result, ROWS, LAW)} - {result.config}
+    new = configs(predicted(result)) - {result.config}
     assert new
     watch.refuses = lambda spec: (
         how == "refuses"
         and spec in {specialize(replace(result.workload, m=2560), c) for c in new if c is not None}
     )
     watch.fails = lambda _, config: how == "fails" and config in new
-    found = watch.spread(result, first=2560)
+    found = watch.plan(result, first=2560)
     assert len(watch.timed) == 3
     timed = {config for configs in watch.timed.values() for config in configs}
     gone = new if how == "refuses" else new & timed
     assert gone
-    assert gone.isdisjoint(part.config for part in found.parts)
+    assert gone.isdisjoint(configs(segments(found)))
 
 
 # --- the result ---------------------------------------------------------------------------------
@@ -378,8 +402,10 @@ def test_what_failed_is_not_expected_either(how: str) -> None:
 def test_another_m_has_its_own_choice_and_says_why() -> None:
     a, b, c = (GemmConfig("pointer", side, 64, 32) for side in (16, 32, 64))
     base = TuningResult.unranked(Workload.dense(40, N, K), H100, "auto", a, "fastest")
-    result = replace(base, parts=(Part(48, b), Part(56, None, 8.5), Part(64, c)))
+    plan = BucketPlan((Segment(48, b), Segment(56, None, 8.5), Segment(64, c)))
+    result = replace(base, plan=plan)
     assert [result.at(m).config for m in (33, 40, 48, 49, 57, 64)] == [b, a, b, None, c, c]
+    assert [result.config_at(m) for m in (33, 40, 48, 49, 57, 64)] == [b, a, b, None, c, c]
     assert result.at(40) is result
     assert f"m=48 expected to be faster than {a}" in result.at(48).why
     assert f"m=49 timed as better around it than {a}" in result.at(49).why
