@@ -234,12 +234,15 @@ def print_inductor(m: int, n: int, k: int, ours: GemmConfig | None) -> None:
     torch.cuda.synchronize()
     print(json.dumps({"inductor_s": time.perf_counter() - start}), flush=True)
 
+    from costmodel.launch.problem import GemmProblem
     from costmodel.measure.protocol import TimingProtocol
     from costmodel.measure.session import Session
 
     session = Session(TimingProtocol(), 0, 0)
     theirs, beside = session.compare(
-        Workload.dense(m, n, k), [lambda operands: product(*operands[:2]), ours], rounds=9
+        GemmProblem(Workload.dense(m, n, k)),
+        [lambda operands: product(*operands[:2]), ours],
+        rounds=9,
     )
     print(json.dumps({
         "inductor_us": us_or_none(theirs), "beside_inductor_us": us_or_none(beside),

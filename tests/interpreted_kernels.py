@@ -20,6 +20,7 @@ from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import DEVICES
 from costmodel.kernels.check import count_mismatches
 from costmodel.launch.plan import Plan
+from costmodel.launch.problem import GemmProblem
 from costmodel.launch.workspace import Workspace
 from costmodel.measure.protocol import TimingProtocol
 
@@ -106,8 +107,8 @@ def check(
 ) -> None:
     """Run on a poisoned output: right everywhere, and nothing written beside it."""
     run(a, b, out, config, **options)
-    code = Workload.from_tensors(a, b, out).code
-    atol, rtol = TimingProtocol().tolerance(code, a.shape[1])
+    precision = GemmProblem(Workload.from_tensors(a, b, out)).precision
+    atol, rtol = TimingProtocol().tolerance(precision, a.shape[1])
     torch.testing.assert_close(out.double(), a.double() @ b.double(), atol=atol, rtol=rtol)
     assert int(whole(out).isnan().sum()) == whole(out).numel() - out.numel(), "wrote beside C"
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.gemm.workload import Workload
+from costmodel.launch.problem import GemmProblem
 from costmodel.measure.operands import NoRoom, OperandPool, set_count
 
 
@@ -25,7 +26,7 @@ def test_sets_are_what_the_workload_says_and_share_nothing(
         workload = Workload.dense(
             *size, dtype, out_dtype=out_dtype, tf32=tf32, b_layout=b_layout, bias=True
         )
-        sets = pool.sets(workload, 3)
+        sets = GemmProblem(workload).operands(pool.draw, 3)
         spans = []
         for a, b, out, bias in sets:
             assert bias is not None
@@ -40,7 +41,7 @@ def test_sets_are_what_the_workload_says_and_share_nothing(
                 spans.append((start, start + x.numel() * x.element_size()))
         spans.sort()
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
-        a, b, _, bias = pool.sets(workload, 3)[2]
+        a, b, _, bias = GemmProblem(workload).operands(pool.draw, 3)[2]
         assert a.float().std() == pytest.approx(1, abs=0.5)
         assert bias is not None
         assert not (a == 7).any()
@@ -61,7 +62,7 @@ L2 = 50 * 2**20
     ],
 )
 def test_sets_outlast_the_cache(size: tuple[int, int, int], count: int) -> None:
-    assert set_count(Workload.dense(*size), L2, 40, 80 * GIB) == count
+    assert set_count(GemmProblem(Workload.dense(*size)), L2, 40, 80 * GIB) == count
 
 
 @given(
@@ -75,7 +76,7 @@ def test_what_is_taken_fits_or_there_is_no_room(
     m, n, k = size
     check_bytes = 4 * (m * k + k * n + 2 * m * n)
     try:
-        count = set_count(workload, L2, 40, room_bytes)
+        count = set_count(GemmProblem(workload), L2, 40, room_bytes)
     except NoRoom:
         least = min(1.5 * L2 / workload.bytes() + 2, 40)
         padding = 4 * 256 * least
@@ -89,7 +90,7 @@ def test_what_is_taken_fits_or_there_is_no_room(
 
 def test_one_set_will_do_where_two_do_not_fit() -> None:
     large = Workload.dense(16384, 16384, 16384)  # 1.5 GiB a set, and 4 GiB to check it
-    assert set_count(large, L2, 40, 8 * GIB) == 2
-    assert set_count(large, L2, 40, 6 * GIB) == 1
+    assert set_count(GemmProblem(large), L2, 40, 8 * GIB) == 2
+    assert set_count(GemmProblem(large), L2, 40, 6 * GIB) == 1
     with pytest.raises(NoRoom, match="needs 5632 MiB, 5120 MiB are free"):
-        set_count(large, L2, 40, 5 * GIB)
+        set_count(GemmProblem(large), L2, 40, 5 * GIB)

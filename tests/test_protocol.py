@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from costmodel.gemm.dtypes import kinds
 from costmodel.gemm.workload import Workload, kind_options
+from costmodel.launch.problem import GemmProblem
 from costmodel.measure.protocol import TimingProtocol
 
 PROTOCOL = TimingProtocol()
@@ -37,7 +38,7 @@ def test_one_launch_is_what_a_cap_of_one_gives() -> None:
 
 def passes(out: torch.Tensor, ref: torch.Tensor, workload: Workload) -> bool:
     """What the gate says, of all elements."""
-    atol, rtol = PROTOCOL.tolerance(workload.code, workload.k)
+    atol, rtol = PROTOCOL.tolerance(GemmProblem(workload).precision, workload.k)
     return bool(((out.double() - ref.double()).abs() <= atol + rtol * ref.double().abs()).all())
 
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from costmodel.launch import torch_product as module
+from costmodel.launch.problem import reference_product
 from costmodel.launch.torch_product import (
     float32_precision,
     torch_multiplies_in_tf32,
     torch_product,
 )
-from costmodel.measure.reference import reference_product
 
 SWITCH: Any = torch.backends.cuda.matmul
 

@@ -8,7 +8,9 @@ from math import inf
 
 from costmodel.data.measurement import Candidate, Measurement
 from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.kernel_code import import_kernels
 from costmodel.gemm.workload import Workload
+from costmodel.launch.problem import GemmProblem
 from costmodel.measure import timing
 from costmodel.measure.protocol import TimingProtocol
 from costmodel.measure.timing import Request
@@ -16,6 +18,8 @@ from costmodel.processes import Done, SupervisedWorker, TimedOut
 from costmodel.support.host import host_errors
 
 __all__ = ["DeviceRunner"]
+
+_REHEARSAL = GemmProblem(Workload.dense(64, 64, 64))
 
 
 class DeviceRunner:
@@ -45,7 +49,9 @@ class DeviceRunner:
         self._worker: SupervisedWorker[Request | None, list[Measurement]] = SupervisedWorker(
             timing.answer,
             limit_s=self.protocol.limit_s,
-            setup=functools.partial(timing.start, self.protocol, device_index, seed),
+            setup=functools.partial(
+                timing.start, self.protocol, device_index, seed, _REHEARSAL, import_kernels
+            ),
             idle_s=idle_s,
         )
 
@@ -57,7 +63,7 @@ class DeviceRunner:
     def measure(
         self, workload: Workload, candidates: Sequence[Candidate], best_us: float = inf
     ) -> list[Measurement]:
-        """One measurement per candidate, in order.
+        """Time candidates: one measurement each, in order.
 
         Args:
             best_us: a latency already known for the workload; what is far slower stops early.
@@ -69,15 +75,15 @@ class DeviceRunner:
                 status = "compile_error" if artifact.status == "compile_error" else artifact.status
                 result.append(Measurement(status, error=artifact.error))
                 continue
-            measurement = self._ask(Request(workload, candidate.config, best_us))[0]
+            measurement = self._ask(Request(GemmProblem(workload), candidate.config, best_us))[0]
             if measurement.ok:
                 best_us = min(best_us, measurement.latency_us)
             result.append(measurement)
         return result
 
     def measure_torch(self, workload: Workload) -> Measurement:
-        """``torch.matmul`` (cuBLAS) by the same protocol."""
-        return self._ask(Request(workload, None))[0]
+        """Time ``torch.matmul`` (cuBLAS) by the same protocol."""
+        return self._ask(Request(GemmProblem(workload), None))[0]
 
     def compare(
         self, workload: Workload, configs: Sequence[GemmConfig | None], rounds: int = 9
@@ -85,11 +91,11 @@ class DeviceRunner:
         """Time a few in turn, against drift; None stands for torch. For finalists."""
         if not configs:
             return []
-        request = Request(workload, None, compare=tuple(configs), rounds=rounds)
+        request = Request(GemmProblem(workload), None, compare=tuple(configs), rounds=rounds)
         result = self._ask(request)
         if len(configs) > 1 and all(m.status in ("crashed", "timeout") for m in result):
             # One of them took the process along: each alone shows which.
-            result = [self._ask(Request(workload, config))[0] for config in configs]
+            result = [self._ask(Request(GemmProblem(workload), config))[0] for config in configs]
         return result
 
     def rest(self) -> None:

@@ -1,4 +1,4 @@
-"""How a latency is measured: part of every dataset, since only like may be compared with like."""
+"""The way a latency is measured: part of every dataset, since only like may be compared."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from costmodel.errors import InvalidInput
-from costmodel.gemm.workload import CodeClass
 
 __all__ = ["TimingProtocol"]
 
@@ -69,21 +68,24 @@ class TimingProtocol:
             raise InvalidInput(f"repeats, launches, times and limits must be positive: {self}")
 
     def launches(self, about_us: float) -> int:
-        """Launches in a replay of what takes about this long; two, where not one is long."""
+        """Return how many launches a replay of such latency has; two, unless one is long."""
         # A launch is measured with its start, which short ones pay only once in a replay.
         wanted = round(self.replay_us / max(about_us - 2.0, 2.0))
         least = 2 if about_us < 4 * self.replay_us else 1
         return min(max(wanted, least), self.max_launches)
 
-    def tolerance(self, code: CodeClass, k: int) -> tuple[float, float]:
-        """(atol, rtol) for a result of this class of code and a sum over k: they hold for
-        ``|out - ref| <= atol + rtol * |ref|``."""
-        kind = code.kind if code.out_dtype == code.dtype else "16-bit>float32"
-        k = max(k, 1)
-        atol = dict(self.atol)[kind] * k**0.5 + dict(self.growth).get(kind, 0.0) * k
-        return atol, dict(self.rtol)[kind]
+    def tolerance(self, precision: str, terms: int) -> tuple[float, float]:
+        """Return (atol, rtol), for which ``|out - ref| <= atol + rtol * |ref|`` must hold.
+
+        Args:
+            precision: a name in ``rtol`` and ``atol``.
+            terms: products that are added up in one element.
+        """
+        k = max(terms, 1)
+        atol = dict(self.atol)[precision] * k**0.5 + dict(self.growth).get(precision, 0.0) * k
+        return atol, dict(self.rtol)[precision]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, as datasets keep it."""
+        """Return it JSON-ready, as datasets keep it."""
         data = asdict(self)
         return data | {name: dict(getattr(self, name)) for name in ("rtol", "atol", "growth")}

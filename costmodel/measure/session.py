@@ -1,4 +1,4 @@
-"""Device memory, operands and the reference of one workload at a time; times against them.
+"""Device memory, operands and the reference of one problem at a time; times against them.
 
 The procedure is told in :class:`costmodel.measure.protocol.TimingProtocol`.
 """
@@ -11,35 +11,28 @@ from typing import TYPE_CHECKING, Any
 
 from costmodel.data.measurement import Measurement
 from costmodel.errors import CompileError, LaunchError
-from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
-from costmodel.launch.kernel import load
-from costmodel.launch.plan import Plan
-from costmodel.launch.repacking import Repack
-from costmodel.launch.workspace import Workspace
 from costmodel.measure.clock import clock_reader
-from costmodel.measure.operands import OperandPool, Operands, set_count
+from costmodel.measure.operands import OperandPool, Problem, set_count
 from costmodel.measure.protocol import TimingProtocol
-from costmodel.measure.reference import reference_product, torch_launcher
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["Launch", "Session"]
 
-Launch = Callable[[Operands], None]
-"""Queues a product on the current stream."""
+Launch = Callable[[Any], None]
+"""Queues a launch on these operands on the current stream."""
 
 _MARGIN_BYTES = 512 * 2**20  # of device memory, which is left to the program that waits
-_KEPT_BYTES = 2**30  # between workloads: a program may come to need what is held here
+_KEPT_BYTES = 2**30  # between problems: a program may come to need what is held here
 _CHECK_BLOCK = 4096
 _BUSY_CYCLES = 400_000  # 0.2 ms and more: the host queues a launch in less, even a loaded one
 _MUCH_SLOWER = 3.0
 
 
 class Session:
-    """Device memory, operands and the reference of the workload at hand."""
+    """Device memory, operands and the reference of the present problem."""
 
     def __init__(self, protocol: TimingProtocol, device_index: int, seed: int) -> None:
         import torch
@@ -51,35 +44,35 @@ class Session:
         self._device = torch.device("cuda", device_index)
         self._stream: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._pool = OperandPool(self._device, seed)
-        self._workspace = Workspace(self._device)
+        self._scratch: dict[str, Any] = {}
         self._count = torch.zeros(1, dtype=torch.int32, device=self._device)
         # Reading twice the cache leaves nothing else in it, and nothing dirty.
         self._other = torch.zeros(
             2 * self._target.device.l2_bytes // 4, dtype=torch.int32, device=self._device
         )
         self._clock_mhz = clock_reader(self._device)
-        self._workload: Workload | None = None
-        self._sets: list[Operands] = []
+        self._problem: Problem | None = None
+        self._sets: list[Any] = []
         self._reference: torch.Tensor | None = None
 
     def release(self) -> None:
-        """Give back what the last workload held."""
+        """Give back what the last problem held."""
         import torch
 
-        self._workload, self._sets, self._reference = None, [], None
+        self._problem, self._sets, self._reference = None, [], None
         self._pool = OperandPool(self._device, int(time.time()))
-        self._workspace = Workspace(self._device)
+        self._scratch.clear()
         torch.cuda.empty_cache()
 
     def rest(self) -> None:
-        """Nothing is to be timed for now: give back what is held, if that is much."""
+        """Give back what is held, if it is much: nothing is to be timed for now."""
         import torch
 
         if torch.cuda.memory_reserved(self._device) > _KEPT_BYTES:
             self.release()
 
     def _room_bytes(self) -> int:
-        """Device memory that operands may take: what is free, and what they hold already."""
+        """Return the device memory that operands may take: what is free, and what they hold."""
         import torch
 
         free, _ = torch.cuda.mem_get_info(self._device)
@@ -88,48 +81,47 @@ class Session:
         )
         return int(free) + unused + self._pool.size_bytes - _MARGIN_BYTES
 
-    def measure(self, workload: Workload, config: GemmConfig | None, best_us: float) -> Measurement:
-        """Time one configuration, or torch for None; what is far slower than ``best_us`` less."""
+    def measure(self, problem: Problem, choice: Any, best_us: float) -> Measurement:
+        """Time one choice, or the baseline for None; what is far slower than ``best_us`` less."""
         import torch
 
         with torch.cuda.stream(self._stream):
-            self._prepare(workload)
-            return self._measure(config, best_us)
+            self._prepare(problem)
+            return self._measure(choice, best_us)
 
     def compare(
-        self, workload: Workload, configs: Sequence[GemmConfig | Launch | None], rounds: int
+        self, problem: Problem, choices: Sequence[Any | Launch | None], rounds: int
     ) -> list[Measurement]:
         """Time several in turn, so that a drift of the clocks meets all of them alike.
 
         Args:
-            configs: None is torch; what else computes the product, and need not write it where the
-                operands say, is a function of them, whose result is not checked.
+            choices: None is the baseline. A function of the operands computes the same, and need
+                not write it where they say: its result is not checked.
         """
         import torch
 
         with torch.cuda.stream(self._stream):
-            self._prepare(workload)
-            return self._compare(configs, rounds)
+            self._prepare(problem)
+            return self._compare(choices, rounds)
 
-    def _prepare(self, workload: Workload) -> None:
-        """Operands and reference of a workload, if it is not the one at hand."""
+    def _prepare(self, problem: Problem) -> None:
+        """Make the operands and the reference of a problem, if it is not the present one."""
         import torch
 
-        if workload == self._workload:
+        if problem == self._problem:
             return
         # Dropped before the room is looked at: they hold what the pool is going to let go.
-        self._workload, self._sets, self._reference = None, [], None
+        self._problem, self._sets, self._reference = None, [], None
         count = 1 if self._protocol.cache == "hot" else set_count(
-            workload, self._target.device.l2_bytes, self._protocol.max_launches, self._room_bytes()
+            problem, self._target.device.l2_bytes, self._protocol.max_launches, self._room_bytes()
         )  # fmt: skip
-        self._sets = self._pool.sets(workload, count)
-        a, b, _, bias = self._sets[0]
-        self._reference = reference_product(a, b, bias, workload.code.activation).contiguous()
+        self._sets = problem.operands(self._pool.draw, count)
+        self._reference = problem.reference(self._sets[0])
         torch.cuda.synchronize()
-        self._workload = workload
+        self._problem = problem
 
-    def _measure(self, config: GemmConfig | None, best_us: float) -> Measurement:
-        launch, bad = self._passed(config)
+    def _measure(self, choice: Any, best_us: float) -> Measurement:
+        launch, bad = self._passed(choice)
         if bad is not None:
             return bad
         protocol = self._protocol
@@ -153,13 +145,11 @@ class Session:
             times += self._replay(graph, launches, times[0], more, sent=True)
         return self._summary(times)
 
-    def _compare(
-        self, configs: Sequence[GemmConfig | Launch | None], rounds: int
-    ) -> list[Measurement]:
-        result = [Measurement("wrong_result")] * len(configs)
+    def _compare(self, choices: Sequence[Any | Launch | None], rounds: int) -> list[Measurement]:
+        result = [Measurement("wrong_result")] * len(choices)
         about_us, launchers = {}, {}
-        for i, config in enumerate(configs):
-            launch, bad = self._passed(config)
+        for i, choice in enumerate(choices):
+            launch, bad = self._passed(choice)
             if bad is not None:
                 result[i] = bad
             else:
@@ -179,18 +169,22 @@ class Session:
             result[i] = self._summary(measured)
         return result
 
-    def _passed(self, config: GemmConfig | Launch | None) -> tuple[Launch, Measurement | None]:
-        """What launches a configuration, and why it must not be timed, if so."""
-        if callable(config):
-            config(self._sets[0])
-            return config, None
+    def _passed(self, choice: Any | Launch | None) -> tuple[Launch, Measurement | None]:
+        """Return what launches a choice, and the outcome of one that must not be timed."""
+        assert self._problem is not None
+        if callable(choice):
+            choice(self._sets[0])
+            return choice, None
+        stream = self._stream.cuda_stream
         try:
-            launch = self._launcher(config)
+            launch = self._problem.launcher(
+                choice, self._target, self._index, stream, self._scratch
+            )
         except CompileError as error:
             return _nothing, Measurement("compile_error", error=str(error)[:500])
         except LaunchError as error:
             return _nothing, Measurement("out_of_resources", error=str(error)[:500])
-        wrong = self._gate(launch, trusted=config is None)
+        wrong = self._gate(launch, trusted=choice is None)
         return launch, Measurement("wrong_result", error=wrong) if wrong else None
 
     def _summary(self, times: list[float]) -> Measurement:
@@ -199,43 +193,21 @@ class Session:
         p10, p50, p90 = np.quantile(times, (0.1, 0.5, 0.9))
         return Measurement("ok", float(p50), float(p10), float(p90), len(times), self._clock_mhz())
 
-    def _launcher(self, config: GemmConfig | None) -> Launch:
-        """What queues one launch on the session's stream."""
-        assert self._workload is not None
-        if config is None:
-            return torch_launcher(self._workload)
-        plan = Plan.of(self._workload, config, self._target.device.sm_count)
-        kernel = load(plan.spec, self._target, self._index, remember=False)
-        repack = Repack(plan, self._target, self._index) if config.repack else None
-        stream = self._stream.cuda_stream
-        prepared: dict[int, dict[str, Any]] = {}
-
-        def launch(operands: Operands) -> None:
-            a, b, out, bias = operands
-            if repack is not None:
-                a, b = repack(a, b, self._workspace, stream)
-            key = id(operands)
-            if key not in prepared:
-                prepared[key] = plan.arguments(a, b, out, bias, plan.scratch(self._workspace))
-            kernel(plan.blocks, stream, prepared[key])
-
-        return launch
-
     def _gate(self, launch: Launch, trusted: bool = False) -> str:
-        """Launch on a poisoned output and compare: empty, or what is wrong.
+        """Launch on a poisoned output and compare; return what is wrong, or an empty text.
 
         What is ``trusted`` (torch, whose split-K adds in 16 bits) need only write every element.
         """
         from costmodel.kernels.check import count_mismatches
 
-        assert self._workload is not None
+        assert self._problem is not None
         assert self._reference is not None
         operands = self._sets[0]
-        out = operands[2]
+        out = self._problem.output(operands)
         out.fill_(float("nan"))
         self._count.zero_()
         launch(operands)
-        atol, rtol = self._protocol.tolerance(self._workload.code, self._workload.k)
+        atol, rtol = self._protocol.tolerance(self._problem.precision, self._problem.terms)
         if trusted:
             atol *= 1e3
         flat = out if out.is_contiguous() else out.T
@@ -250,7 +222,7 @@ class Session:
         return f"{wrong} of {flat.numel()} elements are off by more than {atol:g} + {rtol:g} |ref|"
 
     def _look(self, launch: Launch) -> float:
-        """About what a cold launch takes, in us, for deciding how to go on."""
+        """Return roughly what a cold launch takes, in us, to decide how to go on."""
         begin, end = _event(), _event()
         self._busy()
         self._other.max()
@@ -286,7 +258,7 @@ class Session:
         repeats: int,
         sent: bool = False,
     ) -> list[float]:
-        """us per launch of each replay, after one that sends the graph to the device.
+        """Return us per launch of each replay, after one that sends the graph to the device.
 
         Args:
             sent: it is there already.
@@ -315,7 +287,7 @@ class Session:
             self._other.max()
 
 
-def _nothing(operands: Operands) -> None:
+def _nothing(operands: Any) -> None:
     """The launch of what cannot be launched."""
 
 

@@ -1,4 +1,4 @@
-"""The timing process: what runs beside the GPU, one request at a time.
+"""The timing process, which answers one request at a time.
 
 It is a child that may die of a kernel; :mod:`costmodel.measure.device` is the parent's side.
 """
@@ -12,13 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from typing import Any
 
 from costmodel.compile.triton_private import know_triton_key
 from costmodel.data.measurement import NO_ROOM, Measurement
-from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.kernel_code import import_kernels
-from costmodel.gemm.workload import Workload
-from costmodel.measure.operands import NoRoom
+from costmodel.measure.operands import NoRoom, Problem
 from costmodel.measure.protocol import TimingProtocol
 from costmodel.measure.session import Session
 
@@ -31,7 +29,6 @@ _FULL = (
     "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED",
     "busy or unavailable",
 )  # fmt: skip
-_REHEARSAL = Workload.dense(64, 64, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,38 +36,52 @@ class Request:
     """One thing to time.
 
     Attributes:
-        workload: the problem.
-        config: what to time; None for ``torch.matmul``.
-        best_us: the best latency of the workload so far, for stopping early.
-        compare: time these in turn instead of ``config``, ``rounds`` times (finalists).
+        problem: its operands and launches.
+        choice: what to time; None for the baseline.
+        best_us: the best latency of the problem so far, for stopping early.
+        compare: time these in turn instead of ``choice``, ``rounds`` times (finalists).
     """
 
-    workload: Workload
-    config: GemmConfig | None
+    problem: Problem
+    choice: Any
     best_us: float = inf
-    compare: tuple[GemmConfig | None, ...] = ()
+    compare: tuple[Any, ...] = ()
     rounds: int = 0
 
 
 _session: Session | None = None
 _make_session: Callable[[], Session]
+_rehearsal: Problem
 
 
-def start(protocol: TimingProtocol, device_index: int, seed: int) -> None:
-    """Set the process up. Called once in each fresh one."""
-    global _make_session
+def start(
+    protocol: TimingProtocol,
+    device_index: int,
+    seed: int,
+    rehearsal: Problem,
+    preload: Callable[[], object],
+) -> None:
+    """Set the process up. Called once in each fresh one.
+
+    Args:
+        rehearsal: a small problem, timed once so that later ones do not pay for what is slow the
+            first time.
+        preload: called once; it imports what launches will need.
+    """
+    global _make_session, _rehearsal
 
     # Under TRITON_INTERPRET the kernels would run on the CPU, and what that takes means nothing.
     os.environ.pop("TRITON_INTERPRET", None)
     know_triton_key()
-    import_kernels()
+    preload()
+    _rehearsal = rehearsal
     _make_session = partial(Session, protocol, device_index, seed)
     with suppress(NoRoom):  # each request will ask again
         _started()
 
 
 def _started() -> Session:
-    """The session, begun if there is none.
+    """Return the session, begun if there is none.
 
     Raises:
         NoRoom: the device is full. It may have room later, and this process is kept.
@@ -81,7 +92,7 @@ def _started() -> Session:
         try:
             session = _make_session()
             # What is slow the first time is done while nobody waits: cuBLAS, graphs, the check.
-            session.measure(_REHEARSAL, None, inf)
+            session.measure(_rehearsal, None, inf)
         except RuntimeError as error:  # torch.OutOfMemoryError is of this kind
             if not any(text in str(error) for text in _FULL):
                 raise
@@ -91,7 +102,7 @@ def _started() -> Session:
 
 
 def answer(request: Request | None) -> list[Measurement]:
-    """Time what is asked: one measurement, or one for each of ``compare``.
+    """Answer a request by one measurement, or one for each of ``compare``.
 
     None asks for nothing, now or soon: the device's memory is given back.
     """
@@ -108,12 +119,11 @@ def answer(request: Request | None) -> list[Measurement]:
 def _answer(request: Request) -> list[Measurement]:
     import torch
 
-    workload, config = request.workload, request.config
     try:
         session = _started()
         if request.compare:
-            return session.compare(workload, request.compare, request.rounds)
-        return [session.measure(workload, config, request.best_us)]
+            return session.compare(request.problem, request.compare, request.rounds)
+        return [session.measure(request.problem, request.choice, request.best_us)]
     except torch.OutOfMemoryError as error:
         session.release()
         return _out_of_resources(request, f"device memory: {str(error)[:300]}")

@@ -12,6 +12,7 @@ from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.launch.kernel import load
 from costmodel.launch.plan import Plan
+from costmodel.launch.problem import GemmProblem
 from costmodel.launch.repacking import Repack
 from costmodel.launch.workspace import Workspace
 from costmodel.measure.protocol import TimingProtocol
@@ -146,8 +147,8 @@ def test_float32_matches_float64_in_every_layout(config, tf32):
                 if launch(a, b, out[1:-1], config, tf32=tf32):
                     continue
                 ran += 1
-                code = Workload.from_tensors(a, b, out[1:-1], tf32=tf32).code
-                atol, rtol = TimingProtocol().tolerance(code, k)
+                problem = GemmProblem(Workload.from_tensors(a, b, out[1:-1], tf32=tf32))
+                atol, rtol = TimingProtocol().tolerance(problem.precision, k)
                 ref = a.double() @ b.double()
                 bad = ~((out[1:-1].double() - ref).abs() <= atol + rtol * ref.abs())
                 assert not bad.any(), (m, n, k, a_t, b_t, pad, int(bad.sum()))
@@ -189,8 +190,8 @@ def test_float32_results_of_16_bits(config, dtype, activation):
                     # A float32 tile takes twice the place, so that fewer stages fit.
                     assert reason.startswith(("shared memory", "TMA"))
                     continue
-                code = Workload.from_tensors(a, b_, out).code
-                atol, rtol = TimingProtocol().tolerance(code, k)
+                problem = GemmProblem(Workload.from_tensors(a, b_, out))
+                atol, rtol = TimingProtocol().tolerance(problem.precision, k)
                 ref = function(a.double() @ b.double() + (0 if bias is None else bias.double()))
                 torch.testing.assert_close(out.double(), ref, atol=atol, rtol=rtol)
 
