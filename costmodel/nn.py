@@ -1,4 +1,4 @@
-"""``Linear`` by :func:`costmodel.matmul`: the layer of ``torch.nn``, with the same parameters."""
+"""``torch.nn.Linear`` by :func:`costmodel.matmul`, with the same parameters."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["Linear", "replace_linear"]
 
 _TYPES = [getattr(torch, name) for name in element_types()]
 
-_CALLS = ("forward", "_compiled_call_impl")  # of a layer: in place of those of its class
+_CALLS = ("forward", "_compiled_call_impl")  # on a layer itself they replace those of its class
 
 torch.fx.wrap("matmul")  # in a graph of torch.fx it is one call, as torch's own product is
 
 
 class Linear(torch.nn.Linear):
-    """act(x @ weight.T + bias): ``torch.nn.Linear``, whose state it loads and saves.
+    """act(x @ weight.T + bias): a ``torch.nn.Linear``, with the same state dict.
 
     Args:
         args, keywords: of ``torch.nn.Linear``.
         activation: fused into the product: ``relu``, ``gelu`` or ``silu``.
-        mode: of :func:`costmodel.matmul`; None: whichever holds at each call.
+        mode: of :func:`costmodel.matmul`; None: the default mode at each call.
 
     Raises:
         InvalidInput: an unknown activation or mode.
@@ -49,36 +49,35 @@ class Linear(torch.nn.Linear):
     def of(
         cls, layer: torch.nn.Linear, *, activation: str | None = None, mode: str | None = None
     ) -> Linear:
-        """One with the parameters of another layer, not copies of them."""
+        """Return a layer that shares the parameters of another one."""
         made = cls(
             layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta",
             activation=activation, mode=mode,
         )  # fmt: skip
         made.weight, made.bias = layer.weight, layer.bias
         for name, value in vars(layer).items():
-            # What a program has marked it with, and not what would call the other layer.
+            # Attributes that a program has added, but nothing that would call the other layer.
             if name not in _CALLS and getattr(value, "__self__", None) is not layer:
                 vars(made).setdefault(name, value)
         return made.train(layer.training)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [..., in_features]; returns [..., out_features]."""
+        """Return [..., out_features] for x [..., in_features]."""
         return matmul(x, self.weight.T, bias=self.bias, activation=self.activation, mode=self.mode)
 
 
 def replace_linear(module: torch.nn.Module, *, mode: str | None = None) -> int:
     """Replace every ``torch.nn.Linear`` inside a module, in place.
 
-    Those of subclasses stay, and those with something of their own: hooks (old-style weight norm
-    and pruning have them), a ``forward``, further parameters, buffers or modules, and parameters
-    that are no plain ones, as quantised weights, or of types that no kernel is for. Other
-    attributes go along.
+    Layers of subclasses stay. So do layers with hooks (old-style weight norm and pruning), a
+    ``forward`` of their own, further parameters, buffers or modules, parameters of a subclass such
+    as quantised weights, or a dtype without a kernel. Other attributes are taken over.
 
     Returns:
-        how many were replaced.
+        how many layers were replaced.
 
     Raises:
-        InvalidInput: no module, or itself the layer that is to be replaced.
+        InvalidInput: ``module`` is no module, or itself a ``torch.nn.Linear``.
     """
     if not isinstance(module, torch.nn.Module):
         raise InvalidInput(f"module is a {type(module).__name__}: expected a torch.nn.Module")
@@ -90,17 +89,17 @@ def replace_linear(module: torch.nn.Module, *, mode: str | None = None) -> int:
     found = [
         (parent, name, child)
         for parent in module.modules()
-        for name, child in parent._modules.items()  # each name of a layer that is shared
+        for name, child in parent._modules.items()  # a shared layer comes once for each name
         if type(child) is torch.nn.Linear and _is_plain(child)
     ]
     made = {id(child): Linear.of(child, mode=mode) for _, _, child in found}
     for parent, name, child in found:
-        setattr(parent, name, made[id(child)])  # a layer that is shared stays shared
+        setattr(parent, name, made[id(child)])  # a shared layer stays shared
     return len(made)
 
 
 def _is_plain(layer: torch.nn.Linear) -> bool:
-    """Whether it computes what ``torch.nn.Linear`` does, of what that has, and nothing else."""
+    """Return True if a layer has and does only what every ``torch.nn.Linear`` has and does."""
     own = vars(layer)
     if any(own.get(name) for name in _CALLS) or any(own[k] for k in own if k.endswith("_hooks")):
         return False

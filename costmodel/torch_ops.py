@@ -1,7 +1,7 @@
-"""The product as an operator of torch's: for tracing, for gradients, and for Inductor.
+"""The product as a torch operator: for tracing, for gradients, and for Inductor.
 
-``torch.ops.costmodel.matmul`` is what :func:`costmodel.matmul` calls under ``torch.compile`` and
-where a gradient is wanted; all other calls go straight to the dispatcher.
+:func:`costmodel.matmul` calls ``torch.ops.costmodel.matmul`` under ``torch.compile`` and where a
+gradient is wanted; all other calls launch without it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from costmodel.errors import ShapeError
 __all__ = ["external_matmul", "matmul"]
 
 
-# For every device: elsewhere than on a GPU its own refusal says more than torch's.
+# For every device: on a CPU its own error says more than torch's.
 @torch.library.custom_op("costmodel::matmul", mutates_args=())
 def _matmul(
     a: torch.Tensor,
@@ -30,7 +30,7 @@ def _matmul(
     mode: str | None,
 ) -> torch.Tensor:
     """act(a @ b + bias) of a[m, k] and b[k, n]; see :func:`costmodel.matmul`."""
-    # What autocast wants was done before the operator, whose result has the types that it says.
+    # Autocast is done before the operator, so that its result has the types that it declares.
     with torch.no_grad(), without_autocast(a):
         return matmul(
             a, b, bias=bias, activation=activation, tf32=tf32, out_dtype=out_dtype, mode=mode
@@ -55,7 +55,7 @@ def _(
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     a, b, bias, activation, tf32, _, mode = inputs
     of_a, of_b = ctx.needs_input_grad[:2]
-    if activation == "none":  # a frozen weight, or the input of a first layer, asks for less
+    if activation == "none":  # a frozen weight, or the input of a first layer, needs less
         ctx.save_for_backward(a if of_b else None, b if of_a else None, None)
     else:
         ctx.save_for_backward(a, b, bias)
@@ -63,7 +63,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    """Gradients of a, b and bias. What went into the activation is computed again."""
+    """Return the gradients of a, b and bias; recompute the input of the activation."""
     a, b, bias = ctx.saved_tensors
     activation, tf32, mode, dtype = ctx.options
     if activation != "none":
@@ -72,7 +72,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     of_a = of_b = of_bias = None
     if ctx.needs_input_grad[2]:
         of_bias = grad.sum(0)
-    # A sum's gradient is one number with strides of 0, which no kernel is made for.
+    # The gradient of a sum is one number with strides of 0: no kernel reads that.
     grad = grad.to(dtype).contiguous()
     if ctx.needs_input_grad[0]:
         of_a = _product(grad, b.T, None, tf32, None, mode)
@@ -89,7 +89,7 @@ def _product(
     out_dtype: torch.dtype | None,
     mode: str | None,
 ) -> torch.Tensor:
-    """a @ b + bias by the operator, or by torch where it is to have a forward-mode gradient."""
+    """Return a @ b + bias by the operator, or by torch if it may have a forward-mode gradient."""
     if not in_forward_level():
         found: torch.Tensor = _matmul(a, b, bias, "none", tf32, out_dtype, mode)
         return found
@@ -99,12 +99,12 @@ def _product(
 
 
 def _through(activation: str, grad: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """The gradient before an activation, by torch's own formulas."""
+    """Return the gradient before an activation, by torch's own formulas."""
     if activation == "relu":
         return torch.ops.aten.threshold_backward(grad, before, 0)  # type: ignore[no-any-return]
     if activation == "gelu":
         return torch.ops.aten.gelu_backward(grad, before)  # type: ignore[no-any-return]
-    # Written out, since torch's own cannot be differentiated again.
+    # Written out: torch's own silu_backward cannot be differentiated again.
     x = before.to(torch.promote_types(before.dtype, torch.float32))
     sigmoid = torch.sigmoid(x)
     return grad * (sigmoid * (1 + x * (1 - sigmoid))).to(grad.dtype)
@@ -114,7 +114,7 @@ _matmul.register_autograd(_backward, setup_context=_keep)
 
 
 def external_matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-    """out = a @ b, as Inductor wants it of an external product.
+    """Compute out = a @ b, with the signature that Inductor needs.
 
     ``torch._inductor.config.external_matmul.append(external_matmul)`` makes it a candidate of
     ``mode="max-autotune"``.

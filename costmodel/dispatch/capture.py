@@ -1,8 +1,8 @@
-"""CUDA graphs: whether one is being captured, and how a thread keeps out of another's way.
+"""CUDA graphs: captures of this thread and of others.
 
-Inside a capture no binary is loaded. Drivers before CUDA 12.3 refuse to, in torch's mode of capture
-("operation not permitted when stream is capturing"); later ones allow it. A refusal cannot be
-undone: it spoils the whole graph. So what is not loaded yet is not used there.
+No binary is loaded inside a capture. Drivers before CUDA 12.3 refuse it ("operation not permitted
+when stream is capturing"), and a refusal spoils the whole graph. So a capture uses only binaries
+that are loaded already.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
 
 def is_capturing(device_index: int) -> bool:
-    """Whether this thread's current stream of the device is being captured."""
+    """Return True if this thread's current stream of the device is being captured."""
     import torch
 
     with torch.cuda.device(device_index):
@@ -23,10 +23,10 @@ def is_capturing(device_index: int) -> bool:
 
 
 def ignore_other_captures() -> None:
-    """Let this thread load binaries while another one captures a graph, from now on.
+    """Let this thread load binaries while another thread captures a graph, from now on.
 
-    torch captures in CUDA's "global" mode, in which a call of any thread that is not safe inside a
-    capture, as loading, spoils the graph; unless that thread says that it has no part in it.
+    torch captures in CUDA's "global" mode: an unsafe call of any thread, such as loading, spoils
+    the graph, unless that thread has declared that it takes no part.
     """
     try:
         cuda = ctypes.CDLL("libcuda.so.1")

@@ -1,4 +1,4 @@
-"""New tensors for results: of all that a warm call does, what torch takes longest for."""
+"""New tensors for results: the part of a warm call that takes torch longest."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from torch import _C
 
 __all__ = ["NewOutput"]
 
-# What Inductor's code allocates by: a microsecond or two less, for it passes by torch's dispatcher.
+# Inductor's code allocates by this: it saves a microsecond or two by passing torch's dispatcher.
 _compiled = getattr(getattr(_C, "_dynamo", None), "guards", None)
 _empty_strided_cuda: Any = getattr(_compiled, "_empty_strided_cuda", None)
 _Tensor = torch.Tensor
 
 
 class NewOutput:
-    """Makes uninitialised contiguous [m, n] for products of one kind: sizes, type and device."""
+    """Makes uninitialised contiguous [m, n] for products of the same sizes, type and device."""
 
     __slots__ = ("_dtype", "_index", "_size", "_stride")
 
     def __init__(self, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype | None) -> None:
-        """For products like that of a [m, k] and b [k, n]; a dtype of None is that of a."""
+        """Prepare for products like a [m, k] @ b [k, n]; a dtype of None is that of a."""
         m, n = a.size(0), b.size(1)
         self._size, self._stride = (m, n), (n or 1, 1)
         self._dtype = a.dtype if dtype is None else dtype
-        # -1, which no device is, for all but CUDA's.
+        # -1 is no device: then torch's usual way allocates.
         self._index = a.get_device() if a.is_cuda and _empty_strided_cuda is not None else -1
 
     def __call__(self, a: torch.Tensor) -> torch.Tensor:
-        """One where ``a`` is, an operand of this kind."""
-        # A subclass makes tensors of its own kind, and the short way knows the current device only.
+        """Return a new one on the device of ``a``, an operand of this kind."""
+        # A subclass makes tensors of its own kind; the short way knows only the current device.
         index = self._index
         if index >= 0 and type(a) is _Tensor and index == _C._cuda_getDevice():
             found: torch.Tensor = _empty_strided_cuda(self._size, self._stride, self._dtype)

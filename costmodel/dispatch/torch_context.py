@@ -1,8 +1,8 @@
-"""What torch makes of a call beyond its operands' numbers: transforms, modes, autocast.
+"""Calls that concern torch: transforms, dispatch modes, autocast, subclasses, fake tensors.
 
 A kernel sees an address, sizes and strides. Some tensors are more than that, or have no memory of
-their own, and some calls are watched: those are for torch itself, or for the operator that torch
-sees. Almost no call is of these kinds, so the quick look that each one takes comes first.
+their own, and some calls are observed: torch itself multiplies those, or the operator that torch
+sees. Such calls are rare, so a warm call asks only the cheapest questions here.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ __all__ = [
 ]  # fmt: skip
 
 is_autocasting = torch._C._is_any_autocast_enabled
-"""Whether ``torch.autocast`` is on for any kind of device."""
+"""Returns True if ``torch.autocast`` is on for any kind of device."""
 
 tracing_state = torch._C._get_tracing_state
-"""What ``torch.jit.trace`` knows so far; None where it does not run."""
+"""Returns the state of ``torch.jit.trace``; None if it does not run."""
+
 count_modes = torch._C._len_torch_dispatch_stack
-"""How many modes of ``__torch_dispatch__`` there are: a quick look before :func:`is_watched`."""
+"""Returns the number of dispatch modes: a quick look before :func:`is_watched`."""
 
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _unpack_dual: Any = forward_ad.unpack_dual
@@ -33,46 +34,46 @@ _plain_dispatch = torch.Tensor.__torch_dispatch__
 
 
 def without_autocast(x: torch.Tensor) -> AbstractContextManager[object]:
-    """In here, products where this tensor is have the types of their operands."""
-    # Made only where it is of use: it takes microseconds.
+    """Switch autocast off on the device of a tensor."""
+    # Made only if it is needed: it takes microseconds.
     return torch.autocast(x.device.type, enabled=False) if is_autocasting() else nullcontext()
 
 
 def is_scripting() -> bool:
-    """Whether ``torch.jit.trace`` writes down what is called: then sizes are tensors to it."""
+    """Return True if ``torch.jit.trace`` records calls: then sizes are tensors."""
     return tracing_state() is not None
 
 
 def is_watched() -> bool:
-    """Whether something looks at every call of torch, such as a tracer or a counter."""
+    """Return True if a dispatch mode (a tracer, a FLOP counter) or a trace observes torch calls."""
     seen = count_modes() > 0 and not _is_excluded(torch._C.DispatchKey.Python)
     return seen or is_scripting()
 
 
 def in_forward_level() -> bool:
-    """Whether some thread takes forward-mode gradients: then an operand may have a tangent."""
+    """Return True if any thread takes forward-mode gradients: an operand may have a tangent."""
     return forward_ad._current_level >= 0
 
 
 def has_tangent(operands: Iterable[torch.Tensor | None]) -> bool:
-    """Whether the product of these has a forward-mode gradient."""
+    """Return True if the product of these operands has a forward-mode gradient."""
     return in_forward_level() and any(
         isinstance(x, torch.Tensor) and _unpack_dual(x).tangent is not None for x in operands
     )
 
 
 def is_for_torch(operands: Iterable[torch.Tensor | None]) -> bool:
-    """Whether one of these is more than its memory, so that only torch can multiply it.
+    """Return True if an operand is more than its memory, so that only torch can multiply it.
 
-    That is what ``torch.func`` wraps, what has a tangent, what stands for the negative of its
-    memory, and what a subclass such as ``DTensor`` or a quantised weight keeps elsewhere.
+    Such are tensors that ``torch.func`` wraps, that have a tangent, that are the negative of their
+    memory, or whose subclass (``DTensor``, a quantised weight) keeps its numbers elsewhere.
     """
     given = [x for x in operands if isinstance(x, torch.Tensor)]
     return any(map(_is_more_than_memory, given)) or has_tangent(given)
 
 
 def keeps_elsewhere(x: torch.Tensor) -> bool:
-    """Whether a tensor is of a subclass that says itself what torch's functions do with it."""
+    """Return True if a subclass defines itself what torch's functions do with its tensors."""
     return type(x).__torch_dispatch__ is not _plain_dispatch and not is_fake(x)
 
 
@@ -88,5 +89,5 @@ def _is_more_than_memory(x: torch.Tensor) -> bool:
 
 
 def is_fake(x: torch.Tensor) -> bool:
-    """Whether a tensor is one of those that tracing computes with: it has all but numbers."""
+    """Return True for the tensors that tracing computes with: they have all but numbers."""
     return getattr(x, "fake_mode", None) is not None

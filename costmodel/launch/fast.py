@@ -1,4 +1,4 @@
-"""What :func:`costmodel.matmul` keeps of a configuration: a launch that lacks only addresses.
+"""The launch of a configuration that :func:`costmodel.matmul` keeps: it lacks only addresses.
 
 Triton's wrappers work out the arguments of its C launcher at every launch, which takes as long as
 the launch itself. Here they do so once, and later launches only fill in other addresses.
