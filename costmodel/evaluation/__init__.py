@@ -1,1 +1,1 @@
-"""How good a ranking is: what is held out, what is kept at k, how sure it may be."""
+"""Judges rankings: the held-out list, speed kept at k, the protocol."""

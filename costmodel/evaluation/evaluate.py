@@ -78,7 +78,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class _Score:
-    """How one ranking did on one workload."""
+    """The result of one ranking on one workload."""
 
     ragged: bool
     kept: tuple[float, ...]  # at each of TOP_K

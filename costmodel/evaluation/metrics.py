@@ -1,4 +1,4 @@
-"""How good a ranking is. Pure functions of arrays: one workload's latencies and predicted costs.
+"""Measures of a ranking. Pure functions of arrays: one workload's latencies and predicted costs.
 
 Latencies are in us, NaN where a candidate failed; lower costs rank first. Candidates of equal
 cost count as ranked in random order, and the expected value is given: so a model is neither
@@ -60,7 +60,7 @@ def top_rows(cost: _Floats, identity: NDArray[np.int64], k: int) -> NDArray[np.i
 
 
 def distinct_rows(cost: _Floats, identity: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Of each identity the row of lowest cost: what is left to rank without duplicates."""
+    """Return the row of lowest cost of each identity: a ranking without duplicates."""
     return np.sort(top_rows(cost, identity, len(cost)))
 
 

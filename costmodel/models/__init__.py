@@ -16,7 +16,7 @@ from costmodel.models.registry import (
 from costmodel.models.rules import heuristic_config, heuristic_order
 from costmodel.models.table import TrainingTable
 from costmodel.models.train import train
-from costmodel.models.validate import cross_validate, tune_hyperparameters
+from costmodel.models.validate import cross_validate
 from costmodel.models.xgb import XgbCostModel, XgbParams
 
 __all__ = [
@@ -38,6 +38,5 @@ __all__ = [
     "model_directory",
     "shipped_models",
     "train",
-    "tune_hyperparameters",
     "use",
 ]

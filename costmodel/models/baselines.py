@@ -1,4 +1,4 @@
-"""Models that learn nothing, or next to nothing: what a learned one must beat."""
+"""Models that learn nothing, or next to nothing: a learned one must beat them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class RuleHeuristic(CostModel):
 
 
 class AnalyticModel(CostModel):
-    """The latency that :mod:`costmodel.features.analytic` works out on paper; nothing learned."""
+    """The analytic estimate of :mod:`costmodel.features.analytic` as a model; it learns nothing."""
 
     name = "estimate"
     predicts_latency = True

@@ -1,4 +1,4 @@
-"""How far a ranking may be trusted: what its first k keep on average, and what is new to a model.
+"""Confidence of a ranking: what its first k keep on average, and which products are new.
 
 Trees do not extrapolate: beyond the sizes of the training every product falls into the leaves of
 the largest one. The analytic estimate still tells them apart, but nobody has seen how well.

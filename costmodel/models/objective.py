@@ -1,4 +1,4 @@
-"""What the trees learn: the latency of every row, and the order of those near the best.
+"""Trains the trees: on the latency of every row, and on the order of those near the best.
 
 Squared error on log(latency / estimate) makes a good prediction of each row, but a choice rests on
 the few that are nearly the fastest, which differ by less than what is left of the error. So of
@@ -33,7 +33,7 @@ _Floats = NDArray[np.float32]
 class XgbParams:
     """Hyper-parameters, the same for both heads.
 
-    To choose others, run :func:`costmodel.models.validate.tune_hyperparameters` on training data.
+    To compare others, run :func:`costmodel.models.validate.cross_validate` on training data.
 
     Attributes:
         rounds: trees; fixed, so that nothing stops early on data it is judged by.
@@ -137,7 +137,7 @@ class NearBest:
 
 
 def _near(log_latency: NDArray[np.floating[Any]], rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Of a workload's rows, fastest first, those near the best."""
+    """Return the rows near the best, of a workload's rows with the fastest first."""
     rivals = rows[:_RIVALS]
     count = np.searchsorted(log_latency[rivals], log_latency[rows[0]] + np.log(_REACH))
     return rivals[:count]
@@ -150,7 +150,7 @@ def train_booster(
     nthread: int,
     names: tuple[str, ...] | None = None,
 ) -> Booster:
-    """Trees that predict the label of rows; deterministic, whatever the number of threads."""
+    """Train trees that predict the label of rows; deterministic, whatever the number of threads."""
     import xgboost
 
     data = xgboost.QuantileDMatrix(
@@ -171,7 +171,7 @@ def train_booster(
 def _objective(
     rows: LabelledRows, params: XgbParams
 ) -> Callable[[_Floats, Any], tuple[_Floats, _Floats]]:
-    """Squared error, and :class:`NearBest` with the weight that the parameters give it."""
+    """Return the gradients of squared error and of :class:`NearBest`, weighed by the parameters."""
     label, start, weight = (
         column.astype(np.float32) for column in (rows.label, rows.start, rows.weight)
     )

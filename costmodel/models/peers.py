@@ -46,7 +46,7 @@ class NvMatmulHeuristics(CostModel):
     def predict(
         self, workload: Workload, candidates: Candidates, target: Target
     ) -> NDArray[np.float64]:
-        """The place of each candidate, float64 [n].
+        """Return the place of each candidate, float64 [n].
 
         Raises:
             NoModel: the package is not installed, or does not know the device.

@@ -1,4 +1,4 @@
-"""Which model answers: the user's, else the one shipped for the target, else the rules."""
+"""Chooses the model that answers: the user's, else the shipped one, else the rules."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 
 
 def load(path: str | Path) -> XgbCostModel:
-    """The model that ``model.save(path)`` wrote. Reads UBJ and JSON; runs no code.
+    """Read the model that ``model.save(path)`` wrote. Reads UBJ and JSON; runs no code.
 
     Raises:
         NoModel: nothing at this path.
@@ -54,7 +54,7 @@ def use(model: str | Path | CostModel | None) -> CostModel | None:
 
 
 def shipped_models() -> dict[str, Path]:
-    """The directories of the models that came with the package, by device name."""
+    """Return the directories of the models that came with the package, by device name."""
     root = _root()
     if not root.is_dir():
         return {}
@@ -62,10 +62,7 @@ def shipped_models() -> dict[str, Path]:
 
 
 def model_directory(target: Target) -> Path | None:
-    """Where the shipped model of a target lies, or of a sibling, with its artifact table.
-
-    None where there is neither.
-    """
+    """Return the directory of the shipped model of a target or of a sibling; None if there is none."""
     shipped = shipped_models()
     siblings = [
         path
@@ -78,13 +75,13 @@ def model_directory(target: Target) -> Path | None:
 def find_model(
     target: Target, workload: Workload | None = None, named: CostModel | None = None
 ) -> tuple[CostModel, str]:
-    """The model that answers for this target and workload, and why if it is not a learned one.
+    """Choose the model that answers for this target and workload.
 
     The one that was named comes first, then that of :func:`use`, then the shipped one. Where none
     can answer, the rule heuristic does. One that is passed over is one warning, with the reason.
 
     Returns:
-        (model, reason): reason is empty when the first choice answers without reservation.
+        (model, reason): why it is not the first choice, or its caveat; empty if neither.
     """
     with _lock:
         chosen = dict.fromkeys([named, *_used] if named is not None else _used)
@@ -107,14 +104,14 @@ def find_model(
 def _instead(
     reasons: list[str], model: CostModel, called: str, target: Target
 ) -> tuple[CostModel, str]:
-    """A model that answers, for the reasons that others do not; such are a warning."""
+    """Return a model with the reasons why others do not answer, and warn of these."""
     if reasons:
         warn_once(f"{'; '.join(reasons)}: {called} answers instead")
     return model, "; ".join(filter(None, [*reasons, model.caveat(target)]))
 
 
 def shipped_model(target: Target) -> tuple[XgbCostModel | None, str]:
-    """The model that came with the package for a target or a sibling; else None, and why."""
+    """Load the model that came with the package for a target or a sibling; else None, and why."""
     directory = model_directory(target)
     if directory is None:
         have = ", ".join(shipped_models()) or "none"
@@ -131,12 +128,12 @@ def _root() -> Path:
 
 @functools.cache
 def _load_shipped(directory: Path) -> XgbCostModel:
-    """Its trees are parsed when they are first asked: a winner from the cache needs none."""
+    """Load a model without its trees: a winner from the cache needs none."""
     return XgbCostModel.load(directory, parse=False)
 
 
 def warn_once(text: str) -> None:
-    """Warn of something that does not change, the first time it is met."""
+    """Warn of something that does not change, once in a process."""
     with _lock:
         if text in _warned:
             return

@@ -1,4 +1,4 @@
-"""Rules of thumb: which configuration a practised hand would write down for a workload.
+"""Rules of thumb: the configuration that a practised hand would write down for a workload.
 
 Small products (every side ≤ 512) want small tiles: 32 to 64 a side, steps of 16 to 32, one to
 four warps, one or two stages. Large ones want 128 to 256 a side, steps of 32 to 64, eight warps,
@@ -28,7 +28,7 @@ __all__ = ["Wanted", "heuristic_config", "heuristic_order", "rule_cost", "wanted
 
 
 class Wanted(NamedTuple):
-    """What the rules ask for; ``tma`` is whether the copy engine is preferred."""
+    """A configuration as the rules want it; ``tma`` is True if the copy engine is preferred."""
 
     block_m: int
     block_n: int
@@ -41,7 +41,7 @@ class Wanted(NamedTuple):
 
 
 def wanted(workload: Workload, target: Target) -> Wanted:
-    """The rules: a pure function of sizes, element types and the number of multiprocessors."""
+    """Apply the rules, which know sizes, element types and the number of multiprocessors."""
     sm_count = target.device.sm_count
     code = workload.code
     if code.kind not in target.device.architecture.tensor_rates:
@@ -53,7 +53,7 @@ def wanted(workload: Workload, target: Target) -> Wanted:
 def heuristic_order(
     workload: Workload, configs: Sequence[GemmConfig], target: Target
 ) -> list[GemmConfig]:
-    """The configurations, nearest to the rules first; ties keep the given order."""
+    """Sort configurations, the nearest to the rules first; ties keep the given order."""
     cost = rule_cost(workload, Candidates.of(configs).config_columns, target)
     return [configs[row] for row in np.argsort(cost, kind="stable")]
 
@@ -61,7 +61,7 @@ def heuristic_order(
 def heuristic_config(
     workload: Workload, configs: Sequence[GemmConfig], target: Target
 ) -> GemmConfig:
-    """The one of the given (legal) configurations that the rules choose.
+    """Choose one of the given (legal) configurations by the rules.
 
     Raises:
         InvalidInput: no configuration was given.
@@ -74,7 +74,7 @@ def heuristic_config(
 def rule_cost(
     workload: Workload, config_columns: NDArray[np.float64], target: Target
 ) -> NDArray[np.float64]:
-    """How far each configuration is from what the rules want, in powers of two, float64 [n].
+    """Distance of each configuration from the rules, in powers of two, float64 [n].
 
     Args:
         config_columns: [n, len(CONFIG_COLUMNS)], as :class:`Candidates` has them.
@@ -140,7 +140,7 @@ def _tiles(w: Workload, block_m: int, block_n: int) -> int:
 
 
 def _fit(block: int, side: int, least: int = 16) -> int:
-    """The block, halved while half of it still covers the side."""
+    """Halve a block while half of it still covers the side."""
     while block > least and block // 2 >= side:
         block //= 2
     return block

@@ -1,4 +1,4 @@
-"""Training data as columns: what a model is fitted on."""
+"""Training data as columns."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class TrainingTable:
 
     @classmethod
     def from_dataset(cls, dataset: Dataset, role: Role = "train") -> TrainingTable:
-        """The rows of one role, in an order that does not depend on the files they lie in.
+        """Take the rows of one role, in an order that does not depend on the files they lie in.
 
         Rows of a kernel that has changed since are left out, and those to train on of workloads
         that are held out (:mod:`costmodel.evaluation.heldout`), however they came to be recorded as
@@ -108,7 +108,7 @@ class TrainingTable:
 
     @classmethod
     def joined(cls, tables: Sequence[TrainingTable]) -> TrainingTable:
-        """The rows of several targets as one table; that of the first is the table's.
+        """Join the rows of several targets; the target of the first table is that of the whole.
 
         Raises:
             InvalidInput: a target that does not run the binaries of the first one.
@@ -142,45 +142,41 @@ class TrainingTable:
         return len(self.latency_us)
 
     def target_of(self, workload: int) -> Target:
-        """What the workload of this index was measured on."""
+        """Return the target that a workload was measured on."""
         return self.targets[workload] if self.targets else self.target
 
     def target_of_each(self) -> tuple[Target, ...]:
-        """What each workload was measured on, [len(workloads)]."""
+        """Return the target that each workload was measured on, [len(workloads)]."""
         return self.targets or (self.target,) * len(self.workloads)
 
     def learned_on(self) -> tuple[Target, ...]:
-        """The targets that there are ok rows of, one of each device, that of the table first.
+        """Return the targets with rows to learn from, one of each device, that of the table first.
 
-        Empty where no row is ok.
+        Empty if no row is ok.
         """
         workloads = np.unique(self.workload_index[self.ok()]).tolist()
         each = {self.target_of(w).device.name: self.target_of(w) for w in workloads}
         own = self.target.device.name
         return tuple(each[name] for name in sorted(each, key=lambda name: name != own))
 
-    def devices(self) -> tuple[str, ...]:
-        """The names of the devices that there are ok rows of, that of the target first."""
-        return tuple(target.device.name for target in self.learned_on())
-
     def ok(self) -> NDArray[np.bool_]:
-        """Rows to learn from, bool [n]: status ``ok`` and a positive latency."""
+        """Mark the rows to learn from, bool [n]: status ``ok`` and a positive latency."""
         good: NDArray[np.bool_] = (self.status == "ok") & (self.latency_us > 0)
         return good
 
     def dropped(self) -> dict[str, int]:
-        """How many rows are not learned from, by status or reason."""
+        """Count the rows that are not learned from, by status or reason."""
         return dict(Counter(str(s) for s in self.status[~self.ok()]) + Counter(self.left_out))
 
     def best_us(self) -> NDArray[np.float64]:
-        """The least latency of each workload, float64 [len(workloads)]; inf where none is ok."""
+        """Least latency of each workload, float64 [len(workloads)]; inf if none is ok."""
         best = np.full(len(self.workloads), np.inf)
         ok = self.ok()
         np.minimum.at(best, self.workload_index[ok], self.latency_us[ok])
         return best
 
     def roofline_us(self) -> NDArray[np.float64]:
-        """The roofline of each row's workload, float64 [n]."""
+        """Return the roofline of each row's workload, float64 [n]."""
         each = np.array(
             [
                 target.device.roofline_us(w.flops(), w.bytes(), w.code.kind)
@@ -190,25 +186,27 @@ class TrainingTable:
         return each[self.workload_index] if len(each) else np.empty(0)
 
     def groups(self) -> NDArray[np.intp]:
-        """The group of each workload, intp [len(workloads)]: one for each pair (n, k)."""
+        """Number the workloads by their pair (n, k), intp [len(workloads)]."""
         pairs = {pair: i for i, pair in enumerate(dict.fromkeys(w.nk for w in self.workloads))}
         return np.array([pairs[w.nk] for w in self.workloads], dtype=np.intp)
 
+    def rows_of_each(self) -> list[NDArray[np.intp]]:
+        """Return the rows of each workload, in their order."""
+        order = np.argsort(self.workload_index, kind="stable")
+        counts = np.bincount(self.workload_index, minlength=len(self.workloads))
+        return np.split(order, np.cumsum(counts))[: len(self.workloads)]
+
     def design_matrix(self, *, ptx: bool) -> NDArray[np.float32]:
-        """The features of all rows, float32 [n, f]."""
+        """Compute the features of all rows, float32 [n, f]."""
         width = len(FEATURES if ptx else CONFIG_FEATURES)
         matrix = np.empty((len(self), width), dtype=np.float32)
-        order = np.argsort(self.workload_index, kind="stable")
-        bounds = np.searchsorted(
-            self.workload_index[order], np.arange(len(self.workloads) + 1), side="left"
-        )
-        for w, workload in enumerate(self.workloads):
-            rows, target = order[bounds[w] : bounds[w + 1]], self.target_of(w)
-            matrix[rows] = design_matrix(workload, self.candidates.take(rows), target, ptx=ptx)
+        for w, rows in enumerate(self.rows_of_each()):
+            part, target = self.candidates.take(rows), self.target_of(w)
+            matrix[rows] = design_matrix(self.workloads[w], part, target, ptx=ptx)
         return matrix
 
     def of_workloads(self, chosen: Sequence[int] | NDArray[np.intp]) -> TrainingTable:
-        """The rows of some workloads, in the given order of workloads."""
+        """Take the rows of some workloads, in the given order of workloads."""
         chosen = np.asarray(chosen, dtype=np.intp)
         renumber = np.full(len(self.workloads), -1, dtype=np.intp)
         renumber[chosen] = np.arange(len(chosen))
@@ -226,7 +224,7 @@ class TrainingTable:
         )
 
     def content_hash(self) -> str:
-        """16 hex digits of all that a model learns from."""
+        """Return 16 hex digits of all that a model learns from."""
         digest = hashlib.sha256()
         for workload in self.workloads:
             digest.update(workload.key().encode() + b"\n")
@@ -246,7 +244,7 @@ class TrainingTable:
 
 
 def _row_order(frame: Frame) -> NDArray[np.intp]:
-    """The rows by workload and configuration, as compacting a dataset leaves them, intp [n].
+    """Sort rows by workload and configuration, as compacting a dataset does, intp [n].
 
     Trees depend on the order of the rows: merging files must not make another model.
     """

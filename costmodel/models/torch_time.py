@@ -1,4 +1,4 @@
-"""What ``torch.matmul`` (cuBLAS) will take: so that it can be chosen where nothing is timed."""
+"""Predicts ``torch.matmul`` (cuBLAS), so that it can be chosen where nothing is timed."""
 
 from __future__ import annotations
 

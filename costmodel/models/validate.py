@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KeptReport", "calibrate", "cross_validate", "folds_by_nk", "speed_kept",
-    "tune_hyperparameters",
 ]  # fmt: skip
 
 _LEAST_WORKLOADS = 40
@@ -99,24 +97,6 @@ def cross_validate(
     return KeptReport(np.concatenate(kept))
 
 
-def tune_hyperparameters(
-    table: TrainingTable,
-    *,
-    grid: Iterable[XgbParams] | None = None,
-    folds: int = 3,
-    nthread: int = 2,
-) -> list[tuple[XgbParams, KeptReport]]:
-    """Cross-validate each candidate; best first, by the sum of kept@1 and kept@8.
-
-    Run it on training data only: its winner is what :class:`XgbParams` defaults to.
-    """
-    tried = [
-        (params, cross_validate(table, folds=folds, params=params, nthread=nthread))
-        for params in (grid if grid is not None else _GRID)
-    ]
-    return sorted(tried, key=lambda pair: -sum(pair[1].geomean_pct))
-
-
 def calibrate(table: TrainingTable, params: XgbParams, *, nthread: int = 2) -> Confidence | None:
     """Measure what a model that is trained on this table may be expected to keep.
 
@@ -168,17 +148,9 @@ def _out_of_fold(
 def _problems(table: TrainingTable) -> Iterator[tuple[Problem, Target]]:
     """Yield the workloads of a table of which anything worked, and where they were measured."""
     latency_us = np.where(table.ok(), table.latency_us, np.nan)
-    order = np.argsort(table.workload_index, kind="stable")
-    ends = np.cumsum(np.bincount(table.workload_index, minlength=len(table.workloads)))
-    for w, rows in enumerate(np.split(order, ends[:-1])):
+    for w, rows in enumerate(table.rows_of_each()):
         target = table.target_of(w)
         candidates = table.candidates.take(rows)
         found = Problem.of(table.workloads[w], candidates, latency_us[rows], target.device)
         if found is not None:
             yield found, target
-
-
-_GRID = tuple(
-    replace(DEFAULTS, max_depth=depth, nearness=nearness, min_child_weight=leaf)
-    for depth, nearness, leaf in itertools.product((6, 8), (1.0, 2.0, 4.0), (1.0, 4.0))
-)

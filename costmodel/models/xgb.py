@@ -1,6 +1,6 @@
 """The learned model: boosted trees on log(latency / estimate).
 
-The estimate is what :mod:`costmodel.features.estimate` works out on paper; the trees learn what it
+The estimate is the analytic model of :mod:`costmodel.features.estimate`; the trees learn what it
 misses. So sizes that were not trained on start from arithmetic, not from the nearest leaf.
 """
 
@@ -138,7 +138,7 @@ class XgbCostModel(CostModel):
     def nearest(
         self, workload: Workload, candidates: Candidates, target: Target, count: int
     ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        """Which candidates are nearest to the fastest, and the latency in us of those.
+        """Predict the latency in us of the candidates nearest to the fastest.
 
         The first eighth of the trees, which comes near the whole, says which those are.
 
@@ -205,12 +205,12 @@ class XgbCostModel(CostModel):
     def contributions(
         self, workload: Workload, candidates: Candidates, target: Target
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """What each feature does to a prediction: the SHAP values of the trees.
+        """Split predictions into what each feature does: the SHAP values of the trees.
 
         Returns:
             (start_us, log_factors): float64 [n] and [n, len(FEATURES)], a column for each name of
             :data:`FEATURES`, 0 where a head does not see it. :meth:`predict` is
-            ``start_us * exp(log_factors.sum(axis=1))``; the start is the estimate on paper times
+            ``start_us * exp(log_factors.sum(axis=1))``; the start is the analytic estimate times
             what the trees add to it on average.
         """
         import xgboost
@@ -246,7 +246,7 @@ class XgbCostModel(CostModel):
 
     @property
     def artifacts(self) -> ArtifactTable | None:
-        """The artifacts it was trained with, by key: what it knows without compiling.
+        """The artifacts it was trained with, by key: it knows them without compiling.
 
         Those of a loaded model are read when first asked for. None before ``fit``, or where the
         training table had none.

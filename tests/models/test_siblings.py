@@ -50,7 +50,7 @@ def nothing_in_use(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_each_row_keeps_what_it_was_measured_on(
     both: list[TrainingTable], joined: TrainingTable
 ) -> None:
-    assert joined.devices() == ("h100-sxm", "h200-sxm")
+    assert [t.device.name for t in joined.learned_on()] == ["h100-sxm", "h200-sxm"]
     assert joined.target == both[0].target
     assert len(joined) == len(both[0]) + len(both[1])
     for name in ("latency_us", "roofline_us", "best_us", "ok"):
@@ -73,7 +73,7 @@ def test_a_device_without_a_working_row_was_not_learned_of(
     status = np.full(len(parts[broken]), "timeout", dtype=object)
     parts[broken] = replace(parts[broken], status=status)
     table, rest = TrainingTable.joined(parts), both[1 - broken].target
-    assert table.devices() == (rest.device.name,)
+    assert [t.device.name for t in table.learned_on()] == [rest.device.name]
     model = train(table, params=replace(PARAMS, rounds=2), calibrated=False)
     assert (model.target_, model.devices_) == (rest, (rest.device.name,))
     loaded = load(model.save(tmp_path / "model"))

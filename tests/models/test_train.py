@@ -26,7 +26,6 @@ from costmodel.models import (
     cross_validate,
     load,
     train,
-    tune_hyperparameters,
 )
 from costmodel.models.validate import folds_by_nk, speed_kept
 
@@ -137,12 +136,6 @@ def test_cross_validation_reports_every_workload_once(
     assert (report.kept <= 1 + 1e-12).all()
     assert (report.kept[:, 1] >= report.kept[:, 0] - 1e-12).all()
     assert "40 workloads: kept@1" in str(report)
-
-
-def test_tuning_prefers_what_keeps_more(table: TrainingTable, fast_params: XgbParams) -> None:
-    stump = replace(fast_params, rounds=1, max_depth=1)
-    ranked = tune_hyperparameters(table, grid=[stump, fast_params], folds=2)
-    assert [params for params, _ in ranked] == [fast_params, stump]
 
 
 def test_a_dataset_trains_as_its_table_does(
