@@ -62,7 +62,7 @@ def shipped_models() -> dict[str, Path]:
 
 
 def model_directory(target: Target) -> Path | None:
-    """Return the directory of the shipped model of a target or of a sibling; None if there is none."""
+    """Return the directory of the shipped model of a target or of a sibling; None without one."""
     shipped = shipped_models()
     siblings = [
         path
