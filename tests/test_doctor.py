@@ -6,16 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from test_cli import run
 
-from costmodel.cli.doctor import _compiler, _driver, _interpreter, usable
-from costmodel.cli.doctor_check import Check
-from costmodel.cli.doctor_files import check_cache, check_triton_cache
+from costmodel.cli.doctor import Check, diagnose, usable
 
 ROOT = Path(__file__).resolve().parents[1]
 FAKE_SMI = "#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 999.1'\n"
@@ -39,6 +36,12 @@ def hide(folder: Path, modules: tuple[str, ...]) -> str:
     for name in modules:
         (folder / f"{name}.py").write_text(f"raise ModuleNotFoundError('No module named {name}')")
     return str(folder)
+
+
+def look_for(name: str) -> Check:
+    """One check, in this process."""
+    (check,) = diagnose(only=name)
+    return check
 
 
 @pytest.fixture
@@ -86,7 +89,7 @@ def test_a_compiler_is_found_as_triton_finds_it(
     monkeypatch.setenv("PATH", str(programs))
     for name in ("my-cc", "other-cc"):
         monkeypatch.setenv("CC", name)
-        assert _compiler().ok == (name == "my-cc")
+        assert look_for("C compiler").ok == (name == "my-cc")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +111,7 @@ def test_a_missing_package_is_named(tmp_path: Path, modules: tuple[str, ...]) ->
 def test_the_interpreter_would_be_launched_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     for value in ("1", "true", "0", "off", ""):
         monkeypatch.setenv("TRITON_INTERPRET", value)
-        assert _interpreter().ok == (value not in ("1", "true"))
+        assert look_for("TRITON_INTERPRET").ok == (value not in ("1", "true"))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +128,7 @@ def test_a_driver_that_is_too_old_is_named(
     (programs / "nvidia-smi").write_text(smi)
     monkeypatch.setenv("PATH", str(programs))
     monkeypatch.setattr("torch.version.cuda", cuda)
-    found = _driver()
+    found = look_for("NVIDIA driver")
     if least:
         assert not found.ok
         assert "too old" in found.found
@@ -138,15 +141,14 @@ def test_a_driver_that_is_too_old_is_named(
 @pytest.mark.fault("B22")
 @pytest.mark.parametrize(
     ("variable", "check"),
-    [("COSTMODEL_CACHE_DIR", check_cache), ("TRITON_CACHE_DIR", check_triton_cache)],
-    ids=["costmodel", "Triton"],
+    [("COSTMODEL_CACHE_DIR", "cache"), ("TRITON_CACHE_DIR", "Triton's cache")],
 )
 def test_a_folder_that_cannot_be_written_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, check: Callable[[], Check]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, check: str
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv(variable, str(tmp_path / "file" / "folder"))
-    found = check()
+    found = look_for(check)
     assert not found.ok
     assert variable in found.advice
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]

@@ -13,12 +13,26 @@ from test_cache import KEY, RESULT
 from test_cli import run, run_json
 
 import costmodel
-from costmodel.cli import doctor_files
-from costmodel.cli.doctor import usable
+from costmodel.cli.doctor import Check, diagnose, usable
 from costmodel.gemm import kernel_code
-from costmodel.hardware.target import Toolchain
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target, Toolchain
 from costmodel.models import registry, shipped_models
 from costmodel.tuning.cache import WinnerCache
+from costmodel.tuning.ranking import rank
+
+
+def look_for(name: str) -> Check:
+    """One check, as in a new process."""
+    forget()
+    (check,) = diagnose(only=name)
+    return check
+
+
+def look_at_model(path: Path) -> Check:
+    """The check of a model that is named."""
+    (check,) = diagnose(path, only=f"model {path}")
+    return check
 
 
 def forget() -> None:
@@ -50,8 +64,8 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, afresh: None) -> Path
 
 def test_what_is_shipped_is_sound(model: Path) -> None:
     for check in (
-        doctor_files.check_model(), doctor_files.check_named_model(model),
-        doctor_files.check_kernels(), doctor_files.check_artifacts(),
+        look_for("model"), look_at_model(model),
+        look_for("kernels"), look_for("artifacts"),
     ):  # fmt: skip
         assert check.ok, check
 
@@ -67,21 +81,21 @@ def test_a_kernel_that_was_changed_is_named(
     forget()
     file = folder / f"{name}.py"
     file.write_text(file.read_text() + "\n# a comment changes nothing\n")
-    assert doctor_files.check_kernels().ok
+    assert look_for("kernels").ok
     forget()
     text = file.read_text()
     file.write_text(text.replace(" + ", " - "))
     assert file.read_text() != text
-    check = doctor_files.check_kernels()
+    check = look_for("kernels")
     assert not check.ok
     assert "not those that were timed" in check.found
     assert name in check.found or name == "epilogue"
     forget()
     file.write_text("def broken(:")
-    assert not doctor_files.check_kernels().ok
+    assert not look_for("kernels").ok
     forget()
     file.unlink()
-    assert not doctor_files.check_kernels().ok
+    assert not look_for("kernels").ok
 
 
 @pytest.mark.fault("B34")
@@ -96,7 +110,7 @@ def test_a_model_of_another_schema_is_named(
 ) -> None:
     card = json.loads((model / "card.json").read_text())
     (model / "card.json").write_text(json.dumps(card | change))
-    for check in (doctor_files.check_model(), doctor_files.check_named_model(model)):
+    for check in (look_for("model"), look_at_model(model)):
         assert not check.ok
         assert text in check.found
         assert "train" in check.advice
@@ -112,19 +126,19 @@ def run_json_of_failing_or_not(*arguments: object) -> list[dict[str, str]]:
 @pytest.mark.fault("B03")
 def test_no_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, afresh: None) -> None:
     monkeypatch.setattr(registry, "_root", lambda: tmp_path / "nothing")
-    check = doctor_files.check_model()
-    assert (check.ok, check.found) == (False, "none for any target (shipped: none)")
-    assert not doctor_files.check_named_model(tmp_path / "nothing").ok
+    check = look_for("model")
+    assert (check.ok, check.found) == (False, "no model is shipped for h100-sxm (shipped: none)")
+    assert not look_at_model(tmp_path / "nothing").ok
 
 
 @pytest.mark.fault("B03")
 def test_a_model_that_was_named_must_be_usable(model: Path) -> None:
     """Naming it is an error elsewhere, and no other answers in its place."""
-    good = doctor_files.check_named_model(model)
+    good = look_at_model(model)
     assert usable([good])
     (model / "card.json").write_text("{")
     for path in (model, model / "nothing", model / "card.json"):
-        check = doctor_files.check_named_model(path)
+        check = look_at_model(path)
         assert not usable([check])
         assert "train" in check.advice
         assert "answer" not in check.advice
@@ -135,20 +149,20 @@ def test_a_model_that_was_named_must_be_usable(model: Path) -> None:
 def test_a_triton_without_a_table_is_named(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     other = Toolchain("3.99.0", "13.9")
     monkeypatch.setattr(Toolchain, "current", classmethod(lambda cls, arch=90: other))
-    check = doctor_files.check_artifacts()
+    check = look_for("artifacts")
     assert not check.ok
-    assert "0 for h100-sxm; Triton 3.99.0, ptxas 13.9" in check.found
+    assert "no artifacts of Triton 3.99.0, ptxas 13.9" in check.found
     assert "by the configurations alone" in check.advice
 
 
 def test_artifacts_that_cannot_be_read_are_named_and_are_no_warning(model: Path) -> None:
-    assert doctor_files.check_artifacts().ok
+    assert look_for("artifacts").ok
     (model / "artifacts.parquet").write_bytes(b"PAR1")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check = doctor_files.check_artifacts()
+        check = look_for("artifacts")
     assert not check.ok
-    assert "artifacts.parquet" in check.found
+    assert "artifacts.parquet" in check.advice
 
 
 @pytest.mark.fault("B13")
@@ -157,11 +171,31 @@ def test_files_in_the_cache_that_are_no_winners_are_counted(
 ) -> None:
     monkeypatch.setenv("COSTMODEL_CACHE_DIR", str(tmp_path))
     WinnerCache().put(KEY, RESULT)
-    assert "1 winners" in doctor_files.check_cache().found
+    assert "1 winners" in look_for("cache").found
     (tmp_path / "x.json").write_text("{")
-    check = doctor_files.check_cache()
+    check = look_for("cache")
     assert not check.ok
     assert check.found.startswith("1 of 2 files")
     cleared = run_json("cache", "clear")
     assert (cleared["removed"], cleared["unusable"]) == (1, 1)
-    assert doctor_files.check_cache().ok
+    assert look_for("cache").ok
+
+
+@pytest.mark.fault("N9")
+@pytest.mark.filterwarnings("ignore:.*rules of thumb rank:RuntimeWarning")
+@pytest.mark.parametrize("device", ["h100-sxm", "h200-sxm", "a100-sxm"])
+def test_doctor_says_of_a_gpu_what_the_tuner_does(
+    monkeypatch: pytest.MonkeyPatch, afresh: None, device: str
+) -> None:
+    """An H200 has no model of its own: the H100's answers, and doctor must not say otherwise."""
+    target = Target.named(device)
+    monkeypatch.setattr(Target, "current", classmethod(lambda cls: target))
+    ranking = rank(Workload.dense(4096, 4096, 4096), target)
+    model, artifacts = look_for("model"), look_for("artifacts")
+    assert model.ok == artifacts.ok == bool(ranking.head)
+    assert ranking.reservation in model.found
+    if model.ok:
+        assert f"{ranking.model} ({ranking.model_hash})" in model.found
+        assert artifacts.found == ranking.head
+    else:
+        assert "rules of thumb answer" in model.advice

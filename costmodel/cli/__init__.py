@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from costmodel.cli import caching, collecting, explaining, modelling, tuning, upkeep
+from costmodel.cli import bench, cache, collect, compile, doctor, explain, models, rank, tune
 from costmodel.errors import CostModelError
 from costmodel.support.untrusted import one_line, printable
 
@@ -33,52 +33,40 @@ class _Commands(TyperGroup):
     """Turns the errors and warnings of the library into lines for people."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """In the order of the work, the one of groups of commands too."""
+        """Return the names in the order of the work, that of the group ``cache`` too."""
         last = ("cache", "doctor")
         return [*(name for name in super().list_commands(ctx) if name not in last), *last]
 
-    def invoke(self, ctx: Any) -> Any:  # a click.Context, of typer's own copy since 0.29
-        with warnings.catch_warnings():
+    def invoke(self, ctx: Any) -> Any:  # a click.Context, or since typer 0.29 typer's own
+        with warnings.catch_warnings(), _log_lines(ctx.params["verbose"]):
             warnings.simplefilter("default", RuntimeWarning)
             warnings.showwarning = lambda message, *_: _tell("warning", message)
             try:
-                with _log_lines(logging.INFO if ctx.params["verbose"] else logging.WARNING):
-                    return super().invoke(ctx)
-            except CostModelError as error:
-                if ctx.params["debug"]:
-                    raise
-                _tell("error", error)
-                raise typer.Exit(2) from None
-            except OSError as error:  # what may not be read or written is no fault of the program
-                if ctx.params["debug"] or error.errno == errno.EPIPE:
+                return super().invoke(ctx)
+            except (CostModelError, OSError) as error:
+                # What may not be read or written is no fault of the program.
+                if ctx.params["debug"] or getattr(error, "errno", None) == errno.EPIPE:
                     raise
                 _tell("error", _in_words(error))
                 raise typer.Exit(2) from None
-            except Exception as error:  # of click, or of typer's own copy of it
-                _hint_at_sizes(error)
-                _hint_at_dashes(error)
+            except Exception as error:  # click's or typer's: a wrong command line
+                _add_hint(error)
                 raise
 
 
-def _in_words(error: OSError) -> str:
-    """What the system refused, without its number."""
-    if not (error.filename and error.strerror):
+def _in_words(error: Exception) -> str:
+    """Return what the system refused, without its number; other errors as they are."""
+    name, reason = getattr(error, "filename", None), getattr(error, "strerror", None)
+    if not (name and reason):
         return str(error)
-    return (
-        f"{error.filename}: {error.strerror}: check that the path is right, and who may read and "
-        f"write it"
-    )
+    return f"{name}: {reason}: check that the path is right, and who may read and write it"
 
 
-def _hint_at_sizes(error: Any) -> None:
-    """A size under 0 is taken for an option, and refused as one that there is not."""
-    if re.fullmatch(r"-\d", str(getattr(error, "option_name", ""))):
+def _add_hint(error: Any) -> None:
+    """Explain a size under 0, which looks like an option, and an option for a benchmark."""
+    option, context = str(getattr(error, "option_name", "")), getattr(error, "ctx", None)
+    if re.fullmatch(r"-\d", option):
         error.message += " (a number under 0? sizes M, N and K, and PLACE, are over 0)"
-
-
-def _hint_at_dashes(error: Any) -> None:
-    """An option of a benchmark is taken for one of ``costmodel bench``."""
-    context, option = getattr(error, "ctx", None), getattr(error, "option_name", "")
     if option and context is not None and context.info_name == "bench":
         error.message += (
             f" (an option of the benchmark? they come after --: costmodel bench NAME -- {option})"
@@ -86,21 +74,21 @@ def _hint_at_dashes(error: Any) -> None:
 
 
 class _Line(logging.Formatter):
-    """A record in one line, whatever a compiler or a file has said in it."""
+    """Formats a record as one line, whatever a compiler or a file has put in it."""
 
     def format(self, record: logging.LogRecord) -> str:
         return one_line(super().format(record), _MOST_CHARACTERS)
 
 
 @contextmanager
-def _log_lines(level: int) -> Iterator[None]:
-    """What the library logs from this level on, on stderr."""
+def _log_lines(verbose: bool) -> Iterator[None]:
+    """Write what the library logs to stderr; verbose: from INFO on, else from WARNING on."""
     log = logging.getLogger("costmodel")
     handler = logging.StreamHandler()
     handler.setFormatter(_Line())
     before = log.level
     log.addHandler(handler)
-    log.setLevel(level)
+    log.setLevel(logging.INFO if verbose else logging.WARNING)
     try:
         yield
     finally:
@@ -119,11 +107,12 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-for _module in (collecting, modelling, tuning, explaining, upkeep):
-    for _name, _command in _module.COMMANDS.items():
-        app.command(_name)(_command)
-app.add_typer(caching.app, name="cache")
+for _command in (
+    collect.collect, compile.compile_space, models.train, models.evaluate, rank.rank, tune.tune,
+    explain.explain, bench.bench, bench.report, doctor.doctor,
+):  # fmt: skip
+    app.command(_command.__name__.removesuffix("_space"))(_command)
+app.add_typer(cache.app, name="cache")
 
 
 @app.callback()

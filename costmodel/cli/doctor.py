@@ -1,6 +1,6 @@
-"""What a set-up has and what it lacks, in the order in which things depend on each other.
+"""``costmodel doctor``: what this set-up has and what it lacks.
 
-Nothing is launched and nothing raises: a check that cannot be made is a check that failed.
+Nothing is launched and nothing raises: a check that cannot be made is one that failed.
 """
 
 from __future__ import annotations
@@ -14,59 +14,55 @@ import subprocess
 import sys
 import sysconfig
 from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Annotated, Any
 
-from costmodel.cli.doctor_check import Check, attempt, imported, line
-from costmodel.cli.doctor_files import (
-    check_artifacts,
-    check_cache,
-    check_datasets,
-    check_kernels,
-    check_model,
-    check_named_model,
-    check_triton_cache,
-)
+import typer
+
+from costmodel.cli import output
+from costmodel.cli.doctor_check import Check, Look, Missing
+from costmodel.cli.doctor_files import looks_at_files
+from costmodel.cli.options import AsJson
 from costmodel.errors import CostModelError
+from costmodel.hardware.target import Target
 
-__all__ = ["Check", "diagnose", "usable"]
+__all__ = ["Check", "diagnose", "doctor", "usable"]
+
+# NVIDIA, CUDA Compatibility: the oldest driver of each major version of CUDA.
+_LEAST_DRIVERS = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 
 
-def diagnose(model: Path | None = None) -> list[Check]:
-    """All checks. Asks the driver which GPU there is, and nothing more.
+def doctor(
+    model: Annotated[Path | None, typer.Option(help="Folder of a model to look at too.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what this set-up has and lacks; exit code 0 if costmodel can be used on it."""
+    checks = diagnose(model)
+    ok = usable(checks)
+    if as_json:
+        output.print_json({"usable": ok, "checks": [asdict(check) for check in checks]})
+    else:
+        rows = [[c.name, "ok" if c.ok else "missing", c.found, c.advice] for c in checks]
+        output.print_table("costmodel doctor", ["what", "", "found", "what to do"], rows)
+        output.note("usable" if ok else "not usable yet: see what is missing above")
+    raise typer.Exit(0 if ok else 1)
+
+
+def diagnose(model: Path | None = None, only: str | None = None) -> list[Check]:
+    """Make all checks, in the order in which they depend on each other.
 
     Args:
         model: folder of a model to look at, beside the shipped ones; it must be usable.
+        only: make the check of this name alone.
     """
-    return [
-        _python(),
-        _module("numpy", "pip install numpy"),
-        _torch(),
-        _triton(),
-        _tool("ptxas"),
-        _tool("cuobjdump"),
-        _module("xgboost", "pip install xgboost-cpu (or xgboost: either serves)"),
-        _module("pyarrow", "pip install pyarrow"),
-        _module("sklearn", "pip install scikit-learn"),
-        _module("joblib", "pip install joblib"),
-        _module("msgspec", "pip install msgspec"),
-        _module("platformdirs", "pip install platformdirs"),
-        _driver(),
-        _gpu(),
-        _compiler(),
-        _headers(),
-        _interpreter(),
-        attempt("model", check_model),
-        *([] if model is None else [attempt(f"model {model}", lambda: check_named_model(model))]),
-        attempt("kernels", check_kernels),
-        attempt("artifacts", check_artifacts),
-        attempt("cache", check_cache),
-        attempt("Triton's cache", check_triton_cache),
-        attempt("datasets", check_datasets),
-    ]
+    looks = [*_LOOKS, *looks_at_files(model)]
+    return [look.check() for look in looks if only in (None, look.name)]
 
 
 def usable(checks: list[Check]) -> bool:
-    """Whether costmodel can be used: on the GPU where there is a driver, else without one."""
+    """Return True if costmodel can be used: on the GPU if there is a driver, else without one."""
     has_driver = any(
         check.name == "NVIDIA driver" and (check.ok or check.need == "gpu") for check in checks
     )
@@ -74,128 +70,127 @@ def usable(checks: list[Check]) -> bool:
     return all(check.ok for check in checks if check.need in needs)
 
 
-def _python() -> Check:
-    ok = (3, 11) <= sys.version_info < (3, 14)
-    advice = "" if ok else "use Python 3.11, 3.12 or 3.13"
-    return Check("Python", ok, f"{platform.python_version()} ({sys.executable})", advice)
+def _python() -> str:
+    found = f"{platform.python_version()} ({sys.executable})"
+    if not (3, 11) <= sys.version_info < (3, 14):
+        raise Missing(found)
+    return found
 
 
-def _module(name: str, advice: str) -> Check:
-    module, reason = imported(name)
-    if module is None:
-        return Check(name, False, reason, advice)
-    return Check(name, True, str(module.__version__))
+def _module(name: str) -> str:
+    return str(importlib.import_module(name).__version__)
 
 
-def _torch() -> Check:
-    torch, reason = imported("torch")
-    if torch is None:
-        return Check("torch", False, reason, "pip install torch")
+def _torch() -> str:
+    torch = importlib.import_module("torch")
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
-    return Check("torch", True, f"{torch.__version__}, {build}")
+    return f"{torch.__version__}, {build}"
 
 
-def _triton() -> Check:
-    triton, reason = imported("triton")
-    advice = "pip install --no-deps triton==3.6.0 (a CUDA build of torch brings its own)"
-    if triton is None:
-        return Check("Triton", False, reason, advice)
-    version = str(triton.__version__)
-    old = [int(part) for part in version.split(".")[:2]] < [3, 6]
-    return Check("Triton", not old, version, f"3.6 or newer is needed: {advice}" if old else "")
+def _triton() -> str:
+    version = _module("triton")
+    if [int(part) for part in version.split(".")[:2]] < [3, 6]:
+        raise Missing(version, f"3.6 or newer is needed: {_TRITON_ADVICE}")
+    return version
 
 
-def _tool(name: str) -> Check:
-    """A program that Triton's wheel carries."""
-    advice = "reinstall Triton: its wheel carries this program"
-    try:
-        from triton import knobs
-
-        tool = getattr(knobs.nvidia, name)
-        return Check(name, True, f"{tool.version} ({tool.path})")
-    except (ImportError, AttributeError, RuntimeError, OSError) as error:
-        return Check(name, False, line(error), advice)
+def _tool(name: str) -> str:
+    tool = _nvidia_tool(name)
+    return f"{tool.version} ({tool.path})"
 
 
-def _driver() -> Check:
-    """The driver answers through nvidia-smi, which comes with it."""
-    advice = "only for timing and matmul: install NVIDIA's driver, and show the GPU to this process"
+def _nvidia_tool(name: str) -> Any:
+    """Return a program that Triton's wheel carries."""
+    return getattr(importlib.import_module("triton").knobs.nvidia, name)
+
+
+def _driver() -> str:
+    """Ask nvidia-smi, which comes with the driver."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
     except FileNotFoundError:
-        return Check("NVIDIA driver", False, "nvidia-smi is not on the PATH", advice, "optional")
-    except (subprocess.SubprocessError, OSError) as error:
-        return Check("NVIDIA driver", False, line(error), advice, "optional")
+        raise Missing("nvidia-smi is not on the PATH") from None
     found = "; ".join(done.stdout.splitlines())
+    versions = re.findall(r",\s*(\d+)\.(\d+)", done.stdout)
     least = _least_driver()
-    if any(version < least for version in _driver_versions(done.stdout)):
+    if any((int(major), int(minor)) < least for major, minor in versions):
         wanted = ".".join(map(str, least))
         advice = f"update NVIDIA's driver to {wanted} or newer: the installed CUDA needs it"
-        return Check("NVIDIA driver", False, f"{found}: too old", advice, "gpu")
-    return Check("NVIDIA driver", True, found, need="optional")
-
-
-# NVIDIA, CUDA Compatibility: the oldest driver of each major version of CUDA.
-_LEAST_DRIVERS = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
+        raise Missing(f"{found}: too old", advice, need="gpu")
+    return found
 
 
 def _least_driver() -> tuple[int, int]:
-    """What the CUDA of torch and that of Triton's ptxas need, as far as they can be asked."""
+    """Return the oldest driver that fits the CUDA of torch and of Triton's ptxas, if known."""
     versions = []
     with suppress(ImportError, OSError, AttributeError):
         versions.append(str(importlib.import_module("torch").version.cuda or ""))
     with suppress(ImportError, OSError, AttributeError, RuntimeError):
-        versions.append(str(importlib.import_module("triton").knobs.nvidia.ptxas.version))
+        versions.append(str(_nvidia_tool("ptxas").version))
     majors = [int(v.split(".")[0]) for v in versions if v.split(".")[0].isdecimal()]
     return max((_LEAST_DRIVERS.get(major, (0, 0)) for major in majors), default=(0, 0))
 
 
-def _driver_versions(listing: str) -> list[tuple[int, int]]:
-    """Of each GPU, from what nvidia-smi lists; what cannot be read is left out."""
-    found = (re.search(r",\s*(\d+)\.(\d+)", line) for line in listing.splitlines())
-    return [(int(m[1]), int(m[2])) for m in found if m]
-
-
-def _gpu() -> Check:
-    from costmodel.hardware.target import Target
-
-    name = "GPU"
-    torch, reason = imported("torch")
-    if torch is None:
-        return Check(name, False, reason, "install torch first", "gpu")
-    if torch.version.cuda is None:
+def _gpu() -> str:
+    if importlib.import_module("torch").version.cuda is None:
         advice = "with a GPU, install a CUDA build of torch: pip install 'torch==2.11.*'"
-        return Check(name, False, "this torch is a CPU build", advice, "gpu")
+        raise Missing("this torch is a CPU build", advice)
     try:
         device = Target.current().device
     except (CostModelError, RuntimeError) as error:
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-        advice = "check nvidia-smi" + (f"; CUDA_VISIBLE_DEVICES={hidden!r}" if hidden else "")
-        return Check(name, False, line(error), advice, "gpu")
-    return Check(name, True, f"{device.product} ({device.name}, {device.capability})", need="gpu")
+        advice = f"check nvidia-smi; CUDA_VISIBLE_DEVICES={hidden!r}" if hidden else ""
+        raise Missing(f"{type(error).__name__}: {error}", advice) from None
+    return f"{device.product} ({device.name}, {device.capability})"
 
 
-def _compiler() -> Check:
-    """Triton builds its launcher with CC, else gcc, else clang (triton/runtime/build.py)."""
+def _compiler() -> str:
+    """Look for CC, else gcc, else clang, as Triton does (triton/runtime/build.py)."""
     names = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang"]
-    advice = "Triton's launcher needs one: apt-get install gcc, or set CC to a compiler"
     path = next(filter(None, map(shutil.which, names)), None)
     if path is None:
-        return Check("C compiler", False, f"none of {', '.join(names)} found", advice, "gpu")
-    return Check("C compiler", True, path, need="gpu")
+        raise Missing(f"none of {', '.join(names)} found")
+    return path
 
 
-def _headers() -> Check:
+def _headers() -> str:
     path = Path(sysconfig.get_path("include")) / "Python.h"
-    if path.is_file():
-        return Check("Python.h", True, str(path), need="gpu")
-    advice = "Triton's launcher includes it: apt-get install python3-dev"
-    return Check("Python.h", False, f"{path} is not there", advice, "gpu")
+    if not path.is_file():
+        raise Missing(f"{path} is not there")
+    return str(path)
 
 
-def _interpreter() -> Check:
-    name, value = "TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET", "")
-    if value.lower() in ("", "0", "false", "off", "no", "n"):
-        return Check(name, True, "not set", need="gpu")
-    return Check(name, False, f"set to {value}: kernels would be interpreted", "unset it", "gpu")
+def _interpreter() -> str:
+    value = os.environ.get("TRITON_INTERPRET", "")
+    if value.lower() not in ("", "0", "false", "off", "no"):  # as dispatch refuses it
+        raise Missing(f"set to {value}: kernels would be interpreted")
+    return "not set"
+
+
+_TRITON_ADVICE = "pip install --no-deps triton==3.6.0 (a CUDA build of torch brings its own)"
+_TOOL_ADVICE = "reinstall Triton: its wheel carries this program"
+_PACKAGES = {
+    "xgboost": "pip install xgboost-cpu (or xgboost: either serves)",
+    "pyarrow": "pip install pyarrow",
+    "sklearn": "pip install scikit-learn",
+    "joblib": "pip install joblib",
+    "msgspec": "pip install msgspec",
+    "platformdirs": "pip install platformdirs",
+}
+_LOOKS = (
+    Look("Python", "always", _python, "use Python 3.11, 3.12 or 3.13"),
+    Look("numpy", "always", partial(_module, "numpy"), "pip install numpy"),
+    Look("torch", "always", _torch, "pip install torch"),
+    Look("Triton", "always", _triton, _TRITON_ADVICE),
+    *(Look(name, "always", partial(_tool, name), _TOOL_ADVICE) for name in ("ptxas", "cuobjdump")),
+    *(Look(name, "always", partial(_module, name), pip) for name, pip in _PACKAGES.items()),
+    Look("NVIDIA driver", "optional", _driver,
+         "only for timing and matmul: install NVIDIA's driver, and show the GPU to this process"),
+    Look("GPU", "gpu", _gpu, "check nvidia-smi"),
+    Look("C compiler", "gpu", _compiler,
+         "Triton's launcher needs one: apt-get install gcc, or set CC to a compiler"),
+    Look("Python.h", "gpu", _headers,
+         "Triton's launcher includes it: apt-get install python3-dev"),
+    Look("TRITON_INTERPRET", "gpu", _interpreter, "unset it"),
+)  # fmt: skip

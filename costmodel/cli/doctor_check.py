@@ -1,28 +1,22 @@
-"""One finding of ``costmodel doctor``, and what those who look for it share."""
+"""One finding of ``costmodel doctor``."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-__all__ = ["Check", "attempt", "imported", "line"]
+__all__ = ["Check", "Look", "Missing", "Need"]
 
 Need = Literal["always", "gpu", "optional"]
+"""Without it nothing works, nothing runs on a GPU, or only something is left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked for.
+    """One thing that was looked for, whether it is there, what was found, and what to do.
 
-    Attributes:
-        name: what.
-        ok: whether it is there.
-        found: what was found, or what is wrong.
-        advice: what to do about it; empty where it is ok.
-        need: without it nothing works (``always``), nothing runs on a GPU (``gpu``), or only
-            something is left out (``optional``).
+    ``advice`` is empty if the check is ok.
     """
 
     name: str
@@ -32,21 +26,30 @@ class Check:
     need: Need = "always"
 
 
-def attempt(name: str, make: Callable[[], Check]) -> Check:
-    """A check of what is only something less without it; where it cannot be made, it has failed."""
-    try:
-        return make()
-    except Exception as error:
-        return Check(name, False, line(error), "see what is missing above", "optional")
+class Missing(Exception):
+    """Raised by a look: what is wrong, and advice or a need other than the usual ones."""
+
+    def __init__(self, found: str, advice: str = "", need: Need | None = None) -> None:
+        super().__init__(found)
+        self.advice, self.need = advice, need
 
 
-def imported(name: str) -> tuple[Any, str]:
-    """The module, or None and why not; a broken library counts as a missing one."""
-    try:
-        return importlib.import_module(name), ""
-    except (ImportError, OSError) as error:
-        return None, line(error)
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A thing to look for: ``find`` returns what it found, or raises."""
 
+    name: str
+    need: Need
+    find: Callable[[], str]
+    advice: str
 
-def line(error: BaseException | Warning | str) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+    def check(self) -> Check:
+        """Look; any error is a check that failed."""
+        try:
+            return Check(self.name, True, self.find(), need=self.need)
+        except Missing as missing:
+            advice, need = missing.advice or self.advice, missing.need or self.need
+            return Check(self.name, False, str(missing), advice, need)
+        except Exception as error:
+            found = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            return Check(self.name, False, found, self.advice, self.need)

@@ -1,171 +1,149 @@
-"""What lies on disk, looked at: models, kernels, tables, caches and datasets."""
+"""What ``costmodel doctor`` finds on disk: models, kernels, artifacts, caches and datasets.
+
+Which model ranks, and what it sees, is asked of the functions that the tuner asks.
+"""
 
 from __future__ import annotations
 
 import importlib
 import tempfile
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from costmodel.cli.doctor_check import Check, line
-from costmodel.errors import CostModelError, MisreadModel
+from costmodel.cli.doctor_check import Look, Missing
+from costmodel.cli.options import DEFAULT_TARGET, current_target
+from costmodel.files import CACHE_VARIABLE, cache_directory
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
 
 if TYPE_CHECKING:
-    from costmodel.models import XgbCostModel
+    from costmodel.tuning.ranking import Ranking
 
-__all__ = ["check_artifacts", "check_cache", "check_datasets", "check_kernels", "check_model",
-           "check_named_model", "check_triton_cache"]  # fmt: skip
+__all__ = ["looks_at_files"]
 
-
-def check_model() -> Check:
-    from costmodel.hardware.target import Target
-    from costmodel.models import load, shipped_models
-
-    shipped = shipped_models()
-    advice = "rules of thumb answer; train one: costmodel collect, then costmodel train"
-    wanted = list(shipped)
-    with suppress(CostModelError, ImportError, RuntimeError):  # no GPU: any model will do
-        wanted = [Target.current().device.name]
-    try:
-        found = [f"{name} ({load(shipped[name]).hash})" for name in wanted if name in shipped]
-    except MisreadModel as error:
-        advice = "rules of thumb answer; upgrade XGBoost: pip install -U xgboost-cpu"
-        return Check("model", False, line(error), advice, "optional")
-    except (CostModelError, ImportError) as error:
-        return Check("model", False, line(error), advice, "optional")
-    if not found:
-        lacking = f"none for {', '.join(wanted) or 'any target'}"
-        return Check("model", False, f"{lacking} (shipped: {', '.join(shipped) or 'none'})",
-                     advice, "optional")  # fmt: skip
-    return Check("model", True, ", ".join(found), need="optional")
+_SQUARE = Workload.dense(4096, 4096, 4096)  # of a kind that every model has learned
+_TRAIN = "rules of thumb answer; train one: costmodel collect, then costmodel train"
+_UPGRADE = "rules of thumb answer; upgrade XGBoost: pip install -U xgboost-cpu"
+_NAME = "name a folder that costmodel train wrote, or train it again"
+_RESTORE = "restore them, or collect and train again: no timing is of these"
+_BY_CONFIGURATION = "ranking goes by the configurations alone"
+_OWN_CACHE = (
+    f"winners last for one process only; set {CACHE_VARIABLE} to a folder that can be written"
+)
+_TRITON_CACHE = "nothing compiles; set TRITON_CACHE_DIR to a folder that can be written"
+_CHECKOUT = "only for train, evaluate and full replays: use a checkout, or --data DIR"
 
 
-def check_named_model(path: Path) -> Check:
-    from costmodel.models import load
-
-    # Whoever names a model wants that one: naming it is an error elsewhere too.
-    name, advice = f"model {path}", "name a folder that costmodel train wrote, or train it again"
-    try:
-        model = load(path)
-    except (CostModelError, ImportError) as error:
-        return Check(name, False, line(error), advice, "always")
-    target = model.target_.device.name if model.target_ else "no device"
-    return Check(name, True, f"{model.name} ({model.hash}) for {target}", need="always")
-
-
-def check_kernels() -> Check:
-    """Whether the kernels are those that the shipped model's artifacts were compiled from."""
-    from costmodel.models import shipped_models
-
-    name, advice = "kernels", "restore them, or collect and train again: no timing is of these"
-    try:
-        changed = sorted({k for path in shipped_models().values() for k in _unknown(_unread(path))})
-    except (CostModelError, ImportError, OSError, SyntaxError, KeyError) as error:
-        return Check(name, False, line(error), "reinstall costmodel", "optional")
-    if changed:
-        found = f"not those that were timed: {', '.join(changed)}"
-        return Check(name, False, found, advice, "optional")
-    return Check(name, True, "as they were timed", need="optional")
+def looks_at_files(model: Path | None) -> Iterator[Look]:
+    """Yield a look for each kind of file; a model that is named must be usable."""
+    tuner = _Tuner()
+    yield Look("model", "optional", tuner.model, _TRAIN)
+    if model is not None:
+        yield Look(f"model {model}", "always", partial(tuner.named_model, model), _NAME)
+    yield Look("kernels", "optional", tuner.kernels, _RESTORE)
+    yield Look("artifacts", "optional", tuner.artifacts, _BY_CONFIGURATION)
+    yield Look("cache", "optional", _cache, _OWN_CACHE)
+    yield Look("Triton's cache", "gpu", _triton_cache, _TRITON_CACHE)
+    yield Look("datasets", "optional", _datasets, _CHECKOUT)
 
 
-def _unread(path: Path) -> XgbCostModel:
-    """A model whose trees are not read: of them there is another check."""
-    from costmodel.models import XgbCostModel
+class _Tuner:
+    """Asks what tuning a square product asks; on a machine without a GPU, for the H100."""
 
-    return XgbCostModel.load(path, parse=False)
+    @cached_property
+    def _target(self) -> Target:
+        return current_target() or Target.named(DEFAULT_TARGET)
 
+    @cached_property
+    def _ranking(self) -> tuple[Ranking, str]:
+        """The tuner's ranking, and the warnings that came with it."""
+        from costmodel.tuning.ranking import rank
 
-def _unknown(model: XgbCostModel) -> set[str]:
-    """Kernels of which a model that has seen artifacts has seen none."""
-    from costmodel.gemm.grid import grid
-    from costmodel.gemm.specialize import artifact_key, specialize
-    from costmodel.gemm.workload import Workload
-
-    target, artifacts = model.target_, model.artifacts
-    if target is None or not artifacts:
-        return set()
-    square = Workload.dense(4096, 4096, 4096)  # a kind that every table holds
-    return {config.kernel for config in grid()} - {
-        config.kernel
-        for config in grid()
-        if artifact_key(specialize(square, config), target) in artifacts
-    }
-
-
-def check_artifacts() -> Check:
-    """Whether a model's artifacts are of the installed Triton, so that ranking sees PTX."""
-    from costmodel.hardware.target import Target
-    from costmodel.models import known_artifacts, shipped_models
-
-    name, advice = "artifacts", "ranking goes by the configurations alone"
-    counts, toolchain = [], ""
-    try:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            for device, path in shipped_models().items():
-                target = Target.named(device)
-                toolchain = f"Triton {target.toolchain.triton}, ptxas {target.toolchain.ptxas}"
-                counts.append(f"{len(known_artifacts(_unread(path), target))} for {device}")
-        if told:
-            return Check(name, False, line(told[0].message), "reinstall costmodel", "optional")
-    except (CostModelError, ImportError, AttributeError, RuntimeError, OSError) as error:
-        return Check(name, False, line(error), advice, "optional")
-    ok = any(not count.startswith("0 ") for count in counts)
-    found = f"{', '.join(counts) or 'none'}; {toolchain}"
-    return Check(name, ok, found, "" if ok else advice, "optional")
+            found = rank(_SQUARE, self._target)
+        return found, "; ".join(str(warning.message) for warning in told)
+
+    def model(self) -> str:
+        ranking, _ = self._ranking
+        if not ranking.head:
+            raise Missing(ranking.reservation, _UPGRADE if "XGBoost" in ranking.reservation else "")
+        found = f"{ranking.model} ({ranking.model_hash}) for {self._target.device.name}"
+        return f"{found}: {ranking.reservation}" if ranking.reservation else found
+
+    def named_model(self, path: Path) -> str:
+        from costmodel.models import load
+
+        model = load(path)
+        target = current_target() or model.target_
+        if target is not None and (reason := model.why_not_usable(_SQUARE, target)):
+            raise Missing(reason)
+        trained = model.target_.device.name if model.target_ else "no device"
+        return f"{model.name} ({model.hash}) for {trained}"
+
+    def kernels(self) -> str:
+        """Compare the kernels with those that the model's artifacts were compiled from."""
+        from costmodel.gemm.specialize import artifact_key, specialize
+        from costmodel.models import XgbCostModel, find_model, known_artifacts
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the line on the model says it
+            model, _ = find_model(self._target, _SQUARE)
+        if not isinstance(model, XgbCostModel) or model.target_ is None:
+            raise Missing("no model to compare them with")
+        # Of the model's own toolchain: the line on artifacts is on the installed one.
+        target = replace(self._target, toolchain=model.target_.toolchain)
+        known = known_artifacts(model, target)
+        configs = self._ranking[0].configs
+        seen = {c.kernel for c in configs if artifact_key(specialize(_SQUARE, c), target) in known}
+        if changed := sorted({config.kernel for config in configs} - seen):
+            raise Missing(f"not those that were timed: {', '.join(changed)}")
+        return "as they were timed"
+
+    def artifacts(self) -> str:
+        ranking, told = self._ranking
+        if not ranking.head or ranking.without_artifact:
+            raise Missing(ranking.head or "no model", told and f"reinstall costmodel: {told}")
+        return ranking.head
 
 
-def check_cache() -> Check:
-    from costmodel.files import CACHE_VARIABLE, cache_directory
+def _cache() -> str:
     from costmodel.tuning.cache import WinnerCache
 
-    name = "cache"
-    advice = (
-        f"winners last for one process only; set {CACHE_VARIABLE} to a folder that can be written"
-    )
-    try:
-        path = cache_directory()
-        _try_to_write(path)
-    except (CostModelError, ImportError, OSError) as error:
-        return Check(name, False, line(error), advice, "optional")
+    path = cache_directory()
+    _try_to_write(path)
     entries, unusable = WinnerCache(path).survey()
     if unusable:
-        found = f"{unusable} of {unusable + len(entries)} files in {path} are no entries"
-        return Check(
-            name, False, found, "costmodel cache verify; costmodel cache clear", "optional"
+        raise Missing(
+            f"{unusable} of {unusable + len(entries)} files in {path} are no entries",
+            "costmodel cache verify; costmodel cache clear",
         )
-    return Check(name, True, f"{path} can be written, {len(entries)} winners", need="optional")
+    return f"{path} can be written, {len(entries)} winners"
 
 
-def check_triton_cache() -> Check:
-    """Where Triton keeps what it compiles, and its launcher."""
-    name = "Triton's cache"
-    advice = "nothing compiles; set TRITON_CACHE_DIR to a folder that can be written"
-    try:
-        path = Path(importlib.import_module("triton").knobs.cache.dir)
-        _try_to_write(path)
-    except (ImportError, AttributeError, OSError) as error:
-        return Check(name, False, line(error), advice, "gpu")
-    return Check(name, True, f"{path} can be written", need="gpu")
+def _triton_cache() -> str:
+    """Look at the folder where Triton keeps what it compiles, and its launcher."""
+    path = Path(importlib.import_module("triton").knobs.cache.dir)
+    _try_to_write(path)
+    return f"{path} can be written"
 
 
 def _try_to_write(path: Path) -> None:
-    """In a folder, or where it would be made."""
+    """Write in a folder, or where it would be made."""
     folder = next(p for p in (path, *path.parents) if p.exists())
     with tempfile.TemporaryFile(dir=folder):
         pass
 
 
-def check_datasets() -> Check:
+def _datasets() -> str:
     from costmodel.tuning.shipped import checkout
 
-    advice = "only for train, evaluate and full replays: use a checkout, or --data DIR"
-    try:
-        folder = checkout("datasets")
-    except CostModelError as error:
-        return Check("datasets", False, line(error), advice, "optional")
+    folder = checkout("datasets")
     names = sorted(card.parent.name for card in folder.glob("*/card.json"))
-    found = f"{', '.join(names) or 'none'} in {folder}"
-    return Check("datasets", bool(names), found, "" if names else advice, "optional")
+    if not names:
+        raise Missing(f"none in {folder}")
+    return f"{', '.join(names)} in {folder}"

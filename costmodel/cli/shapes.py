@@ -1,31 +1,27 @@
-"""The products that a user names in a file: read, and sorted by what they may be timed for."""
+"""The CSV file of ``costmodel collect --shapes``."""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from costmodel.cli import output
+from costmodel.errors import InvalidInput, MissingData
+from costmodel.files import file_errors
+from costmodel.gemm.workload import MOST, Workload
 from costmodel.support.untrusted import one_line
-
-if TYPE_CHECKING:
-    from costmodel.gemm.workload import Workload
 
 __all__ = ["not_held_out", "read_shapes"]
 
 
 def read_shapes(path: Path) -> list[tuple[int, int, int]]:
-    """Sizes (m, n, k) of a CSV file with columns m, n and k; others are ignored.
+    """Read sizes (m, n, k) from a CSV file with the columns m, n and k; ignore other columns.
 
     Raises:
         MissingData: no such file. InvalidInput: a column or a row is missing, or holds no size.
         FileError: it cannot be read.
     """
-    from costmodel.errors import InvalidInput, MissingData
-    from costmodel.support.untrusted import file_errors
-
     if not path.is_file():
         raise MissingData(f"no file {path}: expected a CSV with the columns name,m,n,k")
     with file_errors(path), path.open(newline="", encoding="utf-8-sig") as file:
@@ -46,10 +42,7 @@ def read_shapes(path: Path) -> list[tuple[int, int, int]]:
 
 
 def _size(row: dict[str, str | None], name: str) -> int:
-    """One size of a row, which may be shorter than the header."""
-    from costmodel.errors import InvalidInput
-    from costmodel.gemm.workload import MOST
-
+    """Return one size of a row, which may be shorter than the header."""
     text = (row[name] or "").strip()
     # int() takes more than digits, and refuses thousands of them in words of its own.
     if not (text.isascii() and text.isdecimal() and len(text) <= 10 and 1 <= int(text) <= MOST):
@@ -58,12 +51,11 @@ def _size(row: dict[str, str | None], name: str) -> int:
 
 
 def not_held_out(shapes: Path, workloads: Sequence[Workload]) -> list[Workload]:
-    """Those that may be trained on; people are told how many others there are.
+    """Return the workloads that may be trained on, and tell people how many others there are.
 
     Raises:
         InvalidInput: all are held out.
     """
-    from costmodel.errors import InvalidInput
     from costmodel.evaluation.heldout import HELD_OUT, is_held_out
 
     found = [w for w in workloads if not is_held_out(w)]

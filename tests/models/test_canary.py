@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from costmodel.cli.doctor_files import check_artifacts, check_kernels, check_model
+from costmodel.cli.doctor import diagnose
 from costmodel.data.candidates import Candidates
 from costmodel.errors import MisreadModel, ModelError
 from costmodel.gemm.workload import Workload
@@ -153,13 +153,15 @@ def test_torch_is_not_predicted_by_trees_that_are_read_wrongly(
 
 
 def test_doctor_says_so(shipped: Path) -> None:
-    assert check_model().ok
+    (sound,) = diagnose(only="model")
+    assert sound.ok
     misread(shipped, "config.ubj")
-    found = check_model()
+    registry._load_shipped.cache_clear()
+    (found,) = diagnose(only="model")
     assert not found.ok
     assert "config-" in found.found
     assert "ubj: XGBoost" in found.found
     assert "pip install -U xgboost" in found.advice
     # Which says nothing of the kernels.
-    for check in (check_kernels(), check_artifacts()):
-        assert "XGBoost" not in check.found
+    for name in ("kernels", "artifacts"):
+        assert "XGBoost" not in diagnose(only=name)[0].found

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from costmodel.cli import output
-from costmodel.cli.output import AsJson, K, M, N
-from costmodel.cli.skipped import log_skipped
+from costmodel.cli.options import AsJson, Model, TargetName, find_target, takes_product
+from costmodel.cli.rank import log_skipped
+from costmodel.gemm.workload import Workload
 
 if TYPE_CHECKING:
     from costmodel.tuning.explanation import Explained, Explanation
 
-__all__ = ["COMMANDS"]
+__all__ = ["explain"]
 
 _LEAST_PERCENT = 0.5
 _TIMED = 8  # candidates, unless told otherwise
@@ -23,26 +23,20 @@ _MIB = 2**20
 _LABEL_WIDTH, _LEAST_WIDTH = 34, 24  # characters, borders among them
 
 
+@takes_product
 def explain(
-    m: M,
-    n: N,
-    k: K,
+    workload: Workload,
     place: Annotated[
         int | None,
         typer.Argument(min=1, help="This one of `costmodel rank` beside the first, not --top."),
     ] = None,
-    dtype: output.Dtype = "float16",
-    out_dtype: output.OutDtype = None,
-    tf32: output.Tf32 = False,
-    a_layout: output.ALayout = "row",
-    b_layout: output.BLayout = "row",
-    target: output.TargetName = None,
+    target: TargetName = None,
     top: Annotated[int, typer.Option(min=1, help="How many of the ranking to explain.")] = 3,
     against: Annotated[
         str | None,
         typer.Option(help='This one beside the first, such as "tma 128x256x64 w8 s4 g8".'),
     ] = None,
-    model: output.Model = None,
+    model: Model = None,
     as_json: AsJson = False,
 ) -> None:
     """Why the first configurations are first: on paper, and what the model adds; needs no GPU.
@@ -54,11 +48,10 @@ def explain(
 
     if place is not None and against is not None:
         raise typer.BadParameter(f"{place} and --against: expected one of them beside the first")
-    workload = output.workload_of(m, n, k, dtype, a_layout, b_layout, out_dtype, tf32)
     places = None if place is None else tuple(dict.fromkeys((1, place)))
     other = None if against is None else parse_config(against)
     found = explain_ranking(
-        workload, output.find_target(target), model, top=top, places=places, against=other
+        workload, find_target(target), model, top=top, places=places, against=other
     )
     log_skipped(found.ranking, model)
     if as_json:
@@ -68,7 +61,7 @@ def explain(
 
 
 def _print(found: Explanation) -> None:
-    """A column for each configuration: the launch on paper, then the model's factors."""
+    """Print a column for each configuration: the analytic estimate, then the model's factors."""
     ranking, rows = found.ranking, found.rows
     columns = [f"{row.place}: {row.config}" for row in rows]
     bound = rows[0].roofline["bound"]
@@ -90,7 +83,7 @@ def _print(found: Explanation) -> None:
 
 
 def _print_columns(title: str, columns: list[str], lines: list[list[str]]) -> None:
-    """A table, or several one below the other: as many columns in each as can be read."""
+    """Print a table, or several below each other, with as many columns as can be read."""
     at_once = max(2, (output.console_width() - _LABEL_WIDTH) // _LEAST_WIDTH)
     for i in range(0, len(columns), at_once):
         part = slice(i, i + at_once)
@@ -101,13 +94,13 @@ def _print_columns(title: str, columns: list[str], lines: list[list[str]]) -> No
 
 
 def _side_by_side(lines: list[dict[str, str]]) -> list[list[str]]:
-    """A row for each label that any of the columns has."""
+    """Return a row for each label that any of the columns has."""
     labels = dict.fromkeys(label for column in lines for label in column)
     return [[label, *(column.get(label, "–") for column in lines)] for label in labels]
 
 
 def _lines(row: Explained) -> dict[str, str]:
-    """The launch in plain words."""
+    """Describe the launch in plain words."""
     roof, grid, here, traffic = row.roofline, row.grid, row.residency, row.traffic
     lines = {
         "predicted": "an order only" if row.predicted_us is None else f"{row.predicted_us:.4g} us",
@@ -152,7 +145,7 @@ def _rates(row: Explained) -> str:
 
 
 def _parts(row: Explained) -> str:
-    """Which of them run at the same time, and which one after another."""
+    """Name the parts of the estimate that run side by side, and those that come after."""
     us = row.paper_us
     tail = f" with its tail of {us['tail']:.3g}" if us["tail"] > 0 else ""
     parts = [f"main loop {us['loop']:.3g}{tail}, beside it device memory {us['dram']:.3g}"]
@@ -173,7 +166,7 @@ def _binary(row: Explained) -> str:
 
 
 def _factor_rows(rows: tuple[Explained, ...]) -> list[list[str]]:
-    """From the estimate on paper to the prediction; what matters to none is summed up."""
+    """Return rows from the estimate to the prediction; factors near 1 everywhere are joined."""
     factors = [row.factors or {} for row in rows]
     large = [
         concept
@@ -198,6 +191,3 @@ def _change(factor: float) -> str:
 
 def _bytes(count: Any) -> str:
     return f"{count / _MIB:.1f} MiB" if count >= _MIB else f"{count / 1024:.0f} KiB"
-
-
-COMMANDS: dict[str, Callable[..., None]] = {"explain": explain}

@@ -1,21 +1,21 @@
-"""``costmodel bench``, ``report`` and ``doctor``."""
+"""``costmodel bench`` and ``report``: run benchmarks, and make the pages from their results."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from costmodel.cli import output
-from costmodel.cli.output import AsJson
+from costmodel.cli.models import judged
+from costmodel.cli.options import AsJson, Model
+from costmodel.errors import InvalidInput, MissingData
 from costmodel.tuning.shipped import checkout
 
-__all__ = ["COMMANDS"]
+__all__ = ["bench", "report"]
 
 _PREFIX = "bench_"
 
@@ -30,8 +30,6 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Run a benchmark of the checkout; it writes benchmarks/results/*.json."""
-    from costmodel.errors import InvalidInput
-
     folder = checkout("benchmarks")
     scripts = {p.stem.removeprefix(_PREFIX): p for p in sorted(folder.glob(f"{_PREFIX}*.py"))}
     if name is None:
@@ -59,12 +57,11 @@ def report(
     data: Annotated[
         Path | None, typer.Option(help="Of --html: a dataset with eval rows; default: the H100's.")
     ] = None,
-    model: output.Model = None,
+    model: Model = None,
     as_json: AsJson = False,
 ) -> None:
     """Make the tables of README and docs, and the plots, from benchmarks/results/*.json; or a page
     with --html."""
-    from costmodel.errors import InvalidInput
     from costmodel.reports.report import outdated, write
 
     if html is not None and not check:
@@ -85,43 +82,15 @@ def report(
 
 
 def _html(path: Path, data: Path | None, model: Path | None, as_json: bool) -> None:
-    from costmodel.data.dataset import Dataset
-    from costmodel.errors import MissingData
-    from costmodel.models import load, model_directory
     from costmodel.reports.html_report import write_html
-    from costmodel.tuning.shipped import recording
 
-    dataset = Dataset.open(data or recording(output.DEFAULT_TARGET, sample=False))
-    directory = model or model_directory(dataset.target)
+    dataset, chosen = judged(data, model)
     try:
         results = checkout("benchmarks") / "results"
     except MissingData:  # an installed package has none, and the page does without
         results = None
-    sections = write_html(path, dataset, load(directory) if directory else None, results)
+    sections = write_html(path, dataset, chosen, results)
     if as_json:
         output.print_json({"html": str(path), "sections": sections, "bytes": path.stat().st_size})
     else:
         output.print_table(f"written to {path}", ["section"], [[title] for title in sections])
-
-
-def doctor(
-    model: Annotated[Path | None, typer.Option(help="Folder of a model to look at too.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Say what this set-up has and lacks; exit code 0 if costmodel can be used on it."""
-    from costmodel.cli.doctor import diagnose, usable
-
-    checks = diagnose(model)
-    ok = usable(checks)
-    if as_json:
-        output.print_json({"usable": ok, "checks": [asdict(check) for check in checks]})
-    else:
-        rows = [[c.name, "ok" if c.ok else "missing", c.found, c.advice] for c in checks]
-        output.print_table("costmodel doctor", ["what", "", "found", "what to do"], rows)
-        output.note("usable" if ok else "not usable yet: see what is missing above")
-    raise typer.Exit(0 if ok else 1)
-
-
-COMMANDS: dict[str, Callable[..., None]] = {
-    "bench": bench, "report": report, "doctor": doctor,
-}  # fmt: skip

@@ -1,17 +1,20 @@
-"""``costmodel train`` and ``costmodel evaluate``: from timings to a model, and how good it is."""
+"""``costmodel train`` and ``costmodel evaluate``: make a model from timings, and judge it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from costmodel.cli import output
-from costmodel.cli.output import AsJson
+from costmodel.cli.options import DEFAULT_TARGET, AsJson
 
-__all__ = ["COMMANDS"]
+if TYPE_CHECKING:
+    from costmodel.data.dataset import Dataset
+    from costmodel.models import XgbCostModel
+
+__all__ = ["evaluate", "judged", "train"]
 
 
 def train(
@@ -67,17 +70,13 @@ def evaluate(
 
     With --json it is `speed_kept`, and the same again under its older name `regret`.
     """
-    from costmodel.data.dataset import Dataset
     from costmodel.evaluation.evaluate import evaluate as judge
-    from costmodel.models import load, model_directory
     from costmodel.reports.comparison import compared_models
-    from costmodel.tuning.shipped import recording
 
-    dataset = Dataset.open(data or recording(output.DEFAULT_TARGET, sample=False))
-    directory = model or model_directory(dataset.target)
-    if directory is None:
+    dataset, chosen = judged(data, model)
+    if chosen is None:
         output.note(f"no model is shipped for {dataset.target.device.name}: baselines only")
-    models, reason = compared_models(dataset, load(directory) if directory else None)
+    models, reason = compared_models(dataset, chosen)
     if reason:
         output.note(f"left out: {reason}")
     entries = judge(dataset, models, dataset.target)
@@ -87,8 +86,19 @@ def evaluate(
     _print_kept(f"speed kept on {dataset.path}, %", entries)
 
 
+def judged(data: Path | None, model: Path | None) -> tuple[Dataset, XgbCostModel | None]:
+    """Return the dataset to judge by, and the model: that of a path, else the shipped one."""
+    from costmodel.data.dataset import Dataset
+    from costmodel.models import load, model_directory
+    from costmodel.tuning.shipped import recording
+
+    dataset = Dataset.open(data or recording(DEFAULT_TARGET, sample=False))
+    directory = model or model_directory(dataset.target)
+    return dataset, load(directory) if directory else None
+
+
 def _print_kept(title: str, entries: list[dict[str, Any]]) -> None:
-    """Geometric mean and, in brackets, the worst workload, for each k."""
+    """Print for each k the geometric mean and, in brackets, the worst workload."""
 
     def kept(entry: dict[str, Any], group: str, k: str) -> str:
         found = entry[group]
@@ -103,6 +113,3 @@ def _print_kept(title: str, entries: list[dict[str, Any]]) -> None:
         for e in entries
     ]  # fmt: skip
     output.print_table(title, columns, rows)
-
-
-COMMANDS: dict[str, Callable[..., None]] = {"train": train, "evaluate": evaluate}

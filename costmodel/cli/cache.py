@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from costmodel.cli import output
-from costmodel.cli.output import AsJson
+from costmodel.cli.options import AsJson
+from costmodel.errors import FileError, InvalidInput
+from costmodel.files import CACHE_VARIABLE, file_errors
 
 if TYPE_CHECKING:
     from costmodel.tuning.cache import CacheEntry, WinnerCache
@@ -54,8 +56,6 @@ def list_winners(as_json: AsJson = False) -> None:
 @app.command()
 def show(name: Name, as_json: AsJson = False) -> None:
     """Show one winner: what it rests on, what was timed, and why it was chosen."""
-    from costmodel.errors import InvalidInput
-
     found = [e for e in _cache().entries() if name in e.path.stem]
     if len(found) != 1:
         names = ", ".join(e.path.stem for e in found[:5]) or "none"
@@ -110,14 +110,11 @@ def clear(as_json: AsJson = False) -> None:
 
 
 def _cache() -> WinnerCache:
-    """The user's cache, which need not be there yet.
+    """Return the user's cache; its folder need not exist yet.
 
     Raises:
-        FileError: something else is there, or it cannot be read.
+        FileError: its path is no folder, or cannot be read.
     """
-    from costmodel.errors import FileError
-    from costmodel.files import CACHE_VARIABLE
-    from costmodel.support.untrusted import file_errors
     from costmodel.tuning.cache import WinnerCache
 
     winners = WinnerCache()
@@ -133,7 +130,7 @@ def _cache() -> WinnerCache:
 
 
 def _state(entry: CacheEntry) -> str:
-    """Whether what an entry rests on is what there is now, as far as can be told without a GPU."""
+    """Say if an entry still answers here, as far as can be told without a GPU."""
     from costmodel.gemm.grid import grid_hash
     from costmodel.gemm.kernel_code import kernel_hashes
     from costmodel.hardware.target import Toolchain

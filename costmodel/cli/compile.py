@@ -1,0 +1,80 @@
+"""``costmodel compile``: binaries of a product's space, without a GPU."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from costmodel.cli import output
+from costmodel.cli.options import AsJson, TargetName, find_target, takes_product
+from costmodel.errors import InvalidInput
+from costmodel.gemm.workload import Workload
+
+if TYPE_CHECKING:
+    from costmodel.compile.artifact import Artifact
+
+__all__ = ["compile_space"]
+
+_SHOWN = ("config", "status", "registers", "spill_bytes", "shared_bytes", "compile_s",
+          "duplicate_of", "error")  # fmt: skip
+
+
+@takes_product
+def compile_space(
+    workload: Workload,
+    target: TargetName = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many binaries.")] = 64,
+    dump: Annotated[
+        Path | None, typer.Option(help="Write the PTX, SASS and JSON of each to this folder.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: all cores.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compile configurations of a product's space; needs no GPU."""
+    from costmodel.compile.compiler import duplicates
+    from costmodel.data.destination import require_folder
+    from costmodel.gemm.binaries import compile_many
+    from costmodel.gemm.space import SearchSpace
+    from costmodel.gemm.specialize import specialize
+
+    if dump is not None:
+        require_folder(dump)
+    found = find_target(target)
+    space = SearchSpace.of(workload, found)
+    what = f"{workload} on {found.device.name}"
+    if not len(space):
+        raise InvalidInput(f"no configuration to compile for {what}: expected smaller sizes")
+    by_spec = {specialize(workload, config): config for config in reversed(space.configs)}
+    # Spread over the space, not its first corner.
+    specs = list(by_spec)[:: -(-len(by_spec) // limit)]
+    begin = time.perf_counter()
+    artifacts = list(compile_many(specs, found, n_jobs=jobs, dump=dump))
+    repeated = duplicates(artifacts)
+    rows = [_row(str(by_spec[a.spec]), a, repeated.get(a.key)) for a in artifacts]
+    failed = sum(not a.ok for a in artifacts)
+    counts = {"space": len(space), "binaries": len(by_spec), "compiled": len(rows) - failed,
+              "failed": failed, "duplicates": len(repeated),
+              "seconds": round(time.perf_counter() - begin, 3)}  # fmt: skip
+    if as_json:
+        output.print_json({"workload": workload.to_dict(), "target": found.to_dict(),
+                           **counts, "artifacts": rows})  # fmt: skip
+        return
+    title = f"{what}: {len(rows)} of {len(by_spec)} binaries"
+    output.print_table(title, _SHOWN, [[row[c] or "" for c in _SHOWN] for row in rows])
+    output.note(
+        f"{len(rows) - failed} compiled, {failed} failed, {len(repeated)} repeat another, in "
+        f"{counts['seconds']:.1f} s" + (f"; see {dump}" if dump else "")
+    )
+
+
+def _row(config: str, artifact: Artifact, duplicate_of: str | None) -> dict[str, Any]:
+    names = ("key", "status", "registers", "spill_bytes", "shared_bytes", "ptx_hash", "error")
+    return {
+        "config": config,
+        **{name: getattr(artifact, name) for name in names},
+        "compile_s": round(artifact.compile_s, 3),
+        "duplicate_of": duplicate_of,
+    }

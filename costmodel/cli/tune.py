@@ -1,0 +1,125 @@
+"""``costmodel tune``: the winner, timed on the GPU, replayed from a recording, or predicted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from costmodel.cli import output
+from costmodel.cli.options import (
+    DEFAULT_TARGET,
+    AsJson,
+    Model,
+    current_target,
+    named_options,
+    takes_product,
+)
+from costmodel.errors import InvalidInput, NotRecorded
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
+from costmodel.tuning.modes import check_tuning_mode
+
+if TYPE_CHECKING:
+    from costmodel.tuning.tuning_result import TuningResult
+
+__all__ = ["tune"]
+
+
+@takes_product
+def tune(
+    context: typer.Context,
+    workload: Workload,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Answer from recorded timings, as without a GPU.")
+    ] = False,
+    data: Annotated[Path | None, typer.Option(help="Dataset to replay.")] = None,
+    target: Annotated[
+        str, typer.Option(help="Whose recording to replay; without a GPU, whose model predicts.")
+    ] = DEFAULT_TARGET,
+    top: Annotated[int, typer.Option(min=1, help="How many working candidates to time.")] = 8,
+    mode: Annotated[
+        str, typer.Option(help="auto, predict, topk, heuristic or exhaustive.")
+    ] = "auto",
+    model: Model = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rank, time the best few, keep the winner; without a GPU from recorded timings.
+
+    A product that the mode does not time, such as a small one, is predicted; that needs neither.
+    """
+    import costmodel
+    from costmodel.tuning import tuner
+
+    check_tuning_mode(mode)
+    named = target if named_options(context, "target") else None
+    options: dict[str, Any] = {"model": model, "k": top, "mode": mode}
+    replay = replay or data is not None
+    here = None if replay else current_target()
+    untimed = bool(tuner.untimed_because(workload, mode))
+    if untimed and not replay and (named or here is None):
+        output.note(f"predicted for {target}: mode {mode} times nothing of this")
+        result = tuner.tune(workload, runner=None, target=Target.named(target), **options)
+    elif here is None:
+        result = _replay(workload, data, named, options)
+    elif named not in (None, here.device.name):
+        raise InvalidInput(
+            f"--target {named} is of a recording: name --replay too; without it the GPU here times"
+        )
+    else:
+        result = costmodel.tune(workload, **options)
+    if as_json:
+        output.print_json(result.to_dict())
+    else:
+        _print(result)
+
+
+def _replay(
+    workload: Workload, data: Path | None, target: str | None, options: dict[str, Any]
+) -> TuningResult:
+    """Choose by a recording: the one that is named, else that of the target."""
+    from costmodel.data.dataset import Dataset
+    from costmodel.measure import ReplayRunner
+    from costmodel.tuning import tuner
+    from costmodel.tuning.shipped import recording
+
+    path = data or recording(target or DEFAULT_TARGET)
+    runner = ReplayRunner(Dataset.open(path))
+    device = runner.target.device
+    if target not in (None, device.name):
+        raise InvalidInput(
+            f"--data {path} was recorded on {device.name}, --target is {target}: leave --target out"
+        )
+    output.note(f"REPLAY: timings were recorded on {device.product}, in {path}")
+    try:
+        return tuner.tune(workload, runner=runner, **options)
+    except NotRecorded as error:
+        raise NotRecorded(
+            f"{error}; without a recording `costmodel rank {workload.m} {workload.n} {workload.k} "
+            f"--target {device.name}` predicts"
+        ) from None
+
+
+def _print(result: TuningResult) -> None:
+    """Print the timings beside the predictions, the fastest first, and the choice."""
+    predicted_us = dict(result.ranked)
+    timed = sorted(result.measured, key=lambda pair: (not pair[1].ok, pair[1].latency_us))
+    rows: list[list[Any]] = [
+        [str(config), predicted_us.get(config), found.latency_us, found.status]
+        for config, found in timed
+    ]
+    if result.torch is not None:
+        rows.append(["torch.matmul", None, result.torch.latency_us, result.torch.status])
+    title = f"{result.workload} on {result.target.device.name}, ranked by {result.model}"
+    columns = ["config", "predicted us", "timed us", "status"]
+    output.print_table(f"{title}\ntimings: {result.source}", columns, rows)
+    k = result.k if result.timed else 1
+    trust = output.sureness(result.expected_kept, result.doubt, k)
+    output.note_model(result.head, "" if result.mode == "exhaustive" else trust, result.reservation)
+    costs = result.costs
+    output.note(
+        f"chosen: {result.chosen}: {result.why}\n"
+        f"ranking {costs.rank_s:.2f} s, compiling {costs.compiled} {costs.compile_s:.2f} s, "
+        f"timing {costs.timed} {costs.measure_s:.2f} s"
+    )
