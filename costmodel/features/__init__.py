@@ -1,1 +1,1 @@
-"""What a model sees of a configuration on a workload."""
+"""The columns by which a model sees a configuration on a workload."""

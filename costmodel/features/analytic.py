@@ -1,8 +1,7 @@
-"""What can be worked out about a launch on paper: occupancy, waves, traffic, time bounds.
+"""The analytic model of a launch: occupancy, waves, traffic, bounds of its time.
 
-Nothing here is timed, and nothing is fitted but a few constants of the estimate. The numbers are
-features for a learned model and the ground that the rule heuristic stands on; their ratios matter,
-their absolute accuracy does not.
+Nothing is timed, and only a few constants of the estimate are fitted. The numbers are features of a
+learned model. Their ratios matter, their absolute accuracy does not.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _LATENCY_US = 0.8  # one trip to device memory under load: how much must be in f
 
 
 def occupancy(registers: Column, shared_bytes: Column, num_warps: Column, device: Device) -> Column:
-    """Blocks of a kernel that fit one multiprocessor, at least 1.
+    """Return how many blocks of a kernel fit one multiprocessor, at least 1.
 
     Args:
         registers: per thread, [n].
@@ -64,7 +63,7 @@ def occupancy(registers: Column, shared_bytes: Column, num_warps: Column, device
 def analytic_columns(
     workload: Workload, candidates: Candidates, target: Target, *, binary: bool
 ) -> dict[str, Column]:
-    """The columns of :data:`ANALYTIC_FEATURES`, float64 [n] each.
+    """Return the columns of :data:`ANALYTIC_FEATURES`, float64 [n] each.
 
     Args:
         binary: take registers and shared memory from the artifacts where they are known;
@@ -72,6 +71,7 @@ def analytic_columns(
     """
     device = target.device
     c = dict(zip(CONFIG_COLUMNS, candidates.config_columns.T, strict=True))
+    c["stage_bytes"] = (c["block_m"] + c["block_n"]) * c["block_k"] * workload.code.itemsize
     m, n, k = (float(max(side, 1)) for side in (workload.m, workload.n, workload.k))
     out = _resources(workload, candidates, device, c, binary)
     out |= _grid(m, n, k, c, out["occupancy"], device)
@@ -98,16 +98,14 @@ def analytic_columns(
 def _resources(
     workload: Workload, candidates: Candidates, device: Device, c: dict[str, Column], binary: bool
 ) -> dict[str, Column]:
-    """Registers and shared memory, and how many blocks they let on a multiprocessor."""
-    item = workload.code.itemsize
+    """Return registers, shared memory, and the blocks that they let on a multiprocessor."""
     accumulators = c["block_m"] * c["block_n"] / (32 * c["num_warps"])
     registers = np.minimum(accumulators + _OTHER_REGISTERS, 255)
     registers = np.where(c["maxnreg"] > 0, np.minimum(registers, c["maxnreg"]), registers)
     # Launched once per multiprocessor; they store one tile while the stages already hold the next.
     stays = (c["is_persistent"] > 0) | (c["is_warp_specialized"] > 0)
-    stage_bytes = (c["block_m"] + c["block_n"]) * c["block_k"] * item
     epilogue = c["block_m"] * c["stored_n"] * workload.code.out_itemsize
-    pipeline = c["num_stages"] * stage_bytes
+    pipeline = c["num_stages"] * c["stage_bytes"]
     shared = np.where(stays, pipeline + epilogue, np.maximum(pipeline, epilogue))
     if binary:
         known = dict(zip(ARTIFACT_COLUMNS[:3], candidates.artifact_columns.T, strict=False))
@@ -132,7 +130,7 @@ def _resources(
 def _grid(
     m: float, n: float, k: float, c: dict[str, Column], blocks: Column, device: Device
 ) -> dict[str, Column]:
-    """Tiles, programs, waves, and how much of them is useful work."""
+    """Return tiles, programs, waves, and the share of them that is useful work."""
     tiles_m, tiles_n = np.ceil(m / c["block_m"]), np.ceil(n / c["block_n"])
     tiles = tiles_m * tiles_n
     programs = tiles * c["split_k"]
@@ -175,10 +173,9 @@ def _traffic(
     g: dict[str, Column],
     device: Device,
 ) -> dict[str, Column]:
-    """Bytes that programs ask for, that reach device memory, and that are under way at once."""
+    """Return bytes that programs ask for, that reach device memory, and that are in flight."""
     item, out_item = workload.code.itemsize, workload.code.out_itemsize
-    stage_bytes = (c["block_m"] + c["block_n"]) * c["block_k"] * item
-    program_bytes = stage_bytes * g["steps_per_program"]
+    program_bytes = c["stage_bytes"] * g["steps_per_program"]
     running = np.minimum(g["programs"], device.sm_count * g["occupancy"])
     # The tiles that run at once form a block of GROUP_M rows: what it reads, it reads once.
     running_tiles = np.maximum(np.floor(running / c["split_k"]), 1)
@@ -190,7 +187,7 @@ def _traffic(
     if least < device.l2_bytes:  # everything stays in L2 once it has been read
         dram = np.full_like(dram, least)
     partials = 2.0 * 4 * c["block_m"] * c["block_n"] * g["programs"]
-    in_flight = running * stage_bytes * np.minimum(c["num_stages"], g["steps_per_program"])
+    in_flight = running * c["stage_bytes"] * np.minimum(c["num_stages"], g["steps_per_program"])
     return {
         "tile_intensity": c["block_m"] * c["block_n"] / (c["block_m"] + c["block_n"]),
         "program_bytes": program_bytes,

@@ -1,4 +1,4 @@
-"""The time of a launch, walked through on paper: waves of blocks, each of steps.
+"""The analytic estimate of a launch: waves of blocks, each of steps.
 
 The form is arithmetic. The constants are of an H100 (Triton 3.6.0): the first ones are fitted to
 the near-best rows of its training recording, as few numbers as there are effects; for another
@@ -74,7 +74,7 @@ class _Step:
 
 
 def estimate_columns(workload: Workload, c: Columns, g: Columns, device: Device) -> Columns:
-    """The columns of :data:`ESTIMATE_FEATURES`, float64 [n] each.
+    """Return the columns of :data:`ESTIMATE_FEATURES`, float64 [n] each.
 
     Args:
         c: columns of the configurations, see ``candidates.CONFIG_COLUMNS``.
@@ -125,22 +125,22 @@ def estimate_columns(workload: Workload, c: Columns, g: Columns, device: Device)
 
 
 def _slowest(*times: Column) -> Column:
-    """Their maximum, with a round corner: times that are nearly equal hinder each other."""
+    """Return their maximum, with a round corner: times that are nearly equal hinder each other."""
     fourth: Column = np.sqrt(np.sqrt(sum(np.square(np.square(t)) for t in times)))
     return fourth
 
 
 def _share(busy: Column, device: Device) -> Column:
-    """Bytes per us that each of so many multiprocessors reads from L2, [n]."""
+    """Return bytes per us that each of so many multiprocessors reads from L2, [n]."""
     l2 = device.bandwidth_gbs * 1e3 * L2_SPEEDUP
     share: Column = np.minimum(l2 / busy, SM_BANDWIDTH_GBS * 1e3)
     return share
 
 
 def _step_us(step: _Step, resident: Column, busy: Column, device: Device) -> tuple[Column, Columns]:
-    """Time of a step where so many blocks share each busy multiprocessor, and its parts as shares.
+    """Return the time of a step where so many blocks share a multiprocessor, and shares of it.
 
-    What is read from device memory comes no faster than that delivers to all of them.
+    Device memory delivers no more to all of them than its bandwidth.
     """
     memory = _DRAM_SHARE * device.bandwidth_gbs * 1e3
     bytes_us = np.maximum(
@@ -164,7 +164,7 @@ def _step_us(step: _Step, resident: Column, busy: Column, device: Device) -> tup
 def _step(
     workload: Workload, c: Columns, g: Columns, device: Device, lines: Columns, dram: Column
 ) -> _Step:
-    """What one block's step asks of each unit."""
+    """Return the work of one block's step on each unit."""
     code, item = workload.code, workload.code.itemsize
     a, b = (c[side] * c["block_k"] * item for side in ("block_m", "block_n"))
     bytes_ = a * (1 + lines["a_straddle"]) + b * (1 + lines["b_straddle"])
@@ -196,7 +196,7 @@ def _step(
 
 
 def _compute_us(workload: Workload, c: Columns, g: Columns, tile: Column, device: Device) -> Column:
-    """Arithmetic of a step of one block that has a multiprocessor's units to itself."""
+    """Return the time to multiply one step of a block that has a multiprocessor to itself."""
     kind, warps = workload.code.kind, c["num_warps"]
     flops_per_us = device.tflops_of(kind) * 1e6 / device.sm_count
     ideal: Column = 2 * tile * c["block_k"] / flops_per_us
@@ -220,7 +220,7 @@ def _compute_us(workload: Workload, c: Columns, g: Columns, tile: Column, device
 
 
 def _straddle(workload: Workload, c: Columns) -> Columns:
-    """Extra traffic of operands whose rows do not start on lines of 128 bytes, as a share.
+    """Return the extra traffic, as a share, of rows that do not start on lines of 128 bytes.
 
     Taken as dense: the class of a workload knows no strides. Copies are padded to whole lines.
     """
@@ -244,7 +244,7 @@ def _straddle(workload: Workload, c: Columns) -> Columns:
 
 
 def _dram_bytes(workload: Workload, c: Columns, g: Columns, device: Device) -> Column:
-    """Traffic to device memory: what L2 lost before it was read again comes twice.
+    """Return the traffic to device memory. Data that L2 lost before it is read again comes twice.
 
     Tiles are walked in stripes of GROUP_M tile rows: within one, A stays; from one to the next,
     B stays only if the whole stripe with its part of C fits.
@@ -267,7 +267,7 @@ def _dram_bytes(workload: Workload, c: Columns, g: Columns, device: Device) -> C
 
 
 def _split_us(c: Columns, g: Columns, device: Device) -> Column:
-    """The last block of a tile to arrive reads the partial sums of the others, all by itself."""
+    """Return the time of split-K: the last block of a tile reads all partial sums by itself."""
     tile = 4 * c["block_m"] * c["block_n"]
     alone = _SPLIT_US + (1 + c["split_k"]) * tile / (SM_BANDWIDTH_GBS * 1e3)
     together = tile * g["programs"] / (device.bandwidth_gbs * 1e3 * L2_SPEEDUP)
@@ -276,7 +276,7 @@ def _split_us(c: Columns, g: Columns, device: Device) -> Column:
 
 
 def _copy_us(workload: Workload, c: Columns, device: Device) -> Column:
-    """Operands that TMA cannot address are copied by a launch of its own."""
+    """Return the time of the launch that copies operands that TMA cannot address."""
     copied = 2 * sum(repack_elements(workload)) * workload.code.itemsize
     copy_us = copied / (_COPY_SHARE * device.bandwidth_gbs * 1e3) + _COPY_US
     time: Column = np.where(c["repack"] > 0, copy_us, 0.0)

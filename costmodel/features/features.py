@@ -1,4 +1,4 @@
-"""Feature vectors: what a learned model sees of a candidate. Raw numbers are stored, these derived.
+"""Feature vectors: the columns by which a learned model sees a candidate, derived from raw numbers.
 
 The order of :data:`FEATURES` is part of a trained model. Change the names, their order or their
 meaning, and :data:`FEATURE_SCHEMA` must change with them: older models are then refused instead
@@ -17,7 +17,7 @@ from costmodel.features.analytic import ANALYTIC_FEATURES, analytic_columns
 from costmodel.gemm.workload import ACTIVATIONS, Workload
 from costmodel.hardware.target import Target
 
-__all__ = ["CONFIG_FEATURES", "FEATURES", "FEATURE_SCHEMA", "design_matrix", "has_artifact"]
+__all__ = ["CONFIG_FEATURES", "FEATURES", "FEATURE_SCHEMA", "design_matrix"]
 
 FEATURE_SCHEMA = 5
 """Version of the meaning of the columns."""
@@ -43,16 +43,10 @@ FEATURES: tuple[str, ...] = (*CONFIG_FEATURES, *ARTIFACT_COLUMNS, *_PTX_DERIVED)
 _LAYOUTS = ("row", "col", "strided")
 
 
-def has_artifact(candidates: Candidates) -> NDArray[np.bool_]:
-    """Which rows have a compiled artifact, bool [n]."""
-    there: NDArray[np.bool_] = ~np.isnan(candidates.artifact_columns[:, 0])
-    return there
-
-
 def design_matrix(
     workload: Workload, candidates: Candidates, target: Target, *, ptx: bool
 ) -> NDArray[np.float32]:
-    """The features of a batch, one row per candidate, in its order.
+    """Return the features of a batch, one row per candidate, in its order.
 
     Args:
         ptx: columns of :data:`FEATURES`, NaN where a candidate has no artifact; otherwise those
@@ -150,5 +144,5 @@ def _ptx_derived(
 
 
 def _or_nan(count: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The count, NaN where it is zero: what divides by it is then missing, not infinite."""
+    """Return the count, NaN where it is zero: a ratio to it is then missing, not infinite."""
     return np.where(count > 0, count, np.nan)

@@ -19,7 +19,7 @@ ACTIVATIONS = ("none", "relu", "gelu", "silu")
 
 
 def alignment_class(*values_bytes: int, item: int = 2) -> int:
-    """The widest of 16, 8, 4 or 2 bytes that divides every given address, stride and extent.
+    """Return the widest power of two up to 16 that divides each address, stride and extent.
 
     Args:
         item: bytes of an element, to which all of them are aligned in any case.
@@ -44,14 +44,14 @@ def require_dtypes(dtype: object, out_dtype: object) -> None:
 
 @dataclass(frozen=True, slots=True, order=True)
 class CodeClass:
-    """What the compiled code depends on, besides the configuration and the toolchain.
+    """All that the compiled code depends on, besides the configuration and the toolchain.
 
     Attributes:
         dtype: element type of A and B.
         out_dtype: element type of C, one of ``DATA_TYPES[dtype].results``.
         a_layout: layout of A[m, k]; likewise ``b_layout`` of B[k, n] and ``c_layout`` of C[m, n].
-        a_align: alignment of A in bytes (16, 8, 4 or 2): what divides its address, its leading
-            stride and the extent of its contiguous dimension; likewise ``b_align``, ``c_align``.
+        a_align: alignment of A in bytes (16, 8, 4, ...): it divides the address, the leading
+            stride and the extent of the contiguous dimension; likewise ``b_align``, ``c_align``.
             At least the size of an element.
         wide: offsets into some operand may pass 2**31 elements, so they are 64-bit.
         bias: a row vector bias[n] is added.
@@ -102,7 +102,7 @@ class CodeClass:
 
     @property
     def kind(self) -> str:
-        """What is multiplied: each kind has a speed and an exactness of its own."""
+        """The kind of operand: each has a speed and an exactness of its own."""
         return "tf32" if self.tf32 else self.dtype
 
     @property
@@ -120,7 +120,7 @@ class CodeClass:
 
     @functools.lru_cache(maxsize=256)  # noqa: B019 - classes are few, and asked a thousand times
     def repacked(self) -> CodeClass:
-        """The class after A and B are copied, where need be, into rows aligned to 16 bytes."""
+        """Return the class after A and B are copied, if need be, into rows aligned to 16 bytes."""
         return replace(
             self,
             a_layout="row" if self.a_layout == "strided" else self.a_layout,
@@ -130,7 +130,7 @@ class CodeClass:
         )
 
     def needs_repack(self) -> tuple[bool, bool]:
-        """Whether A, and whether B, lies so that TMA cannot address it."""
+        """Return True for A, and for B, if TMA cannot address it."""
         return (
             self.a_layout == "strided" or self.a_align < 16,
             self.b_layout == "strided" or self.b_align < 16,

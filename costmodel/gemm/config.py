@@ -19,7 +19,7 @@ LARGEST = 4096
 
 
 class ConfigBinary(NamedTuple):
-    """What of a configuration is in the binary; fields as those of :class:`GemmConfig`.
+    """The part of a configuration that is in the binary; fields as in :class:`GemmConfig`.
 
     Its text, as that of a plain tuple, is part of the keys of artifacts.
     """
@@ -90,7 +90,7 @@ class GemmConfig:
 
     @property
     def binary(self) -> ConfigBinary:
-        """What of the configuration is in the binary: equal ones share one."""
+        """The part that is in the binary: equal ones share one."""
         return ConfigBinary(
             self.kernel, self.block_m, self.block_n, self.block_k, self.num_warps,
             self.num_stages, self.maxnreg, self.halves, self.flatten, self.split_k > 1,

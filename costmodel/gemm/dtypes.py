@@ -1,4 +1,4 @@
-"""What is multiplied: one row for each kind of operand. A new data type is a new row.
+"""Data types: one row for each kind of operand. A new one is a new row.
 
 A kind is an element type of A and B, or a way to multiply one: float32 operands may be multiplied
 as they are (IEEE), or as TF32. All accumulate in :attr:`DataType.accumulator`.

@@ -52,24 +52,24 @@ class Check(NamedTuple):
 
 
 def pick(condition: Any, yes: Any, no: Any) -> Any:
-    """``yes`` where the condition holds, else ``no``; of numbers or of columns."""
+    """Return ``yes`` where the condition holds, else ``no``; for numbers or for columns."""
     if isinstance(condition, np.ndarray):
         return np.where(condition, yes, no)
     return yes if condition else no
 
 
 def at_least(one: Any, other: Any) -> Any:
-    """The larger of two numbers, or of each row of columns."""
+    """Return the larger of two numbers, or of each row of columns."""
     return pick(one >= other, one, other)
 
 
 def at_most(one: Any, other: Any) -> Any:
-    """The smaller of two numbers, or of each row of columns."""
+    """Return the smaller of two numbers, or of each row of columns."""
     return pick(one <= other, one, other)
 
 
 def is_wide(block_m: Any, num_warps: Any, code: CodeClass, architecture: Architecture) -> Any:
-    """True where Triton multiplies with the instruction of four warps or of a block.
+    """Return True where Triton multiplies with the instruction of four warps or of a block.
 
     It takes 64 rows. Otherwise it is ``mma.sync``, or FMA for what no tensor core multiplies.
     """
@@ -193,7 +193,7 @@ class KernelFamily:
         return buffers * c.block_k * (a * c.block_m + b * c.block_n) * code.itemsize
 
     def pipelined(self, code: CodeClass) -> tuple[bool, bool]:
-        """Whether A, and whether B, is copied ahead of its use."""
+        """Return True for A, and for B, if it is copied ahead of its use."""
         return True, True
 
     def size_checks(self, c: Any, workload: Workload, device: Device) -> Iterator[Check]:
@@ -274,14 +274,17 @@ class KernelFamily:
 
 
 def one_instruction(where: Any, width: Any, limit: Any) -> Check:
-    """One wgmma holds 64 x width / 128 accumulators a thread, and ptxas cannot spill them."""
+    """Check that a thread can hold the accumulators of one wgmma: ptxas cannot spill them.
+
+    They are 64 x width, over 128 threads.
+    """
     need = width // 2 + WGMMA_SPARE_REGISTERS
     text = "registers: one wgmma of width {} needs {}, the limit is {}"
     return Check(where & (limit < need), text, (width, need, limit))
 
 
 def partial_bytes(c: Any, m: int, n: int) -> Any:
-    """Device memory for the partial sums of split-K (float32), 0 without a split.
+    """Return the bytes of the partial sums of split-K (float32), 0 without a split.
 
     In floating point, since integers of 64 bits may not hold it; exact as far as the limit.
     """
@@ -290,7 +293,7 @@ def partial_bytes(c: Any, m: int, n: int) -> Any:
 
 
 def repack_elements(workload: Workload) -> tuple[int, int]:
-    """Elements of the aligned copies of A and of B, 0 for one that is addressed as it is.
+    """Return the elements of the aligned copies of A and of B, 0 for one that is not copied.
 
     Rows are padded to 128 bytes, a line of the cache, so that TMA's rows of 128 bytes cross no
     more lines than they must; rows under 128 bytes only to the 16 that TMA asks for.

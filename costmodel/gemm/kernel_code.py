@@ -29,7 +29,7 @@ _Function = tuple[str, str]  # module, name
 
 @functools.cache
 def kernel_function(name: str) -> Any:
-    """The kernel of a configuration; Triton is imported when the first is asked for.
+    """Return the kernel of a family; Triton is imported when the first is asked for.
 
     Raises:
         ImportError, AttributeError: the installed Triton lacks what this kernel uses.
@@ -46,7 +46,7 @@ def import_kernels() -> None:
 
 
 def kernel_trouble(name: str, toolchain: Toolchain) -> str:
-    """Why a toolchain cannot have a kernel, as far as the installed Triton tells; else empty."""
+    """Return why a toolchain cannot have a kernel, if the installed Triton tells; else empty."""
     import triton
 
     return _trouble(name) if triton.__version__ == toolchain.triton else ""
@@ -64,15 +64,15 @@ def _trouble(name: str) -> str:
 
 
 def kernel_hash(name: str) -> str:
-    """Hash of a kernel's code and of all it uses: comments, names of files and lines left out.
+    """Return the hash of a kernel's code and of all it uses, without comments and names of files.
 
-    What a measurement of it may launch before it is part of it: the copies of its operands.
+    The copies of operands that a launch may make before it are part of it.
     """
     return _hashes()[name]
 
 
 def kernel_hashes() -> dict[str, str]:
-    """:func:`kernel_hash` of every kernel, by name."""
+    """Return :func:`kernel_hash` of every kernel, by name."""
     return dict(_hashes())
 
 
@@ -112,7 +112,7 @@ def _hash(kernels: tuple[str, ...]) -> str:
 
 
 def _used(module: str, node: ast.FunctionDef) -> Iterator[_Function]:
-    """The functions of the kernels' files that are named in one of them.
+    """Yield the functions of the kernels' files that are named in one of them.
 
     Not only those called: a warp-specialised region is given its functions by name.
     """
@@ -123,7 +123,7 @@ def _used(module: str, node: ast.FunctionDef) -> Iterator[_Function]:
 
 @functools.cache
 def _scope(module: str) -> dict[str, _Function]:
-    """What the names of functions mean in a file: its own, and those it imports beside it."""
+    """Return the functions that a file knows by name: its own, and those of files beside it."""
     found: dict[str, _Function] = {name: (module, name) for name in _functions(module)}
     for node in _tree(module).body:
         if not isinstance(node, ast.ImportFrom) or node.module is None:
@@ -145,7 +145,7 @@ def _tree(module: str) -> ast.Module:
 
 
 def _file(module: str) -> Path:
-    """The file of a module, which is not imported."""
+    """Return the file of a module without importing it."""
     found = find_spec(module)
     if found is None or found.origin is None:
         raise ModuleNotFoundError(f"no file of {module}, which a kernel family names")

@@ -1,4 +1,4 @@
-"""Which configurations may run: rules of the kernel families, asked of one or of the whole grid.
+"""The search space: rules of the kernel families, asked of one configuration or of the grid.
 
 :func:`why_illegal` says why one cannot run; :func:`space_rows` is the grid less what cannot run and
 what would only repeat another point; :class:`SearchSpace` has a reason for whatever is left out.
@@ -65,12 +65,12 @@ class SearchSpace:
 
     @property
     def rejected(self) -> dict[GemmConfig, str]:
-        """Why the other points of the grid cannot run."""
+        """Return why the other points of the grid cannot run."""
         return self._reasons[0]
 
     @property
     def redundant(self) -> dict[GemmConfig, str]:
-        """Points that would do the same as another, and which."""
+        """Return the points that would do the same as another, and which."""
         return self._reasons[1]
 
     @functools.cached_property
@@ -96,7 +96,7 @@ class SearchSpace:
 
 
 def why_illegal(config: GemmConfig, workload: Workload, device: Device) -> str:
-    """Why this configuration cannot compile or launch; empty if it can.
+    """Return why this configuration cannot compile or launch; empty if it can.
 
     Spills are no reason: some spilling configurations win. The first reason found is given.
     """
@@ -112,7 +112,7 @@ def why_illegal(config: GemmConfig, workload: Workload, device: Device) -> str:
 
 
 def space_rows(workload: Workload, target: Target) -> NDArray[np.intp]:
-    """Where the configurations of the space are in ``grid()``, in ascending order."""
+    """Return where the configurations of the space are in ``grid()``, in ascending order."""
     rows, same = [], []
     for name, c in _possible(workload.code, target).items():
         checks = family(name).size_checks(c, workload, target.device)
@@ -127,7 +127,7 @@ def space_rows(workload: Workload, target: Target) -> NDArray[np.intp]:
 
 @functools.lru_cache(maxsize=64)
 def _possible(code: CodeClass, target: Target) -> dict[str, ConfigColumns]:
-    """The points of the grid that may run products of some sizes, by family."""
+    """Return the points of the grid that may run products of some sizes, by family."""
     found = {}
     aligned = not any(code.needs_repack())
     for name, c in grid_columns().items():
@@ -145,18 +145,18 @@ def _broken(checks: Iterable[Check], rows: int) -> NDArray[np.bool_]:
 
 
 def launch_blocks(config: GemmConfig, m: int, n: int, sm_count: int) -> int:
-    """How many programs a launch has."""
+    """Return how many programs a launch has."""
     tiles = -(-m // config.block_m) * -(-n // config.block_n)
     return family(config.kernel).blocks(config, tiles, sm_count)
 
 
 def workspace_bytes(config: GemmConfig, m: int, n: int) -> int:
-    """Device memory for the partial sums of split-K (float32), 0 without a split."""
+    """Return the bytes of the partial sums of split-K (float32), 0 without a split."""
     return int(partial_bytes(config, m, n))
 
 
 def _idle_splits(c: Any, workload: Workload) -> Check:
-    """Splits past the steps of K would add nothing but idle programs."""
+    """Check that every split of K has a step to compute."""
     steps = at_least(-(-workload.k // c.block_k), 1)
     busy = -(-steps // -(-steps // c.split_k))
     text = "split-K: K has {} steps of {}, {} splits do the same"
@@ -164,7 +164,7 @@ def _idle_splits(c: Any, workload: Workload) -> Check:
 
 
 def _effective_group(c: Any, workload: Workload) -> Any:
-    """``group_m``, cut to what makes a difference."""
+    """Return ``group_m``, cut to the rows of tiles that there are."""
     return at_most(c.group_m, at_least(-(-workload.m // c.block_m), 1))
 
 

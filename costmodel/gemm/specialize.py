@@ -25,7 +25,6 @@ __all__ = [
     "Specialization",
     "artifact_key",
     "constants",
-    "descriptor_blocks",
     "repack_constants",
     "repack_key",
     "repack_source",
@@ -35,7 +34,7 @@ __all__ = [
 
 
 def specialize(workload: Workload, config: GemmConfig) -> Specialization:
-    """The specialization that this configuration runs this workload with."""
+    """Return the specialization by which this configuration runs this workload."""
     # What TMA reads past K is zero: one binary serves every K.
     even_k = family(config.kernel).is_masked and workload.k % config.block_k == 0
     code = workload.code.repacked() if config.repack else workload.code
@@ -43,7 +42,7 @@ def specialize(workload: Workload, config: GemmConfig) -> Specialization:
 
 
 def source(spec: Specialization) -> tuple[ASTSource, dict[str, Any]]:
-    """The Triton source and compile options of a specialization.
+    """Return the Triton source and the compile options of a specialization.
 
     Arguments are typed in the order of the kernel's signature; ``constexpr`` ones are baked in.
     """
@@ -71,7 +70,7 @@ _REPACK_TYPES = {
 
 
 def repack_constants(a_unit: bool | None, b_unit: bool | None) -> dict[str, Any]:
-    """Arguments of ``repack_operands`` that are part of the binary; see :func:`repack_source`."""
+    """Return the arguments of ``repack_operands`` that are part of the binary."""
     baked: dict[str, Any] = {"BLOCK_ROWS": REPACK_BLOCK[0], "BLOCK_COLS": REPACK_BLOCK[1]}
     for operand, unit in (("a", a_unit), ("b", b_unit)):
         if unit is None:
@@ -84,7 +83,7 @@ def repack_constants(a_unit: bool | None, b_unit: bool | None) -> dict[str, Any]
 def repack_source(
     dtype: str, a_unit: bool | None, b_unit: bool | None
 ) -> tuple[ASTSource, dict[str, Any]]:
-    """The Triton source and compile options of the copies into aligned rows.
+    """Return the Triton source and the compile options of the copies into aligned rows.
 
     Args:
         dtype: of the elements.
@@ -117,13 +116,13 @@ def repack_source(
 
 
 def constants(spec: Specialization) -> dict[str, Any]:
-    """Arguments whose value is part of the binary."""
+    """Return the arguments whose value is part of the binary."""
     baked = family(spec.kernel).constants(spec) | {"ACTIVATION": spec.code.activation}
     return baked if spec.code.bias else baked | {"bias_ptr": None}
 
 
 def _arguments(spec: Specialization) -> tuple[dict[str, str], dict[str, int]]:
-    """Triton types of the arguments, and what divides them (pointers in bytes)."""
+    """Return the Triton types of the arguments, and their divisors (pointers in bytes)."""
     code = spec.code
     in_type, out_type = (DATA_TYPES[name].triton for name in (code.dtype, code.out_dtype))
     item, out_item = code.itemsize, code.out_itemsize
@@ -160,18 +159,13 @@ def _arguments(spec: Specialization) -> tuple[dict[str, str], dict[str, int]]:
     return types, divides
 
 
-def descriptor_blocks(spec: Specialization) -> dict[str, tuple[int, int]]:
-    """Shapes of the blocks that descriptors copy, in the order of memory, by argument name."""
-    return family(spec.kernel).descriptor_blocks(spec)
-
-
 def artifact_key(spec: Specialization, target: Target) -> str:
-    """The identity of a binary: what it was made of, and what made it."""
+    """Return the identity of a binary: its kernel, configuration, code class and toolchain."""
     return _key(kernel_hash(spec.kernel), spec.config_binary, spec.code.key(), spec.even_k, target)
 
 
 def repack_key(dtype: str, a_unit: bool | None, b_unit: bool | None, target: Target) -> str:
-    """As :func:`artifact_key`, of what :func:`repack_source` gives the source of."""
+    """Return the identity of the binary of :func:`repack_source`."""
     return _key(kernel_hash("tma"), "repack", dtype, (a_unit, b_unit), target)
 
 

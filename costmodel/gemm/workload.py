@@ -242,7 +242,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _memory(x: torch.Tensor) -> tuple[Layout, int, int]:
-    """Layout, alignment class in bytes, and the largest element offset of a matrix."""
+    """Return the layout, the alignment class in bytes and the largest offset of a matrix."""
     rows, cols = x.shape
     row_stride, col_stride = x.stride()
     item = x.element_size()
@@ -261,7 +261,7 @@ def _memory(x: torch.Tensor) -> tuple[Layout, int, int]:
 
 
 def _overlaps_itself(x: torch.Tensor) -> bool:
-    """Whether two elements of a matrix are one in memory."""
+    """Return True if two elements of a matrix are one in memory."""
     (rows, cols), (row_stride, col_stride) = x.shape, x.stride()
     if rows == 0 or cols == 0:
         return False

@@ -17,7 +17,7 @@ SM_REGISTERS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What every card of one compute capability has.
+    """The properties of every card of one compute capability.
 
     Attributes:
         capability: compute capability times ten (90).

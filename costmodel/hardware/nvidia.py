@@ -1,4 +1,4 @@
-"""What only NVIDIA's driver and assembler know."""
+"""Questions to NVIDIA's driver and assembler."""
 
 from __future__ import annotations
 

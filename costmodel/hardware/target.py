@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 from dataclasses import asdict, dataclass
-from typing import Any, get_type_hints
+from typing import Any
 
 from costmodel.errors import InvalidInput, NoGpu, UnknownTarget
+from costmodel.files import decode
 from costmodel.hardware import nvidia
 from costmodel.hardware.architectures import Architecture, architecture
 from costmodel.support.host import host_errors
-from costmodel.support.untrusted import take
 
 __all__ = ["DEVICES", "Device", "Target", "Toolchain"]
 
@@ -101,7 +101,7 @@ DEVICES: dict[str, Device] = {d.name: d for d in _DEVICES}
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """What compiles: other versions give other binaries.
+    """The compiler: other versions give other binaries.
 
     Attributes:
         triton, ptxas: their versions, such as ``"3.6.0"`` and ``"12.8"``.
@@ -174,20 +174,13 @@ class Target:
             InvalidInput: a field is missing or of another type, or a figure is not over 0.
         """
         try:
-            device = Device(**_typed(Device, take(data, "device", dict)))
-            toolchain = Toolchain(**_typed(Toolchain, take(data, "toolchain", dict)))
+            target = decode(data, cls, name="target")
+            for name, value in asdict(target.device).items():
+                if not isinstance(value, str) and value <= 0:
+                    raise InvalidInput(f"{name}={value!r}: expected a figure over 0")
         except InvalidInput as error:
             raise InvalidInput(f"not a target: {error}") from None
-        return cls(device, toolchain)
-
-
-def _typed(cls: type, data: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a flat dataclass, by its annotations."""
-    values = {name: take(data, name, kind) for name, kind in get_type_hints(cls).items()}
-    for name, value in values.items():
-        if not isinstance(value, str) and value <= 0:
-            raise InvalidInput(f"{name}={value!r}: expected a figure over 0")
-    return values
+        return target
 
 
 @functools.cache

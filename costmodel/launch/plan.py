@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.family import family
 from costmodel.gemm.space import launch_blocks, repack_elements, workspace_bytes
-from costmodel.gemm.specialize import Specialization, descriptor_blocks, specialize
+from costmodel.gemm.specialize import Specialization, specialize
 from costmodel.gemm.workload import Workload
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class Plan:
         }
         return {
             name: _descriptor(matrices[name[0]], list(block))
-            for name, block in descriptor_blocks(self.spec).items()
+            for name, block in family(self.spec.kernel).descriptor_blocks(self.spec).items()
         }
 
 

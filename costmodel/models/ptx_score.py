@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.data.candidates import ARTIFACT_COLUMNS, Candidates, CostModel
-from costmodel.features.features import has_artifact
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 
@@ -61,6 +60,6 @@ class PtxScore(CostModel):
         columns = [ARTIFACT_COLUMNS.index(name) for name in self.weights]
         weights = np.array(list(self.weights.values()), dtype=np.float64)
         cost: NDArray[np.float64] = -(candidates.artifact_columns[:, columns] * weights).sum(axis=1)
-        known = has_artifact(candidates)
+        known = candidates.has_artifact
         worst = cost[known].max(initial=0.0) + 1.0
         return np.where(known, cost, worst)

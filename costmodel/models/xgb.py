@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from costmodel.data.candidates import Candidates, CostModel
 from costmodel.errors import FileError, InvalidInput, ModelError, NoModel
-from costmodel.features.features import CONFIG_FEATURES, FEATURES, design_matrix, has_artifact
+from costmodel.features.features import CONFIG_FEATURES, FEATURES, design_matrix
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.models import storage
@@ -153,7 +153,7 @@ class XgbCostModel(CostModel):
         """
         if not self._heads:
             raise NoModel(f"model {self.name!r} is not fitted: call fit() or load one")
-        known = has_artifact(candidates)
+        known = candidates.has_artifact
         heads = []
         for ptx, rows in ((True, np.flatnonzero(known)), (False, np.flatnonzero(~known))):
             if len(rows):
@@ -218,7 +218,7 @@ class XgbCostModel(CostModel):
         roofline = target.device.roofline_us(workload.flops(), workload.bytes(), workload.code.kind)
         start_us = np.full(len(candidates), roofline)
         log_factors = np.zeros((len(candidates), len(FEATURES)))
-        known = has_artifact(candidates)
+        known = candidates.has_artifact
         for ptx, names in _COLUMNS.items():
             rows = known if ptx else ~known
             if not rows.any():

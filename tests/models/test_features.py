@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from costmodel.data.candidates import ARTIFACT_COLUMNS, Candidates
 from costmodel.features import features
 from costmodel.features.analytic import ANALYTIC_FEATURES, analytic_columns, occupancy
-from costmodel.features.features import CONFIG_FEATURES, FEATURES, design_matrix, has_artifact
+from costmodel.features.features import CONFIG_FEATURES, FEATURES, design_matrix
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.dtypes import kinds
 from costmodel.gemm.workload import Workload, kind_options
@@ -106,7 +106,7 @@ def test_a_missing_artifact_is_nan_and_leaves_the_configuration_columns_alone(
     target: Target, make_batch: MakeBatch
 ) -> None:
     bare = make_batch(LARGE, 10, artifacts=False)
-    assert not has_artifact(bare).any()
+    assert not bare.has_artifact.any()
     matrix = design_matrix(LARGE, bare, target, ptx=True)
     assert np.isnan(matrix[:, len(CONFIG_FEATURES) :]).all()
     np.testing.assert_array_equal(
