@@ -23,7 +23,6 @@ from costmodel.gemm.config import GemmConfig, as_config
 from costmodel.gemm.space import why_illegal
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
-from costmodel.models.xgb import XgbCostModel
 from costmodel.support.untrusted import require, require_count
 from costmodel.tuning.ranking import Ranking, answering_model, rank
 
@@ -192,9 +191,10 @@ def _contributions(
 ) -> tuple[str, Sequence[float | None], Sequence[Mapping[str, float] | None]]:
     """Why there are no factors; where they start, and the factors of each candidate."""
     nothing = [None] * len(candidates)
-    if not isinstance(model, XgbCostModel):
+    found = model.contributions(ranking.workload, candidates, ranking.target)
+    if found is None:
         return f"only a trained model gives any, and {model.name} answered", nothing, nothing
-    start_us, log_factors = model.contributions(ranking.workload, candidates, ranking.target)
+    start_us, log_factors = found
     sums = [grouped(FEATURES, row.tolist()) for row in log_factors]
     return "", start_us.tolist(), [{name: exp(x) for name, x in row.items()} for row in sums]
 

@@ -18,12 +18,12 @@ from math import inf
 from statistics import median
 from typing import NamedTuple
 
+from costmodel.data.candidates import CostModel
 from costmodel.data.measurement import Rests, Runner, in_turn
 from costmodel.errors import InvalidInput, NotRecorded
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import specialize
 from costmodel.gemm.workload import Workload
-from costmodel.models.xgb import XgbCostModel
 from costmodel.tuning.bucket_plan import (
     BucketPlan,
     Segment,
@@ -51,7 +51,7 @@ _BUDGET_S = 1.0
 def plan_by_prediction(
     result: TuningResult,
     m_range: tuple[int, int],
-    model: XgbCostModel,
+    model: CostModel,
     *,
     attempted: bool = False,
 ) -> BucketPlan:
@@ -73,7 +73,7 @@ def plan_by_prediction(
 def plan_by_timing(
     result: TuningResult,
     m_range: tuple[int, int],
-    model: XgbCostModel,
+    model: CostModel,
     runner: Runner,
     compile_: Compile,
     *,
@@ -197,7 +197,7 @@ class Extrapolation:
 
     result: TuningResult
     m_range: tuple[int, int]
-    model: XgbCostModel
+    model: CostModel
 
     def at(self, m: int) -> Forecast:
         """Forecast the same product with another m."""

@@ -32,7 +32,6 @@ from costmodel.models.confidence import kept_at
 from costmodel.models.known import known_artifacts
 from costmodel.models.registry import find_model, load
 from costmodel.models.storage import card_stamp
-from costmodel.models.xgb import XgbCostModel
 from costmodel.support.bounded import drop_oldest
 from costmodel.support.untrusted import as_path, file_errors, require, require_count
 
@@ -203,41 +202,17 @@ def rank_by(
         workload=workload,
         target=target,
         model=chosen.name,
-        model_hash=str(getattr(chosen, "hash", "")),
+        model_hash=chosen.hash,
         reservation=answering.reservation,
-        head=_head(chosen, target, unknown, len(candidates)),
+        head=chosen.answered_by(target, unknown, len(candidates)),
         predicts_latency=chosen.predicts_latency,
         candidates=candidates.take(order),
         cost=cost[order],
         considered=len(candidates),
         without_artifact=unknown,
         failed=failed,
-        **_confidence(chosen, workload, ptx=not unknown),
-    )
-
-
-def _confidence(model: CostModel, workload: Workload, *, ptx: bool) -> dict[str, Any]:
-    if not isinstance(model, XgbCostModel):
-        return {}
-    return {
-        "kept": model.expected_kept(ptx=ptx),
-        "out_of_coverage": model.out_of_coverage(workload),
-    }
-
-
-def _head(model: CostModel, target: Target, unknown: int, considered: int) -> str:
-    """Which head of a learned model saw the configurations, in a line for people."""
-    if not isinstance(model, XgbCostModel):
-        return ""
-    artifacts = f"artifacts of Triton {target.toolchain.triton}, ptxas {target.toolchain.ptxas}"
-    if not unknown:
-        return f"PTX head: {artifacts} for all {considered} configurations"
-    lacking = f"no {artifacts}"
-    if unknown == considered:
-        return f"configuration-only head for all {considered} configurations: {lacking}"
-    return (
-        f"PTX head for {considered - unknown} of {considered} configurations, configuration-only "
-        f"head for {unknown}: {lacking}"
+        kept=chosen.expected_kept(ptx=not unknown),
+        out_of_coverage=chosen.out_of_coverage(workload),
     )
 
 
@@ -257,12 +232,7 @@ def answering_model(
     A learned model that knows nothing of this device or element type is passed over with a
     warning, as :func:`costmodel.models.find_model` does.
     """
-    model = named_model(model)
-    if model is None:
-        return Answering(*find_model(target, workload))
-    if not isinstance(model, XgbCostModel):
-        return Answering(model)
-    return Answering(*find_model(target, workload, model))
+    return Answering(*find_model(target, workload, named_model(model)))
 
 
 def with_answering(
@@ -293,7 +263,7 @@ def named_model(model: CostModel | str | PathLike[str] | None) -> CostModel | No
         InvalidInput: neither a model nor a path.
     """
     if not isinstance(model, str | PathLike):
-        if model is not None and not hasattr(model, "predict"):
+        if model is not None and not isinstance(model, CostModel):
             raise InvalidInput(
                 f"model is a {type(model).__name__}: expected a model, or the directory of one"
             )
@@ -364,17 +334,14 @@ def _candidates(
 def _cost(
     model: CostModel, workload: Workload, candidates: Candidates, target: Target, count: int
 ) -> NDArray[np.float64]:
-    """What a model says of each, float64 [n]; inf for NaN.
+    """Cost of each candidate by a model, float64 [n]; inf for NaN.
 
     Args:
-        count: of a learned model only so many, the nearest, have to be told apart: the others, inf.
+        count: how many, the nearest, have to be told apart; a model may leave the others at inf.
     """
     cost = np.full(len(candidates), np.inf)
-    if isinstance(model, XgbCostModel):
-        rows, nearest_us = model.nearest(workload, candidates, target, count)
-        cost[rows] = nearest_us
-    else:
-        cost[:] = model.predict(workload, candidates, target)
+    rows, nearest = model.nearest(workload, candidates, target, count)
+    cost[rows] = nearest
     cost[np.isnan(cost)] = np.inf
     return cost
 
@@ -394,4 +361,4 @@ def _layout(workload: Workload, target: Target, artifacts: ArtifactTable) -> _La
 
 _lock = threading.Lock()
 _layouts: dict[tuple[CodeClass, int, Target, int], _Layout] = {}
-_models: dict[Path, tuple[tuple[int, int, int], XgbCostModel]] = {}
+_models: dict[Path, tuple[tuple[int, int, int], CostModel]] = {}

@@ -23,7 +23,6 @@ from costmodel.hardware.target import Target
 from costmodel.measure.device import DeviceRunner
 from costmodel.measure.replay import ReplayRunner
 from costmodel.models.baselines import RuleHeuristic
-from costmodel.models.xgb import XgbCostModel
 from costmodel.support.untrusted import one_line, require, require_count
 from costmodel.tuning.modes import check_tuning_mode
 from costmodel.tuning.ranking import Answering, Ranking, rank_by, with_answering
@@ -221,7 +220,7 @@ def _untimed(
 def _or_torch(result: TuningResult, ranking: Ranking, model: CostModel) -> TuningResult:
     """The result, or torch where the model expects it to be faster by more than it may err."""
     expected_us = dict(result.ranked).get(result.config) if result.config else None
-    if expected_us is None or not isinstance(model, XgbCostModel):
+    if expected_us is None:
         return result
     torch_us = model.predict_torch(ranking.workload, ranking.target)
     if not torch_us < _TORCH_MARGIN * expected_us:

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
+from costmodel.data.candidates import CostModel
 from costmodel.errors import FileError, HostError, InvalidInput, ModelError
 from costmodel.gemm.binaries import compile_for_device
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.models.baselines import RuleHeuristic
-from costmodel.models.xgb import XgbCostModel
 from costmodel.support.bounded import drop_oldest
 from costmodel.support.counters import count
 from costmodel.support.host import warn_of_host
@@ -323,7 +323,7 @@ class Winners:
     ) -> TuningResult:
         """The winner with a plan of its bucket, timed if the winner was and that works."""
         model = basis.answering.model
-        if not isinstance(model, XgbCostModel) or not _can_plan(key, result, basis):
+        if not _can_plan(key, result, basis):
             return result  # another one came to answer
         kept = self.cache.get(basis.disk_key)  # another process may have planned it meanwhile
         if (
@@ -349,7 +349,7 @@ class Winners:
         return result
 
     def _timed_plan(
-        self, key: TuningKey, m: int, result: TuningResult, model: XgbCostModel, wait: bool
+        self, key: TuningKey, m: int, result: TuningResult, model: CostModel, wait: bool
     ) -> BucketPlan | None:
         """A plan by timing; None where that fails, for the product can be computed without it."""
         try:
@@ -428,10 +428,9 @@ def _lacks_plan(result: TuningResult, m: int | None, may_time: bool) -> bool:
 def _can_plan(key: TuningKey, result: TuningResult, basis: _Basis) -> bool:
     """Return True if the model that ranked can extrapolate to another m of the bucket."""
     model = basis.answering.model
-    if not isinstance(model, XgbCostModel) or key.m_range[0] == key.m_range[1]:
-        return False
     # What another model says of the timings is not comparable.
-    return model.hash == result.model_hash
+    can = model.kind == "learned" and model.hash == result.model_hash
+    return can and key.m_range[0] != key.m_range[1]
 
 
 def _same_tuning(a: TuningResult, b: TuningResult) -> bool:
