@@ -24,7 +24,7 @@ from costmodel.gemm.specialize import Specialization
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.models import XgbCostModel, load, model_directory
-from costmodel.support.untrusted import one_line
+from costmodel.validation import one_line
 
 __all__ = [
     "CompiledAhead", "Results", "Row", "announce", "at_exit_code", "count", "find_model", "in_turn",

@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from costmodel.hardware.target import Target
     from costmodel.measure.replay import ReplayRunner
     from costmodel.models import XgbCostModel, load
-    from costmodel.support.counters import Stats, stats
     from costmodel.torch_ops import matmul
+    from costmodel.tuning.counters import Stats, stats
     from costmodel.tuning.explanation import Explanation, explain
     from costmodel.tuning.ranking import Ranking, rank
     from costmodel.tuning.tuning_result import TuningResult
@@ -122,7 +122,7 @@ _WHERE = {
     "GemmConfig": "gemm.config",
     "Ranking": "tuning.ranking",
     "ReplayRunner": "measure.replay",
-    "Stats": "support.counters",
+    "Stats": "tuning.counters",
     "Target": "hardware.target",
     "TuningResult": "tuning.tuning_result",
     "Workload": "gemm.workload",
@@ -134,7 +134,7 @@ _WHERE = {
     "result_for": "dispatch.dispatch",
     "set_buckets": "dispatch.dispatch",
     "set_mode": "dispatch.dispatch",
-    "stats": "support.counters",
+    "stats": "tuning.counters",
     "tune": "dispatch.ahead",
     "unpin": "dispatch.ahead",
     "use": "dispatch.dispatch",

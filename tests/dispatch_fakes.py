@@ -121,7 +121,7 @@ class Machine:
         patch("costmodel.tuning.tuner.compile_for_device", compiled)
         patch(resolve_launch, "is_capturing", lambda _: self.capturing)
         patch(resolve_launch, "_has_warned", False)
-        patch("costmodel.support.host._warned", False)
+        patch("costmodel.host._warned", False)
         patch(dispatch, "resolve_launch", self._resolve)
         patch(loading, "load", self._load)
         patch(loading, "TritonLaunch", FakeLaunch)

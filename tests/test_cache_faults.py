@@ -24,8 +24,8 @@ from test_dispatch import H100, SIZES, Bench, find, key_of, winners_of
 
 from costmodel.errors import InvalidInput
 from costmodel.files import cached_fact
+from costmodel.hardware import installed
 from costmodel.hardware.target import Target
-from costmodel.support import installed
 from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.winners import Winners
 
@@ -106,6 +106,7 @@ def test_many_threads_give_one_warning(tmp_path: Path, monkeypatch: pytest.Monke
 
 PUT = """
 import json, os, sys
+import msgspec
 import platformdirs.unix
 from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.tuning_result import TuningResult

@@ -14,14 +14,15 @@ from hostile_examples import CONFIGS, RESULT, TARGET, A
 
 from costmodel.data.dataset import Dataset
 from costmodel.errors import CostModelError, InvalidInput
+from costmodel.files import parse_json
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.models import shipped_models
 from costmodel.models.storage import read_card
-from costmodel.support.untrusted import one_line, parse_json
 from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.tuning_result import TuningResult
+from costmodel.validation import one_line
 
 HOSTILE: tuple[Any, ...] = (
     None, True, -1, 10**400, float("nan"), float("inf"), -1.5, "", "x" * 10, "../../etc", "\ud800",

@@ -18,9 +18,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "costmodel"
 
 FOLDERS = (
-    "kernels", "errors", "files", "processes", "executor", "support", "hardware", "compile",
-    "gemm", "data", "launch", "measure", "evaluation", "features", "models", "collect", "tuning",
-    "dispatch", "torch_ops", "nn", "costmodel", "reports", "cli", "__main__",
+    "kernels", "errors", "bounded", "validation", "files", "host", "processes", "executor",
+    "hardware", "compile", "gemm", "data", "launch", "measure", "evaluation", "features",
+    "models", "collect", "tuning", "dispatch", "torch_ops", "nn", "costmodel", "reports", "cli",
+    "__main__",
 )  # fmt: skip
 """Each folder, or file that lies beside the folders, imports only those before it."""
 

@@ -22,7 +22,7 @@ from typer.core import TyperGroup
 
 from costmodel.cli import bench, cache, collect, compile, doctor, explain, models, rank, tune
 from costmodel.errors import CostModelError
-from costmodel.support.untrusted import one_line, printable
+from costmodel.validation import one_line, printable
 
 __all__ = ["app", "main"]
 

@@ -133,8 +133,8 @@ def _state(entry: CacheEntry) -> str:
     """Say if an entry still answers here, as far as can be told without a GPU."""
     from costmodel.gemm.grid import grid_hash
     from costmodel.gemm.kernel_code import kernel_hashes
+    from costmodel.hardware.installed import driver_version, triton_build
     from costmodel.hardware.target import Toolchain
-    from costmodel.support.installed import driver_version, triton_build
 
     if entry.key.get("kernels") != kernel_hashes():
         return "of other kernels"

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from costmodel.reports.numbers import shown
-from costmodel.support.untrusted import printable
+from costmodel.validation import printable
 
 __all__ = ["console_width", "note", "note_model", "print_json", "print_table", "sureness"]
 

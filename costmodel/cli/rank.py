@@ -12,7 +12,7 @@ import typer
 from costmodel.cli import output
 from costmodel.cli.options import AsJson, Model, TargetName, find_target, takes_product
 from costmodel.gemm.workload import Workload
-from costmodel.support.untrusted import one_line
+from costmodel.validation import one_line
 
 if TYPE_CHECKING:
     from costmodel.gemm.config import GemmConfig

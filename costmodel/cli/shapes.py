@@ -10,7 +10,7 @@ from costmodel.cli import output
 from costmodel.errors import InvalidInput, MissingData
 from costmodel.files import file_errors
 from costmodel.gemm.workload import MOST, Workload
-from costmodel.support.untrusted import one_line
+from costmodel.validation import one_line
 
 __all__ = ["not_held_out", "read_shapes"]
 

@@ -26,8 +26,8 @@ from costmodel.compile.compiler import shorten
 from costmodel.compile.triton_private import know_triton_key
 from costmodel.errors import InvalidInput
 from costmodel.executor import DaemonExecutor
+from costmodel.host import host_errors
 from costmodel.processes import Done, SupervisedWorker, TimedOut, close_at_exit
-from costmodel.support.host import host_errors
 
 __all__ = ["CompilePool", "as_compiled"]
 

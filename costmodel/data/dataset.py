@@ -39,7 +39,7 @@ from costmodel.files import file_errors, read_json, write_json
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
-from costmodel.support.untrusted import as_path, require
+from costmodel.validation import as_path, require
 
 if TYPE_CHECKING:
     import pyarrow as pa

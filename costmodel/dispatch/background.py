@@ -9,9 +9,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from costmodel.bounded import drop_oldest
 from costmodel.dispatch.capture import ignore_other_captures
-from costmodel.support.bounded import drop_oldest
-from costmodel.support.counters import count
+from costmodel.tuning.counters import count
 
 __all__ = ["Background"]
 

@@ -55,16 +55,17 @@ from costmodel.dispatch.torch_context import (
     is_watched,
 )
 from costmodel.errors import InvalidInput
+from costmodel.files import file_errors
 from costmodel.launch.fast import Launch
 from costmodel.launch.torch_product import torch_multiplies_in_tf32
-from costmodel.support.counters import count
-from costmodel.support.untrusted import as_path, file_errors
 from costmodel.tuning import modes
 from costmodel.tuning.buckets import Buckets
 from costmodel.tuning.cache import WinnerCache
+from costmodel.tuning.counters import count
 from costmodel.tuning.ranking import named_model
 from costmodel.tuning.tuning_result import TuningResult
 from costmodel.tuning.winners import Winners
+from costmodel.validation import as_path
 
 __all__ = [
     "ModelLike", "forget_launches", "launch_for", "matmul", "result_for", "set_buckets", "set_mode",

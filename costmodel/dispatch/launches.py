@@ -6,10 +6,10 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
+from costmodel.bounded import drop_oldest
 from costmodel.dispatch.check import Spans
 from costmodel.dispatch.outputs import NewOutput
 from costmodel.launch.fast import Launch
-from costmodel.support.bounded import drop_oldest
 
 __all__ = ["Entry", "Launches"]
 

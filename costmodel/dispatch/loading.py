@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
+from costmodel.bounded import drop_oldest
 from costmodel.errors import CompileError, CostModelError, LaunchError
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.space import why_illegal
@@ -18,10 +19,9 @@ from costmodel.launch.fast import TritonLaunch
 from costmodel.launch.kernel import Kernel, load
 from costmodel.launch.plan import Plan
 from costmodel.launch.repacking import Repack
-from costmodel.support.bounded import drop_oldest
-from costmodel.support.counters import count
-from costmodel.support.untrusted import one_line
+from costmodel.tuning.counters import count
 from costmodel.tuning.tuning_result import TuningResult
+from costmodel.validation import one_line
 
 __all__ = ["ensure_loaded", "first_launch", "loaded_configs"]
 

@@ -25,19 +25,19 @@ from costmodel.dispatch.pins import pinned
 from costmodel.errors import CompileError, CostModelError, HostError, InvalidInput, LaunchError
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
+from costmodel.host import warn_of_host
 from costmodel.launch.fast import Launch
 from costmodel.launch.plan import Plan
 from costmodel.launch.torch_product import TorchLaunch
 from costmodel.models.baselines import RuleHeuristic
-from costmodel.support.counters import count
-from costmodel.support.host import warn_of_host
-from costmodel.support.untrusted import one_line
+from costmodel.tuning.counters import count
 from costmodel.tuning.modes import winners_of
 from costmodel.tuning.ranking import rank
 from costmodel.tuning.ranks import epoch
 from costmodel.tuning.tuning_key import TuningKey
 from costmodel.tuning.tuning_result import TuningResult
 from costmodel.tuning.winners import Winners
+from costmodel.validation import one_line
 
 __all__ = ["Resolved", "resolve_launch"]
 

@@ -16,8 +16,8 @@ from costmodel.errors import HostError, InvalidInput, LaunchError, RankError
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import CodeClass, Workload
 from costmodel.hardware.target import Target
+from costmodel.host import warn_of_host
 from costmodel.launch.fast import Launch
-from costmodel.support.host import warn_of_host
 from costmodel.tuning import modes
 from costmodel.tuning.ranking import named_model
 from costmodel.tuning.ranks import Ranks, epoch

@@ -14,7 +14,7 @@ from costmodel.errors import InvalidInput, NoGpu, UnknownTarget
 from costmodel.files import decode
 from costmodel.hardware import nvidia
 from costmodel.hardware.architectures import Architecture, architecture
-from costmodel.support.host import host_errors
+from costmodel.host import host_errors
 
 __all__ = ["DEVICES", "Device", "Target", "Toolchain"]
 

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import _C
 
+from costmodel.bounded import drop_oldest
 from costmodel.launch.kernel import STREAM, Kernel, Recording
 from costmodel.launch.plan import Plan, Scratch, make_context
 from costmodel.launch.repacking import Repack
 from costmodel.launch.torch_product import TorchLaunch
 from costmodel.launch.workspace import workspace_of
-from costmodel.support.bounded import drop_oldest
 
 __all__ = ["Launch", "TritonLaunch"]
 

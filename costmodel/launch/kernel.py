@@ -15,7 +15,7 @@ from costmodel.compile.triton_private import MakeSource, compiled, recalled
 from costmodel.errors import LaunchError
 from costmodel.gemm.specialize import Specialization, artifact_key, source
 from costmodel.hardware.target import Target
-from costmodel.support.host import host_errors
+from costmodel.host import host_errors
 
 __all__ = ["STREAM", "Kernel", "Recording", "load", "load_source"]
 

@@ -10,12 +10,12 @@ from costmodel.data.measurement import Candidate, Measurement
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.kernel_code import import_kernels
 from costmodel.gemm.workload import Workload
+from costmodel.host import host_errors
 from costmodel.launch.problem import GemmProblem
 from costmodel.measure import timing
 from costmodel.measure.protocol import TimingProtocol
 from costmodel.measure.timing import Request
 from costmodel.processes import Done, SupervisedWorker, TimedOut
-from costmodel.support.host import host_errors
 
 __all__ = ["DeviceRunner"]
 

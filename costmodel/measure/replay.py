@@ -11,7 +11,7 @@ from costmodel.errors import NotRecorded
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
-from costmodel.support.untrusted import require
+from costmodel.validation import require
 
 if TYPE_CHECKING:
     from costmodel.data.dataset import Dataset

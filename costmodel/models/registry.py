@@ -15,7 +15,7 @@ from costmodel.hardware.target import DEVICES, Target
 from costmodel.models import storage
 from costmodel.models.baselines import RuleHeuristic
 from costmodel.models.xgb import XgbCostModel
-from costmodel.support.untrusted import as_path
+from costmodel.validation import as_path
 
 __all__ = [
     "find_model", "load", "model_directory", "shipped_model", "shipped_models", "use", "warn_once",

@@ -24,10 +24,16 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.errors import CorruptFile, InvalidInput
-from costmodel.files import CACHE_VARIABLE, cache_directory, replace_file
+from costmodel.files import (
+    CACHE_VARIABLE,
+    cache_directory,
+    parse_json,
+    read_small_file,
+    replace_file,
+)
 from costmodel.gemm.workload import Workload
-from costmodel.support.untrusted import one_line, parse_json, read_small_file, take
 from costmodel.tuning.tuning_result import TuningResult
+from costmodel.validation import one_line, take
 
 __all__ = ["SCHEMA", "CacheEntry", "WinnerCache", "is_key_of"]
 

@@ -23,8 +23,8 @@ from costmodel.gemm.config import GemmConfig, as_config
 from costmodel.gemm.space import why_illegal
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
-from costmodel.support.untrusted import require, require_count
 from costmodel.tuning.ranking import Ranking, answering_model, rank
+from costmodel.validation import require, require_count
 
 __all__ = ["WITHOUT_PTX", "WITH_PTX", "Explained", "Explanation", "explain"]
 

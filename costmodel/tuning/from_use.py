@@ -20,6 +20,7 @@ from costmodel.data.candidates import Candidates
 from costmodel.data.measurement import Measurement
 from costmodel.errors import FileError, MissingData
 from costmodel.evaluation.heldout import HELD_OUT, is_held_out
+from costmodel.files import file_errors
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.kernel_code import kernel_hash
 from costmodel.gemm.space import why_illegal
@@ -29,8 +30,8 @@ from costmodel.hardware.target import Target
 from costmodel.models.registry import model_directory
 from costmodel.models.storage import read_artifacts
 from costmodel.models.table import TrainingTable
-from costmodel.support.untrusted import as_path, file_errors
 from costmodel.tuning.cache import CacheEntry, WinnerCache, is_key_of
+from costmodel.validation import as_path
 
 if TYPE_CHECKING:
     from costmodel.data.dataset import Dataset

@@ -17,11 +17,13 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.bounded import drop_oldest
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.candidates import Candidates, CostModel
 from costmodel.errors import FileError, InvalidInput, ModelError
 from costmodel.evaluation.duplicates import identities, programs
 from costmodel.evaluation.metrics import top_rows
+from costmodel.files import file_errors
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.grid import grid
 from costmodel.gemm.space import space_rows
@@ -32,8 +34,7 @@ from costmodel.models.confidence import kept_at
 from costmodel.models.known import known_artifacts
 from costmodel.models.registry import find_model, load
 from costmodel.models.storage import card_stamp
-from costmodel.support.bounded import drop_oldest
-from costmodel.support.untrusted import as_path, file_errors, require, require_count
+from costmodel.validation import as_path, require, require_count
 
 __all__ = [
     "Answering", "Ranking", "answering_model", "named_model", "rank", "rank_by",

@@ -22,8 +22,8 @@ from costmodel.gemm.specialize import Specialization, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.measure.device import DeviceRunner
-from costmodel.support.untrusted import one_line
 from costmodel.tuning.ranking import Ranking
+from costmodel.validation import one_line
 
 __all__ = ["Choice", "Compile", "Trial"]
 

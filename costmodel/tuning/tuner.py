@@ -23,11 +23,11 @@ from costmodel.hardware.target import Target
 from costmodel.measure.device import DeviceRunner
 from costmodel.measure.replay import ReplayRunner
 from costmodel.models.baselines import RuleHeuristic
-from costmodel.support.untrusted import one_line, require, require_count
 from costmodel.tuning.modes import check_tuning_mode
 from costmodel.tuning.ranking import Answering, Ranking, rank_by, with_answering
 from costmodel.tuning.trial import Compile, Trial
 from costmodel.tuning.tuning_result import PREDICTED, Costs, TuningResult
+from costmodel.validation import one_line, require, require_count
 
 __all__ = ["check_tuning", "tune", "tune_by", "untimed_because"]
 

@@ -10,9 +10,9 @@ from costmodel.gemm.grid import grid_hash
 from costmodel.gemm.kernel_code import kernel_hashes
 from costmodel.gemm.space import why_illegal
 from costmodel.gemm.workload import Workload
+from costmodel.hardware.installed import driver_version, triton_build
 from costmodel.hardware.target import Target
 from costmodel.measure.protocol import TimingProtocol
-from costmodel.support.installed import driver_version, triton_build
 from costmodel.tuning.tuner import untimed_because
 from costmodel.tuning.tuning_result import TuningResult
 

@@ -11,8 +11,8 @@ from costmodel.errors import InvalidInput, UnsupportedDtype
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
-from costmodel.support.untrusted import require_count, take
 from costmodel.tuning.bucket_plan import BucketPlan, Segment
+from costmodel.validation import require_count, take
 
 __all__ = ["PINNED", "PREDICTED", "Costs", "TuningResult"]
 

@@ -19,20 +19,19 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
+from costmodel.bounded import drop_oldest
 from costmodel.data.candidates import CostModel
 from costmodel.errors import FileError, HostError, InvalidInput, ModelError
 from costmodel.gemm.binaries import compile_for_device
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
+from costmodel.host import warn_of_host
 from costmodel.models.baselines import RuleHeuristic
-from costmodel.support.bounded import drop_oldest
-from costmodel.support.counters import count
-from costmodel.support.host import warn_of_host
-from costmodel.support.locks import KeyedLocks
-from costmodel.support.untrusted import one_line
 from costmodel.tuning.bucket_plan import NO_PLAN, BucketPlan
 from costmodel.tuning.buckets import Buckets, bucket
 from costmodel.tuning.cache import WinnerCache
+from costmodel.tuning.counters import count
+from costmodel.tuning.locks import KeyedLocks
 from costmodel.tuning.planning import plan_by_prediction, plan_by_timing
 from costmodel.tuning.ranking import Answering, answering_model, named_model
 from costmodel.tuning.timing_bench import Bench, TimingBench
@@ -40,6 +39,7 @@ from costmodel.tuning.trial import Compile
 from costmodel.tuning.tuner import tune_by, untimed_because
 from costmodel.tuning.tuning_key import TuningKey
 from costmodel.tuning.tuning_result import TuningResult
+from costmodel.validation import one_line
 
 __all__ = ["TuningKey", "Winners", "bucket"]
 

@@ -70,7 +70,7 @@ def test_a_run_is_of_the_card_that_the_mask_shows() -> None:
 
 @pytest.mark.fault("B16")
 def test_winners_are_of_the_installed_driver() -> None:
-    from costmodel.support.installed import driver_version, triton_build
+    from costmodel.hardware.installed import driver_version, triton_build
 
     assert driver_version()[:1].isdigit() or driver_version().startswith("CUDA ")
     assert triton_build()

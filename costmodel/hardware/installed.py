@@ -1,4 +1,4 @@
-"""What is installed here beside its version number: which build, which driver; nothing is started.
+"""The installed builds of Triton and the driver, beyond their version numbers; starts nothing.
 
 Two builds of one version, such as a vendor's, may compile differently, and a driver may load or
 clock differently. A choice that rests on timings is of one of each.
@@ -20,8 +20,9 @@ _LIBRARY = "triton/_C/libtriton.so"
 
 @functools.cache
 def driver_version() -> str:
-    """Of NVIDIA's driver, such as ``570.86.15``; the CUDA that it brings where that cannot be told,
-    such as ``CUDA 12080``; empty where there is none.
+    """Return the version of NVIDIA's driver, such as ``570.86.15``.
+
+    Where it is not told, the CUDA that it brings, such as ``CUDA 12080``; empty without a driver.
     """
     try:
         if found := _kernel_module(_DRIVER.read_text(errors="replace")):
@@ -39,14 +40,14 @@ def driver_version() -> str:
 
 
 def _kernel_module(text: str) -> str:
-    """The version in what the kernel module says of itself; empty where there is none."""
+    """Find the version in the kernel module's own description; empty if there is none."""
     found = re.search(r"Kernel Module\D*?(?:for \S+)?\s+(\d+(?:\.\d+)+)\s", text)
     return found[1] if found else ""
 
 
 @functools.cache
 def triton_build() -> str:
-    """A hash of the installed Triton's library, as its package lists it; else its size.
+    """Return a hash of the installed Triton's library, as its package lists it; else its size.
 
     Empty where no Triton is installed.
     """
@@ -64,6 +65,6 @@ def triton_build() -> str:
 
 
 def _listed_hash(record: str) -> str:
-    """The library's hash in the list of a package's files; empty where it is not in it."""
+    """Find the library's hash in the list of a package's files; empty if it is not there."""
     found = re.search(rf"^{re.escape(_LIBRARY)},sha256=([\w-]+),", record, re.MULTILINE)
     return found[1] if found else ""

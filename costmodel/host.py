@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from costmodel.errors import CostModelError, HostError
-from costmodel.support.untrusted import one_line
+from costmodel.validation import one_line
 
 __all__ = ["host_errors", "warn_of_host"]
 
@@ -85,5 +85,5 @@ def warn_of_host(error: HostError) -> None:
         log.info("%s", error)
 
 
-_lock = threading.RLock()  # the handler of a signal may make a first call too
+_lock = threading.Lock()
 _warned = False

@@ -1,4 +1,4 @@
-"""What is kept in dictionaries that may not grow for ever."""
+"""Dictionaries that must not grow without limit."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ __all__ = ["drop_oldest"]
 
 
 def drop_oldest(kept: dict[Any, Any], limit: int) -> None:
-    """Drop what was put in first until no more than ``limit`` are left; under the caller's lock."""
+    """Drop the oldest entries until at most ``limit`` are left; under the caller's lock."""
     while len(kept) > limit:
         kept.pop(next(iter(kept)), None)

@@ -1,4 +1,4 @@
-"""Counts of what is costly: tuning, compiling, loading. A call that is known counts nothing."""
+"""Counters of costly work: tuning, compiling, loading. A call of a known kind counts nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Stats", "count", "stats"]
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What this process has done since it started.
+    """The work that this process has done since it started.
 
     Attributes:
         tuned: choices that were timed; predicted: choices that rest on no timing.
@@ -37,23 +37,23 @@ class Stats:
     background_failed: int = 0
 
     def since(self, before: Stats) -> Stats:
-        """What was done after ``before`` was taken."""
+        """Return the work done since ``before`` was taken."""
         names = [field.name for field in fields(self)]
         return Stats(**{n: getattr(self, n) - getattr(before, n) for n in names})
 
 
 def count(**numbers: int) -> None:
-    """Add to the counts; the names are those of :class:`Stats`."""
+    """Add to the counters; the names are those of :class:`Stats`."""
     with _lock:
         for name, number in numbers.items():
             _counts[name] += number
 
 
 def stats() -> Stats:
-    """The counts so far, for all threads of this process."""
+    """Return the counters so far, of all threads of this process."""
     with _lock:
         return Stats(**_counts)
 
 
-_lock = threading.RLock()  # a signal's handler, or a finalizer, may log the counts
+_lock = threading.Lock()
 _counts = dict.fromkeys((field.name for field in fields(Stats)), 0)

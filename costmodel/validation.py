@@ -1,7 +1,6 @@
-"""What comes from outside, taken only if it is what it should be.
+"""Checks of arguments, and text that is safe to print.
 
-Files may be truncated, foreign or made to harm, and callers pass what they have. Here a value of
-the wrong kind becomes an error of costmodel's own that names it, before it is used.
+A value of the wrong kind becomes an error of costmodel's own that names it, before it is used.
 """
 
 from __future__ import annotations
@@ -11,10 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from costmodel.errors import InvalidInput
-from costmodel.files import file_errors, parse_json, read_small_file
 
-__all__ = ["as_path", "file_errors", "one_line", "parse_json", "printable", "read_small_file",
-           "require", "require_count", "take"]  # fmt: skip
+__all__ = ["as_path", "one_line", "printable", "require", "require_count", "take"]
 
 _T = TypeVar("_T")
 
@@ -22,7 +19,7 @@ _INT64_MAX = 2**63 - 1
 
 
 def require(name: str, value: Any, kinds: type[_T] | tuple[type[_T], ...], expected: str) -> _T:
-    """An argument of one of these types, as it is.
+    """Return an argument that has one of these types, unchanged.
 
     Raises:
         InvalidInput: of another type; ``expected`` says of which, and how to get one.
@@ -33,7 +30,7 @@ def require(name: str, value: Any, kinds: type[_T] | tuple[type[_T], ...], expec
 
 
 def require_count(name: str, value: Any) -> int:
-    """An integer of at least 1.
+    """Return an integer that is at least 1, unchanged.
 
     Raises:
         InvalidInput: it is not.
@@ -44,10 +41,10 @@ def require_count(name: str, value: Any) -> int:
 
 
 def as_path(name: str, value: Any) -> Path:
-    """A path that was passed as text or as a path.
+    """Return a path that was passed as text or as a path.
 
     Raises:
-        InvalidInput: neither, or no name that a file can have.
+        InvalidInput: neither, or a name that no file can have.
     """
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(text, str) or "\0" in text:
@@ -56,26 +53,26 @@ def as_path(name: str, value: Any) -> Path:
 
 
 def printable(text: str) -> str:
-    """A text that does nothing to a terminal but fill it: control characters as escapes."""
+    """Replace control characters by escapes, so that text cannot steer a terminal."""
     return "".join(
         c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text
     )
 
 
 def one_line(text: object, limit: int = 200) -> str:
-    """What something says of itself, in one line of at most ``limit`` characters."""
+    """Return the text of something in one line of at most ``limit`` characters."""
     line = " ".join(printable(str(text)).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def take(data: Any, name: str, kind: type[_T]) -> _T:
-    """The entry of an object that was read, of exactly this kind; a float may be written as int.
+    """Return an entry of a parsed JSON object, of exactly this kind; a float may be an integer.
 
     Args:
         kind: ``str``, ``bool``, ``int``, ``float``, ``list`` or ``dict``.
 
     Raises:
-        InvalidInput: not there, of another kind, or a number that no field of ours can hold.
+        InvalidInput: missing, of another kind, or a number over 64 bits.
     """
     if not isinstance(data, dict) or name not in data:
         raise InvalidInput(f"expected an object with {name!r}, found {data!r:.80}")

@@ -1,1 +1,0 @@
-"""What everything rests on: counts, folders, bounded memory, locks, processes that may die."""
