@@ -34,7 +34,7 @@ from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.destination import CARD
 from costmodel.data.measurement import Measurement, TuningRecord
 from costmodel.data.measurement_table import Frame, MeasurementTable, Role, RunInfo
-from costmodel.errors import MissingData
+from costmodel.errors import CorruptFile, MissingData
 from costmodel.files import file_errors, read_json, write_json
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
@@ -97,8 +97,11 @@ class Dataset:
         """
         path = as_path("path", path)
         card = _card_of(path)
-        with file_errors(card):
-            data = read_json(card, dict[str, Any])
+        try:
+            with file_errors(card):
+                data: Any = read_json(card)
+        except CorruptFile as error:
+            raise CorruptFile(f"{error}: restore it, or delete the dataset") from None
         identity = shards.Identity.from_dict(data, card)
         return cls(path, identity, str(data.get("created", "")))
 

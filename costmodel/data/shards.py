@@ -80,17 +80,19 @@ class Identity:
         """
         if isinstance(data, dict) and {"format", "features"} <= data.keys():
             raise CorruptFile(f"{path}: the card of a model, expected a dataset's; name another")
+        schema = data.get("schema") if isinstance(data, dict) else None
+        if type(schema) is not int:
+            raise CorruptFile(f"{path}: expected costmodel's header, found {str(data)[:80]}")
+        if not 1 <= schema <= SCHEMA:
+            raise WrongVersion(
+                f"{path}: written with schema {schema}, this release reads 1 to {SCHEMA}: "
+                f"use the release that wrote it, or a newer one"
+            )
         try:
-            schema = decode(data, dict[str, Any]).get("schema")
-            if type(schema) is int and not 1 <= schema <= SCHEMA:
-                raise WrongVersion(
-                    f"{path}: written with schema {schema}, this release reads 1 to {SCHEMA}: "
-                    f"use the release that wrote it, or a newer one"
-                )
             header = decode(data, _Header)
             return cls(Target.from_dict(header.target), header.protocol)
         except InvalidInput as error:
-            raise CorruptFile(f"{path}: not a header of costmodel's: {error}") from None
+            raise CorruptFile(f"{path}: a header that cannot be read: {error}") from None
 
     def require_same(self, other: Identity, path: Path) -> None:
         """Refuse ``other`` (found at, or offered to, ``path``) unless its rows may mix with ours.
