@@ -93,9 +93,7 @@ class Rank:
         self.timed += 1
         yield ReplayRunner(self.recording)
 
-    def _load(
-        self, configs: Any, workload: Any, index: int, operands: Any, result: Any, refused: Any
-    ) -> Any:
+    def _load(self, configs: Any, workload: Any, index: int, result: Any, refused: Any) -> Any:
         return None if self.cannot_load(result) else FakeLaunch(result)
 
     def _operands(self, workload: Workload, index: int) -> Any:

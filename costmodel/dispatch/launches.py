@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
 from typing import Any
 
 from costmodel.bounded import drop_oldest
@@ -43,12 +42,6 @@ class Launches:
             if begun is self._entries:
                 begun[key] = entry
                 drop_oldest(begun, self._at_most)
-
-    def discard(self, keys: Iterable[Any]) -> None:
-        """Forget these keys, if they are kept."""
-        with self._lock:
-            for key in keys:
-                self._entries.pop(key, None)
 
     def clear(self) -> None:
         """Forget all launches, those that are being made now included."""

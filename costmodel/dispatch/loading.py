@@ -6,8 +6,6 @@ import logging
 import threading
 from collections.abc import Sequence
 
-import torch
-
 from costmodel.bounded import drop_oldest
 from costmodel.errors import CompileError, CostModelError, LaunchError
 from costmodel.gemm.config import GemmConfig
@@ -28,7 +26,6 @@ __all__ = ["ensure_loaded", "first_launch", "loaded_configs"]
 log = logging.getLogger("costmodel")
 
 _KEPT = 8192
-_Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 # The aligned copies are made by a binary of their own, which depends on the operands as they are.
 _Key = tuple[Specialization, CodeClass | None, Target, int]
 
@@ -72,7 +69,6 @@ def first_launch(
     configs: Sequence[GemmConfig],
     workload: Workload,
     device_index: int,
-    operands: _Operands,
     result: TuningResult,
     refused: list[type[CostModelError]] | None = None,
 ) -> TritonLaunch | None:
@@ -80,7 +76,6 @@ def first_launch(
 
     Args:
         configs: legal ones, in order of preference.
-        operands: A, B and C, for their strides.
         result: what the launch goes by.
         refused: is told what kind of error each that cannot be loaded was refused with.
     """

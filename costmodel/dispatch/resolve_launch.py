@@ -83,7 +83,7 @@ def resolve_launch(
     *others, own = winners_of(mode)
     key = winners.key(workload, index, mode=own, model=call.model, epoch=epoch())
     keys = [*(replace(key, mode=other) for other in others), key]
-    product = _Product(workload, keys, (call.a, call.b, out))
+    product = _Product(workload, keys)
     try:
         return _resolved(product, mode, winners, background)
     except HostError as error:
@@ -110,12 +110,10 @@ class _Product:
 
     Attributes:
         keys: of the winners that its mode takes, the most thorough first.
-        operands: A, B and C, for their strides.
     """
 
     workload: Workload
     keys: list[TuningKey]
-    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
     @property
     def key(self) -> TuningKey:
@@ -163,7 +161,7 @@ class _Product:
         if only_loaded:
             loaded = set(loaded_configs(self.workload, result.target, index))
             configs = [config for config in configs if config in loaded]
-        launch = first_launch(configs, self.workload, index, self.operands, here, refused)
+        launch = first_launch(configs, self.workload, index, here, refused)
         if launch is None and result.config is None and not self.key.epoch:
             return self.by_torch(result)  # which is the winner elsewhere in the bucket
         return launch
@@ -176,7 +174,7 @@ class _Product:
         timed = {c: x.latency_us for c, x in result.measured if x.ok and x.latency_us < torch_us}
         configs = sorted(timed.keys() - _choices(result, m), key=timed.__getitem__)
         index = self.key.device_index
-        return first_launch(configs[:_OTHERS], self.workload, index, self.operands, result.at(m))
+        return first_launch(configs[:_OTHERS], self.workload, index, result.at(m))
 
 
 def _choices(result: TuningResult, m: int) -> list[GemmConfig]:
