@@ -59,7 +59,7 @@ def pretend_a_device() -> Any:
     core._cuda_getDevice = lambda: 0
     core._cuda_getCurrentRawStream = lambda index: 0
     on_the_cpu = Workspace(torch.device("cpu"))
-    fast.workspace_of = lambda index, stream: on_the_cpu  # type: ignore[assignment]
+    fast._workspace_of = lambda index, stream: on_the_cpu  # type: ignore[assignment]
     driver.CudaDriver.is_active = staticmethod(lambda: True)
     return stub
 

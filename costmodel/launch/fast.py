@@ -19,7 +19,7 @@ from costmodel.launch.kernel import STREAM, Kernel, Recording
 from costmodel.launch.plan import Plan, Scratch, make_context
 from costmodel.launch.repacking import Repack
 from costmodel.launch.torch_product import TorchLaunch
-from costmodel.launch.workspace import workspace_of
+from costmodel.launch.workspace import Workspace
 
 __all__ = ["Launch", "TritonLaunch"]
 
@@ -56,7 +56,7 @@ class TritonLaunch:
         if not self._needs_workspace:
             self._queue(stream, a, b, out, bias, None)
             return
-        workspace = workspace_of(index, stream)  # a name, so that it lives until the launch
+        workspace = _workspace_of(index, stream)  # a name, so that it lives until the launch
         scratch = self._plan.scratch(workspace)
         if self._repack is None:
             self._queue(stream, a, b, out, bias, scratch)
@@ -70,6 +70,25 @@ class TritonLaunch:
 Launch = TorchLaunch | TritonLaunch
 
 _copying = threading.Lock()
+
+
+def _workspace_of(index: int, stream: int) -> Workspace:
+    """Return the workspace of a stream.
+
+    What is captured gets its own: a graph may be replayed on any stream, at any time, and the
+    memory has to stay where it was.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        return Workspace(torch.device("cuda", index))
+    found = _workspaces.get((index, stream))
+    if found is None:
+        with _lock:
+            made = Workspace(torch.device("cuda", index), apart=True)
+            found = _workspaces.setdefault((index, stream), made)
+    return found
+
+
+_workspaces: dict[tuple[int, int], Workspace] = {}
 
 
 class _FastLaunch:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-__all__ = ["Workspace", "workspace_of"]
+__all__ = ["Workspace"]
 
 
 class Workspace:
@@ -33,6 +34,8 @@ class Workspace:
         scratch, most_bytes, most_tiles = self._scratch
         if scratch is not None and size_bytes <= most_bytes and tiles <= most_tiles:
             return scratch
+        import torch
+
         partial_sums = self._at_least("partial", size_bytes // 4, torch.float32)
         scratch = partial_sums, self._at_least("arrivals", tiles, torch.int32)
         # Every launch asks, so that the found pair is kept.
@@ -53,6 +56,8 @@ class Workspace:
         return memory.view(rows, -1)[:, :cols]
 
     def _at_least(self, name: str, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        import torch
+
         key = name, dtype
         found = self._memory.get(key)
         if found is None or found.numel() < elements:
@@ -62,28 +67,10 @@ class Workspace:
         return found
 
 
-def workspace_of(index: int, stream: int) -> Workspace:
-    """Return the workspace of a stream.
-
-    What is captured gets its own: a graph may be replayed on any stream, at any time, and the
-    memory has to stay where it was.
-    """
-    if torch.cuda.is_current_stream_capturing():
-        return Workspace(torch.device("cuda", index))
-    found = _workspaces.get((index, stream))
-    if found is None:
-        with _lock:
-            made = Workspace(torch.device("cuda", index), apart=True)
-            found = _workspaces.setdefault((index, stream), made)
-    return found
-
-
-_lock = threading.Lock()
-_workspaces: dict[tuple[int, int], Workspace] = {}
-
-
 def _outside_pools(make: Callable[[], torch.Tensor], device: torch.device) -> torch.Tensor:
     """Allocate on this thread's stream, in another thread: a memory pool belongs to a thread."""
+    import torch
+
     stream = torch.cuda.current_stream(device)
 
     def run() -> torch.Tensor:
