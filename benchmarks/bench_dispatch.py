@@ -121,7 +121,7 @@ def first_call_stages() -> list[tuple[Any, str, str]]:
     from costmodel.hardware import target
     from costmodel.launch import kernel
     from costmodel.measure import device
-    from costmodel.tuning import cache, trial, tuner, tuning_key
+    from costmodel.tuning import cache, search, tuner, tuning_key
 
     return [
         (target, "_probe", "device and toolchain"),
@@ -129,8 +129,8 @@ def first_call_stages() -> list[tuple[Any, str, str]]:
         (cache.WinnerCache, "get", "look up"),
         (compile_pool.CompilePool, "start", "start compilers"),
         (tuner, "rank_by", "rank"),
-        (trial.Trial, "_try", "compile and time"),
-        (trial.Trial, "rematch", "time finalists"),
+        (search.TopKSearch, "_try", "compile and time"),
+        (search.TopKSearch, "remeasure_finalists", "time finalists"),
         (device.DeviceRunner, "measure_torch", "time torch"),
         (device.DeviceRunner, "measure", "time"),
         (device.DeviceRunner, "rest", "rest"),

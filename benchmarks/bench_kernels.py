@@ -49,8 +49,7 @@ from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.tuning.ranking import rank
 from costmodel.tuning.shipped import recording
-from costmodel.tuning.trial import Trial
-from costmodel.tuning.tuner import tune
+from costmodel.tuning.tuner import search_of, tune
 
 CHOICES = ("triton_best", "model_top8", "default")
 RUNS = 3
@@ -84,9 +83,9 @@ def freeze(
     compile_: CompiledAhead,
 ) -> Row:
     """What is chosen for a workload, JSON-ready: a configuration, "torch", or None."""
-    top = Trial(rank(workload, target, model, 4 * K), runner, compile_)
+    top = search_of(rank(workload, target, model, 4 * K), runner, compile_)
     top.run(K)
-    top.rematch()
+    top.remeasure_finalists()
     result = tune(workload, runner=runner, target=target, model=model, k=K, compile_=compile_)
     guided = top.choose().config
     # The least of over a thousand timings is a lucky one: the first few are timed again, in turn.

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import costmodel
 from costmodel.cli.output import note, print_table
 from costmodel.compile.artifact import Artifact
-from costmodel.data import measurement
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Measurement, Runner
 from costmodel.errors import CostModelError, NoModel
@@ -193,7 +192,7 @@ def in_turn(
     A replay has only what was recorded to answer with.
     """
     distinct = list(dict.fromkeys(choices.values()))
-    found = dict(zip(distinct, measurement.in_turn(runner, workload, distinct), strict=True))
+    found = dict(zip(distinct, runner.compare(workload, distinct), strict=True))
     return {name: found[config] for name, config in choices.items()}
 
 

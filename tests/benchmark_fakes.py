@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from costmodel.compile.artifact import Artifact
-from costmodel.data.measurement import Candidate, Measurement
+from costmodel.data.measurement import Candidate, Measurement, Runner
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import artifact_key
 from costmodel.gemm.workload import Workload
@@ -29,14 +30,16 @@ def ok(us: float) -> Measurement:
     return Measurement("ok", us, us, us, 5)
 
 
-class FakeRunner:
+class FakeRunner(Runner):
     """Latencies by configuration; torch is None. What is not named takes 50 us."""
 
     def __init__(self, us: dict[GemmConfig | None, float]) -> None:
         self.us = us
         self.compared: list[tuple[GemmConfig | None, ...]] = []
 
-    def measure(self, workload: Workload, candidates: Sequence[Candidate]) -> list[Measurement]:
+    def measure(
+        self, workload: Workload, candidates: Sequence[Candidate], best_us: float = inf
+    ) -> list[Measurement]:
         return [ok(self.us.get(c.config, 50.0)) for c in candidates]
 
     def measure_torch(self, workload: Workload) -> Measurement:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from costmodel.compile.artifact import Artifact
-from costmodel.data.measurement import Candidate, Measurement
+from costmodel.data.measurement import Candidate, Measurement, Runner
 from costmodel.dispatch import dispatch, loading, resolve_launch
 from costmodel.dispatch.background import Background
 from costmodel.dispatch.launches import Launches
@@ -35,7 +36,7 @@ H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
 MODEL = RandomModel()
 
 
-class Bench:
+class Bench(Runner):
     """Makes latencies up: torch is the slowest.
 
     Attributes:
@@ -57,7 +58,9 @@ class Bench:
         self.before()
         yield self
 
-    def measure(self, workload: Workload, candidates: Sequence[Candidate]) -> list[Measurement]:
+    def measure(
+        self, workload: Workload, candidates: Sequence[Candidate], best_us: float = inf
+    ) -> list[Measurement]:
         self.timed += [workload] * len(candidates)
         return [_ok(self.latency_us(workload, c.config)) for c in candidates]
 

@@ -14,7 +14,8 @@ from benchmark_fakes import H100, WORKLOAD, A, B, C, FakeRunner, compiled
 
 from costmodel.gemm.specialize import specialize
 from costmodel.hardware.target import Target
-from costmodel.tuning.tuning_result import Costs, Part, TuningResult
+from costmodel.tuning.bucket_plan import BucketPlan, Segment
+from costmodel.tuning.tuning_result import Costs, TuningResult
 
 
 class FakeTuning:
@@ -270,22 +271,22 @@ def test_buckets_by_hand(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         assert timed.isdisjoint(asked)
     own = dict(zip((129, 138, 154), (A, B, B), strict=True))
 
-    def tuned(workload: Any, **_: object) -> TuningResult:
+    def tuned(_: object, workload: Any, *__: object, **___: object) -> TuningResult:
         config = own[workload.m]
         return TuningResult.unranked(workload, H100, "auto", config, "", source="device (it)")
 
-    class Runner(FakeRunner):
-        def __enter__(self) -> Runner:
+    class Device(FakeRunner):
+        def __enter__(self) -> Device:
             return self
 
         def __exit__(self, *_: object) -> None:
             pass
 
-    monkeypatch.setattr(bench, "DeviceRunner", lambda: Runner({A: 12.1, B: 10.0, C: 11.0}))
-    monkeypatch.setattr(bench, "tune", tuned)
-    parts = (Part(144, C), Part(160, B))
-    monkeypatch.setattr(bench, "spread_by_timing", lambda *_: (parts, Costs(measure_s=0.5)))
-    monkeypatch.setattr(bench, "spread", lambda *_: (Part(160, C),))
+    monkeypatch.setattr(bench, "DeviceRunner", lambda: Device({A: 12.1, B: 10.0, C: 11.0}))
+    monkeypatch.setattr(bench, "tune_by", tuned)
+    plan = BucketPlan((Segment(144, C), Segment(160, B)))
+    monkeypatch.setattr(bench, "plan_by_timing", lambda *_: (plan, Costs(measure_s=0.5)))
+    monkeypatch.setattr(bench, "plan_by_prediction", lambda *_: BucketPlan((Segment(160, C),)))
     rows = list(bench.measured(4096, 4096, (129, 160), H100, None, None))
     assert [row["workload"] for row in rows] == ["138x4096x4096", "154x4096x4096"]
     assert [row["slower_pct"] for row in rows] == [pytest.approx(10.0), pytest.approx(0.0)]

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from benchmark_fakes import FOLDER, H100, ROOT, WORKLOAD, A, B, FakeRunner, compiled, ok
 
 from costmodel.compile.artifact import Artifact
-from costmodel.data.measurement import Candidate, Measurement
+from costmodel.data.measurement import Candidate, Measurement, Runner
 from costmodel.evaluation.heldout import eval_list
 from costmodel.gemm.specialize import specialize
 from costmodel.gemm.workload import Workload
@@ -64,10 +65,12 @@ def test_what_the_system_refuses_is_a_line(script: Any, capsys: pytest.CaptureFi
     assert "No space left on device" in line
 
 
-class Replays:
+class Replays(Runner):
     """A runner that cannot compare."""
 
-    def measure(self, workload: Workload, candidates: Sequence[Candidate]) -> list[Measurement]:
+    def measure(
+        self, workload: Workload, candidates: Sequence[Candidate], best_us: float = inf
+    ) -> list[Measurement]:
         return [ok(7.0) for _ in candidates]
 
     def measure_torch(self, workload: Workload) -> Measurement:

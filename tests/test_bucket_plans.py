@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.compile.artifact import Artifact
-from costmodel.data.measurement import NO_ROOM, Measurement
+from costmodel.data.measurement import NO_ROOM, Measurement, Runner
 from costmodel.errors import InvalidInput
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.space import why_illegal
@@ -148,7 +148,7 @@ def test_the_largest_m_there_is() -> None:
 # --- by timing ----------------------------------------------------------------------------------
 
 
-class Stopwatch:
+class Stopwatch(Runner):
     """Times by a law of its own, and can fail; each timing takes its time.
 
     Attributes:

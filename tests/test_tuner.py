@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from costmodel.compile.artifact import Artifact
 from costmodel.data.candidates import Candidates, CostModel
 from costmodel.data.dataset import Dataset, RunInfo
-from costmodel.data.measurement import NO_ROOM, Candidate, Measurement, TuningRecord
+from costmodel.data.measurement import NO_ROOM, Candidate, Measurement, Runner, TuningRecord
 from costmodel.errors import InvalidInput, NoModel, NotRecorded
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.space import SearchSpace
@@ -61,7 +61,7 @@ def ok(latency_us: float) -> Measurement:
     return Measurement("ok", latency_us, latency_us, latency_us, 5)
 
 
-class FakeRunner:
+class FakeRunner(Runner):
     """Answers what a function says of a configuration."""
 
     def __init__(
@@ -71,12 +71,19 @@ class FakeRunner:
         self.torch = torch or ok(TORCH_US)
         self.asked: list[GemmConfig] = []
 
-    def measure(self, workload: Workload, candidates: Sequence[Candidate]) -> list[Measurement]:
+    def measure(
+        self, workload: Workload, candidates: Sequence[Candidate], best_us: float = np.inf
+    ) -> list[Measurement]:
         self.asked += [c.config for c in candidates]
         return [self.outcome(c.config) for c in candidates]
 
     def measure_torch(self, workload: Workload) -> Measurement:
         return self.torch
+
+    def compare(
+        self, workload: Workload, configs: Sequence[GemmConfig | None], rounds: int = 9
+    ) -> list[Measurement]:
+        return [self.torch if c is None else self.outcome(c) for c in configs]
 
 
 class ComparingRunner(FakeRunner):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import nan
+from math import inf, nan
 from typing import Literal, Protocol, runtime_checkable
 
 from costmodel.compile.artifact import Artifact
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
 
 __all__ = [
-    "NO_ROOM", "Candidate", "Compares", "Measurement", "Rests", "Runner", "Status", "TuningRecord",
-    "in_turn", "says_no_room",
+    "NO_ROOM", "Candidate", "Measurement", "Runner", "Status", "TuningRecord", "says_no_room",
 ]  # fmt: skip
 
 Status = Literal[
@@ -86,41 +86,53 @@ class TuningRecord:
     measurement: Measurement
 
 
+@runtime_checkable
 class Runner(Protocol):
-    """Times configurations. Batch in, batch out: one measurement per candidate, in order."""
+    """Times configurations. Batch in, batch out: one measurement per candidate, in order.
 
-    def measure(self, workload: Workload, candidates: Sequence[Candidate]) -> list[Measurement]: ...
+    Attributes:
+        needs_binaries: what is timed must be compiled before.
+    """
+
+    needs_binaries: bool = True
+
+    @property
+    def target(self) -> Target | None:
+        """What its timings are of; None: the current device."""
+        return None
+
+    def configs(self, workload: Workload) -> Sequence[GemmConfig] | None:
+        """The configurations that it can time for a workload; None: all that are legal."""
+        return None
+
+    def measure(
+        self, workload: Workload, candidates: Sequence[Candidate], best_us: float = inf
+    ) -> list[Measurement]:
+        """Time candidates.
+
+        Args:
+            best_us: a latency already known for the workload; what is far slower may stop early.
+        """
+        ...
 
     def measure_torch(self, workload: Workload) -> Measurement:
         """Time ``torch.matmul`` (cuBLAS) on the same product by the same protocol."""
         ...
 
-
-@runtime_checkable
-class Compares(Protocol):
-    """A runner that can time a few in turn, against drift; None stands for torch."""
-
     def compare(
         self, workload: Workload, configs: Sequence[GemmConfig | None], rounds: int = 9
-    ) -> list[Measurement]: ...
+    ) -> list[Measurement]:
+        """Time a few against each other; None stands for torch.
 
+        In turn, against drift, if the runner can; else one by one.
+        """
+        return [
+            self.measure_torch(workload)
+            if config is None
+            else self.measure(workload, [Candidate(config)])[0]
+            for config in configs
+        ]
 
-@runtime_checkable
-class Rests(Protocol):
-    """A runner that holds device memory between two timings, and can give it back."""
-
-    def rest(self) -> None: ...
-
-
-def in_turn(
-    runner: Runner, workload: Workload, configs: Sequence[GemmConfig | None], rounds: int = 9
-) -> list[Measurement]:
-    """Time a few in turn if the runner can, else one by one. None is torch."""
-    if isinstance(runner, Compares):
-        return runner.compare(workload, configs, rounds)
-    return [
-        runner.measure_torch(workload)
-        if config is None
-        else runner.measure(workload, [Candidate(config)])[0]
-        for config in configs
-    ]
+    def rest(self) -> None:
+        """Give back the device memory that is held between two timings."""
+        return

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from math import inf
 
-from costmodel.data.measurement import Candidate, Measurement
+from costmodel.data.measurement import Candidate, Measurement, Runner
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.kernel_code import import_kernels
 from costmodel.gemm.workload import Workload
@@ -22,7 +22,7 @@ __all__ = ["DeviceRunner"]
 _REHEARSAL = GemmProblem(Workload.dense(64, 64, 64))
 
 
-class DeviceRunner:
+class DeviceRunner(Runner):
     """Times configurations on one GPU; see :class:`TimingProtocol` for how.
 
     A kernel that hangs, or breaks the CUDA context, takes the timing process with it: its

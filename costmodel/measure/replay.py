@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import log2
+from math import inf, log2
 from typing import TYPE_CHECKING
 
-from costmodel.data.measurement import Candidate, Measurement
+from costmodel.data.measurement import Candidate, Measurement, Runner
 from costmodel.errors import NotRecorded
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["ReplayRunner"]
 
 
-class ReplayRunner:
+class ReplayRunner(Runner):
     """Answers from a dataset: a recorded outcome, failures too, or an error; never a guess."""
+
+    needs_binaries = False
 
     def __init__(self, dataset: Dataset) -> None:
         """Raises: InvalidInput: no dataset."""
@@ -46,7 +48,9 @@ class ReplayRunner:
         """
         return list(self._recorded(workload))
 
-    def measure(self, workload: Workload, candidates: Sequence[Candidate]) -> list[Measurement]:
+    def measure(
+        self, workload: Workload, candidates: Sequence[Candidate], best_us: float = inf
+    ) -> list[Measurement]:
         """The recorded outcome of each candidate, in order.
 
         Raises:

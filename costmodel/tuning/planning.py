@@ -19,7 +19,7 @@ from statistics import median
 from typing import NamedTuple
 
 from costmodel.data.candidates import CostModel
-from costmodel.data.measurement import Rests, Runner, in_turn
+from costmodel.data.measurement import Runner
 from costmodel.errors import InvalidInput, NotRecorded
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import specialize
@@ -33,7 +33,7 @@ from costmodel.tuning.bucket_plan import (
     fastest_for_all,
 )
 from costmodel.tuning.ranking import Answering, rank_by
-from costmodel.tuning.trial import Compile
+from costmodel.tuning.tuner import Compile
 from costmodel.tuning.tuning_result import Costs, TuningResult
 
 __all__ = ["plan_by_prediction", "plan_by_timing"]
@@ -105,8 +105,7 @@ def plan_by_timing(
             if not times or clock() < compiled + _BUDGET_S:
                 times[each.last] = timer.sample(each)
     finally:
-        if isinstance(runner, Rests):
-            runner.rest()
+        runner.rest()
     tried = {config for config, _ in result.measured}
     new = {c for each in slices for c in each.finalists if c is not None and c not in tried}
     costs = Costs(
@@ -357,7 +356,7 @@ class _Timer:
         if not configs:
             return {}
         try:
-            found = in_turn(self._runner, replace(each.workload, m=m), configs, _ROUNDS)
+            found = self._runner.compare(replace(each.workload, m=m), configs, _ROUNDS)
         except NotRecorded:
             return None
         self.timed += len(configs)

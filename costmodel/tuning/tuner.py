@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 from os import PathLike
@@ -13,23 +13,25 @@ from typing import Any
 
 from costmodel.compile.artifact import Artifact
 from costmodel.data.candidates import CostModel
-from costmodel.data.measurement import Measurement, Runner
+from costmodel.data.measurement import Candidate, Measurement, Runner
 from costmodel.errors import InvalidInput
+from costmodel.evaluation.duplicates import identity
 from costmodel.gemm.binaries import compile_for_device, device_compilers
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import Specialization, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
-from costmodel.measure.device import DeviceRunner
-from costmodel.measure.replay import ReplayRunner
 from costmodel.models.baselines import RuleHeuristic
 from costmodel.tuning.modes import check_tuning_mode
 from costmodel.tuning.ranking import Answering, Ranking, rank_by, with_answering
-from costmodel.tuning.trial import Compile, Trial
+from costmodel.tuning.search import TopKSearch
 from costmodel.tuning.tuning_result import PREDICTED, Costs, TuningResult
 from costmodel.validation import one_line, require, require_count
 
-__all__ = ["check_tuning", "tune", "tune_by", "untimed_because"]
+__all__ = ["Compile", "check_tuning", "search_of", "tune", "tune_by", "untimed_because"]
+
+Compile = Callable[[Sequence[Specialization], Target], Iterable[Artifact]]
+"""Begins to compile in other processes, and leaves the binaries where the runner finds them."""
 
 log = logging.getLogger("costmodel")
 
@@ -76,11 +78,11 @@ def tune(
     """
     check_tuning_mode(mode)
     check_tuning(workload, k, budget_s)
-    if runner is not None and not hasattr(runner, "measure"):
+    if runner is not None and not isinstance(runner, Runner):
         raise InvalidInput(f"runner is a {type(runner).__name__}: expected a DeviceRunner or such")
     if target is not None:
         require("target", target, Target, "a Target, such as Target.named('h100-sxm')")
-    target = target or (runner.target if isinstance(runner, ReplayRunner) else Target.current())
+    target = target or (runner and runner.target) or Target.current()
     if mode == "heuristic":
         model = RuleHeuristic()
     return with_answering(
@@ -112,15 +114,14 @@ def tune_by(
             :func:`costmodel.tuning.ranking.rank_by`.
     """
     start = time.perf_counter()
-    replay = runner if isinstance(runner, ReplayRunner) else None
-    if compile_ is None and isinstance(runner, DeviceRunner):
+    if compile_ is None and runner is not None and runner.needs_binaries:
         device_compilers().start(_COMPILED_FIRST)  # while the model ranks
     ranking = rank_by(
         answering,
         workload,
         target,
         None if mode == "exhaustive" else _ATTEMPTS * k,
-        configs=replay.configs(workload) if replay else None,
+        configs=runner.configs(workload) if runner else None,
         largest=largest,
     )
     rank_s = time.perf_counter() - start
@@ -129,24 +130,49 @@ def tune_by(
         return _or_torch(result, ranking, answering.model) if include_torch else result
     if runner is None:
         raise InvalidInput(f"mode={mode!r} times candidates: expected a runner, e.g. DeviceRunner")
-    compile_ = compile_ or (_nothing_to_compile if replay else compile_for_device)
-    trial = Trial(ranking, runner, compile_, time.monotonic() + budget_s)
+    compile_ = compile_ or (compile_for_device if runner.needs_binaries else _nothing_to_compile)
     wanted = len(ranking) if mode == "exhaustive" else k
-    trial.run(wanted, with_torch=include_torch)
-    trial.rematch()
-    choice = trial.choose()
-    costs = Costs(rank_s, trial.compile_s, trial.measure_s, trial.compiled, len(trial.measured))
+    search = search_of(ranking, runner, compile_, time.monotonic() + budget_s)
+    search.run(wanted, with_torch=include_torch)
+    search.remeasure_finalists()
+    choice = search.choose()
+    costs = Costs(rank_s, search.compile_s, search.measure_s, search.compiled, len(search.measured))
     name = target.device.name
-    source = f"replay of {name}" if replay else f"device ({name})"
+    source = f"device ({name})" if runner.needs_binaries else f"replay of {name}"
     return TuningResult(
         **_common(ranking, mode, k, wanted),
-        measured=tuple(trial.measured.items()),
-        torch=trial.torch,
+        measured=tuple(search.measured.items()),
+        torch=search.torch,
         config=choice.config,
         why=choice.why,
         source=source if choice.timed else PREDICTED,
         reliable=choice.reliable,
         costs=costs,
+    )
+
+
+def search_of(
+    ranking: Ranking, runner: Runner, compile_: Compile, deadline: float = inf
+) -> TopKSearch:
+    """The search among ranked configurations of a product."""
+    workload = ranking.workload
+
+    def compiled(candidates: Sequence[Candidate]) -> Iterator[list[Candidate]]:
+        """Those that differ only in how they are launched share a binary."""
+        waiting: dict[Specialization, list[Candidate]] = {}
+        for candidate in candidates:
+            waiting.setdefault(specialize(workload, candidate.config), []).append(candidate)
+        made = compile_(list(waiting), ranking.target)
+        return ([Candidate(c.config, a) for c in waiting.pop(a.spec, ())] for a in made)
+
+    return TopKSearch(
+        problem=workload,
+        candidates=[Candidate(config) for config in ranking.configs],
+        ranked_by=ranking.model,
+        runner=runner,
+        compile_=compiled,
+        identity=lambda candidate: identity(workload, candidate.config, candidate.artifact),
+        deadline=deadline,
     )
 
 

@@ -35,8 +35,7 @@ from costmodel.tuning.locks import KeyedLocks
 from costmodel.tuning.planning import plan_by_prediction, plan_by_timing
 from costmodel.tuning.ranking import Answering, answering_model, named_model
 from costmodel.tuning.timing_bench import Bench, TimingBench
-from costmodel.tuning.trial import Compile
-from costmodel.tuning.tuner import tune_by, untimed_because
+from costmodel.tuning.tuner import Compile, tune_by, untimed_because
 from costmodel.tuning.tuning_key import TuningKey
 from costmodel.tuning.tuning_result import TuningResult
 from costmodel.validation import one_line

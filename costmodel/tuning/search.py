@@ -1,0 +1,234 @@
+"""Searches ranked candidates: compile and time the best few, time the finalists again, choose.
+
+What is compiled is timed while the rest is still being compiled. Nothing here knows what the
+candidates compute: the problem is passed on to the runner, and who is equal to whom, how to
+compile, and the library that they must beat are handed in.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, TypeVar
+
+from costmodel.data.measurement import Candidate, Measurement, Runner
+from costmodel.validation import one_line
+
+__all__ = ["Choice", "CompileCandidates", "TopKSearch"]
+
+CompileCandidates = Callable[[Sequence[Candidate]], Iterable[Sequence[Candidate]]]
+"""Begins to compile candidates; gives those of each binary, with its artifact, once it is there.
+
+It leaves the binaries where the runner finds them; it gives nothing where none is needed.
+"""
+
+T = TypeVar("T")
+Config = Any  # of a candidate; None stands for the library
+
+_FINALISTS = 3
+# Repeats of a timing differ by up to 1.3 %: a candidate must beat the library by most of that.
+_MARGIN = 0.99
+_COMPILED_AT_ONCE = 256
+_TIMED_AT_ONCE = 32
+
+log = logging.getLogger("costmodel")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to launch (None is the library) and why.
+
+    Attributes:
+        reliable: it would be chosen again.
+        timed: it rests on timings.
+    """
+
+    config: Config | None
+    why: str
+    reliable: bool
+    timed: bool = True
+
+
+@dataclass
+class TopKSearch:
+    """One search: :meth:`run`, :meth:`remeasure_finalists` and :meth:`choose`, in this order.
+
+    Attributes:
+        problem: what the runner times the candidates on.
+        candidates: best first; ``ranked_by`` names what ranked them.
+        runner, compile_: what times and compiles them.
+        identity: equal for candidates that do the same; None where that is not known yet.
+        deadline: of ``time.monotonic()``; past it nothing new is begun, once something is timed.
+        torch: what the library took, once timed.
+        measured: outcomes so far; of the finalists the one of their last comparison.
+        compiled: number of binaries that were asked of the compiler.
+        compile_s, measure_s: wall seconds spent waiting for binaries, and in the runner.
+    """
+
+    problem: Any
+    candidates: Sequence[Candidate]
+    ranked_by: str
+    runner: Runner
+    compile_: CompileCandidates
+    identity: Callable[[Candidate], object]
+    deadline: float = inf
+    torch: Measurement | None = None
+    measured: dict[Config, Measurement] = field(default_factory=dict)
+    finalists: list[Config] = field(default_factory=list)
+    compiled: int = 0
+    compile_s: float = 0.0
+    measure_s: float = 0.0
+    _seen: set[object] = field(default_factory=set)
+
+    @property
+    def is_late(self) -> bool:
+        """True if the time is up and there is something to choose from."""
+        return bool(self.measured) and time.monotonic() > self.deadline
+
+    def run(self, wanted: int, *, with_torch: bool = False) -> None:
+        """Time candidates in their order until so many work, or none is left.
+
+        Args:
+            with_torch: the library is timed too, while the first candidates are compiled.
+        """
+        row = 0
+        while row < len(self.candidates) and not self.is_late:
+            missing = wanted - len(self._working())
+            if missing <= 0:
+                break
+            batch = self.candidates[row : row + min(missing, _COMPILED_AT_ONCE)]
+            row += len(batch)
+            self._try(batch, with_torch)
+            with_torch = False
+            if self._without_room() is not None:
+                break
+
+    def remeasure_finalists(self) -> None:
+        """Time the best few and the library again, in turn, so that a drift favours none of them.
+
+        Nothing is timed after that: the runner may give back what it holds.
+        """
+        try:
+            finalists: list[Config | None] = [*self._working()[:_FINALISTS]]
+            if self.torch is not None and self.torch.ok:
+                finalists.append(None)
+            if time.monotonic() > self.deadline or len(finalists) < 2:
+                return
+            again = self._timed(self.runner.compare, self.problem, finalists)
+            for config, measurement in zip(finalists, again, strict=True):
+                if config is not None:
+                    self._note(config, measurement)
+                    self.finalists.append(config)
+                elif measurement.ok:  # a crash is not the library's doing
+                    self.torch = measurement
+        finally:
+            self.runner.rest()
+
+    def choose(self) -> Choice:
+        """The fastest that works; the library where it is as fast, or where nothing else works."""
+        works = self._working()
+        torch = self.torch
+        if not works:
+            return self._choose_untimed()
+        on_time = time.monotonic() <= self.deadline
+        best_us = self.measured[works[0]].latency_us
+        fastest = f"fastest of {len(works)} timed, {best_us:.2f} us"
+        if torch is None:
+            return Choice(works[0], fastest, on_time)
+        if not torch.ok:
+            return Choice(works[0], f"{fastest}; torch could not be timed: {torch.status}", False)
+        if best_us <= _MARGIN * torch.latency_us:
+            return Choice(works[0], f"{fastest}; torch takes {torch.latency_us:.2f}", on_time)
+        why = f"torch takes {torch.latency_us:.2f} us, the {fastest}: not 1 % less"
+        return Choice(None, why, on_time)
+
+    def _choose_untimed(self) -> Choice:
+        """The first candidate where there was no memory to time any; else the library."""
+        if (first := self._without_room()) is not None:
+            error = self.measured[first].error
+            log.warning("%s is not timed: %s", self.problem, error)
+            why = f"first choice of {self.ranked_by} that compiles: {error}"
+            return Choice(first, why, reliable=False, timed=False)
+        outcomes = Counter(m.status for m in self.measured.values())
+        counts = ", ".join(f"{n} {status}" for status, n in outcomes.items()) or "none tried"
+        why = f"no Triton configuration could be timed ({counts})"
+        warnings.warn(f"{self.problem}: {why}; torch computes it", RuntimeWarning, 5)
+        return Choice(None, why, reliable=False)
+
+    def _working(self) -> list[Config]:
+        """What works, fastest first; finalists, timed in turn, before the others."""
+        works = [c for c, m in self.measured.items() if m.ok]
+        final = self.finalists
+        return sorted(works, key=lambda c: (c not in final, self.measured[c].latency_us))
+
+    def _without_room(self) -> Config | None:
+        """The first candidate, if there is no device memory to time it or any other."""
+        lacking = {config for config, m in self.measured.items() if m.no_room}
+        return next((c.config for c in self.candidates if c.config in lacking), None)
+
+    def _try(self, candidates: Sequence[Candidate], with_torch: bool) -> None:
+        """Compile candidates, and time each as soon as its binary is there."""
+        before = self.compiled
+        made = iter(self.compile_(candidates))
+        try:
+            if with_torch:
+                self.torch = self._timed(self.runner.measure_torch, self.problem)
+            while (ready := self._next(made)) is not None:
+                self.compiled += 1
+                self._measure(ready)
+                if self.is_late:
+                    break
+        finally:
+            if isinstance(made, Generator):
+                made.close()  # what is not compiled yet need not be
+        if self.compiled == before:  # a runner that answers from a recording needs no binary
+            self._measure(candidates)
+
+    def _next(self, made: Iterator[Sequence[Candidate]]) -> Sequence[Candidate] | None:
+        """Wait for the candidates of the next binary; None if there are no more."""
+        start = time.perf_counter()
+        ready = next(made, None)
+        self.compile_s += time.perf_counter() - start
+        return ready
+
+    def _measure(self, candidates: Sequence[Candidate]) -> None:
+        """Time what compiled and does not repeat another candidate."""
+        fit = []
+        for candidate in candidates:
+            artifact = candidate.artifact
+            if artifact is not None and not artifact.ok:
+                self._note(candidate.config, Measurement(artifact.status, error=artifact.error))
+                continue
+            same = self.identity(candidate)  # may be known only now that it is compiled
+            if same is None or same not in self._seen:
+                self._seen.add(same)
+                fit.append(candidate)
+        for first in range(0, len(fit), _TIMED_AT_ONCE):
+            if self.is_late:
+                return
+            part = fit[first : first + _TIMED_AT_ONCE]
+            best_us = min((m.latency_us for m in self.measured.values() if m.ok), default=inf)
+            outcomes = self._timed(self.runner.measure, self.problem, part, best_us)
+            for candidate, measurement in zip(part, outcomes, strict=True):
+                self._note(candidate.config, measurement)
+
+    def _note(self, config: Config, measurement: Measurement) -> None:
+        is_first = all(m.status != "wrong_result" for m in self.measured.values())
+        self.measured[config] = measurement
+        error = one_line(measurement.error)
+        if measurement.status == "wrong_result":  # a broken kernel has a thousand of them
+            level = logging.WARNING if is_first else logging.INFO
+            log.log(level, "%s computes %s wrong: %s", config, self.problem, error)
+        elif not measurement.ok:
+            log.info("%s: %s %s", config, measurement.status, error)
+
+    def _timed(self, function: Callable[..., T], *args: object) -> T:
+        start = time.perf_counter()
+        result = function(*args)
+        self.measure_s += time.perf_counter() - start
+        return result
