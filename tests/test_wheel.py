@@ -82,7 +82,11 @@ def test_it_carries_kernels_types_and_models(wheel: Path) -> None:
         for p in (ROOT / "models").rglob("*")
         if p.is_file()
     }
-    assert names >= sources | models | {"costmodel/py.typed", "costmodel/evaluation/eval.csv"}
+    assert names >= sources | models | {
+        "costmodel/py.typed",
+        "costmodel/evaluation/eval.csv",
+        "costmodel/reports/page.html",
+    }
 
 
 def test_it_is_what_is_imported(program: Program) -> None:

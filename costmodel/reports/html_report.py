@@ -21,7 +21,7 @@ from costmodel.gemm.kernel_code import kernel_hashes
 from costmodel.models import TrainingTable, XgbCostModel
 from costmodel.reports.comparison import compared_models
 from costmodel.reports.correlation import correlations
-from costmodel.reports.html_page import Html, Section, figure, page, paragraph, plain, table
+from costmodel.reports.html_page import Figure, Section, Table, cut, figure, page
 from costmodel.reports.report import PLOTS, Results, read_results
 
 if TYPE_CHECKING:
@@ -86,12 +86,12 @@ def _head(dataset: Dataset, model: XgbCostModel | None, problems: Sequence[Probl
             for name, x in (model.card_ if model else {}).items()
         ),
     ]
-    return Section("What this is of", (table(["", ""], facts),))
+    return Section("What this is of", (Table(["", ""], facts),))
 
 
 def _fact(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {plain(count)}" for name, count in value.items())
+        return ", ".join(f"{name} {cut(count)}" for name, count in value.items())
     return value
 
 
@@ -111,12 +111,9 @@ def _kept(dataset: Dataset, model: XgbCostModel | None) -> Section:
         "The best latency of a workload over the best among the first k of a model: geometric "
         "mean over the workloads, and the worst of them."
     )
-    parts = [
-        paragraph(text),
-        figure(lambda axes: PLOTS["evaluate"](axes, {"rows": entries}), "speed kept over k"),
-        table(columns, rows),
-    ]
-    return Section("Speed kept", (*parts, *([paragraph(f"Left out: {reason}")] if reason else [])))
+    plot = figure(lambda axes: PLOTS["evaluate"](axes, {"rows": entries}), "speed kept over k")
+    left_out = (f"Left out: {reason}",) if reason else ()
+    return Section("Speed kept", (text, plot, Table(columns, rows), *left_out))
 
 
 def _accuracy(problems: Sequence[Problem], costs: Sequence[NDArray[np.float64]]) -> Section:
@@ -144,7 +141,7 @@ def _accuracy(problems: Sequence[Problem], costs: Sequence[NDArray[np.float64]])
         f"{np.percentile(error, 95):.1f} % for the worst twentieth. Darker is fewer of them."
     )
     alt = "predicted latency over measured latency, both in logarithms"
-    return Section("Predicted and measured", (paragraph(text), figure(draw, alt, (7, 6))))
+    return Section("Predicted and measured", (text, figure(draw, alt, (7, 6))))
 
 
 def _worst(problems: Sequence[Problem], costs: Sequence[NDArray[np.float64]]) -> Section:
@@ -152,7 +149,7 @@ def _worst(problems: Sequence[Problem], costs: Sequence[NDArray[np.float64]]) ->
     columns = ["workload", "kept of top-1, %", "of top-8, %", "first choice", "predicted us",
                "measured us", "best there is", "predicted us", "measured us"]  # fmt: skip
     text = "The workloads where the first choice keeps least, with that choice and the best."
-    return Section("The worst workloads", (paragraph(text), table(columns, rows[:_WORST])))
+    return Section("The worst workloads", (text, Table(columns, rows[:_WORST])))
 
 
 def _choice(problem: Problem, cost: NDArray[np.float64]) -> list[Any]:
@@ -174,7 +171,7 @@ def _correlations(dataset: Dataset) -> Section:
     features, columns = correlations(data)
     title = "Features and latency"
     if not features:
-        return Section(title, (paragraph("Too few rows to correlate anything."),))
+        return Section(title, ("Too few rows to correlate anything.",))
     values = np.array([*columns.values()]).T
 
     def draw(axes: Any) -> None:
@@ -190,7 +187,7 @@ def _correlations(dataset: Dataset) -> Section:
     )
     rows = [[name, *map(float, row)] for name, row in zip(features, values, strict=True)]
     shown = figure(draw, "correlation of features with latency, by kernel", (8, 7))
-    return Section(title, (paragraph(text), shown, table(["feature", *columns], rows)))
+    return Section(title, (text, shown, Table(["feature", *columns], rows)))
 
 
 def _from_results(
@@ -217,23 +214,23 @@ def _from_results(
             yield replace(section, parts=(*notice, *section.parts))
 
 
-def _of_another_model(results: Results, model: XgbCostModel | None) -> tuple[Html, ...]:
+def _of_another_model(results: Results, model: XgbCostModel | None) -> tuple[str, ...]:
     """A paragraph that says so where results are not of the page's model."""
     used = results["versions"].get("model")
-    if used is None or (model is not None and model.hash and model.hash in plain(used).split()):
+    if used is None or (model is not None and model.hash and model.hash in cut(used).split()):
         return ()
     earlier = model is not None and str(results["date"]) < str(model.card_.get("date", ""))
     kind = "an earlier model" if earlier else "another model"
     page_of = f"{model.name} {model.hash}" if model else "no model"
-    return (paragraph(f"Measured with {kind}: {plain(used)}; this page is of {page_of}."),)
+    return (f"Measured with {kind}: {cut(used)}; this page is of {page_of}.",)
 
 
 def _against_torch(name: str, results: Results) -> Section:
     versions = ", ".join(f"{key} {value}" for key, value in results["versions"].items())
     parts = (
-        paragraph(f"{results['device']}, {results['date']}; {versions}. Above 1 is faster."),
+        f"{results['device']}, {results['date']}; {versions}. Above 1 is faster.",
         figure(lambda axes: PLOTS["kernels"](axes, results), "speed relative to torch"),
-        table(["", "value"], list(results["summary"].items())),
+        Table(["", "value"], list(results["summary"].items())),
     )
     return Section(f"Speed against torch: {name}", parts)
 
@@ -243,7 +240,7 @@ def _learning_curves(name: str, results: Results) -> Section | None:
     curves: dict[str, list[Mapping[str, Any]]] = {}
     for row in results["rows"]:
         if row.get("curve") is not None:
-            curves.setdefault(plain(row["curve"]), []).append(row)
+            curves.setdefault(cut(row["curve"]), []).append(row)
     if not curves:
         return None
     points = [row for rows in curves.values() for row in rows]
@@ -251,14 +248,14 @@ def _learning_curves(name: str, results: Results) -> Section | None:
     return Section(
         f"Learning curves: {name}",
         (*_curve_figure(curves, columns),
-         table(["curve", *columns],
+         Table(["curve", *columns],
                [[row["curve"], *(row.get(c) for c in columns)] for row in points])),
     )  # fmt: skip
 
 
 def _curve_figure(
     curves: Mapping[str, Sequence[Mapping[str, Any]]], columns: Sequence[str]
-) -> tuple[Html, ...]:
+) -> tuple[Figure, ...]:
     """Speed kept over what was trained on; nothing where the columns do not tell which is which."""
     along = next((c for c in ("workloads", "rows") if c in columns), None)
     kept = [c for c in columns if c.endswith("geomean_pct")]

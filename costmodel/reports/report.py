@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.errors import CorruptFile, InvalidInput, MissingData
+from costmodel.reports.html_page import new_figure
+from costmodel.reports.numbers import shown
 
 __all__ = ["PLOTS", "outdated", "read_results", "write"]
 
@@ -104,10 +106,10 @@ def _table(name: str, columns: Sequence[str], folder: Path) -> str:
     if columns:
         paths, titles = zip(*(_column(column) for column in columns), strict=True)
         rows = [row for row in results["rows"] if not group or row.get("group") == group]
-        cells = [[_text(_at(row, path, file)) for path in paths] for row in rows]
+        cells = [[_cell(_at(row, path, file)) for path in paths] for row in rows]
     else:
         titles = ("", "value")
-        cells = [[key, _text(value)] for key, value in results["summary"].items()]
+        cells = [[key, _cell(value)] for key, value in results["summary"].items()]
     lines = [titles, ["---"] * len(titles), *cells]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"{table}\n\n{_source(results, folder)}\n"
@@ -130,12 +132,8 @@ def _at(row: Mapping[str, Any], path: str, file: str) -> Any:
     return value
 
 
-def _text(value: Any) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
-    return str(value).replace("|", "\\|")
+def _cell(value: Any) -> str:
+    return shown(value).replace("|", "\\|")
 
 
 def _source(results: Results, folder: Path) -> str:
@@ -163,11 +161,7 @@ def _draw_plots(benchmarks: Path) -> list[str]:
 
 
 def _draw(plot: Callable[[Any, Results], None], results: Results, path: Path) -> None:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingData("plots need matplotlib: run `pip install 'costmodel[plots]'`") from None
-    figure = Figure(figsize=(8, 4), layout="constrained")
+    figure = new_figure((8, 4))
     axes = figure.subplots()
     plot(axes, results)
     axes.grid(alpha=0.3)
