@@ -22,7 +22,7 @@ CONFIGS = tuple(GemmConfig("pointer", 64, 64, 32, num_stages=s) for s in (2, 3, 
 OK = Measurement("ok", 11.5, 11.0, 12.0, 9, 1755)
 RUN = RunInfo("run-1", "GPU-a", "570.1", "2.11.0", "2026-11-27T12:00:00+00:00", 1980, 2619)
 RESULT = TuningResult(
-    workload=A, target=TARGET, model="xgb", model_hash="abc", reservation="", mode="auto", k=8,
+    workload=A, target=TARGET, model="xgb", model_hash="abc", caveat="", mode="auto", k=8,
     ranked=((CONFIGS[0], 12.0), (CONFIGS[1], None)),
     measured=((CONFIGS[0], OK), (CONFIGS[1], Measurement("timeout", error="over 60 s"))),
     torch=OK, config=CONFIGS[0], why="fastest", source="device (h100-sxm)", reliable=True,

@@ -29,7 +29,7 @@ RESULT = TuningResult(
     target=Target.named("h100-sxm", Toolchain("3.6.0", "12.8")),
     model="xgb",
     model_hash="abc",
-    reservation="",
+    caveat="",
     mode="auto",
     k=8,
     ranked=((CONFIG, 12.0), (replace(CONFIG, num_stages=3), None)),

@@ -122,7 +122,7 @@ def test_the_name_of_a_key_is_no_path(
 def test_texts_of_a_file_do_nothing_to_a_terminal(filled: WinnerCache) -> None:
     (entry,) = filled.entries()
     why = "\x1b]0;title\x07\x1b[2Jgone\r\u202e"
-    filled.put(entry.key, replace(entry.result, why=why, reservation=why))
+    filled.put(entry.key, replace(entry.result, why=why, caveat=why))
     for command in (("cache",), ("cache", "show", entry.path.stem)):
         done = run(*command)
         assert not set(done.stdout + done.stderr) & set("\x1b\x07\r\u202e")

@@ -192,10 +192,10 @@ def test_doctor_says_of_a_gpu_what_the_tuner_does(
     monkeypatch.setattr(Target, "current", classmethod(lambda cls: target))
     ranking = rank(Workload.dense(4096, 4096, 4096), target)
     model, artifacts = look_for("model"), look_for("artifacts")
-    assert model.ok == artifacts.ok == bool(ranking.head)
-    assert ranking.reservation in model.found
+    assert model.ok == artifacts.ok == bool(ranking.answered_by)
+    assert ranking.caveat in model.found
     if model.ok:
         assert f"{ranking.model} ({ranking.model_hash})" in model.found
-        assert artifacts.found == ranking.head
+        assert artifacts.found == ranking.answered_by
     else:
         assert "rules of thumb answer" in model.advice

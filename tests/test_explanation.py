@@ -41,7 +41,7 @@ def test_the_factors_make_the_prediction(workload: Workload) -> None:
     for row in found.rows:
         assert row.factors is not None
         assert row.start_us is not None
-        assert row.head == WITH_PTX
+        assert row.answered_by == WITH_PTX
         made_us = row.start_us * prod(row.factors.values())
         assert made_us == pytest.approx(row.predicted_us, rel=1e-4)
 
@@ -65,7 +65,7 @@ def test_contributions_add_up_in_a_batch_of_both_heads(shipped: XgbCostModel) ->
 def test_without_artifacts_the_other_head_answers_and_says_so() -> None:
     other = Target.named("h100-sxm", Toolchain("3.6.0", "12.9"))  # whose binaries nobody knows
     (row,) = explain(SKINNY, other, top=1).rows
-    assert row.head == WITHOUT_PTX
+    assert row.answered_by == WITHOUT_PTX
     assert row.binary is None
     assert row.factors is not None
     assert row.start_us is not None
@@ -109,7 +109,7 @@ def test_a_model_without_reasons_is_explained_on_paper(
 ) -> None:
     found = explain(SKINNY, TARGET, ConfigOnly(shipped) if isinstance(model, str) else model)
     assert "only a trained model" in found.no_factors
-    assert all(row.factors is None and row.head == "" for row in found.rows)
+    assert all(row.factors is None and row.answered_by == "" for row in found.rows)
     assert found.rows[0].grid["waves"]
     assert found.to_dict()["explained"][0]["factors"] is None
 

@@ -56,7 +56,7 @@ def tuned(workload: Workload, first_us: float = 50.0, count: int = 8) -> TuningR
     ]
     measured[-1] = measured[-1][0], Measurement("timeout", error="over 60 s")
     return TuningResult(
-        workload=workload, target=TARGET, model="xgb", model_hash="abc", reservation="",
+        workload=workload, target=TARGET, model="xgb", model_hash="abc", caveat="",
         mode="auto", k=8, ranked=(), measured=tuple(measured),
         torch=Measurement("ok", 47.0, 47.0, 47.0, 5), config=configs[0], why="fastest", source=ON,
         reliable=True, costs=Costs(),

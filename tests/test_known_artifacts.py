@@ -46,11 +46,11 @@ def test_with_another_triton_the_configuration_only_head_answers(model: XgbCostM
     assert not known_artifacts(of_ones_own(model), OTHER)
     found = rank(EVEN, OTHER, model, 4)
     assert found.without_artifact == found.considered
-    assert found.head == (
+    assert found.answered_by == (
         f"configuration-only head for all {found.considered} configurations: "
         f"no artifacts of Triton 3.99.0, ptxas 99.1"
     )
-    assert "3.99.0" in found.reservation
+    assert "3.99.0" in found.caveat
 
 
 def test_the_shipped_model_has_its_own(model: XgbCostModel) -> None:

@@ -115,8 +115,8 @@ def test_the_order_is_the_models_over_all_that_can_run(
     assert found.considered == len(legal)
     assert found.failed == len(SearchSpace.of(workload, H100)) - len(legal)
     assert found.without_artifact == 0
-    assert found.reservation == ""
-    assert found.head == (
+    assert found.caveat == ""
+    assert found.answered_by == (
         f"PTX head: artifacts of Triton 3.6.0, ptxas 12.8 for all {found.considered} configurations"
     )
     assert (found.model, found.model_hash) == ("made-up", model.hash)
@@ -178,7 +178,7 @@ def test_it_says_when_artifacts_are_missing(model: XgbCostModel) -> None:
     unknown = Workload.dense(512, 2048, 4096, b_layout="col")
     found = rank(unknown, H100, model, 8)
     assert found.without_artifact == found.considered == len(SearchSpace.of(unknown, H100))
-    assert found.head.startswith("configuration-only head")
+    assert found.answered_by.startswith("configuration-only head")
     assert len(found) == 8
 
 
@@ -238,8 +238,8 @@ def test_a_model_that_knows_nothing_of_it_is_passed_over(
     with pytest.warns(RuntimeWarning, match="rules of thumb"):
         found = rank(workload, target, model, 8)
     assert found.model == "heuristic"
-    assert "made-up was trained on" in found.reservation
-    assert what == "device" or f"not on {what}" in found.reservation
+    assert "made-up was trained on" in found.caveat
+    assert what == "device" or f"not on {what}" in found.caveat
     assert found.configs[0] == rank(workload, target, RuleHeuristic(), 1).configs[0]
     assert found.predicted_us(0) is None
 
@@ -261,7 +261,7 @@ def test_what_answers_instead_of_a_named_model_is_a_warning(
     assert f"{'the shipped model' if other == 'shipped' else 'model made-up'} answers" in str(
         told[0].message
     )
-    assert "named was trained on bfloat16" in found.reservation
+    assert "named was trained on bfloat16" in found.caveat
 
 
 @pytest.mark.parametrize("by", ["object", "path", "use"])
@@ -280,8 +280,8 @@ def test_however_a_model_is_named_its_reservation_is_told(
     named = {"object": model, "path": model.save(tmp_path / "model"), "use": None}[by]
     found = rank(EVEN, target, named, 8)
     assert found.model == "made-up"
-    assert says in found.reservation
-    assert bool(says) == bool(found.reservation)
+    assert says in found.caveat
+    assert bool(says) == bool(found.caveat)
 
 
 def test_a_float32_result_counts_as_the_type_that_is_multiplied(model: XgbCostModel) -> None:

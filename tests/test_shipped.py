@@ -99,7 +99,7 @@ def test_both_cards_are_ranked_for_by_one_model(model: XgbCostModel) -> None:
     found = rank(Workload.dense(4096, 4096, 4096), target, None, 8)
     assert found.model == model.name
     assert found.without_artifact == 0
-    assert found.reservation == ""
+    assert found.caveat == ""
     here = rank(Workload.dense(16, 28672, 4096), Target.named(NAME), None, 1).predicted_us(0)
     there = rank(Workload.dense(16, 28672, 4096), target, None, 1).predicted_us(0)
     assert here is not None

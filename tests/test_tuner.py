@@ -442,7 +442,7 @@ def test_no_model_for_the_device_is_one_warning_and_the_rules(
         result = tune(LARGE, runner=None, target=other, mode="predict")
     tune(LARGE, runner=None, target=other, mode="predict")  # a second warning would be an error
     assert result.model == "heuristic"
-    assert "b200-sxm" in result.reservation
+    assert "b200-sxm" in result.caveat
 
 
 @pytest.mark.fault("B61")
@@ -470,7 +470,7 @@ def test_a_result_promises_what_the_ranking_does(
     monkeypatch.setattr("costmodel.tuning.tuner.rank_by", sure)
     result = run(FakeRunner(lambda c: ok(50.0)), mode=mode)
     assert result.expected_kept == promised
-    assert (result.sure, result.doubt) == (False, "m is large")
+    assert (result.sure, result.out_of_coverage) == (False, "m is large")
     assert TuningResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
 
 

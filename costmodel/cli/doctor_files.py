@@ -70,10 +70,10 @@ class _Tuner:
 
     def model(self) -> str:
         ranking, _ = self._ranking
-        if not ranking.head:
-            raise Missing(ranking.reservation, _UPGRADE if "XGBoost" in ranking.reservation else "")
+        if not ranking.answered_by:
+            raise Missing(ranking.caveat, _UPGRADE if "XGBoost" in ranking.caveat else "")
         found = f"{ranking.model} ({ranking.model_hash}) for {self._target.device.name}"
-        return f"{found}: {ranking.reservation}" if ranking.reservation else found
+        return f"{found}: {ranking.caveat}" if ranking.caveat else found
 
     def named_model(self, path: Path) -> str:
         from costmodel.models import load
@@ -106,9 +106,11 @@ class _Tuner:
 
     def artifacts(self) -> str:
         ranking, told = self._ranking
-        if not ranking.head or ranking.without_artifact:
-            raise Missing(ranking.head or "no model", told and f"reinstall costmodel: {told}")
-        return ranking.head
+        if not ranking.answered_by or ranking.without_artifact:
+            raise Missing(
+                ranking.answered_by or "no model", told and f"reinstall costmodel: {told}"
+            )
+        return ranking.answered_by
 
 
 def _cache() -> str:

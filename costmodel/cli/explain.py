@@ -77,7 +77,7 @@ def _print(found: Explanation) -> None:
         title = "what the model makes of it, as a change of the latency"
         _print_columns(title, columns, _factor_rows(rows))
     sureness = output.sureness(ranking.expected_kept(_TIMED), ranking.out_of_coverage, _TIMED)
-    for line in (sureness, ranking.reservation):
+    for line in (sureness, ranking.caveat):
         if line:
             output.note(line)
 
@@ -104,7 +104,7 @@ def _lines(row: Explained) -> dict[str, str]:
     roof, grid, here, traffic = row.roofline, row.grid, row.residency, row.traffic
     lines = {
         "predicted": "an order only" if row.predicted_us is None else f"{row.predicted_us:.4g} us",
-        "answered": row.head or "rules",
+        "answered": row.answered_by or "rules",
         "of the roofline": _rates(row),
         "blocks": f"{grid['blocks']:.0f}, {grid['steps']:.0f} steps each",
         "useful work in the tiles": f"{grid['useful_percent']:.0f} %",

@@ -46,7 +46,7 @@ def rank(
     )
     k = len(found)
     trust = output.sureness(found.expected_kept(k), found.out_of_coverage, k)
-    output.note_model(found.head, trust, found.reservation)
+    output.note_model(found.answered_by, trust, found.caveat)
 
 
 def log_skipped(ranking: Ranking, model: Path | None) -> None:

@@ -115,8 +115,10 @@ def _print(result: TuningResult) -> None:
     columns = ["config", "predicted us", "timed us", "status"]
     output.print_table(f"{title}\ntimings: {result.source}", columns, rows)
     k = result.k if result.timed else 1
-    trust = output.sureness(result.expected_kept, result.doubt, k)
-    output.note_model(result.head, "" if result.mode == "exhaustive" else trust, result.reservation)
+    trust = output.sureness(result.expected_kept, result.out_of_coverage, k)
+    output.note_model(
+        result.answered_by, "" if result.mode == "exhaustive" else trust, result.caveat
+    )
     costs = result.costs
     output.note(
         f"chosen: {result.chosen}: {result.why}\n"

@@ -44,8 +44,8 @@ class Explained:
         place: in the ranking, from 1.
         config: the configuration.
         predicted_us: None where the model only knows an order.
-        head: which part of a learned model answered: :data:`WITH_PTX` or :data:`WITHOUT_PTX`;
-            empty where none did.
+        answered_by: :data:`WITH_PTX` or :data:`WITHOUT_PTX`, the part of a learned model that
+            answered; empty where none did.
         roofline: which bound the product has, and how near the prediction comes to it.
         grid: blocks, waves, and how full the last one is.
         residency: blocks on a multiprocessor, what limits them, and bytes on their way.
@@ -61,7 +61,7 @@ class Explained:
     place: int
     config: GemmConfig
     predicted_us: float | None
-    head: str
+    answered_by: str
     roofline: Facts
     grid: Facts
     residency: Facts
@@ -79,7 +79,7 @@ class Explained:
             "place": self.place,
             "config": self.config.to_dict(),
             "predicted_us": self.predicted_us,
-            "head": self.head,
+            "head": self.answered_by,
             **{name: None if part is None else dict(part) for name, part in parts.items()},
             "start_us": self.start_us,
         }
@@ -211,13 +211,13 @@ def _explained(
     columns = ranking.candidates.artifact_columns[row]
     known = not np.isnan(columns[0])
     binary = dict(zip(ARTIFACT_COLUMNS[:3], map(float, columns), strict=False)) if known else None
-    head = "" if factors is None else WITH_PTX if known else WITHOUT_PTX
+    answered_by = "" if factors is None else WITH_PTX if known else WITHOUT_PTX
     roofline_us, paper_us = paper["roofline_us"], _paper_us(paper)
     return Explained(
         place=row + 1,
         config=config,
         predicted_us=predicted_us,
-        head=head,
+        answered_by=answered_by,
         roofline=_roofline(ranking.workload, target, roofline_us, predicted_us),
         grid=_grid(config, target, paper),
         residency=_residency(ranking.workload, config, target, paper),

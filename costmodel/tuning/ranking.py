@@ -57,8 +57,8 @@ class Ranking:
     Attributes:
         workload, target: what was ranked, and where for.
         model, model_hash: which model answered.
-        reservation: why it is not the first choice, or less exact than it could be; else empty.
-        head: which head of a learned model answered, in a line; empty of other models.
+        caveat: why it is not the first choice, or less exact than it could be; else empty.
+        answered_by: which head of a learned model answered, in a line; empty of other models.
         candidates: the configurations in order, with the artifacts that are known.
         cost: float64 [n], ascending; a latency in us where ``predicts_latency``.
         considered: configurations that were ranked, duplicates among them.
@@ -73,8 +73,8 @@ class Ranking:
     target: Target
     model: str
     model_hash: str
-    reservation: str
-    head: str
+    caveat: str
+    answered_by: str
     predicts_latency: bool
     candidates: Candidates = field(repr=False)
     cost: NDArray[np.float64] = field(repr=False)
@@ -109,8 +109,8 @@ class Ranking:
             "workload": self.workload.to_dict(),
             "target": self.target.to_dict(),
             "model": {"name": self.model, "hash": self.model_hash},
-            "reservation": self.reservation,
-            "head": self.head,
+            "reservation": self.caveat,
+            "head": self.answered_by,
             "considered": self.considered,
             "without_artifact": self.without_artifact,
             "failed": self.failed,
@@ -204,8 +204,8 @@ def rank_by(
         target=target,
         model=chosen.name,
         model_hash=chosen.hash,
-        reservation=answering.reservation,
-        head=chosen.answered_by(target, unknown, len(candidates)),
+        caveat=answering.caveat,
+        answered_by=chosen.answered_by(target, unknown, len(candidates)),
         predicts_latency=chosen.predicts_latency,
         candidates=candidates.take(order),
         cost=cost[order],
@@ -222,7 +222,7 @@ class Answering:
     """The model to ask, and why that is not the one that was named or a perfect one; else empty."""
 
     model: CostModel
-    reservation: str = ""
+    caveat: str = ""
 
 
 def answering_model(

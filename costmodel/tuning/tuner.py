@@ -258,13 +258,13 @@ def _or_torch(result: TuningResult, ranking: Ranking, model: CostModel) -> Tunin
 def _common(ranking: Ranking, mode: str, k: int, looked_at: int) -> dict[str, Any]:
     return {
         "expected_kept": ranking.expected_kept(looked_at),
-        "doubt": ranking.out_of_coverage,
+        "out_of_coverage": ranking.out_of_coverage,
         "workload": ranking.workload,
         "target": ranking.target,
         "model": ranking.model,
         "model_hash": ranking.model_hash,
-        "reservation": ranking.reservation,
-        "head": ranking.head,
+        "caveat": ranking.caveat,
+        "answered_by": ranking.answered_by,
         "mode": mode,
         "k": k,
         "ranked": tuple((c, ranking.predicted_us(i)) for i, c in enumerate(ranking.configs)),

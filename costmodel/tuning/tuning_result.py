@@ -45,7 +45,7 @@ class TuningResult:
     Attributes:
         workload, target: what was tuned, and where for.
         model, model_hash: which model ranked.
-        reservation: why that is not the first choice, or less exact than it could be; else empty.
+        caveat: why that is not the first choice, or less exact than it could be; else empty.
         mode, k: as asked for.
         ranked: configurations with their predicted latency in us (None where the model knows
             only an order), the most promising first.
@@ -59,10 +59,10 @@ class TuningResult:
         reliable: chosen as it would be again: false after a budget ran out or where candidates or
             torch could not be timed, and such a result is not kept on disk.
         costs: what each stage took.
-        head: which head of a learned model ranked, in a line; empty of other models.
+        answered_by: which head of a learned model ranked, in a line; empty of other models.
         expected_kept: the share of the best speed, from 0 to 1, that the ranking promised to keep
             by what was looked at; None where the model cannot tell.
-        doubt: why the ranking should not be trusted; empty if it may be.
+        out_of_coverage: which property of the workload is new to the model; else empty.
         plan: what computes the other m of its bucket; None until one of them is asked for, which
             the choice serves as well.
     """
@@ -71,7 +71,7 @@ class TuningResult:
     target: Target
     model: str
     model_hash: str
-    reservation: str
+    caveat: str
     mode: str
     k: int
     ranked: tuple[tuple[GemmConfig, float | None], ...]
@@ -82,15 +82,15 @@ class TuningResult:
     source: str
     reliable: bool
     costs: Costs
-    head: str = ""
+    answered_by: str = ""
     expected_kept: float | None = None
-    doubt: str = ""
+    out_of_coverage: str = ""
     plan: BucketPlan | None = None
 
     @property
     def sure(self) -> bool | None:
         """Whether the ranking may be trusted; None where the model cannot tell."""
-        return None if self.expected_kept is None else not self.doubt
+        return None if self.expected_kept is None else not self.out_of_coverage
 
     @property
     def chosen(self) -> GemmConfig | str:
@@ -135,13 +135,13 @@ class TuningResult:
             "workload": self.workload.to_dict(),
             "target": self.target.to_dict(),
             "model": {"name": self.model, "hash": self.model_hash},
-            "reservation": self.reservation,
-            "head": self.head,
+            "reservation": self.caveat,
+            "head": self.answered_by,
             "mode": self.mode,
             "k": self.k,
             "expected_kept": self.expected_kept,
             "sure": self.sure,
-            "doubt": self.doubt,
+            "doubt": self.out_of_coverage,
             "ranked": [
                 {"config": c.to_dict(), "predicted_us": _plain(us)} for c, us in self.ranked
             ],
@@ -169,7 +169,7 @@ class TuningResult:
     ) -> TuningResult:  # fmt: skip
         """A choice that no model was asked for; it is not to be kept on disk."""
         return cls(
-            workload, target, model="", model_hash="", reservation="", mode=mode, k=1, ranked=(),
+            workload, target, model="", model_hash="", caveat="", mode=mode, k=1, ranked=(),
             measured=(), torch=None, config=config, why=why, source=source, reliable=False,
             costs=Costs(),
         )  # fmt: skip
@@ -189,7 +189,7 @@ class TuningResult:
 
 def _read(data: Any) -> TuningResult:
     model, costs = take(data, "model", dict), take(data, "costs", dict)
-    texts = {name: take(data, name, str) for name in ("reservation", "mode", "why", "source")}
+    texts = {name: take(data, name, str) for name in ("mode", "why", "source")}
     chosen, torch = data.get("chosen"), data.get("torch")
     return TuningResult(
         workload=Workload.from_dict(take(data, "workload", dict)),
@@ -204,10 +204,11 @@ def _read(data: Any) -> TuningResult:
         reliable=take(data, "reliable", bool),
         costs=Costs(**{name: take(costs, name, kind) for name, kind in _COSTS.items()}),
         # Not in results of earlier releases.
-        head=take(data, "head", str) if "head" in data else "",
+        answered_by=take(data, "head", str) if "head" in data else "",
         expected_kept=_number(data, "expected_kept") if "expected_kept" in data else None,
-        doubt=take(data, "doubt", str) if "doubt" in data else "",
+        out_of_coverage=take(data, "doubt", str) if "doubt" in data else "",
         plan=_plan(_rows(data, "parts")) if "parts" in data else None,
+        caveat=take(data, "reservation", str),
         **texts,
     )
 

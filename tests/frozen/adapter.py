@@ -37,7 +37,7 @@ def ranked(
     """
     found = costmodel.rank(workload, target, k=k)
     order = [(str(c), np.float32(x)) for c, x in zip(found.configs, found.cost, strict=True)]
-    return f"{found.model} {found.model_hash}; {found.reservation}", order
+    return f"{found.model} {found.model_hash}; {found.caveat}", order
 
 
 def refused(workload: costmodel.Workload, target: costmodel.Target) -> list[tuple[str, str]]:

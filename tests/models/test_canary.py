@@ -121,7 +121,7 @@ def test_rules_answer_in_place_of_a_shipped_one_and_one_warning_says_why(
         ranking = rank(PROBLEM, target, k=5)
     assert len(seen) == 1
     assert (ranking.model, len(ranking)) == ("heuristic", 5)
-    assert "upgrade it" in ranking.reservation
+    assert "upgrade it" in ranking.caveat
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # it was said already
         assert rank(SMALL, target, k=5).model == "heuristic"
