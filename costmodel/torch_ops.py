@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from costmodel.dispatch.batches import multiply_by_torch
+from costmodel.dispatch.calls import Call
 from costmodel.dispatch.dispatch import matmul
 from costmodel.dispatch.torch_context import in_forward_level, without_autocast
 from costmodel.errors import ShapeError
@@ -95,7 +96,7 @@ def _product(
         return found
     if out_dtype not in (None, a.dtype):
         a, b, tf32 = a.to(out_dtype), b.to(out_dtype), None
-    return multiply_by_torch(a, b, None, bias=bias, tf32=tf32)
+    return multiply_by_torch(Call(a, b, bias=bias, tf32=tf32))
 
 
 def _through(activation: str, grad: torch.Tensor, before: torch.Tensor) -> torch.Tensor:

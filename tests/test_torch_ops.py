@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import costmodel
 from costmodel.dispatch import batches
 from costmodel.dispatch.batches import multiply_batches
+from costmodel.dispatch.calls import Call
 from costmodel.errors import GradientError, InvalidInput, LayoutError, ShapeError, UnsupportedDtype
 from costmodel.launch.torch_product import activated
 from costmodel.nn import Linear, replace_linear
@@ -283,10 +284,10 @@ def test_batches_are_as_torch_has_them(
     if transposed and len(lead) == 1:
         a = random(k, *lead).T
     expected = torch.matmul(a, b)
-    torch.testing.assert_close(multiply_batches(two_matrices, a, b, None), expected)
+    torch.testing.assert_close(multiply_batches(two_matrices, Call(a, b)), expected)
     if expected.ndim:
         out = torch.full_like(expected, float("nan"))
-        assert multiply_batches(two_matrices, a, b, out) is out
+        assert multiply_batches(two_matrices, Call(a, b, out)) is out
         torch.testing.assert_close(out, expected)
 
 
@@ -294,23 +295,23 @@ def test_batches_on_both_sides_are_torchs(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(batches, "check_kinds", lambda *_: None)
     a, b, bias = random(2, 1, 4, 3), random(5, 3, 6), random(6)
     expected = torch.relu(a @ b + bias)
-    found = multiply_batches(two_matrices, a, b, None, bias=bias, activation="relu")
+    found = multiply_batches(two_matrices, Call(a, b, None, bias, "relu"))
     torch.testing.assert_close(found, expected)
     out = torch.empty_like(expected)
-    assert multiply_batches(two_matrices, a, b, out, bias=bias, activation="relu") is out
+    assert multiply_batches(two_matrices, Call(a, b, out, bias, "relu")) is out
     torch.testing.assert_close(out, expected)
     with pytest.raises(UnsupportedDtype, match="out_dtype"):
-        multiply_batches(two_matrices, a, b, None, out_dtype=torch.float64)
+        multiply_batches(two_matrices, Call(a, b, out_dtype=torch.float64))
 
 
 def test_what_is_no_batch_is_refused() -> None:
     with pytest.raises(ShapeError, match="expected vectors"):
-        multiply_batches(two_matrices, torch.tensor(1.0), random(3, 5), None)
+        multiply_batches(two_matrices, Call(torch.tensor(1.0), random(3, 5)))
     with pytest.raises(ShapeError, match=r"expected \[2, 4, 5\]"):
-        multiply_batches(two_matrices, random(2, 4, 3), random(3, 5), torch.empty(2, 5, 4))
+        multiply_batches(two_matrices, Call(random(2, 4, 3), random(3, 5), torch.empty(2, 5, 4)))
     out = torch.empty(4, 2, 5).transpose(0, 1)
     with pytest.raises(LayoutError, match="no rows of one matrix"):
-        multiply_batches(two_matrices, random(2, 4, 3), random(3, 5), out)
+        multiply_batches(two_matrices, Call(random(2, 4, 3), random(3, 5), out))
 
 
 # --- the layer ----------------------------------------------------------------------------------

@@ -260,11 +260,11 @@ def _first_call(key: object, call: Call) -> torch.Tensor:
     if call.mode is None:
         call.mode = modes.default_mode()
     if who == "torch":
-        return multiply_by_torch(a, b, call.out, **call.options())
+        return multiply_by_torch(call)
     if who == "operator":
         return _by_operator(call)
     if who == "batches":
-        return multiply_batches(matmul, a, b, call.out, **call.options())
+        return multiply_batches(matmul, call)
     new_output = NewOutput(a, b, call.out_dtype)
     out = new_output(a) if call.out is None else call.out
     found = resolve_launch(call, out, winners, _background)
@@ -281,7 +281,7 @@ def _compiled(call: Call) -> torch.Tensor:
     """Return the product as ``torch.compile`` traces it."""
     call = by_autocast(call) or call
     if in_forward_level():  # the operator has no forward-mode gradient
-        return multiply_by_torch(call.a, call.b, call.out, **call.options())
+        return multiply_by_torch(call)
     return _by_operator(call)
 
 
@@ -293,7 +293,7 @@ def _by_operator(call: Call) -> torch.Tensor:
             "before instead"
         )
     if call.is_batch:
-        return multiply_batches(matmul, call.a, call.b, call.out, **call.options())
+        return multiply_batches(matmul, call)
     out, out_dtype = call.out, call.out_dtype
     if out is not None:
         require_shape("out", out, (call.a.shape[0], call.b.shape[1]))
