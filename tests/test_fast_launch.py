@@ -10,7 +10,8 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -176,6 +177,34 @@ def test_no_operand_is_held(monkeypatch: pytest.MonkeyPatch, wrapper: type[Wrapp
     del matrices
     gc.collect()
     assert [x() for x in left] == [None] * 3
+
+
+@pytest.mark.fault("B25")
+def test_it_is_queued_on_the_device_of_its_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("triton.__version__", "3.7.1")
+    current = [0]
+
+    @contextmanager
+    def device(index: int) -> Iterator[None]:
+        before, current[0] = current[0], index
+        yield
+        current[0] = before
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[0])
+    seen: list[int] = []
+
+    class Seen(CFunction):
+        def __call__(self, *_: Any) -> None:
+            seen.append(current[0])
+
+    kernel = Kernel(POINTER, Wrapper(Seen()), 7, (4, 1, 0))
+    launch = TritonLaunch(plan_of(POINTERS), kernel, 1, SimpleNamespace(target=None))
+    for here in (0, 1):
+        current[0] = here
+        launch(*operands(1), None)
+        assert current == [here]
+    assert seen == [1, 1]
 
 
 # --- what is left to Triton's wrappers ----------------------------------------------------------

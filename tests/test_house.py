@@ -158,6 +158,13 @@ def test_importing_costmodel_is_light() -> None:
 
 
 @pytest.mark.fault("B11")
+def test_ranking_and_timing_import_no_torch_before_they_need_it() -> None:
+    names = ("cli", "measure.device", "measure.replay", "tuning.ranking", "tuning.tuner")
+    imports = ", ".join(f"costmodel.{name}" for name in names)
+    assert run(f"import sys, {imports}; print('torch' in sys.modules)", ROOT) == "False\n"
+
+
+@pytest.mark.fault("B11")
 def test_importing_any_module_touches_neither_gpu_nor_environment() -> None:
     modules = [module_of(p) for p in source_files() if p.name != "__main__.py"]
     code = f"""

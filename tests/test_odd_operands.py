@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import costmodel
 from costmodel.dispatch.calls import key_of
 from costmodel.dispatch.launches import Launches
-from costmodel.errors import InvalidInput, LayoutError, ShapeError, UnsupportedDtype
+from costmodel.errors import CostModelError, InvalidInput, LayoutError, ShapeError, UnsupportedDtype
 
 # No model has learned float32: the rules rank.
 pytestmark = pytest.mark.filterwarnings("ignore:.*was trained on:RuntimeWarning")
@@ -383,3 +383,14 @@ def test_a_model_that_was_saved_again_is_another_one(tmp_path: Path) -> None:
         keys.append(key())
     assert len({*keys}) == 3
     assert key() == keys[-1]
+
+
+@pytest.mark.fault("B52")
+def test_nothing_is_chosen_while_triton_interprets(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(CostModelError, match="TRITON_INTERPRET is set"):
+        costmodel.matmul(*pair())
+    assert machine.bench.timed == []
+    assert machine.loaded == []
