@@ -26,9 +26,6 @@ __all__ = ["compile_source", "duplicates", "shorten"]
 _ERROR_LIMIT = 500
 # How Triton's PTXASError tells that a signal ended ptxas.
 _KILLED = re.compile(r"`ptxas` (failed with error code -\d|raised SIG)")
-# CUDA's own share of a block's shared memory, which ptxas reports from sm_90 on. The limits of
-# CUDA's tables (227 KiB on sm_90) are without it.
-_RESERVED_SHARED_BYTES = 1024
 
 
 def compile_source(
@@ -97,7 +94,8 @@ def _describe(key: str, spec: Any, target: Target, compiled: Any) -> Artifact:
     """Describe a ``triton.compiler.CompiledKernel``."""
     metadata, ptx, cubin = compiled.metadata, compiled.asm["ptx"], compiled.asm["cubin"]
     usage = _resource_usage(cubin, metadata.name)
-    reserved = _RESERVED_SHARED_BYTES if target.device.arch >= 90 else 0
+    row = target.device.architecture
+    reserved = row.reserved_shared_bytes if row.ptxas_counts_reserved else 0
     return Artifact(
         key,
         spec,

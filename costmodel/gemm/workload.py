@@ -42,7 +42,7 @@ MOST_OFFSET = 2**31 - 1
 MOST = MOST_OFFSET + 1 - LARGEST
 """The largest size: kernels round sizes up to whole tiles in 32 bits, whatever the tile."""
 
-_ALIGNED_HALVES = CodeClass()
+_DEFAULT_CODE = CodeClass()
 
 
 def kind_options(kind: str) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class Workload:
     m: int
     n: int
     k: int
-    code: CodeClass = _ALIGNED_HALVES
+    code: CodeClass = _DEFAULT_CODE
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k"):

@@ -34,7 +34,9 @@ class Architecture:
         tensor_memory: columns of tensor memory, 0 without one.
         registers: of a multiprocessor, and the most of a block.
         block_threads: the most threads of a block.
-        reserved_shared_bytes: what CUDA keeps of shared memory for each block.
+        reserved_shared_bytes: what CUDA keeps of shared memory for each block. CUDA's tables of
+            limits are without it.
+        ptxas_counts_reserved: ptxas adds it to the shared memory that it reports.
     """
 
     capability: int
@@ -51,6 +53,7 @@ class Architecture:
     registers: int = SM_REGISTERS
     block_threads: int = 1024
     reserved_shared_bytes: int = 1024
+    ptxas_counts_reserved: bool = False
 
     @property
     def is_wide(self) -> bool:
@@ -65,11 +68,12 @@ _ROWS = (
     Architecture(80, "Ampere", "mma.sync", 2048, _AMPERE, fma_units=64),
     Architecture(86, "Ampere", "mma.sync", 1024, _AMPERE, max_warps=48, max_blocks=16),
     Architecture(89, "Ada", "mma.sync", 1024, _HOPPER, max_warps=48, max_blocks=24),
-    Architecture(90, "Hopper", "wgmma", 4096, _HOPPER, tma=True, clusters=True),
+    Architecture(90, "Hopper", "wgmma", 4096, _HOPPER, tma=True, clusters=True,
+                 ptxas_counts_reserved=True),
     Architecture(100, "Blackwell", "tcgen05", 8192, _HOPPER, tma=True, clusters=True,
-                 tensor_memory=512),
+                 tensor_memory=512, ptxas_counts_reserved=True),
     Architecture(120, "Blackwell", "mma.sync", 1024, _HOPPER, max_warps=48, max_blocks=24,
-                 tma=True),
+                 tma=True, ptxas_counts_reserved=True),
 )  # fmt: skip
 ARCHITECTURES: dict[int, Architecture] = {row.capability: row for row in _ROWS}
 """All rows, by capability, in ascending order."""

@@ -44,7 +44,7 @@ def refused(workload: costmodel.Workload, target: costmodel.Target) -> list[tupl
     """Configurations that are not ranked, with the reason: illegal, redundant, known to fail."""
     space = SearchSpace.of(workload, target)
     found = [(str(c), reason) for c, reason in (*space.rejected.items(), *space.redundant.items())]
-    known = known_artifacts(answering_model(None, target, workload)[0], target)
+    known = known_artifacts(answering_model(None, target, workload).model, target)
     for config in space.configs if known else ():
         artifact = known.get(artifact_key(specialize(workload, config), target))
         if artifact is None:
