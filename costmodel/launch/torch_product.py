@@ -58,7 +58,7 @@ def torch_product(
     elif out.dtype is a.dtype:
         _product(a, b, out, bias)
     elif a.is_cuda and a.numel() and b.numel():
-        _widened_product(a, b, out, bias)
+        _product(a, b, out, bias, out_dtype=out.dtype)  # 16-bit to float32, not rounded in between
     else:  # only cuBLAS widens its result, and not an empty one
         _product(a.float(), b.float(), out, bias)
     if activation == "relu":
@@ -103,19 +103,9 @@ def float32_precision(tf32: bool) -> Iterator[None]:
 
 
 def _product(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None, **widened: Any
 ) -> None:
     if bias is None:
-        torch.mm(a, b, out=out)
+        torch.mm(a, b, out=out, **widened)
     else:
-        torch.addmm(bias, a, b, out=out)
-
-
-def _widened_product(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
-) -> None:
-    """Like :func:`_product`, from 16-bit operands to float32, without rounding in between."""
-    if bias is None:
-        torch.mm(a, b, out_dtype=out.dtype, out=out)
-    else:
-        torch.addmm(bias, a, b, out_dtype=out.dtype, out=out)
+        torch.addmm(bias, a, b, out=out, **widened)
