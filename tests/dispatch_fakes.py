@@ -12,6 +12,7 @@ from zlib import crc32
 
 import pytest
 import torch
+from random_model import RandomModel
 
 from costmodel.compile.artifact import Artifact
 from costmodel.data.measurement import Candidate, Measurement, Runner
@@ -25,7 +26,6 @@ from costmodel.gemm.specialize import Specialization, artifact_key
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
 from costmodel.launch.plan import Plan
-from costmodel.models import RandomModel
 from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.tuning_result import TuningResult
 from costmodel.tuning.winners import Winners

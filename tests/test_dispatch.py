@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from random_model import RandomModel
 
 import costmodel
 from costmodel.data.dataset import Dataset, RunInfo
@@ -40,7 +41,6 @@ from costmodel.hardware.target import Target, Toolchain
 from costmodel.launch.plan import Plan
 from costmodel.launch.workspace import Workspace
 from costmodel.measure.replay import ReplayRunner
-from costmodel.models import RandomModel
 from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.tuning_key import TuningKey
 from costmodel.tuning.winners import Winners, bucket

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import test_dispatch
 import torch
+from random_model import RandomModel
 from test_dispatch import H100, SIZES, A, B, Bench, find, winners_of
 
 import costmodel
@@ -21,7 +22,6 @@ from costmodel.dispatch import dispatch
 from costmodel.errors import CostModelError
 from costmodel.gemm.workload import Workload
 from costmodel.measure.replay import ReplayRunner
-from costmodel.models import RandomModel
 from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.winners import Winners
 

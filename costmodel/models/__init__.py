@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from costmodel.models.baselines import AnalyticModel, RandomModel, RuleHeuristic, StaticRank
+from costmodel.models.baselines import AnalyticModel, RuleHeuristic, StaticRank
 from costmodel.models.known import known_artifacts
 from costmodel.models.peers import NvMatmulHeuristics
 from costmodel.models.ptx_score import PtxScore
@@ -13,7 +13,6 @@ from costmodel.models.registry import (
     shipped_models,
     use,
 )
-from costmodel.models.rules import heuristic_config, heuristic_order
 from costmodel.models.table import TrainingTable
 from costmodel.models.train import train
 from costmodel.models.validate import cross_validate
@@ -23,7 +22,6 @@ __all__ = [
     "AnalyticModel",
     "NvMatmulHeuristics",
     "PtxScore",
-    "RandomModel",
     "RuleHeuristic",
     "StaticRank",
     "TrainingTable",
@@ -31,8 +29,6 @@ __all__ = [
     "XgbParams",
     "cross_validate",
     "find_model",
-    "heuristic_config",
-    "heuristic_order",
     "known_artifacts",
     "load",
     "model_directory",

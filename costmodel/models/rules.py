@@ -12,19 +12,16 @@ the compiler writes every multiplication of a step down.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.data.candidates import CONFIG_COLUMNS, Candidates
-from costmodel.errors import InvalidInput
-from costmodel.gemm.config import GemmConfig
+from costmodel.data.candidates import CONFIG_COLUMNS
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 
-__all__ = ["Wanted", "heuristic_config", "heuristic_order", "rule_cost", "wanted"]
+__all__ = ["Wanted", "rule_cost", "wanted"]
 
 
 class Wanted(NamedTuple):
@@ -48,27 +45,6 @@ def wanted(workload: Workload, target: Target) -> Wanted:
         return _without_tensor_cores(workload, sm_count)
     want = _small(workload) if workload.is_small() else _large(workload, sm_count)
     return want._replace(block_k=max(want.block_k * 2 // code.itemsize, 16))  # as many bytes
-
-
-def heuristic_order(
-    workload: Workload, configs: Sequence[GemmConfig], target: Target
-) -> list[GemmConfig]:
-    """Sort configurations, the nearest to the rules first; ties keep the given order."""
-    cost = rule_cost(workload, Candidates.of(configs).config_columns, target)
-    return [configs[row] for row in np.argsort(cost, kind="stable")]
-
-
-def heuristic_config(
-    workload: Workload, configs: Sequence[GemmConfig], target: Target
-) -> GemmConfig:
-    """Choose one of the given (legal) configurations by the rules.
-
-    Raises:
-        InvalidInput: no configuration was given.
-    """
-    if not configs:
-        raise InvalidInput(f"no configuration to choose from for {workload}: expected at least one")
-    return heuristic_order(workload, configs, target)[0]
 
 
 def rule_cost(

@@ -68,7 +68,7 @@ class TorchTime:
         if self.trees is None:
             return float("nan")
         row: NDArray[np.float32] = np.array([_features(workload, target)], dtype=np.float32)
-        return float(np.exp(self.trees.booster(1).inplace_predict(row)[0])) * _floor_us(
+        return float(np.exp(self.trees.booster().inplace_predict(row)[0])) * _floor_us(
             workload, target
         )
 

@@ -39,4 +39,4 @@ def train(
     model = XgbCostModel(params, name=name, nthread=nthread).fit(table)
     if calibrated:
         model.confidence_ = calibrate(table, params, nthread=nthread)
-    return model.with_threads(1)
+    return model

@@ -42,6 +42,8 @@ class Trees:
             canary: the :meth:`canary` of the trees when they were saved; None if not kept.
         """
         self._columns, self._booster = columns, booster
+        if booster is not None:
+            booster.set_param({"nthread": 1})
         self._file, self._read, self._canary = file, read, canary
 
     @cached_property
@@ -51,10 +53,10 @@ class Trees:
         Raises:
             CorruptFile, FileError: the file is damaged, not that of the card, or cannot be read.
         """
-        return self._read() if self._read else bytes(self.booster(1).save_raw(raw_format="ubj"))
+        return self._read() if self._read else bytes(self.booster().save_raw(raw_format="ubj"))
 
-    def booster(self, nthread: int) -> Booster:
-        """Return the trees for prediction with this many threads.
+    def booster(self) -> Booster:
+        """Return the trees, which predict with one thread: more are slower on a few rows.
 
         Raises:
             CorruptFile, SchemaMismatch: other content, or other columns.
@@ -62,13 +64,8 @@ class Trees:
         """
         if self._booster is None:
             self._booster = self._parse()
-            self._booster.set_param({"nthread": nthread})
+            self._booster.set_param({"nthread": 1})
         return self._booster
-
-    def with_threads(self, nthread: int) -> None:
-        """Predict with this many threads from now on."""
-        if self._booster is not None:
-            self._booster.set_param({"nthread": nthread})
 
     def canary(self) -> float:
         """Predict one fixed row: a release of XGBoost that reads the trees wrongly differs.
@@ -76,7 +73,7 @@ class Trees:
         Releases have read the same file otherwise without a word, such as without the mean that
         all trees start from.
         """
-        return _canary_of(self.booster(1))
+        return _canary_of(self.booster())
 
     def _parse(self) -> Booster:
         import xgboost

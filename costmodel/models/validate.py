@@ -142,7 +142,7 @@ def _out_of_fold(
     for held_out in held_outs:
         rest = np.setdiff1d(np.arange(len(table.workloads)), held_out)
         model = XgbCostModel(params, nthread=nthread).fit(table.of_workloads(rest))
-        yield model.with_threads(1), table.of_workloads(held_out)  # a few hundred rows at a time
+        yield model, table.of_workloads(held_out)
 
 
 def _problems(table: TrainingTable) -> Iterator[tuple[Problem, Target]]:

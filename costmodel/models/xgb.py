@@ -307,13 +307,6 @@ class XgbCostModel(CostModel):
             f"configuration-only head for {unknown}: no {artifacts}"
         )
 
-    def with_threads(self, nthread: int) -> XgbCostModel:
-        """Predict with this many threads from now on; more than one is slower on a few rows."""
-        self.nthread = nthread
-        for trees in self._heads.values():
-            trees.with_threads(nthread)
-        return self
-
     @property
     def hash(self) -> str:
         """16 hex digits of the trees and of the columns they expect; empty before ``fit``."""
@@ -347,7 +340,7 @@ class XgbCostModel(CostModel):
         return storage.save(Path(path), card, raw, self.artifacts)
 
     @classmethod
-    def load(cls, path: str | Path, *, nthread: int = 1, parse: bool = True) -> XgbCostModel:
+    def load(cls, path: str | Path, *, parse: bool = True) -> XgbCostModel:
         """Read a model that :meth:`save` wrote.
 
         Args:
@@ -362,7 +355,7 @@ class XgbCostModel(CostModel):
         """
         path = Path(path)
         card = storage.read_card(path)
-        model = cls(card.params, name=card.name, nthread=nthread)
+        model = cls(card.params, name=card.name)
         model.target_, model.dtypes_, model.devices_ = card.target, card.dtypes, card.devices
         model.card_, model.confidence_ = card.training, card.confidence
         model._hash, model._directory = card.hash, path
@@ -383,13 +376,13 @@ class XgbCostModel(CostModel):
         if parse:
             for trees in (*model._heads.values(), model.torch_time_.trees):
                 if trees is not None:
-                    trees.booster(nthread)
+                    trees.booster()
         return model
 
     def _head(self, ptx: bool) -> Booster:
         """Return a head; the model cannot be used any more if its trees cannot be read."""
         try:
-            return self._heads[ptx].booster(self.nthread)
+            return self._heads[ptx].booster()
         except (FileError, ModelError) as error:
             self._trouble = str(error)
             raise

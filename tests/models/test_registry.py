@@ -193,7 +193,7 @@ def test_trees_of_other_releases_are_read_and_answer_alike(file: Path) -> None:
     trees = Trees(("column0", "column1", "column2"), file=file, read=file.read_bytes)
     rows = (np.arange(120, dtype=np.float32).reshape(40, 3) * 7919 % 101) / 101
     expected = json.loads(file.with_suffix(".json").read_text())
-    assert trees.booster(1).inplace_predict(rows[:5]).tolist() == pytest.approx(expected, rel=1e-6)
+    assert trees.booster().inplace_predict(rows[:5]).tolist() == pytest.approx(expected, rel=1e-6)
 
 
 def test_saving_an_unfitted_model_is_refused(tmp_path: Path) -> None:
