@@ -15,6 +15,7 @@ from costmodel.files import decode
 from costmodel.hardware import nvidia
 from costmodel.hardware.architectures import Architecture, architecture
 from costmodel.host import host_errors
+from costmodel.validation import take
 
 __all__ = ["DEVICES", "Device", "Target", "Toolchain"]
 
@@ -174,7 +175,7 @@ class Target:
             InvalidInput: a field is missing or of another type, or a figure is not over 0.
         """
         try:
-            target = decode(data, cls, name="target")
+            target = decode({name: take(data, name, dict) for name in ("device", "toolchain")}, cls)
             for name, value in asdict(target.device).items():
                 if not isinstance(value, str) and value <= 0:
                     raise InvalidInput(f"{name}={value!r}: expected a figure over 0")
