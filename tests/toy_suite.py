@@ -16,13 +16,13 @@ from triton_interpreter import run_by_triton
 
 import costmodel
 from costmodel.compile.artifact import Artifact
-from costmodel.compile.compile_pool import compile_many
 from costmodel.data.candidates import CONFIG_COLUMNS, Candidates
 from costmodel.data.dataset import Dataset, RunInfo
 from costmodel.data.measurement import Measurement, TuningRecord
 from costmodel.dispatch import loading
 from costmodel.dispatch.dispatch import forget_launches
 from costmodel.dispatch.pins import pin_config
+from costmodel.gemm.binaries import compile_many
 from costmodel.gemm.config import GemmConfig, parse_config
 from costmodel.gemm.family import families
 from costmodel.gemm.kernel_code import kernel_hash, kernel_hashes
