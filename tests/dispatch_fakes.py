@@ -140,7 +140,7 @@ class Machine:
         winners = Winners(
             WinnerCache(self._folder),
             target_of=lambda _: H100,
-            bench_of=lambda _: self.bench,
+            process_of=lambda _: self.bench,
             compile_=compiled,
         )
         self._patch.setattr(loading, "_loaded", {})

@@ -36,7 +36,7 @@ def main(cache: str, has_driver: bool) -> None:
     patch(loading, "load", load)
     dispatch.winners = Winners(
         dispatch.winners.cache, target_of=dispatch.winners.target_of,
-        bench_of=lambda _: machine.bench, compile_=compile_for_device,
+        process_of=lambda _: machine.bench, compile_=compile_for_device,
     )  # fmt: skip
     torch.manual_seed(0)
     wrong, chosen = [], []

@@ -60,7 +60,7 @@ class Rank:
         dispatch.winners = Winners(
             WinnerCache(folder / f"cache-{rank}"),
             target_of=lambda _: self.target,
-            bench_of=lambda _: self,
+            process_of=lambda _: self,
             compile_=lambda specs, target: (),
         )
         fakes: list[tuple[Any, str, Any]] = [

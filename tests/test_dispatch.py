@@ -254,7 +254,7 @@ def winners_of(bench: Bench, directory: Path) -> Winners:
     return Winners(
         WinnerCache(directory),
         target_of=lambda _: H100,
-        bench_of=lambda _: bench,
+        process_of=lambda _: bench,
         compile_=lambda specs, target: (),
     )
 

@@ -30,7 +30,7 @@ from costmodel.gemm.binaries import compile_for_device
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.launch.kernel import load
-from costmodel.tuning.timing_bench import TimingBench
+from costmodel.tuning.timing_process import DeviceProcess
 from costmodel.tuning.winners import Winners
 
 pytestmark = pytest.mark.fault("N3")
@@ -48,7 +48,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     monkeypatch.setattr(Target, "current", classmethod(lambda cls, index=None: H100))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
     monkeypatch.setattr("costmodel.tuning.tuner.compile_for_device", compile_for_device)
-    set_winners(monkeypatch, TimingBench)
+    set_winners(monkeypatch, DeviceProcess)
     yield found
     costmodel.use(None)
 
@@ -61,7 +61,7 @@ def blank_operands(workload: Workload, index: int) -> tuple[Any, ...]:
 def set_winners(monkeypatch: pytest.MonkeyPatch, bench_of: Callable[[int], Any]) -> None:
     known = dispatch.winners
     made = Winners(
-        known.cache, target_of=known.target_of, bench_of=bench_of, compile_=compile_for_device
+        known.cache, target_of=known.target_of, process_of=bench_of, compile_=compile_for_device
     )
     monkeypatch.setattr(dispatch, "winners", made)
 

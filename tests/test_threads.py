@@ -70,7 +70,7 @@ def test_two_devices_are_tuned_apart_each_on_its_own(recording: Dataset, tmp_pat
         return Winners(
             WinnerCache(tmp_path),
             target_of=targets.__getitem__,
-            bench_of=benches.__getitem__,
+            process_of=benches.__getitem__,
             compile_=lambda specs, target: (),
         )
 

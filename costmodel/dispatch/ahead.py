@@ -1,4 +1,4 @@
-"""What a program may do before its first product: tune it, or pin a choice."""
+"""``tune``, ``pin`` and ``unpin``: choices made before the first product."""
 
 from __future__ import annotations
 

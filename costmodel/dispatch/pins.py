@@ -47,7 +47,7 @@ def unpin_config(workload: Workload, device_index: int) -> bool:
 
 
 def pinned(workload: Workload, device_index: int) -> TuningResult | None:
-    """What is pinned for a workload, if anything is."""
+    """Return what is pinned for a workload; None if nothing is."""
     return _pins.get((workload, device_index))
 
 

@@ -1,4 +1,4 @@
-"""From the first call of its kind to its launch: pinned, known, tuned, or interim.
+"""Finds the launch of a first call: pinned, known, tuned, or interim.
 
 Only final answers are kept. An interim one (inside a capture; while a thread tunes) serves one
 call, and the next one comes here again.

@@ -1,1 +1,1 @@
-"""From a workload to the configuration to launch: rank, time the best few, choose."""
+"""Choosing a configuration for a workload: rank, time the best few, keep the winner."""

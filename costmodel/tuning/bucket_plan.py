@@ -17,7 +17,7 @@ from costmodel.gemm.config import GemmConfig
 __all__ = ["NO_PLAN", "BucketPlan", "Segment", "Times", "TimesAt", "cut", "fastest_for_all"]
 
 Times = Mapping[GemmConfig | None, float]
-"""What each configuration takes that works, in us; None is torch. Empty where nothing works."""
+"""Latency in us of each configuration that works; None is torch. Empty if nothing works."""
 TimesAt = tuple[int, Times]
 """An m, and its times."""
 
@@ -74,7 +74,7 @@ class BucketPlan:
 
 
 NO_PLAN = BucketPlan((), attempted=True)
-"""Of a bucket that its winner serves as it is."""
+"""The plan of a bucket whose winner serves all its m."""
 
 
 def _is_alike(a: Segment, b: Segment) -> bool:

@@ -59,7 +59,7 @@ class Buckets:
         return first, last
 
     def count(self, m: int) -> int:
-        """How many buckets the numbers from 1 to m fall into: the most tunings of one (n, k)."""
+        """Count the buckets from 1 to m: the most tunings of one (n, k)."""
         found, last = 0, 0
         while last < m:
             last = self.of(last + 1)[1]

@@ -1,4 +1,4 @@
-"""Why configurations rank where they do: what is known on paper, and what the model adds to it.
+"""Explains a ranking: what is known of each configuration, and what the model adds to it.
 
 Nothing is compiled or timed. Figures of the launch are those of :mod:`costmodel.features.analytic`;
 the model's part is exact: its factors, one for each concept, multiply to the prediction.
@@ -122,7 +122,7 @@ def explain(
     places: Sequence[int] | None = None,
     against: GemmConfig | str | None = None,
 ) -> Explanation:
-    """Why the first ``top`` configurations of a ranking are where they are; needs no GPU.
+    """Explain why the first ``top`` configurations of a ranking are there; needs no GPU.
 
     Args:
         target, model: as for :func:`costmodel.rank`.
@@ -176,7 +176,7 @@ def _check_places(places: Sequence[int]) -> None:
 
 
 def _place(ranking: Ranking, config: GemmConfig) -> int:
-    """Where a configuration stands, from 1."""
+    """Return the place of a configuration, from 1."""
     if config in ranking.configs:
         return ranking.configs.index(config) + 1
     why = why_illegal(config, ranking.workload, ranking.target.device)
@@ -189,7 +189,7 @@ def _place(ranking: Ranking, config: GemmConfig) -> int:
 def _contributions(
     model: CostModel, ranking: Ranking, candidates: Candidates
 ) -> tuple[str, Sequence[float | None], Sequence[Mapping[str, float] | None]]:
-    """Why there are no factors; where they start, and the factors of each candidate."""
+    """Return why there are no factors, where they start, and the factors of each candidate."""
     nothing = [None] * len(candidates)
     found = model.contributions(ranking.workload, candidates, ranking.target)
     if found is None:
@@ -232,7 +232,7 @@ def _explained(
 def _roofline(
     workload: Workload, target: Target, roofline_us: float, predicted_us: float | None
 ) -> Facts:
-    """Which of arithmetic and memory bounds the product, and the rates at the predicted time."""
+    """Return whether arithmetic or memory bounds the product, and the rates as predicted."""
     device, kind = target.device, workload.code.kind
     compute_us = device.roofline_us(workload.flops(), 0, kind)
     memory_us = device.roofline_us(0, workload.bytes(), kind)
@@ -289,7 +289,7 @@ def _residency(
 
 
 def _limit(config: GemmConfig, target: Target, paper: Mapping[str, float]) -> str:
-    """What keeps more blocks off a multiprocessor."""
+    """Name what keeps more blocks off a multiprocessor."""
 
     def fit(registers: float, shared_bytes: float) -> float:
         per_thread, per_block, warps = np.array([[registers], [shared_bytes], [config.num_warps]])

@@ -50,7 +50,7 @@ _LEAST_ROOFLINES, _LONGEST_US = 0.5, 60e6
 
 @dataclass(frozen=True)
 class UsedRows:
-    """What of a cache can be trained on.
+    """The rows of a cache that can be trained on.
 
     Attributes:
         rows: workload, configuration and latency in us; no pair twice.
@@ -147,7 +147,7 @@ def used_rows(cache: WinnerCache, target: Target, protocol: Mapping[str, Any]) -
 
 
 def _foreign(entry: CacheEntry, target: Target, protocol: Mapping[str, Any]) -> str:
-    """Why nothing of an entry can be used; empty if something may."""
+    """Return why nothing of an entry can be used; empty if something can."""
     result, key = entry.result, entry.key
     if not result.timed or not result.source.startswith("device ("):
         return "not timed on a device"
@@ -172,7 +172,7 @@ def _foreign(entry: CacheEntry, target: Target, protocol: Mapping[str, Any]) -> 
 
 
 def _unfit(entry: CacheEntry, config: GemmConfig, measurement: Measurement, target: Target) -> str:
-    """Why a row cannot be used; empty if it can."""
+    """Return why a row cannot be used; empty if it can."""
     workload, hashes = entry.result.workload, entry.key.get("kernels")
     name = config.kernel
     if not isinstance(hashes, Mapping) or hashes.get(name) != kernel_hash(name):
@@ -187,7 +187,7 @@ def _unfit(entry: CacheEntry, config: GemmConfig, measurement: Measurement, targ
 
 
 def _unlikely(measurement: Measurement, workload: Workload, target: Target) -> bool:
-    """Whether there is no time, or none that this device can have taken."""
+    """Return True if there is no time, or one that this device cannot have taken."""
     device, kind = target.device, workload.code.kind
     roofline_us = device.roofline_us(workload.flops(), workload.bytes(), kind)
     least_us = _LEAST_ROOFLINES * roofline_us

@@ -25,7 +25,7 @@ class KeyedLocks:
 
     @contextmanager
     def alone(self, key: Any) -> Iterator[None]:
-        """While no other thread is about the same key.
+        """Keep other threads from the same key.
 
         Raises:
             CostModelError: this thread holds a lock already, and might wait for itself.

@@ -1,4 +1,4 @@
-"""How a product is chosen: the modes by name, and which one holds where a call names none."""
+"""The modes of choosing by name, and the one that holds where a call names none."""
 
 from __future__ import annotations
 
@@ -83,5 +83,5 @@ def deterministic(mode: str | None) -> str:
 
 
 def winners_of(mode: str) -> tuple[str, ...]:
-    """Of which modes a mode takes the winners, if there are any, the most thorough first."""
+    """Return the modes whose winners a mode takes, the most thorough first."""
     return {"never": ("exhaustive", "topk", "auto"), "background": ("auto",)}.get(mode, (mode,))

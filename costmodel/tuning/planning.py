@@ -128,7 +128,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What is expected of one m.
+    """The latencies expected at one m.
 
     Attributes:
         candidates: what was tried for the m that was tuned and works, fastest first.
@@ -160,7 +160,9 @@ class Forecast:
         return tuple(configs)
 
     def choice(self, result: TuningResult) -> GemmConfig | None:
-        """What is expected to be fastest; torch (None) only by more than its time varies.
+        """Return the configuration expected to be fastest.
+
+        torch (None) only if it is so by more than its time varies.
 
         Args:
             result: of the tuning; its choice stands where nothing is expected.
@@ -211,9 +213,9 @@ class Extrapolation:
 
     @cached_property
     def _factors(self) -> dict[GemmConfig, float]:
-        """How many times as long as predicted each configuration took.
+        """Measured over predicted latency of each configuration.
 
-        Where nothing was timed: 1, for the one that was chosen.
+        If nothing was timed: 1, for the one that was chosen.
         """
         result = self.result
         timed = {c: m.latency_us for c, m in result.measured if m.ok} if result.timed else {}

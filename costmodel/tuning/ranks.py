@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def epoch() -> int:
-    """Which process group this process is in: 0 for none, and a number of its own for each.
+    """Number the process group that this process is in; 0 is none.
 
     What was decided in one group does not hold in the next, which may have other ranks. Every
     product asks, so it takes a tenth of a microsecond.
@@ -41,7 +41,7 @@ def epoch() -> int:
 
 
 class _NoGroups:
-    """Of a torch that was built without ``torch.distributed``."""
+    """Stands for the groups of a torch that was built without ``torch.distributed``."""
 
     WORLD = None
 
@@ -87,7 +87,7 @@ class Ranks:
         self._first = dist.get_rank(group) == 0
 
     def each(self, do: Callable[[], T]) -> T:
-        """What this rank gets of it, once every rank got something.
+        """Do something on every rank; return its result once all have one.
 
         Raises:
             RankError: it failed on some rank, with its error; on every rank.
@@ -108,7 +108,7 @@ class Ranks:
         return value  # type: ignore[return-value]
 
     def require_same(self, told: Sequence[Mapping[str, Any]]) -> None:
-        """That all ranks tell the same list of objects.
+        """Check that all ranks have the same list of objects.
 
         Raises:
             RankError: with the first difference; on every rank.
@@ -122,7 +122,7 @@ class Ranks:
                 )
 
     def decided(self, decide: Callable[[], Any]) -> Any:
-        """What the first rank of the group decides, on all of them, as JSON gives it back.
+        """Decide on the first rank; return its decision on all, as JSON gives it back.
 
         Raises:
             RankError: it failed there; on every rank.

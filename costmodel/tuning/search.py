@@ -41,7 +41,7 @@ log = logging.getLogger("costmodel")
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What to launch (None is the library) and why.
+    """The configuration to launch (None is the library) and why.
 
     Attributes:
         reliable: it would be chosen again.
@@ -161,7 +161,7 @@ class TopKSearch:
         return Choice(None, why, reliable=False)
 
     def _working(self) -> list[Config]:
-        """What works, fastest first; finalists, timed in turn, before the others."""
+        """List what works, fastest first; finalists, timed in turn, before the others."""
         works = [c for c, m in self.measured.items() if m.ok]
         final = self.finalists
         return sorted(works, key=lambda c: (c not in final, self.measured[c].latency_us))

@@ -1,4 +1,4 @@
-"""Where data lies: what the wheel carries, and what only a checkout of the repository has."""
+"""Finds data: what the wheel carries, and what only a checkout of the repository has."""
 
 from __future__ import annotations
 

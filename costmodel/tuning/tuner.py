@@ -1,4 +1,4 @@
-"""From a workload to the configuration to launch: rank, compile the best few, time them, choose."""
+"""Tunes a workload: rank, compile the best few, time them, choose."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def check_tuning(workload: Workload, k: int, budget_s: float) -> None:
 
 
 def untimed_because(workload: Workload, mode: str) -> str:
-    """Why a workload is not timed in this mode; empty if it is."""
+    """Return why a workload is not timed in this mode; empty if it is."""
     code = workload.code
     if mode in ("predict", "heuristic"):
         return f"mode {mode} times nothing"

@@ -1,4 +1,4 @@
-"""What a tuning gave: the ranked list, what was measured, what was chosen, why, at what cost."""
+"""The result of a tuning: what was ranked, measured and chosen, why, and at what cost."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class TuningResult:
-    """How a workload is computed from now on.
+    """The choice of how to compute a workload, and what led to it.
 
     Attributes:
         workload, target: what was tuned, and where for.
@@ -89,7 +89,7 @@ class TuningResult:
 
     @property
     def sure(self) -> bool | None:
-        """Whether the ranking may be trusted; None where the model cannot tell."""
+        """True if the ranking may be trusted; None if the model cannot tell."""
         return None if self.expected_kept is None else not self.out_of_coverage
 
     @property
@@ -99,11 +99,11 @@ class TuningResult:
 
     @property
     def timed(self) -> bool:
-        """Whether the choice rests on timings, and not on a prediction or a wish."""
+        """True if the choice rests on timings, and not on a prediction or a pin."""
         return self.source not in (PREDICTED, PINNED)
 
     def config_at(self, m: int) -> GemmConfig | None:
-        """What computes an m of the bucket, for all of which it is legal; None is torch."""
+        """Return the configuration for an m of the bucket, always legal; None is torch."""
         segment = self.plan.at(m) if self.plan and m != self.workload.m else None
         return segment.config if segment else self.config
 
@@ -124,7 +124,7 @@ class TuningResult:
 
     @property
     def latency_us(self) -> float:
-        """Of what was chosen, as timed; NaN where it was not."""
+        """Latency of what was chosen; NaN if it was not timed."""
         if self.config is None:
             return self.torch.latency_us if self.torch else nan
         return dict(self.measured).get(self.config, Measurement("ok")).latency_us

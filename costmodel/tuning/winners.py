@@ -34,7 +34,7 @@ from costmodel.tuning.counters import count
 from costmodel.tuning.locks import KeyedLocks
 from costmodel.tuning.planning import plan_by_prediction, plan_by_timing
 from costmodel.tuning.ranking import Answering, answering_model, named_model
-from costmodel.tuning.timing_bench import Bench, TimingBench
+from costmodel.tuning.timing_process import DeviceProcess, TimingProcess
 from costmodel.tuning.tuner import Compile, tune_by, untimed_because
 from costmodel.tuning.tuning_key import TuningKey
 from costmodel.tuning.tuning_result import TuningResult
@@ -55,7 +55,7 @@ class Winners:
     Args:
         cache: where they are kept between processes.
         target_of: the target of a device index.
-        bench_of: a bench for a device index; made when something is to be timed there.
+        process_of: the timing process of a device index; made when something is to be timed there.
         compile_: how to compile what is not timed; default: in supervised processes.
 
     Attributes:
@@ -69,17 +69,17 @@ class Winners:
         cache: WinnerCache,
         *,
         target_of: Callable[[int], Target] = Target.current,
-        bench_of: Callable[[int], Bench] = TimingBench,
+        process_of: Callable[[int], TimingProcess] = DeviceProcess,
         compile_: Compile = compile_for_device,
     ) -> None:
         self.cache = cache
         self.buckets = Buckets()
         self.target_of = target_of
-        self._bench_of = bench_of
+        self._process_of = process_of
         self._compile = compile_
         self._lock = threading.Lock()
         self._locks = KeyedLocks()
-        self._benches: dict[int, Bench] = {}
+        self._processes: dict[int, TimingProcess] = {}
         self._memory = _Memory()
 
     def key(self, workload: Workload, device_index: int, **options: Any) -> TuningKey:
@@ -108,7 +108,7 @@ class Winners:
         Args:
             m: one of the bucket; it is tuned if none was, else the bucket is planned.
             whole: plan the bucket in any case.
-            wait: of :meth:`TimingBench.runner`, where something is to be timed.
+            wait: of :meth:`DeviceProcess.runner`, where something is to be timed.
             may_time: a bucket that is known may be planned by timing; else it is predicted.
 
         Raises:
@@ -291,7 +291,7 @@ class Winners:
             if untimed_because(workload, named):
                 result = tune(runner=None, compile_=self._compile)
             else:
-                with self._bench(key.device_index).runner(wait) as runner:
+                with self._process(key.device_index).runner(wait) as runner:
                     result = tune(runner=runner)
         except (FileError, ModelError):  # it read its trees only now: the next one answers
             again = self._basis(key)
@@ -352,7 +352,7 @@ class Winners:
     ) -> BucketPlan | None:
         """A plan by timing; None where that fails, for the product can be computed without it."""
         try:
-            with self._bench(key.device_index).runner(wait) as runner:
+            with self._process(key.device_index).runner(wait) as runner:
                 plan, costs = plan_by_timing(
                     result, key.m_range, model, runner, self._compile, first=m
                 )
@@ -373,15 +373,15 @@ class Winners:
         if result.reliable and not key.epoch and memory.replaced.get(key, True):
             self.cache.put(basis.disk_key, result)
 
-    def _bench(self, index: int) -> Bench:
+    def _process(self, index: int) -> TimingProcess:
         with self._lock:
-            if index not in self._benches:
-                self._benches[index] = self._bench_of(index)
-            return self._benches[index]
+            if index not in self._processes:
+                self._processes[index] = self._process_of(index)
+            return self._processes[index]
 
 
 class _Memory:
-    """What a process knows until it is told to forget: then all of it goes at once.
+    """The winners that a process knows; told to forget, it drops all of them at once.
 
     Attributes:
         results: the winner of each key; of too many, the oldest go, and may still be on disk.
@@ -409,7 +409,7 @@ class _Memory:
 
 @dataclass(frozen=True, slots=True)
 class _Basis:
-    """What a choice rests on: resolved once, before the choice takes its seconds."""
+    """The grounds of a choice, resolved once, before the choice takes its seconds."""
 
     target: Target
     answering: Answering

@@ -1,4 +1,4 @@
-"""Where a device is timed: one process for it, and one user of that at a time."""
+"""The timing process of each device, for one user at a time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Protocol
 from costmodel.data.measurement import Runner
 from costmodel.processes import IDLE_S
 
-__all__ = ["Bench", "TimingBench"]
+__all__ = ["DeviceProcess", "TimingProcess"]
 
 
-class TimingBench:
+class DeviceProcess:
     """The timing process of one device, for one user at a time; it takes seconds to start."""
 
     def __init__(self, device_index: int, idle_s: float = IDLE_S) -> None:
@@ -44,7 +44,7 @@ class TimingBench:
         self._runner.close()
 
 
-class Bench(Protocol):
-    """Where a device is timed: gives its runner to one thread at a time."""
+class TimingProcess(Protocol):
+    """Gives the runner of one device to one thread at a time."""
 
     def runner(self, wait: bool = True) -> AbstractContextManager[Runner]: ...
