@@ -84,6 +84,7 @@ REFUSED = [
     ({"activation": "tanh"}, InvalidInput, "relu"),
     ({"mode": "fastest"}, InvalidInput, "exhaustive"),
     ({"a": [[1.0]]}, InvalidInput, "list"),
+    ({"a": None}, InvalidInput, "a is a NoneType: expected a torch.Tensor"),
     ({"b": A.to_sparse()}, LayoutError, "to_dense"),
     ({"a": half(4, 8).requires_grad_()}, DeviceError, "a is on cpu"),
     ({"a": half(4, 8).requires_grad_(), "out": half(4, 16)}, GradientError, "no_grad"),
