@@ -40,7 +40,7 @@ class Bench(Runner):
     """Makes latencies up: torch is the slowest.
 
     Attributes:
-        timed: what was timed, in order.
+        timed: what was timed, in order; compared: what was timed side by side, as finalists are.
         waited: whether the device was to be idle, by use.
         before: called before anything is timed; it may wait, or raise.
         latency_us: of a configuration, None being torch, for a workload.
@@ -48,6 +48,7 @@ class Bench(Runner):
 
     def __init__(self) -> None:
         self.timed: list[Workload] = []
+        self.compared: list[Workload] = []
         self.waited: list[bool] = []
         self.before: Callable[[], object] = lambda: None
         self.latency_us: Callable[[Workload, GemmConfig | None], float] = _made_up_us
@@ -66,6 +67,16 @@ class Bench(Runner):
 
     def measure_torch(self, workload: Workload) -> Measurement:
         return _ok(self.latency_us(workload, None))
+
+    def compare(
+        self, workload: Workload, configs: Sequence[GemmConfig | None], rounds: int = 9
+    ) -> list[Measurement]:
+        self.compared += [workload] * len(configs)
+        return [_ok(self.latency_us(workload, config)) for config in configs]
+
+    @property
+    def timings(self) -> int:
+        return len(self.timed) + len(self.compared)
 
 
 def _made_up_us(workload: Workload, config: GemmConfig | None) -> float:

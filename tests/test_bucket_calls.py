@@ -94,9 +94,9 @@ def test_never_takes_what_its_part_has_and_times_nothing(machine: Machine) -> No
     assert ask(2560, "never").config == chosen, "it is on disk"
     machine.bench.before = lambda: None
     machine.restart()
-    timed = len(machine.bench.timed)
+    timed = machine.bench.timings
     ask(2560)
-    assert len(machine.bench.timed) > timed, "a prediction does not stand in for timings"
+    assert machine.bench.timings > timed, "a prediction does not stand in for timings"
     machine.restart()
     machine.bench.before = lambda: pytest.fail("timed again")
     assert ask(2560).config == ask(2560, "never").config
@@ -143,9 +143,9 @@ def in_another_process(machine: Machine, m: int, mode: str = "auto") -> TuningRe
 def test_what_another_process_has_timed_is_not_timed_again(machine: Machine) -> None:
     ask(2060)
     there = in_another_process(machine, 2560)
-    timed = len(machine.bench.timed)
+    timed = machine.bench.timings
     assert ask(2560, "never").config == ask(2560).config == there.config
-    assert len(machine.bench.timed) == timed
+    assert machine.bench.timings == timed
     (entry,) = dispatch.winners.cache.entries()
     assert is_timed(entry.result)
 
@@ -158,10 +158,10 @@ def test_a_budget_for_one_part_is_spent_once(
         machine.restart()
         dispatch.winners.cache.clear()
         ask(2060), ask(first)
-        timed = len(machine.bench.timed)
+        timed = machine.bench.timings
         machine.restart()
         ask(first), ask(2200)
-        assert len(machine.bench.timed) == timed
+        assert machine.bench.timings == timed
         (entry,) = dispatch.winners.cache.entries()
         assert is_timed(entry.result)
         assert len({part.latency_us is None for part in entry.result.plan.segments}) == 2
@@ -262,10 +262,10 @@ def test_timing_in_vain_is_not_tried_again(machine: Machine) -> None:
 
 def test_parts_are_counted_and_wait_only_where_a_call_does(machine: Machine) -> None:
     ask(2060)
-    before, timed = costmodel.stats(), len(machine.bench.timed)
+    before, timed = costmodel.stats(), machine.bench.timings
     ask(2560)
     done = costmodel.stats().since(before)
-    assert done.timed >= len(machine.bench.timed) - timed > 8
+    assert done.timed >= machine.bench.timings - timed > 8
     assert machine.bench.waited[-1] is True
 
 
@@ -282,9 +282,9 @@ def test_what_cannot_be_written_can_still_be_read(
     monkeypatch.setattr("costmodel.tuning.cache.replace_file", refuse)
     with pytest.warns(RuntimeWarning, match="Read-only"):
         ask(2300)
-    timed = len(machine.bench.timed)
+    timed = machine.bench.timings
     ask(3000)
-    assert len(machine.bench.timed) == timed, "it is on disk"
+    assert machine.bench.timings == timed, "it is on disk"
 
 
 @pytest.mark.fault("B05")
