@@ -192,9 +192,17 @@ def to_builtins(value: object) -> Any:
     """
     import msgspec
 
-    found = msgspec.to_builtins(value, str_keys=True)
+    found = msgspec.to_builtins(value, str_keys=True, enc_hook=_plain)
     _check_tree(found)
     return found
+
+
+def _plain(value: object) -> str | int | float:
+    """Convert a subclass of text or numbers, such as torch's version or a NumPy float."""
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(f"{type(value).__name__} {value!r:.80} is no JSON")
 
 
 def read_json(

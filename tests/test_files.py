@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from costmodel.errors import CorruptFile, InvalidInput
@@ -88,6 +89,12 @@ def test_numbers_that_json_lacks_are_not_written(number: float) -> None:
     for write in (encode, to_builtins):
         with pytest.raises(InvalidInput, match="not a finite number"):
             write(Part("a", 1, number))
+
+
+def test_text_and_numbers_of_a_subclass_are_written_as_such() -> None:
+    """As the version of torch is a text of its own class, and a NumPy float is a float."""
+    written = encode({"version": type("Version", (str,), {})("2.11"), "us": np.float64(1e-7)})
+    assert json.loads(written) == {"version": "2.11", "us": 1e-7}
 
 
 @pytest.mark.parametrize("opened", ['{"a": ', "["])
