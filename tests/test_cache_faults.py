@@ -106,15 +106,14 @@ def test_many_threads_give_one_warning(tmp_path: Path, monkeypatch: pytest.Monke
 
 PUT = """
 import json, os, sys
-import msgspec
 import platformdirs.unix
 from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.tuning_result import TuningResult
+result = TuningResult.from_dict(json.load(sys.stdin))
 if len(sys.argv) > 1:  # become a user without a name; here, since Python itself may be root's
     os.setgroups([])
     os.setgid(12345)
     os.setuid(12345)
-result = TuningResult.from_dict(json.load(sys.stdin))
 cache = WinnerCache()
 for turn in range(3):
     cache.put({"name": "w", "turn": turn}, result)
