@@ -1,9 +1,9 @@
-"""Everything that costmodel raises on purpose.
+"""The exceptions that costmodel raises on purpose.
 
 ::
 
     CostModelError
-    ├── InvalidInput (ValueError)     what the caller passed cannot be used
+    ├── InvalidInput (ValueError)     an argument that cannot be used
     │   ├── ShapeError                ranks or sizes that do not fit together
     │   ├── LayoutError               `out` that cannot be written (overlapping, wrong strides)
     │   └── DeviceError               tensors on the CPU, or on several GPUs
@@ -62,11 +62,11 @@ __all__ = [
 
 
 class CostModelError(Exception):
-    """The root: catches whatever costmodel raises on purpose."""
+    """The root of all exceptions that costmodel raises on purpose."""
 
 
 class InvalidInput(CostModelError, ValueError):
-    """What the caller passed cannot be used."""
+    """An argument that cannot be used."""
 
 
 class ShapeError(InvalidInput):

@@ -1,4 +1,4 @@
-"""Name what tuning needs of its machine, and the machine refuses, by one error.
+"""One error for what compiling and timing need of a machine and do not get.
 
 Compiling and timing need folders to write to, processes, and a C compiler. A product needs none of
 them: it can be predicted, or computed by torch.
@@ -58,7 +58,7 @@ def host_errors() -> Iterator[None]:
 
 
 def _advice(error: Exception) -> str | None:
-    """Say what to do about an error; None if it is not one of the machine's."""
+    """Return what to do about an error; None if the machine did not cause it."""
     if isinstance(error, subprocess.CalledProcessError):
         command = error.cmd if isinstance(error.cmd, list | tuple) else [error.cmd]
         return _COMPILER if "-shared" in command else f"check {Path(str(command[0])).name}"

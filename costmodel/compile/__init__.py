@@ -1,1 +1,1 @@
-"""From a configuration to its binary, and to what its PTX shows; no GPU needed."""
+"""From a Triton source to its binary and the counts of its PTX; needs no GPU, knows no matrices."""

@@ -1,5 +1,4 @@
-"""Compiling in supervised children: there a compiler that aborts or hangs costs one artifact its
-status and nothing else.
+"""A pool of compiling child processes: a compiler that aborts or hangs fails one artifact only.
 
 A child imports Triton but not torch, so it is there in about a second; it then serves many
 compiles, at 0.1 to 0.8 s each on one core.
@@ -103,7 +102,7 @@ class CompilePool:
             return self._threads.submit(self._compile, key, spec, _Item(compile_, cache))
 
     def start(self, count: int) -> None:
-        """Start so many children now, in the background; else what is compiled first does."""
+        """Start so many children now, without waiting; else the first compiles start them."""
         started: list[SupervisedWorker[_Item, Artifact]] = []
         with suppress(Empty), host_errors():
             for _ in range(count):

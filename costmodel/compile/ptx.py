@@ -1,4 +1,4 @@
-"""PTX text -> counts. Pure functions of the text; nothing is compiled, nothing is timed.
+"""Counts of PTX instructions. Pure functions of the text: nothing is compiled or timed.
 
 The text is first brought to a normal form (:func:`normalize`): one statement a line, without
 what depends on where it was compiled. Counting then sees the normal form only, so that equal
@@ -19,7 +19,7 @@ from costmodel.compile.ptx_flow import Block, basic_blocks, natural_loops
 __all__ = ["PTX_FEATURES", "PTX_SCHEMA", "extract", "normalize", "ptx_hash"]
 
 PTX_SCHEMA = 1
-"""Changes whenever the names, their order, or the meaning of one of them changes."""
+"""Version of the features: their names, order and meaning."""
 
 _COUNTS = (
     "instructions",
@@ -124,7 +124,7 @@ _STATEMENT = re.compile(
 
 
 def normalize(ptx: str) -> str:
-    """The program alone: one statement a line, runs of white space as one blank.
+    """Reduce PTX to the program alone: one statement a line, single blanks.
 
     Comments, ``.loc``, ``.file``, sections (``.debug_*``) and the labels made for them are
     dropped: they carry paths and line numbers. The same program compiled on another machine
@@ -136,7 +136,7 @@ def normalize(ptx: str) -> str:
 
 
 def ptx_hash(ptx: str) -> str:
-    """16 hex digits of the normal form: equal for equal programs."""
+    """Return 16 hex digits of the normal form: equal for equal programs."""
     return hashlib.sha256(normalize(ptx).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
@@ -186,7 +186,7 @@ _BY_START = (  # the first that fits
 
 
 def _count(blocks: Iterable[Block]) -> Counter[str]:
-    """What the instructions of some blocks add up to."""
+    """Sum the counts of all instructions of some blocks."""
     total: Counter[str] = Counter()
     for opcode, times in Counter(op for block in blocks for op in block.opcodes).items():
         for name, amount in _contribution(opcode):
@@ -195,7 +195,7 @@ def _count(blocks: Iterable[Block]) -> Counter[str]:
 
 
 def _main_loop(blocks: list[Block], loops: list[frozenset[int]]) -> frozenset[int]:
-    """The innermost loop with a tensor-core instruction; empty where there is none."""
+    """Find the innermost loop with a tensor-core instruction; empty if there is none."""
 
     def work(loop: frozenset[int]) -> tuple[int, int]:
         counts = _count(blocks[i] for i in loop)
@@ -208,7 +208,7 @@ def _main_loop(blocks: list[Block], loops: list[frozenset[int]]) -> frozenset[in
 
 @functools.lru_cache(maxsize=4096)
 def _contribution(opcode: str) -> tuple[tuple[str, int], ...]:
-    """What one instruction adds to which counts."""
+    """Return the counts that one instruction adds to, and how much to each."""
     guarded, opcode = opcode[0] == "@", opcode.removeprefix("@")
     added = [("instructions", 1)] + [("predicated", 1)] * guarded
     category = _category(opcode)
@@ -223,7 +223,7 @@ def _contribution(opcode: str) -> tuple[tuple[str, int], ...]:
 
 
 def _category(opcode: str) -> str:
-    """The count that an instruction belongs to; empty where it is only an instruction."""
+    """Return the count that an instruction belongs to; empty if no count names it."""
     base, *parts = opcode.split(".")
     if base in ("ld", "st"):
         spaces = {part.partition("::")[0] for part in parts}
@@ -244,20 +244,20 @@ def _category(opcode: str) -> str:
 
 
 def _access_bytes(opcode: str) -> int:
-    """Bytes that a load or store moves for one thread: ``ld.global.v4.b32`` moves 16."""
+    """Return the bytes that a load or store moves for a thread: 16 for ``ld.global.v4.b32``."""
     *parts, type_ = opcode.split(".")
     width = next((int(p[1:]) for p in parts if p in ("v2", "v4", "v8")), 1)
     return width * _bits(type_) // 8
 
 
 def _bits(type_: str) -> int:
-    """Size of a type: 32 for ``b32``, ``f32`` and ``f16x2``; 0 where it names none."""
+    """Return the bits of a type: 32 for ``b32``, ``f32`` and ``f16x2``; 0 if it names no size."""
     size = re.fullmatch(r"[a-z]+(\d{1,3})(?:x(\d))?", type_)
     return int(size[1]) * int(size[2] or 1) if size else 0
 
 
 def _declared(text: str) -> Counter[str]:
-    """Virtual registers by width, and bytes of statically sized shared memory."""
+    """Count virtual registers by width, and bytes of statically sized shared memory."""
     total: Counter[str] = Counter()
     for type_, names in _REGISTERS.findall(text):
         width = "pred" if type_ == "pred" else str(max(_bits(type_), 16))

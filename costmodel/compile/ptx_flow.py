@@ -41,7 +41,7 @@ class Block:
 
 
 def basic_blocks(text: str) -> list[Block]:
-    """The basic blocks of all functions in a text of one statement a line, linked.
+    """Split a text of one statement a line into linked basic blocks, of all its functions.
 
     Raises:
         InvalidInput: no kernel in the text, or one that breaks off.
@@ -100,7 +100,7 @@ def _append(block: Block, line: str, scopes: tuple[int, ...], constants: dict[st
 
 
 def _tcgen05_shape(opcode: str, operands: str, constants: dict[str, str]) -> str:
-    """``.m128n256k16``: tcgen05.mma has its shape in a descriptor, a constant in a register.
+    """Return ``.m128n256k16``: tcgen05.mma has its shape in a descriptor, a constant register.
 
     Empty where the descriptor is not a constant: then the instruction counts, without work.
     Fields as in the PTX ISA, "Instruction descriptor": N/8 in bits 17 to 22, M/16 in 24 to 28.
@@ -129,7 +129,7 @@ def _link(blocks: list[Block], labels: dict[tuple[int, str], int]) -> None:
 
 
 def natural_loops(blocks: list[Block]) -> list[frozenset[int]]:
-    """The natural loops, as sets of block indices; loops with one header are one loop.
+    """Find the natural loops, as sets of block indices; loops with one header are one loop.
 
     An edge to a block that dominates its source closes a loop: the blocks that reach the source
     without passing the header are its body.
@@ -151,7 +151,7 @@ def natural_loops(blocks: list[Block]) -> list[frozenset[int]]:
 
 
 def _reachable(blocks: list[Block]) -> tuple[list[int], dict[int, list[int]]]:
-    """The blocks that can run, in the order of a walk, and the predecessors of each."""
+    """Return the blocks that can run, in the order of a walk, and the predecessors of each."""
     order: list[int] = []
     before: dict[int, list[int]] = {i: [] for i, b in enumerate(blocks) if b.is_entry}
     pending = list(before)
@@ -169,7 +169,7 @@ def _reachable(blocks: list[Block]) -> tuple[list[int], dict[int, list[int]]]:
 def _dominators(
     blocks: list[Block], order: list[int], before: dict[int, list[int]]
 ) -> dict[int, int]:
-    """Of each block the set of blocks that every way to it passes, as bits."""
+    """Return for each block the set of blocks that every path to it passes, as bits."""
     everything = (1 << len(blocks)) - 1
     found = {i: 1 << i if blocks[i].is_entry else everything for i in order}
     changed = True

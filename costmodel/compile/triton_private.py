@@ -54,10 +54,10 @@ _key_lock = threading.Lock()
 
 
 def know_triton_key() -> None:
-    """Have Triton's key at hand in this process: Triton need not work it out any more.
+    """Give Triton its key, so that this process need not compute it.
 
-    It is what Triton itself made of the same files, once, and Triton's own compile workers are
-    given it in this way too (3.9). Where Triton is built in another way, nothing is done.
+    It is what Triton itself computed from the same files once. Triton 3.9 gives it to its own
+    compile workers in the same way. Does nothing where Triton is built in another way.
     """
     from triton.runtime import cache
 
@@ -74,9 +74,9 @@ def know_triton_key() -> None:
 
 @functools.cache
 def triton_files() -> tuple[Path, ...]:
-    """All that Triton's key is made of, and more: its library, and what compiles.
+    """List the files that Triton's key is made of, and more: its library, and what compiles.
 
-    None where Triton is built in another way.
+    Empty where Triton is built in another way.
     """
     import triton
 
@@ -125,7 +125,7 @@ def _build_all(sources: Iterable[Any]) -> None:
 
 
 def _text(source: Any) -> str:
-    """The C code of a source's launcher; empty where there is none to build, or it was."""
+    """Return the C code of a source's launcher; empty if there is nothing to build."""
     try:
         from triton import knobs
         from triton.backends.nvidia import driver
@@ -146,7 +146,7 @@ def _text(source: Any) -> str:
 
 
 def _first(thing: Hashable) -> bool:
-    """Whether this is the first time; asked by several threads, two may be told so."""
+    """Return True the first time; if several threads ask at once, two may get True."""
     if thing in _begun:
         return False
     _begun.add(thing)
@@ -154,7 +154,7 @@ def _first(thing: Hashable) -> bool:
 
 
 def _build(text: str) -> None:
-    """As Triton's ``compile_module_from_src``, so that it finds what is made here; not loaded.
+    """Build as Triton's ``compile_module_from_src``, which then finds the result; load nothing.
 
     Loaded too early, before Triton's own C code, a launcher would refuse every tensor descriptor
     for as long as the process lives. And Python gives all launchers that it loads once more one
@@ -190,7 +190,7 @@ _building = DaemonExecutor(8, "costmodel-launcher")
 
 
 def compiled(make_source: MakeSource, name: object, target: Target) -> CompiledKernel:
-    """Compile, or find in Triton's cache.
+    """Compile a source, or find its binary in Triton's cache.
 
     Args:
         name: for messages.
@@ -240,7 +240,7 @@ def recalled(
 
 
 def _plain_triton() -> bool:
-    """Whether Triton is to take binaries from its cache, and nobody looks on."""
+    """Return True if Triton takes binaries from its cache and no hook observes compiling."""
     from triton import knobs
 
     setting = knobs.compilation
@@ -249,7 +249,7 @@ def _plain_triton() -> bool:
 
 
 def _description(kernel: CompiledKernel) -> dict[str, str]:
-    """Where a binary is, and what Triton's launcher asks of its source."""
+    """Describe where a binary is, and what Triton's launcher needs of its source."""
     paths = {Path(path).suffix: str(path) for path in kernel.metadata_group.values()}
     metadata, cubin = paths[".json"], paths[".cubin"]
     return {
@@ -270,7 +270,7 @@ def _content(*paths: str) -> str:
 
 
 def _from_cache(found: dict[str, str]) -> CompiledKernel | None:
-    """The binary, as Triton itself would have read it; None where anything is not as it was."""
+    """Return the binary as Triton would have read it; None if anything has changed."""
     from triton import knobs
     from triton.compiler import CompiledKernel
 

@@ -1,4 +1,4 @@
-"""The clock that a GPU runs at, as the driver tells it."""
+"""The clock of a GPU, as its driver reports it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ __all__ = ["clock_reader"]
 
 
 def clock_reader(device: torch.device) -> Callable[[], int]:
-    """The SM clock in MHz by NVML, read anew after 20 ms; 0 where NVML is not there to tell."""
+    """Return a reader of the SM clock in MHz, by NVML; 0 where NVML does not tell.
+
+    Within 20 ms the last reading is used again.
+    """
     import torch
 
     try:

@@ -1,4 +1,4 @@
-"""Which card, driver and torch a run was made with."""
+"""The identity of a run: card, driver, torch, time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["current_run"]
 
 
 def current_run(device_index: int = 0) -> RunInfo:
-    """The identity of a run on this card that starts now.
+    """Return the identity of a run on this card that starts now.
 
     Raises:
         NoGpu: torch sees no NVIDIA GPU.
@@ -34,7 +34,7 @@ def current_run(device_index: int = 0) -> RunInfo:
 
 
 def _nvml(device_index: int) -> tuple[str, int, int]:
-    """Driver version and highest clocks; blank where NVML is not installed or does not tell.
+    """Return the driver version and highest clocks; blank where NVML does not tell.
 
     It finds no part of a card (MIG) by the UUID that torch has.
     """

@@ -1,4 +1,4 @@
-"""A runner that needs no GPU: it answers from what was recorded on one."""
+"""A runner that needs no GPU: it answers from a recording."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ReplayRunner(Runner):
     needs_binaries = False
 
     def __init__(self, dataset: Dataset) -> None:
-        """Raises: InvalidInput: no dataset."""
+        """Raise InvalidInput for what is not a dataset."""
         from costmodel.data.dataset import Dataset
 
         self.dataset = require("dataset", dataset, Dataset, "a Dataset, see Dataset.open(path)")
@@ -33,15 +33,15 @@ class ReplayRunner(Runner):
 
     @property
     def target(self) -> Target:
-        """What the recording was made on."""
+        """The target of the recording."""
         return self.dataset.target
 
     def workloads(self) -> list[Workload]:
-        """The workloads that can be replayed."""
+        """Return the workloads that can be replayed."""
         return self.dataset.workloads()
 
     def configs(self, workload: Workload) -> list[GemmConfig]:
-        """The configurations recorded for a workload.
+        """Return the configurations recorded for a workload.
 
         Raises:
             NotRecorded: the workload was never measured; the nearest that were are named.
@@ -51,7 +51,7 @@ class ReplayRunner(Runner):
     def measure(
         self, workload: Workload, candidates: Sequence[Candidate], best_us: float = inf
     ) -> list[Measurement]:
-        """The recorded outcome of each candidate, in order.
+        """Return the recorded outcome of each candidate, in order.
 
         Raises:
             NotRecorded: the workload, or one of the configurations, was never measured.
@@ -66,7 +66,7 @@ class ReplayRunner(Runner):
         return [outcomes[candidate.config] for candidate in candidates]
 
     def measure_torch(self, workload: Workload) -> Measurement:
-        """The recorded timing of ``torch.matmul``.
+        """Return the recorded timing of ``torch.matmul``.
 
         Raises:
             NotRecorded: the workload was never measured, or not with torch.
@@ -96,6 +96,6 @@ class ReplayRunner(Runner):
 
 
 def _distance(a: Workload, b: Workload) -> tuple[bool, float]:
-    """Another code class is further than any other size; sizes compare by their ratio."""
+    """Return a sort key: another code class is further than any size; sizes compare by ratio."""
     sizes = ((a.m, b.m), (a.n, b.n), (a.k, b.k))
     return a.code != b.code, sum(abs(log2((x + 1) / (y + 1))) for x, y in sizes)
