@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Sets everything up in .venv, then runs all checks and tests; arguments go to pytest.
+# Sets everything up in .venv, then runs style, types and tests; `--fast` leaves the slow tests out.
+# Other arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash .ci/setup test

@@ -1,4 +1,4 @@
-"""What ``costmodel doctor`` finds on disk: models, kernels, artifacts, caches and datasets.
+"""Checks of files on disk for ``costmodel doctor``: models, kernels, artifacts, caches, datasets.
 
 Which model ranks, and what it sees, is asked of the functions that the tuner asks.
 """
