@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from dispatch_fakes import H100, MODEL, Machine, operands, result_of
@@ -303,6 +304,37 @@ def test_the_background_answers_at_once_and_switches_twice(machine: Machine) -> 
     done = costmodel.stats().since(before)
     assert (done.tuned, done.predicted, done.background_done) == (1, 1, 1)
     assert machine.bench.waited == [False], "the caller's streams are left alone"
+
+
+def test_winners_that_share_a_binary_are_both_launched_in_the_background(machine: Machine) -> None:
+    """Such configurations differ only in how the binary is launched, as in the order of tiles."""
+    products = {n: (1024, n, 1024) for n in (1024, 2048)}
+    one, other = ({*SearchSpace.of(Workload.dense(*p), H100).configs} for p in products.values())
+    by_binary: dict[object, list[GemmConfig]] = {}
+    for config in sorted(one & other, key=str):
+        by_binary.setdefault(config.binary, []).append(config)
+    pair = next(configs for configs in by_binary.values() if len(configs) > 1)
+    favourites = dict(zip(products, pair, strict=False))
+
+    class Favourites(type(MODEL)):  # type: ignore[misc]
+        def predict(self, workload: Workload, candidates: Any, target: Target) -> Any:
+            return np.where([c == favourites[workload.n] for c in candidates.configs], 1.0, 50.0)
+
+    model = Favourites()
+    machine.bench.latency_us = lambda workload, config: (
+        1.0 if config == favourites[workload.n] else 50.0
+    )
+    for n, product in products.items():
+        a, b = operands(*product)
+
+        def answer(a: torch.Tensor = a, b: torch.Tensor = b) -> TuningResult | None:
+            costmodel.matmul(a, b, mode="background", model=model)
+            return costmodel.result_for(a, b, mode="background", model=model)
+
+        until(lambda answer=answer: answer() is not None)  # type: ignore[misc]
+        found = answer()
+        assert found is not None
+        assert found.config == favourites[n]
 
 
 def test_the_background_takes_a_winner_that_is_on_disk(machine: Machine) -> None:

@@ -95,7 +95,9 @@ class Background:
                     return
                 error = raised
             with self._lock:
-                finished[key, task] = None
+                # A winner that was found and has left memory since is to be found again.
+                if error is not None or task is not None:
+                    finished[key, task] = None
                 drop_oldest(finished, _REMEMBERED)
                 del self._jobs[key]
             if error is None:

@@ -21,7 +21,7 @@ from costmodel.tuning.counters import count
 from costmodel.tuning.tuning_result import TuningResult
 from costmodel.validation import one_line
 
-__all__ = ["ensure_loaded", "first_launch", "loaded_configs"]
+__all__ = ["ensure_loaded", "first_launch", "is_loaded", "loaded_configs"]
 
 log = logging.getLogger("costmodel")
 
@@ -38,17 +38,27 @@ def ensure_loaded(plan: Plan, target: Target, device_index: int) -> Kernel:
     """
     key = _key(plan, target, device_index)
     found = _loaded.get(key)
-    if found is not None:
-        return found[1]
-    kernel = load(plan.spec, target, device_index)
-    if plan.config.repack:
-        Repack(plan, target, device_index)
+    if found is not None and plan.config in found[1]:
+        return found[0]
+    if found is None:
+        kernel = load(plan.spec, target, device_index)
+        if plan.config.repack:
+            Repack(plan, target, device_index)
+    else:
+        kernel = found[0]
     with _lock:
         if key not in _loaded:
             count(loaded=1)
-        _loaded[key] = plan.config, kernel
+        # Configurations that differ only in how they are launched share a binary.
+        configs = _loaded[key][1] if key in _loaded else ()
+        _loaded[key] = kernel, (*configs, plan.config)
         drop_oldest(_loaded, _KEPT)
     return kernel
+
+
+def is_loaded(config: GemmConfig, workload: Workload, target: Target, device_index: int) -> bool:
+    """Return True if the configuration may run with nothing to be compiled or loaded."""
+    return _key(_plan(workload, config, target), target, device_index) in _loaded
 
 
 def loaded_configs(workload: Workload, target: Target, device_index: int) -> list[GemmConfig]:
@@ -56,12 +66,14 @@ def loaded_configs(workload: Workload, target: Target, device_index: int) -> lis
     with _lock:
         entries = [*_loaded.items()]
     here = (target, device_index)
-    configs = dict.fromkeys(config for key, (config, _) in entries if key[2:] == here)
+    configs = dict.fromkeys(
+        config for key, (_, configs) in entries if key[2:] == here for config in configs
+    )
     return [
         config
         for config in configs
         if not why_illegal(config, workload, target.device)
-        and _key(_plan(workload, config, target), target, device_index) in _loaded
+        and is_loaded(config, workload, target, device_index)
     ]
 
 
@@ -102,4 +114,4 @@ def _key(plan: Plan, target: Target, device_index: int) -> _Key:
 
 
 _lock = threading.Lock()
-_loaded: dict[_Key, tuple[GemmConfig, Kernel]] = {}
+_loaded: dict[_Key, tuple[Kernel, tuple[GemmConfig, ...]]] = {}

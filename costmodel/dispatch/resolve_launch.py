@@ -20,7 +20,7 @@ import torch
 from costmodel.dispatch.background import Background
 from costmodel.dispatch.calls import Call
 from costmodel.dispatch.capture import is_capturing
-from costmodel.dispatch.loading import ensure_loaded, first_launch, loaded_configs
+from costmodel.dispatch.loading import ensure_loaded, first_launch, is_loaded, loaded_configs
 from costmodel.dispatch.pins import pinned
 from costmodel.errors import CompileError, CostModelError, HostError, InvalidInput, LaunchError
 from costmodel.gemm.config import GemmConfig
@@ -88,7 +88,7 @@ def resolve_launch(
         return _resolved(product, mode, winners, background)
     except HostError as error:
         warn_of_host(error)
-        return Resolved(_launch_of_torch(product, winners))
+        return Resolved(_launch_of_torch(product, winners), is_final=not is_capturing(index))
 
 
 def _resolved(product: _Product, mode: str, winners: Winners, background: Background) -> Resolved:
@@ -159,8 +159,8 @@ class _Product:
         if self.key.epoch:  # which of the next ones can be loaded differs from rank to rank
             configs = configs[:1] if only_loaded or result.timed else configs
         if only_loaded:
-            loaded = set(loaded_configs(self.workload, result.target, index))
-            configs = [config for config in configs if config in loaded]
+            here_too = (self.workload, result.target, index)
+            configs = [config for config in configs if is_loaded(config, *here_too)][:1]
         launch = first_launch(configs, self.workload, index, here, refused)
         if launch is None and result.config is None and not self.key.epoch:
             return self.by_torch(result)  # which is the winner elsewhere in the bucket

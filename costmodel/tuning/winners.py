@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
-from costmodel.bounded import drop_oldest
 from costmodel.data.candidates import CostModel
 from costmodel.errors import FileError, HostError, InvalidInput, ModelError
 from costmodel.gemm.binaries import compile_for_device
@@ -32,6 +31,7 @@ from costmodel.tuning.buckets import Buckets, bucket
 from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.counters import count
 from costmodel.tuning.locks import KeyedLocks
+from costmodel.tuning.memory import Memory, lacks_plan, same_tuning
 from costmodel.tuning.planning import plan_by_prediction, plan_by_timing
 from costmodel.tuning.ranking import Answering, answering_model, named_model
 from costmodel.tuning.timing_process import DeviceProcess, TimingProcess
@@ -42,10 +42,8 @@ from costmodel.validation import one_line
 
 __all__ = ["TuningKey", "Winners", "bucket"]
 
-_REMEMBERED = 4096
-# These ask for timings, so that in a process group a prediction is no answer to them.
+# These ask for timings: in a process group a prediction is no answer to them.
 _TIMED_ON_REQUEST = ("topk", "exhaustive")
-
 log = logging.getLogger("costmodel")
 
 
@@ -80,7 +78,7 @@ class Winners:
         self._lock = threading.Lock()
         self._locks = KeyedLocks()
         self._processes: dict[int, TimingProcess] = {}
-        self._memory = _Memory()
+        self._memory = Memory()
 
     def key(self, workload: Workload, device_index: int, **options: Any) -> TuningKey:
         """The key of a product.
@@ -123,7 +121,7 @@ class Winners:
             found = memory.results.get(key)
             if found is not None:
                 count(memory_hits=1)
-                if not _lacks_plan(found, None if whole else m, may_time):
+                if not lacks_plan(found, None if whole else m, may_time):
                     return found
             basis = self._basis(key)
             if found is None:
@@ -131,7 +129,7 @@ class Winners:
             if found is None:
                 count(misses=1)
                 found = self._tune_or_predict(key, m, basis, memory, wait=wait)
-            if _lacks_plan(found, None if whole else m, may_time):
+            if lacks_plan(found, None if whole else m, may_time):
                 found = self._plan(key, m, found, basis, memory, wait=wait, may_time=may_time)
             return found
 
@@ -152,7 +150,7 @@ class Winners:
         self, key: TuningKey, m: int, result: TuningResult, *, may_time: bool = True
     ) -> bool:
         """Return True if :meth:`find` would have nothing else for this m than this result."""
-        return bool(key.epoch) or not _lacks_plan(result, m, may_time)
+        return bool(key.epoch) or not lacks_plan(result, m, may_time)
 
     def replace(
         self, key: TuningKey, m: int, unwanted: TuningResult, *, broken: bool, wait: bool = True
@@ -168,7 +166,7 @@ class Winners:
         memory = self._memory
         with self._locks.alone(key):
             found = memory.results.get(key, unwanted)
-            if key not in memory.replaced and _same_tuning(found, unwanted):
+            if key not in memory.replaced and same_tuning(found, unwanted):
                 workload = key.workload(m)
                 log.warning("%s no longer works for %s: tuning again", unwanted.chosen, workload)
                 memory.note_replaced(key, for_all=broken)
@@ -200,7 +198,7 @@ class Winners:
 
     def forget(self) -> None:
         """Drop what is in memory, not what is on disk."""
-        self._memory = _Memory()  # who began before adds to the old one, which nobody asks
+        self._memory = Memory()  # who began before adds to the old one, which nobody asks
 
     # --- in a process group -------------------------------------------------------------------
 
@@ -243,19 +241,19 @@ class Winners:
             answering = answering_model(key.model, target, key.largest)
         return _Basis(target, answering, key.on_disk(target, answering.model))
 
-    def _read(self, key: TuningKey, basis: _Basis, memory: _Memory) -> TuningResult | None:
+    def _read(self, key: TuningKey, basis: _Basis, memory: Memory) -> TuningResult | None:
         """The winner on disk, remembered from now on."""
         found = self.cache.get(basis.disk_key)
         if found is None or not key.accepts(found, basis.target, basis.answering.model):
             return None
         count(disk_hits=1)
-        if not _can_plan(key, found, basis):
+        if not basis.can_plan(key, found):
             found = replace(found, plan=NO_PLAN)
         memory.remember(key, found)
         return found
 
     def _tune_or_predict(
-        self, key: TuningKey, m: int, basis: _Basis, memory: _Memory, *, wait: bool
+        self, key: TuningKey, m: int, basis: _Basis, memory: Memory, *, wait: bool
     ) -> TuningResult:
         """Tune; where this machine cannot, predict, and keep that in this process only."""
         try:
@@ -271,7 +269,7 @@ class Winners:
         key: TuningKey,
         m: int,
         basis: _Basis,
-        memory: _Memory,
+        memory: Memory,
         *,
         mode: str | None = None,
         wait: bool = True,
@@ -300,7 +298,7 @@ class Winners:
             return self._tune(key, m, again, memory, mode=mode, wait=wait, budget_s=budget_s)
         if named != key.mode:
             result = replace(result, reliable=False)
-        if not _can_plan(key, result, basis):
+        if not basis.can_plan(key, result):
             result = replace(result, plan=NO_PLAN)
         count(
             tuned=int(result.timed), predicted=int(not result.timed),
@@ -315,21 +313,21 @@ class Winners:
         m: int,
         result: TuningResult,
         basis: _Basis,
-        memory: _Memory,
+        memory: Memory,
         *,
         wait: bool,
         may_time: bool,
     ) -> TuningResult:
         """The winner with a plan of its bucket, timed if the winner was and that works."""
         model = basis.answering.model
-        if not _can_plan(key, result, basis):
+        if not basis.can_plan(key, result):
             return result  # another one came to answer
         kept = self.cache.get(basis.disk_key)  # another process may have planned it meanwhile
         if (
             kept is not None
-            and _same_tuning(kept, result)
+            and same_tuning(kept, result)
             and key.accepts(kept, basis.target, model)
-            and not _lacks_plan(kept, None, may_time)
+            and not lacks_plan(kept, None, may_time)
         ):
             memory.remember(key, kept)
             return kept
@@ -367,7 +365,7 @@ class Winners:
         )  # fmt: skip
         return plan
 
-    def _keep(self, key: TuningKey, result: TuningResult, basis: _Basis, memory: _Memory) -> None:
+    def _keep(self, key: TuningKey, result: TuningResult, basis: _Basis, memory: Memory) -> None:
         """Keep in memory, and on disk what any process with this key would choose again."""
         memory.remember(key, result)
         if result.reliable and not key.epoch and memory.replaced.get(key, True):
@@ -380,33 +378,6 @@ class Winners:
             return self._processes[index]
 
 
-class _Memory:
-    """The winners that a process knows; told to forget, it drops all of them at once.
-
-    Attributes:
-        results: the winner of each key; of too many, the oldest go, and may still be on disk.
-        agreed: those that the ranks of a process group hold to.
-        replaced: keys of winners that could not be loaded, and whether what is found instead is
-            for all processes. They are tuned again once, and not at each m of their bucket.
-    """
-
-    def __init__(self) -> None:
-        self.results: dict[TuningKey, TuningResult] = {}
-        self.agreed: dict[TuningKey, TuningResult] = {}
-        self.replaced: dict[TuningKey, bool] = {}
-        self._lock = threading.Lock()
-
-    def remember(self, key: TuningKey, result: TuningResult) -> None:
-        with self._lock:
-            self.results[key] = result
-            drop_oldest(self.results, _REMEMBERED)
-
-    def note_replaced(self, key: TuningKey, *, for_all: bool) -> None:
-        with self._lock:
-            self.replaced[key] = for_all
-            drop_oldest(self.replaced, _REMEMBERED)
-
-
 @dataclass(frozen=True, slots=True)
 class _Basis:
     """The grounds of a choice, resolved once, before the choice takes its seconds."""
@@ -415,31 +386,14 @@ class _Basis:
     answering: Answering
     disk_key: dict[str, Any] = field(repr=False)
 
-
-def _lacks_plan(result: TuningResult, m: int | None, may_time: bool) -> bool:
-    """Return True if the bucket is still to be planned for this m; for any m, if it is None."""
-    if m == result.workload.m:
-        return False
-    plan = result.plan
-    return plan is None or (may_time and result.timed and not plan.attempted)
-
-
-def _can_plan(key: TuningKey, result: TuningResult, basis: _Basis) -> bool:
-    """Return True if the model that ranked can extrapolate to another m of the bucket."""
-    model = basis.answering.model
-    # What another model says of the timings is not comparable.
-    can = model.kind == "learned" and model.hash == result.model_hash
-    return can and key.m_range[0] != key.m_range[1]
-
-
-def _same_tuning(a: TuningResult, b: TuningResult) -> bool:
-    """Return True if both are of one tuning, whatever their plans."""
-    return (a.workload, a.config, a.why, a.costs) == (b.workload, b.config, b.why, b.costs)
+    def can_plan(self, key: TuningKey, result: TuningResult) -> bool:
+        """Return True if the model that ranked can extrapolate to another m of the bucket."""
+        model = self.answering.model  # what another model says of the timings is not comparable
+        can = model.kind == "learned" and model.hash == result.model_hash
+        return can and key.m_range[0] != key.m_range[1]
 
 
 @functools.cache
 def _say_once() -> None:
-    log.info(
-        "a process group is there, so nothing is timed and the model's first choice is taken: "
-        "costmodel.warmup(problems, group=...) on all ranks lets one of them decide for all"
-    )
+    log.info("in a process group nothing is timed, and the model's first choice is taken: "
+             "costmodel.warmup(problems, group=...) lets one rank decide for all")  # fmt: skip
