@@ -151,6 +151,7 @@ def test_compilers_start_from_empty_caches(script: Any, monkeypatch: pytest.Monk
     assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
 
 
+@pytest.mark.slow
 def test_inductor_that_fails_is_left_out(
     script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

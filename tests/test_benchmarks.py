@@ -214,6 +214,7 @@ def test_another_model_or_a_wrong_product_is_a_failure(script: Any) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_own_model_without_a_gpu_fails(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(FOLDER / "own_model.py"), "--json"], capture_output=True, text=True,

@@ -234,6 +234,7 @@ def test_of_each_part_what_is_timed_as_fastest_is_taken(torch_us: float | None) 
 
 @settings(max_examples=20, deadline=None)
 @given(jump=st.integers(ROWS[0] + 1, ROWS[1]), faster_first=st.booleans())
+@pytest.mark.slow
 def test_a_jump_within_a_part_is_missed_by_half_of_it_at_most(
     jump: int, faster_first: bool
 ) -> None:

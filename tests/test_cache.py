@@ -235,6 +235,7 @@ def go(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.fault("B21")
+@pytest.mark.slow
 def test_sixteen_processes_write_and_read_at_once(cache: WinnerCache) -> None:
     processes = [writer(cache, str(i), 10) for i in range(16)]
     for process in processes:

@@ -35,7 +35,7 @@ from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.measure.protocol import TimingProtocol
 
-pytestmark = pytest.mark.compile
+pytestmark = pytest.mark.slow
 
 MARK = "COSTMODEL_TEST_MARK"
 RUN = RunInfo("run", "GPU-0", "570", "2.11", "2026-11-27T00:00:00+00:00")

@@ -38,7 +38,7 @@ def compile_block(block: int) -> Artifact:
     return compile_source(make, Target.named("h100-sxm"), f"double-{block}", block)
 
 
-@pytest.mark.compile
+@pytest.mark.slow
 def test_a_kernel_that_is_no_product_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     here = importlib.import_module("test_compile_source")

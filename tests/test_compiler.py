@@ -229,7 +229,7 @@ def test_duplicates_name_the_first_of_their_kind() -> None:
 
 
 @pytest.mark.fault("B40")
-@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target_name", "config", "tensor_core"),
     [
@@ -254,7 +254,7 @@ def test_a_good_spec_compiles_for_each_architecture(
 
 
 @pytest.mark.fault("B14")
-@pytest.mark.compile
+@pytest.mark.slow
 def test_what_the_compiler_refuses_is_a_row_with_a_reason(tmp_path: Path) -> None:
     refused = {
         # too few registers for its wgmma, and for 64 warps
@@ -308,7 +308,7 @@ def test_a_ptxas_that_was_killed_refused_nothing(
     assert (found.status, found.error.startswith("PTXASError: ")) == (status, True)
 
 
-@pytest.mark.compile
+@pytest.mark.slow
 def test_two_processes_give_one_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a child (even if this process interprets kernels) and here: the same artifact."""
     from triton import knobs
@@ -328,7 +328,7 @@ def test_two_processes_give_one_program(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.fault("B40")
-@pytest.mark.compile
+@pytest.mark.slow
 def test_spills_are_the_stack_of_the_binary() -> None:
     tight, free = (spec_of("pointer", 128, 64, 32, 4, 2, maxnreg=r) for r in (40, 0))
     target = Target.named("a100-sxm")

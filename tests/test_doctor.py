@@ -14,6 +14,8 @@ from test_cli import run
 
 from costmodel.cli.doctor import Check, diagnose, usable
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 FAKE_SMI = "#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 999.1'\n"
 

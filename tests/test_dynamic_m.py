@@ -196,6 +196,7 @@ def test_a_range_of_m_is_of_one_class_of_code(buckets: Buckets, m: int, n: int, 
 
 
 @pytest.mark.fault("B23")
+@pytest.mark.slow
 def test_any_number_of_m_keeps_memory_level(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -259,6 +259,7 @@ def test_the_model_says_what_it_learned_from_use(
     assert costmodel.load(tmp_path / "model").card_["from_use"] == used
 
 
+@pytest.mark.slow
 def test_the_command_folds_in_the_cache_of_tuning(
     data: Dataset, cache: WinnerCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

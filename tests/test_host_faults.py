@@ -33,7 +33,7 @@ from costmodel.launch.kernel import load
 from costmodel.tuning.timing_process import DeviceProcess
 from costmodel.tuning.winners import Winners
 
-pytestmark = pytest.mark.fault("N3")
+pytestmark = [pytest.mark.fault("N3"), pytest.mark.slow]
 
 with_stub_driver = test_launchers.with_stub_driver  # a fixture
 
@@ -215,7 +215,7 @@ FOLDERS = {
 }
 
 
-@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FOLDERS)
 def test_a_process_that_cannot_write_its_cache(tmp_path: Path, case: str) -> None:
     (tmp_path / "file").touch()
@@ -225,7 +225,7 @@ def test_a_process_that_cannot_write_its_cache(tmp_path: Path, case: str) -> Non
     assert "TRITON_CACHE_DIR" in said["error"]
 
 
-@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a folder away")
 def test_a_home_of_another_user(tmp_path: Path) -> None:
     home = tmp_path / "home"
@@ -237,14 +237,14 @@ def test_a_home_of_another_user(tmp_path: Path) -> None:
     assert "PermissionError" in said["error"]
 
 
-@pytest.mark.compile
+@pytest.mark.slow
 def test_a_disk_that_takes_nothing(tmp_path: Path) -> None:
     """No folder for temporary files either: Python looks for one by writing to it."""
     said = in_a_process(tmp_path, {"HOME": str(tmp_path)}, limit=limit_files)
     assert "TMPDIR" in said["error"]
 
 
-@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", [None, "/nowhere/cc", "false"])
 def test_no_c_compiler(
     with_stub_driver: Any,

@@ -112,6 +112,7 @@ def test_the_page_has_its_sections_and_loads_nothing(
     assert f"{model.name} {model.hash}" in text
 
 
+@pytest.mark.slow
 def test_results_of_another_model_are_said_to_be(
     data: Dataset, model: XgbCostModel, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 SUITE = Path(__file__).with_name("interpreted_kernels.py")
 # The first test runs them all: two minutes on a slow machine, and more on a busy one.
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.slow]
 FUNCTIONS = re.findall(r"^def (test_\w+)", SUITE.read_text(), re.MULTILINE)
 
 

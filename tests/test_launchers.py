@@ -150,7 +150,7 @@ def with_stub_driver(tmp_path: Path) -> Callable[[str], dict[str, Any]]:
 
 
 @pytest.mark.fault("B40")
-@pytest.mark.compile
+@pytest.mark.slow
 def test_what_is_built_ahead_is_what_triton_loads(
     with_stub_driver: Callable[[str], dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -165,7 +165,7 @@ def test_what_is_built_ahead_is_what_triton_loads(
 
 
 @pytest.mark.fault("B47")
-@pytest.mark.compile
+@pytest.mark.slow
 def test_a_recalled_binary_is_launched_without_tritons_wrappers(
     with_stub_driver: Callable[[str], dict[str, Any]],
 ) -> None:
@@ -178,7 +178,7 @@ def test_a_recalled_binary_is_launched_without_tritons_wrappers(
 
 
 @pytest.mark.fault("B15")
-@pytest.mark.compile
+@pytest.mark.slow
 def test_no_thread_gets_the_launcher_that_another_one_loads(
     with_stub_driver: Callable[[str], dict[str, Any]],
 ) -> None:

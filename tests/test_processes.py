@@ -217,6 +217,7 @@ def test_a_child_that_gets_no_item_ends_and_another_takes_its_place(here: Module
         assert second != first
 
 
+@pytest.mark.slow
 def test_no_item_is_lost_while_the_child_ends_for_want_of_items(here: ModuleType) -> None:
     with SupervisedWorker(here.act, limit_s=60, idle_s=0.05) as worker:
         for item in range(20):
@@ -411,6 +412,7 @@ def test_no_orphan_when_the_parent_is_killed(tmp_path: Path, signum: signal.Sign
 
 
 @pytest.mark.fault("B41")
+@pytest.mark.slow
 def test_memory_and_files_stay_flat_over_many_failures(here: ModuleType) -> None:
     def open_files() -> int:
         return len(os.listdir("/proc/self/fd"))

@@ -236,7 +236,7 @@ def test_score_counts_what_a_search_for_the_substring_would() -> None:
 
 
 @pytest.mark.fault("B40")
-@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sm_80-pointer", "sm_90-tma", "sm_100-tma_persistent"])
 def test_the_compiler_still_gives_the_golden_ptx(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

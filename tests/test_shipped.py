@@ -29,6 +29,8 @@ from costmodel.measure import ReplayRunner
 from costmodel.models import XgbCostModel, load
 from costmodel.tuning.ranking import rank
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "h100-sxm"
 SIBLING = "h200-sxm"
@@ -121,7 +123,7 @@ def test_eval_workloads_have_torch_beside_them(dataset: Dataset) -> None:
 
 
 @pytest.mark.fault("B46")
-@pytest.mark.compile
+@pytest.mark.slow
 def test_shipped_artifacts_compile_to_the_same_ptx(dataset: Dataset) -> None:
     made_with = dataset.target.toolchain.triton
     if triton.__version__ != made_with and not os.environ.get("CI"):

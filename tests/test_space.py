@@ -74,6 +74,7 @@ def splits(config: GemmConfig, k: int) -> list[range]:
 @pytest.mark.fault("B14")
 @settings(deadline=None, max_examples=60)
 @given(workloads, targets)
+@pytest.mark.slow
 def test_every_point_is_legal_or_has_a_reason(workload: Workload, target: Target) -> None:
     space = SearchSpace.of(workload, target)
     assert space.configs
@@ -250,7 +251,7 @@ def test_warp_groups_are_hoppers_and_store_by_tma() -> None:
 
 
 @pytest.mark.fault("B14")
-@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_what_is_known_of_the_shared_memory_of_warp_groups_is_exact() -> None:
     """Every part of the sum, and no spill: of each tile of the grid, and of deep steps."""
@@ -271,7 +272,7 @@ def test_what_is_known_of_the_shared_memory_of_warp_groups_is_exact() -> None:
 
 
 @pytest.mark.fault("B14")
-@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_what_is_legal_for_float32_compiles_and_takes_the_memory_that_is_said() -> None:
     """Of each kernel and layout, in IEEE and in TF32; with 16-bit operands of a float32 C too."""
@@ -384,7 +385,7 @@ def test_programs_and_workspace_cover_the_output(
 # --- the compiler agrees -------------------------------------------------------------------------
 
 
-@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_distinct_binaries_are_distinct_programs() -> None:
     """Of close relatives, where a field of the configuration might make no difference."""
@@ -407,7 +408,7 @@ def test_distinct_binaries_are_distinct_programs() -> None:
 
 
 @pytest.mark.fault("B14")
-@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_compiler_refuses_what_is_rejected_and_takes_what_is_legal() -> None:
     """As far as can be told without a GPU: by ptxas, and by the size of shared memory."""

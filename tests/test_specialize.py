@@ -198,7 +198,7 @@ def copies(text: str) -> set[tuple[str, int]]:
 
 
 @pytest.mark.fault("B19")
-@pytest.mark.compile
+@pytest.mark.slow
 def test_alignment_decides_how_memory_is_read(tmp_path: Path) -> None:
     target = Target.named("h100-sxm")
     config = GemmConfig("pointer", 64, 64, 32, 4, 3)
@@ -229,7 +229,7 @@ def test_alignment_decides_how_memory_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault("B19")
-@pytest.mark.compile
+@pytest.mark.slow
 def test_copied_operands_promise_nothing_about_the_sizes(tmp_path: Path) -> None:
     """Their rows are padded, M, N and K are not: stores of C go by what C promises."""
     config = GemmConfig("tma", 64, 64, 64, 4, 3, repack=True)
@@ -244,7 +244,7 @@ def test_copied_operands_promise_nothing_about_the_sizes(tmp_path: Path) -> None
         assert stores == {specs[artifact.spec]}
 
 
-@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.parametrize("b_unit", [True, False, None])
 @pytest.mark.parametrize("a_unit", [True, False, None])
 def test_copies_are_stored_in_whole_vectors(a_unit: bool | None, b_unit: bool | None) -> None:

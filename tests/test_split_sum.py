@@ -54,7 +54,7 @@ def loads_that_waited(block: list[str]) -> int:
     return late
 
 
-@pytest.mark.compile
+@pytest.mark.slow
 def test_loads_of_a_batch_are_under_way_together(tmp_path: Path) -> None:
     workload = Workload.dense(128, 128, 16384)
     specs = {specialize(workload, config): config for config in LOADS}

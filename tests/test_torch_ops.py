@@ -46,6 +46,7 @@ for name, call in calls.items():
 """
 
 
+@pytest.mark.slow
 def test_on_a_cpu_it_refuses_as_the_eager_call_does() -> None:
     """In a process of its own: here the operator has a kernel for the CPU."""
     subprocess.run([sys.executable, "-c", ON_THE_CPU], check=True, timeout=300)

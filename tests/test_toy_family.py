@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 
 
@@ -25,7 +27,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )  # fmt: skip
 
 
-@pytest.mark.compile
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_toy_family_goes_all_the_way() -> None:
     done = run(

@@ -138,6 +138,7 @@ def test_one_part_with_all_the_working_rows_tells_nothing(make_training_table: M
     assert calibrate(replace(table, status=status), XgbParams(rounds=2)) is None
 
 
+@pytest.mark.slow
 def test_what_is_expected_of_new_workloads_is_what_happens(
     fast_params: XgbParams, make_training_table: MakeTable, make_workloads: MakeWorkloads
 ) -> None:
