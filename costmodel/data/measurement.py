@@ -98,7 +98,7 @@ class Runner(Protocol):
 
     @property
     def target(self) -> Target | None:
-        """What its timings are of; None: the current device."""
+        """The target that its timings are of; None: the current device."""
         return None
 
     def configs(self, workload: Workload) -> Sequence[GemmConfig] | None:

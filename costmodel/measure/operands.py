@@ -18,7 +18,7 @@ class NoRoom(Exception):
 
 
 class Problem(Protocol):
-    """What is timed: its operands, its launches and its right result; comparable by value.
+    """A problem to time: its operands, its launches and its right result; comparable by value.
 
     :class:`costmodel.launch.problem.GemmProblem` is one, and says what each part means.
     """

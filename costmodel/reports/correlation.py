@@ -1,4 +1,4 @@
-"""How features go along with latency: Spearman's rank correlation."""
+"""Spearman's rank correlation of features with latency."""
 
 from __future__ import annotations
 
@@ -64,7 +64,10 @@ def _mean_correlation(
 
 
 def _spearman(columns: NDArray[np.float32], latency_us: _Floats) -> _Floats:
-    """Of each column with the latency; a constant column has 0, what is missing the middle rank."""
+    """Spearman correlation of each column with latency.
+
+    Constant columns give 0; missing values take the middle rank.
+    """
     both = np.column_stack([columns, latency_us])
     centred = _ranks(both)
     missing = np.isnan(both)

@@ -96,7 +96,7 @@ def _fact(value: Any) -> Any:
 
 
 def _kept(dataset: Dataset, model: XgbCostModel | None) -> Section:
-    """Of all models side by side, as ``costmodel evaluate`` has it."""
+    """The table of all models side by side, as ``costmodel evaluate`` gives it."""
     models, reason = compared_models(dataset, model)
     entries = evaluate(dataset, models, dataset.target)
     ks = list(entries[0]["regret"])
@@ -193,7 +193,7 @@ def _correlations(dataset: Dataset) -> Section:
 def _from_results(
     folder: Path | None, dataset: Dataset, model: XgbCostModel | None
 ) -> Iterator[Section]:
-    """What was measured by the benchmarks on this device, where it was."""
+    """The results of benchmarks that were run on this device."""
     for path in sorted(folder.glob("*.json")) if folder else ():
         name = path.stem.split("-")[0]
         if name not in _RESULTS:

@@ -137,7 +137,7 @@ def _cell(value: Any) -> str:
 
 
 def _source(results: Results, folder: Path) -> str:
-    """What it was measured on and with; a model that is no longer the one evaluated is marked."""
+    """Device, date and versions of a result; a model other than the one evaluated is marked."""
     versions = dict(results["versions"])
     evaluated = folder / f"evaluate-{results['target']}.json"
     if "model" in versions and evaluated.is_file():
