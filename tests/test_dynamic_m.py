@@ -251,7 +251,7 @@ def test_no_call_clears_up_what_thousands_left() -> None:
 
 @pytest.mark.fault("B23")
 def test_winners_in_memory_are_bounded(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("costmodel.tuning.winners._REMEMBERED", 10)
+    monkeypatch.setattr("costmodel.tuning.memory._REMEMBERED", 10)
     for n in range(64, 64 * 40, 64):
         find(Workload.dense(8, n, 128), "heuristic")
     before = costmodel.stats()
