@@ -22,6 +22,8 @@ from costmodel.dispatch import dispatch
 from costmodel.gemm.space import why_illegal
 from costmodel.gemm.workload import Workload
 
+pytestmark = pytest.mark.slow
+
 MS = st.sampled_from([2049, 2060, 2300, 2560, 2561, 2900, 700])
 """Of two neighbouring buckets, and of one that is timed as well."""
 

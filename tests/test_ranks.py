@@ -16,7 +16,7 @@ import costmodel
 from costmodel.errors import InvalidInput
 from costmodel.tuning.ranks import Ranks, epoch
 
-pytestmark = pytest.mark.fault("B29")
+pytestmark = [pytest.mark.fault("B29"), pytest.mark.slow]
 
 SIZE = 4
 PROGRAM = Path(__file__).with_name("rank_program.py")

@@ -68,6 +68,7 @@ def test_the_configuration_head_works_alone(
     assert speed_kept(model, unknown).geomean_pct[0] > 90
 
 
+@pytest.mark.slow
 def test_training_twice_gives_the_same_model(
     trained: XgbCostModel, table: TrainingTable, fast_params: XgbParams
 ) -> None:
