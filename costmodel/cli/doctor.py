@@ -26,6 +26,7 @@ from costmodel.cli.doctor_check import Check, Look, Missing
 from costmodel.cli.doctor_files import looks_at_files
 from costmodel.cli.options import AsJson
 from costmodel.errors import CostModelError
+from costmodel.hardware.installed import interpreter_setting
 from costmodel.hardware.target import Target
 
 __all__ = ["Check", "diagnose", "doctor", "usable"]
@@ -162,8 +163,7 @@ def _headers() -> str:
 
 
 def _interpreter() -> str:
-    value = os.environ.get("TRITON_INTERPRET", "")
-    if value.lower() not in ("", "0", "false", "off", "no"):  # as dispatch refuses it
+    if value := interpreter_setting():
         raise Missing(f"set to {value}: kernels would be interpreted")
     return "not set"
 

@@ -38,22 +38,18 @@ def ensure_loaded(plan: Plan, target: Target, device_index: int) -> Kernel:
     """
     key = _key(plan, target, device_index)
     found = _loaded.get(key)
-    if found is not None and plan.config in found[1]:
-        return found[0]
     if found is None:
         kernel = load(plan.spec, target, device_index)
         if plan.config.repack:
             Repack(plan, target, device_index)
-    else:
-        kernel = found[0]
-    with _lock:
-        if key not in _loaded:
-            count(loaded=1)
-        # Configurations that differ only in how they are launched share a binary.
-        configs = _loaded[key][1] if key in _loaded else ()
-        _loaded[key] = kernel, (*configs, plan.config)
-        drop_oldest(_loaded, _KEPT)
-    return kernel
+        with _lock:
+            if key not in _loaded:
+                count(loaded=1)
+            found = _loaded.setdefault(key, (kernel, {}))
+            drop_oldest(_loaded, _KEPT)
+    # Configurations that differ only in how they are launched share a binary.
+    found[1].setdefault(plan.config)
+    return found[0]
 
 
 def is_loaded(config: GemmConfig, workload: Workload, target: Target, device_index: int) -> bool:
@@ -67,7 +63,7 @@ def loaded_configs(workload: Workload, target: Target, device_index: int) -> lis
         entries = [*_loaded.items()]
     here = (target, device_index)
     configs = dict.fromkeys(
-        config for key, (_, configs) in entries if key[2:] == here for config in configs
+        config for key, (_, configs) in entries if key[2:] == here for config in [*configs]
     )
     return [
         config
@@ -114,4 +110,4 @@ def _key(plan: Plan, target: Target, device_index: int) -> _Key:
 
 
 _lock = threading.Lock()
-_loaded: dict[_Key, tuple[Kernel, tuple[GemmConfig, ...]]] = {}
+_loaded: dict[_Key, tuple[Kernel, dict[GemmConfig, None]]] = {}

@@ -7,7 +7,6 @@ call, and the next one comes here again.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import warnings
 from contextlib import suppress
@@ -25,6 +24,7 @@ from costmodel.dispatch.pins import pinned
 from costmodel.errors import CompileError, CostModelError, HostError, InvalidInput, LaunchError
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
+from costmodel.hardware.installed import interpreter_setting
 from costmodel.host import warn_of_host
 from costmodel.launch.fast import Launch
 from costmodel.launch.plan import Plan
@@ -187,7 +187,7 @@ def _choices(result: TuningResult, m: int) -> list[GemmConfig]:
 
 
 def _refuse_the_interpreter() -> None:
-    if os.environ.get("TRITON_INTERPRET", "0").lower() not in ("", "0", "false", "off", "no"):
+    if interpreter_setting():
         raise CostModelError(
             "TRITON_INTERPRET is set: Triton would interpret the kernels on the CPU, and timings "
             "of that mean nothing; unset it before Triton is imported"

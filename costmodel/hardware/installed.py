@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 import re
 from pathlib import Path
 from typing import Any
 
-__all__ = ["driver_version", "triton_build"]
+__all__ = ["driver_version", "interpreter_setting", "triton_build"]
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 _LIBRARY = "triton/_C/libtriton.so"
@@ -68,3 +69,9 @@ def _listed_hash(record: str) -> str:
     """Find the library's hash in the list of a package's files; empty if it is not there."""
     found = re.search(rf"^{re.escape(_LIBRARY)},sha256=([\w-]+),", record, re.MULTILINE)
     return found[1] if found else ""
+
+
+def interpreter_setting() -> str:
+    """Return ``TRITON_INTERPRET`` if it switches Triton's interpreter on, else an empty text."""
+    value = os.environ.get("TRITON_INTERPRET", "")
+    return "" if value.lower() in ("", "0", "false", "off", "no") else value
