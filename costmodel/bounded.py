@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["drop_oldest"]
-
 
 def drop_oldest(kept: dict[Any, Any], limit: int) -> None:
     """Drop the oldest entries until at most ``limit`` are left; under the caller's lock."""

@@ -23,11 +23,6 @@ from uuid import uuid4
 
 from costmodel.errors import CorruptFile, CostModelError, FileError, InvalidInput
 
-__all__ = [
-    "CACHE_VARIABLE", "cache_directory", "cached_fact", "decode", "encode", "file_errors",
-    "parse_json", "read_json", "read_small_file", "replace_file", "to_builtins", "write_json",
-]  # fmt: skip
-
 CACHE_VARIABLE = "COSTMODEL_CACHE_DIR"
 """Environment variable that names another cache directory."""
 

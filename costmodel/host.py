@@ -18,8 +18,6 @@ from pathlib import Path
 from costmodel.errors import CostModelError, HostError
 from costmodel.validation import one_line
 
-__all__ = ["host_errors", "warn_of_host"]
-
 _COMPILER = "install gcc or clang, and Python's headers, or name a C compiler by CC"
 _FOLDERS = "name folders that can be written by TRITON_CACHE_DIR and TMPDIR"
 _LIMITS = "raise the limit on memory, processes or open files (ulimit, or the container's)"

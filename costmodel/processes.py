@@ -37,10 +37,6 @@ from typing import IO, Generic, Protocol, TypeVar
 from costmodel.errors import InvalidInput
 from costmodel.files import CACHE_VARIABLE, cache_directory
 
-__all__ = [
-    "IDLE_S", "Crashed", "Done", "Outcome", "SupervisedWorker", "TimedOut", "close_at_exit",
-]  # fmt: skip
-
 T = TypeVar("T")
 R = TypeVar("R")
 

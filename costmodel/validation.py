@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 
 from costmodel.errors import InvalidInput
 
-__all__ = ["as_path", "one_line", "printable", "require", "require_count", "take"]
-
 _T = TypeVar("_T")
 
 _INT64_MAX = 2**63 - 1

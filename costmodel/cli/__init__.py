@@ -24,8 +24,6 @@ from costmodel.cli import bench, cache, collect, compile, doctor, explain, model
 from costmodel.errors import CostModelError
 from costmodel.validation import one_line, printable
 
-__all__ = ["app", "main"]
-
 _MOST_CHARACTERS = 400
 
 

@@ -15,8 +15,6 @@ from costmodel.cli.options import AsJson, Model
 from costmodel.errors import InvalidInput, MissingData
 from costmodel.tuning.shipped import checkout
 
-__all__ = ["bench", "report"]
-
 _PREFIX = "bench_"
 
 

@@ -16,8 +16,6 @@ from costmodel.files import CACHE_VARIABLE, file_errors
 if TYPE_CHECKING:
     from costmodel.tuning.cache import CacheEntry, WinnerCache
 
-__all__ = ["app"]
-
 _MOST_NAMES = 20
 _COMMANDS = ("list", "show", "verify", "clear")
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from costmodel.collect.collect import Job, Progress
     from costmodel.collect.sampling import Sampler
 
-__all__ = ["collect"]
-
 _OF_THE_MODEL = ("model", "best", "unsure")
 
 

@@ -16,8 +16,6 @@ from costmodel.gemm.workload import Workload
 if TYPE_CHECKING:
     from costmodel.compile.artifact import Artifact
 
-__all__ = ["compile_space"]
-
 _SHOWN = ("config", "status", "registers", "spill_bytes", "shared_bytes", "compile_s",
           "duplicate_of", "error")  # fmt: skip
 

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Check", "Look", "Missing", "Need"]
-
 Need = Literal["always", "gpu", "optional"]
 """Without it nothing works, nothing runs on a GPU, or only something is left out."""
 

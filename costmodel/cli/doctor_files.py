@@ -23,8 +23,6 @@ from costmodel.hardware.target import Target
 if TYPE_CHECKING:
     from costmodel.tuning.ranking import Ranking
 
-__all__ = ["looks_at_files"]
-
 _SQUARE = Workload.dense(4096, 4096, 4096)  # of a kind that every model has learned
 _TRAIN = "rules of thumb answer; train one: costmodel collect, then costmodel train"
 _UPGRADE = "rules of thumb answer; upgrade XGBoost: pip install -U xgboost-cpu"

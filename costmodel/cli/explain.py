@@ -15,8 +15,6 @@ from costmodel.gemm.workload import Workload
 if TYPE_CHECKING:
     from costmodel.tuning.explanation import Explained, Explanation
 
-__all__ = ["explain"]
-
 _LEAST_PERCENT = 0.5
 _TIMED = 8  # candidates, unless told otherwise
 _MIB = 2**20

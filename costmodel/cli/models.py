@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from costmodel.data.dataset import Dataset
     from costmodel.models import XgbCostModel
 
-__all__ = ["evaluate", "judged", "train"]
-
 
 def train(
     datasets: Annotated[

@@ -15,9 +15,6 @@ from costmodel.errors import NoGpu, ShapeError
 from costmodel.gemm.workload import MOST, Workload
 from costmodel.hardware.target import Target
 
-__all__ = ["DEFAULT_TARGET", "AsJson", "Model", "TargetName", "current_target", "find_target",
-           "named_options", "takes_product"]  # fmt: skip
-
 TargetName = Annotated[
     str | None,
     typer.Option("--target", help="Device, such as h100-sxm; default: the GPU of this machine."),

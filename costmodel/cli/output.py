@@ -13,8 +13,6 @@ import typer
 from costmodel.reports.numbers import shown
 from costmodel.validation import printable
 
-__all__ = ["console_width", "note", "note_model", "print_json", "print_table", "sureness"]
-
 _PIPE_WIDTH = 160
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from costmodel.gemm.config import GemmConfig
     from costmodel.tuning.ranking import Ranking
 
-__all__ = ["log_skipped", "rank"]
-
 log = logging.getLogger("costmodel")
 
 

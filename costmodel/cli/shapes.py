@@ -12,8 +12,6 @@ from costmodel.files import file_errors
 from costmodel.gemm.workload import MOST, Workload
 from costmodel.validation import one_line
 
-__all__ = ["not_held_out", "read_shapes"]
-
 
 def read_shapes(path: Path) -> list[tuple[int, int, int]]:
     """Read sizes (m, n, k) from a CSV file with the columns m, n and k; ignore other columns.

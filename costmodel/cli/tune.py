@@ -24,8 +24,6 @@ from costmodel.tuning.modes import check_tuning_mode
 if TYPE_CHECKING:
     from costmodel.tuning.tuning_result import TuningResult
 
-__all__ = ["tune"]
-
 
 @takes_product
 def tune(

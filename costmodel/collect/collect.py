@@ -33,8 +33,6 @@ from costmodel.gemm.specialize import Specialization, artifact_key, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.measure.device import DeviceRunner
 
-__all__ = ["Job", "Progress", "collect"]
-
 _FINALISTS = 6
 _NO_ROOM_IN_A_ROW = 3  # jobs: then it is the card that is full
 _ANCHOR_WORKLOADS = 4

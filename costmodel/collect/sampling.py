@@ -18,8 +18,6 @@ from costmodel.gemm.workload import Layout, Workload, kind_options
 from costmodel.hardware.target import Target
 from costmodel.models.known import known_artifacts
 
-__all__ = ["ModelSampler", "RandomSampler", "Sampler", "training_workloads"]
-
 _MAX_BYTES = 2**30
 _MAX_FLOPS = 6e11
 _TRANSPOSED_SHARE = 0.3

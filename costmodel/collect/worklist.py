@@ -26,8 +26,6 @@ from costmodel.gemm.config import GemmConfig
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["by_code", "read_worklist", "write_worklist"]
-
 
 def by_code(jobs: Sequence[Job]) -> list[Job]:
     """Group the jobs by class of code, the commonest first.

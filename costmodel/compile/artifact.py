@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["PASSING", "Artifact", "ArtifactStatus", "outweighs"]
-
 ArtifactStatus = Literal["ok", "compile_error", "crashed", "timeout"]
 
 PASSING: tuple[ArtifactStatus, ...] = ("crashed", "timeout")

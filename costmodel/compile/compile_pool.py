@@ -28,8 +28,6 @@ from costmodel.executor import DaemonExecutor
 from costmodel.host import host_errors
 from costmodel.processes import Done, SupervisedWorker, TimedOut, close_at_exit
 
-__all__ = ["CompilePool", "as_compiled"]
-
 # Triton 3.6 keeps about 0.2 MiB of each compile for good (measured over 160 of them).
 _COMPILES_PER_CHILD = 250
 

@@ -21,8 +21,6 @@ from costmodel.compile.ptx import extract, ptx_hash
 from costmodel.compile.triton_private import MakeSource
 from costmodel.hardware.target import Target
 
-__all__ = ["compile_source", "duplicates", "shorten"]
-
 _ERROR_LIMIT = 500
 # How Triton's PTXASError tells that a signal ended ptxas.
 _KILLED = re.compile(r"`ptxas` (failed with error code -\d|raised SIG)")

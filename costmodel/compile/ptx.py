@@ -16,8 +16,6 @@ from collections.abc import Iterable
 
 from costmodel.compile.ptx_flow import Block, basic_blocks, natural_loops
 
-__all__ = ["PTX_FEATURES", "PTX_SCHEMA", "extract", "normalize", "ptx_hash"]
-
 PTX_SCHEMA = 1
 """Version of the features: their names, order and meaning."""
 

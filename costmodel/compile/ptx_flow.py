@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 
 from costmodel.errors import InvalidInput
 
-__all__ = ["Block", "basic_blocks", "natural_loops"]
-
 _INSTRUCTION = re.compile(r"(@\S+ )?(\.branchtargets|[a-z][\w.:]*)(.*);")
 _NAME = re.compile(r"[\w$%]+")
 _CONSTANT = re.compile(r"^mov\.b32 (%\w+), (\d{1,10});$", re.MULTILINE)

@@ -34,10 +34,6 @@ from costmodel.hardware.target import Target
 if TYPE_CHECKING:
     from triton.compiler import ASTSource, CompiledKernel
 
-__all__ = [
-    "MakeSource", "build_launchers", "compiled", "know_triton_key", "recalled", "triton_files",
-]  # fmt: skip
-
 MakeSource = Callable[[], "tuple[ASTSource, dict[str, Any]]"]
 """Gives the Triton source and compile options of a binary; imports its kernel."""
 

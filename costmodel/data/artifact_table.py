@@ -24,8 +24,6 @@ from costmodel.gemm.workload import CodeClass
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ArtifactTable"]
-
 _BINARY = ConfigBinary._fields
 _CODE = tuple(f.name for f in fields(CodeClass))
 _RESULT = (

@@ -13,11 +13,6 @@ from typing import Any, Literal
 from costmodel.errors import CorruptFile, FileError
 from costmodel.files import file_errors, read_json, replace_file
 
-__all__ = [
-    "CARD", "card_kind", "require_dataset_place", "require_file_place", "require_folder",
-    "require_model_place", "write_file",
-]  # fmt: skip
-
 CARD = "card.json"
 """File name of the card of a model or dataset."""
 _MODEL_CARD = {"format", "hash", "features"}  # in those of every release

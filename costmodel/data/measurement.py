@@ -12,10 +12,6 @@ from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 
-__all__ = [
-    "NO_ROOM", "Candidate", "Measurement", "Runner", "Status", "TuningRecord", "says_no_room",
-]  # fmt: skip
-
 Status = Literal[
     "ok",
     "compile_error",  # Triton or ptxas refused

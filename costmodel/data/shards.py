@@ -26,11 +26,6 @@ from costmodel.hardware.target import Target
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "SCHEMA", "Identity", "arrow_fields", "compaction_lock", "new_shard_path",
-    "number_rows", "read_all", "read_shards", "shard_paths", "sort_rows", "write_shard",
-]  # fmt: skip
-
 SCHEMA = 2
 """Version of the columns and of the card; raised when either changes. Older ones are read too."""
 

@@ -24,8 +24,6 @@ from costmodel.tuning.tuner import check_tuning
 from costmodel.tuning.tuner import tune as tune_with
 from costmodel.tuning.tuning_result import TuningResult
 
-__all__ = ["matmul_types", "pin", "tune", "unpin"]
-
 
 def pin(
     config: GemmConfig | str,

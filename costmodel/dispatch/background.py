@@ -13,8 +13,6 @@ from costmodel.bounded import drop_oldest
 from costmodel.dispatch.capture import ignore_other_captures
 from costmodel.tuning.counters import count
 
-__all__ = ["Background"]
-
 _REMEMBERED = 4096
 
 log = logging.getLogger("costmodel")

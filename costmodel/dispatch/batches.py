@@ -14,9 +14,6 @@ from costmodel.dispatch.torch_context import keeps_elsewhere, without_autocast
 from costmodel.errors import LayoutError, ShapeError, UnsupportedDtype
 from costmodel.launch.torch_product import activated, float32_precision
 
-__all__ = ["Matmul", "multiply_batches", "multiply_by_torch"]
-
-
 Matmul = Callable[..., torch.Tensor]
 """act(a @ b + bias) of two matrices, with the keywords of :func:`costmodel.matmul`."""
 

@@ -23,8 +23,6 @@ from costmodel.models.storage import card_stamp
 from costmodel.tuning import modes
 from costmodel.tuning.ranks import epoch
 
-__all__ = ["Call", "ModelLike", "by_autocast", "is_deterministic", "key_of", "settled"]
-
 ModelLike = CostModel | str | PathLike[str] | None
 _NONE = 16  # in place of how far an address is past a multiple of 16: there is no memory
 _FLOAT32 = torch.float32

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ["ignore_other_captures", "is_capturing"]
-
 _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
 

@@ -18,8 +18,6 @@ from costmodel.errors import (
 from costmodel.gemm.dtypes import DATA_TYPES, element_types
 from costmodel.gemm.workload import ACTIVATIONS
 
-__all__ = ["Spans", "check_kinds", "check_matrices", "require_apart", "require_shape", "spans_of"]
-
 Spans = tuple[int, int, int, int]
 """Bytes that out, A, B and the bias span in memory; 0 for one that is absent or empty."""
 

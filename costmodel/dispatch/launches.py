@@ -10,8 +10,6 @@ from costmodel.dispatch.check import Spans
 from costmodel.dispatch.outputs import NewOutput
 from costmodel.launch.fast import Launch
 
-__all__ = ["Entry", "Launches"]
-
 Entry = tuple[Launch, Spans, NewOutput]
 """A launch, the memory spans of its operands, and what makes an output."""
 

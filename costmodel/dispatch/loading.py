@@ -21,8 +21,6 @@ from costmodel.tuning.counters import count
 from costmodel.tuning.tuning_result import TuningResult
 from costmodel.validation import one_line
 
-__all__ = ["ensure_loaded", "first_launch", "is_loaded", "loaded_configs"]
-
 log = logging.getLogger("costmodel")
 
 _KEPT = 8192

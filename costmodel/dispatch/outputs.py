@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import _C
 
-__all__ = ["NewOutput"]
-
 # Inductor's code allocates by this: it saves a microsecond or two by passing torch's dispatcher.
 _compiled = getattr(getattr(_C, "_dynamo", None), "guards", None)
 _empty_strided_cuda: Any = getattr(_compiled, "_empty_strided_cuda", None)

@@ -12,8 +12,6 @@ from costmodel.hardware.target import Target
 from costmodel.launch.plan import Plan
 from costmodel.tuning.tuning_result import PINNED, TuningResult
 
-__all__ = ["pin_config", "pinned", "unpin_config"]
-
 
 def pin_config(
     config: GemmConfig | None, workload: Workload, target: Target, device_index: int

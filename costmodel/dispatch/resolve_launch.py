@@ -39,8 +39,6 @@ from costmodel.tuning.tuning_result import TuningResult
 from costmodel.tuning.winners import Winners
 from costmodel.validation import one_line
 
-__all__ = ["Resolved", "resolve_launch"]
-
 _OTHERS = 8  # are tried in place of a winner: each may take seconds to compile
 
 log = logging.getLogger("costmodel")

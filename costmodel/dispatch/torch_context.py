@@ -14,11 +14,6 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-__all__ = [
-    "count_modes", "has_tangent", "in_forward_level", "is_autocasting", "is_fake", "is_for_torch",
-    "is_scripting", "is_watched", "keeps_elsewhere", "tracing_state", "without_autocast",
-]  # fmt: skip
-
 is_autocasting = torch._C._is_any_autocast_enabled
 """Returns True if ``torch.autocast`` is on for any kind of device."""
 

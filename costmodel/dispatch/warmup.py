@@ -27,8 +27,6 @@ from costmodel.tuning.tuning_result import TuningResult
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["warmup"]
-
 Problem = tuple[int, int, int] | Workload
 
 

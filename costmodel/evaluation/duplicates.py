@@ -12,8 +12,6 @@ from costmodel.data.candidates import ARTIFACT_COLUMNS, CONFIG_COLUMNS, Candidat
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 
-__all__ = ["identities", "identity", "programs"]
-
 _BLOCK_M, _GROUP_M = (CONFIG_COLUMNS.index(name) for name in ("block_m", "group_m"))
 _LAUNCH = [
     CONFIG_COLUMNS.index(n) for n in ("block_m", "block_n", "num_warps", "split_k", "repack")

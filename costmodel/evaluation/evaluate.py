@@ -27,8 +27,6 @@ from costmodel.hardware.target import Device, Target
 if TYPE_CHECKING:
     from costmodel.data.dataset import Dataset, Frame
 
-__all__ = ["TOP_K", "Problem", "evaluate", "problems_of"]
-
 TOP_K = (1, 4, 8, 16)
 
 log = logging.getLogger("costmodel")

@@ -17,11 +17,6 @@ from pathlib import Path
 
 from costmodel.gemm.workload import Workload, kind_options
 
-__all__ = [
-    "HELD_OUT", "EvalWorkload", "eval_list", "eval_pairs", "eval_workloads", "is_held_out",
-    "is_ragged",
-]  # fmt: skip
-
 HELD_OUT = "held out for evaluation"
 """The reason for leaving out what :func:`is_held_out` refuses."""
 

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["distinct_rows", "geomean", "kendall_tau", "mape_pct", "speed_kept", "top_rows"]
-
 _Floats = NDArray[np.float64]
 
 

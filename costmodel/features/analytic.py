@@ -15,8 +15,6 @@ from costmodel.gemm.family import is_wide
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Device, Target
 
-__all__ = ["ANALYTIC_FEATURES", "analytic_columns", "occupancy"]
-
 Column = NDArray[np.float64]
 
 ANALYTIC_FEATURES = (

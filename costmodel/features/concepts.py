@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-__all__ = ["CONCEPTS", "FEATURES_OF", "OTHER", "concept_of", "grouped"]
-
 OTHER = "everything else"
 """The concept of a feature that no other one claims."""
 

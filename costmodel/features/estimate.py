@@ -16,8 +16,6 @@ from costmodel.gemm.family import repack_elements
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Device
 
-__all__ = ["ESTIMATE_FEATURES", "L2_SPEEDUP", "SM_BANDWIDTH_GBS", "estimate_columns"]
-
 Column = NDArray[np.float64]
 Columns = dict[str, Column]
 

@@ -17,8 +17,6 @@ from costmodel.features.analytic import ANALYTIC_FEATURES, analytic_columns
 from costmodel.gemm.workload import ACTIVATIONS, Workload
 from costmodel.hardware.target import Target
 
-__all__ = ["CONFIG_FEATURES", "FEATURES", "FEATURE_SCHEMA", "design_matrix"]
-
 FEATURE_SCHEMA = 5
 """Version of the meaning of the columns."""
 

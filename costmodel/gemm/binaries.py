@@ -22,11 +22,6 @@ from costmodel.processes import IDLE_S
 if TYPE_CHECKING:
     from triton.compiler import ASTSource
 
-__all__ = [
-    "CompileFunction", "compile_for_device", "compile_many", "compile_spec", "device_compilers",
-    "submit", "submit_for_device",
-]  # fmt: skip
-
 CompileFunction = Callable[[Specialization, Target, Path | None], Artifact]
 """Compiles in this process, as :func:`compile_spec`."""
 

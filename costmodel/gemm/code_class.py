@@ -10,8 +10,6 @@ from typing import Literal, get_args
 from costmodel.errors import InvalidInput, UnsupportedDtype
 from costmodel.gemm.dtypes import DATA_TYPES, DataType, element_types
 
-__all__ = ["ACTIVATIONS", "CodeClass", "Layout", "alignment_class", "require_dtypes"]
-
 Layout = Literal["row", "col", "strided"]
 """Which dimension is contiguous: the last (``row``), the first (``col``), or neither."""
 

@@ -10,10 +10,6 @@ from costmodel.errors import InvalidInput
 from costmodel.gemm.code_class import CodeClass
 from costmodel.gemm.kernels import known
 
-__all__ = [
-    "LARGEST", "ConfigBinary", "GemmConfig", "Specialization", "as_config", "parse_config",
-]  # fmt: skip
-
 LARGEST = 4096
 """The largest number of a configuration, such as the side of a tile."""
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DATA_TYPES", "DataType", "element_types", "kinds"]
-
 
 @dataclass(frozen=True, slots=True)
 class DataType:

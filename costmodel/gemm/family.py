@@ -22,12 +22,6 @@ from costmodel.gemm.workload import Workload
 from costmodel.hardware.architectures import Architecture
 from costmodel.hardware.target import Device
 
-__all__ = [
-    "WGMMA_SPARE_REGISTERS", "Check", "KernelFamily", "at_least", "at_most", "families", "family",
-    "is_wide", "one_instruction", "partial_bytes", "pick", "repack_elements",
-    "stores_by_descriptor",
-]  # fmt: skip
-
 MAX_GRID = 2**31 - 1  # programs and tiles are counted in 32 bits
 WORKSPACE_LIMIT_BYTES = 2**30
 # ptxas keeps some registers beside the accumulators of one wgmma for addresses and descriptors.

@@ -18,8 +18,6 @@ from costmodel.files import cached_fact
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.family import families, family
 
-__all__ = ["ConfigColumns", "grid", "grid_columns", "grid_hash", "splits", "tiles", "warps"]
-
 _Integers = NDArray[np.int64]
 _Bools = NDArray[np.bool_]
 

@@ -20,10 +20,6 @@ from costmodel.files import cached_fact
 from costmodel.gemm.family import families, family
 from costmodel.hardware.target import Toolchain
 
-__all__ = [
-    "import_kernels", "kernel_function", "kernel_hash", "kernel_hashes", "kernel_trouble",
-]  # fmt: skip
-
 _Function = tuple[str, str]  # module, name
 
 

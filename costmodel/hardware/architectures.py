@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-__all__ = ["ARCHITECTURES", "SM_REGISTERS", "Architecture", "architecture"]
-
 SM_REGISTERS = 65_536
 """Registers of a multiprocessor, on every GPU since 2012; also the most that one block may have."""
 

@@ -13,8 +13,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-__all__ = ["driver_version", "interpreter_setting", "triton_build"]
-
 _DRIVER = Path("/proc/driver/nvidia/version")
 _LIBRARY = "triton/_C/libtriton.so"
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from costmodel.hardware.architectures import architecture
 
-__all__ = ["facts", "is_usable", "ptxas_version"]
-
 
 def is_usable() -> bool:
     """True if torch was built for CUDA and sees a GPU."""

@@ -17,8 +17,6 @@ from costmodel.hardware.architectures import Architecture, architecture
 from costmodel.host import host_errors
 from costmodel.validation import take
 
-__all__ = ["DEVICES", "Device", "Target", "Toolchain"]
-
 
 @dataclass(frozen=True, slots=True)
 class Device:

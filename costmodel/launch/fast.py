@@ -21,8 +21,6 @@ from costmodel.launch.repacking import Repack
 from costmodel.launch.torch_product import TorchLaunch
 from costmodel.launch.workspace import Workspace
 
-__all__ = ["Launch", "TritonLaunch"]
-
 log = logging.getLogger("costmodel")
 
 

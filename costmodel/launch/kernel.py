@@ -17,8 +17,6 @@ from costmodel.gemm.specialize import Specialization, artifact_key, source
 from costmodel.hardware.target import Target
 from costmodel.host import host_errors
 
-__all__ = ["STREAM", "Kernel", "Recording", "load", "load_source"]
-
 _TRITONS = ("3.6.", "3.7.", "3.8.", "3.9.")  # Tritons whose launchers were read
 STREAM = 3
 """Place of the stream among the arguments of a C launcher."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from costmodel.launch.workspace import Workspace
 
-__all__ = ["Plan", "Scratch", "make_context"]
-
 Scratch = tuple["torch.Tensor", "torch.Tensor"]
 """Partial sums and arrival counters of split-K."""
 

@@ -18,8 +18,6 @@ from costmodel.launch.workspace import Workspace
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["GemmProblem", "Operands", "reference_product"]
-
 _GRAIN_BYTES = 256
 
 Operands = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor", "torch.Tensor | None"]

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from costmodel.launch.workspace import Workspace
 
-__all__ = ["Repack", "load_repack", "repack_launch", "unit_strides"]
-
 
 @functools.lru_cache(maxsize=1024)  # more than there are, so that all stay loaded
 def load_repack(

@@ -11,10 +11,6 @@ from torch.nn import functional
 
 from costmodel.gemm.config import GemmConfig
 
-__all__ = [
-    "TorchLaunch", "activated", "float32_precision", "torch_multiplies_in_tf32", "torch_product",
-]  # fmt: skip
-
 
 class TorchLaunch:
     """The product by ``torch.mm`` (cuBLAS), where torch was chosen or a size is 0.

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Workspace"]
-
 
 class Workspace:
     """Scratch memory of one stream: split-K's partial sums and arrival counters, aligned copies.

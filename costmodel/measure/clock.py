@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["clock_reader"]
-
 
 def clock_reader(device: torch.device) -> Callable[[], int]:
     """Return a reader of the SM clock in MHz, by NVML; 0 where NVML does not tell.

@@ -17,8 +17,6 @@ from costmodel.measure.protocol import TimingProtocol
 from costmodel.measure.timing import Request
 from costmodel.processes import Done, SupervisedWorker, TimedOut
 
-__all__ = ["DeviceRunner"]
-
 _REHEARSAL = GemmProblem(Workload.dense(64, 64, 64))
 
 

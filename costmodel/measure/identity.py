@@ -9,8 +9,6 @@ from uuid import uuid4
 from costmodel.data.measurement_table import RunInfo
 from costmodel.hardware.target import Target
 
-__all__ = ["current_run"]
-
 
 def current_run(device_index: int = 0) -> RunInfo:
     """Return the identity of a run on this card that starts now.

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["NoRoom", "OperandPool", "Problem", "set_count"]
-
 _CHUNK = 2**26
 _MOST_BYTES = 24 * 2**30
 

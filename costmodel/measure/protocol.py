@@ -7,8 +7,6 @@ from typing import Any, Literal
 
 from costmodel.errors import InvalidInput
 
-__all__ = ["TimingProtocol"]
-
 
 @dataclass(frozen=True, slots=True)
 class TimingProtocol:

@@ -16,8 +16,6 @@ from costmodel.validation import require
 if TYPE_CHECKING:
     from costmodel.data.dataset import Dataset
 
-__all__ = ["ReplayRunner"]
-
 
 class ReplayRunner(Runner):
     """Answers from a dataset: a recorded outcome, failures too, or an error; never a guess."""

@@ -19,8 +19,6 @@ from costmodel.measure.protocol import TimingProtocol
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Launch", "Session"]
-
 Launch = Callable[[Any], None]
 """Queues a launch on these operands on the current stream."""
 

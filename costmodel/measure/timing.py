@@ -20,9 +20,6 @@ from costmodel.measure.operands import NoRoom, Problem
 from costmodel.measure.protocol import TimingProtocol
 from costmodel.measure.session import Session
 
-__all__ = ["Request", "answer", "start"]
-
-
 # How the driver and cuBLAS say that a device is full, or (in its exclusive mode) has no room for a
 # second process.
 _FULL = (

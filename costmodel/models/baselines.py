@@ -17,8 +17,6 @@ from costmodel.models.rules import rule_cost
 if TYPE_CHECKING:
     from costmodel.models.table import TrainingTable
 
-__all__ = ["AnalyticModel", "RuleHeuristic", "StaticRank"]
-
 
 class StaticRank(CostModel):
     """One order for all workloads: the mean speed of each configuration in the training data.

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from costmodel.gemm.workload import Workload
 
-__all__ = ["KEPT_AT", "Confidence", "Coverage", "kept_at", "kind_of"]
-
 KEPT_AT = (1, 2, 4, 8, 16, 32)
 """The numbers of candidates that the table of a :class:`Confidence` has an entry for."""
 

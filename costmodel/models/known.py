@@ -10,8 +10,6 @@ from costmodel.errors import FileError
 from costmodel.hardware.target import Target
 from costmodel.models.registry import model_directory, shipped_model, warn_once
 
-__all__ = ["known_artifacts"]
-
 
 def known_artifacts(model: CostModel, target: Target) -> ArtifactTable:
     """The artifacts of a target's toolchain that are known for a model, by key.

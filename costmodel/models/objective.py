@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from xgboost import Booster
 
-__all__ = ["DEFAULTS", "LabelledRows", "NearBest", "XgbParams", "train_booster"]
-
 _FASTEST, _RIVALS = 16, 96  # of a workload, each of the first is set against all of the second
 _REACH = 1.6  # no rival is slower than so many times the best
 _FALL = 10.0  # weight of a pair: exp(-_FALL * how much slower than the best the faster one is),

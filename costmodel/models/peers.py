@@ -13,8 +13,6 @@ from costmodel.errors import NoModel
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 
-__all__ = ["NvMatmulHeuristics"]
-
 _GPUS = {
     "a100-sxm": "A100_SXM_80GB",
     "h100-sxm": "H100_SXM",

@@ -12,8 +12,6 @@ from costmodel.data.candidates import ARTIFACT_COLUMNS, Candidates, CostModel
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 
-__all__ = ["HOPPER_WEIGHTS", "PTX_WEIGHTS", "PtxScore"]
-
 PTX_WEIGHTS: Mapping[str, float] = MappingProxyType(
     {
         "score_mma_sync": 10.0,

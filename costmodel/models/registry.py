@@ -17,10 +17,6 @@ from costmodel.models.baselines import RuleHeuristic
 from costmodel.models.xgb import XgbCostModel
 from costmodel.validation import as_path
 
-__all__ = [
-    "find_model", "load", "model_directory", "shipped_model", "shipped_models", "use", "warn_once",
-]  # fmt: skip
-
 
 def load(path: str | Path) -> XgbCostModel:
     """Read the model that ``model.save(path)`` wrote. Reads UBJ and JSON; runs no code.

@@ -21,8 +21,6 @@ from costmodel.data.candidates import CONFIG_COLUMNS
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 
-__all__ = ["Wanted", "rule_cost", "wanted"]
-
 
 class Wanted(NamedTuple):
     """A configuration as the rules want it; ``tma`` is True if the copy engine is preferred."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from costmodel.data.dataset import Dataset, Frame, Role
     from costmodel.data.measurement import Measurement
 
-__all__ = ["TrainingTable"]
-
 log = logging.getLogger("costmodel")
 
 

@@ -12,8 +12,6 @@ from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.models.trees import Trees
 
-__all__ = ["TORCH_FEATURES", "TorchTime"]
-
 _LAUNCH_US = 2.0  # the least that any launch takes
 _TILES = ((64, 64), (128, 128), (128, 256), (256, 128))  # such as cuBLAS has
 TORCH_FEATURES = (

@@ -11,8 +11,6 @@ from costmodel.models.xgb import DEFAULTS, XgbCostModel, XgbParams
 if TYPE_CHECKING:
     from costmodel.data.dataset import Dataset
 
-__all__ = ["train"]
-
 
 def train(
     data: Dataset | TrainingTable,

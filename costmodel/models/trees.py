@@ -14,8 +14,6 @@ from costmodel.errors import CorruptFile, MisreadModel, SchemaMismatch
 if TYPE_CHECKING:
     from xgboost import Booster
 
-__all__ = ["Trees", "require_columns"]
-
 _CANARY_OFF = 1e-3  # of a logarithm; what releases differ by in rounding is a hundredth of it
 
 

@@ -20,10 +20,6 @@ from costmodel.models.xgb import DEFAULTS, XgbCostModel, XgbParams
 if TYPE_CHECKING:
     from costmodel.data.candidates import CostModel
 
-__all__ = [
-    "KeptReport", "calibrate", "cross_validate", "folds_by_nk", "speed_kept",
-]  # fmt: skip
-
 _LEAST_WORKLOADS = 40
 _MANY_WORKLOADS = 400
 _LEAST_ROWS = 40  # a tuning leaves a few rows, the first of a ranking: among them nothing is lost

@@ -23,8 +23,6 @@ from costmodel.models import (
 if TYPE_CHECKING:
     from costmodel.data.dataset import Dataset
 
-__all__ = ["ConfigOnly", "compared_models"]
-
 
 class ConfigOnly(CostModel):
     """A learned model that is shown no artifacts: what it knows from configurations alone."""

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from costmodel.features.features import FEATURES
 from costmodel.models.table import TrainingTable
 
-__all__ = ["ALL_KERNELS", "Correlations", "correlations"]
-
 ALL_KERNELS = "all kernels"
 _LEAST_ROWS = 8  # of a kernel on a workload: fewer order nothing
 

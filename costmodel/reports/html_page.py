@@ -12,8 +12,6 @@ from typing import Any
 from costmodel.errors import MissingData
 from costmodel.reports.numbers import shown
 
-__all__ = ["Figure", "Section", "Table", "cut", "figure", "new_figure", "page"]
-
 _LONGEST = 200
 
 

@@ -27,8 +27,6 @@ from costmodel.reports.report import PLOTS, Results, read_results
 if TYPE_CHECKING:
     from costmodel.data.dataset import Dataset
 
-__all__ = ["html_report", "write_html"]
-
 _WORST = 15
 _MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-__all__ = ["shown"]
-
 
 def shown(value: Any) -> str:
     """Return a value as text: four digits of a float, a dash for None and NaN."""

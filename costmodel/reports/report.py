@@ -25,8 +25,6 @@ from costmodel.errors import CorruptFile, InvalidInput, MissingData
 from costmodel.reports.html_page import new_figure
 from costmodel.reports.numbers import shown
 
-__all__ = ["PLOTS", "outdated", "read_results", "write"]
-
 Results = dict[str, Any]
 
 _FIELDS = ("bench", "target", "device", "date", "versions", "summary", "rows")

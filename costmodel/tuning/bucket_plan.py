@@ -14,8 +14,6 @@ from math import inf
 
 from costmodel.gemm.config import GemmConfig
 
-__all__ = ["NO_PLAN", "BucketPlan", "Segment", "Times", "TimesAt", "cut", "fastest_for_all"]
-
 Times = Mapping[GemmConfig | None, float]
 """Latency in us of each configuration that works; None is torch. Empty if nothing works."""
 TimesAt = tuple[int, Times]

@@ -11,8 +11,6 @@ from typing import Any
 from costmodel.errors import InvalidInput
 from costmodel.gemm.workload import MOST, MOST_OFFSET, Workload
 
-__all__ = ["Buckets", "bucket"]
-
 # Up to here the bounds are the powers of two, whatever the steps.
 _BY_OCTAVES = 128
 # Where every side is at most this, `auto` does not time: no bucket lies on both sides.

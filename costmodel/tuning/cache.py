@@ -35,8 +35,6 @@ from costmodel.gemm.workload import Workload
 from costmodel.tuning.tuning_result import TuningResult
 from costmodel.validation import one_line, take
 
-__all__ = ["SCHEMA", "CacheEntry", "WinnerCache", "is_key_of"]
-
 SCHEMA = 2
 """Version of the files; those of another are ignored."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, fields
 
-__all__ = ["Stats", "count", "stats"]
-
 
 @dataclass(frozen=True, slots=True)
 class Stats:

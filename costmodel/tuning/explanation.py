@@ -26,8 +26,6 @@ from costmodel.hardware.target import Target
 from costmodel.tuning.ranking import Ranking, answering_model, rank
 from costmodel.validation import require, require_count
 
-__all__ = ["WITHOUT_PTX", "WITH_PTX", "Explained", "Explanation", "explain"]
-
 WITH_PTX = "with PTX"
 WITHOUT_PTX = "configuration only"
 

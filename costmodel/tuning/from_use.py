@@ -36,8 +36,6 @@ from costmodel.validation import as_path
 if TYPE_CHECKING:
     from costmodel.data.dataset import Dataset
 
-__all__ = ["UsedRows", "open_cache", "used_rows", "with_use"]
-
 UNREADABLE = "file that is no entry"
 _DEVICE = ("product", "arch", "sm_count")
 # What of a timing protocol changes a latency; tolerances and limits do not.

@@ -9,8 +9,6 @@ from typing import Any
 
 from costmodel.errors import CostModelError
 
-__all__ = ["KeyedLocks"]
-
 
 class KeyedLocks:
     """One thread at a time finds the winner of a key; a lock goes with the last that wants it."""

@@ -8,8 +8,6 @@ from costmodel.bounded import drop_oldest
 from costmodel.tuning.tuning_key import TuningKey
 from costmodel.tuning.tuning_result import TuningResult
 
-__all__ = ["Memory", "lacks_plan", "same_tuning"]
-
 _REMEMBERED = 4096
 
 

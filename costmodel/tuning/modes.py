@@ -7,11 +7,6 @@ from typing import Literal, get_args
 
 from costmodel.errors import InvalidInput
 
-__all__ = [
-    "MODES", "TUNING_MODES", "VARIABLE", "Mode", "check_mode", "check_tuning_mode", "default_mode",
-    "deterministic", "set_default_mode", "winners_of",
-]  # fmt: skip
-
 Mode = Literal["auto", "predict", "topk", "exhaustive", "heuristic", "background", "never"]
 MODES: tuple[str, ...] = get_args(Mode)
 

@@ -36,8 +36,6 @@ from costmodel.tuning.ranking import Answering, rank_by
 from costmodel.tuning.tuner import Compile
 from costmodel.tuning.tuning_result import Costs, TuningResult
 
-__all__ = ["plan_by_prediction", "plan_by_timing"]
-
 _SLICES = 8
 _LOOKED_AT = 16  # first choices, for one that is new
 _NEW_GAINS = 1.02  # how many times faster it must be

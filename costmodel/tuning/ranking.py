@@ -36,11 +36,6 @@ from costmodel.models.registry import find_model, load
 from costmodel.models.storage import card_stamp
 from costmodel.validation import as_path, require, require_count
 
-__all__ = [
-    "Answering", "Ranking", "answering_model", "named_model", "rank", "rank_by",
-    "with_answering",
-]  # fmt: skip
-
 T = TypeVar("T")
 
 _KEPT_LAYOUTS = 32

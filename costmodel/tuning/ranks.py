@@ -20,8 +20,6 @@ import torch.distributed as dist
 
 from costmodel.errors import InvalidInput, RankError
 
-__all__ = ["Ranks", "epoch"]
-
 _MOST_CHARACTERS = 500
 
 T = TypeVar("T")

@@ -19,8 +19,6 @@ from typing import Any, TypeVar
 from costmodel.data.measurement import Candidate, Measurement, Runner
 from costmodel.validation import one_line
 
-__all__ = ["Choice", "CompileCandidates", "TopKSearch"]
-
 CompileCandidates = Callable[[Sequence[Candidate]], Iterable[Sequence[Candidate]]]
 """Begins to compile candidates; gives those of each binary, with its artifact, once it is there.
 

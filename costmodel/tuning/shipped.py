@@ -8,8 +8,6 @@ from pathlib import Path
 
 from costmodel.errors import MissingData, UnknownTarget
 
-__all__ = ["checkout", "recording"]
-
 
 def checkout(folder: str) -> Path:
     """A top-level folder of the repository.

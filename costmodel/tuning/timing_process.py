@@ -10,8 +10,6 @@ from typing import Protocol
 from costmodel.data.measurement import Runner
 from costmodel.processes import IDLE_S
 
-__all__ = ["DeviceProcess", "TimingProcess"]
-
 
 class DeviceProcess:
     """The timing process of one device, for one user at a time; it takes seconds to start."""

@@ -28,8 +28,6 @@ from costmodel.tuning.search import TopKSearch
 from costmodel.tuning.tuning_result import PREDICTED, Costs, TuningResult
 from costmodel.validation import one_line, require, require_count
 
-__all__ = ["Compile", "check_tuning", "search_of", "tune", "tune_by", "untimed_because"]
-
 Compile = Callable[[Sequence[Specialization], Target], Iterable[Artifact]]
 """Begins to compile in other processes, and leaves the binaries where the runner finds them."""
 

@@ -16,8 +16,6 @@ from costmodel.measure.protocol import TimingProtocol
 from costmodel.tuning.tuner import untimed_because
 from costmodel.tuning.tuning_result import TuningResult
 
-__all__ = ["TuningKey"]
-
 
 @dataclass(frozen=True, slots=True)
 class TuningKey:

@@ -14,8 +14,6 @@ from costmodel.hardware.target import Target
 from costmodel.tuning.bucket_plan import BucketPlan, Segment
 from costmodel.validation import require_count, take
 
-__all__ = ["PINNED", "PREDICTED", "Costs", "TuningResult"]
-
 PREDICTED = "predicted"
 """The ``source`` of a result that rests on no timing."""
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from costmodel.errors import InvalidInput
 
-__all__ = ["FAMILIES", "VARIABLE", "known"]
-
 FAMILIES = [
     "costmodel.gemm.kernels.pointer",
     "costmodel.gemm.kernels.tma",
