@@ -54,8 +54,7 @@ def occupancy(registers: Column, shared_bytes: Column, num_warps: Column, device
     by_shared = np.floor(device.sm_shared_bytes / (shared_bytes + row.reserved_shared_bytes))
     by_warps = np.floor(row.max_warps / num_warps)
     blocks = np.minimum(np.minimum(by_registers, by_shared), np.minimum(by_warps, row.max_blocks))
-    at_least_one: Column = np.maximum(blocks, 1.0)
-    return at_least_one
+    return np.maximum(blocks, 1.0)
 
 
 def analytic_columns(

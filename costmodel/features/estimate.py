@@ -124,15 +124,13 @@ def estimate_columns(workload: Workload, c: Columns, g: Columns, device: Device)
 
 def _slowest(*times: Column) -> Column:
     """Return their maximum, with a round corner: times that are nearly equal hinder each other."""
-    fourth: Column = np.sqrt(np.sqrt(sum(np.square(np.square(t)) for t in times)))
-    return fourth
+    return np.sqrt(np.sqrt(sum(np.square(np.square(t)) for t in times)))
 
 
 def _share(busy: Column, device: Device) -> Column:
     """Return bytes per us that each of so many multiprocessors reads from L2, [n]."""
     l2 = device.bandwidth_gbs * 1e3 * L2_SPEEDUP
-    share: Column = np.minimum(l2 / busy, SM_BANDWIDTH_GBS * 1e3)
-    return share
+    return np.minimum(l2 / busy, SM_BANDWIDTH_GBS * 1e3)
 
 
 def _step_us(step: _Step, resident: Column, busy: Column, device: Device) -> tuple[Column, Columns]:
@@ -213,8 +211,7 @@ def _compute_us(workload: Workload, c: Columns, g: Columns, tile: Column, device
     read = warps * (rows + tile / (warps * rows)) * c["block_k"] * workload.code.itemsize
     share = _MMA_SHARE if row.is_wide else _WGMMA_SHARE  # its own widest runs at full rate
     narrow = np.maximum(ideal / share, read / _SHARED_BYTES_PER_US)
-    time: Column = np.where(g["wgmma_shape"] > 0, wide, narrow)
-    return time
+    return np.where(g["wgmma_shape"] > 0, wide, narrow)
 
 
 def _straddle(workload: Workload, c: Columns) -> Columns:
@@ -269,13 +266,11 @@ def _split_us(c: Columns, g: Columns, device: Device) -> Column:
     tile = 4 * c["block_m"] * c["block_n"]
     alone = _SPLIT_US + (1 + c["split_k"]) * tile / (SM_BANDWIDTH_GBS * 1e3)
     together = tile * g["programs"] / (device.bandwidth_gbs * 1e3 * L2_SPEEDUP)
-    time: Column = np.where(c["split_k"] > 1, alone + together, 0.0)
-    return time
+    return np.where(c["split_k"] > 1, alone + together, 0.0)
 
 
 def _copy_us(workload: Workload, c: Columns, device: Device) -> Column:
     """Return the time of the launch that copies operands that TMA cannot address."""
     copied = 2 * sum(repack_elements(workload)) * workload.code.itemsize
     copy_us = copied / (_COPY_SHARE * device.bandwidth_gbs * 1e3) + _COPY_US
-    time: Column = np.where(c["repack"] > 0, copy_us, 0.0)
-    return time
+    return np.where(c["repack"] > 0, copy_us, 0.0)

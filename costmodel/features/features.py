@@ -8,6 +8,7 @@ of being fed the wrong columns. Nothing that comes from a timing is a feature.
 from __future__ import annotations
 
 from math import log2
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,26 +54,21 @@ def design_matrix(
     Returns:
         float32 [n, f], C-contiguous.
     """
-    names = FEATURES if ptx else CONFIG_FEATURES
-    rows = len(candidates)
-    matrix = np.empty((len(names), rows), dtype=np.float32)
-    first, second = len(_WORKLOAD_FEATURES), len(_WORKLOAD_FEATURES) + len(CONFIG_COLUMNS)
-    workload_values = _workload_values(workload, target)
-    matrix[:first] = np.array([workload_values[n] for n in _WORKLOAD_FEATURES])[:, None]
-    matrix[first:second] = candidates.config_columns.T
+    columns = _workload_values(workload, target)
+    columns |= zip(CONFIG_COLUMNS, candidates.config_columns.T, strict=True)
     analytic = analytic_columns(workload, candidates, target, binary=ptx)
-    for row, name in enumerate(ANALYTIC_FEATURES, second):
-        matrix[row] = analytic[name]
+    columns |= analytic
     if ptx:
-        start = len(CONFIG_FEATURES)
-        matrix[start : start + len(ARTIFACT_COLUMNS)] = candidates.artifact_columns.T
-        derived = _ptx_derived(candidates, analytic, target)
-        for row, name in enumerate(_PTX_DERIVED, start + len(ARTIFACT_COLUMNS)):
-            matrix[row] = derived[name]
+        columns |= zip(ARTIFACT_COLUMNS, candidates.artifact_columns.T, strict=True)
+        columns |= _ptx_derived(columns, target)
+    names = FEATURES if ptx else CONFIG_FEATURES
+    matrix = np.empty((len(names), len(candidates)), dtype=np.float32)
+    for row, name in enumerate(names):
+        matrix[row] = columns[name]
     return np.ascontiguousarray(matrix.T)
 
 
-def _workload_values(workload: Workload, target: Target) -> dict[str, float]:
+def _workload_values(workload: Workload, target: Target) -> dict[str, Any]:
     code, device = workload.code, target.device
     flops, bytes_ = max(workload.flops(), 1), max(workload.bytes(), 1)
     machine_balance = device.tflops_of(code.kind) * 1e3 / device.bandwidth_gbs
@@ -104,40 +100,36 @@ def _workload_values(workload: Workload, target: Target) -> dict[str, float]:
     }
 
 
-def _ptx_derived(
-    candidates: Candidates, analytic: dict[str, NDArray[np.float64]], target: Target
-) -> dict[str, NDArray[np.float64]]:
+def _ptx_derived(c: dict[str, Any], target: Target) -> dict[str, NDArray[np.float64]]:
     """Instruction mix of the main loop, and the work of issuing it all; NaN without one."""
-    p = dict(zip(ARTIFACT_COLUMNS, candidates.artifact_columns.T, strict=True))
-    c = dict(zip(CONFIG_COLUMNS, candidates.config_columns.T, strict=True))
     # One mma.sync is the work of a warp, one wgmma of four, one tcgen05.mma of the whole block.
     sharers = np.select(
-        [p["loop_mma_sync"] > 0, p["loop_wgmma"] > 0], [c["num_warps"], c["num_warps"] / 4], 1.0
+        [c["loop_mma_sync"] > 0, c["loop_wgmma"] > 0], [c["num_warps"], c["num_warps"] / 4], 1.0
     )
-    flops = _or_nan(p["loop_mma_flops"])
-    mma = _or_nan(p["loop_mma_sync"] + p["loop_wgmma"] + p["loop_tcgen05_mma"])
+    flops = _or_nan(c["loop_mma_flops"])
+    mma = _or_nan(c["loop_mma_sync"] + c["loop_wgmma"] + c["loop_tcgen05_mma"])
     step_flops = 2 * c["block_m"] * c["block_n"] * c["block_k"]
     steps_per_iteration = flops * sharers / step_flops
-    iterations = analytic["steps_per_program"] / steps_per_iteration
-    outside = p["all_instructions"] - p["loop_instructions"]
-    per_warp = p["loop_instructions"] * iterations + outside
+    iterations = c["steps_per_program"] / steps_per_iteration
+    outside = c["all_instructions"] - c["loop_instructions"]
+    per_warp = c["loop_instructions"] * iterations + outside
     # Four schedulers a multiprocessor, one warp instruction a clock each.
-    programs = np.ceil(analytic["programs"] / target.device.sm_count)
+    programs = np.ceil(c["programs"] / target.device.sm_count)
     issue_us = per_warp * c["num_warps"] * programs / 4 / target.device.clock_mhz
-    issue_bound = issue_us / analytic["roofline_us"]
-    memory = p["loop_ldmatrix"] + p["loop_ld_shared"] + p["loop_st_shared"]
-    memory += p["loop_ld_global"] + p["loop_cp_async"] + p["loop_bulk_load"]
-    sync = p["loop_barrier"] + p["loop_mbarrier"] + p["loop_fence"]
+    issue_bound = issue_us / c["roofline_us"]
+    memory = c["loop_ldmatrix"] + c["loop_ld_shared"] + c["loop_st_shared"]
+    memory += c["loop_ld_global"] + c["loop_cp_async"] + c["loop_bulk_load"]
+    sync = c["loop_barrier"] + c["loop_mbarrier"] + c["loop_fence"]
     return {
         "steps_per_iteration": steps_per_iteration,
         "mma_per_iteration": mma,
-        "loop_per_flop": p["loop_instructions"] / flops,
+        "loop_per_flop": c["loop_instructions"] / flops,
         "loop_memory_per_mma": memory / mma,
         "loop_sync_per_mma": sync / mma,
-        "loop_integer_per_mma": (p["loop_int_arith"] + p["loop_mov"]) / mma,
+        "loop_integer_per_mma": (c["loop_int_arith"] + c["loop_mov"]) / mma,
         "outside_loop": outside,
         "issue_bound": issue_bound,
-        "issue_over_compute": issue_bound / analytic["compute_bound"],
+        "issue_over_compute": issue_bound / c["compute_bound"],
     }
 
 
