@@ -102,9 +102,9 @@ def _product(
 def _through(activation: str, grad: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
     """Return the gradient before an activation, by torch's own formulas."""
     if activation == "relu":
-        return torch.ops.aten.threshold_backward(grad, before, 0)  # type: ignore[no-any-return]
+        return torch.ops.aten.threshold_backward(grad, before, 0)
     if activation == "gelu":
-        return torch.ops.aten.gelu_backward(grad, before)  # type: ignore[no-any-return]
+        return torch.ops.aten.gelu_backward(grad, before)
     # Written out: torch's own silu_backward cannot be differentiated again.
     x = before.to(torch.promote_types(before.dtype, torch.float32))
     sigmoid = torch.sigmoid(x)

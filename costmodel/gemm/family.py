@@ -231,7 +231,7 @@ class KernelFamily:
         """Return Triton's class of the source."""
         from triton.compiler import ASTSource
 
-        return ASTSource  # type: ignore[no-any-return]
+        return ASTSource
 
     def constants(self, spec: Specialization) -> dict[str, Any]:
         """Return the arguments of the kernel whose value is part of the binary.

@@ -178,7 +178,7 @@ _loading = threading.Lock()
 def _c_function(launch: Any) -> Callable[..., None]:
     """Return what Triton's wrapper for descriptors calls in the end; itself if it is no wrapper."""
     if not isinstance(launch, FunctionType):
-        return launch  # type: ignore[no-any-return]
+        return launch
     found: Callable[..., None] = _cells(launch)["launcher"].cell_contents
     return found
 

@@ -104,7 +104,7 @@ class WarpSpecializedFamily(TmaFamily):
     def source_class(self) -> type[Any]:
         from triton.experimental.gluon._runtime import GluonASTSource
 
-        return GluonASTSource  # type: ignore[no-any-return]
+        return GluonASTSource
 
     def constants(self, spec: Specialization) -> dict[str, Any]:
         c = spec.config_binary
