@@ -18,6 +18,7 @@ call outside tunes.
 
 from __future__ import annotations
 
+from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ from costmodel.dispatch.torch_context import (
 )
 from costmodel.errors import InvalidInput
 from costmodel.files import file_errors
+from costmodel.gemm.kernels import FAMILIES
 from costmodel.launch.fast import Launch
 from costmodel.launch.torch_product import torch_multiplies_in_tf32
 from costmodel.tuning import modes
@@ -71,6 +73,10 @@ __all__ = [
     "ModelLike", "forget_launches", "launch_for", "matmul", "result_for", "set_buckets", "set_mode",
     "use", "winners",
 ]  # fmt: skip
+
+# Imported when they are first used, so that no first call, which may be a request's, waits for it.
+for _module in ("msgspec", "platformdirs", *FAMILIES):
+    import_module(_module)
 
 winners = Winners(WinnerCache())
 launches = Launches()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
-from importlib.resources import files
 from pathlib import Path
 
 from costmodel.data.candidates import CostModel
@@ -119,7 +118,7 @@ def shipped_model(target: Target) -> tuple[XgbCostModel | None, str]:
 
 
 def _root() -> Path:
-    return Path(str(files("costmodel").joinpath("_models")))
+    return Path(__file__).parents[1] / "_models"  # importlib.resources takes a millisecond
 
 
 @functools.cache
