@@ -34,10 +34,10 @@ from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.measure.device import DeviceRunner
 from costmodel.models import XgbCostModel
-from costmodel.tuning.buckets import Buckets
 from costmodel.tuning.planning import plan_by_prediction, plan_by_timing
 from costmodel.tuning.ranking import Answering
 from costmodel.tuning.tuner import tune_by
+from costmodel.tuning.tuning_key import Buckets
 from costmodel.tuning.tuning_result import TuningResult
 
 PAIRS = ((4096, 4096), (6144, 4096), (1024, 8192))

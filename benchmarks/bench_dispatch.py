@@ -126,7 +126,7 @@ def first_call_stages() -> list[tuple[Any, str, str]]:
     return [
         (target, "_probe", "device and toolchain"),
         (tuning_key.TuningKey, "on_disk", "key"),
-        (cache.WinnerCache, "get", "look up"),
+        (cache.JsonCache, "get", "look up"),
         (compile_pool.CompilePool, "start", "start compilers"),
         (tuner, "rank_by", "rank"),
         (search.TopKSearch, "_try", "compile and time"),

@@ -41,7 +41,7 @@ models/rules models/ptx_score: test_ranking test_explanation test_shipped models
 models/test_fit_estimate models/test_models test_uncertainty
 tuner: tuning/tuner tuning/search tuning/tuning_result tuning/bucket_plan tuning/planning \
 tuning/modes: test_tuner test_bucket_plans test_replay test_modes test_quiet test_cache
-winners: tuning/timing_process tuning/buckets tuning/tuning_key \
+winners: tuning/memory tuning/tuning_key \
 tuning/ranks tuning/from_use tuning/cache tuning/winners: \
 test_cache test_cache_commands test_cache_faults test_from_use \
 test_winner_faults test_bucket_calls test_bucket_warmup test_ranks test_dynamic_m test_threads \

@@ -21,9 +21,9 @@ from costmodel.gemm.specialize import Specialization, specialize
 from costmodel.gemm.workload import MOST, Workload
 from costmodel.hardware.target import Target
 from costmodel.tuning.bucket_plan import BucketPlan, Segment
-from costmodel.tuning.buckets import Buckets
 from costmodel.tuning.planning import plan_by_prediction, plan_by_timing
 from costmodel.tuning.ranking import rank
+from costmodel.tuning.tuning_key import Buckets
 from costmodel.tuning.tuning_result import TuningResult
 
 

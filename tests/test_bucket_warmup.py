@@ -19,7 +19,7 @@ import costmodel
 from costmodel.dispatch import dispatch
 from costmodel.errors import RankError
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.workload import Workload
+from costmodel.gemm.workload import MOST, Workload
 
 BUCKET = (2049, 2560)
 
@@ -69,6 +69,13 @@ def test_a_bucket_of_two_classes_of_code_is_warmed_up_whole(machine: Machine) ->
         costmodel.matmul(torch.empty(other, k, dtype=torch.float16), b, model=LAW)
     done = costmodel.stats().since(before)
     assert (done.tuned, done.timed, done.loaded) == (0, 0, 0)
+
+
+@pytest.mark.fault("B49")
+def test_the_last_bucket_is_warmed_up_to_the_largest_m(machine: Machine) -> None:
+    (found,) = costmodel.warmup([(MOST - 7, 1, 1)], model=LAW)
+    assert found is not None
+    assert found.workload.m == MOST - 7
 
 
 @pytest.mark.fault("B29")

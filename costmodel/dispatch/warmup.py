@@ -122,7 +122,9 @@ class _Call:
         workload, code = self.workload, self.workload.code
         if (code.a_layout, code.c_layout) != ("row", "row") or self.is_empty:
             return None  # the alignment of columns differs from m to m
-        _, last = dispatch.winners.buckets.of(workload.m)
+        # Of either class of code: larger products may need 64-bit offsets.
+        wide = replace(workload, code=replace(code, wide=True))
+        _, last = dispatch.winners.buckets.range_of(wide)
         return Workload.dense(
             last, workload.n, workload.k, code.dtype, out_dtype=code.out_dtype, tf32=code.tf32,
             b_layout=code.b_layout, bias=code.bias, activation=code.activation,

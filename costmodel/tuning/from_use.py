@@ -30,7 +30,8 @@ from costmodel.hardware.target import Target
 from costmodel.models.registry import model_directory
 from costmodel.models.storage import read_artifacts
 from costmodel.models.table import TrainingTable
-from costmodel.tuning.cache import CacheEntry, WinnerCache, is_key_of
+from costmodel.tuning.cache import CacheEntry
+from costmodel.tuning.tuning_key import WinnerCache, is_key_of
 from costmodel.validation import as_path
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def _artifacts(dataset: Dataset, keys: Sequence[str]) -> list[Artifact | None]:
 def used_rows(cache: WinnerCache, target: Target, protocol: Mapping[str, Any]) -> UsedRows:
     """The rows of a cache that were timed on this target by this protocol, none held out."""
     entries, unreadable = cache.survey()
-    dropped = Counter({UNREADABLE: unreadable})
+    dropped = Counter({UNREADABLE: len(unreadable)})
     latency_us: dict[tuple[Workload, GemmConfig], float] = {}
     torch_us: dict[Workload, float] = {}
     for entry in entries:
@@ -144,7 +145,7 @@ def used_rows(cache: WinnerCache, target: Target, protocol: Mapping[str, Any]) -
     return UsedRows(rows, torch_us, {reason: n for reason, n in dropped.items() if n})
 
 
-def _foreign(entry: CacheEntry, target: Target, protocol: Mapping[str, Any]) -> str:
+def _foreign(entry: CacheEntry[Any], target: Target, protocol: Mapping[str, Any]) -> str:
     """Return why nothing of an entry can be used; empty if something can."""
     result, key = entry.result, entry.key
     if not result.timed or not result.source.startswith("device ("):
@@ -169,7 +170,9 @@ def _foreign(entry: CacheEntry, target: Target, protocol: Mapping[str, Any]) -> 
     return ""
 
 
-def _unfit(entry: CacheEntry, config: GemmConfig, measurement: Measurement, target: Target) -> str:
+def _unfit(
+    entry: CacheEntry[Any], config: GemmConfig, measurement: Measurement, target: Target
+) -> str:
     """Return why a row cannot be used; empty if it can."""
     workload, hashes = entry.result.workload, entry.key.get("kernels")
     name = config.kernel

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakValueDictionary
 
 from costmodel.bounded import drop_oldest
+from costmodel.errors import CostModelError
 from costmodel.tuning.tuning_key import TuningKey
 from costmodel.tuning.tuning_result import TuningResult
 
@@ -17,25 +22,49 @@ class Memory:
     Attributes:
         results: the winner of each key; of too many, the oldest go, and may still be on disk.
         agreed: those that the ranks of a process group hold to.
-        replaced: keys of winners that could not be loaded, and whether what is found instead is
-            for all processes. They are tuned again once, and not at each m of their bucket.
+        replaced: keys of winners that could not be loaded: they are tuned again once, and not at
+            each m of their bucket.
     """
 
     def __init__(self) -> None:
         self.results: dict[TuningKey, TuningResult] = {}
         self.agreed: dict[TuningKey, TuningResult] = {}
-        self.replaced: dict[TuningKey, bool] = {}
+        self.replaced: set[TuningKey] = set()
         self._lock = threading.Lock()
+        # The lock of a key goes with the last thread that wants it.
+        self._locks: WeakValueDictionary[TuningKey, Any] = WeakValueDictionary()
 
-    def remember(self, key: TuningKey, result: TuningResult) -> None:
+    def get(self, key: TuningKey) -> TuningResult | None:
+        return self.agreed.get(key) or self.results.get(key)
+
+    def put(self, key: TuningKey, result: TuningResult) -> None:
         with self._lock:
             self.results[key] = result
             drop_oldest(self.results, _REMEMBERED)
 
-    def note_replaced(self, key: TuningKey, *, for_all: bool) -> None:
+    @contextmanager
+    def alone(self, key: TuningKey) -> Iterator[None]:
+        """Keep other threads from the same key.
+
+        Raises:
+            CostModelError: this thread finds a winner already, and might wait for itself.
+        """
+        if getattr(_thread, "is_finding", False):
+            raise CostModelError(
+                "a winner was asked for while one is being found, as by a model that multiplies "
+                "with costmodel: multiply with torch there"
+            )
         with self._lock:
-            self.replaced[key] = for_all
-            drop_oldest(self.replaced, _REMEMBERED)
+            lock = self._locks.setdefault(key, threading.Lock())
+        with lock:
+            _thread.is_finding = True
+            try:
+                yield
+            finally:
+                _thread.is_finding = False
+
+
+_thread = threading.local()
 
 
 def lacks_plan(result: TuningResult, m: int | None, may_time: bool) -> bool:

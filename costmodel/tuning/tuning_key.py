@@ -1,20 +1,112 @@
-"""The key of a choice: which products share it, and how it is to be made."""
+"""Which products share a choice: the buckets of m, and the key of a choice in memory and on disk.
+
+A bucket of m is the unit of a choice: a service that sees every m tunes a bounded number of times.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from costmodel.data.candidates import CostModel
+from costmodel.errors import InvalidInput
 from costmodel.gemm.grid import grid_hash
 from costmodel.gemm.kernel_code import kernel_hashes
 from costmodel.gemm.space import why_illegal
-from costmodel.gemm.workload import Workload
+from costmodel.gemm.workload import MOST, MOST_OFFSET, Workload
 from costmodel.hardware.installed import driver_version, triton_build
 from costmodel.hardware.target import Target
 from costmodel.measure.protocol import TimingProtocol
+from costmodel.tuning.cache import JsonCache
 from costmodel.tuning.tuner import untimed_because
 from costmodel.tuning.tuning_result import TuningResult
+
+# Up to here the bounds are the powers of two, whatever the steps.
+_BY_OCTAVES = 128
+# Where every side is at most this, `auto` does not time: no bucket lies on both sides.
+_SMALL = 512
+# Of an operand: far more than fits into the memory of any device.
+_MOST_ELEMENTS = 2**40
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Ranges of m that share a winner.
+
+    Attributes:
+        steps: how many equal ranges each octave above 128 has: 1, 2, 4, 8, .., 128. More are
+            closer to tuning every m, and tune more often.
+        bounds: upper ends of one's own, ascending, such as the batch sizes that a server pads to;
+            past the last, the rule of ``steps`` goes on.
+    """
+
+    steps: int = 4
+    bounds: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if type(self.steps) is not int or self.steps not in (1, 2, 4, 8, 16, 32, 64, 128):
+            raise InvalidInput(f"steps={self.steps!r}: expected a power of two from 1 to 128")
+        object.__setattr__(self, "bounds", _as_bounds(self.bounds))  # a list becomes a tuple
+
+    def range_of(self, workload: Workload) -> tuple[int, int]:
+        """The first and the last m that share the winner of a workload.
+
+        The bucket of its m, cut where a larger product would be of another class of code (where
+        its offsets would need 64 bits), and where no device could hold it, so that nothing that
+        is legal for all of the bucket need be.
+        """
+        first, last = self.of(workload.m)
+        longest = max(workload.n, workload.k, 1)
+        for limit in (_MOST_ELEMENTS,) if workload.code.wide else (MOST_OFFSET + 1, _MOST_ELEMENTS):
+            most = limit // longest
+            if workload.m <= most:
+                return first, min(last, most)
+            first = max(first, most + 1)
+        return first, last
+
+    def of(self, m: int) -> tuple[int, int]:
+        """The first and the last m of the bucket of an m."""
+        first, last = self._by_bounds(m) if m <= self._bounded else self._by_steps(m)
+        if first <= _SMALL < last:
+            return (first, _SMALL) if m <= _SMALL else (_SMALL + 1, min(last, MOST))
+        return first, min(last, MOST)
+
+    @property
+    def _bounded(self) -> int:
+        return self.bounds[-1] if self.bounds else 0
+
+    def _by_bounds(self, m: int) -> tuple[int, int]:
+        place = bisect_left(self.bounds, m)
+        return (self.bounds[place - 1] if place else 0) + 1, self.bounds[place]
+
+    def _by_steps(self, m: int) -> tuple[int, int]:
+        octave = 1 << (m - 1).bit_length()  # the power of two that m does not pass
+        step = octave // 2 if m <= _BY_OCTAVES else octave // 2 // self.steps
+        last = -(-m // step) * step if step else 1
+        return max(last - step, self._bounded) + 1 if step else 1, last
+
+
+def _as_bounds(bounds: Any) -> tuple[int, ...]:
+    """Return the bounds of a caller as a tuple.
+
+    Raises:
+        InvalidInput: anything but ascending whole numbers over 0.
+    """
+    listed = isinstance(bounds, Iterable) and not isinstance(bounds, str | bytes | bytearray)
+    found = tuple(bounds) if listed else None
+    if (
+        found is None
+        or any(type(x) is not int for x in found)
+        or any(x >= y for x, y in pairwise((0, *found)))
+    ):
+        raise InvalidInput(
+            f"bounds={bounds!r:.80}: expected ascending whole numbers over 0, such as (24, 64)"
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +184,26 @@ class TuningKey:
         segments = result.plan.segments if result.plan else ()
         chosen = {result.config, *(segment.config for segment in segments)}
         return not any(why_illegal(c, self.largest, target.device) for c in chosen if c is not None)
+
+
+def is_key_of(key: Mapping[str, Any], workload: Workload) -> bool:
+    """Return True if a key, as :meth:`TuningKey.on_disk` makes it, is one of this workload."""
+    expected = workload.to_dict()
+    m_range = key.get("m")
+    return (
+        isinstance(m_range, list)
+        and [type(m) for m in m_range] == [int, int]
+        and m_range[0] <= expected.pop("m") <= m_range[1]
+        and all(key.get(name) == value for name, value in expected.items())
+    )
+
+
+class WinnerCache(JsonCache[TuningResult]):
+    """The winners in one directory.
+
+    Args:
+        directory: default: :func:`costmodel.files.cache_directory`.
+    """
+
+    def __init__(self, directory: str | Path | None = None) -> None:
+        super().__init__(directory, TuningResult.to_dict, TuningResult.from_dict)

@@ -14,37 +14,68 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from math import inf
-from typing import Any
+from typing import Any, Protocol
 
 from costmodel.data.candidates import CostModel
+from costmodel.data.measurement import Runner
 from costmodel.errors import FileError, HostError, InvalidInput, ModelError
 from costmodel.gemm.binaries import compile_for_device
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.host import warn_of_host
 from costmodel.models.baselines import RuleHeuristic
+from costmodel.processes import IDLE_S
 from costmodel.tuning.bucket_plan import NO_PLAN, BucketPlan
-from costmodel.tuning.buckets import Buckets, bucket
-from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.counters import count
-from costmodel.tuning.locks import KeyedLocks
 from costmodel.tuning.memory import Memory, lacks_plan, same_tuning
 from costmodel.tuning.planning import plan_by_prediction, plan_by_timing
-from costmodel.tuning.ranking import Answering, answering_model, named_model
-from costmodel.tuning.timing_process import DeviceProcess, TimingProcess
+from costmodel.tuning.ranking import Answering, answering_model, named_model, with_answering
 from costmodel.tuning.tuner import Compile, tune_by, untimed_because
-from costmodel.tuning.tuning_key import TuningKey
+from costmodel.tuning.tuning_key import Buckets, TuningKey, WinnerCache
 from costmodel.tuning.tuning_result import TuningResult
 from costmodel.validation import one_line
 
-__all__ = ["TuningKey", "Winners", "bucket"]
-
 # These ask for timings: in a process group a prediction is no answer to them.
 _TIMED_ON_REQUEST = ("topk", "exhaustive")
+
 log = logging.getLogger("costmodel")
+
+
+class DeviceProcess:
+    """The timing process of one device, for one user at a time; it takes seconds to start."""
+
+    def __init__(self, device_index: int, idle_s: float = IDLE_S) -> None:
+        from costmodel.measure.device import DeviceRunner
+
+        self._index = device_index
+        self._lock = threading.Lock()
+        self._runner = DeviceRunner(device_index, idle_s=idle_s)
+
+    @contextmanager
+    def runner(self, wait: bool = True) -> Iterator[Runner]:
+        """The runner, while no other thread has it.
+
+        Args:
+            wait: until the device has nothing else to do, so that timings are of nothing else. It
+                reads none of the caller's memory, so that this is not needed to be right.
+        """
+        import torch
+
+        with self._lock:
+            self._runner.start()
+            if wait:
+                torch.cuda.synchronize(self._index)
+            yield self._runner
+
+
+class TimingProcess(Protocol):
+    """Gives the runner of one device to one thread at a time."""
+
+    def runner(self, wait: bool = True) -> AbstractContextManager[Runner]: ...
 
 
 class Winners:
@@ -73,12 +104,11 @@ class Winners:
         self.cache = cache
         self.buckets = Buckets()
         self.target_of = target_of
+        self.compile_ = compile_
         self._process_of = process_of
-        self._compile = compile_
-        self._lock = threading.Lock()
-        self._locks = KeyedLocks()
         self._processes: dict[int, TimingProcess] = {}
-        self._memory = Memory()
+        self.memory = Memory()
+        self._lock = threading.Lock()
 
     def key(self, workload: Workload, device_index: int, **options: Any) -> TuningKey:
         """The key of a product.
@@ -107,7 +137,8 @@ class Winners:
             m: one of the bucket; it is tuned if none was, else the bucket is planned.
             whole: plan the bucket in any case.
             wait: of :meth:`DeviceProcess.runner`, where something is to be timed.
-            may_time: a bucket that is known may be planned by timing; else it is predicted.
+            may_time: else nothing is timed: a bucket that is known is planned by prediction, and
+                in place of one that is not known comes the winner of mode ``predict``.
 
         Raises:
             InvalidInput: in a process group, a mode that asks for timings, where the ranks have
@@ -115,36 +146,42 @@ class Winners:
             HostError: the machine can neither time nor compile. Else it is predicted meanwhile.
         """
         if key.epoch:
-            return self._find_in_group(key)
-        memory = self._memory
-        with self._locks.alone(key):
-            found = memory.results.get(key)
+            if (agreed := self.known(key)) is not None:
+                return agreed
+            key, m = _alike_on_all_ranks(key)
+        planned_for = None if whole else m
+        work = _Work(self, key, m, wait)
+        with work.memory.alone(key):
+            found = work.memory.get(key)
             if found is not None:
                 count(memory_hits=1)
-                if not lacks_plan(found, None if whole else m, may_time):
+                if not lacks_plan(found, planned_for, may_time):
                     return found
-            basis = self._basis(key)
-            if found is None:
-                found = self._read(key, basis, memory)
-            if found is None:
+            # Another process may have planned what is in memory.
+            kept = work.read()
+            if kept is not None and (found is None or same_tuning(kept, found)):
+                found = work.remember(kept)
+            if found is None and may_time:
                 count(misses=1)
-                found = self._tune_or_predict(key, m, basis, memory, wait=wait)
-            if lacks_plan(found, None if whole else m, may_time):
-                found = self._plan(key, m, found, basis, memory, wait=wait, may_time=may_time)
-            return found
+                found = work.tune_or_predict()
+            if found is not None:
+                wants_plan = lacks_plan(found, planned_for, may_time)
+                return work.plan(found, may_time) if wants_plan else found
+        return self.find(replace(key, mode="predict"), m, whole=whole)
 
     def known(self, key: TuningKey, *, on_disk: bool = True) -> TuningResult | None:
         """The winner, if it is in memory, or on disk; waits for no other thread.
 
         In a process group: what was agreed on, or predicted before.
         """
-        if key.epoch:
-            return self._known_in_group(key)
-        memory = self._memory
-        if (found := memory.results.get(key)) is not None:
-            count(memory_hits=1)
-            return found
-        return self._read(key, self._basis(key), memory) if on_disk else None
+        work = _Work(self, key)
+        predicted = [replace(key, mode="predict")] if key.epoch and key.mode == "auto" else []
+        for each in (key, *predicted):
+            if (found := work.memory.get(each)) is not None:
+                count(memory_hits=1)
+                return found
+        kept = work.read() if on_disk else None
+        return kept and work.remember(kept)
 
     def is_final(
         self, key: TuningKey, m: int, result: TuningResult, *, may_time: bool = True
@@ -161,239 +198,200 @@ class Winners:
 
         Args:
             broken: it works for nobody, and not only not in this process: then it goes from the
-                disk too.
+                disk, and what comes in its place is for all processes.
         """
-        memory = self._memory
-        with self._locks.alone(key):
-            found = memory.results.get(key, unwanted)
-            if key not in memory.replaced and same_tuning(found, unwanted):
+        work = _Work(self, key, m, wait, is_for_all=broken)
+        with work.memory.alone(key):
+            replaced = work.memory.replaced
+            if key not in replaced and same_tuning(work.memory.get(key) or unwanted, unwanted):
                 workload = key.workload(m)
                 log.warning("%s no longer works for %s: tuning again", unwanted.chosen, workload)
-                memory.note_replaced(key, for_all=broken)
-                basis = self._basis(key)
+                replaced.add(key)
                 if broken:
-                    self.cache.discard(basis.disk_key)
+                    self.cache.discard(work.disk_key())
                 count(misses=1)
-                self._tune_or_predict(key, m, basis, memory, wait=wait)
+                work.tune_or_predict()
         return self.find(key, m, wait=wait)
 
     def tune(self, key: TuningKey, m: int, *, budget_s: float = inf) -> TuningResult:
         """Tune now, whatever is known, and keep the winner."""
-        memory = self._memory
-        with self._locks.alone(key):
-            memory.replaced.pop(key, None)
-            return self._tune(key, m, self._basis(key), memory, budget_s=budget_s)
+        work = _Work(self, key, m)
+        with work.memory.alone(key):
+            work.memory.replaced.discard(key)
+            return work.tune(budget_s=budget_s)
 
     def disk_key(self, key: TuningKey) -> dict[str, Any]:
         """All that the choice for a bucket rests on, on this device, readable."""
-        return self._basis(key).disk_key
+        return _Work(self, key).disk_key()
 
     def agree(self, key: TuningKey, result: TuningResult) -> None:
         """Hold the ranks of the key's process group to this winner."""
-        self._memory.agreed[key] = result
+        self.memory.agreed[key] = result
 
     def disagree(self, key: TuningKey) -> None:
         """No longer hold the ranks to a winner."""
-        self._memory.agreed.pop(key, None)
+        self.memory.agreed.pop(key, None)
 
     def forget(self) -> None:
         """Drop what is in memory, not what is on disk."""
-        self._memory = Memory()  # who began before adds to the old one, which nobody asks
+        self.memory = Memory()  # who began before adds to the old one, which nobody asks
 
-    # --- in a process group -------------------------------------------------------------------
-
-    def _find_in_group(self, key: TuningKey) -> TuningResult:
-        if (found := self._known_in_group(key)) is not None:
-            return found
-        mode = key.mode
-        if mode in _TIMED_ON_REQUEST:
-            raise InvalidInput(
-                f"mode={mode!r} in a process group, where each rank would choose by timings of its "
-                f"own: call costmodel.warmup([(m, n, k)], mode={mode!r}, group=...) on all ranks "
-                f"before"
-            )
-        if mode == "auto":
-            _say_once()
-            key = replace(key, mode="predict")
-        memory = self._memory
-        with self._locks.alone(key):
-            if (found := memory.results.get(key)) is not None:
-                return found
-            count(misses=1)
-            # The last m, whichever m this rank was asked for first.
-            return self._tune(key, key.m_range[1], self._basis(key), memory)
-
-    def _known_in_group(self, key: TuningKey) -> TuningResult | None:
-        memory = self._memory
-        instead = [replace(key, mode="predict")] if key.mode == "auto" else []
-        for each in (key, *instead):
-            if (found := memory.agreed.get(each) or memory.results.get(each)) is not None:
-                count(memory_hits=1)
-                return found
-        return None
-
-    # --- what a choice takes ------------------------------------------------------------------
-
-    def _basis(self, key: TuningKey) -> _Basis:
-        target = self.target_of(key.device_index)
-        answering = Answering(RuleHeuristic())
-        if key.mode != "heuristic":
-            answering = answering_model(key.model, target, key.largest)
-        return _Basis(target, answering, key.on_disk(target, answering.model))
-
-    def _read(self, key: TuningKey, basis: _Basis, memory: Memory) -> TuningResult | None:
-        """The winner on disk, remembered from now on."""
-        found = self.cache.get(basis.disk_key)
-        if found is None or not key.accepts(found, basis.target, basis.answering.model):
-            return None
-        count(disk_hits=1)
-        if not basis.can_plan(key, found):
-            found = replace(found, plan=NO_PLAN)
-        memory.remember(key, found)
-        return found
-
-    def _tune_or_predict(
-        self, key: TuningKey, m: int, basis: _Basis, memory: Memory, *, wait: bool
-    ) -> TuningResult:
-        """Tune; where this machine cannot, predict, and keep that in this process only."""
-        try:
-            return self._tune(key, m, basis, memory, wait=wait)
-        except HostError as error:
-            if untimed_because(key.workload(m), key.mode):
-                raise
-            warn_of_host(error)
-        return self._tune(key, m, basis, memory, mode="predict")
-
-    def _tune(
-        self,
-        key: TuningKey,
-        m: int,
-        basis: _Basis,
-        memory: Memory,
-        *,
-        mode: str | None = None,
-        wait: bool = True,
-        budget_s: float = inf,
-    ) -> TuningResult:
-        """Choose, and keep the choice in memory, and on disk if it would be made again.
-
-        Args:
-            mode: instead of the key's, whose choice it then is not.
-        """
-        workload, named = key.workload(m), mode or key.mode
-        tune = functools.partial(
-            tune_by, basis.answering, workload, basis.target, k=key.k, mode=named,
-            include_torch=key.include_torch, budget_s=budget_s, largest=key.largest,
-        )  # fmt: skip
-        try:
-            if untimed_because(workload, named):
-                result = tune(runner=None, compile_=self._compile)
-            else:
-                with self._process(key.device_index).runner(wait) as runner:
-                    result = tune(runner=runner)
-        except (FileError, ModelError):  # it read its trees only now: the next one answers
-            again = self._basis(key)
-            if key.model is not None or again.answering.model is basis.answering.model:
-                raise
-            return self._tune(key, m, again, memory, mode=mode, wait=wait, budget_s=budget_s)
-        if named != key.mode:
-            result = replace(result, reliable=False)
-        if not basis.can_plan(key, result):
-            result = replace(result, plan=NO_PLAN)
-        count(
-            tuned=int(result.timed), predicted=int(not result.timed),
-            timed=result.costs.timed, compiled=result.costs.compiled,
-        )  # fmt: skip
-        self._keep(key, result, basis, memory)
-        return result
-
-    def _plan(
-        self,
-        key: TuningKey,
-        m: int,
-        result: TuningResult,
-        basis: _Basis,
-        memory: Memory,
-        *,
-        wait: bool,
-        may_time: bool,
-    ) -> TuningResult:
-        """The winner with a plan of its bucket, timed if the winner was and that works."""
-        model = basis.answering.model
-        if not basis.can_plan(key, result):
-            return result  # another one came to answer
-        kept = self.cache.get(basis.disk_key)  # another process may have planned it meanwhile
-        if (
-            kept is not None
-            and same_tuning(kept, result)
-            and key.accepts(kept, basis.target, model)
-            and not lacks_plan(kept, None, may_time)
-        ):
-            memory.remember(key, kept)
-            return kept
-        plan = None
-        timing = result.timed and may_time
-        if timing:
-            plan = self._timed_plan(key, m, result, model, wait)
-        if plan is None:
-            try:
-                plan = plan_by_prediction(result, key.m_range, model, attempted=timing)
-            except (FileError, ModelError) as error:  # its trees are read only now
-                log.warning("%s: nothing is predicted of its other m: %s", result.workload, error)
-                return result
-        result = replace(result, plan=plan)
-        self._keep(key, result, basis, memory)
-        return result
-
-    def _timed_plan(
-        self, key: TuningKey, m: int, result: TuningResult, model: CostModel, wait: bool
-    ) -> BucketPlan | None:
-        """A plan by timing; None where that fails, for the product can be computed without it."""
-        try:
-            with self._process(key.device_index).runner(wait) as runner:
-                plan, costs = plan_by_timing(
-                    result, key.m_range, model, runner, self._compile, first=m
-                )
-        except Exception as error:
-            told = one_line(f"{type(error).__name__}: {error}")
-            log.warning("%s: the other m of its bucket are not timed: %s", result.workload, told)
-            return None
-        count(timed=costs.timed, compiled=costs.compiled)
-        log.info(
-            "%s: %d timed for the other m of its bucket, in %.2f s",
-            result.workload, costs.timed, costs.total_s,
-        )  # fmt: skip
-        return plan
-
-    def _keep(self, key: TuningKey, result: TuningResult, basis: _Basis, memory: Memory) -> None:
-        """Keep in memory, and on disk what any process with this key would choose again."""
-        memory.remember(key, result)
-        if result.reliable and not key.epoch and memory.replaced.get(key, True):
-            self.cache.put(basis.disk_key, result)
-
-    def _process(self, index: int) -> TimingProcess:
+    def process(self, index: int) -> TimingProcess:
+        """The timing process of a device."""
         with self._lock:
             if index not in self._processes:
                 self._processes[index] = self._process_of(index)
             return self._processes[index]
 
 
-@dataclass(frozen=True, slots=True)
-class _Basis:
-    """The grounds of a choice, resolved once, before the choice takes its seconds."""
+class _Work:
+    """The work on one bucket: read its winner, tune it, plan it, keep it.
 
-    target: Target
-    answering: Answering
-    disk_key: dict[str, Any] = field(repr=False)
+    Attributes:
+        memory: of the winners when the work began; they may have another one since.
+        is_for_all: what is tuned is kept on disk, if it would be chosen again.
+    """
 
-    def can_plan(self, key: TuningKey, result: TuningResult) -> bool:
+    def __init__(
+        self, winners: Winners, key: TuningKey, m: int = 0, wait: bool = True,
+        is_for_all: bool = True,
+    ) -> None:  # fmt: skip
+        self.memory = winners.memory
+        self._winners, self._key, self._m, self._wait = winners, key, m, wait
+        self._is_for_all = is_for_all
+
+    @functools.cached_property
+    def _target(self) -> Target:
+        return self._winners.target_of(self._key.device_index)
+
+    @functools.cached_property
+    def _answering(self) -> Answering:
+        """Resolved once, before the choice takes its seconds."""
+        return answering_model(self._named, self._target, self._key.largest)
+
+    @property
+    def _named(self) -> CostModel | None:
+        return RuleHeuristic() if self._key.mode == "heuristic" else self._key.model
+
+    def disk_key(self) -> dict[str, Any]:
+        return self._key.on_disk(self._target, self._answering.model)
+
+    def read(self) -> TuningResult | None:
+        """The winner on disk, which in a process group does not matter."""
+        if self._key.epoch:
+            return None
+        found = self._winners.cache.get(self.disk_key())
+        if found is None or not self._key.accepts(found, self._target, self._answering.model):
+            return None
+        count(disk_hits=1)
+        return found
+
+    def remember(self, result: TuningResult) -> TuningResult:
+        """Keep in memory; what cannot be planned serves all its bucket."""
+        if not self._can_plan(result):
+            result = replace(result, plan=NO_PLAN)
+        self.memory.put(self._key, result)
+        return result
+
+    def tune_or_predict(self) -> TuningResult:
+        """Tune; where this machine cannot, predict, and keep that in this process only."""
+        try:
+            return self.tune()
+        except HostError as error:
+            if untimed_because(self._key.workload(self._m), self._key.mode):
+                raise
+            warn_of_host(error)
+        self._is_for_all = False
+        return self.tune("predict")
+
+    def tune(self, mode: str = "", budget_s: float = inf) -> TuningResult:
+        """Choose, and keep the choice.
+
+        Args:
+            mode: instead of the key's.
+        """
+        key, workload, mode = self._key, self._key.workload(self._m), mode or self._key.mode
+        untimed = untimed_because(workload, mode)
+
+        def tune(answering: Answering) -> TuningResult:
+            self._answering = answering
+            with nullcontext() if untimed else self._runner() as runner:
+                return tune_by(
+                    answering, workload, self._target, runner=runner, k=key.k, mode=mode,
+                    include_torch=key.include_torch, budget_s=budget_s, largest=key.largest,
+                    compile_=self._winners.compile_ if untimed else None,
+                )  # fmt: skip
+
+        result = with_answering(self._named, self._target, key.largest, tune)
+        count(
+            tuned=int(result.timed), predicted=int(not result.timed),
+            timed=result.costs.timed, compiled=result.costs.compiled,
+        )  # fmt: skip
+        return self._keep(result)
+
+    def plan(self, result: TuningResult, may_time: bool) -> TuningResult:
+        """The winner with a plan of its bucket, timed if the winner was and that works."""
+        if not self._can_plan(result):
+            return result  # another model came to answer
+        timing = result.timed and may_time
+        plan = self._timed_plan(result) if timing else None
+        try:
+            plan = plan or plan_by_prediction(
+                result, self._key.m_range, self._answering.model, attempted=timing
+            )
+        except (FileError, ModelError) as error:  # its trees are read only now
+            log.warning("%s: nothing is predicted of its other m: %s", result.workload, error)
+            return result
+        return self._keep(replace(result, plan=plan))
+
+    def _timed_plan(self, result: TuningResult) -> BucketPlan | None:
+        """A plan by timing; None where that fails, for the product can be computed without it."""
+        model = self._answering.model
+        try:
+            with self._runner() as runner:
+                plan, costs = plan_by_timing(
+                    result, self._key.m_range, model, runner, self._winners.compile_, first=self._m
+                )
+        except Exception as error:
+            told = one_line(f"{type(error).__name__}: {error}")
+            log.warning("%s: the other m of its bucket are not timed: %s", result.workload, told)
+            return None
+        count(timed=costs.timed, compiled=costs.compiled)
+        return plan
+
+    def _can_plan(self, result: TuningResult) -> bool:
         """Return True if the model that ranked can extrapolate to another m of the bucket."""
-        model = self.answering.model  # what another model says of the timings is not comparable
-        can = model.kind == "learned" and model.hash == result.model_hash
-        return can and key.m_range[0] != key.m_range[1]
+        model, (first, last) = self._answering.model, self._key.m_range
+        # What another model says of the timings is not comparable.
+        return first != last and model.kind == "learned" and model.hash == result.model_hash
+
+    def _keep(self, result: TuningResult) -> TuningResult:
+        """Keep in memory, and on disk what any process with this key would choose again."""
+        result = self.remember(replace(result, reliable=result.reliable and self._is_for_all))
+        if result.reliable and not self._key.epoch:
+            self._winners.cache.put(self.disk_key(), result)
+        return result
+
+    def _runner(self) -> AbstractContextManager[Runner]:
+        return self._winners.process(self._key.device_index).runner(self._wait)
 
 
-@functools.cache
-def _say_once() -> None:
-    log.info("in a process group nothing is timed, and the model's first choice is taken: "
-             "costmodel.warmup(problems, group=...) lets one rank decide for all")  # fmt: skip
+def _alike_on_all_ranks(key: TuningKey) -> tuple[TuningKey, int]:
+    """The key and the m by which all ranks predict alike, whatever each was asked for first.
+
+    Raises:
+        InvalidInput: the mode asks for timings, and each rank would choose by its own.
+    """
+    if key.mode in _TIMED_ON_REQUEST:
+        raise InvalidInput(
+            f"mode={key.mode!r} in a process group, where each rank would choose by timings of its "
+            f"own: call costmodel.warmup([(m, n, k)], mode={key.mode!r}, group=...) on all ranks "
+            f"before"
+        )
+    if key.mode == "auto":
+        log.info(
+            "in a process group nothing is timed, and the model's first choice is taken: "
+            "costmodel.warmup(problems, group=...) lets one rank decide for all"
+        )
+        key = replace(key, mode="predict")
+    return key, key.m_range[1]

@@ -22,8 +22,8 @@ from costmodel.hardware.target import Target
 from costmodel.launch.plan import Plan
 from costmodel.launch.torch_product import TorchLaunch
 from costmodel.models import RuleHeuristic
-from costmodel.tuning.cache import WinnerCache
-from costmodel.tuning.winners import Winners, bucket
+from costmodel.tuning.tuning_key import Buckets, WinnerCache
+from costmodel.tuning.winners import Winners
 
 pytestmark = [
     pytest.mark.gpu,
@@ -320,7 +320,7 @@ def test_every_m_shares_the_winner_of_its_bucket(cold):
     for m in rows:
         a = torch.randn(m, 256, device="cuda", dtype=torch.float16)
         require_close(costmodel.matmul(a, b, mode="predict"), a, b)
-    assert len(cold.cache.entries()) <= len({bucket(m) for m in rows})
+    assert len(cold.cache.entries()) <= len({Buckets().of(m) for m in rows})
 
 
 @pytest.mark.fault("B05")
@@ -384,7 +384,7 @@ def test_threads_tune_each_question_once(cold, monkeypatch):
 
     monkeypatch.setattr(module, "tune_by", counted)
     shapes = [(80, 640, 768), (96, 640, 768), (200, 320, 768), (16, 2048, 1024)]
-    expected = {(bucket(m), n, k) for m, n, k in shapes}
+    expected = {(Buckets().of(m), n, k) for m, n, k in shapes}
     pairs = [operands(*s) for s in shapes]
     barrier = threading.Barrier(8)
     errors: list[BaseException] = []
