@@ -74,6 +74,11 @@ def tuned(m: int, k: int = 8, *, torch_us: float | None = None, timed: bool = Tr
     )  # fmt: skip
 
 
+def is_timed(result: TuningResult) -> bool:
+    """Return True if a choice for another m of the bucket rests on timings."""
+    return any(s.latency_us is not None for s in (result.plan.segments if result.plan else ()))
+
+
 @functools.cache
 def best_us(workload: Workload) -> float:
     return float(rank(workload, H100, LAW, 1).cost[0])

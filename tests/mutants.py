@@ -39,7 +39,7 @@ test_names test_split_sum test_hostile_values
 ranking: tuning/ranking tuning/shipped tuning/explanation features/* models/baselines \
 models/rules models/ptx_score: test_ranking test_explanation test_shipped models/test_features \
 models/test_fit_estimate models/test_models test_uncertainty
-tuner: tuning/tuner tuning/search tuning/tuning_result tuning/bucket_plan tuning/planning \
+tuner: tuning/tuner tuning/search tuning/tuning_result tuning/planning \
 tuning/modes: test_tuner test_bucket_plans test_replay test_modes test_quiet test_cache
 winners: tuning/memory tuning/tuning_key \
 tuning/ranks tuning/from_use tuning/cache tuning/winners: \

@@ -14,8 +14,7 @@ from benchmark_fakes import H100, WORKLOAD, A, B, C, FakeRunner, compiled
 
 from costmodel.gemm.specialize import specialize
 from costmodel.hardware.target import Target
-from costmodel.tuning.bucket_plan import BucketPlan, Segment
-from costmodel.tuning.tuning_result import Costs, TuningResult
+from costmodel.tuning.tuning_result import BucketPlan, Costs, Segment, TuningResult
 
 
 class FakeTuning:

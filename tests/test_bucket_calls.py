@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from bucket_fakes import LAW, K, N, ask, best_us, faked, law_us, timed_us
+from bucket_fakes import LAW, K, N, ask, best_us, faked, is_timed, law_us, timed_us
 from dispatch_fakes import Machine
 
 import costmodel
@@ -336,10 +336,6 @@ def test_in_the_background_a_winner_on_disk_serves_until_its_part_is_timed(
 
 def key_of(m: int) -> TuningKey:
     return dispatch.winners.key(Workload.dense(m, N, K), -1, model=LAW)
-
-
-def is_timed(result: TuningResult) -> bool:
-    return result.plan is not None and result.plan.timed
 
 
 def expected(m: int) -> GemmConfig | str | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from bucket_fakes import H100, LAW, ROWS, K, Law, N, best_us, law_us, tuned
+from bucket_fakes import H100, LAW, ROWS, K, Law, N, best_us, is_timed, law_us, tuned
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,11 +20,10 @@ from costmodel.gemm.space import why_illegal
 from costmodel.gemm.specialize import Specialization, specialize
 from costmodel.gemm.workload import MOST, Workload
 from costmodel.hardware.target import Target
-from costmodel.tuning.bucket_plan import BucketPlan, Segment
 from costmodel.tuning.planning import plan_by_prediction, plan_by_timing
 from costmodel.tuning.ranking import rank
 from costmodel.tuning.tuning_key import Buckets
-from costmodel.tuning.tuning_result import TuningResult
+from costmodel.tuning.tuning_result import BucketPlan, Segment, TuningResult
 
 
 def segments(result: TuningResult) -> tuple[Segment, ...]:
@@ -40,10 +39,6 @@ def predicted(
 
 def configs(of: Sequence[Segment]) -> set[GemmConfig | None]:
     return {segment.config for segment in of}
-
-
-def is_timed(result: TuningResult) -> bool:
-    return result.plan is not None and result.plan.timed
 
 
 # --- the parts ----------------------------------------------------------------------------------

@@ -298,7 +298,7 @@ def test_as_many_are_removed_as_were_listed(spoilt: WinnerCache) -> None:
     assert spoilt.path is not None
     assert list(spoilt.path.glob("*.json")) == []
     spoilt.put(KEY, RESULT)
-    assert spoilt.clear() == 1
+    assert spoilt.clear() == (1, 0)
     assert run_json("cache", "clear") == {"path": str(spoilt.path), "removed": 0, "unusable": 0}
 
 

@@ -1,19 +1,21 @@
 """Plans a bucket of m from the tuning of one of them.
 
-The bucket is cut into a few slices. For each, the few configurations that are expected to be
-fastest are timed in turn, with torch, at its first m, its last and the one before: the last is a
-multiple of many, the others are not, and cuBLAS, which chooses its kernel by m as it likes, may
-take half as long again for one of them, or up to some m within the slice. Where nothing is timed,
-the expectation chooses. A configuration without a binary is considered only where it is expected
-to gain more than a prediction errs, so that a bucket has few.
+How a product falls into tiles, and tiles into waves, changes from one m to the next, and with it
+what is fastest: a winner of another m was seen to take half as long again. So the bucket is cut
+into a few slices. For each, the few configurations that are expected to be fastest are timed in
+turn, with torch, at its first m, its last and the one before: the last is a multiple of many, the
+others are not, and cuBLAS, which chooses its kernel by m as it likes, may take half as long again
+for one of them, or up to some m within the slice. Where nothing is timed, the expectation chooses.
+A configuration without a binary is considered only where it is expected to gain more than a
+prediction errs, so that a bucket has few.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from itertools import combinations, groupby, pairwise
 from math import inf
 from statistics import median
 from typing import NamedTuple
@@ -24,17 +26,9 @@ from costmodel.errors import InvalidInput, NotRecorded
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import specialize
 from costmodel.gemm.workload import Workload
-from costmodel.tuning.bucket_plan import (
-    BucketPlan,
-    Segment,
-    Times,
-    TimesAt,
-    cut,
-    fastest_for_all,
-)
 from costmodel.tuning.ranking import Answering, rank_by
 from costmodel.tuning.tuner import Compile
-from costmodel.tuning.tuning_result import Costs, TuningResult
+from costmodel.tuning.tuning_result import BucketPlan, Costs, Segment, TuningResult
 
 _SLICES = 8
 _LOOKED_AT = 16  # first choices, for one that is new
@@ -44,6 +38,11 @@ _TORCH_GAINS = 1.05
 _FINALISTS = 2  # and the one that the model has first
 _ROUNDS = 5
 _BUDGET_S = 1.0
+_AS_FAST = 1.01  # a configuration that is already in use is kept if it is that near the fastest
+_APART = 1.02  # a segment is cut rather than slowed down by more than this at one of its m
+
+TimesAt = tuple[int, Mapping[GemmConfig | None, float]]
+"""An m, and the us of each configuration that works there; None is torch. Empty: nothing works."""
 
 
 def plan_by_prediction(
@@ -62,10 +61,7 @@ def plan_by_prediction(
     """
     if result.config is None and not result.timed:  # torch is predicted to be faster by far
         return BucketPlan((Segment(m_range[1], None),), attempted)
-    slices = _slices(Extrapolation(result, m_range, model))
-    return BucketPlan.of(
-        (Segment(each.last, each.forecast.choice(result)) for each in slices), attempted=attempted
-    )
+    return _planned(result, _slices(result, m_range, model), (), attempted)
 
 
 def plan_by_timing(
@@ -92,31 +88,72 @@ def plan_by_timing(
         (plan, costs): ``costs.compiled`` counts configurations that had no binary.
     """
     start = clock()
-    slices = _slices(Extrapolation(result, m_range, model))
+    slices = _slices(result, m_range, model)
     ranked = clock()
-    slices = _compiled(slices, result, compile_)
+    finalists = {c for each in slices for c in each.finalists if c is not None}
+    failed = _refused(finalists, result, compile_)  # grows by what ends the timing process
     compiled = clock()
-    timer = _Timer(runner)
-    times: dict[int, list[TimesAt]] = {}
+    timed = 0
     try:
         for each in sorted(slices, key=lambda each: first is not None and each.last < first):
-            if not times or clock() < compiled + _BUDGET_S:
-                times[each.last] = timer.sample(each)
+            if timed and clock() >= compiled + _BUDGET_S:
+                break
+            timed += each.measure(runner, failed)
     finally:
         runner.rest()
-    tried = {config for config, _ in result.measured}
-    new = {c for each in slices for c in each.finalists if c is not None and c not in tried}
     costs = Costs(
-        ranked - start, compiled - ranked, clock() - compiled, compiled=len(new), timed=timer.timed
+        ranked - start, compiled - ranked, clock() - compiled,
+        compiled=len(finalists - {config for config, _ in result.measured}), timed=timed,
+    )  # fmt: skip
+    lost = {c for s in slices for _, times in s.times for c in s.finalists if c not in times}
+    return _planned(result, slices, failed | lost, attempted=True), costs
+
+
+def _refused(
+    configs: Collection[GemmConfig], result: TuningResult, compile_: Compile
+) -> set[GemmConfig | None]:
+    """Compile all finalists before any is timed; return those that do not compile."""
+    specs = {config: specialize(result.workload, config) for config in configs}
+    made = compile_(list(dict.fromkeys(specs.values())), result.target)
+    bad = {artifact.spec for artifact in made if not artifact.ok}
+    return {config for config, spec in specs.items() if spec in bad}
+
+
+def _planned(
+    result: TuningResult,
+    slices: Sequence[_Slice],
+    failed: Collection[GemmConfig | None],
+    attempted: bool,
+) -> BucketPlan:
+    """Join neighbours with one choice that is known by the same means."""
+    segments = groupby(
+        _segments(result, slices, failed), key=lambda each: (each.config, each.latency_us is None)
     )
-    segments = _segments(result, slices, times, timer.fatal)
-    return BucketPlan.of(segments, attempted=True), costs
+    return BucketPlan(tuple([*alike][-1] for _, alike in segments), attempted)
+
+
+def _segments(
+    result: TuningResult, slices: Sequence[_Slice], failed: Collection[GemmConfig | None]
+) -> Iterator[Segment]:
+    """The fastest of each slice, which is cut where no choice is fast at all its m.
+
+    Args:
+        failed: what is not to be expected to work where nothing was timed.
+    """
+    before = result.config
+    for each in slices:
+        if not each.times:
+            yield Segment(each.last, each.expected(result, failed))
+            continue
+        for last, run in _cut(each.times, each.last):
+            before = _fastest(run, (result.config, before, None))
+            yield Segment(last, before, run[-1][1].get(before))
 
 
 # --- what is expected ---------------------------------------------------------------------------
 
 
-class Candidate(NamedTuple):
+class _Tried(NamedTuple):
     """A configuration that was tried, what it is expected to take, and what the model says."""
 
     config: GemmConfig
@@ -124,166 +161,70 @@ class Candidate(NamedTuple):
     predicted_us: float
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """The latencies expected at one m.
+@dataclass
+class _Slice:
+    """An eighth of a bucket, to be decided.
 
     Attributes:
-        candidates: what was tried for the m that was tuned and works, fastest first.
+        first: its first m.
+        workload: the product of its last m, of which the latencies are expected.
+        tried: what was tried for the m that was tuned and works, fastest first.
         new: the first choice that was not tried and is known to compile, and its us.
         torch_us: of ``torch.matmul``; None where it was not timed.
+        finalists: the few that may be the fastest; None is torch.
+        times: of the finalists, ascending by m; empty where nothing could be timed.
     """
 
-    candidates: tuple[Candidate, ...]
+    first: int
+    workload: Workload
+    tried: list[_Tried]
     new: tuple[GemmConfig, float] | None
     torch_us: float | None
+    finalists: list[GemmConfig | None] = field(init=False)
+    times: list[TimesAt] = field(default_factory=list)
 
-    def without(self, failed: Collection[GemmConfig | None]) -> Forecast:
-        """The same without configurations that do not work."""
-        candidates = tuple(each for each in self.candidates if each.config not in failed)
-        new = None if self.new is None or self.new[0] in failed else self.new
-        return replace(self, candidates=candidates, new=new)
-
-    def finalists(self) -> tuple[GemmConfig | None, ...]:
-        """The few that may be the fastest; None is torch."""
-        configs: list[GemmConfig | None] = [each.config for each in self.candidates[:_FINALISTS]]
+    def __post_init__(self) -> None:
         # A timing for another m can mislead as well: it may have been an unlucky one.
-        foremost = min(self.candidates, key=lambda each: each.predicted_us, default=None)
-        if foremost is not None and foremost.config not in configs:
-            configs.append(foremost.config)
-        if (new := self._better()) is not None:
-            configs.append(new[0])
+        by_prediction = sorted(self.tried, key=lambda each: each.predicted_us)
+        foremost = [each.config for each in (*self.tried[:_FINALISTS], *by_prediction[:1])]
+        new = self._best_new(self.tried, ())
+        self.finalists = [*dict.fromkeys(foremost), *(new[:1] if new else ())]
         if self.torch_us is not None:
-            configs.append(None)
-        return tuple(configs)
+            self.finalists.append(None)
 
-    def choice(self, result: TuningResult) -> GemmConfig | None:
+    @property
+    def last(self) -> int:
+        return self.workload.m
+
+    def expected(
+        self, result: TuningResult, failed: Collection[GemmConfig | None]
+    ) -> GemmConfig | None:
         """Return the configuration expected to be fastest.
 
         torch (None) only if it is so by more than its time varies.
 
         Args:
             result: of the tuning; its choice stands where nothing is expected.
+            failed: configurations that do not work.
         """
-        torch_us = self.torch_us
-        best = self._better() or next((each[:2] for each in self.candidates), None)
+        tried = [each for each in self.tried if each.config not in failed]
+        best = self._best_new(tried, failed) or (tried[0][:2] if tried else None)
         if best is None:
-            return None if torch_us is not None else result.config
+            return None if self.torch_us is not None else result.config
         gains = 1.0 if result.config is None else _TORCH_GAINS
-        return None if torch_us is not None and gains * torch_us < best[1] else best[0]
+        return None if self.torch_us is not None and gains * self.torch_us < best[1] else best[0]
 
-    def _better(self) -> tuple[GemmConfig, float] | None:
+    def _best_new(
+        self, tried: Sequence[_Tried], failed: Collection[GemmConfig | None]
+    ) -> tuple[GemmConfig, float] | None:
         """The new configuration, where it gains more than predictions err."""
-        if self.new is None:
+        if self.new is None or self.new[0] in failed:
             return None
-        gains = not self.candidates or self.candidates[0].expected_us > _NEW_GAINS * self.new[1]
+        gains = not tried or tried[0].expected_us > _NEW_GAINS * self.new[1]
         return self.new if gains else None
 
-
-@dataclass(frozen=True)
-class Extrapolation:
-    """Extrapolates the timings of one tuning to the other m of its bucket.
-
-    A configuration that was timed is expected to take what it took, times what the model makes of
-    the other m. One that was not is expected to take what the model says, times the factor by
-    which the model was off where it can be compared.
-
-    Attributes:
-        result: of the tuning.
-        m_range: the first and the last m of the bucket.
-        model: that ranked, or one that knows as much.
-    """
-
-    result: TuningResult
-    m_range: tuple[int, int]
-    model: CostModel
-
-    def at(self, m: int) -> Forecast:
-        """Forecast the same product with another m."""
-        workload = replace(self.result.workload, m=m)
-        there = self._predicted(workload, [*self._factors])
-        candidates = [Candidate(c, us * self._factors[c], us) for c, us in there.items()]
-        return Forecast(
-            tuple(sorted(candidates, key=lambda each: each.expected_us)),
-            self._new(workload),
-            self._torch_us(workload),
-        )
-
-    @cached_property
-    def _factors(self) -> dict[GemmConfig, float]:
-        """Measured over predicted latency of each configuration.
-
-        If nothing was timed: 1, for the one that was chosen.
-        """
-        result = self.result
-        timed = {c: m.latency_us for c, m in result.measured if m.ok} if result.timed else {}
-        asked = list(timed) or [c for c in (result.config,) if c is not None]
-        predicted = self._predicted(result.workload, asked)
-        return {c: timed.get(c, us) / us for c, us in predicted.items()}
-
-    def _predicted(
-        self, workload: Workload, configs: Sequence[GemmConfig]
-    ) -> dict[GemmConfig, float]:
-        """Predicted us by configuration; without those that are known not to compile."""
-        if not configs:
-            return {}
-        try:
-            ranking = rank_by(Answering(self.model), workload, self.result.target, configs=configs)
-        except InvalidInput:  # none of them compiles
-            return {}
-        return dict(zip(ranking.configs, ranking.cost.tolist(), strict=True))
-
-    def _new(self, workload: Workload) -> tuple[GemmConfig, float] | None:
-        """Only what is known to compile: a program may compile it without a child that may die."""
-        tried = {config for config, _ in self.result.measured}
-        factor = median(self._factors.values()) if self._factors else 1.0
-        largest = replace(workload, m=self.m_range[1])
-        ranking = rank_by(
-            Answering(self.model), workload, self.result.target, _LOOKED_AT, largest=largest
-        )
-        columns = zip(ranking.configs, ranking.candidates.has_artifact, ranking.cost, strict=True)
-        for config, compiles, us in columns:
-            if compiles and config not in tried:
-                return config, float(us) * factor
-        return None
-
-    def _torch_us(self, workload: Workload) -> float | None:
-        result = self.result
-        if result.torch is None or not result.torch.ok:
-            return None
-        products = (workload, result.workload)
-        there, here = (self.model.predict_torch(w, result.target) for w in products)
-        if not (here > 0 and there / here > 0):  # the model has not learned it
-            device = result.target.device
-            there, here = (device.roofline_us(w.flops(), w.bytes(), w.code.kind) for w in products)
-        return result.torch.latency_us * there / here
-
-
-# --- what is timed ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Slice:
-    """An eighth of a bucket, to be decided.
-
-    Attributes:
-        first: its first m.
-        workload: the product of its last m.
-        forecast: chooses where nothing can be timed.
-        finalists: are timed; None is torch.
-    """
-
-    first: int
-    workload: Workload
-    forecast: Forecast
-    finalists: tuple[GemmConfig | None, ...]
-
     @property
-    def last(self) -> int:
-        return self.workload.m
-
-    @property
-    def sample(self) -> list[int]:
+    def _sample(self) -> list[int]:
         """The m that are timed; of columns only those that are as aligned as the workload's."""
         code, last = self.workload.code, self.last
         step = max(
@@ -294,96 +235,146 @@ class _Slice:
         aligned = {self.first + -self.first % step, *(m - m % step for m in (last - 1, last))}
         return sorted(m for m in aligned if self.first <= m <= last)
 
-
-def _slices(extrapolation: Extrapolation) -> list[_Slice]:
-    """Each ends at a multiple of many m: a tile more or less matters there."""
-    first, last = extrapolation.m_range
-    size = last - first + 1
-    count = min(_SLICES, size)
-    found: list[_Slice] = []
-    for i in range(count):
-        end = first - 1 + -(-size * (i + 1) // count)
-        begin = found[-1].last + 1 if found else first
-        forecast = extrapolation.at(end)
-        workload = replace(extrapolation.result.workload, m=end)
-        found.append(_Slice(begin, workload, forecast, forecast.finalists()))
-    return found
-
-
-def _compiled(slices: Sequence[_Slice], result: TuningResult, compile_: Compile) -> list[_Slice]:
-    """Compile all finalists before any is timed; drop those that do not compile."""
-    specs = {
-        config: specialize(result.workload, config)
-        for each in slices for config in each.finalists if config is not None
-    }  # fmt: skip
-    made = compile_(list(dict.fromkeys(specs.values())), result.target)
-    bad = {artifact.spec for artifact in made if not artifact.ok}
-    failed = {config for config, spec in specs.items() if spec in bad}
-    return [
-        replace(
-            each,
-            forecast=each.forecast.without(failed),
-            finalists=tuple(config for config in each.finalists if config not in failed),
-        )
-        for each in slices
-    ]
-
-
-class _Timer:
-    """Times finalists.
-
-    Attributes:
-        timed: how many timings there were.
-        fatal: configurations that ended the timing process, which may have taken a minute: they
-            are not tried again.
-    """
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-        self.timed = 0
-        self.fatal: set[GemmConfig | None] = set()
-
-    def sample(self, each: _Slice) -> list[TimesAt]:
-        """The times at the m that stand for a slice.
+    def measure(self, runner: Runner, failed: set[GemmConfig | None]) -> int:
+        """Time the finalists at the m that stand for the slice; return how many timings that took.
 
         Left out is an m that a recording lacks, and one that there was no memory for.
+
+        Args:
+            failed: is not timed. What ends the timing process, which may have taken a minute, is
+                added, and not tried again.
         """
-        found = ((m, self._times(each, m)) for m in each.sample)
-        return [(m, times) for m, times in found if times is not None]
+        timed = 0
+        for m in self._sample:
+            configs = [config for config in self.finalists if config not in failed]
+            try:
+                workload = replace(self.workload, m=m)
+                found = runner.compare(workload, configs, _ROUNDS) if configs else []
+            except NotRecorded:
+                continue
+            timed += len(configs)
+            pairs = [*zip(configs, found, strict=True)]
+            failed.update(config for config, x in pairs if x.status in ("crashed", "timeout"))
+            works = {config: x.latency_us for config, x in pairs if x.ok and 0 < x.latency_us < inf}
+            if works or not any(x.no_room for x in found):
+                self.times.append((m, works))
+        return timed
 
-    def _times(self, each: _Slice, m: int) -> Times | None:
-        configs = [config for config in each.finalists if config not in self.fatal]
-        if not configs:
-            return {}
+
+def _slices(result: TuningResult, m_range: tuple[int, int], model: CostModel) -> list[_Slice]:
+    """Cut a bucket; each slice ends at a multiple of many m: a tile more or less matters there.
+
+    A configuration that was timed is expected to take what it took, times what the model makes of
+    the other m. One that was not is expected to take what the model says, times the factor by
+    which the model was off where it can be compared.
+    """
+    answering, target = Answering(model), result.target
+
+    def predicted(workload: Workload, configs: Sequence[GemmConfig]) -> dict[GemmConfig, float]:
+        """Predicted us by configuration; without those that are known not to compile."""
         try:
-            found = self._runner.compare(replace(each.workload, m=m), configs, _ROUNDS)
-        except NotRecorded:
+            ranking = rank_by(answering, workload, target, configs=configs)
+        except InvalidInput:  # none of them compiles
+            return {}
+        return dict(zip(ranking.configs, ranking.cost.tolist(), strict=True))
+
+    was_tried = dict(result.measured)
+    timed = {c: x.latency_us for c, x in was_tried.items() if x.ok} if result.timed else {}
+    chosen = [] if result.config is None else [result.config]
+    # Measured over predicted latency; of what was chosen without timing, 1.
+    here = predicted(result.workload, [*timed] or chosen)
+    factors = {config: timed.get(config, us) / us for config, us in here.items()}
+    factor = median(factors.values()) if factors else 1.0
+
+    def new(workload: Workload) -> tuple[GemmConfig, float] | None:
+        """Only what is known to compile: a program may compile it without a child that may die."""
+        found = rank_by(
+            answering, workload, target, _LOOKED_AT, largest=replace(workload, m=m_range[1])
+        )
+        rows = zip(found.configs, found.candidates.has_artifact, found.cost.tolist(), strict=True)
+        untried = ((c, us * factor) for c, known, us in rows if known and c not in was_tried)
+        return next(untried, None)
+
+    def torch_us(workload: Workload) -> float | None:
+        if result.torch is None or not result.torch.ok:
             return None
-        self.timed += len(configs)
-        timed = [*zip(configs, found, strict=True)]
-        self.fatal.update(config for config, m in timed if m.status in ("crashed", "timeout"))
-        works = {config: m.latency_us for config, m in timed if m.ok and 0 < m.latency_us < inf}
-        return None if not works and any(m.no_room for _, m in timed) else works
+        products = (workload, result.workload)
+        there, here = (model.predict_torch(each, target) for each in products)
+        if not (here > 0 and there / here > 0):  # the model has not learned it
+            there, here = (
+                target.device.roofline_us(w.flops(), w.bytes(), w.code.kind) for w in products
+            )
+        return result.torch.latency_us * there / here
+
+    first, last = m_range
+    size = last - first + 1
+    count = min(_SLICES, size)
+    ends = [first - 1 + -(-size * (i + 1) // count) for i in range(count)]
+    slices = []
+    for before, end in pairwise((first - 1, *ends)):
+        workload = replace(result.workload, m=end)
+        there = predicted(workload, [*factors]).items()
+        tried = [_Tried(config, us * factors[config], us) for config, us in there]
+        tried.sort(key=lambda each: each.expected_us)
+        slices.append(_Slice(before + 1, workload, tried, new(workload), torch_us(workload)))
+    return slices
 
 
-def _segments(
-    result: TuningResult,
-    slices: Sequence[_Slice],
-    times: Mapping[int, Sequence[TimesAt]],
-    fatal: Collection[GemmConfig | None],
-) -> Iterator[Segment]:
-    """The fastest of each slice, which is cut where no choice is fast at all its m."""
-    before = result.config
-    failed = {
-        config
-        for each in slices for _, there in times.get(each.last, ())
-        for config in each.finalists if config not in there
-    }.union(fatal)  # fmt: skip
-    for each in slices:
-        timed = times.get(each.last, ())
-        if not timed:
-            yield Segment(each.last, each.forecast.without(failed).choice(result))
-            continue
-        for last, there in cut(timed, each.last):
-            before = fastest_for_all(there, (result.config, before, None))
-            yield Segment(last, before, there[-1].get(before))
+# --- where a slice is cut -----------------------------------------------------------------------
+
+
+def _cut(timed: Sequence[TimesAt], last: int) -> Iterator[tuple[int, Sequence[TimesAt]]]:
+    """Cut a range of m into as few runs as have one choice that is good enough for all their m.
+
+    Args:
+        timed: ascending by m, at least one.
+        last: the last m of the range.
+
+    Yields:
+        (last m, times): of each run; it ends half-way between its m and those of the next.
+    """
+    works = {c for c in timed[0][1] if all(c in times for _, times in timed)}
+    if works:  # drop what does not work at every m
+        timed = [(m, {c: us for c, us in times.items() if c in works}) for m, times in timed]
+    inner = range(len(timed) - 1, 0, -1)
+    ways = [
+        [timed[i:j] for i, j in pairwise((0, *sorted(cuts), len(timed)))]
+        for count in range(len(timed))
+        for cuts in combinations(inner, count)
+    ]
+
+    def cost(way: Sequence[Sequence[TimesAt]]) -> tuple[bool, int, float]:
+        worst = max(map(_worst_slowdown, way))
+        return worst > _APART, len(way), worst
+
+    found = min(ways, key=cost)
+    ends = [(run[-1][0] + following[0][0]) // 2 for run, following in pairwise(found)]
+    yield from zip([*ends, last], found, strict=True)
+
+
+def _fastest(run: Sequence[TimesAt], preferred: Sequence[GemmConfig | None]) -> GemmConfig | None:
+    """The configuration with the smallest worst-case slowdown; None means torch.
+
+    Args:
+        run: neighbouring m with their times.
+        preferred: one of these is taken if it ties.
+    """
+    slowdowns = _slowdowns(run)
+    if not slowdowns:
+        return None
+    best = min(slowdowns, key=slowdowns.__getitem__)
+    enough = _AS_FAST * slowdowns[best]
+    return next((c for c in preferred if slowdowns.get(c, inf) <= enough), best)
+
+
+def _worst_slowdown(run: Sequence[TimesAt]) -> float:
+    """Slowdown of the best choice for a run at its worst m, as a factor; 1 where torch serves."""
+    if not any(times for _, times in run):
+        return 1.0
+    return min(_slowdowns(run).values(), default=inf)
+
+
+def _slowdowns(run: Sequence[TimesAt]) -> dict[GemmConfig | None, float]:
+    """Factor over the fastest, at the worst m, of each configuration that works at all of them."""
+    works = [config for config in run[-1][1] if all(config in times for _, times in run)]
+    return {c: max(times[c] / min(times.values()) for _, times in run) for c in works}

@@ -1,4 +1,4 @@
-"""Which products share a choice: the buckets of m, and the key of a choice in memory and on disk.
+"""Products that share a choice: the buckets of m, and the key of a choice in memory and on disk.
 
 A bucket of m is the unit of a choice: a service that sees every m tunes a bounded number of times.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import isfinite, nan
 from typing import Any, cast, get_args, get_type_hints
 
@@ -11,7 +11,6 @@ from costmodel.errors import InvalidInput, UnsupportedDtype
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
-from costmodel.tuning.bucket_plan import BucketPlan, Segment
 from costmodel.validation import require_count, take
 
 PREDICTED = "predicted"
@@ -34,6 +33,43 @@ class Costs:
     @property
     def total_s(self) -> float:
         return self.rank_s + self.compile_s + self.measure_s
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Neighbouring m of a bucket, and what computes them.
+
+    Attributes:
+        last: the last m; the segment begins after the one before.
+        config: None is torch.
+        latency_us: at the last m that was timed; None where the choice is predicted.
+    """
+
+    last: int
+    config: GemmConfig | None
+    latency_us: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BucketPlan:
+    """The plan of a bucket: segments in ascending order, which together are the bucket.
+
+    Attributes:
+        segments: no two neighbours are alike.
+        attempted: its m were to be timed, whether or not that worked. It is not on disk: another
+            process may try again.
+    """
+
+    segments: tuple[Segment, ...]
+    attempted: bool = field(default=False, compare=False)
+
+    def at(self, m: int) -> Segment | None:
+        """The segment of an m; None past the bucket."""
+        return next((segment for segment in self.segments if m <= segment.last), None)
+
+
+NO_PLAN = BucketPlan((), attempted=True)
+"""The plan of a bucket whose winner serves all its m."""
 
 
 @dataclass(frozen=True)

@@ -239,7 +239,7 @@ def test_the_other_m_of_a_bucket_are_timed_once(cold):
     of_parts = 3 * 8  # m of each; for each up to five choices, torch among them
     assert of_parts <= first.timed <= 5 * of_parts
     (entry,) = cold.cache.entries()
-    assert entry.result.plan.timed
+    assert any(segment.latency_us is not None for segment in entry.result.plan.segments)
     assert entry.result.plan.segments[-1].last == 640
     before = costmodel.stats()
     for m in range(513, 641, 7):
