@@ -118,6 +118,7 @@ def first_call_stages() -> list[tuple[Any, str, str]]:
     """What a first call goes through: owner and name of a function, and of the stage."""
     from costmodel import processes
     from costmodel.compile import compile_pool
+    from costmodel.dispatch import loading
     from costmodel.hardware import target
     from costmodel.launch import kernel
     from costmodel.measure import device
@@ -136,7 +137,7 @@ def first_call_stages() -> list[tuple[Any, str, str]]:
         (device.DeviceRunner, "rest", "rest"),
         (processes.SupervisedWorker, "_ready_child", "wait for a child"),
         (kernel, "recalled", "binary"),
-        (kernel, "load_source", "load"),
+        (loading, "load", "load"),
     ]
 
 

@@ -21,8 +21,8 @@ from costmodel.dispatch.background import Background
 from costmodel.dispatch.launches import Launches
 from costmodel.dispatch.resolve_launch import Resolved
 from costmodel.errors import CompileError, CostModelError
-from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.specialize import Specialization, artifact_key
+from costmodel.gemm.config import GemmConfig, Specialization
+from costmodel.gemm.specialize import artifact_key
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
 from costmodel.launch.plan import Plan

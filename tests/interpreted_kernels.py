@@ -19,9 +19,8 @@ from costmodel.gemm.space import why_illegal
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import DEVICES
 from costmodel.kernels.check import count_mismatches
-from costmodel.launch.plan import Plan
+from costmodel.launch.plan import Plan, Workspace
 from costmodel.launch.problem import GemmProblem
-from costmodel.launch.workspace import Workspace
 from costmodel.measure.protocol import TimingProtocol
 
 # The interpreter of Triton 3.6.0 asks this of NumPy.

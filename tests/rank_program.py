@@ -27,7 +27,7 @@ from costmodel.errors import CostModelError, LaunchError
 from costmodel.gemm.space import SearchSpace
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
-from costmodel.launch.torch_product import TorchLaunch
+from costmodel.launch.fast import TorchLaunch
 from costmodel.measure.replay import ReplayRunner
 from costmodel.tuning.tuning_key import WinnerCache
 from costmodel.tuning.winners import Winners

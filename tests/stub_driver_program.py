@@ -23,15 +23,14 @@ from triton.runtime import build
 
 from costmodel.compile.triton_private import build_launchers
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.specialize import source
+from costmodel.gemm.specialize import artifact_key, source
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
 from costmodel.launch import fast
 from costmodel.launch import kernel as loading
 from costmodel.launch.fast import TritonLaunch
 from costmodel.launch.kernel import Kernel, load
-from costmodel.launch.plan import Plan
-from costmodel.launch.workspace import Workspace
+from costmodel.launch.plan import Plan, Workspace
 from costmodel.tuning.tuning_result import TuningResult
 
 CONFIGS = {
@@ -59,7 +58,7 @@ def pretend_a_device() -> Any:
     core._cuda_getDevice = lambda: 0
     core._cuda_getCurrentRawStream = lambda index: 0
     on_the_cpu = Workspace(torch.device("cpu"))
-    fast._workspace_of = lambda index, stream: on_the_cpu  # type: ignore[assignment]
+    fast.workspace_of = lambda index, stream: on_the_cpu  # type: ignore[assignment]
     driver.CudaDriver.is_active = staticmethod(lambda: True)
     return stub
 
@@ -128,27 +127,27 @@ def load_by_threads(times: int = 10) -> dict[str, Any]:
     def again(found: CompiledKernel, *_: object) -> CompiledKernel:
         return CompiledKernel(found.src, found.metadata_group, found.hash)
 
-    def work(name: str, found: CompiledKernel) -> None:
+    def work(name: str) -> None:
         plan, (a, b, out) = planned(name)
         arguments = plan.arguments(a, b, out)
         # Addresses: of a tensor the driver would be asked.
         arguments = {k: v.data_ptr() if hasattr(v, "data_ptr") else v for k, v in arguments.items()}
         try:
             for _ in range(times):
-                kernel: Kernel = loading.load_source(name, lambda: found, name, TARGET, 0)  # type: ignore
+                kernel: Kernel = loading.load.__wrapped__(plan.spec, TARGET, 0)
                 kernel(plan.blocks, 0, arguments)
         except TypeError as error:
             errors.append(f"{name}: {error}")
 
-    makers = {}
+    made = {}
     for name in ("pointer", "tma"):
-        plan, _ = planned(name)
-        makers[name] = loading.compiled(functools.partial(source, plan.spec), name, TARGET)
-    for found in makers.values():
+        spec = planned(name)[0].spec
+        found = loading.compiled(functools.partial(source, spec), name, TARGET)
         found._init_handles()  # a launcher of its own, the first time
+        made[artifact_key(spec, TARGET)] = found
     build._load_module_from_path = slowly
-    loading.recalled = lambda key, make, *_: again(make())  # type: ignore
-    threads = [threading.Thread(target=work, args=item) for item in makers.items()]
+    loading.recalled = lambda key, *_: again(made[key])  # type: ignore
+    threads = [threading.Thread(target=work, args=(name,)) for name in ("pointer", "tma")]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from costmodel.compile.artifact import Artifact
 from costmodel.data.measurement import NO_ROOM, Measurement, Runner
 from costmodel.errors import InvalidInput
-from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.config import GemmConfig, Specialization
 from costmodel.gemm.space import why_illegal
-from costmodel.gemm.specialize import Specialization, specialize
+from costmodel.gemm.specialize import specialize
 from costmodel.gemm.workload import MOST, Workload
 from costmodel.hardware.target import Target
 from costmodel.tuning.planning import plan_by_prediction, plan_by_timing

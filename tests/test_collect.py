@@ -29,8 +29,7 @@ from costmodel.data.dataset import Dataset, RunInfo
 from costmodel.data.measurement import NO_ROOM, Candidate, Measurement, TuningRecord
 from costmodel.errors import NoGpu
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.kernel_code import kernel_hash
-from costmodel.gemm.specialize import specialize
+from costmodel.gemm.specialize import kernel_hash, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.measure.protocol import TimingProtocol

@@ -24,8 +24,8 @@ from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.errors import InvalidInput
 from costmodel.gemm import binaries
 from costmodel.gemm.binaries import CompileFunction, compile_many, compile_spec
-from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.specialize import Specialization, artifact_key, specialize
+from costmodel.gemm.config import GemmConfig, Specialization
+from costmodel.gemm.specialize import artifact_key, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
 

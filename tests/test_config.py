@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from costmodel.errors import InvalidInput
 from costmodel.gemm.config import GemmConfig, parse_config
 from costmodel.gemm.family import families
-from costmodel.gemm.grid import grid
 from costmodel.gemm.kernels.warp_specialized import n_parts
+from costmodel.gemm.space import grid
 
 powers = st.sampled_from([16, 32, 64, 128, 256, 512])
 configs = st.builds(

@@ -17,8 +17,7 @@ from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import NO_ROOM, Measurement, TuningRecord
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.kernel_code import kernel_hash
-from costmodel.gemm.specialize import specialize
+from costmodel.gemm.specialize import kernel_hash, specialize
 from costmodel.gemm.workload import Workload
 
 

@@ -20,7 +20,7 @@ from pyarrow import parquet
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Measurement, TuningRecord
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.kernel_code import kernel_hash
+from costmodel.gemm.specialize import kernel_hash
 from costmodel.gemm.workload import Workload
 
 

@@ -33,13 +33,11 @@ from costmodel.errors import (
     UnsupportedDtype,
 )
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.kernel_code import kernel_function
 from costmodel.gemm.space import SearchSpace, why_illegal
-from costmodel.gemm.specialize import constants, specialize
+from costmodel.gemm.specialize import constants, kernel_function, specialize
 from costmodel.gemm.workload import MOST, Workload
 from costmodel.hardware.target import Target, Toolchain
-from costmodel.launch.plan import Plan
-from costmodel.launch.workspace import Workspace
+from costmodel.launch.plan import Plan, Workspace
 from costmodel.measure.replay import ReplayRunner
 from costmodel.tuning.tuning_key import Buckets, TuningKey, WinnerCache
 from costmodel.tuning.winners import Winners

@@ -14,7 +14,7 @@ from test_cli import run, run_json
 
 import costmodel
 from costmodel.cli.doctor import Check, diagnose, usable
-from costmodel.gemm import kernel_code
+from costmodel.gemm import specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
 from costmodel.models import registry, shipped_models
@@ -38,8 +38,7 @@ def look_at_model(path: Path) -> Check:
 def forget() -> None:
     """What was read of kernels and models, as in a new process."""
     for found in (
-        kernel_code._hashes, kernel_code._scope, kernel_code._functions, kernel_code._tree,
-        registry._load_shipped,
+        specialize.kernel_hashes, specialize._module, registry._load_shipped,
     ):  # fmt: skip
         found.cache_clear()
     registry._warned.clear()
@@ -77,7 +76,7 @@ def test_a_kernel_that_was_changed_is_named(
     folder = tmp_path / "kernels"
     shutil.copytree(Path(costmodel.__file__).with_name("kernels"), folder)
     in_copy = lambda module: folder / f"{module.rpartition('.')[2]}.py"  # noqa: E731
-    monkeypatch.setattr(kernel_code, "_file", in_copy)
+    monkeypatch.setattr(specialize, "_file", in_copy)
     forget()
     file = folder / f"{name}.py"
     file.write_text(file.read_text() + "\n# a comment changes nothing\n")

@@ -23,8 +23,7 @@ from costmodel.gemm.workload import Workload
 from costmodel.launch import fast
 from costmodel.launch.fast import TritonLaunch
 from costmodel.launch.kernel import Kernel
-from costmodel.launch.plan import Plan
-from costmodel.launch.workspace import Workspace
+from costmodel.launch.plan import Plan, Workspace
 
 SCRATCH = ("partial_ptr", "arrivals_ptr")
 POINTER = ("a_ptr", "b_ptr", "c_ptr", "bias_ptr", *SCRATCH, "M", "N", "K", "BLOCK_M", "stride_am")
@@ -117,7 +116,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         torch._C, "_cuda_getCurrentRawStream", lambda index: current.handle, raising=False
     )
     workspace = Workspace(torch.device("cpu"))
-    monkeypatch.setattr(fast, "_workspace_of", lambda index, stream: workspace)
+    monkeypatch.setattr(fast, "workspace_of", lambda index, stream: workspace)
     return current
 
 
@@ -157,7 +156,7 @@ def test_it_passes_what_the_wrapper_would(
     for i, matrices in enumerate((*kept, kept[0])):
         stream.handle = i
         launch(*matrices, bias)
-        scratch = plan.scratch(fast._workspace_of(0, i))
+        scratch = plan.scratch(fast.workspace_of(0, i))
         kernel(plan.blocks, i, plan.arguments(*matrices, bias, scratch))
         ours, theirs = c_function.calls[-2:]
         assert ours == theirs

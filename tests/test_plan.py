@@ -12,13 +12,13 @@ import torch
 
 from costmodel.errors import LaunchError
 from costmodel.gemm.config import GemmConfig, parse_config
+from costmodel.gemm.specialize import specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
 from costmodel.launch import kernel as loading
-from costmodel.launch import repacking
+from costmodel.launch import plan as planning
 from costmodel.launch.kernel import Kernel
-from costmodel.launch.plan import Plan
-from costmodel.launch.workspace import Workspace
+from costmodel.launch.plan import Plan, Repack, Workspace
 
 
 @pytest.mark.parametrize(
@@ -31,15 +31,15 @@ def test_all_copies_are_one_launch(
     """In blocks of 16 rows and 256 columns; none where both operands are aligned."""
     queued: list[object] = []
 
-    def load(dtype: str, a_unit: bool | None, b_unit: bool | None, *_: object) -> object:
+    def load(*_: object) -> object:
         return lambda blocks, stream, arguments: queued.append((blocks, arguments.get("a_blocks")))
 
-    monkeypatch.setattr(repacking, "load_repack", load)
+    monkeypatch.setattr(planning, "load", load)
     a, b, out = (torch.zeros(*shape).half() for shape in ((100, k), (k, n), (100, n)))
     config = GemmConfig("tma", 64, 64, 64, repack=True)
     plan = Plan.of(Workload.from_tensors(a, b, out), config, 132)
     target = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
-    copies = repacking.Repack(plan, target, 0)(a, b, Workspace(a.device), 0)
+    copies = Repack(plan, target, 0)(a, b, Workspace(a.device), 0)
     assert queued == launches
     assert [x.stride(0) for x in copies] == [-(-k // 64) * 64 if k % 8 else k, 56 if n % 8 else n]
 
@@ -78,7 +78,8 @@ def loaded(monkeypatch: pytest.MonkeyPatch, *binaries: FakeBinary) -> Kernel:
     monkeypatch.setattr(loading, "compiled", lambda *_: left.pop())
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
     target = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
-    return loading.load_source(None, None, "it", target, 0)  # type: ignore[arg-type]
+    spec = specialize(Workload.dense(64, 64, 64), GemmConfig("pointer", 64, 64, 64))
+    return loading.load.__wrapped__(spec, target, 0, remember=False)
 
 
 def test_a_binary_stays_loaded_while_it_may_be_launched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +98,7 @@ def test_a_binary_stays_loaded_while_it_may_be_launched(monkeypatch: pytest.Monk
 def test_no_memory_for_a_binary_is_a_reason_to_take_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(LaunchError, match=r"it cannot be loaded: .*out of memory"):
+    with pytest.raises(LaunchError, match=r"cannot be loaded: .*out of memory"):
         loaded(monkeypatch, FakeBinary("Triton Error [CUDA]: out of memory"))
     with pytest.raises(RuntimeError, match="illegal"):
         loaded(monkeypatch, FakeBinary("Triton Error [CUDA]: an illegal memory access"))
@@ -115,6 +116,6 @@ def test_a_stride_that_is_never_used_may_be_of_any_size(kernel: str) -> None:
     workload = Workload.from_tensors(a, b, out)
     assert not workload.code.wide
     plan = Plan.of(workload, parse_config(kernel), 132)
-    numbers = plan.numbers(a, b, out)
+    numbers = {k: v for k, v in plan.arguments(a, b, out).items() if isinstance(v, int)}
     assert max(numbers.values()) < 2**31
     assert (numbers["stride_ak"], numbers["stride_bk"]) == (1, 1)

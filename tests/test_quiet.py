@@ -20,8 +20,8 @@ from test_dispatch import H100, MODEL, SIZES, Bench, find, winners_of
 from costmodel.compile.artifact import Artifact
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Measurement, TuningRecord
+from costmodel.gemm.config import Specialization
 from costmodel.gemm.space import SearchSpace
-from costmodel.gemm.specialize import Specialization
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.measure.replay import ReplayRunner

@@ -19,8 +19,7 @@ from costmodel.data.candidates import Candidates
 from costmodel.errors import CorruptFile, InvalidInput, NoModel
 from costmodel.evaluation.duplicates import identities, identity
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.grid import grid
-from costmodel.gemm.space import SearchSpace
+from costmodel.gemm.space import SearchSpace, grid
 from costmodel.gemm.specialize import artifact_key, specialize
 from costmodel.gemm.workload import Workload, kind_options
 from costmodel.hardware.target import Target, Toolchain

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from costmodel.dispatch.calls import Call
 from costmodel.dispatch.resolve_launch import resolve_launch
 from costmodel.errors import ShapeError
-from costmodel.gemm.config import LARGEST, GemmConfig
+from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.family import family
-from costmodel.gemm.grid import grid
-from costmodel.gemm.space import SearchSpace, launch_blocks, space_rows, why_illegal
-from costmodel.gemm.workload import MOST, MOST_OFFSET, Workload
+from costmodel.gemm.space import SearchSpace, grid, space_rows, why_illegal
+from costmodel.gemm.workload import LARGEST, MOST, MOST_OFFSET, Workload
 from costmodel.hardware.target import Target, Toolchain
+from costmodel.launch.plan import Plan
 
 pytestmark = pytest.mark.fault("N8")
 
@@ -36,7 +36,7 @@ def counted(config: GemmConfig, workload: Workload) -> dict[str, int]:
         ahead = config.num_stages if name == "K" else 0
         sizes[f"offset of {name}"] = (-(-size // block) + ahead) * block + block - 1
     tiles_m, tiles_n = -(-workload.m // config.block_m), -(-workload.n // config.block_n)
-    programs = launch_blocks(config, workload.m, workload.n, H100.device.sm_count)
+    programs = Plan.of(workload, config, H100.device.sm_count).blocks
     return {
         **sizes,
         "tiles of a group": config.group_m * tiles_n,

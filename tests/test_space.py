@@ -15,23 +15,22 @@ from code_classes import code_classes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodel.gemm import kernel_code
 from costmodel.gemm import space as space_module
+from costmodel.gemm import specialize as specializing
 from costmodel.gemm.binaries import compile_many
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.dtypes import kinds
 from costmodel.gemm.family import families, family, is_wide
-from costmodel.gemm.grid import grid
 from costmodel.gemm.space import (
     SearchSpace,
-    launch_blocks,
+    grid,
     space_rows,
     why_illegal,
-    workspace_bytes,
 )
-from costmodel.gemm.specialize import specialize
+from costmodel.gemm.specialize import kernel_trouble, specialize
 from costmodel.gemm.workload import MOST, CodeClass, Workload, kind_options
 from costmodel.hardware.target import DEVICES, Target, Toolchain
+from costmodel.launch.plan import Plan
 
 TOOLS = Toolchain("3.6.0", "12.8")
 TARGETS = {name: Target.named(name, TOOLS) for name in DEVICES}
@@ -372,14 +371,15 @@ def test_programs_and_workspace_cover_the_output(
     tiles = len({(i // config.block_m, j // config.block_n)
                  for i in (*range(0, m, config.block_m), m - 1)
                  for j in (*range(0, n, config.block_n), n - 1)})  # fmt: skip
-    blocks = launch_blocks(config, m, n, sm_count)
+    plan = Plan.of(Workload.dense(m, n, 64), config, sm_count)
+    blocks = plan.blocks
     if config.kernel in ("tma_persistent", "warp_specialized"):
         assert blocks == min(tiles, sm_count)
     else:
         assert blocks == tiles * config.split_k
     per_split_bytes = 4 * config.block_m * config.block_n
     splits_bytes = tiles * config.split_k * per_split_bytes if config.split_k > 1 else 0
-    assert workspace_bytes(config, m, n) == splits_bytes
+    assert plan.workspace_bytes == splits_bytes
 
 
 # --- the compiler agrees -------------------------------------------------------------------------
@@ -439,16 +439,18 @@ def test_a_kernel_that_this_triton_cannot_have_is_rejected_with_the_reason(
             raise ImportError("cannot import name 'warpgroup_mma'")
         return importlib.import_module(name)
 
-    for function in (kernel_code.kernel_function, kernel_code._trouble):
-        monkeypatch.setattr(kernel_code, function.__name__, functools.cache(function.__wrapped__))
-    monkeypatch.setattr(kernel_code, "import_module", import_module)
+    for function in (specializing.kernel_function, kernel_trouble):
+        name, fresh = function.__name__, functools.cache(function.__wrapped__)
+        monkeypatch.setattr(specializing, name, fresh)
+        monkeypatch.setattr(space_module, name, fresh, raising=False)
+    monkeypatch.setattr(specializing, "import_module", import_module)
     monkeypatch.setattr(space_module, "_possible", space_module._possible.__wrapped__)
     space = SearchSpace.of(LARGE, Target.named("h100-sxm"))
     assert {c.kernel for c in space.configs} == {"pointer", "tma", "tma_persistent"}
     lacking = [r for c, r in space.rejected.items() if c.kernel == "warp_specialized"]
     assert lacking
     assert all("has no warp_specialized kernel (cannot import" in reason for reason in lacking)
-    assert kernel_code.kernel_hash("warp_specialized"), "its text is there all the same"
+    assert specializing.kernel_hash("warp_specialized"), "its text is there all the same"
     elsewhere = Target.named("h100-sxm", Toolchain("0.0", "0.0"))
     kernels = {c.kernel for c in SearchSpace.of(LARGE, elsewhere).configs}
     assert "warp_specialized" in kernels, "of another Triton nothing is known"

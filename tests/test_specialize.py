@@ -18,10 +18,15 @@ from hypothesis import strategies as st
 from costmodel.gemm.binaries import compile_many
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.family import families
-from costmodel.gemm.grid import grid
-from costmodel.gemm.kernel_code import kernel_hash
-from costmodel.gemm.space import SearchSpace
-from costmodel.gemm.specialize import artifact_key, constants, repack_source, specialize
+from costmodel.gemm.space import SearchSpace, grid
+from costmodel.gemm.specialize import (
+    Repacking,
+    artifact_key,
+    constants,
+    kernel_hash,
+    source,
+    specialize,
+)
 from costmodel.gemm.workload import CodeClass, Workload
 from costmodel.hardware.target import Target, Toolchain
 
@@ -118,7 +123,7 @@ for folder in sys.argv[1:]:
     for name in [n for n in sys.modules if n.split(".")[0] == "costmodel"]:
         del sys.modules[name]
     sys.path.insert(0, folder)
-    import costmodel.gemm.kernel_code as code
+    import costmodel.gemm.specialize as code
     assert code.__file__.startswith(folder)
     names = ("pointer", "tma", "tma_persistent", "warp_specialized")
     print(json.dumps({n: code.kernel_hash(n) for n in names}))
@@ -254,7 +259,7 @@ def test_copies_are_stored_in_whole_vectors(a_unit: bool | None, b_unit: bool | 
 
     if a_unit is None and b_unit is None:
         return
-    src, options = repack_source("float16", a_unit, b_unit)
+    src, options = source(Repacking("float16", a_unit, b_unit))
     compiled = triton.compile(src, target=GPUTarget("cuda", 90, 32), options=options)
     stores = re.findall(r"st\.global\S*", compiled.asm["ptx"])
     assert set(stores) == {"st.global.v4.b32"}

@@ -18,7 +18,7 @@ from costmodel.dispatch import batches
 from costmodel.dispatch.batches import multiply_batches
 from costmodel.dispatch.calls import Call
 from costmodel.errors import GradientError, InvalidInput, LayoutError, ShapeError, UnsupportedDtype
-from costmodel.launch.torch_product import activated
+from costmodel.launch.fast import activated
 from costmodel.nn import Linear, replace_linear
 from costmodel.torch_ops import external_matmul
 

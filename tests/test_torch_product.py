@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from costmodel.launch import torch_product as module
-from costmodel.launch.problem import reference_product
-from costmodel.launch.torch_product import (
+from costmodel.launch import fast as module
+from costmodel.launch.fast import (
     float32_precision,
+    reference_product,
     torch_multiplies_in_tf32,
     torch_product,
 )
@@ -97,7 +97,7 @@ def test_the_reference_is_ieee_whatever_the_switch_says(monkeypatch: pytest.Monk
     SWITCH.fp32_precision = "tf32"
     seen = []
     monkeypatch.setattr(
-        "costmodel.launch.torch_product.torch_multiplies_in_tf32",
+        "costmodel.launch.fast.torch_multiplies_in_tf32",
         lambda: bool(seen.append(SWITCH.fp32_precision)) or SWITCH.fp32_precision == "tf32",
     )
     a = torch.randn(4, 8)

@@ -20,9 +20,9 @@ from costmodel.data.candidates import Candidates, CostModel
 from costmodel.data.dataset import Dataset, RunInfo
 from costmodel.data.measurement import NO_ROOM, Candidate, Measurement, Runner, TuningRecord
 from costmodel.errors import InvalidInput, NoModel, NotRecorded
-from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.config import GemmConfig, Specialization
 from costmodel.gemm.space import SearchSpace
-from costmodel.gemm.specialize import Specialization, artifact_key
+from costmodel.gemm.specialize import artifact_key
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
 from costmodel.measure.device import DeviceRunner

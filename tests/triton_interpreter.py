@@ -6,10 +6,8 @@ from typing import Any
 
 import torch
 
-from costmodel.gemm.kernel_code import kernel_function
-from costmodel.gemm.specialize import constants, repack_constants
+from costmodel.gemm.specialize import constants, kernel_function
 from costmodel.launch.plan import Plan
-from costmodel.launch.repacking import repack_launch, unit_strides
 
 __all__ = ["repack_by_triton", "run_by_triton"]
 
@@ -31,6 +29,6 @@ def repack_by_triton(
     """Make the copies of a plan, as ``Repack`` does."""
     from costmodel.kernels.repack import repack_operands
 
-    blocks, arguments = repack_launch(plan, operands, copies)
-    if blocks:
-        repack_operands[(blocks,)](**(arguments | repack_constants(*unit_strides(plan))))
+    blocks, arguments = plan.repack_arguments(operands, copies)
+    if plan.repacking:
+        repack_operands[(blocks,)](**(arguments | plan.repacking.constants()))

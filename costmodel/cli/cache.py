@@ -130,8 +130,8 @@ def _cache() -> WinnerCache:
 
 def _state(entry: CacheEntry[Any]) -> str:
     """Say if an entry still answers here, as far as can be told without a GPU."""
-    from costmodel.gemm.grid import grid_hash
-    from costmodel.gemm.kernel_code import kernel_hashes
+    from costmodel.gemm.space import grid_hash
+    from costmodel.gemm.specialize import kernel_hashes
     from costmodel.hardware.installed import driver_version, triton_build
     from costmodel.hardware.target import Toolchain
 

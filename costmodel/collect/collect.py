@@ -27,9 +27,8 @@ from costmodel.data.measurement import Candidate, Measurement, TuningRecord
 from costmodel.errors import NoGpu
 from costmodel.evaluation.duplicates import identities
 from costmodel.gemm.binaries import submit
-from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.kernel_code import import_kernels, kernel_hashes
-from costmodel.gemm.specialize import Specialization, artifact_key, specialize
+from costmodel.gemm.config import GemmConfig, Specialization
+from costmodel.gemm.specialize import artifact_key, import_kernels, kernel_hashes, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.measure.device import DeviceRunner
 

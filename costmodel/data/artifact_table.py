@@ -15,10 +15,9 @@ from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.data.candidates import ARTIFACT_COLUMNS
 from costmodel.data.shards import arrow_fields
 from costmodel.errors import CorruptFile, CostModelError
-from costmodel.gemm.config import ConfigBinary
+from costmodel.gemm.config import ConfigBinary, Specialization
 from costmodel.gemm.family import families
-from costmodel.gemm.kernel_code import kernel_hash
-from costmodel.gemm.specialize import Specialization
+from costmodel.gemm.specialize import kernel_hash
 from costmodel.gemm.workload import CodeClass
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from costmodel.errors import InvalidInput
 from costmodel.gemm.config import GemmConfig, as_config
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
-from costmodel.launch.torch_product import torch_multiplies_in_tf32
+from costmodel.launch.fast import torch_multiplies_in_tf32
 from costmodel.tuning import modes
 from costmodel.tuning.ranking import named_model
 from costmodel.tuning.tuner import check_tuning

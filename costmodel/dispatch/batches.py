@@ -12,7 +12,7 @@ from costmodel.dispatch.calls import Call
 from costmodel.dispatch.check import check_kinds, require_shape
 from costmodel.dispatch.torch_context import keeps_elsewhere, without_autocast
 from costmodel.errors import LayoutError, ShapeError, UnsupportedDtype
-from costmodel.launch.torch_product import activated, float32_precision
+from costmodel.launch.fast import activated, float32_precision
 
 Matmul = Callable[..., torch.Tensor]
 """act(a @ b + bias) of two matrices, with the keywords of :func:`costmodel.matmul`."""

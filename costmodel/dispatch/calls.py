@@ -18,7 +18,7 @@ from costmodel.dispatch.torch_context import (
     is_watched,
     tracing_state,
 )
-from costmodel.launch.torch_product import torch_multiplies_in_tf32
+from costmodel.launch.fast import torch_multiplies_in_tf32
 from costmodel.models.storage import card_stamp
 from costmodel.tuning import modes
 from costmodel.tuning.ranks import epoch

@@ -58,8 +58,7 @@ from costmodel.dispatch.torch_context import (
 from costmodel.errors import InvalidInput
 from costmodel.files import file_errors
 from costmodel.gemm.kernels import FAMILIES
-from costmodel.launch.fast import Launch
-from costmodel.launch.torch_product import torch_multiplies_in_tf32
+from costmodel.launch.fast import Launch, torch_multiplies_in_tf32
 from costmodel.tuning import modes
 from costmodel.tuning.counters import count
 from costmodel.tuning.ranking import named_model

@@ -8,15 +8,13 @@ from collections.abc import Sequence
 
 from costmodel.bounded import drop_oldest
 from costmodel.errors import CompileError, CostModelError, LaunchError
-from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.config import GemmConfig, Specialization
 from costmodel.gemm.space import why_illegal
-from costmodel.gemm.specialize import Specialization
 from costmodel.gemm.workload import CodeClass, Workload
 from costmodel.hardware.target import Target
 from costmodel.launch.fast import TritonLaunch
 from costmodel.launch.kernel import Kernel, load
-from costmodel.launch.plan import Plan
-from costmodel.launch.repacking import Repack
+from costmodel.launch.plan import Plan, Repack
 from costmodel.tuning.counters import count
 from costmodel.tuning.tuning_result import TuningResult
 from costmodel.validation import one_line

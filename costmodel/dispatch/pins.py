@@ -5,8 +5,8 @@ from __future__ import annotations
 from costmodel.dispatch.loading import ensure_loaded
 from costmodel.errors import IllegalConfig
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.kernel_code import kernel_trouble
 from costmodel.gemm.space import why_illegal
+from costmodel.gemm.specialize import kernel_trouble
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.launch.plan import Plan

@@ -26,9 +26,8 @@ from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.installed import interpreter_setting
 from costmodel.host import warn_of_host
-from costmodel.launch.fast import Launch
+from costmodel.launch.fast import Launch, TorchLaunch
 from costmodel.launch.plan import Plan
-from costmodel.launch.torch_product import TorchLaunch
 from costmodel.models.baselines import RuleHeuristic
 from costmodel.tuning.counters import count
 from costmodel.tuning.modes import winners_of

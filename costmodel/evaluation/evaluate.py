@@ -19,8 +19,8 @@ from costmodel.errors import MissingData
 from costmodel.evaluation import metrics
 from costmodel.evaluation.duplicates import identities
 from costmodel.evaluation.heldout import is_ragged
-from costmodel.gemm.kernel_code import kernel_hashes
 from costmodel.gemm.space import why_illegal
+from costmodel.gemm.specialize import kernel_hashes
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Device, Target
 

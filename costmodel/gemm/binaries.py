@@ -14,8 +14,7 @@ from costmodel.compile.compile_pool import CompilePool, as_compiled
 from costmodel.compile.compiler import compile_source
 from costmodel.compile.triton_private import build_launchers
 from costmodel.gemm.config import Specialization
-from costmodel.gemm.kernel_code import import_kernels
-from costmodel.gemm.specialize import artifact_key, source
+from costmodel.gemm.specialize import artifact_key, import_kernels, source
 from costmodel.hardware.target import Target
 from costmodel.processes import IDLE_S
 

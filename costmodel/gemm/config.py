@@ -7,11 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
 from costmodel.errors import InvalidInput
-from costmodel.gemm.code_class import CodeClass
 from costmodel.gemm.kernels import known
-
-LARGEST = 4096
-"""The largest number of a configuration, such as the side of a tile."""
+from costmodel.gemm.workload import LARGEST, CodeClass
 
 
 class ConfigBinary(NamedTuple):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from costmodel.errors import UnsupportedDtype
+
 
 @dataclass(frozen=True, slots=True)
 class DataType:
@@ -53,3 +55,18 @@ def kinds() -> tuple[str, ...]:
 def element_types() -> tuple[str, ...]:
     """Return the element types that A and B may have."""
     return tuple(dict.fromkeys(row.element for row in DATA_TYPES.values() if row.results))
+
+
+def require_dtypes(dtype: object, out_dtype: object) -> None:
+    """Refuse types, and pairs of types, for which there is no kernel."""
+    if not isinstance(dtype, str) or dtype not in element_types():
+        raise UnsupportedDtype(
+            f"dtype={dtype!r} has no kernel; expected one of {', '.join(element_types())}: "
+            f"convert the operands first"
+        )
+    allowed = DATA_TYPES[dtype].results
+    if not isinstance(out_dtype, str) or out_dtype not in allowed:
+        raise UnsupportedDtype(
+            f"out_dtype={out_dtype!r} of {dtype} operands has no kernel; expected "
+            f"{' or '.join(allowed)}: convert the result afterwards"
+        )

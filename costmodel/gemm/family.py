@@ -3,8 +3,8 @@
 A family is one file in ``gemm/kernels/`` and one line in its ``__init__``. The defaults here are
 those of a kernel that takes plain pointers and computes one tile of C a program.
 
-Methods with an argument ``c`` do arithmetic that serves one configuration and
-:class:`costmodel.gemm.grid.ConfigColumns` alike: each rule is written once, and asked of one
+Methods with an argument ``c`` do arithmetic that serves one configuration and the columns of
+:func:`costmodel.gemm.space.grid_columns` alike: each rule is written once, and asked of one
 configuration or of the whole grid.
 """
 
@@ -15,10 +15,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from costmodel.gemm.code_class import CodeClass
 from costmodel.gemm.config import ConfigBinary, GemmConfig, Specialization
 from costmodel.gemm.kernels import known
-from costmodel.gemm.workload import Workload
+from costmodel.gemm.workload import CodeClass, Matrix, Workload
 from costmodel.hardware.architectures import Architecture
 from costmodel.hardware.target import Device
 
@@ -45,23 +44,6 @@ class Check(NamedTuple):
         return self.text.format(*self.values)
 
 
-def pick(condition: Any, yes: Any, no: Any) -> Any:
-    """Return ``yes`` where the condition holds, else ``no``; for numbers or for columns."""
-    if isinstance(condition, np.ndarray):
-        return np.where(condition, yes, no)
-    return yes if condition else no
-
-
-def at_least(one: Any, other: Any) -> Any:
-    """Return the larger of two numbers, or of each row of columns."""
-    return pick(one >= other, one, other)
-
-
-def at_most(one: Any, other: Any) -> Any:
-    """Return the smaller of two numbers, or of each row of columns."""
-    return pick(one <= other, one, other)
-
-
 def is_wide(block_m: Any, num_warps: Any, code: CodeClass, architecture: Architecture) -> Any:
     """Return True where Triton multiplies with the instruction of four warps or of a block.
 
@@ -74,6 +56,23 @@ def is_wide(block_m: Any, num_warps: Any, code: CodeClass, architecture: Archite
 def stores_by_descriptor(code: CodeClass) -> bool:
     """Return True if TMA may write C: row-major and 16-byte aligned."""
     return code.c_layout == "row" and code.c_align == 16
+
+
+def tiles(rows: tuple[int, ...], columns: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Pairs of sides of a tile that is neither too small nor too large."""
+    return ((m, n) for m in rows for n in columns if 512 <= m * n <= 32768)
+
+
+def warps(area: int) -> tuple[int, ...]:
+    """Warp counts that give a thread a sensible share of the tile."""
+    if area <= 1024:
+        return (2, 4)
+    return (4,) if area <= 4096 else (4, 8) if area <= 16384 else (8,)
+
+
+def splits(area: int) -> tuple[int, ...]:
+    """Split-K factors; a small tile has few partial sums to add up, so it may have many splits."""
+    return (2, 4, 8, 16, 32) if area <= 1024 else (2, 4, 8, 16)
 
 
 class KernelFamily:
@@ -130,7 +129,7 @@ class KernelFamily:
                     "shared memory: the buffers take {} bytes, a block has {}",
                     (need, device.shared_bytes))  # fmt: skip
         if row.tensor_memory and code.kind in row.tensor_rates:
-            columns = c.block_n * at_least(c.block_m // 128, 1)
+            columns = c.block_n * np.maximum(c.block_m // 128, 1)
             yield Check(columns > row.tensor_memory, "tensor memory: {} columns of {}",
                         (columns, row.tensor_memory))  # fmt: skip
 
@@ -149,9 +148,11 @@ class KernelFamily:
             yield Check(limited & broken, "registers: maxnreg={} " + text, (c.maxnreg,))
         row = device.architecture
         if row.instruction == "wgmma":
-            groups_n = at_least(c.num_warps // 4 // at_least(c.block_m // 64, 1), 1)
-            limit = at_most(pick(limited, c.maxnreg, 255), row.registers // (32 * c.num_warps))
-            width = at_most(c.block_n // groups_n, 256)
+            groups_n = np.maximum(c.num_warps // 4 // np.maximum(c.block_m // 64, 1), 1)
+            limit = np.minimum(
+                np.where(limited, c.maxnreg, 255), row.registers // (32 * c.num_warps)
+            )
+            width = np.minimum(c.block_n // groups_n, 256)
             yield one_instruction(is_wide(c.block_m, c.num_warps, code, row), width, limit)
 
     def operand_checks(self, c: Any, code: CodeClass, device: Device) -> Iterator[Check]:
@@ -163,13 +164,11 @@ class KernelFamily:
             text = "TMA: sm_{} has no tensor memory accelerator (sm_90 on)"
             yield Check(c.block_m > 0, text, (device.arch,))
         as_it_is = c.repack == 0
-        for operand, layout, align in (
-            ("A", code.a_layout, code.a_align), ("B", code.b_layout, code.b_align),
-        ):  # fmt: skip
-            strided = layout == "strided"
-            yield Check(as_it_is & strided, f"TMA: {operand} has no contiguous dimension")
-            text = f"TMA: {operand} is aligned to {align} bytes, its rows must be to 16"
-            yield Check(as_it_is & (align < 16), text)
+        for x in code.matrices[:2]:
+            name, strided = x.name.upper(), x.layout == "strided"
+            yield Check(as_it_is & strided, f"TMA: {name} has no contiguous dimension")
+            text = f"TMA: {name} is aligned to {x.align} bytes, its rows must be to 16"
+            yield Check(as_it_is & (x.align < 16), text)
 
     def shared_bytes_at_least(self, c: Any, code: CodeClass, architecture: Architecture) -> Any:
         """Shared memory that the pipeline's buffers take for certain.
@@ -179,10 +178,9 @@ class KernelFamily:
         fewer. A single buffer may be reused by the epilogue, or be in registers.
         """
         stages = c.num_stages
-        wgmma = False
-        if architecture.instruction == "wgmma":
-            wgmma = is_wide(c.block_m, c.num_warps, code, architecture)
-        buffers = pick(stages == 1, 0, pick(wgmma, stages, stages - 1))
+        wgmma = is_wide(c.block_m, c.num_warps, code, architecture)
+        wgmma &= architecture.instruction == "wgmma"
+        buffers = np.where(stages == 1, 0, np.where(wgmma, stages, stages - 1))
         a, b = self.pipelined(code)
         return buffers * c.block_k * (a * c.block_m + b * c.block_n) * code.itemsize
 
@@ -194,7 +192,7 @@ class KernelFamily:
         """Rules that depend on the sizes."""
         need = partial_bytes(c, workload.m, workload.n)
         copies = sum(repack_elements(workload)) * workload.code.itemsize
-        need = need + pick(c.repack, float(copies), 0.0)
+        need = need + c.repack * float(copies)
         text = f"workspace: partial sums and copies take {{:.0f}} bytes of {WORKSPACE_LIMIT_BYTES}"
         yield Check(need > WORKSPACE_LIMIT_BYTES, text, (need,))
         tiles_n = -(-workload.n // c.block_n)
@@ -212,13 +210,9 @@ class KernelFamily:
 
     # --- a launch ---------------------------------------------------------------------------------
 
-    def blocks(self, config: GemmConfig, tiles: int, sm_count: int) -> int:
-        """Return how many programs a launch of so many tiles has."""
-        return min(tiles, sm_count) if self.is_persistent else tiles * config.split_k
-
     def stored_columns(self, c: Any) -> Any:
         """Columns of the block that a tile of C is stored through, part by part."""
-        return pick(c.halves, c.block_n // 2, c.block_n)
+        return c.block_n // (1 + c.halves)
 
     # --- the binary -------------------------------------------------------------------------------
 
@@ -283,7 +277,7 @@ def partial_bytes(c: Any, m: int, n: int) -> Any:
     In floating point, since integers of 64 bits may not hold it; exact as far as the limit.
     """
     tiles = -(-m // c.block_m) * -(-n // c.block_n)
-    return pick(c.split_k > 1, 4.0 * tiles * c.split_k * c.block_m * c.block_n, 0.0)
+    return (c.split_k > 1) * (4.0 * tiles * c.split_k * c.block_m * c.block_n)
 
 
 def repack_elements(workload: Workload) -> tuple[int, int]:
@@ -292,19 +286,14 @@ def repack_elements(workload: Workload) -> tuple[int, int]:
     Rows are padded to 128 bytes, a line of the cache, so that TMA's rows of 128 bytes cross no
     more lines than they must; rows under 128 bytes only to the 16 that TMA asks for.
     """
-    code = workload.code
 
-    def size(rows: int, cols: int, layout: str) -> int:
-        if layout == "col":
-            rows, cols = cols, rows
-        unit = (128 if cols * code.itemsize >= 128 else 16) // code.itemsize
-        return rows * -(-cols // unit) * unit
+    def size(x: Matrix, is_copied: bool) -> int:
+        rows, cols = (getattr(workload, name) for name in x.in_memory)
+        unit = (128 if cols * x.itemsize >= 128 else 16) // x.itemsize
+        return rows * -(-cols // unit) * unit if is_copied else 0
 
-    a, b = code.needs_repack()
-    return (
-        size(workload.m, workload.k, code.a_layout) if a else 0,
-        size(workload.k, workload.n, code.b_layout) if b else 0,
-    )
+    a, b = map(size, workload.code.matrices[:2], workload.code.needs_repack())
+    return a, b
 
 
 # --- the families there are -----------------------------------------------------------------------

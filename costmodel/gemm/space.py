@@ -1,4 +1,4 @@
-"""The search space: rules of the kernel families, asked of one configuration or of the grid.
+"""The search space: the grid of all points, and the rules of which may run where.
 
 :func:`why_illegal` says why one cannot run; :func:`space_rows` is the grid less what cannot run and
 what would only repeat another point; :class:`SearchSpace` has a reason for whatever is left out.
@@ -7,38 +7,94 @@ what would only repeat another point; :class:`SearchSpace` has a reason for what
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import hashlib
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.files import cached_fact
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.family import (
-    Check,
-    at_least,
-    at_most,
-    families,
-    family,
-    is_wide,
-    partial_bytes,
-    repack_elements,
-)
-from costmodel.gemm.grid import ConfigColumns, grid, grid_columns
-from costmodel.gemm.kernel_code import kernel_trouble
+from costmodel.gemm.family import Check, families, family
+from costmodel.gemm.specialize import SOURCES, kernel_trouble
 from costmodel.gemm.workload import CodeClass, Workload
 from costmodel.hardware.target import Device, Target
 
-__all__ = [
-    "SearchSpace",
-    "is_wide",
-    "launch_blocks",
-    "repack_elements",
-    "space_rows",
-    "why_illegal",
-    "workspace_bytes",
-]  # fmt: skip
+Columns = SimpleNamespace
+"""Points of the grid of one family, as columns: arrays that are named as in a configuration."""
+
+
+@functools.cache
+def grid() -> tuple[GemmConfig, ...]:
+    """Every point worth having on some workload or device; none twice."""
+    points = [point for one in families().values() for point in one.points()]
+    points += [*_group_variants(points), *_register_variants(points)]
+    # The TMA kernels, for operands that TMA cannot address as they are. They pay for large
+    # products, so the smallest tiles are left out.
+    repacked = (
+        replace(point, repack=True)
+        for point in points
+        if family(point.kernel).reads_by_descriptor and point.block_m * point.block_n >= 2048
+    )
+    return tuple(dict.fromkeys((*points, *repacked)))
+
+
+def _group_variants(points: Iterable[GemmConfig]) -> Iterator[GemmConfig]:
+    """Other tile orders, for the large tiles that large problems want."""
+    for point in points:
+        large = min(point.block_m, point.block_n) >= 128 and point.block_k == 64
+        depths = family(point.kernel).group_depths
+        if large and point.split_k == 1 and point.num_stages in depths:
+            for group in (1, 4, 16):
+                yield replace(point, group_m=group)
+
+
+def _register_variants(points: Iterable[GemmConfig]) -> Iterator[GemmConfig]:
+    """Register limits, where they may buy another block per multiprocessor."""
+    for point in points:
+        if point.split_k > 1 or point.halves or point.block_k != 64 or point.num_stages != 4:
+            continue
+        if family(point.kernel).limits_registers and point.block_m * point.block_n >= 2048:
+            for limit in (80, 96, 128, 160):
+                yield replace(point, maxnreg=limit)
+
+
+@functools.cache
+def grid_columns() -> dict[str, Columns]:
+    """Return the grid as columns, by family.
+
+    Besides the fields of a configuration, ``row`` is the place in the grid, and ``but_for_group`` a
+    number that is equal for those that differ in ``group_m`` only.
+    """
+    names = [f.name for f in fields(GemmConfig)]
+    but_for_group = attrgetter(*(name for name in names if name != "group_m"))
+    numbers: dict[object, int] = {}
+    alike = np.array([numbers.setdefault(but_for_group(c), len(numbers)) for c in grid()])
+    found = {}
+    for family_name in families():
+        rows = np.array([i for i, c in enumerate(grid()) if c.kernel == family_name], dtype=int)
+        columns = {name: np.array([getattr(grid()[i], name) for i in rows]) for name in names}
+        found[family_name] = Columns(row=rows, but_for_group=alike[rows], **columns)
+    return found
+
+
+@functools.cache
+def grid_hash() -> str:
+    """Return the identity of the grid: the hash of its points, which take 30 ms to make."""
+    modules = (sys.modules[type(one).__module__] for one in families().values())
+    files = {*SOURCES, *(Path(str(module.__file__)) for module in modules)}
+
+    def work_out() -> dict[str, str]:
+        text = "\n".join(map(str, grid()))
+        return {"hash": hashlib.sha256(text.encode()).hexdigest()[:16]}
+
+    return cached_fact("grid", files, work_out)["hash"]
 
 
 @dataclass(frozen=True)
@@ -78,7 +134,11 @@ class SearchSpace:
         workload, device = self.workload, self.target.device
         aligned = not any(workload.code.needs_repack())
         trouble = {name: kernel_trouble(name, self.target.toolchain) for name in families()}
-        found = {_effective(config, workload): config for config in self.configs}
+
+        def effective(config: GemmConfig) -> GemmConfig:
+            return replace(config, group_m=int(_effective_group(config, workload)))
+
+        found = {effective(config): config for config in self.configs}
         chosen = set(self.configs)
         rejected, redundant = {}, {}
         for config in grid():
@@ -88,7 +148,7 @@ class SearchSpace:
                 redundant[config] = "repack: every operand is aligned as it is"
             elif reason := trouble[config.kernel] or why_illegal(config, workload, device):
                 rejected[config] = reason
-            elif same := found.get(_effective(config, workload)):
+            elif same := found.get(effective(config)):
                 redundant[config] = f"runs as {same} does"
             else:
                 redundant[config] = _idle_splits(config, workload).reason()
@@ -101,63 +161,51 @@ def why_illegal(config: GemmConfig, workload: Workload, device: Device) -> str:
     Spills are no reason: some spilling configurations win. The first reason found is given.
     """
     of = family(config.kernel)
-    for checks in (
-        of.checks(config, workload.code, device),
-        of.size_checks(config, workload, device),
-    ):
-        for check in checks:
-            if check.broken:
-                return check.reason()
+    for check in of.checks(config, workload.code, device):
+        if check.broken:
+            return check.reason()
+    for check in of.size_checks(config, workload, device):
+        if check.broken:
+            return check.reason()
     return ""
 
 
 def space_rows(workload: Workload, target: Target) -> NDArray[np.intp]:
     """Return where the configurations of the space are in ``grid()``, in ascending order."""
-    rows, same = [], []
+    # By place in the grid: a number that is equal for those that run alike; -1 for the others.
+    runs_as = np.full(len(grid()), -1)
     for name, c in _possible(workload.code, target).items():
         checks = family(name).size_checks(c, workload, target.device)
-        legal = ~_broken((*checks, _idle_splits(c, workload)), len(c))
-        rows.append(c.row[legal])
-        same.append((c.but_for_group * (1 << 32) + _effective_group(c, workload))[legal])
-    order = np.argsort(np.concatenate(rows))
-    first = np.unique(np.concatenate(same)[order], return_index=True)[1]
-    found: NDArray[np.intp] = np.concatenate(rows)[order][np.sort(first)]
-    return found
+        legal = ~_broken((*checks, _idle_splits(c, workload)), c)
+        same = c.but_for_group * (1 << 32) + _effective_group(c, workload)
+        runs_as[c.row[legal]] = same[legal]
+    rows = np.flatnonzero(runs_as >= 0)
+    return rows[np.sort(np.unique(runs_as[rows], return_index=True)[1])]
 
 
 @functools.lru_cache(maxsize=64)
-def _possible(code: CodeClass, target: Target) -> dict[str, ConfigColumns]:
+def _possible(code: CodeClass, target: Target) -> dict[str, Columns]:
     """Return the points of the grid that may run products of some sizes, by family."""
     found = {}
     aligned = not any(code.needs_repack())
     for name, c in grid_columns().items():
-        left = c.only(np.full(len(c), not kernel_trouble(name, target.toolchain)))
-        broken = _broken(family(name).checks(left, code, target.device), len(left))
-        found[name] = left.only(~(broken | (left.repack & aligned)))
+        if not kernel_trouble(name, target.toolchain):
+            legal = ~_broken(family(name).checks(c, code, target.device), c)
+            legal &= ~(c.repack & aligned)
+            found[name] = Columns(**{field: values[legal] for field, values in vars(c).items()})
     return found
 
 
-def _broken(checks: Iterable[Check], rows: int) -> NDArray[np.bool_]:
-    broken = np.zeros(rows, dtype=bool)
+def _broken(checks: Iterable[Check], c: Columns) -> NDArray[np.bool_]:
+    broken = np.zeros(len(c.row), dtype=bool)
     for check in checks:
         broken |= check.broken
     return broken
 
 
-def launch_blocks(config: GemmConfig, m: int, n: int, sm_count: int) -> int:
-    """Return how many programs a launch has."""
-    tiles = -(-m // config.block_m) * -(-n // config.block_n)
-    return family(config.kernel).blocks(config, tiles, sm_count)
-
-
-def workspace_bytes(config: GemmConfig, m: int, n: int) -> int:
-    """Return the bytes of the partial sums of split-K (float32), 0 without a split."""
-    return int(partial_bytes(config, m, n))
-
-
 def _idle_splits(c: Any, workload: Workload) -> Check:
     """Check that every split of K has a step to compute."""
-    steps = at_least(-(-workload.k // c.block_k), 1)
+    steps = np.maximum(-(-workload.k // c.block_k), 1)
     busy = -(-steps // -(-steps // c.split_k))
     text = "split-K: K has {} steps of {}, {} splits do the same"
     return Check(c.split_k > busy, text, (steps, c.block_k, busy))
@@ -165,9 +213,4 @@ def _idle_splits(c: Any, workload: Workload) -> Check:
 
 def _effective_group(c: Any, workload: Workload) -> Any:
     """Return ``group_m``, cut to the rows of tiles that there are."""
-    return at_most(c.group_m, at_least(-(-workload.m // c.block_m), 1))
-
-
-def _effective(config: GemmConfig, workload: Workload) -> GemmConfig:
-    group_m = _effective_group(config, workload)
-    return config if group_m == config.group_m else replace(config, group_m=group_m)
+    return np.minimum(c.group_m, np.maximum(-(-workload.m // c.block_m), 1))

@@ -1,36 +1,72 @@
-"""From a code class and a configuration to one Triton source.
+"""From a code class and a configuration to one Triton source, and the identity of its binary.
 
 Triton would specialise integer arguments on what their values happen to be. Here nothing depends
 on values: strides that the layout makes 1 are constants, and what the alignment class promises is
 said as divisibility. So the number of binaries is finite, and each is known before a GPU is.
+
+The identity of a kernel is read from its file: a process that only looks up what was tuned before
+needs neither Triton nor the kernels.
 """
 
 from __future__ import annotations
 
+import ast
+import functools
 import hashlib
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from costmodel.files import cached_fact
 from costmodel.gemm.config import GemmConfig, Specialization
 from costmodel.gemm.dtypes import DATA_TYPES
-from costmodel.gemm.family import family
-from costmodel.gemm.kernel_code import kernel_function, kernel_hash
+from costmodel.gemm.family import families, family
 from costmodel.gemm.workload import Workload
-from costmodel.hardware.target import Target
+from costmodel.hardware.target import Target, Toolchain
 
 if TYPE_CHECKING:
     from triton.compiler import ASTSource
 
-__all__ = [
-    "REPACK_BLOCK",
-    "Specialization",
-    "artifact_key",
-    "constants",
-    "repack_constants",
-    "repack_key",
-    "repack_source",
-    "source",
-    "specialize",
-]
+SOURCES = sorted(Path(__file__).parent.rglob("*.py"))
+"""The files that make the points of the grid, and a source of each."""
+
+REPACK_BLOCK = (16, 256)
+"""Rows and columns that one program of ``repack_operands`` copies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repacking:
+    """The binary that copies operands into aligned rows, as :class:`Specialization` is of a kernel.
+
+    Attributes:
+        dtype: of the elements.
+        a_unit, b_unit: the elements of a row are contiguous in the source; None for an operand
+            that is not copied. Rows are those of memory: a ``col`` operand's are its columns.
+    """
+
+    dtype: str
+    a_unit: bool | None
+    b_unit: bool | None
+
+    def constants(self) -> dict[str, Any]:
+        """Return the arguments of ``repack_operands`` that are part of the binary."""
+        baked: dict[str, Any] = {"BLOCK_ROWS": REPACK_BLOCK[0], "BLOCK_COLS": REPACK_BLOCK[1]}
+        for operand, unit in (("a", self.a_unit), ("b", self.b_unit)):
+            if unit is None:
+                baked |= {f"{operand}_{name}": None for name in _REPACK_TYPES} | {"a_blocks": None}
+            elif unit:
+                baked[f"{operand}_col_stride"] = 1
+        return baked
+
+
+_REPACK_TYPES = {
+    "ptr": "*{element}", "copy_ptr": "*{element}", "rows": "i32", "cols": "i32",
+    "row_stride": "i64", "col_stride": "i64", "copy_stride": "i64",
+}  # fmt: skip
 
 
 def specialize(workload: Workload, config: GemmConfig) -> Specialization:
@@ -41,78 +77,31 @@ def specialize(workload: Workload, config: GemmConfig) -> Specialization:
     return Specialization(config.binary, code, even_k)
 
 
-def source(spec: Specialization) -> tuple[ASTSource, dict[str, Any]]:
+def source(spec: Specialization | Repacking) -> tuple[ASTSource, dict[str, Any]]:
     """Return the Triton source and the compile options of a specialization.
 
     Arguments are typed in the order of the kernel's signature; ``constexpr`` ones are baked in.
     """
-    fn = kernel_function(spec.kernel)
-    types, attrs = _arguments(spec)
-    baked = constants(spec)
-    signature = {name: "constexpr" if name in baked else types[name] for name in fn.arg_names}
-    index = {name: i for i, name in enumerate(fn.arg_names)}
+    if isinstance(spec, Repacking):
+        from triton.compiler import ASTSource
+
+        from costmodel.kernels.repack import repack_operands as fn
+
+        types, divides = _repack_arguments(spec.dtype)
+        baked, make = spec.constants(), ASTSource
+        options = {"num_warps": 4, "num_stages": 1}
+    else:
+        fn, of = kernel_function(spec.kernel), family(spec.kernel)
+        types, divides = _arguments(spec)
+        baked, make, options = constants(spec), of.source_class(), of.options(spec.config_binary)
+    names = fn.arg_names
+    signature = {name: "constexpr" if name in baked else types[name] for name in names}
     attributes = {
-        (index[name],): [["tt.divisibility", value]]
-        for name, value in attrs.items()
-        if name in index and name not in baked and value > 1
+        (names.index(name),): [["tt.divisibility", value]]
+        for name, value in divides.items()
+        if name in names and name not in baked and value > 1
     }
-    of = family(spec.kernel)
-    return of.source_class()(fn, signature, baked, attributes), of.options(spec.config_binary)
-
-
-REPACK_BLOCK = (16, 256)
-"""Rows and columns that one program of ``repack_operands`` copies."""
-
-_REPACK_TYPES = {
-    "ptr": "*{element}", "copy_ptr": "*{element}", "rows": "i32", "cols": "i32",
-    "row_stride": "i64", "col_stride": "i64", "copy_stride": "i64",
-}  # fmt: skip
-
-
-def repack_constants(a_unit: bool | None, b_unit: bool | None) -> dict[str, Any]:
-    """Return the arguments of ``repack_operands`` that are part of the binary."""
-    baked: dict[str, Any] = {"BLOCK_ROWS": REPACK_BLOCK[0], "BLOCK_COLS": REPACK_BLOCK[1]}
-    for operand, unit in (("a", a_unit), ("b", b_unit)):
-        if unit is None:
-            baked |= {f"{operand}_{name}": None for name in _REPACK_TYPES} | {"a_blocks": None}
-        elif unit:
-            baked[f"{operand}_col_stride"] = 1
-    return baked
-
-
-def repack_source(
-    dtype: str, a_unit: bool | None, b_unit: bool | None
-) -> tuple[ASTSource, dict[str, Any]]:
-    """Return the Triton source and the compile options of the copies into aligned rows.
-
-    Args:
-        dtype: of the elements.
-        a_unit, b_unit: the elements of a row are contiguous in the source; None for an operand
-            that is not copied. Rows are those of memory: a ``col`` operand's are its columns.
-    """
-    from triton.compiler import ASTSource
-
-    from costmodel.kernels.repack import repack_operands
-
-    element = DATA_TYPES[dtype].triton
-    baked = repack_constants(a_unit, b_unit)
-    signature = {"a_blocks": "i32"}
-    signature |= {
-        f"{operand}_{name}": type_.format(element=element)
-        for operand in "ab" for name, type_ in _REPACK_TYPES.items()
-    }  # fmt: skip
-    signature |= dict.fromkeys(baked, "constexpr")
-    # In the order of the kernel's own; the rows of a copy are whole vectors of 16 bytes.
-    names = repack_operands.arg_names
-    divides = {"copy_ptr": 16, "copy_stride": 16 // DATA_TYPES[dtype].bytes}
-    attributes = {
-        (names.index(f"{operand}_{name}"),): [["tt.divisibility", value]]
-        for operand in "ab" for name, value in divides.items()
-        if f"{operand}_{name}" not in baked
-    }  # fmt: skip
-    ordered = {name: signature[name] for name in names}
-    source = ASTSource(repack_operands, ordered, constexprs=baked, attrs=attributes)
-    return source, {"num_warps": 4, "num_stages": 1}
+    return make(fn, signature, baked, attributes), options
 
 
 def constants(spec: Specialization) -> dict[str, Any]:
@@ -123,53 +112,154 @@ def constants(spec: Specialization) -> dict[str, Any]:
 
 def _arguments(spec: Specialization) -> tuple[dict[str, str], dict[str, int]]:
     """Return the Triton types of the arguments, and their divisors (pointers in bytes)."""
-    code = spec.code
-    in_type, out_type = (DATA_TYPES[name].triton for name in (code.dtype, code.out_dtype))
-    item, out_item = code.itemsize, code.out_itemsize
-    types = dict.fromkeys(
-        ("M", "N", "K", "GROUP_M", "SPLIT_K", "stride_am", "stride_ak", "stride_bk", "stride_bn",
-         "stride_cm", "stride_cn"), "i64" if code.wide else "i32",
-    )  # fmt: skip
-    types |= dict.fromkeys(("M", "N", "K", "GROUP_M", "SPLIT_K"), "i32")
+    code, of = spec.code, family(spec.kernel)
+    elements = {x.name: DATA_TYPES[x.dtype].triton for x in code.matrices}
+    types = dict.fromkeys(("M", "N", "K", "GROUP_M", "SPLIT_K"), "i32")
+    types |= {f"{name}_ptr": f"*{element}" for name, element in elements.items()}
     types |= {
-        "a_ptr": f"*{in_type}", "b_ptr": f"*{in_type}", "c_ptr": f"*{out_type}",
-        "bias_ptr": f"*{out_type}", "partial_ptr": f"*{code.data_type.accumulator}",
+        "bias_ptr": f"*{elements['c']}", "partial_ptr": f"*{code.data_type.accumulator}",
         "arrivals_ptr": "*i32",
     }  # fmt: skip
-    of = family(spec.kernel)
+    divides = {f"{x.name}_ptr": x.align for x in code.matrices}
+    divides |= {"bias_ptr": code.out_itemsize, "partial_ptr": 16, "arrivals_ptr": 4}
+    for x in code.matrices:
+        lead, extent = x.in_memory
+        strides = [f"stride_{x.name}{lead}", f"stride_{x.name}{extent}"]
+        types |= dict.fromkeys(strides, "i64" if code.wide else "i32")
+        # The class also divides the leading stride and the extent of the contiguous dimension. Not
+        # so the descriptors' operands: their rows may be padded copies, whose extents are any.
+        if x.layout != "strided" and not (of.reads_by_descriptor and x.name != "c"):
+            share = x.align // x.itemsize
+            divides[strides[0]] = share
+            divides[extent.upper()] = max(divides.get(extent.upper(), 1), share)
     for name, block in of.descriptor_blocks(spec).items():
         dtype = code.out_dtype if name.startswith("c") else code.dtype
         types[name] = of.descriptor_type(dtype, DATA_TYPES[dtype].triton, block)
-    divides = {
-        "a_ptr": code.a_align, "b_ptr": code.b_align, "c_ptr": code.c_align,
-        "bias_ptr": out_item, "partial_ptr": 16, "arrivals_ptr": 4,
-    }  # fmt: skip
-    # The class also divides the leading stride and the extent of the contiguous dimension. Not so
-    # the descriptors' operands: their rows may be padded copies, whose extents are still any.
-    for layout, align, size, lead_row, extent_row, lead_col, extent_col in (
-        (code.a_layout, code.a_align, item, "stride_am", "K", "stride_ak", "M"),
-        (code.b_layout, code.b_align, item, "stride_bk", "N", "stride_bn", "K"),
-        (code.c_layout, code.c_align, out_item, "stride_cm", "N", "stride_cn", "M"),
-    )[2 if of.reads_by_descriptor else 0 :]:
-        if layout == "strided":
-            continue
-        lead, extent = (lead_row, extent_row) if layout == "row" else (lead_col, extent_col)
-        divides[lead] = align // size
-        divides[extent] = max(divides.get(extent, 1), align // size)
     return types, divides
 
 
-def artifact_key(spec: Specialization, target: Target) -> str:
+def _repack_arguments(dtype: str) -> tuple[dict[str, str], dict[str, int]]:
+    """Return the same of the copies; their rows are whole vectors of 16 bytes."""
+    row = DATA_TYPES[dtype]
+    types: dict[str, str] = {"a_blocks": "i32"}
+    divides: dict[str, int] = {}
+    for x in "ab":
+        types |= {f"{x}_{name}": t.format(element=row.triton) for name, t in _REPACK_TYPES.items()}
+        divides |= {f"{x}_copy_ptr": 16, f"{x}_copy_stride": 16 // row.bytes}
+    return types, divides
+
+
+# --- the identity of a binary ---------------------------------------------------------------------
+
+
+def artifact_key(spec: Specialization | Repacking, target: Target) -> str:
     """Return the identity of a binary: its kernel, configuration, code class and toolchain."""
-    return _key(kernel_hash(spec.kernel), spec.config_binary, spec.code.key(), spec.even_k, target)
-
-
-def repack_key(dtype: str, a_unit: bool | None, b_unit: bool | None, target: Target) -> str:
-    """Return the identity of the binary of :func:`repack_source`."""
-    return _key(kernel_hash("tma"), "repack", dtype, (a_unit, b_unit), target)
-
-
-def _key(code: str, what: object, kind: str, rest: object, target: Target) -> str:
+    parts: tuple[object, ...]
+    if isinstance(spec, Repacking):
+        parts = (kernel_hash("tma"), "repack", spec.dtype, (spec.a_unit, spec.b_unit))
+    else:
+        parts = (kernel_hash(spec.kernel), spec.config_binary, spec.code.key(), spec.even_k)
     toolchain = target.toolchain
-    parts = (code, what, kind, rest, target.device.arch, toolchain.triton, toolchain.ptxas)
+    parts = (*parts, target.device.arch, toolchain.triton, toolchain.ptxas)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+
+
+@functools.cache
+def kernel_function(name: str) -> Any:
+    """Return the kernel of a family; Triton is imported when the first is asked for.
+
+    Raises:
+        ImportError, AttributeError: the installed Triton lacks what this kernel uses.
+    """
+    module, function = family(name).kernel.split(":")
+    return getattr(import_module(module), function)
+
+
+def import_kernels() -> None:
+    """Import all that this Triton can have, and have it hash them: a tenth of a second each."""
+    for name in families():
+        with suppress(ImportError, AttributeError):
+            _ = kernel_function(name).cache_key
+
+
+@functools.cache
+def kernel_trouble(name: str, toolchain: Toolchain) -> str:
+    """Return why a toolchain cannot have a kernel, if the installed Triton tells; else empty."""
+    import triton
+
+    if triton.__version__ != toolchain.triton:
+        return ""
+    try:
+        kernel_function(name)
+    except (ImportError, AttributeError) as error:  # Gluon is experimental: its names may go
+        return f"toolchain: Triton {triton.__version__} has no {name} kernel ({error})"
+    return ""
+
+
+def kernel_hash(name: str) -> str:
+    """Return the hash of a kernel's code and of all it uses, without comments and names of files.
+
+    The copies of operands that a launch may make before it are part of it.
+    """
+    return kernel_hashes()[name]
+
+
+@functools.cache
+def kernel_hashes() -> Mapping[str, str]:
+    """Return :func:`kernel_hash` of every kernel, by name."""
+    # Parsing takes 20 ms, which a program that only looks up a winner need not wait for.
+    files = {Path(__file__)}
+    for one in families().values():
+        file = _file(one.kernel.split(":")[0])
+        files |= {file, *file.parent.glob("*.py")} if "." in one.kernel else {file}
+
+    def work_out() -> dict[str, str]:
+        return {name: _hash((one.kernel, *one.beside)) for name, one in families().items()}
+
+    found = cached_fact("kernels", files, work_out)
+    return found if found.keys() == families().keys() else work_out()
+
+
+def _hash(kernels: tuple[str, ...]) -> str:
+    seen: dict[str, str] = {}
+    queue = list(kernels)
+    while queue:
+        module, function = queue.pop().split(":")
+        if function in seen:
+            continue
+        functions, scope = _module(module)
+        # Unparsed, since what ast.dump prints differs from one Python to the next.
+        seen[function] = ast.unparse(functions[function])
+        # All that is named, not only what is called: a warp-specialised region is given its
+        # functions by name.
+        names = (node.id for node in ast.walk(functions[function]) if isinstance(node, ast.Name))
+        queue += [scope[name] for name in names if name in scope]
+    text = "\n".join(f"{k}:{v}" for k, v in sorted(seen.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@functools.cache
+def _module(name: str) -> tuple[dict[str, ast.FunctionDef], dict[str, str]]:
+    """Return the functions of a file, without docstrings, and all that it knows by name.
+
+    These are its own functions, and those of files beside it, as ``module:function``.
+    """
+    functions, scope = {}, {}
+    for node in ast.parse(_file(name).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef):
+            if ast.get_docstring(node) is not None:
+                del node.body[0]
+            functions[node.name], scope[node.name] = node, f"{name}:{node.name}"
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            source = f"{name.rpartition('.')[0]}.{node.module}" if node.level else node.module
+            if node.level == 1 or source.startswith("costmodel.kernels."):
+                scope |= {x.asname or x.name: f"{source}:{x.name}" for x in node.names}
+    return functions, scope
+
+
+def _file(module: str) -> Path:
+    """Return the file of a module without importing it."""
+    found = find_spec(module)
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError(f"no file of {module}, which a kernel family names")
+    return Path(found.origin)

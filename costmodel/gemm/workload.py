@@ -6,41 +6,182 @@ why a workload is split in two: the sizes, and the class of code that may serve 
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import asdict, dataclass, fields, replace
 from math import gcd
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from costmodel.errors import InvalidInput, LayoutError, ShapeError, UnsupportedDtype
-from costmodel.gemm.code_class import (
-    ACTIVATIONS,
-    CodeClass,
-    Layout,
-    alignment_class,
-    require_dtypes,
-)
-from costmodel.gemm.config import LARGEST
-from costmodel.gemm.dtypes import DATA_TYPES, kinds
+from costmodel.gemm.dtypes import DATA_TYPES, DataType, kinds, require_dtypes
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "ACTIVATIONS",
-    "MOST",
-    "MOST_OFFSET",
-    "CodeClass",
-    "Layout",
-    "Workload",
-    "alignment_class",
-    "kind_options",
-]
+LARGEST = 4096
+"""The largest number of a configuration, such as the side of a tile."""
 
 MOST_OFFSET = 2**31 - 1
 """The largest offset of an element that 32 bits hold."""
 
 MOST = MOST_OFFSET + 1 - LARGEST
 """The largest size: kernels round sizes up to whole tiles in 32 bits, whatever the tile."""
+
+Layout = Literal["row", "col", "strided"]
+"""Which dimension is contiguous: the last (``row``), the first (``col``), or neither."""
+
+ACTIVATIONS = ("none", "relu", "gelu", "silu")
+
+
+def alignment_class(*values_bytes: int, item: int = 2) -> int:
+    """Return the widest power of two up to 16 that divides each address, stride and extent.
+
+    Args:
+        item: bytes of an element, to which all of them are aligned in any case.
+    """
+    return max(gcd(16, *values_bytes), item)
+
+
+class Matrix(NamedTuple):
+    """One matrix of a product, as far as the compiled code knows it.
+
+    Attributes:
+        name: ``a``, ``b`` or ``c``.
+        rows, cols: names of its dimensions: of A they are ``m`` and ``k``.
+        layout, align, dtype: as :class:`CodeClass` has them.
+    """
+
+    name: str
+    rows: str
+    cols: str
+    layout: Layout
+    align: int
+    dtype: str
+
+    @property
+    def itemsize(self) -> int:
+        return DATA_TYPES[self.dtype].bytes
+
+    @property
+    def in_memory(self) -> tuple[str, str]:
+        """The names of its dimensions, the contiguous one last."""
+        return (self.cols, self.rows) if self.layout == "col" else (self.rows, self.cols)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CodeClass:
+    """All that the compiled code depends on, besides the configuration and the toolchain.
+
+    Attributes:
+        dtype: element type of A and B.
+        out_dtype: element type of C, one of ``DATA_TYPES[dtype].results``.
+        a_layout: layout of A[m, k]; likewise ``b_layout`` of B[k, n] and ``c_layout`` of C[m, n].
+        a_align: alignment of A in bytes (16, 8, 4, ...): it divides the address, the leading
+            stride and the extent of the contiguous dimension; likewise ``b_align``, ``c_align``.
+            At least the size of an element.
+        wide: offsets into some operand may pass 2**31 elements, so they are 64-bit.
+        bias: a row vector bias[n] is added.
+        activation: applied last, one of ``ACTIVATIONS``.
+        tf32: float32 operands are rounded to TF32 (10 bits of mantissa) and multiplied on the
+            tensor cores; otherwise float32 is IEEE throughout.
+    """
+
+    dtype: str = "float16"
+    out_dtype: str = "float16"
+    a_layout: Layout = "row"
+    b_layout: Layout = "row"
+    c_layout: Layout = "row"
+    a_align: int = 16
+    b_align: int = 16
+    c_align: int = 16
+    wide: bool = False
+    bias: bool = False
+    activation: str = "none"
+    tf32: bool = False
+
+    def __post_init__(self) -> None:
+        require_dtypes(self.dtype, self.out_dtype)
+        for x in self.matrices:
+            if x.layout not in get_args(Layout):
+                raise InvalidInput(f"{x.name}_layout={x.layout!r}: expected row, col or strided")
+        # From the 16 bytes that TMA asks for down to the smallest element.
+        smallest = min(row.bytes for row in DATA_TYPES.values())
+        allowed = [align for align in (16, 8, 4, 2, 1) if align >= smallest]
+        for x in self.matrices:
+            if type(x.align) is not int or x.align not in allowed:
+                expected = f"{', '.join(map(str, allowed[:-1]))} or {allowed[-1]} bytes"
+                raise InvalidInput(f"{x.name}_align={x.align!r}: expected {expected}")
+            if x.align < x.itemsize:
+                raise InvalidInput(
+                    f"{x.name}_align={x.align}: expected at least an element, {x.itemsize} bytes"
+                )
+        for name in ("wide", "bias", "tf32"):
+            if type(getattr(self, name)) is not bool:
+                raise InvalidInput(f"{name}={getattr(self, name)!r}: expected true or false")
+        if self.activation not in ACTIVATIONS:
+            raise InvalidInput(
+                f"activation={self.activation!r}: expected one of {', '.join(ACTIVATIONS)}"
+            )
+        if self.tf32 and self.dtype != self.data_type.element:
+            raise InvalidInput(
+                f"tf32=True with {self.dtype} operands: expected float32 ones; leave it out, "
+                f"16-bit operands are on the tensor cores anyway"
+            )
+
+    @property
+    def kind(self) -> str:
+        """The kind of operand: each has a speed and an exactness of its own."""
+        return "tf32" if self.tf32 else self.dtype
+
+    @property
+    def data_type(self) -> DataType:
+        """The row of its kind."""
+        return DATA_TYPES[self.kind]
+
+    @property
+    def itemsize(self) -> int:
+        return DATA_TYPES[self.dtype].bytes
+
+    @property
+    def out_itemsize(self) -> int:
+        return DATA_TYPES[self.out_dtype].bytes
+
+    @property
+    def matrices(self) -> tuple[Matrix, Matrix, Matrix]:
+        """A, B and C."""
+        return (
+            Matrix("a", "m", "k", self.a_layout, self.a_align, self.dtype),
+            Matrix("b", "k", "n", self.b_layout, self.b_align, self.dtype),
+            Matrix("c", "m", "n", self.c_layout, self.c_align, self.out_dtype),
+        )
+
+    @functools.lru_cache(maxsize=256)  # noqa: B019 - classes are few, and asked a thousand times
+    def repacked(self) -> CodeClass:
+        """Return the class after A and B are copied, if need be, into rows aligned to 16 bytes."""
+        return replace(
+            self,
+            a_layout="row" if self.a_layout == "strided" else self.a_layout,
+            b_layout="row" if self.b_layout == "strided" else self.b_layout,
+            a_align=16,
+            b_align=16,
+        )
+
+    def needs_repack(self) -> tuple[bool, bool]:
+        """Return True for A, and for B, if TMA cannot address it."""
+        a, b = (x.layout == "strided" or x.align < 16 for x in self.matrices[:2])
+        return a, b
+
+    @functools.lru_cache(maxsize=256)  # noqa: B019
+    def key(self) -> str:
+        """A readable name, unique to the class."""
+        layouts = "".join(x[0] for x in (self.a_layout, self.b_layout, self.c_layout))
+        out = "" if self.out_dtype == self.dtype else f">{self.out_dtype}"
+        extras = ("-wide" * self.wide) + ("-bias" * self.bias)
+        tf32 = "-tf32" * self.tf32
+        act = "" if self.activation == "none" else f"-{self.activation}"
+        aligns = f"{self.a_align}.{self.b_align}.{self.c_align}"
+        return f"{self.dtype}{out}-{layouts.replace('s', 'x')}-{aligns}{extras}{act}{tf32}"
+
 
 _DEFAULT_CODE = CodeClass()
 
@@ -113,37 +254,27 @@ class Workload:
         Raises:
             ShapeError, UnsupportedDtype, InvalidInput: with what is wrong.
         """
-        shape = cls(m, n, k)  # validates the sizes before they are multiplied
-        layouts = {"a_layout": a_layout, "b_layout": b_layout, "c_layout": c_layout}
-        for name, layout in layouts.items():
+        cls(m, n, k)  # validates the sizes before they are multiplied
+        for name, layout in zip("abc", (a_layout, b_layout, c_layout), strict=True):
             if layout == "strided":
                 raise InvalidInput(
-                    f"{name}='strided': a dense operand is row or col; strided ones need "
+                    f"{name}_layout='strided': a dense operand is row or col; strided ones need "
                     f"from_tensors()"
                 )
             if layout not in ("row", "col"):
-                raise InvalidInput(f"{name}={layout!r}: expected row or col")
-        require_dtypes(dtype, out_dtype or dtype)  # before their sizes are looked up
-        item, out_item = (DATA_TYPES[name].bytes for name in (dtype, out_dtype or dtype))
-
-        def align(rows: int, cols: int, layout: Layout, size: int) -> int:
-            return alignment_class((cols if layout == "row" else rows) * size, item=size)
-
+                raise InvalidInput(f"{name}_layout={layout!r}: expected row or col")
         code = CodeClass(
-            dtype=dtype,
-            out_dtype=out_dtype or dtype,
-            a_layout=a_layout,
-            b_layout=b_layout,
-            c_layout=c_layout,
-            a_align=align(m, k, a_layout, item),
-            b_align=align(k, n, b_layout, item),
-            c_align=align(m, n, c_layout, out_item),
-            wide=max(m * k, k * n, m * n) > MOST_OFFSET,
-            bias=bias,
-            activation=activation,
-            tf32=tf32,
-        )
-        return replace(shape, code=code)
+            dtype, out_dtype or dtype, a_layout, b_layout, c_layout,
+            # The first offset is 0, so the largest is one less than there are elements.
+            wide=max(m * k, k * n, m * n) - 1 > MOST_OFFSET,
+            bias=bias, activation=activation, tf32=tf32,
+        )  # fmt: skip
+        sizes = {"m": m, "n": n, "k": k}
+        aligns: dict[str, Any] = {
+            f"{x.name}_align": alignment_class(sizes[x.in_memory[1]] * x.itemsize, item=x.itemsize)
+            for x in code.matrices
+        }
+        return cls(m, n, k, replace(code, **aligns))
 
     @classmethod
     def from_tensors(
@@ -172,20 +303,12 @@ class Workload:
         c_layout, c_align, c_span = _memory(out)
         if _overlaps_itself(out):
             raise LayoutError("out overlaps itself: expected distinct elements, e.g. torch.empty")
+        wide = max(a_span, b_span, c_span) > MOST_OFFSET
+        dtype, out_dtype = (str(x.dtype).removeprefix("torch.") for x in (a, out))
         code = CodeClass(
-            dtype=_name(a.dtype),
-            out_dtype=_name(out.dtype),
-            a_layout=a_layout,
-            b_layout=b_layout,
-            c_layout=c_layout,
-            a_align=a_align,
-            b_align=b_align,
-            c_align=c_align,
-            wide=max(a_span, b_span, c_span) > MOST_OFFSET,
-            bias=bias,
-            activation=activation,
-            tf32=tf32,
-        )
+            dtype, out_dtype, a_layout, b_layout, c_layout, a_align, b_align,
+            c_align, wide, bias, activation, tf32,
+        )  # fmt: skip
         return cls(m, n, k, code)
 
     @property
@@ -215,6 +338,8 @@ class Workload:
         """A readable name, unique to the workload."""
         return f"{self.m}x{self.n}x{self.k}-{self.code.key()}"
 
+    __str__ = key
+
     def to_dict(self) -> dict[str, Any]:
         """Flat, JSON-ready: the sizes and the fields of the code class."""
         return {"m": self.m, "n": self.n, "k": self.k, **asdict(self.code)}
@@ -233,13 +358,6 @@ class Workload:
         code = CodeClass(**{k: v for k, v in row.items() if k in names})
         return cls(row["m"], row["n"], row["k"], code)
 
-    def __str__(self) -> str:
-        return self.key()
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
 
 def _memory(x: torch.Tensor) -> tuple[Layout, int, int]:
     """Return the layout, the alignment class in bytes and the largest offset of a matrix."""
@@ -247,16 +365,14 @@ def _memory(x: torch.Tensor) -> tuple[Layout, int, int]:
     row_stride, col_stride = x.stride()
     item = x.element_size()
     span = max(rows - 1, 0) * row_stride + max(cols - 1, 0) * col_stride
+    layout: Layout
     # A stride along a dimension of size 1 is never used: it may be anything.
     if col_stride == 1 or (cols == 1 and row_stride != 1):
-        lead = row_stride if rows > 1 else 0
-        contiguous: tuple[Layout, int] = ("row", cols)
+        layout, lead, extent = "row", row_stride * (rows > 1), cols
     elif row_stride == 1 or rows == 1:
-        lead = col_stride if cols > 1 else 0
-        contiguous = ("col", rows)
+        layout, lead, extent = "col", col_stride * (cols > 1), rows
     else:
-        return "strided", alignment_class(item, item=item), span
-    layout, extent = contiguous
+        return "strided", item, span
     return layout, alignment_class(x.data_ptr(), lead * item, extent * item, item=item), span
 
 

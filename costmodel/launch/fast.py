@@ -1,4 +1,4 @@
-"""The launch of a configuration that :func:`costmodel.matmul` keeps: it lacks only addresses.
+"""The launches that :func:`costmodel.matmul` keeps, of a configuration or of torch.
 
 Triton's wrappers work out the arguments of its C launcher at every launch, which takes as long as
 the launch itself. Here they do so once, and later launches only fill in other addresses.
@@ -9,23 +9,27 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import _C
+from torch.nn import functional
 
 from costmodel.bounded import drop_oldest
+from costmodel.gemm.config import GemmConfig
 from costmodel.launch.kernel import STREAM, Kernel, Recording
-from costmodel.launch.plan import Plan, Scratch, make_context
-from costmodel.launch.repacking import Repack
-from costmodel.launch.torch_product import TorchLaunch
-from costmodel.launch.workspace import Workspace
+from costmodel.launch.plan import Plan, Repack, Scratch, Workspace
 
 log = logging.getLogger("costmodel")
 
 
 class TritonLaunch:
     """One configuration on operands of one kind: same sizes, strides, alignments and device.
+
+    What Triton's wrappers pass on is recorded at the first launch; later launches only fill in
+    addresses. What cannot be recorded is launched by the wrappers.
 
     Attributes:
         config: the configuration.
@@ -35,11 +39,13 @@ class TritonLaunch:
     def __init__(self, plan: Plan, kernel: Kernel, device_index: int, result: Any) -> None:
         self.result = result
         self.config = plan.config
-        self._plan = plan
+        self._plan, self._kernel = plan, kernel
         self._index = device_index
         self._repack = Repack(plan, result.target, device_index) if plan.config.repack else None
         self._needs_workspace = plan.config.repack or plan.workspace_bytes > 0
-        self._queue = _FastLaunch(plan, kernel)
+        self._id = next(_ids)
+        self._may_record = True
+        self._recording: Recording | None = None
 
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
@@ -54,7 +60,7 @@ class TritonLaunch:
         if not self._needs_workspace:
             self._queue(stream, a, b, out, bias, None)
             return
-        workspace = _workspace_of(index, stream)  # a name, so that it lives until the launch
+        workspace = workspace_of(index, stream)  # a name, so that it lives until the launch
         scratch = self._plan.scratch(workspace)
         if self._repack is None:
             self._queue(stream, a, b, out, bias, scratch)
@@ -64,41 +70,7 @@ class TritonLaunch:
             a, b = self._repack(a, b, workspace, stream)
             self._queue(stream, a, b, out, bias, scratch)
 
-
-Launch = TorchLaunch | TritonLaunch
-
-_copying = threading.Lock()
-
-
-def _workspace_of(index: int, stream: int) -> Workspace:
-    """Return the workspace of a stream.
-
-    What is captured gets its own: a graph may be replayed on any stream, at any time, and the
-    memory has to stay where it was.
-    """
-    if torch.cuda.is_current_stream_capturing():
-        return Workspace(torch.device("cuda", index))
-    found = _workspaces.get((index, stream))
-    if found is None:
-        with _lock:
-            made = Workspace(torch.device("cuda", index), apart=True)
-            found = _workspaces.setdefault((index, stream), made)
-    return found
-
-
-_workspaces: dict[tuple[int, int], Workspace] = {}
-
-
-class _FastLaunch:
-    """Queues a plan's kernel. What cannot be recorded is launched by Triton's wrappers."""
-
-    def __init__(self, plan: Plan, kernel: Kernel) -> None:
-        self._plan, self._kernel = plan, kernel
-        self._id = next(_ids)
-        self._is_known = True
-        self._recording: Recording | None = None
-
-    def __call__(
+    def _queue(
         self,
         stream: int,
         a: torch.Tensor,
@@ -107,7 +79,7 @@ class _FastLaunch:
         bias: torch.Tensor | None,
         scratch: Scratch | None,
     ) -> None:
-        """Queue it on a raw stream."""
+        """Queue the kernel on a raw stream."""
         a_ptr, b_ptr, out_ptr = a.data_ptr(), b.data_ptr(), out.data_ptr()
         found = self._recording
         if found is None:
@@ -123,9 +95,9 @@ class _FastLaunch:
             values[a_at] = a_ptr
             values[b_at] = b_ptr
             values[out_at] = out_ptr
-        if bias is not None:
+        if bias is not None and bias_at >= 0:
             values[bias_at] = bias.data_ptr()
-        if scratch is not None:
+        if scratch is not None and partial_at >= 0:
             values[partial_at] = scratch[0].data_ptr()
             values[arrivals_at] = scratch[1].data_ptr()
         if base := found.base:
@@ -138,8 +110,8 @@ class _FastLaunch:
         self, key: _Key, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
     ) -> Recording | None:
         """Return what Triton passes to its C launcher; None if it launches in an unknown way."""
-        make_context()
-        if not self._is_known:
+        _make_context()
+        if not self._may_record:
             return None
         # A tensor descriptor holds an address, and takes microseconds to make.
         by_address = "a_ptr" not in self._kernel.names
@@ -149,8 +121,8 @@ class _FastLaunch:
         try:
             found = self._kernel.record(self._plan.blocks, arguments, open_names)
         except LookupError as error:
-            log.info("Triton's own wrappers launch %s: %s", self._plan.config, error)
-            self._is_known = False
+            log.info("Triton's own wrappers launch %s: %s", self.config, error)
+            self._may_record = False
             return None
         if by_address:
             with _lock:
@@ -161,12 +133,150 @@ class _FastLaunch:
         return found
 
 
+def _make_context() -> None:
+    """Give this thread a CUDA context on the current device; safe in a capture.
+
+    A thread that has done nothing on a device yet has no context there, and the driver then makes
+    no tensor map. Triton's launcher makes the context itself, but only after the maps.
+    """
+    torch.cuda.is_current_stream_capturing()  # any call of CUDA's runtime makes one
+
+
+def workspace_of(index: int, stream: int) -> Workspace:
+    """Return the workspace of a stream.
+
+    What is captured gets its own: a graph may be replayed on any stream, at any time, and the
+    memory has to stay where it was.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        return Workspace(torch.device("cuda", index))
+    found = _workspaces.get((index, stream))
+    if found is None:
+        made = Workspace(torch.device("cuda", index), apart=True)
+        found = _workspaces.setdefault((index, stream), made)
+    return found
+
+
 _POINTERS, _NONE = ("a_ptr", "b_ptr", "c_ptr"), ("", "", "")
 _OTHERS = ("bias_ptr", "partial_ptr", "arrivals_ptr")
 
+_workspaces: dict[tuple[int, int], Workspace] = {}
 _ids = itertools.count()
+_copying = threading.Lock()
 _lock = threading.Lock()
 _Key = tuple[int, int, int, int]  # of a launch, A, B and C
 _recordings: dict[_Key, Recording] = {}
 ROOM = 2**15
 """Recordings by address of all launches together, about 2 KiB each: operands may keep moving."""
+
+
+# --- by torch -------------------------------------------------------------------------------------
+
+
+class TorchLaunch:
+    """The product by ``torch.mm`` (cuBLAS), where torch was chosen or a size is 0.
+
+    Attributes:
+        config: None: no configuration.
+        result: the choice that this launch follows, a ``TuningResult``; None without a choice.
+    """
+
+    config: GemmConfig | None = None
+
+    def __init__(self, activation: str, result: Any = None, tf32: bool = False) -> None:
+        self.result = result
+        self._activation, self._tf32 = activation, tf32
+
+    def __call__(
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        """Queue it on the current stream of the operands' device."""
+        torch_product(a, b, out, bias, self._activation, self._tf32)
+
+
+def torch_product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str,
+    tf32: bool = False,
+) -> None:
+    """Queue out = act(a @ b + bias) by ``torch.mm`` (cuBLAS), as fast as torch can.
+
+    Args:
+        a: [m, k]; b: [k, n]; out: [m, n], float32 or of the type of a and b.
+        bias: [n] of the type of ``out``, or None.
+        tf32: multiply float32 operands in TF32, else in IEEE, whatever torch's switch is.
+    """
+    if a.dtype is torch.float32:
+        with float32_precision(tf32):
+            _product(a, b, out, bias)
+    elif out.dtype is a.dtype:
+        _product(a, b, out, bias)
+    elif a.is_cuda and a.numel() and b.numel():
+        _product(a, b, out, bias, out_dtype=out.dtype)  # 16-bit to float32, not rounded in between
+    else:  # only cuBLAS widens its result, and not an empty one
+        _product(a.float(), b.float(), out, bias)
+    if activation == "relu":
+        out.relu_()
+    elif activation == "silu":
+        functional.silu(out, inplace=True)
+    elif activation == "gelu":
+        out.copy_(functional.gelu(out))
+
+
+def activated(x: torch.Tensor, activation: str) -> torch.Tensor:
+    """Return act(x) by torch, in a new tensor unless the activation is ``none``."""
+    return x if activation == "none" else getattr(functional, activation)(x)
+
+
+def torch_multiplies_in_tf32() -> bool:
+    """Return True if torch's own switch sets float32 products on a GPU to TF32.
+
+    ``allow_tf32`` and ``set_float32_matmul_precision`` set the same switch, and may not be read
+    once the newer name was used.
+    """
+    return str(torch.backends.cuda.matmul.fp32_precision) == "tf32"
+
+
+@contextmanager
+def float32_precision(tf32: bool) -> Iterator[None]:
+    """Have torch multiply float32 in TF32 or IEEE inside; restore its switch afterwards.
+
+    The switch belongs to the process: it also affects float32 products that other threads queue
+    meanwhile. So it is touched only if it differs.
+    """
+    if torch_multiplies_in_tf32() == tf32:
+        yield
+        return
+    switch = torch.backends.cuda.matmul
+    before = switch.fp32_precision
+    switch.fp32_precision = "tf32" if tf32 else "ieee"
+    try:
+        yield
+    finally:
+        switch.fp32_precision = before
+
+
+def _product(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None, **widened: Any
+) -> None:
+    if bias is None:
+        torch.mm(a, b, out=out, **widened)
+    else:
+        torch.addmm(bias, a, b, out=out, **widened)
+
+
+def reference_product(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str
+) -> torch.Tensor:
+    """Return act(A @ B + bias) in IEEE float32, whatever torch's switch for TF32 says."""
+    with float32_precision(tf32=False):
+        product = a.float() @ b.float()
+    if bias is not None:
+        product += bias.float()
+    return activated(product, activation)
+
+
+Launch = TorchLaunch | TritonLaunch

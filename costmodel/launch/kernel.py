@@ -6,14 +6,14 @@ import copy
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from types import CellType, FunctionType
 from typing import Any
 
-from costmodel.compile.triton_private import MakeSource, compiled, recalled
+from costmodel.compile.triton_private import compiled, recalled
 from costmodel.errors import LaunchError
-from costmodel.gemm.specialize import Specialization, artifact_key, source
+from costmodel.gemm.config import Specialization
+from costmodel.gemm.specialize import SOURCES, Repacking, artifact_key, source
 from costmodel.hardware.target import Target
 from costmodel.host import host_errors
 
@@ -22,8 +22,6 @@ STREAM = 3
 """Place of the stream among the arguments of a C launcher."""
 
 _STREAM_MARK = 0x5EED
-# What makes the source and the options of a specialization.
-_SOURCES = sorted(Path(__file__).parents[1].joinpath("gemm").rglob("*.py"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,11 +42,8 @@ class Kernel:
 
     def __call__(self, blocks: int, stream: int, arguments: dict[str, Any]) -> None:
         """Queue it on a raw stream handle; addresses may be tensors or integers."""
-        self._run_with(self.run, blocks, stream, arguments)
-
-    def _run_with(self, run: Any, blocks: int, stream: int, arguments: dict[str, Any]) -> None:
         values = [arguments.get(name) for name in self.names]
-        run(blocks, 1, 1, stream, self.function, self.metadata, None, None, None, *values)
+        self.run(blocks, 1, 1, stream, self.function, self.metadata, None, None, None, *values)
 
     def _c_launcher(self) -> Callable[..., None]:
         """Return the C function that Triton's wrappers call.
@@ -87,7 +82,7 @@ class Kernel:
         caught: list[tuple[Any, ...]] = []
         run: Any = copy.copy(self.run)
         run.launch = _with_function(run.launch, lambda *arguments: caught.append(arguments))
-        self._run_with(run, blocks, _STREAM_MARK, arguments | marks)
+        replace(self, run=run)(blocks, _STREAM_MARK, arguments | marks)
         if len(caught) != 1 or caught[0][: STREAM + 1] != (blocks, 1, 1, _STREAM_MARK):
             raise LookupError(f"an unknown launch: {caught!r:.200}")
         base: tuple[Any, ...] = ()
@@ -121,7 +116,7 @@ class Recording:
 
 @functools.lru_cache(maxsize=8192)
 def load(
-    spec: Specialization, target: Target, device_index: int, *, remember: bool = True
+    spec: Specialization | Repacking, target: Target, device_index: int, *, remember: bool = True
 ) -> Kernel:
     """Compile (or take from Triton's cache) and load a binary; remembered.
 
@@ -134,28 +129,16 @@ def load(
         LaunchError: the device lacks the resources, or the memory for it.
         HostError: no folder to compile in, or no C compiler.
     """
-    name, make = spec.config_binary, functools.partial(source, spec)
-    key = artifact_key(spec, target) if remember else None
-    return load_source(key, make, name, target, device_index)
-
-
-def load_source(
-    key: str | None, make_source: MakeSource, name: object, target: Target, device_index: int
-) -> Kernel:
-    """Like :func:`load`, from what makes a Triton source.
-
-    Args:
-        key: to remember it by; None: do not remember it.
-        name: for messages.
-    """
     import torch
     from triton.runtime.errors import OutOfResources
 
+    name = "repack" if isinstance(spec, Repacking) else spec.config_binary
+    make_source = functools.partial(source, spec)
     with host_errors():
-        if key is None:
-            kernel = compiled(make_source, name, target)
+        if remember:
+            kernel = recalled(artifact_key(spec, target), make_source, name, target, SOURCES)
         else:
-            kernel = recalled(key, make_source, name, target, _SOURCES)
+            kernel = compiled(make_source, name, target)
     with torch.cuda.device(device_index), _loading, host_errors():
         try:
             kernel._init_handles()

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from costmodel.errors import InvalidInput
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.workload import Layout, Workload
+from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.launch.kernel import load
-from costmodel.launch.plan import Plan
-from costmodel.launch.repacking import Repack
-from costmodel.launch.workspace import Workspace
+from costmodel.launch.plan import Plan, Repack, Workspace
 
 if TYPE_CHECKING:
     import torch
@@ -86,6 +84,8 @@ class GemmProblem:
 
     def reference(self, operands: Operands) -> torch.Tensor:
         """Return the right result in float32, contiguous."""
+        from costmodel.launch.fast import reference_product
+
         a, b, _, bias = operands
         return reference_product(a, b, bias, self.workload.code.activation).contiguous()
 
@@ -106,9 +106,13 @@ class GemmProblem:
         Raises:
             CompileError, LaunchError: it cannot be loaded.
         """
-        if config is None:
-            return self._torch_launcher()
         import torch
+
+        if config is None:
+            from costmodel.launch.fast import torch_product
+
+            code = self.workload.code
+            return lambda operands: torch_product(*operands, code.activation, code.tf32)
 
         workspace: Workspace = scratch.setdefault(
             "workspace", Workspace(torch.device("cuda", device_index))
@@ -129,57 +133,35 @@ class GemmProblem:
 
         return launch
 
-    def _torch_launcher(self) -> Callable[[Operands], None]:
-        from costmodel.launch.torch_product import torch_product
 
-        activation, tf32 = self.workload.code.activation, self.workload.code.tf32
-
-        def launch(operands: Operands) -> None:
-            torch_product(*operands, activation, tf32)
-
-        return launch
-
-
-def reference_product(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str
-) -> torch.Tensor:
-    """Return act(A @ B + bias) in IEEE float32, whatever torch's switch for TF32 says."""
-    from costmodel.launch.torch_product import activated, float32_precision
-
-    with float32_precision(tf32=False):
-        product = a.float() @ b.float()
-    if bias is not None:
-        product += bias.float()
-    return activated(product, activation)
-
-
-def _extents(workload: Workload) -> tuple[_Extent, _Extent, _Extent, _Extent]:
+def _extents(workload: Workload) -> list[_Extent]:
     """Return the extents of A, B, the result and the bias, which may be empty."""
-    w, code = workload, workload.code
-    return (
-        _Extent(w.m, w.k, code.a_layout, code.a_align, code.itemsize),
-        _Extent(w.k, w.n, code.b_layout, code.b_align, code.itemsize),
-        _Extent(w.m, w.n, code.c_layout, code.c_align, code.out_itemsize),
-        _Extent(1 if code.bias else 0, w.n, "row", code.out_itemsize, code.out_itemsize),
-    )
+    sizes, code = {"m": workload.m, "n": workload.n, "k": workload.k}, workload.code
+    if "strided" in (x.layout for x in code.matrices):
+        raise InvalidInput("operands without a contiguous dimension cannot be drawn for timing")
+    found = []
+    for x in code.matrices:
+        rows, cols = (sizes[name] for name in x.in_memory)
+        found.append(_Extent(rows, cols, x.layout == "col", x.align % 16, x.itemsize))
+    item = code.out_itemsize
+    return [*found, _Extent(1 if code.bias else 0, workload.n, False, item, item)]
 
 
-class _Extent:
-    """The place of one operand: rows of ``lead`` elements, shifted to be aligned as asked."""
+class _Extent(NamedTuple):
+    """The place of one operand: rows as in memory, shifted to be aligned as asked and no wider."""
 
-    def __init__(self, rows: int, cols: int, layout: Layout, align: int, item: int) -> None:
-        if layout == "strided":
-            raise InvalidInput("operands without a contiguous dimension cannot be drawn for timing")
-        self._shape = (rows, cols) if layout == "row" else (cols, rows)
-        self._transposed = layout == "col"
-        # A shift of `align` bytes is aligned to that, and to no wider class below 16.
-        self._shift = (align % 16) // item
-        self._item = item
-        size_bytes = (self._shape[0] * self._shape[1] + self._shift) * item
-        self.size_bytes = -(-size_bytes // _GRAIN_BYTES) * _GRAIN_BYTES
+    rows: int
+    cols: int
+    is_transposed: bool
+    shift_bytes: int
+    item: int
+
+    @property
+    def size_bytes(self) -> int:
+        size_bytes = self.rows * self.cols * self.item + self.shift_bytes
+        return -(-size_bytes // _GRAIN_BYTES) * _GRAIN_BYTES
 
     def view(self, data: torch.Tensor, start_bytes: int) -> torch.Tensor:
-        rows, cols = self._shape
-        first = start_bytes // self._item + self._shift
-        x = data[first : first + rows * cols].view(rows, cols)
-        return x.T if self._transposed else x
+        first = (start_bytes + self.shift_bytes) // self.item
+        x = data[first : first + self.rows * self.cols].view(self.rows, self.cols)
+        return x.T if self.is_transposed else x

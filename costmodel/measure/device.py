@@ -8,7 +8,7 @@ from math import inf
 
 from costmodel.data.measurement import Candidate, Measurement, Runner
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.kernel_code import import_kernels
+from costmodel.gemm.specialize import import_kernels
 from costmodel.gemm.workload import Workload
 from costmodel.host import host_errors
 from costmodel.launch.problem import GemmProblem

@@ -73,7 +73,7 @@ class TrainingTable:
         that are held out (:mod:`costmodel.evaluation.heldout`), however they came to be recorded as
         such.
         """
-        from costmodel.gemm.kernel_code import kernel_hashes
+        from costmodel.gemm.specialize import kernel_hashes
 
         frame = dataset.frame(role, kernel_hashes=kernel_hashes())
         left_out = Counter(frame.dropped)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from costmodel.data.destination import require_file_place, write_file
 from costmodel.errors import CorruptFile
 from costmodel.evaluation.evaluate import Problem, evaluate, problems_of
-from costmodel.gemm.kernel_code import kernel_hashes
+from costmodel.gemm.specialize import kernel_hashes
 from costmodel.models import TrainingTable, XgbCostModel
 from costmodel.reports.comparison import compared_models
 from costmodel.reports.correlation import correlations

@@ -22,9 +22,8 @@ from costmodel.errors import FileError, MissingData
 from costmodel.evaluation.heldout import HELD_OUT, is_held_out
 from costmodel.files import file_errors
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.kernel_code import kernel_hash
 from costmodel.gemm.space import why_illegal
-from costmodel.gemm.specialize import artifact_key, specialize
+from costmodel.gemm.specialize import artifact_key, kernel_hash, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.models.registry import model_directory

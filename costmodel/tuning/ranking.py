@@ -25,8 +25,7 @@ from costmodel.evaluation.duplicates import identities, programs
 from costmodel.evaluation.metrics import top_rows
 from costmodel.files import file_errors
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.grid import grid
-from costmodel.gemm.space import space_rows
+from costmodel.gemm.space import grid, space_rows
 from costmodel.gemm.specialize import artifact_key, specialize
 from costmodel.gemm.workload import CodeClass, Workload
 from costmodel.hardware.target import Target

@@ -14,9 +14,8 @@ from typing import Any
 
 from costmodel.data.candidates import CostModel
 from costmodel.errors import InvalidInput
-from costmodel.gemm.grid import grid_hash
-from costmodel.gemm.kernel_code import kernel_hashes
-from costmodel.gemm.space import why_illegal
+from costmodel.gemm.space import grid_hash, why_illegal
+from costmodel.gemm.specialize import kernel_hashes
 from costmodel.gemm.workload import MOST, MOST_OFFSET, Workload
 from costmodel.hardware.installed import driver_version, triton_build
 from costmodel.hardware.target import Target

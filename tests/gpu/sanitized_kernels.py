@@ -16,9 +16,7 @@ from costmodel.gemm.space import why_illegal
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.launch.kernel import load
-from costmodel.launch.plan import Plan
-from costmodel.launch.repacking import Repack
-from costmodel.launch.workspace import Workspace
+from costmodel.launch.plan import Plan, Repack, Workspace
 
 CONFIGS = [
     GemmConfig("pointer", 32, 32, 32, 4, 3),

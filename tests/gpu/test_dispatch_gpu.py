@@ -19,8 +19,8 @@ from costmodel.errors import CostModelError, GradientError, LayoutError
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload, kind_options
 from costmodel.hardware.target import Target
+from costmodel.launch.fast import TorchLaunch
 from costmodel.launch.plan import Plan
-from costmodel.launch.torch_product import TorchLaunch
 from costmodel.models import RuleHeuristic
 from costmodel.tuning.tuning_key import Buckets, WinnerCache
 from costmodel.tuning.winners import Winners

@@ -11,10 +11,8 @@ from costmodel.gemm.specialize import specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.launch.kernel import load
-from costmodel.launch.plan import Plan
+from costmodel.launch.plan import Plan, Repack, Workspace
 from costmodel.launch.problem import GemmProblem
-from costmodel.launch.repacking import Repack
-from costmodel.launch.workspace import Workspace
 from costmodel.measure.protocol import TimingProtocol
 
 pytestmark = [

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from costmodel.gemm.kernel_code import kernel_function
+from costmodel.gemm.specialize import kernel_function
 
 pytestmark = [
     pytest.mark.gpu,

@@ -14,8 +14,7 @@ import torch
 from costmodel.data.measurement import Candidate, Measurement
 from costmodel.gemm.binaries import compile_many
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.grid import grid
-from costmodel.gemm.space import SearchSpace, why_illegal
+from costmodel.gemm.space import SearchSpace, grid, why_illegal
 from costmodel.gemm.specialize import specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from costmodel.gemm.code_class import CodeClass
-from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.family import KernelFamily
-from costmodel.gemm.grid import splits, tiles, warps
-from costmodel.gemm.specialize import Specialization
+from costmodel.gemm.config import GemmConfig, Specialization
+from costmodel.gemm.family import KernelFamily, splits, tiles, warps
+from costmodel.gemm.workload import CodeClass
 
 
 class PointerFamily(KernelFamily):

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.family import KernelFamily, stores_by_descriptor
-from costmodel.gemm.grid import splits, tiles, warps
-from costmodel.gemm.specialize import Specialization
+from costmodel.gemm.config import GemmConfig, Specialization
+from costmodel.gemm.family import KernelFamily, splits, stores_by_descriptor, tiles, warps
 
 SIDES = (16, 32, 64, 128, 256)
 
@@ -61,7 +59,7 @@ class TmaFamily(KernelFamily):
         for name, width in zip(("b_desc", "b2_desc"), columns, strict=False):
             blocks[name] = (width, c.block_k) if col_b else (c.block_k, width)
         if stores_by_descriptor(code):
-            blocks["c_desc"] = (rows, self.stored_columns(c))
+            blocks["c_desc"] = (rows, int(self.stored_columns(c)))
         return blocks
 
     def operand_blocks(self, spec: Specialization) -> tuple[int, tuple[int, ...]]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from costmodel.gemm.code_class import CodeClass
-from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.family import stores_by_descriptor
-from costmodel.gemm.grid import tiles, warps
+from costmodel.gemm.config import GemmConfig, Specialization
+from costmodel.gemm.family import stores_by_descriptor, tiles, warps
 from costmodel.gemm.kernels.tma import TmaFamily
-from costmodel.gemm.specialize import Specialization
+from costmodel.gemm.workload import CodeClass
 from costmodel.hardware.architectures import Architecture
 
 

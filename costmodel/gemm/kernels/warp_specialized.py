@@ -10,18 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from costmodel.gemm.code_class import CodeClass
-from costmodel.gemm.config import ConfigBinary, GemmConfig
+from costmodel.gemm.config import ConfigBinary, GemmConfig, Specialization
 from costmodel.gemm.family import (
     WGMMA_SPARE_REGISTERS,
     Check,
-    at_least,
     one_instruction,
-    pick,
     stores_by_descriptor,
 )
 from costmodel.gemm.kernels.tma import TmaFamily
-from costmodel.gemm.specialize import Specialization
+from costmodel.gemm.workload import CodeClass
 from costmodel.hardware.architectures import SM_REGISTERS, Architecture
 from costmodel.hardware.target import Device
 
@@ -63,7 +60,7 @@ class WarpSpecializedFamily(TmaFamily):
                     "warp groups: {} warps multiply; it takes 8 or 12", (c.num_warps,))  # fmt: skip
         text = "warp groups: no split-K, maxnreg or flatten; the kernel has its own ways"
         yield Check((c.split_k > 1) | (c.maxnreg > 0) | c.flatten, text)
-        groups = at_least(c.num_warps // 4, 1)
+        groups = np.maximum(c.num_warps // 4, 1)
         rows = c.block_m // groups
         dealt = (c.block_m % groups == 0) & ((rows == 64) | (rows == 128) | (rows == 256))
         yield Check(dealt == 0, "warp groups: {} rows cannot be dealt to {} groups in 64s",
@@ -95,7 +92,7 @@ class WarpSpecializedFamily(TmaFamily):
     def stored_columns(self, c: Any) -> Any:
         """Two accumulators are stored in parts as wide as the second."""
         rest = n_parts(c.block_n)[1]
-        return pick(rest > 0, rest, super().stored_columns(c))
+        return np.where(rest > 0, rest, super().stored_columns(c))
 
     def options(self, binary: ConfigBinary) -> dict[str, Any]:
         """One group of four is launched, and its warp-specialised region adds the others."""
@@ -108,18 +105,19 @@ class WarpSpecializedFamily(TmaFamily):
 
     def constants(self, spec: Specialization) -> dict[str, Any]:
         c = spec.config_binary
-        first, rest = n_parts(c.block_n)
+        first, rest = map(int, n_parts(c.block_n))
         baked: dict[str, Any] = {
             "ROWS": c.block_m // (c.num_warps // 4), "BLOCK_N1": first, "BLOCK_N2": rest,
             "BLOCK_K": c.block_k, "STAGES": c.num_stages, "GROUPS": c.num_warps // 4,
             "A_COL": spec.code.a_layout == "col", "B_COL": spec.code.b_layout == "col",
-            "COPY_REGISTERS": COPY_REGISTERS, "MULTIPLY_REGISTERS": multiply_registers(c.num_warps),
+            "COPY_REGISTERS": COPY_REGISTERS,
+            "MULTIPLY_REGISTERS": int(multiply_registers(c.num_warps)),
         }  # fmt: skip
         return baked if rest else baked | {"b2_desc": None}
 
     def operand_blocks(self, spec: Specialization) -> tuple[int, tuple[int, ...]]:
         c = spec.config_binary
-        first, rest = n_parts(c.block_n)
+        first, rest = map(int, n_parts(c.block_n))
         return c.block_m // (c.num_warps // 4), (first, rest) if rest else (first,)
 
     def descriptor_type(self, dtype: str, element: str, block: tuple[int, int]) -> str:
@@ -135,10 +133,7 @@ def n_parts(block_n: Any) -> tuple[Any, Any]:
 
     Each part has an accumulator of its own.
     """
-    if isinstance(block_n, np.ndarray):
-        first: Any = 1 << (np.frexp(block_n)[1].astype(np.int64) - 1)
-    else:
-        first = 1 << (block_n.bit_length() - 1)
+    first = 1 << (np.frexp(block_n)[1] - 1)
     return first, block_n - first
 
 
@@ -153,7 +148,7 @@ def entry_registers(num_warps: Any) -> Any:
 def multiply_registers(num_warps: Any) -> Any:
     """Registers of a thread that multiplies, in units of 8."""
     per_group = SM_REGISTERS // 128 - COPY_REGISTERS
-    return per_group // at_least(num_warps // 4, 1) // 8 * 8
+    return per_group // np.maximum(num_warps // 4, 1) // 8 * 8
 
 
 FAMILY = WarpSpecializedFamily()
