@@ -17,7 +17,7 @@ LEGEND = KERNELS.split("## Names\n")[-1].split("\n## ")[0]
 
 
 def test_the_example_of_a_configuration_has_every_part() -> None:
-    (name,) = re.findall(r"called `(tma[^`]*)`", LEGEND)
+    (name,) = re.findall(r"written `(tma[^`]*)`", LEGEND)
     config = parse_config(name)
     assert str(config) == name
     plain = GemmConfig(config.kernel, 128, 256, 64, 8, 4)
@@ -28,7 +28,7 @@ def test_the_example_of_a_configuration_has_every_part() -> None:
 
 
 def test_the_example_of_a_workload_is_one() -> None:
-    (key,) = re.findall(r"called `(\d[^`]*)`", LEGEND)
+    (key,) = re.findall(r"written `(\d[^`]*)`", LEGEND)
     assert key == Workload.dense(64, 4096, 14336).key()
     strided = Workload.dense(64, 4096, 14336, out_dtype="float32").key()
     assert "float16>float32" in strided
