@@ -94,9 +94,11 @@ def test_deterministic_goes_before_agreed(found: dict[str, list[Any]]) -> None:
 
 
 def test_what_the_ranks_differ_in_is_named_on_all(found: dict[str, list[Any]]) -> None:
-    assert "rank 2 of the group differs from rank 0 in name" in same(found["other problems"])
-    assert "rank 1 of the group differs" in same(found["more problems"])
-    assert "products, 2 and 1" in found["more problems"][0]
+    assert "rank 2 of the group first: RankError: it differs from rank 0 in name" in same(
+        found["other problems"]
+    )
+    assert "rank 1 of the group first: RankError: it differs" in same(found["more problems"])
+    assert "the number of products, 2 and 1" in found["more problems"][0]
     assert "differs from rank 0 in mode of product 0" in same(found["other mode"])
     assert "device" in same(found["other device"])
     assert "NVIDIA H200" in found["other device"][0]
@@ -106,7 +108,7 @@ def test_what_the_ranks_differ_in_is_named_on_all(found: dict[str, list[Any]]) -
     ("what", "text"),
     [("no iterable", "1 of 4 ranks failed, rank 1 of the group first: InvalidInput"),
      ("cannot load", "1 of 4 ranks failed, rank 2 of the group first: LaunchError"),
-     ("nothing to time with", "rank 0 of the group failed: NotRecorded")],
+     ("nothing to time with", "1 of 4 ranks failed, rank 0 of the group first: NotRecorded")],
 )  # fmt: skip
 def test_one_that_fails_is_an_error_on_all(
     found: dict[str, list[Any]], what: str, text: str

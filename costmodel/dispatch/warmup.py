@@ -233,7 +233,7 @@ def _together(ranks: Ranks, calls: Callable[[], Iterator[_Call]]) -> list[Tuning
     def take() -> list[TuningResult | None]:
         for each, (mode, result) in zip(asked, decisions, strict=True):
             agreed.append(replace(each.keys[-1], mode=mode))
-            winners.agree(agreed[-1], TuningResult.from_dict(result))
+            winners.memory.agreed[agreed[-1]] = TuningResult.from_dict(result)
         dispatch.forget_launches()
         return [_result(_warm(call, _require_chosen)) for call in calls()]
 
@@ -241,7 +241,7 @@ def _together(ranks: Ranks, calls: Callable[[], Iterator[_Call]]) -> list[Tuning
         return ranks.each(take)
     except RankError:
         for key in agreed:
-            winners.disagree(key)
+            winners.memory.agreed.pop(key, None)
         dispatch.forget_launches()
         raise
 

@@ -14,6 +14,7 @@ import json
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -38,13 +39,8 @@ def epoch() -> int:
     return number if group() is world else _begun(world)
 
 
-class _NoGroups:
-    """Stands for the groups of a torch that was built without ``torch.distributed``."""
-
-    WORLD = None
-
-
-_GROUPS: Any = getattr(dist, "GroupMember", _NoGroups)
+# A torch that was built without ``torch.distributed`` has none.
+_GROUPS: Any = getattr(dist, "GroupMember", SimpleNamespace(WORLD=None))
 _lock = threading.Lock()
 _numbers = itertools.count(1)
 # Held weakly, for a group keeps its connections.
@@ -90,12 +86,14 @@ class Ranks:
         Raises:
             RankError: it failed on some rank, with its error; on every rank.
         """
-        value, failure, cause = None, "", None
+        failure, cause = "", None
         try:
             value = do()
         except Exception as error:
-            failure, cause = _told(error), error
-        failures = self._gathered(failure)
+            failure, cause = f"{type(error).__name__}: {error!s:.{_MOST_CHARACTERS}}", error
+        failures: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(failures, json.dumps(failure), group=self._group)
+        failures = [json.loads(text) for text in failures]
         for rank, text in enumerate(failures):
             if text:
                 count = sum(map(bool, failures))
@@ -103,21 +101,7 @@ class Ranks:
                     f"{count} of {len(failures)} ranks failed, rank {rank} of the group first: "
                     f"{text}"
                 ) from cause
-        return value  # type: ignore[return-value]
-
-    def require_same(self, told: Sequence[Mapping[str, Any]]) -> None:
-        """Check that all ranks have the same list of objects.
-
-        Raises:
-            RankError: with the first difference; on every rank.
-        """
-        first, *others = self._gathered(json.loads(json.dumps(list(told))))
-        for rank, other in enumerate(others, 1):
-            if difference := _difference(first, other):
-                raise RankError(
-                    f"rank {rank} of the group differs from rank 0 in {difference}: share winners "
-                    f"in a group of equal ranks, which ask for the same products in one order"
-                )
+        return value
 
     def decided(self, decide: Callable[[], Any]) -> Any:
         """Decide on the first rank; return its decision on all, as JSON gives it back.
@@ -125,37 +109,28 @@ class Ranks:
         Raises:
             RankError: it failed there; on every rank.
         """
-        said: list[Any] = [None]
-        cause = None
-        if self._first:
-            try:
-                said = [{"decision": json.dumps(decide())}]
-            except Exception as error:
-                said, cause = [{"failure": _told(error)}], error
+        said = [self.each(lambda: json.dumps(decide()) if self._first else "")]
         dist.broadcast_object_list(said, group=self._group, group_src=0)
-        if "failure" in said[0]:
-            raise RankError(f"rank 0 of the group failed: {said[0]['failure']}") from cause
-        return json.loads(said[0]["decision"])
+        return json.loads(said[0])
 
-    def _gathered(self, value: Any) -> list[Any]:
-        found: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(found, json.dumps(value), group=self._group)
-        return [json.loads(text) for text in found]
+    def require_same(self, told: Sequence[Mapping[str, Any]]) -> None:
+        """Check that all ranks have the same list of objects.
 
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error!s:.{_MOST_CHARACTERS}}"
+        Raises:
+            RankError: with the first difference; on every rank.
+        """
+        first = self.decided(lambda: told)
+        self.each(lambda: _require_same(first, json.loads(json.dumps(told))))
 
 
-def _difference(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> str:
-    """The first one, in words; empty if there is none."""
-    if len(ours) != len(theirs):
-        return f"the number of products, {len(theirs)} and {len(ours)}"
-    for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-        for name in one | other:
-            if one.get(name) != other.get(name):
-                return (
-                    f"{name} of product {number}: {other.get(name)!r:.100} and "
-                    f"{one.get(name)!r:.100}"
-                )
-    return ""
+def _require_same(first: list[dict[str, Any]], here: list[dict[str, Any]]) -> None:
+    """Raises: RankError: this rank has others than the first one."""
+    found = [("the number of products", len(here), len(first))]
+    for number, (its, own) in enumerate(zip(first, here, strict=False)):
+        found += [(f"{x} of product {number}", own.get(x), its.get(x)) for x in its | own]
+    for what, own, its in found:
+        if own != its:
+            raise RankError(
+                f"it differs from rank 0 in {what}, {own!r:.100} and {its!r:.100}: share winners "
+                f"in a group of equal ranks, which ask for the same products in one order"
+            )

@@ -90,6 +90,7 @@ class Winners:
         buckets: which m share a winner; what was found by others before is forgotten by
             :meth:`forget`.
         target_of: the target of a device index.
+        memory: what is known in this process.
     """
 
     def __init__(
@@ -222,14 +223,6 @@ class Winners:
     def disk_key(self, key: TuningKey) -> dict[str, Any]:
         """All that the choice for a bucket rests on, on this device, readable."""
         return _Work(self, key).disk_key()
-
-    def agree(self, key: TuningKey, result: TuningResult) -> None:
-        """Hold the ranks of the key's process group to this winner."""
-        self.memory.agreed[key] = result
-
-    def disagree(self, key: TuningKey) -> None:
-        """No longer hold the ranks to a winner."""
-        self.memory.agreed.pop(key, None)
 
     def forget(self) -> None:
         """Drop what is in memory, not what is on disk."""
