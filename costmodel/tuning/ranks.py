@@ -125,12 +125,12 @@ class Ranks:
 
 def _require_same(first: list[dict[str, Any]], here: list[dict[str, Any]]) -> None:
     """Raises: RankError: this rank has others than the first one."""
-    found = [("the number of products", len(here), len(first))]
+    found: list[tuple[str, Any, Any]] = [("the number of products", len(here), len(first))]
     for number, (its, own) in enumerate(zip(first, here, strict=False)):
         found += [(f"{x} of product {number}", own.get(x), its.get(x)) for x in its | own]
-    for what, own, its in found:
-        if own != its:
+    for what, ours, theirs in found:
+        if ours != theirs:
             raise RankError(
-                f"it differs from rank 0 in {what}, {own!r:.100} and {its!r:.100}: share winners "
+                f"it differs from rank 0 in {what}, {ours!r:.100} and {theirs!r:.100}: share winners "
                 f"in a group of equal ranks, which ask for the same products in one order"
             )
