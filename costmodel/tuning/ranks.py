@@ -131,6 +131,6 @@ def _require_same(first: list[dict[str, Any]], here: list[dict[str, Any]]) -> No
     for what, ours, theirs in found:
         if ours != theirs:
             raise RankError(
-                f"it differs from rank 0 in {what}, {ours!r:.100} and {theirs!r:.100}: share winners "
-                f"in a group of equal ranks, which ask for the same products in one order"
+                f"it differs from rank 0 in {what}, {ours!r:.100} and {theirs!r:.100}: share "
+                f"winners in a group of equal ranks, which ask for the same products in one order"
             )
