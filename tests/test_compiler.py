@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import ModuleType
@@ -18,14 +20,13 @@ from types import ModuleType
 import pytest
 
 from costmodel.compile.artifact import Artifact
-from costmodel.compile.compile_pool import CompilePool
-from costmodel.compile.compiler import duplicates
+from costmodel.compile.compile_pool import CompilePool, as_compiled
+from costmodel.compile.compiler import compile_source, duplicates
 from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.errors import InvalidInput
-from costmodel.gemm import binaries
-from costmodel.gemm.binaries import CompileFunction, compile_many, compile_spec
+from costmodel.gemm.binaries import compile_many
 from costmodel.gemm.config import GemmConfig, Specialization
-from costmodel.gemm.specialize import artifact_key, specialize
+from costmodel.gemm.specialize import artifact_key, source, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
 
@@ -81,9 +82,17 @@ def litter(spec: Specialization, target: Target, dump: Path | None) -> Artifact:
 
 
 def submitted(
-    pool: CompilePool, spec: Specialization, compile_function: CompileFunction
+    pool: CompilePool,
+    spec: Specialization,
+    compile_: Callable[[Specialization, Target, Path | None], Artifact],
+    dump: Path | None = None,
 ) -> Future[Artifact]:
-    return binaries.submit(pool, spec, FAKE_TARGET, compile_function=compile_function)
+    compiling = functools.partial(compile_, spec, FAKE_TARGET, dump)
+    return pool.submit(artifact_key(spec, FAKE_TARGET), spec, compiling)
+
+
+def compile_here(spec: Specialization, target: Target) -> Artifact:
+    return compile_source(lambda: source(spec), target, artifact_key(spec, target), spec)
 
 
 def gone(pid: int) -> bool:
@@ -139,17 +148,9 @@ def test_children_of_a_pool_end_when_nothing_is_compiled(here: ModuleType) -> No
 def test_an_abort_and_a_hang_are_one_failed_row_each(here: ModuleType, tmp_path: Path) -> None:
     depths = (128, 16, 256, 32, 512, 1024)
     specs = [spec_of("pointer", 16, 16, k) for k in depths]
-    artifacts = {
-        a.spec.config_binary[3]: a
-        for a in compile_many(
-            specs,
-            FAKE_TARGET,
-            n_jobs=2,
-            limit_s=6,
-            dump=tmp_path,
-            compile_function=here.faulty_compile,
-        )
-    }
+    with CompilePool(2, limit_s=6) as pool:
+        futures = [submitted(pool, spec, here.faulty_compile, tmp_path) for spec in specs]
+        artifacts = {a.spec.config_binary[3]: a for a in as_compiled(futures)}
     assert {k: a.status for k, a in artifacts.items()} == {
         128: "ok", 16: "crashed", 256: "ok", 32: "timeout", 512: "ok", 1024: "ok",
     }  # fmt: skip
@@ -164,34 +165,20 @@ def test_an_abort_and_a_hang_are_one_failed_row_each(here: ModuleType, tmp_path:
 
 def test_unknown_exceptions_propagate(here: ModuleType) -> None:
     specs = [spec_of("pointer", 16, 16, k) for k in (128, 64)]
-    with pytest.raises(KeyError, match="a bug of ours"):
-        list(compile_many(specs, FAKE_TARGET, n_jobs=2, compile_function=here.faulty_compile))
-
-
-@pytest.mark.fault("B12")
-def test_children_are_reused_and_repeats_compiled_once(here: ModuleType) -> None:
-    specs = [spec_of("pointer", m, n, 128) for m in (16, 32, 64) for n in (16, 32, 64)]
-    artifacts = list(
-        compile_many(specs * 3, FAKE_TARGET, n_jobs=2, compile_function=here.faulty_compile)
-    )
-    assert {a.spec for a in artifacts} == set(specs)
-    assert len(artifacts) == len(specs)
-    children = {a.registers for a in artifacts}
-    assert len(children) <= 2
-    assert os.getpid() not in children
+    with CompilePool(2) as pool, pytest.raises(KeyError, match="a bug of ours"):
+        list(as_compiled([submitted(pool, spec, here.faulty_compile) for spec in specs]))
 
 
 @pytest.mark.fault("B27")
-def test_closing_the_iterator_kills_the_children(here: ModuleType, tmp_path: Path) -> None:
+def test_closing_a_pool_kills_what_its_children_started(here: ModuleType, tmp_path: Path) -> None:
     specs = [spec_of("pointer", 16, 16, k) for k in (128, 32)]
-    artifacts = compile_many(
-        specs, FAKE_TARGET, n_jobs=2, dump=tmp_path, compile_function=here.faulty_compile
-    )
-    next(artifacts)
-    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-        time.sleep(0.01)
-    start = time.monotonic()
-    artifacts.close()
+    with CompilePool(2) as pool:
+        artifacts = as_compiled([submitted(pool, s, here.faulty_compile, tmp_path) for s in specs])
+        next(artifacts)
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            time.sleep(0.01)
+        start = time.monotonic()
+        artifacts.close()
     assert time.monotonic() - start < 5
     time.sleep(0.1)
     assert gone(int((tmp_path / "pid").read_text()))
@@ -203,8 +190,9 @@ def test_nothing_is_left_on_disk_nor_in_the_environment(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = dict(os.environ)
     specs = [spec_of("pointer", 16, 16, k) for k in (16, 32)]
-    artifacts = list(compile_many(specs, FAKE_TARGET, n_jobs=1, compile_function=here.litter))
-    folders = {a.error for a in artifacts}
+    with CompilePool(1) as pool:
+        futures = [submitted(pool, spec, here.litter) for spec in specs]
+        folders = {future.result().error for future in futures}
     assert len(folders) == 2, "each compile has a cache of its own"
     assert all(Path(f).is_relative_to(tmp_path) for f in folders)
     assert list(tmp_path.iterdir()) == []
@@ -304,7 +292,7 @@ def test_a_ptxas_that_was_killed_refused_nothing(
         raise PTXASError(told)
 
     monkeypatch.setattr(triton, "compile", fails)
-    found = compile_spec(GOOD, FAKE_TARGET)
+    found = compile_here(GOOD, FAKE_TARGET)
     assert (found.status, found.error.startswith("PTXASError: ")) == (status, True)
 
 
@@ -316,10 +304,10 @@ def test_two_processes_give_one_program(tmp_path: Path, monkeypatch: pytest.Monk
     with knobs.cache.scope():
         knobs.cache.dir = str(tmp_path)
         target = Target.named("h100-sxm")
-        here = compile_spec(GOOD, target)
+        here = compile_here(GOOD, target)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     cache = tmp_path / "shared"
-    (there,) = compile_many([GOOD], target, n_jobs=1, cache=cache)
+    (there,) = compile_many([GOOD, GOOD], target, n_jobs=1, cache=cache)
     assert list(cache.rglob("*.cubin")), "left for a process that is to load it"
     assert here.ok
     assert dataclasses.replace(here, compile_s=0) == dataclasses.replace(there, compile_s=0)

@@ -108,16 +108,14 @@ def test_the_interpreter_ends_while_compiles_are_queued(tmp_path: Path, where: s
 import threading, time
 from pathlib import Path
 from costmodel.compile.compile_pool import CompilePool
-from costmodel.gemm.binaries import submit
 from test_executor import hang
-from test_compiler import FAKE_TARGET, spec_of
+from test_compiler import spec_of, submitted
 
 def compile_all():
     specs = [spec_of("pointer", m, n, 128) for m in (16, 32, 64) for n in (16, 32, 64)]
     pool = CompilePool(2, limit_s=3600)
     futures = [
-        submit(pool, spec, FAKE_TARGET, dump=Path({str(tmp_path)!r}), compile_function=hang)
-        for spec in specs
+        submitted(pool, spec, hang, Path({str(tmp_path)!r})) for spec in specs
     ]
     if {where!r} == "daemon":
         futures[0].result()
