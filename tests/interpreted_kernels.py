@@ -91,7 +91,7 @@ def run(
     assert not why_illegal(config, workload, DEVICES["h100-sxm"])
     if wide is not None:
         workload = replace(workload, code=replace(workload.code, wide=wide))
-    plan = Plan.of(workload, config, sm_count)
+    plan = Plan(workload, config, sm_count)
     workspace = workspace or Workspace(a.device)
     copies = plan.aligned(a, b, workspace)
     for x, copy in zip((a, b), copies, strict=True):
@@ -225,7 +225,7 @@ def test_copies_in_one_launch(
     operands, out = (framed(*a), framed(*b)), framed(a[0], b[1])
     workload = Workload.from_tensors(*operands, out)
     assert workload.code.needs_repack() == copied
-    plan = Plan.of(workload, replace(TMA, repack=True), SM_COUNT)
+    plan = Plan(workload, replace(TMA, repack=True), SM_COUNT)
     workspace = Workspace(out.device)
     for name, x, elements in zip("ab", operands, plan.repacked, strict=True):
         # More memory than the copy takes, as an earlier call may have left it behind.
@@ -244,7 +244,7 @@ def test_copies_in_one_launch(
 @pytest.mark.fault("B19")
 def test_only_what_needs_it_is_copied() -> None:
     a, b, out = framed(24, 40), framed(40, 35), framed(24, 35, fill=NAN)
-    plan = Plan.of(Workload.from_tensors(a, b, out), replace(TMA, repack=True), SM_COUNT)
+    plan = Plan(Workload.from_tensors(a, b, out), replace(TMA, repack=True), SM_COUNT)
     aligned_a, aligned_b = plan.aligned(a, b, Workspace(a.device))
     assert aligned_a is a
     assert aligned_b is not b
@@ -361,7 +361,7 @@ def test_splits(config: GemmConfig, k: int, split_k: int) -> None:
     a, b = framed(20, k), framed(k, 40)
     out = framed(20, 40, fill=NAN)
     workspace = Workspace(torch.device("cpu"))
-    plan = Plan.of(Workload.from_tensors(a, b, out), config, SM_COUNT)
+    plan = Plan(Workload.from_tensors(a, b, out), config, SM_COUNT)
     partial, arrivals = workspace.get(plan.workspace_bytes, plan.tiles)
     partial.fill_(NAN)
     check(a, b, config, out, workspace=workspace)

@@ -66,7 +66,7 @@ def pretend_a_device() -> Any:
 def planned(name: str) -> tuple[Plan, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     a, b, out = (torch.zeros(256, 256, dtype=torch.float16) for _ in range(3))
     workload = Workload.from_tensors(a, b, out)
-    return Plan.of(workload, CONFIGS[name], TARGET.device.sm_count), (a, b, out)
+    return Plan(workload, CONFIGS[name], TARGET.device.sm_count), (a, b, out)
 
 
 def build_ahead() -> dict[str, Any]:

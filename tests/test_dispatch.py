@@ -427,7 +427,7 @@ def test_a_plan_fills_every_argument_that_is_not_baked(
     workload = Workload.dense(64, 128, 256, str(dtype).removeprefix("torch."))
     config = GemmConfig(kernel, 64, 64, 64, 4, 3, split_k=split)  # type: ignore[arg-type]
     a, b, out = (half(*shape, dtype=dtype) for shape in ((64, 256), (256, 128), (64, 128)))
-    plan = Plan.of(workload, config, 132)
+    plan = Plan(workload, config, 132)
     values = plan.arguments(a, b, out, None, plan.scratch(Workspace(a.device)))
     baked = constants(specialize(workload, config))
     names = set(kernel_function(kernel).arg_names) - set(baked)
@@ -506,7 +506,7 @@ def test_a_workload_is_warmed_up_as_the_call_will_be(
         (Workload.dense(4, 16, 8, "float32", tf32=True), {"tf32": True}),
         (Workload.dense(4, 16, 8, out_dtype="float32"), {"out_dtype": torch.float32}),
     ):
-        dtype = getattr(torch, workload.dtype)
+        dtype = getattr(torch, workload.code.dtype)
         a, b = A.to(dtype), B.to(dtype)
         costmodel.matmul(a, b, **warmup._precision(workload.code))
         count = len(prepared)

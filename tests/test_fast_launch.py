@@ -127,7 +127,7 @@ def operands(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def plan_of(config: GemmConfig, bias: torch.Tensor | None = None) -> Plan:
-    return Plan.of(Workload.from_tensors(*operands(0), bias=bias is not None), config, 132)
+    return Plan(Workload.from_tensors(*operands(0), bias=bias is not None), config, 132)
 
 
 def launch_of(plan: Plan, kernel: Kernel) -> TritonLaunch:
@@ -204,6 +204,23 @@ def test_it_is_queued_on_the_device_of_its_operands(monkeypatch: pytest.MonkeyPa
         launch(*operands(1), None)
         assert current == [here]
     assert seen == [1, 1]
+
+
+@WRAPPERS
+def test_a_kernel_without_bias_or_splits_gets_nothing_written_in_their_place(
+    monkeypatch: pytest.MonkeyPatch, wrapper: type[Wrapper]
+) -> None:
+    """As a family of one's own may be: what it lacks has no place among its arguments."""
+    monkeypatch.setattr("triton.__version__", wrapper.version)
+    c_function, bias = CFunction(), torch.ones(96).half()
+    names = ("a_ptr", "b_ptr", "c_ptr", "M", "N", "K", "stride_am")
+    plan = plan_of(SPLIT, bias)
+    kernel = Kernel(names, wrapper(c_function), 7, (4, 1, 0))
+    matrices = operands(1)
+    launch_of(plan, kernel)(*matrices, bias)
+    kernel(plan.blocks, 5, plan.arguments(*matrices, bias))
+    ours, theirs = c_function.calls
+    assert ours == theirs
 
 
 # --- what is left to Triton's wrappers ----------------------------------------------------------
@@ -360,9 +377,7 @@ def test_no_threads_copies_come_between_anothers_and_its_product(
 
     monkeypatch.setattr(fast, "Repack", SlowCopies)
     a, b, out = operands(0)
-    plan = Plan.of(
-        Workload.from_tensors(a, b, out), GemmConfig("tma", 64, 32, 64, repack=True), 132
-    )
+    plan = Plan(Workload.from_tensors(a, b, out), GemmConfig("tma", 64, 32, 64, repack=True), 132)
     launch = launch_of(plan, Kernel(POINTER, Wrapper(Product()), 7, (4, 1, 0)))
     threads = [
         threading.Thread(target=lambda: [launch(a, b, out, None) for _ in range(10)])

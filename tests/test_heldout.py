@@ -33,7 +33,7 @@ def test_eval_workloads_are_dense_and_distinct() -> None:
     half = eval_workloads()
     assert len(set(half)) == 78
     assert half[0] == Workload.dense(1, 4096, 4096)
-    assert {w.dtype for w in eval_workloads("bfloat16")} == {"bfloat16"}
+    assert {w.code.dtype for w in eval_workloads("bfloat16")} == {"bfloat16"}
 
 
 @given(st.sampled_from(eval_list()), st.integers(1, 200_000), st.sampled_from(["row", "col"]))

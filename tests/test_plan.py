@@ -37,7 +37,7 @@ def test_all_copies_are_one_launch(
     monkeypatch.setattr(planning, "load", load)
     a, b, out = (torch.zeros(*shape).half() for shape in ((100, k), (k, n), (100, n)))
     config = GemmConfig("tma", 64, 64, 64, repack=True)
-    plan = Plan.of(Workload.from_tensors(a, b, out), config, 132)
+    plan = Plan(Workload.from_tensors(a, b, out), config, 132)
     target = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
     copies = Repack(plan, target, 0)(a, b, Workspace(a.device), 0)
     assert queued == launches
@@ -115,7 +115,7 @@ def test_a_stride_that_is_never_used_may_be_of_any_size(kernel: str) -> None:
     )
     workload = Workload.from_tensors(a, b, out)
     assert not workload.code.wide
-    plan = Plan.of(workload, parse_config(kernel), 132)
+    plan = Plan(workload, parse_config(kernel), 132)
     numbers = {k: v for k, v in plan.arguments(a, b, out).items() if isinstance(v, int)}
     assert max(numbers.values()) < 2**31
     assert (numbers["stride_ak"], numbers["stride_bk"]) == (1, 1)

@@ -56,7 +56,7 @@ def test_the_ground_is_covered() -> None:
     assert min(w.k for w in MANY) <= 32
     assert all(1 <= w.m <= 16384 for w in MANY)
     for dtype in ("float16", "bfloat16"):
-        of_dtype = [w for w in MANY if w.dtype == dtype]
+        of_dtype = [w for w in MANY if w.code.dtype == dtype]
         assert 0.4 < len(of_dtype) / len(MANY) < 0.6
         assert 0.15 < sum(is_ragged(w) for w in of_dtype) / len(of_dtype) < 0.6
     assert len({w.nk for w in MANY}) > 500, "splits are by (n, k)"

@@ -75,7 +75,7 @@ def test_what_there_is_to_learn_from_is_whole(dataset: Dataset) -> None:
     assert frame.dropped == {}
     each = np.bincount(frame.workload_index[frame.ok], minlength=len(frame.workloads))
     assert np.median(each) >= 150
-    assert {w.dtype for w in frame.workloads} == {"float16", "bfloat16"}
+    assert {w.code.dtype for w in frame.workloads} == {"float16", "bfloat16"}
 
 
 def test_there_is_as_much_to_learn_from_as_was_planned(dataset: Dataset, sibling: Dataset) -> None:

@@ -36,7 +36,7 @@ def counted(config: GemmConfig, workload: Workload) -> dict[str, int]:
         ahead = config.num_stages if name == "K" else 0
         sizes[f"offset of {name}"] = (-(-size // block) + ahead) * block + block - 1
     tiles_m, tiles_n = -(-workload.m // config.block_m), -(-workload.n // config.block_n)
-    programs = Plan.of(workload, config, H100.device.sm_count).blocks
+    programs = Plan(workload, config, H100.device.sm_count).blocks
     return {
         **sizes,
         "tiles of a group": config.group_m * tiles_n,

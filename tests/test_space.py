@@ -371,7 +371,7 @@ def test_programs_and_workspace_cover_the_output(
     tiles = len({(i // config.block_m, j // config.block_n)
                  for i in (*range(0, m, config.block_m), m - 1)
                  for j in (*range(0, n, config.block_n), n - 1)})  # fmt: skip
-    plan = Plan.of(Workload.dense(m, n, 64), config, sm_count)
+    plan = Plan(Workload.dense(m, n, 64), config, sm_count)
     blocks = plan.blocks
     if config.kernel in ("tma_persistent", "warp_specialized"):
         assert blocks == min(tiles, sm_count)

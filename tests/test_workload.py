@@ -148,6 +148,19 @@ def test_offsets_past_31_bits_are_wide() -> None:
     assert not Workload.dense(40_000, 50_000, 16).code.wide
 
 
+@pytest.mark.fault("B08")
+def test_an_operand_of_exactly_31_bits_is_one_class_however_it_is_described() -> None:
+    """Its last offset is 2**31 - 1: else a pin of sizes would not be met by operands."""
+    for n, wide in ((2**15, False), (2**15 + 16, True)):
+        a, b, out = (
+            torch.empty(rows, cols, dtype=torch.float16, device="meta")
+            for rows, cols in ((2**16, 16), (16, n), (2**16, n))
+        )
+        dense = Workload.dense(2**16, n, 16)
+        assert dense.code.wide == wide
+        assert Workload.from_tensors(a, b, out) == dense
+
+
 # --- names ---------------------------------------------------------------------------------------
 
 

@@ -97,7 +97,7 @@ def first_launch(
 
 
 def _plan(workload: Workload, config: GemmConfig, target: Target) -> Plan:
-    return Plan.of(workload, config, target.device.sm_count)
+    return Plan(workload, config, target.device.sm_count)
 
 
 def _key(plan: Plan, target: Target, device_index: int) -> _Key:

@@ -31,7 +31,7 @@ def pin_config(
                 f"{config} cannot run {workload} on {target.device.name}: {reason}; "
                 f"SearchSpace.of(workload, target).configs lists those that can"
             )
-        ensure_loaded(Plan.of(workload, config, target.device.sm_count), target, device_index)
+        ensure_loaded(Plan(workload, config, target.device.sm_count), target, device_index)
     result = TuningResult.unranked(
         workload, target, "pinned", config, "pinned by the caller", PINNED
     )

@@ -377,7 +377,7 @@ def _ensure_loaded(result: TuningResult, key: TuningKey, m: int) -> None:
         return  # torch computes it, whether or not what was chosen elsewhere can be loaded
     refused: CompileError | LaunchError | None = None
     for config in _choices(result, m):
-        plan = Plan.of(key.workload(m), config, result.target.device.sm_count)
+        plan = Plan(key.workload(m), config, result.target.device.sm_count)
         try:
             ensure_loaded(plan, result.target, key.device_index)
         except (CompileError, LaunchError) as error:

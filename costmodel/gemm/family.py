@@ -11,7 +11,7 @@ configuration or of the whole grid.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -67,7 +67,9 @@ def warps(area: int) -> tuple[int, ...]:
     """Warp counts that give a thread a sensible share of the tile."""
     if area <= 1024:
         return (2, 4)
-    return (4,) if area <= 4096 else (4, 8) if area <= 16384 else (8,)
+    if area <= 4096:
+        return (4,)
+    return (4, 8) if area <= 16384 else (8,)
 
 
 def splits(area: int) -> tuple[int, ...]:
@@ -95,17 +97,17 @@ class KernelFamily:
         limits_registers: points of the grid get register limits.
     """
 
-    name: ClassVar[str]
-    kernel: ClassVar[str]
-    beside: ClassVar[tuple[str, ...]] = ()
-    traits: ClassVar[tuple[str, ...]] = ("is_pointer",)
-    is_persistent: ClassVar[bool] = False
-    reads_by_descriptor: ClassVar[bool] = False
-    is_masked: ClassVar[bool] = False
-    splits_k: ClassVar[bool] = False
-    powers_of_two: ClassVar[tuple[str, ...]] = ("block_m", "block_n", "block_k", "num_warps")
-    group_depths: ClassVar[tuple[int, ...]] = (3, 4)
-    limits_registers: ClassVar[bool] = True
+    name: str
+    kernel: str
+    beside: tuple[str, ...] = ()
+    traits: tuple[str, ...] = ("is_pointer",)
+    is_persistent: bool = False
+    reads_by_descriptor: bool = False
+    is_masked: bool = False
+    splits_k: bool = False
+    powers_of_two: tuple[str, ...] = ("block_m", "block_n", "block_k", "num_warps")
+    group_depths: tuple[int, ...] = (3, 4)
+    limits_registers: bool = True
 
     # --- the grid ---------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from pathlib import Path
@@ -33,36 +33,34 @@ Columns = SimpleNamespace
 @functools.cache
 def grid() -> tuple[GemmConfig, ...]:
     """Every point worth having on some workload or device; none twice."""
-    points = [point for one in families().values() for point in one.points()]
-    points += [*_group_variants(points), *_register_variants(points)]
+    found = []
+    for of in families().values():
+        found += [(of, point) for point in of.points()]
+    # Other tile orders, for the large tiles that large problems want.
+    orders = [
+        (of, replace(c, group_m=group))
+        for of, c in found
+        if min(c.block_m, c.block_n) >= 128 and c.block_k == 64
+        if c.split_k == 1 and c.num_stages in of.group_depths
+        for group in (1, 4, 16)
+    ]
+    # Register limits, where they may buy another block per multiprocessor.
+    limits = [
+        (of, replace(c, maxnreg=limit))
+        for of, c in found
+        if of.limits_registers and c.block_m * c.block_n >= 2048 and c.split_k == 1
+        if not c.halves and c.block_k == 64 and c.num_stages == 4
+        for limit in (80, 96, 128, 160)
+    ]
+    found += orders + limits
     # The TMA kernels, for operands that TMA cannot address as they are. They pay for large
     # products, so the smallest tiles are left out.
     repacked = (
-        replace(point, repack=True)
-        for point in points
-        if family(point.kernel).reads_by_descriptor and point.block_m * point.block_n >= 2048
+        replace(c, repack=True)
+        for of, c in found
+        if of.reads_by_descriptor and c.block_m * c.block_n >= 2048
     )
-    return tuple(dict.fromkeys((*points, *repacked)))
-
-
-def _group_variants(points: Iterable[GemmConfig]) -> Iterator[GemmConfig]:
-    """Other tile orders, for the large tiles that large problems want."""
-    for point in points:
-        large = min(point.block_m, point.block_n) >= 128 and point.block_k == 64
-        depths = family(point.kernel).group_depths
-        if large and point.split_k == 1 and point.num_stages in depths:
-            for group in (1, 4, 16):
-                yield replace(point, group_m=group)
-
-
-def _register_variants(points: Iterable[GemmConfig]) -> Iterator[GemmConfig]:
-    """Register limits, where they may buy another block per multiprocessor."""
-    for point in points:
-        if point.split_k > 1 or point.halves or point.block_k != 64 or point.num_stages != 4:
-            continue
-        if family(point.kernel).limits_registers and point.block_m * point.block_n >= 2048:
-            for limit in (80, 96, 128, 160):
-                yield replace(point, maxnreg=limit)
+    return tuple(dict.fromkeys((*(c for _, c in found), *repacked)))
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from costmodel.errors import InvalidInput, LayoutError, ShapeError, UnsupportedD
 from costmodel.gemm.dtypes import DATA_TYPES, DataType, kinds, require_dtypes
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
 LARGEST = 4096
 """The largest number of a configuration, such as the side of a tile."""
@@ -279,9 +279,9 @@ class Workload:
     @classmethod
     def from_tensors(
         cls,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        out: torch.Tensor,
+        a: Tensor,
+        b: Tensor,
+        out: Tensor,
         *,
         bias: bool = False,
         activation: str = "none",
@@ -310,10 +310,6 @@ class Workload:
             c_align, wide, bias, activation, tf32,
         )  # fmt: skip
         return cls(m, n, k, code)
-
-    @property
-    def dtype(self) -> str:
-        return self.code.dtype
 
     @property
     def nk(self) -> tuple[int, int]:
@@ -359,7 +355,7 @@ class Workload:
         return cls(row["m"], row["n"], row["k"], code)
 
 
-def _memory(x: torch.Tensor) -> tuple[Layout, int, int]:
+def _memory(x: Tensor) -> tuple[Layout, int, int]:
     """Return the layout, the alignment class in bytes and the largest offset of a matrix."""
     rows, cols = x.shape
     row_stride, col_stride = x.stride()
@@ -376,7 +372,7 @@ def _memory(x: torch.Tensor) -> tuple[Layout, int, int]:
     return layout, alignment_class(x.data_ptr(), lead * item, extent * item, item=item), span
 
 
-def _overlaps_itself(x: torch.Tensor) -> bool:
+def _overlaps_itself(x: Tensor) -> bool:
     """Return True if two elements of a matrix are one in memory."""
     (rows, cols), (row_stride, col_stride) = x.shape, x.stride()
     if rows == 0 or cols == 0:

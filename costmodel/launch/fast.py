@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import _C
+from torch import _C, Tensor
 from torch.nn import functional
 
 from costmodel.bounded import drop_oldest
@@ -47,9 +47,7 @@ class TritonLaunch:
         self._may_record = True
         self._recording: Recording | None = None
 
-    def __call__(
-        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
-    ) -> None:
+    def __call__(self, a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None) -> None:
         """Queue it on the current stream of the operands' device."""
         index = self._index
         if _C._cuda_getDevice() != index:
@@ -73,10 +71,10 @@ class TritonLaunch:
     def _queue(
         self,
         stream: int,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        out: torch.Tensor,
-        bias: torch.Tensor | None,
+        a: Tensor,
+        b: Tensor,
+        out: Tensor,
+        bias: Tensor | None,
         scratch: Scratch | None,
     ) -> None:
         """Queue the kernel on a raw stream."""
@@ -106,9 +104,7 @@ class TritonLaunch:
             values[STREAM] = stream
             found.launcher(*values)
 
-    def _record(
-        self, key: _Key, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
-    ) -> Recording | None:
+    def _record(self, key: _Key, a: Tensor, b: Tensor, out: Tensor) -> Recording | None:
         """Return what Triton passes to its C launcher; None if it launches in an unknown way."""
         _make_context()
         if not self._may_record:
@@ -187,18 +183,16 @@ class TorchLaunch:
         self.result = result
         self._activation, self._tf32 = activation, tf32
 
-    def __call__(
-        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
-    ) -> None:
+    def __call__(self, a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None) -> None:
         """Queue it on the current stream of the operands' device."""
         torch_product(a, b, out, bias, self._activation, self._tf32)
 
 
 def torch_product(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    out: torch.Tensor,
-    bias: torch.Tensor | None,
+    a: Tensor,
+    b: Tensor,
+    out: Tensor,
+    bias: Tensor | None,
     activation: str,
     tf32: bool = False,
 ) -> None:
@@ -218,15 +212,13 @@ def torch_product(
         _product(a, b, out, bias, out_dtype=out.dtype)  # 16-bit to float32, not rounded in between
     else:  # only cuBLAS widens its result, and not an empty one
         _product(a.float(), b.float(), out, bias)
-    if activation == "relu":
-        out.relu_()
-    elif activation == "silu":
-        functional.silu(out, inplace=True)
-    elif activation == "gelu":
+    if activation == "gelu":
         out.copy_(functional.gelu(out))
+    elif activation != "none":
+        getattr(functional, activation)(out, inplace=True)
 
 
-def activated(x: torch.Tensor, activation: str) -> torch.Tensor:
+def activated(x: Tensor, activation: str) -> Tensor:
     """Return act(x) by torch, in a new tensor unless the activation is ``none``."""
     return x if activation == "none" else getattr(functional, activation)(x)
 
@@ -259,18 +251,14 @@ def float32_precision(tf32: bool) -> Iterator[None]:
         switch.fp32_precision = before
 
 
-def _product(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None, **widened: Any
-) -> None:
+def _product(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None, **widened: Any) -> None:
     if bias is None:
         torch.mm(a, b, out=out, **widened)
     else:
         torch.addmm(bias, a, b, out=out, **widened)
 
 
-def reference_product(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str
-) -> torch.Tensor:
+def reference_product(a: Tensor, b: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     """Return act(A @ B + bias) in IEEE float32, whatever torch's switch for TF32 says."""
     with float32_precision(tf32=False):
         product = a.float() @ b.float()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from costmodel.gemm.config import GemmConfig, Specialization
+from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.family import family, partial_bytes, repack_elements
 from costmodel.gemm.specialize import REPACK_BLOCK, Repacking, specialize
 from costmodel.gemm.workload import Workload
@@ -17,14 +16,18 @@ from costmodel.launch.kernel import Kernel, load
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
-Scratch = tuple["torch.Tensor", "torch.Tensor"]
+Scratch = tuple["Tensor", "Tensor"]
 """Partial sums and arrival counters of split-K."""
 
 
-@dataclass(frozen=True, slots=True)
 class Plan:
     """The launch of one configuration on one workload; each call fills in the addresses.
+
+    Args:
+        workload, config: what is launched; m and n must not be 0.
+        sm_count: multiprocessors of the device.
 
     Attributes:
         workload, config, spec: what is launched, and which binary it takes.
@@ -32,47 +35,28 @@ class Plan:
         tiles: tiles of C (the arrival counters of split-K).
         workspace_bytes: memory for split-K partial sums.
         repacked: elements of the aligned copies of A and of B; 0 without a copy.
+        repacking: the binary that makes the copies; None without a copy.
     """
 
-    workload: Workload
-    config: GemmConfig
-    spec: Specialization
-    blocks: int
-    tiles: int
-    workspace_bytes: int
-    repacked: tuple[int, int]
-
-    @classmethod
-    def of(cls, workload: Workload, config: GemmConfig, sm_count: int) -> Plan:
-        """Work out the launch; m and n must not be 0."""
+    def __init__(self, workload: Workload, config: GemmConfig, sm_count: int) -> None:
         m, n = workload.m, workload.n
-        tiles = -(-m // config.block_m) * -(-n // config.block_n)
+        self._matrices = workload.code.matrices
+        self.workload, self.config = workload, config
+        self.spec = specialize(workload, config)
+        self.tiles = -(-m // config.block_m) * -(-n // config.block_n)
         is_persistent = family(config.kernel).is_persistent
-        return cls(
-            workload,
-            config,
-            specialize(workload, config),
-            min(tiles, sm_count) if is_persistent else tiles * config.split_k,
-            tiles,
-            int(partial_bytes(config, m, n)),
-            repack_elements(workload) if config.repack else (0, 0),
-        )
+        self.blocks = min(self.tiles, sm_count) if is_persistent else self.tiles * config.split_k
+        self.workspace_bytes = int(partial_bytes(config, m, n))
+        self.repacked = repack_elements(workload) if config.repack else (0, 0)
+        self.repacking: Repacking | None = None
+        if any(self.repacked):
+            a, b = (
+                x.layout != "strided" if elements else None
+                for x, elements in zip(self._matrices, self.repacked, strict=False)
+            )
+            self.repacking = Repacking(workload.code.dtype, a, b)
 
-    @property
-    def repacking(self) -> Repacking | None:
-        """The binary that makes the copies; None without a copy."""
-        if not any(self.repacked):
-            return None
-        code = self.workload.code
-        a, b = (
-            x.layout != "strided" if elements else None
-            for x, elements in zip(code.matrices, self.repacked, strict=False)
-        )
-        return Repacking(code.dtype, a, b)
-
-    def aligned(
-        self, a: torch.Tensor, b: torch.Tensor, workspace: Workspace
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def aligned(self, a: Tensor, b: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
         """Return the operands that the kernel addresses: A and B, or the places of their copies."""
         code, (a_size, b_size) = self.workload.code, self.repacked
         return (
@@ -86,10 +70,10 @@ class Plan:
 
     def arguments(
         self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        out: torch.Tensor,
-        bias: torch.Tensor | None = None,
+        a: Tensor,
+        b: Tensor,
+        out: Tensor,
+        bias: Tensor | None = None,
         scratch: Scratch | None = None,
     ) -> dict[str, Any]:
         """Return the run-time arguments of any kernel by name; each takes those that it has.
@@ -110,8 +94,8 @@ class Plan:
 
     def repack_arguments(
         self,
-        operands: tuple[torch.Tensor, torch.Tensor],
-        copies: tuple[torch.Tensor, torch.Tensor],
+        operands: tuple[Tensor, Tensor],
+        copies: tuple[Tensor, Tensor],
     ) -> tuple[int, dict[str, Any]]:
         """Return how many programs make the copies, and their run-time arguments by name.
 
@@ -122,7 +106,7 @@ class Plan:
         blocks: list[int] = []
         arguments: dict[str, Any] = {}
         for matrix, x, copy, elements in zip(
-            self.workload.code.matrices, operands, copies, self.repacked, strict=False
+            self._matrices, operands, copies, self.repacked, strict=False
         ):
             if not elements:
                 continue
@@ -130,35 +114,35 @@ class Plan:
                 x, copy = x.T, copy.T
             rows, width = copy.shape[0], copy.stride(0)
             blocks.append(-(-rows // REPACK_BLOCK[0]) * -(-width // REPACK_BLOCK[1]))
-            values = {
-                "ptr": x, "copy_ptr": copy, "rows": rows, "cols": x.shape[1],
-                "row_stride": x.stride(0), "col_stride": x.stride(1), "copy_stride": width,
+            name = matrix.name
+            arguments |= {
+                f"{name}_ptr": x, f"{name}_copy_ptr": copy,
+                f"{name}_rows": rows, f"{name}_cols": x.shape[1],
+                f"{name}_row_stride": x.stride(0), f"{name}_col_stride": x.stride(1),
+                f"{name}_copy_stride": width,
             }  # fmt: skip
-            arguments |= {f"{matrix.name}_{name}": value for name, value in values.items()}
         if len(blocks) == 2:
             arguments["a_blocks"] = blocks[0]
         return sum(blocks), arguments
 
-    def _descriptors(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> dict[str, Any]:
+    def _descriptors(self, a: Tensor, b: Tensor, out: Tensor) -> dict[str, Any]:
         """Return the tensor descriptors by argument name; a pointer kernel has none."""
-        code = self.spec.code
-        matrices = {
-            "a": a if code.a_layout == "row" else a.T,
-            "b": b if code.b_layout == "row" else b.T,
-            "c": out,
+        in_memory = {
+            matrix.name: x.T if matrix.layout == "col" else x
+            for matrix, x in zip(self._matrices, (a, b, out), strict=True)
         }
         return {
-            name: _descriptor(matrices[name[0]], list(block))
+            name: _descriptor(in_memory[name[0]], list(block))
             for name, block in family(self.spec.kernel).descriptor_blocks(self.spec).items()
         }
 
 
-def _used_strides(x: torch.Tensor) -> list[int]:
+def _used_strides(x: Tensor) -> list[int]:
     """Return the strides; 0 for a single row or column, whose stride may be any number."""
     return [stride if size > 1 else 0 for size, stride in zip(x.shape, x.stride(), strict=True)]
 
 
-def _descriptor(x: torch.Tensor, block: list[int]) -> Any:
+def _descriptor(x: Tensor, block: list[int]) -> Any:
     """Return a host-side tensor descriptor of a matrix whose last dimension is contiguous."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -178,8 +162,8 @@ class Repack:
         self._kernel: Kernel | None = load(spec, target, device_index) if spec else None
 
     def __call__(
-        self, a: torch.Tensor, b: torch.Tensor, workspace: Workspace, stream: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, a: Tensor, b: Tensor, workspace: Workspace, stream: int
+    ) -> tuple[Tensor, Tensor]:
         """Queue the copies and return the operands for the kernel."""
         aligned = self._plan.aligned(a, b, workspace)
         if self._kernel is not None:
@@ -201,10 +185,10 @@ class Workspace:
 
     def __init__(self, device: torch.device, *, apart: bool = False) -> None:
         self._device, self._apart = device, apart
-        self._memory: dict[tuple[str, torch.dtype], torch.Tensor] = {}
-        self._scratch: tuple[tuple[torch.Tensor, torch.Tensor] | None, int, int] = (None, 0, 0)
+        self._memory: dict[tuple[str, torch.dtype], Tensor] = {}
+        self._scratch: tuple[tuple[Tensor, Tensor] | None, int, int] = (None, 0, 0)
 
-    def get(self, size_bytes: int, tiles: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def get(self, size_bytes: int, tiles: int) -> tuple[Tensor, Tensor]:
         """Return float32 [size_bytes / 4] of anything, and int32 [tiles] of zeros; or more."""
         scratch, most_bytes, most_tiles = self._scratch
         if scratch is not None and size_bytes <= most_bytes and tiles <= most_tiles:
@@ -217,7 +201,7 @@ class Workspace:
         self._scratch = scratch, 4 * scratch[0].numel(), scratch[1].numel()
         return scratch
 
-    def copy_of(self, name: str, x: torch.Tensor, code_layout: str, elements: int) -> torch.Tensor:
+    def copy_of(self, name: str, x: Tensor, code_layout: str, elements: int) -> Tensor:
         """Return a matrix like ``x`` with aligned rows, or columns for a ``col`` layout.
 
         Args:
@@ -230,7 +214,7 @@ class Workspace:
             return memory.view(cols, -1)[:, :rows].T
         return memory.view(rows, -1)[:, :cols]
 
-    def _at_least(self, name: str, elements: int, dtype: torch.dtype) -> torch.Tensor:
+    def _at_least(self, name: str, elements: int, dtype: torch.dtype) -> Tensor:
         import torch
 
         key = name, dtype
@@ -242,13 +226,13 @@ class Workspace:
         return found
 
 
-def _outside_pools(make: Callable[[], torch.Tensor], device: torch.device) -> torch.Tensor:
+def _outside_pools(make: Callable[[], Tensor], device: torch.device) -> Tensor:
     """Allocate on this thread's stream, in another thread: a memory pool belongs to a thread."""
     import torch
 
     stream = torch.cuda.current_stream(device)
 
-    def run() -> torch.Tensor:
+    def run() -> Tensor:
         with torch.cuda.stream(stream):
             return make()
 

@@ -14,11 +14,11 @@ from costmodel.launch.kernel import load
 from costmodel.launch.plan import Plan, Repack, Workspace
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
 _GRAIN_BYTES = 256
 
-Operands = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor", "torch.Tensor | None"]
+Operands = tuple["Tensor", "Tensor", "Tensor", "Tensor | None"]
 """(a[m, k], b[k, n], out[m, n], bias[n] or None) of one launch."""
 
 
@@ -53,7 +53,7 @@ class GemmProblem:
         """Products that are added up in one element."""
         return self.workload.k
 
-    def operands(self, draw: Callable[[str, int], torch.Tensor], count: int) -> list[Operands]:
+    def operands(self, draw: Callable[[str, int], Tensor], count: int) -> list[Operands]:
         """Make disjoint sets of operands, with the layouts and alignments of the workload.
 
         Args:
@@ -78,11 +78,11 @@ class GemmProblem:
             result.append((a, b, out, bias if code.bias else None))
         return result
 
-    def output(self, operands: Operands) -> torch.Tensor:
+    def output(self, operands: Operands) -> Tensor:
         """The operand that a launch writes."""
         return operands[2]
 
-    def reference(self, operands: Operands) -> torch.Tensor:
+    def reference(self, operands: Operands) -> Tensor:
         """Return the right result in float32, contiguous."""
         from costmodel.launch.fast import reference_product
 
@@ -117,7 +117,7 @@ class GemmProblem:
         workspace: Workspace = scratch.setdefault(
             "workspace", Workspace(torch.device("cuda", device_index))
         )
-        plan = Plan.of(self.workload, config, target.device.sm_count)
+        plan = Plan(self.workload, config, target.device.sm_count)
         kernel = load(plan.spec, target, device_index, remember=False)
         repack = Repack(plan, target, device_index) if config.repack else None
         prepared: dict[int, dict[str, Any]] = {}
@@ -161,7 +161,7 @@ class _Extent(NamedTuple):
         size_bytes = self.rows * self.cols * self.item + self.shift_bytes
         return -(-size_bytes // _GRAIN_BYTES) * _GRAIN_BYTES
 
-    def view(self, data: torch.Tensor, start_bytes: int) -> torch.Tensor:
+    def view(self, data: Tensor, start_bytes: int) -> Tensor:
         first = (start_bytes + self.shift_bytes) // self.item
         x = data[first : first + self.rows * self.cols].view(self.rows, self.cols)
         return x.T if self.is_transposed else x

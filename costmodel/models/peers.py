@@ -72,10 +72,10 @@ class NvMatmulHeuristics(CostModel):
         Raises:
             NoModel: the package is not installed, or does not know the device or the types.
         """
-        if workload.dtype not in _PRECISIONS:
+        if workload.code.dtype not in _PRECISIONS:
             raise NoModel(
-                f"nvMatmulHeuristics is not asked about {workload.dtype} here: expected one of "
-                f"{', '.join(_PRECISIONS)}"
+                f"nvMatmulHeuristics is not asked about {workload.code.dtype} here: "
+                f"expected one of {', '.join(_PRECISIONS)}"
             )
         if min(workload.m, workload.n, workload.k) == 0:
             return []
@@ -89,7 +89,7 @@ class NvMatmulHeuristics(CostModel):
         problem = interface.makeNvMatmulHeuristicsProblem(
             workload.m, workload.n, workload.k, layout
         )
-        found = interface.get(problem, _PROPOSALS, precision=_PRECISIONS[workload.dtype])
+        found = interface.get(problem, _PROPOSALS, precision=_PRECISIONS[workload.code.dtype])
         kernels = [row["kernel"] for row in sorted(found, key=lambda row: float(row["runtime"]))]
         return [_as_config(kernel) for kernel in kernels]
 

@@ -48,7 +48,7 @@ def run(config: GemmConfig, m: int, n: int, k: int, transposed: bool) -> bool:
     if why_illegal(config, workload, target.device):
         return False
     # More tiles than programs, so that persistent kernels go round.
-    plan = Plan.of(workload, config, sm_count=2)
+    plan = Plan(workload, config, sm_count=2)
     stream = torch.cuda.current_stream().cuda_stream
     workspace = Workspace(a.device)
     if config.repack:

@@ -465,7 +465,7 @@ def test_a_warm_call_costs_the_host_little_more_than_plain_triton(winners, size)
     found = costmodel.result_for(a, b, mode="heuristic")
     assert found is not None
     assert isinstance(found.chosen, GemmConfig)
-    plan = Plan.of(found.workload, found.chosen, Target.current().device.sm_count)
+    plan = Plan(found.workload, found.chosen, Target.current().device.sm_count)
     arguments = plan.arguments(a, b, out)
 
     def host_us(call) -> float:

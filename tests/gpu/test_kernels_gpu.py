@@ -60,7 +60,7 @@ def launch(a, b, out, config, bias=None, activation="none", tf32=False):
     target = Target.current()
     if reason := why_illegal(config, workload, target.device):
         return reason
-    plan = Plan.of(workload, config, target.device.sm_count)
+    plan = Plan(workload, config, target.device.sm_count)
     kernel = load(specialize(workload, config), target, 0)
     stream = torch.cuda.current_stream().cuda_stream
     workspace = Workspace(a.device)
