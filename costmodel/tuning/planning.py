@@ -146,7 +146,7 @@ def _segments(
             yield Segment(each.last, each.expected(result, failed))
             continue
         for last, run in _cut(each.times, each.last):
-            before = _fastest(run, (result.config, before, None))
+            before, _ = _fastest(run, (result.config, before, None))
             yield Segment(last, before, run[-1][1].get(before))
 
 
@@ -344,7 +344,7 @@ def _cut(timed: Sequence[TimesAt], last: int) -> Iterator[tuple[int, Sequence[Ti
     ]
 
     def cost(way: Sequence[Sequence[TimesAt]]) -> tuple[bool, int, float]:
-        worst = max(map(_worst_slowdown, way))
+        worst = max(_fastest(run)[1] for run in way)
         return worst > _APART, len(way), worst
 
     found = min(ways, key=cost)
@@ -352,29 +352,24 @@ def _cut(timed: Sequence[TimesAt], last: int) -> Iterator[tuple[int, Sequence[Ti
     yield from zip([*ends, last], found, strict=True)
 
 
-def _fastest(run: Sequence[TimesAt], preferred: Sequence[GemmConfig | None]) -> GemmConfig | None:
-    """The configuration with the smallest worst-case slowdown; None means torch.
+def _fastest(
+    run: Sequence[TimesAt], preferred: Sequence[GemmConfig | None] = ()
+) -> tuple[GemmConfig | None, float]:
+    """Choose the configuration with the smallest worst-case slowdown; None means torch.
 
     Args:
         run: neighbouring m with their times.
         preferred: one of these is taken if it ties.
+
+    Returns:
+        (configuration, slowdown): at its worst m, as a factor of the fastest there; 1 where nothing
+        works, so that torch serves.
     """
-    slowdowns = _slowdowns(run)
-    if not slowdowns:
-        return None
-    best = min(slowdowns, key=slowdowns.__getitem__)
-    enough = _AS_FAST * slowdowns[best]
-    return next((c for c in preferred if slowdowns.get(c, inf) <= enough), best)
-
-
-def _worst_slowdown(run: Sequence[TimesAt]) -> float:
-    """Slowdown of the best choice for a run at its worst m, as a factor; 1 where torch serves."""
     if not any(times for _, times in run):
-        return 1.0
-    return min(_slowdowns(run).values(), default=inf)
-
-
-def _slowdowns(run: Sequence[TimesAt]) -> dict[GemmConfig | None, float]:
-    """Factor over the fastest, at the worst m, of each configuration that works at all of them."""
+        return None, 1.0
     works = [config for config in run[-1][1] if all(config in times for _, times in run)]
-    return {c: max(times[c] / min(times.values()) for _, times in run) for c in works}
+    slowdowns = {c: max(times[c] / min(times.values()) for _, times in run) for c in works}
+    best = min(slowdowns, key=slowdowns.__getitem__, default=None)
+    worst = slowdowns.get(best, inf)
+    ties = (c for c in preferred if slowdowns.get(c, inf) <= _AS_FAST * worst)
+    return (next(ties, best) if slowdowns else None), worst

@@ -20,7 +20,6 @@ from dataclasses import replace
 from math import inf
 from typing import Any, Protocol
 
-from costmodel.data.candidates import CostModel
 from costmodel.data.measurement import Runner
 from costmodel.errors import FileError, HostError, InvalidInput, ModelError
 from costmodel.gemm.binaries import compile_for_device
@@ -40,6 +39,8 @@ from costmodel.validation import one_line
 
 # These ask for timings: in a process group a prediction is no answer to them.
 _TIMED_ON_REQUEST = ("topk", "exhaustive")
+
+_RULES = RuleHeuristic()
 
 log = logging.getLogger("costmodel")
 
@@ -118,6 +119,8 @@ class Winners:
         """
         m_range = self.buckets.range_of(workload)
         options["model"] = named_model(options.get("model"))
+        if options.get("mode") == "heuristic":
+            options["model"] = _RULES
         return TuningKey(replace(workload, m=m_range[1]), m_range, device_index, **options)
 
     def find(
@@ -259,11 +262,7 @@ class _Work:
     @functools.cached_property
     def _answering(self) -> Answering:
         """Resolved once, before the choice takes its seconds."""
-        return answering_model(self._named, self._target, self._key.largest)
-
-    @property
-    def _named(self) -> CostModel | None:
-        return RuleHeuristic() if self._key.mode == "heuristic" else self._key.model
+        return answering_model(self._key.model, self._target, self._key.largest)
 
     def disk_key(self) -> dict[str, Any]:
         return self._key.on_disk(self._target, self._answering.model)
@@ -314,7 +313,7 @@ class _Work:
                     compile_=self._winners.compile_ if untimed else None,
                 )  # fmt: skip
 
-        result = with_answering(self._named, self._target, key.largest, tune)
+        result = with_answering(key.model, self._target, key.largest, tune)
         count(
             tuned=int(result.timed), predicted=int(not result.timed),
             timed=result.costs.timed, compiled=result.costs.compiled,
