@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
@@ -30,7 +31,8 @@ from costmodel.tuning.tuning_key import WinnerCache
 from costmodel.tuning.tuning_result import TuningResult
 from costmodel.tuning.winners import Winners
 
-__all__ = ["H100", "MODEL", "Bench", "Machine", "find", "operands", "result_of"]
+__all__ = ["H100", "MODEL", "Bench", "Machine", "find", "operands", "result_of",
+           "wait_until"]  # fmt: skip
 
 H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
 MODEL = RandomModel()
@@ -199,6 +201,14 @@ def result_of(call: Callable[[], TuningResult | None]) -> TuningResult:
     assert result is not None
     assert kept in (None, result)
     return result
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Ask again and again until something is so, for a minute at most."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.005)
 
 
 def operands(m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:

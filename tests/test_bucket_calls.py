@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from bucket_fakes import LAW, K, N, ask, best_us, faked, is_timed, law_us, timed_us
-from dispatch_fakes import Machine
+from dispatch_fakes import Machine, wait_until
 
 import costmodel
 from costmodel.data.measurement import Measurement
 from costmodel.dispatch import dispatch
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
-from costmodel.tuning import winners
 from costmodel.tuning.tuning_key import TuningKey
 from costmodel.tuning.tuning_result import TuningResult
 
@@ -42,20 +39,14 @@ def test_a_bucket_is_tuned_once_and_each_m_has_what_is_fastest(machine: Machine,
         assert law_us(workload, result.config) < 1.1 * best_us(workload)
 
 
-def test_a_later_process_finds_the_parts_on_disk(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bucket_is_planned_for_its_second_m_and_stays_so_on_disk(machine: Machine) -> None:
+    ask(2060), ask(2060)
+    (entry,) = dispatch.winners.cache.entries()
+    assert entry.result.plan is None
     found = {m: ask(m).chosen for m in (2060, 2300, 2560)}
     machine.restart()
-    for name in ("plan_by_prediction", "plan_by_timing"):
-        monkeypatch.setattr(winners, name, lambda *_, **__: pytest.fail("planned again"))
+    machine.bench.before = lambda: pytest.fail("timed again")
     assert {m: ask(m).chosen for m in found} == found
-
-
-def test_a_single_m_is_never_spread(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("plan_by_prediction", "plan_by_timing"):
-        monkeypatch.setattr(winners, name, lambda *_, **__: pytest.fail("nobody asked"))
-    assert ask(2300) is ask(2300)
 
 
 @pytest.mark.fault("B13")
@@ -167,16 +158,6 @@ def test_a_budget_for_one_part_is_spent_once(
         assert len({part.latency_us is None for part in entry.result.plan.segments}) == 2
 
 
-def test_warmup_loads_the_winner_of_the_m_that_was_tuned(machine: Machine) -> None:
-    winner = ask(2060)
-    machine.bench.latency_us = lambda w, c: 500.0 if c == winner.config else timed_us(w, c)
-    machine.restart()
-    costmodel.warmup([(2300, N, K)], model=LAW)
-    before = costmodel.stats()
-    assert ask(2060).config == winner.config
-    assert costmodel.stats().since(before).loaded == 0
-
-
 def test_what_cannot_be_timed_does_not_stop_the_product(machine: Machine) -> None:
     winner = ask(2060)
     machine.restart()
@@ -186,10 +167,7 @@ def test_what_cannot_be_timed_does_not_stop_the_product(machine: Machine) -> Non
 
     machine.bench.before = refuse
     assert ask(2560).config not in (None, winner.config), "what is expected stands"
-    deadline = time.monotonic() + 60
-    while ask(2300, "background").config is None:
-        assert time.monotonic() < deadline, "the background leaves it to torch"
-        time.sleep(0.005)
+    wait_until(lambda: ask(2300, "background").config is not None)
 
 
 def test_a_tuning_is_done_anew_whether_or_not_it_was_spread_meanwhile(machine: Machine) -> None:
@@ -232,15 +210,10 @@ def test_a_job_from_before_all_was_forgotten_is_done_again(machine: Machine) -> 
     dispatch.winners.forget()
     dispatch.forget_launches()
     goes_on.set()
-    deadline = time.monotonic() + 60
-    while not dispatch._background.is_idle:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until(lambda: dispatch._background.is_idle)
     dispatch.winners.cache.clear()  # of another model there is nothing
     assert ask(2060).config == winner.config
-    while ask(2560, "background").config in (None, winner.config):
-        assert time.monotonic() < deadline, "the winner stays"
-        time.sleep(0.005)
+    wait_until(lambda: ask(2560, "background").config not in (None, winner.config))
 
 
 def test_timing_in_vain_is_not_tried_again(machine: Machine) -> None:
@@ -260,33 +233,6 @@ def test_timing_in_vain_is_not_tried_again(machine: Machine) -> None:
     assert len(machine.bench.waited) == used + 1, "of a new tuning it is tried anew"
 
 
-def test_parts_are_counted_and_wait_only_where_a_call_does(machine: Machine) -> None:
-    ask(2060)
-    before, timed = costmodel.stats(), machine.bench.timings
-    ask(2560)
-    done = costmodel.stats().since(before)
-    assert done.timed >= machine.bench.timings - timed > 8
-    assert machine.bench.waited[-1] is True
-
-
-@pytest.mark.fault("B22")
-def test_what_cannot_be_written_can_still_be_read(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ask(2060), ask(3000)
-    machine.restart()
-
-    def refuse(*_: Any) -> None:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr("costmodel.tuning.cache.replace_file", refuse)
-    with pytest.warns(RuntimeWarning, match="Read-only"):
-        ask(2300)
-    timed = machine.bench.timings
-    ask(3000)
-    assert machine.bench.timings == timed, "it is on disk"
-
-
 @pytest.mark.fault("B05")
 def test_a_capture_takes_what_is_loaded_and_does_not_keep_it(machine: Machine) -> None:
     winner = ask(2060)
@@ -304,14 +250,9 @@ def test_a_capture_takes_what_is_loaded_and_does_not_keep_it(machine: Machine) -
 def test_in_the_background_no_call_waits_for_another_part(machine: Machine) -> None:
     loaded_by: set[int] = set()
     machine.refuses = lambda _: bool(loaded_by.add(threading.get_ident()))
-    chosen = set()
     for m in (2060, 2300, 2560):
-        deadline = time.monotonic() + 60
-        while (found := ask(m, "background")).config != expected(m):
-            assert time.monotonic() < deadline, "it did not come about"
-            time.sleep(0.005)
-        chosen.add(found.config)
-    assert len(chosen) > 1
+        wait_until(lambda m=m: ask(m, "background").config == expected(m))
+    assert len({expected(m) for m in (2060, 2300, 2560)}) > 1
     assert threading.get_ident() not in loaded_by
 
 
@@ -322,16 +263,9 @@ def test_in_the_background_a_winner_on_disk_serves_until_its_part_is_timed(
     machine.restart()
     go_on = threading.Event()
     machine.bench.before = lambda: go_on.wait(60)
-
-    def becomes(wanted: Callable[[TuningResult], bool]) -> None:
-        deadline = time.monotonic() + 60
-        while not wanted(ask(2560, "background")):
-            assert time.monotonic() < deadline, "it did not come about"
-            time.sleep(0.005)
-
-    becomes(lambda found: found.config == winner.config)
+    wait_until(lambda: ask(2560, "background").config == winner.config)
     go_on.set()
-    becomes(lambda found: found.config not in (None, winner.config))
+    wait_until(lambda: ask(2560, "background").config not in (None, winner.config))
 
 
 def key_of(m: int) -> TuningKey:

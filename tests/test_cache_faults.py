@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import test_dispatch
-from test_cache import BAD, KEY, RESULT
+from test_cache import KEY, RESULT
 from test_dispatch import H100, SIZES, Bench, find, key_of, winners_of
 
 from costmodel.files import cached_fact
@@ -287,23 +287,6 @@ def test_a_relative_directory_stays_where_it_was_first_used(
 
 
 # --- what is in a file ------------------------------------------------------------------------
-
-
-@pytest.mark.fault("B13")
-@pytest.mark.parametrize("fault", BAD)
-def test_a_poisoned_winner_is_tuned_once_and_replaced(
-    bench: Bench, tmp_path: Path, fault: str
-) -> None:
-    good = find(winners_of(bench, tmp_path), *SIZES[0])
-    (path,) = tmp_path.iterdir()
-    poisoned = BAD[fault](path.read_bytes())
-    if poisoned == path.read_bytes():  # this fault is about a word that is not in it
-        poisoned = poisoned[:-20]
-    path.write_bytes(poisoned)
-    for _ in range(3):  # processes
-        assert find(winners_of(bench, tmp_path), *SIZES[0]).chosen == good.chosen
-    assert bench.uses == 2
-    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.fault("B16")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -33,13 +32,13 @@ from costmodel.errors import (
     UnsupportedDtype,
 )
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.space import SearchSpace, why_illegal
+from costmodel.gemm.space import SearchSpace
 from costmodel.gemm.specialize import constants, kernel_function, specialize
-from costmodel.gemm.workload import MOST, Workload
+from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
 from costmodel.launch.plan import Plan, Workspace
 from costmodel.measure.replay import ReplayRunner
-from costmodel.tuning.tuning_key import Buckets, TuningKey, WinnerCache
+from costmodel.tuning.tuning_key import TuningKey, WinnerCache
 from costmodel.tuning.winners import Winners
 
 H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
@@ -193,25 +192,6 @@ def test_no_overlap_is_missed(
             require_apart(out, a, b, bias, spans)
 
 
-@pytest.mark.fault("B23")
-@given(st.integers(1, MOST))
-def test_a_bucket_holds_its_m_and_is_one_of_few(m: int) -> None:
-    first, last = Buckets().of(m)
-    assert first <= m <= last
-    assert Buckets().of(first) == Buckets().of(last) == (first, last)
-    assert last < 2 * first or last == first
-    if m > 128:
-        assert (last - first + 1) * 5 <= last, "four steps an octave"
-
-
-@pytest.mark.fault("B23")
-def test_buckets_are_bounded_and_do_not_cross_small() -> None:
-    assert [Buckets().of(m)[1] for m in (1, 2, 3, 5, 9, 65)] == [1, 2, 4, 8, 16, 128]
-    assert len({Buckets().of(m) for m in range(1, 2001)}) == 24
-    assert Buckets().of(512)[1] == 512
-    assert Buckets().of(513)[0] == 513
-
-
 class Bench:
     """Replays instead of timing; counts who comes."""
 
@@ -283,52 +263,6 @@ def test_the_first_m_of_a_bucket_stands_for_the_others(bench: Bench, tmp_path: P
     assert find(winners, 601, 1024, 1024) is found
     assert find(winners, 640, 1024, 1024) is found
     assert bench.uses == 1
-
-
-@pytest.mark.fault("B23")
-def test_every_m_costs_at_most_one_tuning_a_bucket(bench: Bench, tmp_path: Path) -> None:
-    winners = winners_of(bench, tmp_path)
-    for m in (*range(1, 140), *range(140, 2001, 7)):
-        find(winners, m, 256, 128, "heuristic")
-    assert len(winners.cache.entries()) <= 24
-
-
-def test_what_may_not_run_the_last_m_of_a_bucket_serves_none_of_it(
-    bench: Bench, tmp_path: Path
-) -> None:
-    # The largest workspace that is allowed: a few more rows of tiles pass it.
-    config = GemmConfig("pointer", 16, 128, 64, 4, 3, split_k=16)
-    near, over = Workload.dense(1793, 8704, 16384), Workload.dense(2048, 8704, 16384)
-    assert not why_illegal(config, near, H100.device)
-    assert why_illegal(config, over, H100.device)
-    assert Buckets().of(near.m) == Buckets().of(over.m)
-    winners = winners_of(bench, tmp_path)
-    first = find(winners, 1793, 8704, 16384, "heuristic")
-    assert config not in [ranked for ranked, _ in first.ranked]
-    assert not any(why_illegal(ranked, over, H100.device) for ranked, _ in first.ranked)
-    (entry,) = winners.cache.entries()
-    winners.cache.put(entry.key, replace(first, config=config))
-    assert find(winners_of(bench, tmp_path), 1793, 8704, 16384, "heuristic").config == first.config
-
-
-@pytest.mark.fault("B15")
-def test_threads_tune_each_question_once(bench: Bench, tmp_path: Path) -> None:
-    winners = winners_of(bench, tmp_path)
-    barrier = threading.Barrier(8)
-    found: dict[int, object] = {}
-
-    def ask(i: int) -> None:
-        barrier.wait()
-        found[i] = find(winners, *SIZES[i % len(SIZES)])
-
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "deadlock"
-    assert bench.uses == len(SIZES)
-    assert all(found[i] is found[i + len(SIZES)] for i in range(len(SIZES)))
 
 
 @pytest.mark.fault("B13")

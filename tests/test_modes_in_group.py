@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from dispatch_fakes import H100, MODEL, Machine, operands
+from dispatch_fakes import H100, MODEL, Machine, operands, wait_until
 
 import costmodel
 from costmodel.dispatch import dispatch, warmup
@@ -136,10 +135,7 @@ def test_a_background_that_began_before_is_no_answer_inside(machine: Machine) ->
     with in_group():
         first = ask(mode="background")
         may_tune.set()
-        deadline = time.monotonic() + 60
-        while not dispatch._background.is_idle:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        wait_until(lambda: dispatch._background.is_idle)
         assert ask(mode="background") is first
         assert not first.timed
         assert first.config is not None, "and not torch meanwhile"
