@@ -461,7 +461,7 @@ def test_ahead_of_time_float32_follows_the_switch_too(
     found, _ = ahead._problem((A.float(), B.float()), "float16", None, None, None)
     assert found.code.kind == ("tf32" if follows else "float32")
     found, _ = ahead._problem((A, B), "float16", "float32", None, None)
-    assert (found.dtype, found.code.out_dtype) == ("float16", "float32")
+    assert (found.code.dtype, found.code.out_dtype) == ("float16", "float32")
     found, _ = ahead._problem((4, 16, 8), "float32", None, True, None)
     assert found.code.tf32
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,15 +104,6 @@ def test_nothing_is_timed_and_no_disk_is_read(machine: Machine, mode: str) -> No
 
 
 @pytest.mark.usefixtures("group")
-def test_the_order_of_asking_does_not_matter(machine: Machine) -> None:
-    chosen = set()
-    for order in ([17, 32, 24], [24, 17, 32], [32, 24, 17]):
-        chosen |= {ask((m, *SIZE[1:])).config for m in order}
-        machine.restart()
-    assert len(chosen) == 1
-
-
-@pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("mode", ON_REQUEST)
 def test_timings_on_request_are_refused_until_they_are_agreed_on(
     machine: Machine, mode: str
@@ -150,16 +140,6 @@ def test_after_the_group_each_decides_for_itself(machine: Machine) -> None:
     assert ask() is alone
     with in_group():
         assert not ask().timed, "another group has agreed on nothing"
-
-
-@pytest.mark.usefixtures("group")
-def test_not_even_a_prediction_on_disk_is_read(machine: Machine) -> None:
-    found = ask()
-    other = next(c for c, _ in found.ranked if c != found.config)
-    key = dispatch.winners.disk_key(key_of(SIZE, "predict"))
-    dispatch.winners.cache.put(key, replace(found, config=other))
-    machine.restart()
-    assert ask().config == found.config
 
 
 # --- agreed on ----------------------------------------------------------------------------------
