@@ -22,9 +22,8 @@ from common import Results, Row, announce, at_exit_code, parser, until, versions
 from costmodel.collect.collect import Job, collect
 from costmodel.collect.sampling import RandomSampler
 from costmodel.data.dataset import Dataset
-from costmodel.gemm.binaries import compile_many
 from costmodel.gemm.space import SearchSpace
-from costmodel.gemm.specialize import specialize
+from costmodel.gemm.specialize import compile_many, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.measure.device import DeviceRunner

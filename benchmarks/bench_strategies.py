@@ -31,10 +31,9 @@ from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Candidate, Measurement, Runner
 from costmodel.evaluation.heldout import eval_workloads
 from costmodel.evaluation.metrics import geomean
-from costmodel.gemm.binaries import compile_for_device
 from costmodel.gemm.config import GemmConfig, Specialization
 from costmodel.gemm.space import why_illegal
-from costmodel.gemm.specialize import specialize
+from costmodel.gemm.specialize import compile_for_device, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.measure import ReplayRunner

@@ -46,10 +46,9 @@ from costmodel.cli.output import print_table
 from costmodel.compile.artifact import Artifact
 from costmodel.compile.compile_pool import CompilePool
 from costmodel.evaluation.metrics import geomean
-from costmodel.gemm.binaries import compile_for_device
 from costmodel.gemm.config import GemmConfig, Specialization
 from costmodel.gemm.space import SearchSpace
-from costmodel.gemm.specialize import specialize
+from costmodel.gemm.specialize import compile_for_device, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.measure.device import DeviceRunner

@@ -17,8 +17,8 @@ from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Measurement, Runner
 from costmodel.errors import CostModelError, NoModel
 from costmodel.files import file_errors, write_json
-from costmodel.gemm.binaries import compile_for_device
 from costmodel.gemm.config import GemmConfig, Specialization
+from costmodel.gemm.specialize import compile_for_device
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.models import XgbCostModel, load, model_directory

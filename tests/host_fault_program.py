@@ -19,7 +19,7 @@ from stub_driver_program import pretend_a_device
 import costmodel
 from costmodel import nn
 from costmodel.dispatch import dispatch, loading
-from costmodel.gemm.binaries import compile_for_device
+from costmodel.gemm.specialize import compile_for_device
 from costmodel.gemm.workload import Workload
 from costmodel.launch.kernel import load
 from costmodel.tuning.winners import Winners

@@ -24,9 +24,8 @@ from costmodel.compile.compile_pool import CompilePool, as_compiled
 from costmodel.compile.compiler import compile_source, duplicates
 from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.errors import InvalidInput
-from costmodel.gemm.binaries import compile_many
 from costmodel.gemm.config import GemmConfig, Specialization
-from costmodel.gemm.specialize import artifact_key, source, specialize
+from costmodel.gemm.specialize import artifact_key, compile_many, source, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
 

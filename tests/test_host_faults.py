@@ -26,7 +26,7 @@ from test_launchers import HERE
 
 import costmodel
 from costmodel.dispatch import dispatch, loading
-from costmodel.gemm.binaries import compile_for_device
+from costmodel.gemm.specialize import compile_for_device
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.launch.kernel import load

@@ -21,8 +21,7 @@ from costmodel.cli import app
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement_table import Role
 from costmodel.evaluation.heldout import eval_workloads, is_held_out
-from costmodel.gemm.binaries import compile_many
-from costmodel.gemm.specialize import kernel_hashes
+from costmodel.gemm.specialize import compile_many, kernel_hashes
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.measure import ReplayRunner

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from costmodel.gemm import space as space_module
 from costmodel.gemm import specialize as specializing
-from costmodel.gemm.binaries import compile_many
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.dtypes import kinds
 from costmodel.gemm.family import families, family, is_wide
@@ -27,7 +26,7 @@ from costmodel.gemm.space import (
     space_rows,
     why_illegal,
 )
-from costmodel.gemm.specialize import kernel_trouble, specialize
+from costmodel.gemm.specialize import compile_many, kernel_trouble, specialize
 from costmodel.gemm.workload import MOST, CodeClass, Workload, kind_options
 from costmodel.hardware.target import DEVICES, Target, Toolchain
 from costmodel.launch.plan import Plan

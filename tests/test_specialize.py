@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.gemm.binaries import compile_many
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.family import families
 from costmodel.gemm.space import SearchSpace, grid
 from costmodel.gemm.specialize import (
     Repacking,
     artifact_key,
+    compile_many,
     constants,
     kernel_hash,
     source,

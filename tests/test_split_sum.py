@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from costmodel.gemm.binaries import compile_many
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.specialize import specialize
+from costmodel.gemm.specialize import compile_many, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 

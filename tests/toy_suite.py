@@ -22,11 +22,16 @@ from costmodel.data.measurement import Measurement, TuningRecord
 from costmodel.dispatch import loading
 from costmodel.dispatch.dispatch import forget_launches
 from costmodel.dispatch.pins import pin_config
-from costmodel.gemm.binaries import compile_many
 from costmodel.gemm.config import GemmConfig, parse_config
 from costmodel.gemm.family import families
 from costmodel.gemm.space import SearchSpace, why_illegal
-from costmodel.gemm.specialize import artifact_key, kernel_hash, kernel_hashes, specialize
+from costmodel.gemm.specialize import (
+    artifact_key,
+    compile_many,
+    kernel_hash,
+    kernel_hashes,
+    specialize,
+)
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.measure.replay import ReplayRunner

@@ -34,9 +34,8 @@ def compile_space(
     """Compile configurations of a product's space; needs no GPU."""
     from costmodel.compile.compiler import duplicates
     from costmodel.data.destination import require_folder
-    from costmodel.gemm.binaries import compile_many
     from costmodel.gemm.space import SearchSpace
-    from costmodel.gemm.specialize import specialize
+    from costmodel.gemm.specialize import compile_many, specialize
 
     if dump is not None:
         require_folder(dump)

@@ -26,9 +26,14 @@ from costmodel.data.dataset import Dataset, Role, RunInfo
 from costmodel.data.measurement import Candidate, Measurement, TuningRecord
 from costmodel.errors import NoGpu
 from costmodel.evaluation.duplicates import identities
-from costmodel.gemm.binaries import submit
 from costmodel.gemm.config import GemmConfig, Specialization
-from costmodel.gemm.specialize import artifact_key, import_kernels, kernel_hashes, specialize
+from costmodel.gemm.specialize import (
+    artifact_key,
+    import_kernels,
+    kernel_hashes,
+    specialize,
+    submit,
+)
 from costmodel.gemm.workload import Workload
 from costmodel.measure.device import DeviceRunner
 

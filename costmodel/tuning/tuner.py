@@ -16,9 +16,8 @@ from costmodel.data.candidates import CostModel
 from costmodel.data.measurement import Candidate, Measurement, Runner
 from costmodel.errors import InvalidInput
 from costmodel.evaluation.duplicates import identity
-from costmodel.gemm.binaries import compile_for_device, device_compilers
 from costmodel.gemm.config import GemmConfig, Specialization
-from costmodel.gemm.specialize import specialize
+from costmodel.gemm.specialize import compile_for_device, device_compilers, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.models.baselines import RuleHeuristic

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from costmodel.data.measurement import Runner
 from costmodel.errors import FileError, HostError, InvalidInput, ModelError
-from costmodel.gemm.binaries import compile_for_device
+from costmodel.gemm.specialize import compile_for_device
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.host import warn_of_host

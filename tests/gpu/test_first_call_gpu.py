@@ -87,9 +87,8 @@ def test_launchers_are_there_before_a_binary_is_loaded(
 ) -> None:
     from triton.backends.nvidia import driver
 
-    from costmodel.gemm.binaries import compile_for_device
     from costmodel.gemm.config import GemmConfig
-    from costmodel.gemm.specialize import specialize
+    from costmodel.gemm.specialize import compile_for_device, specialize
     from costmodel.gemm.workload import Workload
     from costmodel.hardware.target import Target
     from costmodel.launch.kernel import load

@@ -20,10 +20,9 @@ import torch
 
 from costmodel.collect.sampling import RandomSampler
 from costmodel.data.measurement import Candidate, Measurement
-from costmodel.gemm.binaries import compile_many
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.space import SearchSpace
-from costmodel.gemm.specialize import specialize
+from costmodel.gemm.specialize import compile_many, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.measure.device import DeviceRunner

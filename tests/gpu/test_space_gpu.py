@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from costmodel.data.measurement import Candidate, Measurement
-from costmodel.gemm.binaries import compile_many
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.space import SearchSpace, grid, why_illegal
-from costmodel.gemm.specialize import specialize
+from costmodel.gemm.specialize import compile_many, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.measure.device import DeviceRunner
