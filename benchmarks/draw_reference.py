@@ -56,7 +56,7 @@ def transfer_jobs(args: argparse.Namespace, target: Target) -> list[Job]:
     sampler = sampler_of(args)
     recorded = Dataset.open(args.data or recording("h100-sxm", sample=False))
     jobs = []
-    trained = [w for w in recorded.workloads("train") if w.code.dtype == args.dtypes[0]]
+    trained = [w for w in recorded.workloads("train") if w.dtype == args.dtypes[0]]
     trained = sorted((w for w in trained if w.code.b_layout == "row"), key=Workload.key)
     if args.workloads > len(trained):
         raise InvalidInput(

@@ -312,6 +312,10 @@ class Workload:
         return cls(m, n, k, code)
 
     @property
+    def dtype(self) -> str:
+        return self.code.dtype
+
+    @property
     def nk(self) -> tuple[int, int]:
         """The pair that datasets are split by."""
         return self.n, self.k
