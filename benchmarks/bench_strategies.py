@@ -25,7 +25,7 @@ from common import (
     versions,
 )
 
-from costmodel.compile.artifact import Artifact
+from costmodel.compile.compiler import Artifact
 from costmodel.data.candidates import CostModel
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Candidate, Measurement, Runner

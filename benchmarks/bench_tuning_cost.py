@@ -43,8 +43,8 @@ from common import (
 )
 
 from costmodel.cli.output import print_table
-from costmodel.compile.artifact import Artifact
 from costmodel.compile.compile_pool import CompilePool
+from costmodel.compile.compiler import Artifact
 from costmodel.evaluation.metrics import geomean
 from costmodel.gemm.config import GemmConfig, Specialization
 from costmodel.gemm.space import SearchSpace

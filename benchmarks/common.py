@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import costmodel
 from costmodel.cli.output import note, print_table
-from costmodel.compile.artifact import Artifact
+from costmodel.compile.compiler import Artifact
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Measurement, Runner
 from costmodel.errors import CostModelError, NoModel

@@ -33,6 +33,12 @@ parentheses is a second base, so ``except ValueError`` works where a caller expe
 
 from __future__ import annotations
 
+import errno
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 __all__ = [
     "CompileError",
     "CorruptFile",
@@ -155,3 +161,69 @@ class MixedData(FileError, ValueError):
 
 class MissingData(FileError, LookupError):
     """A dataset or a model directory that is not there."""
+
+
+# --- What the machine lacks -----------------------------------------------------------------------
+
+_COMPILER = "install gcc or clang, and Python's headers, or name a C compiler by CC"
+_FOLDERS = "name folders that can be written by TRITON_CACHE_DIR and TMPDIR"
+_LIMITS = "raise the limit on memory, processes or open files (ulimit, or the container's)"
+_ADVICE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), f"free some space, or {_FOLDERS}"),
+    **dict.fromkeys((errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE), _LIMITS),
+}
+# Triton, Python and the supervisor raise these as RuntimeError or ImportError.
+_TEXTS = {
+    "Failed to find C compiler": _COMPILER,
+    "failed to map segment": "TRITON_CACHE_DIR must name a folder that is not mounted noexec",
+    "can't start new thread": _LIMITS,
+    "Cannot find ptxas": "install Triton again, or name a ptxas by TRITON_PTXAS_PATH",
+    "a worker process could not start": _LIMITS,
+}
+_told_of_host = False
+
+
+@contextmanager
+def host_errors() -> Iterator[None]:
+    """Raise :class:`HostError` for failures of files, folders, processes and the C compiler.
+
+    Compiling and timing need them. A product needs none: it can be predicted, or computed by
+    torch. All other exceptions propagate.
+    """
+    try:
+        yield
+    except Exception as error:
+        advice = None if isinstance(error, CostModelError) else _advice(error)
+        if advice is None:
+            raise
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise HostError(f"kernels cannot be compiled or timed here: {text}: {advice}") from error
+
+
+def _advice(error: Exception) -> str | None:
+    """Return what to do about an error; None if the machine did not cause it."""
+    import subprocess  # which `import costmodel` does not need
+
+    if isinstance(error, subprocess.CalledProcessError):
+        return _COMPILER if "-shared" in error.cmd else f"check {error.cmd}"
+    if isinstance(error, subprocess.SubprocessError):
+        return _LIMITS
+    if isinstance(error, OSError):
+        return _ADVICE.get(error.errno or 0, f"{_FOLDERS}, and a C compiler by CC")
+    if isinstance(error, RuntimeError | ImportError):
+        return next((advice for text, advice in _TEXTS.items() if text in str(error)), None)
+    return None
+
+
+def warn_of_host(error: HostError) -> None:
+    """Warn once in a process that products go on untuned."""
+    global _told_of_host
+    if _told_of_host:
+        logging.getLogger("costmodel").info("%s", error)
+        return
+    _told_of_host = True
+    warnings.warn(
+        f"{error}; meanwhile products are predicted, or computed by torch",
+        RuntimeWarning,
+        stacklevel=6,
+    )

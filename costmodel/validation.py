@@ -1,4 +1,4 @@
-"""Checks of arguments, and text that is safe to print.
+"""Checks of arguments, text that is safe to print, and dictionaries of a limited size.
 
 A value of the wrong kind becomes an error of costmodel's own that names it, before it is used.
 """
@@ -61,6 +61,12 @@ def one_line(text: object, limit: int = 200) -> str:
     """Return the text of something in one line of at most ``limit`` characters."""
     line = " ".join(printable(str(text)).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def drop_oldest(kept: dict[Any, Any], limit: int) -> None:
+    """Drop the oldest entries until at most ``limit`` are left; under the caller's lock."""
+    while len(kept) > limit:
+        kept.pop(next(iter(kept)), None)
 
 
 def take(data: Any, name: str, kind: type[_T]) -> _T:

@@ -7,7 +7,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from costmodel.compile.artifact import Artifact
+from costmodel.compile.compiler import Artifact
 from costmodel.data.measurement import Candidate, Measurement, Runner
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import artifact_key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from costmodel.compile.artifact import Artifact
+from costmodel.compile.compiler import Artifact
 from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.data.dataset import RunInfo
 from costmodel.data.measurement import Measurement, TuningRecord

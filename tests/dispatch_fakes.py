@@ -15,7 +15,7 @@ import pytest
 import torch
 from random_model import RandomModel
 
-from costmodel.compile.artifact import Artifact
+from costmodel.compile.compiler import Artifact
 from costmodel.data.measurement import Candidate, Measurement, Runner
 from costmodel.dispatch import dispatch, loading, resolve_launch
 from costmodel.dispatch.background import Background
@@ -137,7 +137,7 @@ class Machine:
         patch("costmodel.tuning.tuner.compile_for_device", compiled)
         patch(resolve_launch, "is_capturing", lambda _: self.capturing)
         patch(resolve_launch, "_has_warned", False)
-        patch("costmodel.host._warned", False)
+        patch("costmodel.errors._told_of_host", False)
         patch(dispatch, "resolve_launch", self._resolve)
         patch(loading, "load", self._load)
         patch(loading, "TritonLaunch", FakeLaunch)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from costmodel.compile.artifact import Artifact
+from costmodel.compile.compiler import Artifact
 from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.data.dataset import Dataset, RunInfo
 from costmodel.data.measurement import Measurement, TuningRecord

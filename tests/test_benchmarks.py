@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from benchmark_fakes import FOLDER, H100, ROOT, WORKLOAD, A, B, FakeRunner, compiled, ok
 
-from costmodel.compile.artifact import Artifact
+from costmodel.compile.compiler import Artifact
 from costmodel.data.measurement import Candidate, Measurement, Runner
 from costmodel.evaluation.heldout import eval_list
 from costmodel.gemm.specialize import specialize

@@ -12,7 +12,7 @@ from bucket_fakes import H100, LAW, ROWS, K, Law, N, best_us, is_timed, law_us, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodel.compile.artifact import Artifact
+from costmodel.compile.compiler import Artifact
 from costmodel.data.measurement import NO_ROOM, Measurement, Runner
 from costmodel.errors import InvalidInput
 from costmodel.gemm.config import GemmConfig, Specialization

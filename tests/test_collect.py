@@ -24,7 +24,7 @@ import pytest
 from pyarrow import parquet
 
 from costmodel.collect.collect import Job, Progress, collect
-from costmodel.compile.artifact import Artifact
+from costmodel.compile.compiler import Artifact
 from costmodel.data.dataset import Dataset, RunInfo
 from costmodel.data.measurement import NO_ROOM, Candidate, Measurement, TuningRecord
 from costmodel.errors import NoGpu

@@ -12,9 +12,8 @@ import triton
 import triton.language as tl
 from test_house import PACKAGE, imports
 
-from costmodel.compile.artifact import Artifact
 from costmodel.compile.compile_pool import CompilePool
-from costmodel.compile.compiler import compile_source
+from costmodel.compile.compiler import Artifact, compile_source
 from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.hardware.target import Target
 

@@ -19,9 +19,8 @@ from types import ModuleType
 
 import pytest
 
-from costmodel.compile.artifact import Artifact
 from costmodel.compile.compile_pool import CompilePool, as_compiled
-from costmodel.compile.compiler import compile_source, duplicates
+from costmodel.compile.compiler import Artifact, compile_source, duplicates
 from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.errors import InvalidInput
 from costmodel.gemm.config import GemmConfig, Specialization

@@ -12,7 +12,7 @@ from dataset_examples import CONFIGS, PROTOCOL, RUN, TARGET, A, B, artifact, ok,
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from costmodel.compile.artifact import Artifact, ArtifactStatus
+from costmodel.compile.compiler import Artifact, ArtifactStatus
 from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import NO_ROOM, Measurement, TuningRecord

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from costmodel.compile.artifact import Artifact
+from costmodel.compile.compiler import Artifact
 from costmodel.data.candidates import Candidates, CostModel
 from costmodel.data.dataset import Dataset, RunInfo
 from costmodel.data.measurement import Measurement, TuningRecord

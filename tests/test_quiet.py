@@ -17,7 +17,7 @@ from made_up_recording import RUN, TARGET
 from test_cli import run
 from test_dispatch import H100, MODEL, SIZES, Bench, find, winners_of
 
-from costmodel.compile.artifact import Artifact
+from costmodel.compile.compiler import Artifact
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Measurement, TuningRecord
 from costmodel.gemm.config import Specialization

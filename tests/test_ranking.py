@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from costmodel.compile.artifact import Artifact, ArtifactStatus
+from costmodel.compile.compiler import Artifact, ArtifactStatus
 from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.candidates import Candidates

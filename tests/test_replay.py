@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from costmodel.compile.artifact import Artifact
+from costmodel.compile.compiler import Artifact
 from costmodel.data.dataset import Dataset, RunInfo
 from costmodel.data.measurement import Candidate, Measurement, Runner, TuningRecord
 from costmodel.errors import NotRecorded

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from costmodel import models
 from costmodel.collect.sampling import ModelSampler, RandomSampler, training_workloads
-from costmodel.compile.artifact import Artifact
+from costmodel.compile.compiler import Artifact
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.candidates import Candidates, CostModel
 from costmodel.errors import InvalidInput

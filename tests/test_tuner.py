@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from costmodel.compile.artifact import Artifact
+from costmodel.compile.compiler import Artifact
 from costmodel.data.candidates import Candidates, CostModel
 from costmodel.data.dataset import Dataset, RunInfo
 from costmodel.data.measurement import NO_ROOM, Candidate, Measurement, Runner, TuningRecord

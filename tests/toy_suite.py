@@ -15,7 +15,7 @@ from dispatch_fakes import H100, FakeLaunch, Machine
 from triton_interpreter import run_by_triton
 
 import costmodel
-from costmodel.compile.artifact import Artifact
+from costmodel.compile.compiler import Artifact
 from costmodel.data.candidates import CONFIG_COLUMNS, Candidates
 from costmodel.data.dataset import Dataset, RunInfo
 from costmodel.data.measurement import Measurement, TuningRecord

@@ -14,7 +14,7 @@ from costmodel.errors import InvalidInput
 from costmodel.gemm.workload import Workload
 
 if TYPE_CHECKING:
-    from costmodel.compile.artifact import Artifact
+    from costmodel.compile.compiler import Artifact
 
 _SHOWN = ("config", "status", "registers", "spill_bytes", "shared_bytes", "compile_s",
           "duplicate_of", "error")  # fmt: skip

@@ -19,8 +19,8 @@ from time import monotonic
 
 import numpy as np
 
-from costmodel.compile.artifact import Artifact
 from costmodel.compile.compile_pool import CompilePool
+from costmodel.compile.compiler import Artifact
 from costmodel.data.candidates import Candidates
 from costmodel.data.dataset import Dataset, Role, RunInfo
 from costmodel.data.measurement import Candidate, Measurement, TuningRecord

@@ -20,12 +20,10 @@ from pathlib import Path
 from queue import Empty, LifoQueue
 from typing import Any
 
-from costmodel.compile.artifact import Artifact
-from costmodel.compile.compiler import shorten
+from costmodel.compile.compiler import Artifact, shorten
 from costmodel.compile.triton_private import know_triton_key
-from costmodel.errors import InvalidInput
+from costmodel.errors import InvalidInput, host_errors
 from costmodel.executor import DaemonExecutor
-from costmodel.host import host_errors
 from costmodel.processes import Done, SupervisedWorker, TimedOut, close_at_exit
 
 # Triton 3.6 keeps about 0.2 MiB of each compile for good (measured over 160 of them).

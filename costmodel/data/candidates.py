@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.compile.artifact import Artifact
+from costmodel.compile.compiler import Artifact
 from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.family import family

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.compile.artifact import Artifact, ArtifactStatus, outweighs
+from costmodel.compile.compiler import Artifact, ArtifactStatus, outweighs
 from costmodel.compile.ptx import PTX_SCHEMA
 from costmodel.data import shards
 from costmodel.data.artifact_table import ArtifactTable

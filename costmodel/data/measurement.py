@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf, nan
 from typing import Literal, Protocol, runtime_checkable
 
-from costmodel.compile.artifact import Artifact
+from costmodel.compile.compiler import Artifact
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target

@@ -9,9 +9,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from costmodel.bounded import drop_oldest
 from costmodel.dispatch.capture import ignore_other_captures
 from costmodel.tuning.counters import count
+from costmodel.validation import drop_oldest
 
 _REMEMBERED = 4096
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from costmodel.bounded import drop_oldest
 from costmodel.dispatch.check import Spans
 from costmodel.dispatch.outputs import NewOutput
 from costmodel.launch.fast import Launch
+from costmodel.validation import drop_oldest
 
 Entry = tuple[Launch, Spans, NewOutput]
 """A launch, the memory spans of its operands, and what makes an output."""

@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Sequence
 
-from costmodel.bounded import drop_oldest
 from costmodel.errors import CompileError, CostModelError, LaunchError
 from costmodel.gemm.config import GemmConfig, Specialization
 from costmodel.gemm.space import why_illegal
@@ -17,7 +16,7 @@ from costmodel.launch.kernel import Kernel, load
 from costmodel.launch.plan import Plan, Repack
 from costmodel.tuning.counters import count
 from costmodel.tuning.tuning_result import TuningResult
-from costmodel.validation import one_line
+from costmodel.validation import drop_oldest, one_line
 
 log = logging.getLogger("costmodel")
 

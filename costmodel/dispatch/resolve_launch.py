@@ -21,11 +21,17 @@ from costmodel.dispatch.calls import Call
 from costmodel.dispatch.capture import is_capturing
 from costmodel.dispatch.loading import ensure_loaded, first_launch, is_loaded, loaded_configs
 from costmodel.dispatch.pins import pinned
-from costmodel.errors import CompileError, CostModelError, HostError, InvalidInput, LaunchError
+from costmodel.errors import (
+    CompileError,
+    CostModelError,
+    HostError,
+    InvalidInput,
+    LaunchError,
+    warn_of_host,
+)
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.installed import interpreter_setting
-from costmodel.host import warn_of_host
 from costmodel.launch.fast import Launch, TorchLaunch
 from costmodel.launch.plan import Plan
 from costmodel.models.baselines import RuleHeuristic

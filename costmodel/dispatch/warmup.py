@@ -12,11 +12,10 @@ import torch
 from costmodel.dispatch import dispatch
 from costmodel.dispatch.ahead import matmul_types
 from costmodel.dispatch.dispatch import ModelLike
-from costmodel.errors import HostError, InvalidInput, LaunchError, RankError
+from costmodel.errors import HostError, InvalidInput, LaunchError, RankError, warn_of_host
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import CodeClass, Workload
 from costmodel.hardware.target import Target
-from costmodel.host import warn_of_host
 from costmodel.launch.fast import Launch
 from costmodel.tuning import modes
 from costmodel.tuning.ranking import named_model

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.compile.artifact import Artifact
+from costmodel.compile.compiler import Artifact
 from costmodel.data.candidates import ARTIFACT_COLUMNS, CONFIG_COLUMNS, Candidates
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload

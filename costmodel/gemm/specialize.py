@@ -22,9 +22,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from costmodel.compile.artifact import Artifact
 from costmodel.compile.compile_pool import CompilePool, as_compiled
-from costmodel.compile.compiler import compile_source
+from costmodel.compile.compiler import Artifact, compile_source
 from costmodel.compile.triton_private import build_launchers
 from costmodel.files import cached_fact
 from costmodel.gemm.config import GemmConfig, Specialization

@@ -10,11 +10,10 @@ import functools
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from costmodel.errors import InvalidInput, NoGpu, UnknownTarget
+from costmodel.errors import InvalidInput, NoGpu, UnknownTarget, host_errors
 from costmodel.files import decode
 from costmodel.hardware import nvidia
 from costmodel.hardware.architectures import Architecture, architecture
-from costmodel.host import host_errors
 from costmodel.validation import take
 
 

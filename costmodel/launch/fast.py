@@ -17,10 +17,10 @@ import torch
 from torch import _C, Tensor
 from torch.nn import functional
 
-from costmodel.bounded import drop_oldest
 from costmodel.gemm.config import GemmConfig
 from costmodel.launch.kernel import STREAM, Kernel, Recording
 from costmodel.launch.plan import Plan, Repack, Scratch, Workspace
+from costmodel.validation import drop_oldest
 
 log = logging.getLogger("costmodel")
 

@@ -11,11 +11,10 @@ from types import CellType, FunctionType
 from typing import Any
 
 from costmodel.compile.triton_private import compiled, recalled
-from costmodel.errors import LaunchError
+from costmodel.errors import LaunchError, host_errors
 from costmodel.gemm.config import Specialization
 from costmodel.gemm.specialize import SOURCES, Repacking, artifact_key, source
 from costmodel.hardware.target import Target
-from costmodel.host import host_errors
 
 _TRITONS = ("3.6.", "3.7.", "3.8.", "3.9.")  # Tritons whose launchers were read
 STREAM = 3

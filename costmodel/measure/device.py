@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from math import inf
 
 from costmodel.data.measurement import Candidate, Measurement, Runner
+from costmodel.errors import host_errors
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import import_kernels
 from costmodel.gemm.workload import Workload
-from costmodel.host import host_errors
 from costmodel.launch.problem import GemmProblem
 from costmodel.measure import timing
 from costmodel.measure.protocol import TimingProtocol

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from costmodel.compile.artifact import Artifact
+from costmodel.compile.compiler import Artifact
 from costmodel.data.candidates import Candidates
 from costmodel.data.measurement import Measurement
 from costmodel.errors import FileError, MissingData

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakValueDictionary
 
-from costmodel.bounded import drop_oldest
 from costmodel.errors import CostModelError
 from costmodel.tuning.tuning_key import TuningKey
 from costmodel.tuning.tuning_result import TuningResult
+from costmodel.validation import drop_oldest
 
 _REMEMBERED = 4096
 

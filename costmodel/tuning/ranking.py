@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.bounded import drop_oldest
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.candidates import Candidates, CostModel
 from costmodel.errors import FileError, InvalidInput, ModelError
@@ -33,7 +32,7 @@ from costmodel.models.confidence import kept_at
 from costmodel.models.known import known_artifacts
 from costmodel.models.registry import find_model, load
 from costmodel.models.storage import card_stamp
-from costmodel.validation import as_path, require, require_count
+from costmodel.validation import as_path, drop_oldest, require, require_count
 
 T = TypeVar("T")
 

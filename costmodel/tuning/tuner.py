@@ -11,7 +11,7 @@ from math import inf
 from os import PathLike
 from typing import Any
 
-from costmodel.compile.artifact import Artifact
+from costmodel.compile.compiler import Artifact
 from costmodel.data.candidates import CostModel
 from costmodel.data.measurement import Candidate, Measurement, Runner
 from costmodel.errors import InvalidInput

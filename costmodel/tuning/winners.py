@@ -21,11 +21,10 @@ from math import inf
 from typing import Any, Protocol
 
 from costmodel.data.measurement import Runner
-from costmodel.errors import FileError, HostError, InvalidInput, ModelError
+from costmodel.errors import FileError, HostError, InvalidInput, ModelError, warn_of_host
 from costmodel.gemm.specialize import compile_for_device
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
-from costmodel.host import warn_of_host
 from costmodel.models.baselines import RuleHeuristic
 from costmodel.processes import IDLE_S
 from costmodel.tuning.counters import count

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from costmodel.compile.artifact import Artifact
+from costmodel.compile.compiler import Artifact
 from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.data.candidates import Candidates
 from costmodel.gemm.config import GemmConfig

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from costmodel.compile.artifact import Artifact
+from costmodel.compile.compiler import Artifact
 from costmodel.data.candidates import Candidates
 from costmodel.data.dataset import Dataset, RunInfo
 from costmodel.data.measurement import Measurement, TuningRecord
