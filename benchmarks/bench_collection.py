@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from common import Results, Row, announce, at_exit_code, parser, until, versions
 
-from costmodel.collect.collect import Job, collect
+from costmodel.collect import Job, collect
 from costmodel.collect.sampling import RandomSampler
 from costmodel.data.dataset import Dataset
 from costmodel.gemm.space import SearchSpace

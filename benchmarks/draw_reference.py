@@ -19,12 +19,17 @@ import numpy as np
 from common import at_exit_code, count
 
 import costmodel
-from costmodel.collect.collect import Job
-from costmodel.collect.sampling import ModelSampler, RandomSampler, Sampler, training_workloads
-from costmodel.collect.worklist import by_code, write_worklist
+from costmodel.collect import Job
+from costmodel.collect.sampling import (
+    ModelSampler,
+    RandomSampler,
+    Sampler,
+    by_code,
+    training_workloads,
+    write_worklist,
+)
 from costmodel.data.dataset import Dataset
-from costmodel.data.destination import require_file_place
-from costmodel.data.shards import Identity
+from costmodel.data.shards import Identity, require_file_place
 from costmodel.errors import InvalidInput
 from costmodel.evaluation.heldout import eval_workloads
 from costmodel.gemm.config import GemmConfig

@@ -42,8 +42,8 @@ def collect(path: Path, workloads: int, configs: int, budget_s: float) -> dict[s
     """Time a few configurations of a few workloads; what came of it."""
     import numpy as np
 
-    from costmodel.collect.collect import Job
-    from costmodel.collect.collect import collect as run_jobs
+    from costmodel.collect import Job
+    from costmodel.collect import collect as run_jobs
     from costmodel.collect.sampling import RandomSampler, training_workloads
     from costmodel.data.dataset import Dataset
     from costmodel.gemm.space import SearchSpace

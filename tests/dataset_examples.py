@@ -6,8 +6,7 @@ from typing import Any
 
 from costmodel.compile.compiler import Artifact
 from costmodel.compile.ptx import PTX_FEATURES
-from costmodel.data.dataset import RunInfo
-from costmodel.data.measurement import Measurement, TuningRecord
+from costmodel.data.measurement import Measurement, RunInfo, TuningRecord
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import artifact_key, specialize
 from costmodel.gemm.workload import Workload

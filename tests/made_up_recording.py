@@ -9,8 +9,8 @@ import numpy as np
 
 from costmodel.compile.compiler import Artifact
 from costmodel.compile.ptx import PTX_FEATURES
-from costmodel.data.dataset import Dataset, RunInfo
-from costmodel.data.measurement import Measurement, TuningRecord
+from costmodel.data.dataset import Dataset
+from costmodel.data.measurement import Measurement, RunInfo, TuningRecord
 from costmodel.evaluation.heldout import eval_workloads
 from costmodel.gemm.space import SearchSpace
 from costmodel.gemm.specialize import artifact_key, specialize

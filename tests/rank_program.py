@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 import costmodel
-from costmodel.data.dataset import Dataset, RunInfo
-from costmodel.data.measurement import Measurement, TuningRecord
+from costmodel.data.dataset import Dataset
+from costmodel.data.measurement import Measurement, RunInfo, TuningRecord
 from costmodel.dispatch import dispatch, resolve_launch, warmup
 from costmodel.errors import CostModelError, LaunchError
 from costmodel.gemm.space import SearchSpace

@@ -17,11 +17,7 @@ from test_cli import run, run_json
 import costmodel
 from costmodel.cli.shapes import read_shapes
 from costmodel.data.dataset import Dataset
-from costmodel.data.destination import (
-    require_dataset_place,
-    require_model_place,
-    write_file,
-)
+from costmodel.data.shards import require_place, write_file
 from costmodel.errors import CorruptFile, FileError, InvalidInput, NoGpu
 from costmodel.files import replace_file
 from costmodel.gemm.space import SearchSpace
@@ -160,15 +156,15 @@ def test_a_dataset_goes_into_no_model(tmp_path: Path, untrained: None, model: Xg
         before = content(folder)
         assert str(folder) in refused("collect", "--out", folder)
         with pytest.raises(FileError):
-            require_dataset_place(folder)
+            require_place(folder, "dataset")
         assert content(folder) == before
     with pytest.raises(CorruptFile, match="card of a model"):
         Dataset.create(saved, TARGET, {})
-    require_dataset_place(tmp_path / "new")
+    require_place(tmp_path / "new", "dataset")
 
 
 def test_a_dataset_goes_on_in_its_own_folder(data: Path) -> None:
-    require_dataset_place(data)
+    require_place(data, "dataset")
 
 
 # --- What cannot be written --------------------------------------------------------------------
@@ -218,7 +214,7 @@ def test_the_library_says_the_same(tmp_path: Path, source: Path, model: XgbCostM
             write()
     (tmp_path / "file").touch()
     with pytest.raises(FileError, match="expected a folder"):
-        require_model_place(tmp_path / "file")
+        require_place(tmp_path / "file", "model")
 
 
 def test_no_error_names_the_temporary_file(tmp_path: Path) -> None:

@@ -23,10 +23,10 @@ from uuid import uuid4
 import pytest
 from pyarrow import parquet
 
-from costmodel.collect.collect import Job, Progress, collect
+from costmodel.collect import Job, Progress, collect
 from costmodel.compile.compiler import Artifact
-from costmodel.data.dataset import Dataset, RunInfo
-from costmodel.data.measurement import NO_ROOM, Candidate, Measurement, TuningRecord
+from costmodel.data.dataset import Dataset
+from costmodel.data.measurement import NO_ROOM, Candidate, Measurement, RunInfo, TuningRecord
 from costmodel.errors import NoGpu
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import kernel_hash, specialize

@@ -174,7 +174,7 @@ def test_what_a_full_card_gave_is_no_outcome(dataset: Dataset, compacted: bool) 
     if compacted:
         dataset.compact()
     read = Dataset.open(dataset.path)
-    assert read.measured(A) == {CONFIGS[1]}
+    assert read.measured()[A] == {CONFIGS[1]}
     assert read.recorded(A).keys() == {CONFIGS[1]}
     assert read.torch(A) is None
     read.append_measurements([record(A, CONFIGS[0], ok(5.0))], run=RUN, torch={A: ok(1.0)})
@@ -230,13 +230,12 @@ def test_anchors_are_kept_once_per_run_and_apart(dataset: Dataset) -> None:
 
 @pytest.mark.fault("B31")
 def test_measured_says_what_a_resumed_run_may_skip(dataset: Dataset) -> None:
-    assert dataset.measured(A) == set()
+    assert dataset.measured() == {}
     failed = record(A, CONFIGS[3], Measurement("crashed", error="signal 6"))
     dataset.append_measurements([*records(A)[:2], failed], run=RUN, torch={A: ok(1.0)})
     dataset.append_measurements(records(B)[:1], run=RUN, role="anchor")
     for view in (dataset, Dataset.open(dataset.path)):
-        assert view.measured(A) == {*CONFIGS[:2], CONFIGS[3]}
-        assert view.measured(B) == set()
+        assert view.measured() == {A: {*CONFIGS[:2], CONFIGS[3]}}
 
 
 def test_rows_of_a_changed_kernel_are_dropped_by_name_and_measured_again(dataset: Dataset) -> None:
@@ -247,7 +246,7 @@ def test_rows_of_a_changed_kernel_are_dropped_by_name_and_measured_again(dataset
     frame = dataset.frame("train", kernel_hashes=now)
     assert {c.kernel for c in frame.candidates.configs} == {"pointer"}
     assert frame.dropped == {"kernel tma has changed": half}
-    assert {c.kernel for c in dataset.measured(A, now)} == {"pointer"}
+    assert {c.kernel for c in dataset.measured(now)[A]} == {"pointer"}
     assert dataset.frame(kernel_hashes={"pointer": now["pointer"]}).dropped == {}
 
     config = CONFIGS[-1]

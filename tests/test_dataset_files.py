@@ -49,7 +49,7 @@ def test_compacting_leaves_one_file_a_table_and_a_card_that_counts(dataset: Data
     assert card["kernels"] == {"pointer": [kernel_hash("pointer")]}
     assert card["protocol"] == PROTOCOL
     dataset.append_measurements(records(B, 30.0), run=RUN)
-    assert len(Dataset.open(dataset.path).measured(B)) == len(CONFIGS)
+    assert len(Dataset.open(dataset.path).measured()[B]) == len(CONFIGS)
 
 
 @pytest.mark.fault("B31")
@@ -80,8 +80,8 @@ _WRITER = textwrap.dedent(
     """
     import os, signal, sys
     from costmodel.gemm.config import GemmConfig
-    from costmodel.data.dataset import Dataset, RunInfo
-    from costmodel.data.measurement import Measurement, TuningRecord
+    from costmodel.data.dataset import Dataset
+    from costmodel.data.measurement import Measurement, RunInfo, TuningRecord
     from costmodel.hardware.target import Target, Toolchain
     from costmodel.gemm.workload import Workload
 
@@ -97,7 +97,7 @@ _WRITER = textwrap.dedent(
         os.kill(os.getpid(), signal.SIGKILL)
     for m in range(1, 13):
         workload = Workload.dense(m, 4000, 1024)
-        todo = [c for c in configs if c not in data.measured(workload)]
+        todo = [c for c in configs if c not in data.measured().get(workload, ())]
         if m == 5 and die in ("before", "after"):
             os.replace = kill_around
         for half in (todo[:4], todo[4:]):
@@ -139,7 +139,7 @@ def test_a_killed_writer_loses_and_doubles_nothing(
     assert written
     data = Dataset.open(tmp_path / "d")
     for m, rows in written.items():
-        assert len(data.measured(Workload.dense(m, 4000, 1024))) >= rows
+        assert len(data.measured()[Workload.dense(m, 4000, 1024)]) >= rows
     if die == "before":
         assert list(data.path.glob(".*.tmp"))  # a half-written file was left, and did no harm
     run_writer(tmp_path / "d")
@@ -162,7 +162,7 @@ def test_two_writers_at_once_are_both_kept(dataset: Dataset) -> None:
     for i, config in enumerate(CONFIGS):
         writer = dataset if i % 2 else other
         writer.append_measurements([record(A, config, ok(10.0 + i))], run=RUN)
-    assert Dataset.open(dataset.path).measured(A) == set(CONFIGS)
+    assert Dataset.open(dataset.path).measured()[A] == set(CONFIGS)
 
 
 # --- budgets --------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from random_model import RandomModel
 
 import costmodel
-from costmodel.data.dataset import Dataset, RunInfo
-from costmodel.data.measurement import Measurement, TuningRecord
+from costmodel.data.dataset import Dataset
+from costmodel.data.measurement import Measurement, RunInfo, TuningRecord
 from costmodel.dispatch import ahead, dispatch, warmup
 from costmodel.dispatch.calls import Call
 from costmodel.dispatch.check import check_matrices, require_apart, spans_of

@@ -12,8 +12,8 @@ import pytest
 
 from costmodel.compile.compiler import Artifact
 from costmodel.data.candidates import Candidates, CostModel
-from costmodel.data.dataset import Dataset, RunInfo
-from costmodel.data.measurement import Measurement, TuningRecord
+from costmodel.data.dataset import Dataset
+from costmodel.data.measurement import Measurement, RunInfo, TuningRecord
 from costmodel.errors import MissingData
 from costmodel.evaluation.evaluate import evaluate
 from costmodel.gemm.config import GemmConfig

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from costmodel.compile.compiler import Artifact
-from costmodel.data.dataset import Dataset, RunInfo
-from costmodel.data.measurement import Candidate, Measurement, Runner, TuningRecord
+from costmodel.data.dataset import Dataset
+from costmodel.data.measurement import Candidate, Measurement, RunInfo, Runner, TuningRecord
 from costmodel.errors import NotRecorded
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import specialize

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from costmodel.cli import app
 from costmodel.data.dataset import Dataset
-from costmodel.data.measurement_table import Role
+from costmodel.data.measurement import Role
 from costmodel.evaluation.heldout import eval_workloads, is_held_out
 from costmodel.gemm.specialize import compile_many, kernel_hashes
 from costmodel.gemm.workload import Workload

@@ -13,7 +13,7 @@ from test_cli import run, run_json
 from test_cli_faults import HERE, refused
 
 import costmodel
-from costmodel.collect.worklist import read_worklist
+from costmodel.collect.sampling import read_worklist
 from costmodel.data.dataset import Dataset
 from costmodel.data.shards import Identity
 from costmodel.errors import InvalidInput

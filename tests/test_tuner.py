@@ -17,8 +17,15 @@ from numpy.typing import NDArray
 
 from costmodel.compile.compiler import Artifact
 from costmodel.data.candidates import Candidates, CostModel
-from costmodel.data.dataset import Dataset, RunInfo
-from costmodel.data.measurement import NO_ROOM, Candidate, Measurement, Runner, TuningRecord
+from costmodel.data.dataset import Dataset
+from costmodel.data.measurement import (
+    NO_ROOM,
+    Candidate,
+    Measurement,
+    RunInfo,
+    Runner,
+    TuningRecord,
+)
 from costmodel.errors import InvalidInput, NoModel, NotRecorded
 from costmodel.gemm.config import GemmConfig, Specialization
 from costmodel.gemm.space import SearchSpace

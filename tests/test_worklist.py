@@ -10,9 +10,14 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from costmodel.cli import app
-from costmodel.collect.collect import Job
-from costmodel.collect.sampling import RandomSampler, training_workloads
-from costmodel.collect.worklist import by_code, read_worklist, write_worklist
+from costmodel.collect import Job
+from costmodel.collect.sampling import (
+    RandomSampler,
+    by_code,
+    read_worklist,
+    training_workloads,
+    write_worklist,
+)
 from costmodel.data.shards import Identity
 from costmodel.errors import CorruptFile, MissingData, MixedData
 from costmodel.evaluation.heldout import is_held_out

@@ -17,8 +17,8 @@ from triton_interpreter import run_by_triton
 import costmodel
 from costmodel.compile.compiler import Artifact
 from costmodel.data.candidates import CONFIG_COLUMNS, Candidates
-from costmodel.data.dataset import Dataset, RunInfo
-from costmodel.data.measurement import Measurement, TuningRecord
+from costmodel.data.dataset import Dataset
+from costmodel.data.measurement import Measurement, RunInfo, TuningRecord
 from costmodel.dispatch import loading
 from costmodel.dispatch.dispatch import forget_launches
 from costmodel.dispatch.pins import pin_config

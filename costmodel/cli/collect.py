@@ -19,7 +19,7 @@ from costmodel.gemm.workload import Workload, kind_options
 from costmodel.hardware.target import Target
 
 if TYPE_CHECKING:
-    from costmodel.collect.collect import Job, Progress
+    from costmodel.collect import Job, Progress
     from costmodel.collect.sampling import Sampler
 
 _OF_THE_MODEL = ("model", "best", "unsure")
@@ -59,7 +59,7 @@ class _Draw:
         """
         import numpy as np
 
-        from costmodel.collect.collect import Job
+        from costmodel.collect import Job
         from costmodel.gemm.space import SearchSpace
 
         workloads, sampler = self._workloads(target), self._sampler(target)
@@ -175,9 +175,8 @@ def _check_options(context: typer.Context, sampler: str, role: str) -> None:
 
 def _write(path: Path, draw: _Draw, target: str | None, as_json: bool) -> None:
     """Draw for any target, and write a work list."""
-    from costmodel.collect.worklist import by_code, write_worklist
-    from costmodel.data.destination import require_file_place
-    from costmodel.data.shards import Identity
+    from costmodel.collect.sampling import by_code, write_worklist
+    from costmodel.data.shards import Identity, require_file_place
     from costmodel.measure.protocol import TimingProtocol
 
     require_file_place(path)  # drawing takes minutes: check before it
@@ -202,15 +201,15 @@ def _time(
     as_json: bool,
 ) -> None:
     """Time a work list, or what is drawn, on the GPU of this machine."""
-    from costmodel.collect.collect import collect as run_jobs
-    from costmodel.collect.worklist import read_worklist
+    from costmodel.collect import collect as run_jobs
+    from costmodel.collect.sampling import read_worklist
     from costmodel.data.dataset import Dataset
-    from costmodel.data.destination import require_dataset_place
+    from costmodel.data.shards import require_place
     from costmodel.measure.device import DeviceRunner
     from costmodel.measure.identity import current_run
 
     if out is not None:
-        require_dataset_place(out)
+        require_place(out, "dataset")
     if worklist is not None and not worklist.is_file():
         raise MissingData(f"no file {worklist}: `costmodel collect --write-worklist` draws one")
     draw.check()

@@ -33,7 +33,7 @@ def compile_space(
 ) -> None:
     """Compile configurations of a product's space; needs no GPU."""
     from costmodel.compile.compiler import duplicates
-    from costmodel.data.destination import require_folder
+    from costmodel.data.shards import require_folder
     from costmodel.gemm.space import SearchSpace
     from costmodel.gemm.specialize import compile_many, specialize
 

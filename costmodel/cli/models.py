@@ -36,10 +36,10 @@ def train(
     """Train a model on datasets and save it; then costmodel.use(OUT) makes it answer."""
     import costmodel
     from costmodel.data.dataset import Dataset
-    from costmodel.data.destination import require_model_place
+    from costmodel.data.shards import require_place
 
     opened = [Dataset.open(path) for path in datasets]
-    require_model_place(out)  # training takes minutes: before it, not after
+    require_place(out, "model")  # training takes minutes: before it, not after
     model = costmodel.train(*opened, name=name, add_cache=cache_dir or add_cache)
     model.save(out)
     result = {"path": str(out), "name": model.name, "hash": model.hash, "training": model.card_}

@@ -1,1 +1,341 @@
-"""The loop that makes a dataset."""
+"""The loop that makes a dataset: space -> compile -> measure -> record.
+
+Compiling runs ahead in worker processes while the GPU times what is ready. Each workload is
+recorded as soon as it is timed, so a run may be killed at any moment and started again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from costmodel.compile.compile_pool import CompilePool
+from costmodel.compile.compiler import Artifact
+from costmodel.data.candidates import Candidates
+from costmodel.data.dataset import Dataset
+from costmodel.data.measurement import Candidate, Measurement, Role, RunInfo, TuningRecord
+from costmodel.errors import NoGpu
+from costmodel.evaluation.duplicates import identities
+from costmodel.gemm.config import GemmConfig, Specialization
+from costmodel.gemm.specialize import (
+    artifact_key,
+    import_kernels,
+    kernel_hashes,
+    specialize,
+    submit,
+)
+from costmodel.gemm.workload import Workload
+
+if TYPE_CHECKING:
+    from costmodel.measure.device import DeviceRunner
+
+_FINALISTS = 6
+_NO_ROOM_IN_A_ROW = 3  # jobs: then it is the card that is full
+_ANCHOR_WORKLOADS = 4
+_DRIFT_LIMIT = 0.05
+_ANCHOR_BYTES = 2**24  # smaller ones are too short to tell a card from noise
+
+log = logging.getLogger("costmodel")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A workload, and the configurations of it to measure."""
+
+    workload: Workload
+    configs: tuple[GemmConfig, ...]
+    role: Role = "train"
+
+
+@dataclass(slots=True)
+class Progress:
+    """Counts of what a collection has done so far."""
+
+    jobs_done: int = 0
+    jobs: int = 0
+    rows: int = 0
+    ok_rows: int = 0
+    compiled: int = 0
+    compile_failures: int = 0
+    timing_s: float = 0.0
+    waiting_s: float = 0.0
+    statuses: dict[str, int] = field(default_factory=dict)
+    drift: dict[str, float] = field(default_factory=dict)  # by workload: now over recorded, less 1
+
+
+OnJob = Callable[[Job, Progress], None]
+
+
+def collect(
+    jobs: Sequence[Job],
+    dataset: Dataset,
+    runner: DeviceRunner,
+    run: RunInfo,
+    *,
+    n_jobs: int | None = None,
+    cache: Path | None = None,
+    budget_s: float = float("inf"),
+    on_job: OnJob = lambda *_: None,
+) -> Progress:
+    """Measure what is not recorded yet.
+
+    A job that the card has no room for is passed over with a warning, and not recorded.
+
+    Args:
+        jobs: in the order in which they are wanted.
+        dataset: where rows go; what it holds already is not measured again.
+        runner: times on the device.
+        run: recorded with every row.
+        n_jobs: compiling processes; default: all cores but two, which time.
+        cache: the folder of Triton's cache through which binaries reach the timing process;
+            default: Triton's own.
+        budget_s: begin no workload after so many wall seconds.
+        on_job: called after each recorded job, in the thread that records.
+
+    Raises:
+        NoGpu: the card has no room for several jobs in a row, or for any.
+    """
+    from triton import knobs
+
+    deadline = monotonic() + budget_s
+    merged = _merged(jobs)
+    _warn_of_roles(merged, dataset)
+    collection = _Collection(dataset, runner, run, on_job)
+    todo = collection.remaining(merged)
+    collection.progress.jobs = len(todo)
+    anchors = _anchors(dataset) if todo else {}
+    n_jobs = n_jobs or max((os.cpu_count() or 1) - 2, 1)
+    with CompilePool(n_jobs, preload=import_kernels) as pool:
+        collection.compile([*anchors, *todo], pool, cache or Path(knobs.cache.dir))
+        for anchor, first_us in anchors.items():
+            collection.time_again(anchor, first_us)
+        collection.work_through(todo, deadline, pool)
+    return collection.progress
+
+
+class _Collection:
+    """One run of the collector on one GPU."""
+
+    def __init__(self, dataset: Dataset, runner: DeviceRunner, run: RunInfo, on_job: OnJob) -> None:
+        self._dataset, self._runner, self._run, self._on_job = dataset, runner, run, on_job
+        self._recorded = dataset.artifacts()
+        self._done = dataset.measured(kernel_hashes())
+        self._compiled: dict[str, Artifact] = {}
+        self._futures: dict[Specialization, Future[Artifact]] = {}
+        self.progress = Progress()
+
+    def remaining(self, jobs: Sequence[Job]) -> list[Job]:
+        """Return the jobs less what is recorded, and less what is known to repeat it."""
+        found = []
+        for job in jobs:
+            done = self._done.get(job.workload)
+            if done is None:
+                found.append(job)  # what repeats another is left out when its turn comes
+            elif not done.issuperset(job.configs) and (left := self._new(job)):
+                found.append(replace(job, configs=tuple(c.config for c in left)))
+        return found
+
+    def compile(self, jobs: Sequence[Job], pool: CompilePool, cache: Path) -> None:
+        """Begin to compile what jobs need, in their order."""
+        for job in jobs:
+            for config in job.configs:
+                spec = specialize(job.workload, config)
+                if spec not in self._futures:
+                    self._futures[spec] = submit(pool, spec, self._dataset.target, cache=cache)
+
+    def work_through(self, todo: Sequence[Job], deadline: float, pool: CompilePool) -> None:
+        """Time one job after the other; the next is prepared, and the last recorded, meanwhile.
+
+        Each takes a tenth of the time that timing takes, in which the GPU would do nothing.
+        """
+        with (
+            ThreadPoolExecutor(1, "preparing") as ahead,
+            ThreadPoolExecutor(1, "recording") as desk,
+        ):
+            ready = [ahead.submit(self._prepare, job) for job in todo[:1]]
+            recording: list[Future[None]] = []
+            without_room = 0
+            try:
+                for job, following in zip_longest(todo, todo[1:]):
+                    if monotonic() > deadline:
+                        break
+                    begin = monotonic()
+                    candidates = ready.pop().result()
+                    self.progress.waiting_s += monotonic() - begin
+                    if following is not None:
+                        ready.append(ahead.submit(self._prepare, following))
+                    outcome = self._measure(job, candidates)
+                    if outcome.no_room:
+                        without_room += 1
+                        _pass_over(job, outcome.no_room, without_room, len(todo))
+                        continue
+                    without_room = 0
+                    while recording:
+                        recording.pop().result()
+                    recording.append(desk.submit(self._record, job, outcome))
+            finally:
+                pool.close()  # who waits for a binary need wait no longer
+                for future in recording:
+                    future.result()
+
+    def time_again(self, job: Job, first_us: float) -> None:
+        """Time an anchor, and say how far this card is from the recorded run."""
+        (config,) = job.configs
+        artifact = self._artifact(specialize(job.workload, config))
+        (again,) = self._runner.measure(job.workload, [Candidate(config, artifact)])
+        if again.no_room:
+            log.warning("%s is not timed again: %s", job.workload, again.error)
+            return
+        record = TuningRecord(job.workload, config, artifact.key, again)
+        self._dataset.append_artifacts([artifact])
+        self._dataset.append_measurements([record], run=self._run, role="anchor")
+        if again.ok:
+            drift = again.latency_us / first_us - 1
+            self.progress.drift[job.workload.key()] = drift
+            if abs(drift) > _DRIFT_LIMIT:
+                log.warning(
+                    "%s took %.2f us, %.2f in an earlier run (%+.0f %%): another card, clocks or "
+                    "load?", job.workload, again.latency_us, first_us, 100 * drift,
+                )  # fmt: skip
+
+    def _artifact(self, spec: Specialization) -> Artifact:
+        """Wait for the binary of a specialization."""
+        artifact = self._futures[spec].result()
+        if artifact.key not in self._compiled:
+            self._compiled[artifact.key] = artifact
+            self.progress.compiled += 1
+            self.progress.compile_failures += not artifact.ok
+        return artifact
+
+    def _prepare(self, job: Job) -> list[Candidate]:
+        """Wait for the binaries of a job; return what is to be timed of it."""
+        for config in job.configs:
+            self._artifact(specialize(job.workload, config))
+        return self._new(job)
+
+    def _new(self, job: Job) -> list[Candidate]:
+        """Return what is not recorded yet of a job, less what does the same as another."""
+        done = self._done.get(job.workload, set())
+        configs = [*done, *(config for config in job.configs if config not in done)]
+        target = self._dataset.target
+        keys = [artifact_key(specialize(job.workload, config), target) for config in configs]
+        recorded = self._recorded.find(keys)
+        artifacts = [self._compiled.get(k, old) for k, old in zip(keys, recorded, strict=True)]
+        numbers = identities(job.workload, Candidates.of(configs, artifacts))
+        first = np.unique(numbers, return_index=True)[1]
+        return [Candidate(configs[i], artifacts[i]) for i in np.sort(first[first >= len(done)])]
+
+    def _measure(self, job: Job, candidates: Sequence[Candidate]) -> _Outcome:
+        begin, runner, workload = monotonic(), self._runner, job.workload
+        torch = runner.measure_torch(workload)
+        if torch.no_room:
+            return _Outcome([], [], torch)
+        measured = runner.measure(workload, candidates)
+        records = [
+            TuningRecord(workload, c.config, c.artifact.key if c.artifact else "", m)
+            for c, m in zip(candidates, measured, strict=True)
+        ]
+        # The best few once more, in turn: their second measurement tells the noise.
+        ok = (r for r in records if r.measurement.ok)
+        best = sorted(ok, key=lambda r: r.measurement.latency_us)[:_FINALISTS]
+        again = runner.compare(workload, [r.config for r in best])
+        self.progress.timing_s += monotonic() - begin
+        anchors = [replace(r, measurement=m) for r, m in zip(best, again, strict=True)]
+        return _Outcome(records, anchors, torch)
+
+    def _record(self, job: Job, outcome: _Outcome) -> None:
+        """Write what was measured: binaries first, so that no row names an unknown one."""
+        records, append = outcome.records, self._dataset.append_measurements
+        keys = dict.fromkeys(r.artifact_key for r in records)
+        self._dataset.append_artifacts(self._compiled[k] for k in keys if k in self._compiled)
+        append(records, run=self._run, role=job.role, torch={job.workload: outcome.torch})
+        append(outcome.again, run=self._run, role="anchor")
+        done = self._done.get(job.workload, set())
+        self._done[job.workload] = done | {r.config for r in records}
+        statuses = Counter[str](r.measurement.status for r in records)
+        self.progress.jobs_done += 1
+        self.progress.rows += len(records)
+        self.progress.ok_rows += statuses["ok"]
+        self.progress.statuses = dict(Counter(self.progress.statuses) + statuses)
+        self._on_job(job, self.progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """The measurements of a job; ``again`` are its finalists."""
+
+    records: list[TuningRecord]
+    again: list[TuningRecord]
+    torch: Measurement
+
+    @property
+    def no_room(self) -> str:
+        """Say that the card was too full; empty if it was not.
+
+        Then nothing is recorded: as rows they would say that these configurations never run.
+        """
+        every = (self.torch, *(r.measurement for r in (*self.records, *self.again)))
+        return next((m.error for m in every if m.no_room), "")
+
+
+def _pass_over(job: Job, reason: str, in_a_row: int, jobs: int) -> None:
+    """Warn of a workload that may be too large for the card; several in a row say it is full.
+
+    Raises:
+        NoGpu: it is.
+    """
+    if in_a_row >= min(_NO_ROOM_IN_A_ROW, jobs):
+        raise NoGpu(
+            f"{job.workload} cannot be timed: {reason}. Nothing of it is recorded, nor of those "
+            f"just before it: free the card's memory and run this again, which goes on here; "
+            f"leave out what is too large for this card"
+        )
+    log.warning("%s is passed over: %s", job.workload, reason)
+
+
+def _warn_of_roles(jobs: Sequence[Job], dataset: Dataset) -> None:
+    """Warn of workloads to judge by that were recorded to learn from: they stay so."""
+    to_judge = [job for job in jobs if job.role == "eval"]
+    learned = set(dataset.workloads("train")) if to_judge else ()
+    if twice := [job for job in to_judge if job.workload in learned]:
+        log.warning(
+            "%d workloads are in %s to learn from, %s among them, and stay so: record them to "
+            "judge by in another dataset", len(twice), dataset.path, twice[0].workload,
+        )  # fmt: skip
+
+
+def _anchors(dataset: Dataset) -> dict[Job, float]:
+    """Return a few workloads of earlier runs, each with the best that was found, and its latency.
+
+    Only rows of the present kernels count: if another version was faster, the card is not slower.
+    """
+    table, _ = dataset.unchanged(dataset.measurements("train", "eval"), kernel_hashes())
+    recorded = sorted(table.rows_of, key=Workload.key)
+    large = [w for w in recorded if w.bytes() >= _ANCHOR_BYTES]
+    found = {}
+    for workload in large[:: max(len(large) // _ANCHOR_WORKLOADS, 1)][:_ANCHOR_WORKLOADS]:
+        rows = table.rows_of[workload]
+        ok = rows[table.ok[rows] & (table.config_index[rows] >= 0)]
+        if len(ok):
+            best = ok[np.argmin(table.latency_us[ok])]
+            config = table.configs[table.config_index[best]]
+            found[Job(workload, (config,), "anchor")] = float(table.latency_us[best])
+    return found
+
+
+def _merged(jobs: Sequence[Job]) -> list[Job]:
+    """Return one job a workload and role, with the configurations of all."""
+    configs: dict[tuple[Workload, Role], dict[GemmConfig, None]] = {}
+    for job in jobs:
+        configs.setdefault((job.workload, job.role), {}).update(dict.fromkeys(job.configs))
+    return [Job(workload, tuple(found), role) for (workload, role), found in configs.items()]

@@ -1,15 +1,26 @@
-"""Choose what to measure for training: workloads, and configurations of each."""
+"""Choose what to measure for training: workloads, and configurations of each.
+
+Drawing thousands of workloads and asking a model about each takes minutes, and needs no GPU. So
+what was drawn can be kept as a file, the work list.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.collect import Job
 from costmodel.data.candidates import Candidates, CostModel
-from costmodel.errors import InvalidInput
+from costmodel.data.measurement import Role
+from costmodel.data.measurement_table import CONFIG_FIELDS, WORKLOAD_FIELDS, workload_fields
+from costmodel.data.shards import Identity, arrow_fields, number_rows, read_shards, write_shard
+from costmodel.errors import CorruptFile, CostModelError, InvalidInput, MissingData
 from costmodel.evaluation.heldout import is_held_out
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.space import SearchSpace
@@ -17,6 +28,9 @@ from costmodel.gemm.specialize import artifact_key, specialize
 from costmodel.gemm.workload import Layout, Workload, kind_options
 from costmodel.hardware.target import Target
 from costmodel.models.known import known_artifacts
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _MAX_BYTES = 2**30
 _MAX_FLOPS = 6e11
@@ -97,15 +111,16 @@ class ModelSampler:
     def _judge(self, space: SearchSpace) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Cost of each configuration, and how far the heads disagree on it; float64 [n] each."""
         workload, target = space.workload, space.target
-        bare = self.model.predict(workload, Candidates.of(space.configs), target)
-        known = known_artifacts(self.model, target)
         keys = [artifact_key(specialize(workload, c), target) for c in space.configs]
-        found = known.find(keys)
-        if not any(found):
-            return bare, np.zeros(len(bare))
-        costs = self.model.predict(workload, Candidates.of(space.configs, found), target)
-        near = (costs <= _NEAR * costs.min()) | (bare <= _NEAR * bare.min())
-        return costs, np.where(near, np.abs(np.log(costs / bare)), 0.0)
+        columns, hashes = known_artifacts(self.model, target).columns(keys)
+        bare = Candidates.of(space.configs)
+        full = replace(bare, artifact_columns=columns, ptx_hash=hashes)
+        costs = self.model.predict(workload, full, target)
+        if not full.has_artifact.any():  # the model has one head, or the same answers twice
+            return costs, np.zeros(len(costs))
+        blind = self.model.predict(workload, bare, target)
+        near = (costs <= _NEAR * costs.min()) | (blind <= _NEAR * blind.min())
+        return costs, np.where(near, np.abs(np.log(costs / blind)), 0.0)
 
 
 def training_workloads(
@@ -137,47 +152,37 @@ def training_workloads(
         # Tiny products tell little: what they take is mostly the launch.
         if workload.bytes() < 2**20 and rng.random() < 0.8:
             continue
-        if _affordable(workload, target) and not is_held_out(workload):
+        most_bytes = min(_MAX_BYTES, target.device.memory_bytes // 16)
+        affordable = workload.bytes() <= most_bytes and workload.flops() <= _MAX_FLOPS
+        if affordable and not is_held_out(workload):
             found[workload] = None
     return list(found)
 
 
-def _affordable(workload: Workload, target: Target) -> bool:
-    bytes_ = workload.bytes()
-    return bytes_ <= min(_MAX_BYTES, target.device.memory_bytes // 16) and (
-        workload.flops() <= _MAX_FLOPS
-    )
-
-
-def _log_uniform(rng: np.random.Generator, low: float, high: float) -> int:
-    return int(np.exp(rng.uniform(np.log(low), np.log(high))))
-
-
-def _rows(rng: np.random.Generator) -> int:
-    return int(rng.choice(_ROWS))
+def _log_uniform(rng: np.random.Generator, low: float, high: float, step: int = 1) -> int:
+    return max(int(np.exp(rng.uniform(np.log(low), np.log(high)))) // step, 1) * step
 
 
 def _layer(rng: np.random.Generator) -> tuple[int, int, int]:
     n, k = _LAYERS[rng.integers(len(_LAYERS))]
-    return _rows(rng), n, k
+    return int(rng.choice(_ROWS)), n, k
 
 
 def _aligned(rng: np.random.Generator) -> tuple[int, int, int]:
     """Draw any m; n and k in steps of 16."""
-    m = _rows(rng) if rng.random() < 0.5 else _log_uniform(rng, 1, 16384)
+    m = int(rng.choice(_ROWS)) if rng.random() < 0.5 else _log_uniform(rng, 1, 16384)
     low = 16 if rng.random() < 0.2 else 256
-    n = max(_log_uniform(rng, low, 131072) // 16, 1) * 16
-    return m, n, max(_log_uniform(rng, low, 131072) // 16, 1) * 16
+    return m, _log_uniform(rng, low, 131072, 16), _log_uniform(rng, low, 131072, 16)
 
 
 def _round(rng: np.random.Generator) -> tuple[int, int, int]:
     """Draw powers of two and sums of two neighbours."""
 
-    def size(low: int, high: int) -> int:
-        power: int = 2 ** int(rng.integers(low, high + 1))
+    def size() -> int:
+        power: int = 2 ** int(rng.integers(7, 16))
         return power * 3 // 2 if rng.random() < 0.5 else power
 
-    return 2 ** int(rng.integers(0, 15)), size(7, 15), size(7, 15)
+    return 2 ** int(rng.integers(0, 15)), size(), size()
 
 
 def _ragged(rng: np.random.Generator) -> tuple[int, int, int]:
@@ -186,15 +191,79 @@ def _ragged(rng: np.random.Generator) -> tuple[int, int, int]:
     def odd(low: int, high: int) -> int:
         return _log_uniform(rng, low, high) | 1
 
-    def even(low: int, high: int) -> int:
-        return max(_log_uniform(rng, low, high) // 64, 1) * 64
+    def even(high: int) -> int:
+        return _log_uniform(rng, 64, high, 64)
 
     m = _log_uniform(rng, 1, 16384)
-    kind = rng.integers(4)
-    if kind == 0:  # everything
-        return m, odd(16, 16384), odd(16, 8192)
-    if kind == 1:  # a vocabulary: n odd, k even
-        return m, odd(1024, 65536), even(64, 8192)
-    if kind == 2:  # a first layer: k odd and short, n even
-        return m, even(64, 8192), odd(17, 2048)
-    return m, even(64, 8192) + 8, even(64, 4096) + 8  # aligned, but to nothing wider
+    match rng.integers(4):
+        case 0:  # everything
+            return m, odd(16, 16384), odd(16, 8192)
+        case 1:  # a vocabulary: n odd, k even
+            return m, odd(1024, 65536), even(8192)
+        case 2:  # a first layer: k odd and short, n even
+            return m, even(8192), odd(17, 2048)
+        case _:  # aligned, but to nothing wider
+            return m, even(8192) + 8, even(4096) + 8
+
+
+# --- Work lists -----------------------------------------------------------------------------------
+
+
+def by_code(jobs: Sequence[Job]) -> list[Job]:
+    """Group the jobs by class of code, the commonest first.
+
+    Jobs of one class share binaries: while the GPU times one class, the next is compiled.
+    """
+    counts = Counter(job.workload.code for job in jobs)
+    rank = {code: i for i, (code, _) in enumerate(counts.most_common())}
+    return sorted(jobs, key=lambda job: rank[job.workload.code])
+
+
+def write_worklist(path: Path, jobs: Sequence[Job], identity: Identity) -> None:
+    """Write jobs, one row for each configuration, for the card and protocol of ``identity``.
+
+    Raises:
+        FileError: it cannot be written.
+    """
+    import pyarrow as pa
+
+    rows = [
+        {"job": number, "role": job.role, **job.workload.to_dict(), **config.to_dict()}
+        for number, job in enumerate(jobs)
+        for config in job.configs
+    ]
+    write_shard(path, pa.Table.from_pylist(rows, schema=_schema()), identity)
+
+
+def read_worklist(path: Path, identity: Identity) -> list[Job]:
+    """Read the jobs of a file, in their order.
+
+    Raises:
+        MissingData: no such file. CorruptFile: not a work list.
+        MixedData: drawn for another card, Triton or protocol than ``identity``.
+    """
+    if not path.is_file():
+        raise MissingData(f"no file {path}: `costmodel collect --write-worklist` draws one")
+    table = read_shards([path], _schema(), identity)
+    job_index, jobs = number_rows(table, ("job", "role", *WORKLOAD_FIELDS))
+    config_index, configs = number_rows(table, CONFIG_FIELDS)
+    if unknown := {job["role"] for job in jobs} - set(get_args(Role)):
+        raise CorruptFile(f"{path}: role {sorted(unknown)}: no release writes that")
+    chosen: list[list[GemmConfig]] = [[] for _ in jobs]
+    try:
+        workloads = [Workload.from_dict({n: row[n] for n in WORKLOAD_FIELDS}) for row in jobs]
+        found = [*map(GemmConfig.from_dict, configs)]
+    except CostModelError as error:
+        raise CorruptFile(f"{path}: {error}: no release writes such a row") from None
+    for job, config in zip(job_index.tolist(), config_index.tolist(), strict=True):
+        chosen[job].append(found[config])
+    drawn = zip(workloads, chosen, jobs, strict=True)
+    return [Job(workload, tuple(part), row["role"]) for workload, part, row in drawn]
+
+
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    text = pa.dictionary(pa.int32(), pa.string())
+    job = [pa.field("job", pa.int32(), False), pa.field("role", text, False)]
+    return pa.schema([*job, *workload_fields(), *arrow_fields(GemmConfig)])

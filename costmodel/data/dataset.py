@@ -18,22 +18,20 @@ Append artifacts before the rows that refer to them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from costmodel.compile.compiler import Artifact, ArtifactStatus, outweighs
 from costmodel.compile.ptx import PTX_SCHEMA
 from costmodel.data import shards
 from costmodel.data.artifact_table import ArtifactTable
-from costmodel.data.destination import CARD
-from costmodel.data.measurement import Measurement, TuningRecord
-from costmodel.data.measurement_table import Frame, MeasurementTable, Role, RunInfo
+from costmodel.data.measurement import Measurement, Role, RunInfo, TuningRecord
+from costmodel.data.measurement_table import CONFIG_FIELDS, Frame, MeasurementTable
+from costmodel.data.shards import CARD
 from costmodel.errors import CorruptFile, MissingData
 from costmodel.files import file_errors, read_json, write_json
 from costmodel.gemm.config import GemmConfig
@@ -44,12 +42,33 @@ from costmodel.validation import as_path, require
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Dataset", "Frame", "Role", "RunInfo"]
 
-_ARTIFACTS, _MEASUREMENTS = "artifacts", "measurements"
-# Sorted like this, neighbours differ in little and the columns compress.
-_ARTIFACT_ORDER = ("kernel", "key")
-_MEASUREMENT_ORDER = ("role", "workload", *(f.name for f in fields(GemmConfig)))
+class _Table(NamedTuple):
+    """A table on disk.
+
+    Attributes:
+        name: begins the names of its files.
+        schema: returns its columns.
+        distinct: keeps each artifact, or each outcome, once.
+        order: sorted like this, neighbours differ in little and the columns compress.
+        header: what its files say in their headers besides the identity.
+    """
+
+    name: str
+    schema: Callable[[], pa.Schema]
+    distinct: Callable[[pa.Table], pa.Table]
+    order: tuple[str, ...]
+    header: Mapping[str, object]
+
+
+_ARTIFACTS = _Table(
+    "artifacts", ArtifactTable.schema, ArtifactTable.distinct, ("kernel", "key"),
+    {"ptx_schema": PTX_SCHEMA},
+)  # fmt: skip
+_MEASUREMENTS = _Table(
+    "measurements", MeasurementTable.schema, MeasurementTable.distinct,
+    ("role", "workload", *CONFIG_FIELDS), {},
+)  # fmt: skip
 
 
 class Dataset:
@@ -63,8 +82,6 @@ class Dataset:
         # Of artifacts: appending must not read them all again.
         self._statuses: dict[str, ArtifactStatus] | None = None
         self._measurements: dict[tuple[Role, ...], MeasurementTable] = {}
-        self._done: dict[Workload, set[GemmConfig]] | None = None
-        self._done_hashes: dict[str, str] = {}
 
     @classmethod
     def create(cls, path: str | Path, target: Target, protocol: Mapping[str, Any]) -> Dataset:
@@ -131,15 +148,10 @@ class Dataset:
             role: what the rows are for.
             torch: timings of ``torch.matmul``, by workload.
         """
-        baseline = torch or {}
-        if not records and not baseline:
-            return
-        rows = MeasurementTable.rows(records, baseline, run, role)
-        self._append(_MEASUREMENTS, rows)
-        self._measurements = {}
-        if self._done is not None and role != "anchor":
-            for record in records:
-                self._done.setdefault(record.workload, set()).add(record.config)
+        rows = MeasurementTable.rows(records, torch or {}, run, role)
+        if len(rows):
+            self._append(_MEASUREMENTS, rows)
+            self._measurements = {}
 
     def append_artifacts(self, artifacts: Iterable[Artifact]) -> None:
         """Record compiled artifacts; once this returns they are on disk.
@@ -147,7 +159,7 @@ class Dataset:
         Those that are there already are kept, but one that compiled replaces a failure.
         """
         if self._statuses is None:
-            self._statuses = self.artifacts().statuses()
+            self._statuses = dict(self.artifacts().statuses)
         there = self._statuses
         new = [a for a in artifacts if a.key not in there or outweighs(a.status, there[a.key])]
         if not new:
@@ -157,39 +169,32 @@ class Dataset:
         self._artifacts = None
 
     def measured(
-        self, workload: Workload, kernel_hashes: Mapping[str, str] | None = None
-    ) -> set[GemmConfig]:
+        self, kernel_hashes: Mapping[str, str] | None = None
+    ) -> dict[Workload, set[GemmConfig]]:
         """Return the configurations whose outcome is recorded, which a resumed run skips.
 
         Args:
             kernel_hashes: as for :meth:`frame`: rows of a kernel that has changed do not count.
         """
-        hashes = dict(kernel_hashes or {})
-        if self._done is None or self._done_hashes != hashes:
-            table = self.unchanged(self.measurements("train", "eval"), hashes)[0]
-            self._done_hashes = hashes
-            self._done = {
-                w: {table.configs[i] for i in table.config_index[rows] if i >= 0}
-                for w, rows in table.rows_of.items()
-            }
-        return set(self._done.get(workload, ()))
+        table, _ = self.unchanged(self.measurements("train", "eval"), kernel_hashes or {})
+        return {
+            workload: {table.configs[i] for i in table.config_index[rows] if i >= 0}
+            for workload, rows in table.rows_of.items()
+        }
 
     def measurements(self, *roles: Role) -> MeasurementTable:
         """Return the rows of the given roles (default: all), each outcome once."""
         if not self._measurements:
-            table = MeasurementTable.of(self._merged(_MEASUREMENTS), self.path)
-            # A file that an earlier release compacted may hold more.
-            self._measurements[()] = table.take(table.kept_rows())
+            self._measurements[()] = MeasurementTable.of(self._read(_MEASUREMENTS), self.path)
         if roles not in self._measurements:
             table = self._measurements[()]
-            wanted = np.logical_or.reduce([table.role == role for role in roles])
-            self._measurements[roles] = table.take(wanted)
+            self._measurements[roles] = table.take(np.isin(table.role, roles))
         return self._measurements[roles]
 
     def artifacts(self) -> ArtifactTable:
         """Return the compiled artifacts, by key."""
         if self._artifacts is None:
-            self._artifacts = ArtifactTable(self._merged(_ARTIFACTS))
+            self._artifacts = ArtifactTable(self._read(_ARTIFACTS))
         return self._artifacts
 
     def workloads(self, *roles: Role) -> list[Workload]:
@@ -203,24 +208,29 @@ class Dataset:
         the one whose run started last.
         """
         table = self.measurements("train", "eval")
-        rows = [r for r in table.rows_of.get(workload, ()) if table.config_index[r] >= 0]
-        kernels = self.artifacts().kernels if rows else {}
+        rows = table.rows_of.get(workload, np.empty(0, dtype=np.intp))
+        rows = rows[table.config_index[rows] >= 0]
+        kernels = self.artifacts().kernels if len(rows) else {}
         versions = [
-            kernels.get(table.artifact_keys[table.artifact_index[r]], ("", "")) for r in rows
+            kernels.get(table.artifact_keys[i], ("", "")) for i in table.artifact_index[rows]
         ]
-        started = [table.runs[table.run_index[r]].started for r in rows]
+        started = [table.runs[i].started for i in table.run_index[rows]]
         last = {name: code for _, (name, code) in sorted(zip(started, versions, strict=True))}
+        configs = [table.configs[i] for i in table.config_index[rows]]
         return {
-            table.configs[table.config_index[r]]: table.measurement(r)
-            for r, (name, code) in zip(rows, versions, strict=True)
+            config: measurement
+            for config, measurement, (name, code) in zip(
+                configs, table.measurements(rows), versions, strict=True
+            )
             if code == last[name]
         }
 
     def torch(self, workload: Workload) -> Measurement | None:
         """Return the timing of ``torch.matmul``, or None if it was not timed."""
         table = self.measurements("train", "eval")
-        rows = (r for r in table.rows_of.get(workload, ()) if table.config_index[r] < 0)
-        return next((table.measurement(row) for row in rows), None)
+        rows = table.rows_of.get(workload, np.empty(0, dtype=np.intp))
+        found = table.measurements(rows[table.config_index[rows] < 0][:1])
+        return found[0] if found else None
 
     def frame(self, *roles: Role, kernel_hashes: Mapping[str, str] | None = None) -> Frame:
         """Return rows with features, without torch's; ``train`` if no role is given.
@@ -232,7 +242,7 @@ class Dataset:
         table = self.measurements(*(roles or ("train",)))
         table = table.take(table.config_index >= 0)
         table, dropped = self.unchanged(table, kernel_hashes or {})
-        return Frame.of(table, self.artifacts(), dropped)
+        return table.frame(self.artifacts(), dropped)
 
     def unchanged(
         self, table: MeasurementTable, kernel_hashes: Mapping[str, str]
@@ -243,7 +253,12 @@ class Dataset:
             table: rows of this dataset.
             kernel_hashes: as for :meth:`frame`.
         """
-        changed = self._changed_kernel(table, kernel_hashes)
+        kernels = self.artifacts().kernels if kernel_hashes else {}
+        names = [
+            name if kernel_hashes.get(name, recorded) != recorded else ""
+            for name, recorded in (kernels.get(key, ("", "")) for key in table.artifact_keys)
+        ]
+        changed = np.array(names, dtype=object)[table.artifact_index]
         dropped = Counter(f"kernel {name} has changed" for name in changed if name)
         return table.take(changed == "") if dropped else table, dict(dropped)
 
@@ -255,9 +270,10 @@ class Dataset:
         """
         with shards.compaction_lock(self.path):
             for table in (_ARTIFACTS, _MEASUREMENTS):
-                old, rows = self._read(table)
-                merged = self.path / f"{table}.parquet"
-                self._write(merged, self._merge(table, rows))
+                with file_errors(self.path):
+                    old, rows = self._files(table)
+                merged = self.path / f"{table.name}.parquet"
+                self._write(table, merged, shards.sort_rows(table.distinct(rows), table.order))
                 for path in old:
                     if path != merged:
                         with file_errors(path):
@@ -270,27 +286,17 @@ class Dataset:
         import pyarrow as pa
         from pyarrow import compute
 
+        def chosen(rows: pa.Table, column: str, values: pa.Array) -> pa.Table:
+            return rows.filter(compute.is_in(rows.column(column).cast(pa.string()), values))
+
         part = Dataset.create(path, self.target, self.protocol)
-        _, rows = self._read(_MEASUREMENTS)
         keys = pa.array([w.key() for w in workloads], pa.string())
-        rows = rows.filter(compute.is_in(rows.column("workload").cast(pa.string()), keys))
-        _, artifacts = self._read(_ARTIFACTS)
+        rows = chosen(self._read(_MEASUREMENTS), "workload", keys)
         used = rows.column("artifact_key").cast(pa.string()).unique()
-        part._append(_ARTIFACTS, artifacts.filter(compute.is_in(artifacts.column("key"), used)))
+        part._append(_ARTIFACTS, chosen(self._read(_ARTIFACTS), "key", used))
         part._append(_MEASUREMENTS, rows)
         part.compact()
         return part
-
-    def _changed_kernel(
-        self, table: MeasurementTable, hashes: Mapping[str, str]
-    ) -> NDArray[np.object_]:
-        """Return the name of each row's kernel if it has changed, else empty; object [rows]."""
-        kernels = self.artifacts().kernels if hashes else {}
-        names = [
-            name if name in hashes and hashes[name] != recorded else ""
-            for name, recorded in (kernels.get(key, ("", "")) for key in table.artifact_keys)
-        ]
-        return np.array(names, dtype=object)[table.artifact_index]
 
     def _write_card(self, counts: Mapping[str, Any] | None = None) -> None:
         card = {"kind": "costmodel dataset", **self.identity.to_dict(), "created": self.created}
@@ -315,39 +321,32 @@ class Dataset:
             },
         }
 
-    def _append(self, table: str, rows: pa.Table) -> None:
-        self._write(shards.new_shard_path(self.path, table), rows)
+    def _append(self, table: _Table, rows: pa.Table) -> None:
+        self._write(table, shards.new_shard_path(self.path, table.name), rows)
 
-    def _write(self, path: Path, rows: pa.Table) -> None:
-        shards.write_shard(path, rows, self.identity, **_header(path.name))
+    def _write(self, table: _Table, path: Path, rows: pa.Table) -> None:
+        shards.write_shard(path, rows, self.identity, **table.header)
 
-    def _read(self, table: str) -> tuple[list[Path], pa.Table]:
+    def _files(self, table: _Table) -> tuple[list[Path], pa.Table]:
         """Return the files of a table and all their rows, in the order of the files."""
-        schema = (ArtifactTable if table == _ARTIFACTS else MeasurementTable).schema()
-        found = shards.read_all(self.path, table, schema, self.identity, **_header(table))
+        schema = table.schema()
+        found = shards.read_all(self.path, table.name, schema, self.identity, **table.header)
         _card_of(self.path)  # there would be no rows if the folder was moved meanwhile
         return found
 
-    def _merged(self, table: str) -> pa.Table:
+    def _read(self, table: _Table) -> pa.Table:
         """Return the rows of a table as compacting leaves them.
 
         Shards are merged for reading, too: a model must not depend on when they were compacted.
         """
-        files, rows = self._read(table)
-        compacted = all(path.name == f"{table}.parquet" for path in files)
-        return rows if compacted else self._merge(table, rows)
-
-    def _merge(self, table: str, rows: pa.Table) -> pa.Table:
-        """Keep each artifact, and each outcome, once, and sort."""
-        if table == _ARTIFACTS:
-            return shards.sort_rows(ArtifactTable(rows).arrow(), _ARTIFACT_ORDER)
-        kept = rows.take(MeasurementTable.of(rows, self.path).kept_rows())
-        return shards.sort_rows(kept, _MEASUREMENT_ORDER)
-
-
-def _header(table: str) -> dict[str, Any]:
-    """Return what the files of a table say in their headers besides the identity."""
-    return {"ptx_schema": PTX_SCHEMA} if table.startswith(_ARTIFACTS) else {}
+        try:
+            files, rows = self._files(table)
+        except FileNotFoundError:  # another process merges them: wait until it has
+            with shards.compaction_lock(self.path), file_errors(self.path):
+                files, rows = self._files(table)
+        if all(path.name == f"{table.name}.parquet" for path in files):
+            return rows
+        return shards.sort_rows(table.distinct(rows), table.order)
 
 
 def _card_of(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The outcome of timing a configuration, and the protocol of what times one."""
+"""The outcome of timing a configuration, the run it was timed in, and what times."""
 
 from __future__ import annotations
 
@@ -64,12 +64,7 @@ class Measurement:
     @property
     def no_room(self) -> bool:
         """True if the card was too full to time anything."""
-        return says_no_room(self.status, self.error)
-
-
-def says_no_room(status: str, error: str) -> bool:
-    """Return :attr:`Measurement.no_room` for a row that is not an object."""
-    return status == "out_of_resources" and error.startswith(NO_ROOM)
+        return self.status == "out_of_resources" and self.error.startswith(NO_ROOM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +75,33 @@ class TuningRecord:
     config: GemmConfig
     artifact_key: str
     measurement: Measurement
+
+
+Role = Literal["train", "eval", "anchor"]
+"""Purpose of a row. ``anchor`` rows time again what is recorded already, later in the same run or
+in another: they show the noise, are kept once per run, and are never trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """One run of the collector on one card, recorded with each of its rows.
+
+    Attributes:
+        run_id: unique, such as a UUID.
+        device_uuid: the card, as the driver names it.
+        driver: version of the driver.
+        torch: version of torch, whose cuBLAS is timed beside the kernels.
+        started: UTC, ISO 8601.
+        sm_clock_mhz, memory_clock_mhz: clocks that the card was set to; 0 where unknown.
+    """
+
+    run_id: str
+    device_uuid: str
+    driver: str
+    torch: str
+    started: str
+    sm_clock_mhz: int = 0
+    memory_clock_mhz: int = 0
 
 
 @runtime_checkable

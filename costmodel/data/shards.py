@@ -2,6 +2,9 @@
 
 A shard is a Parquet file whose header (JSON in its metadata) repeats the dataset's identity, so a
 file copied from another dataset is recognised. Reading runs no code: Parquet and JSON only.
+
+A model and a dataset share names of files. So each refuses a folder that holds the other: it would
+replace a part of that, or be taken for one.
 """
 
 from __future__ import annotations
@@ -11,38 +14,29 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, get_type_hints
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, get_type_hints
 from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.errors import CorruptFile, FileError, InvalidInput, MixedData, WrongVersion
-from costmodel.files import decode, encode, file_errors, replace_file
+from costmodel.files import decode, encode, file_errors, read_json, replace_file
 from costmodel.hardware.target import Target
+from costmodel.validation import take
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 SCHEMA = 2
-"""Version of the columns and of the card; raised when either changes. Older ones are read too."""
+"""Version of the columns and of the card; raised when either changes."""
 
-_ADDED: dict[str, object] = {"tf32": False}
-"""Columns that came after schema 1, and what all rows from before them would have there."""
+CARD = "card.json"
+"""File name of the card of a model or dataset."""
 
 _HEADER = b"costmodel"
-_ATTEMPTS, _PAUSE_S = 8, 0.02  # 5 s in all
-
-
-@dataclass(frozen=True)
-class _Header:
-    """The identity as a card and each shard hold it, beside other fields."""
-
-    schema: int
-    target: dict[str, Any]
-    protocol: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -63,29 +57,28 @@ class Identity:
         Raises:
             InvalidInput: the protocol holds a number that JSON lacks, such as NaN.
         """
-        header = _Header(SCHEMA, self.target.to_dict(), dict(self.protocol))
-        return decode(encode(header), dict[str, Any])  # as it is read again: tuples are lists
+        fields = {"schema": SCHEMA, "target": self.target, "protocol": self.protocol}
+        return decode(encode(fields), dict[str, Any])  # as it is read again: tuples are lists
 
     @classmethod
     def from_dict(cls, data: Any, path: Path) -> Identity:
         """Read a card or header that was found at ``path``; other fields are ignored.
 
         Raises:
-            CorruptFile: not written by costmodel. WrongVersion: by a newer release.
+            CorruptFile: not written by costmodel. WrongVersion: by another release.
         """
         if isinstance(data, dict) and {"format", "features"} <= data.keys():
             raise CorruptFile(f"{path}: the card of a model, expected a dataset's; name another")
         schema = data.get("schema") if isinstance(data, dict) else None
         if type(schema) is not int:
             raise CorruptFile(f"{path}: expected costmodel's header, found {str(data)[:80]}")
-        if not 1 <= schema <= SCHEMA:
+        if schema != SCHEMA:
             raise WrongVersion(
-                f"{path}: written with schema {schema}, this release reads 1 to {SCHEMA}: "
-                f"use the release that wrote it, or a newer one"
+                f"{path}: written with schema {schema}, this release reads {SCHEMA}: use the "
+                f"release that wrote it"
             )
         try:
-            header = decode(data, _Header)
-            return cls(Target.from_dict(header.target), header.protocol)
+            return cls(Target.from_dict(data.get("target")), take(data, "protocol", dict))
         except InvalidInput as error:
             raise CorruptFile(f"{path}: a header that cannot be read: {error}") from None
 
@@ -112,7 +105,7 @@ class Identity:
         return {f"{group}.{k}": v for group, values in groups.items() for k, v in values.items()}
 
 
-def arrow_fields(cls: type, nullable: bool = False) -> list[pa.Field]:
+def arrow_fields(cls: type, *, nullable: bool = False) -> list[pa.Field]:
     """Return the columns of a flat dataclass, by its annotations: the dataclass is the row.
 
     Floats are single precision: seven digits, where repeats of a timing agree within two or three.
@@ -121,42 +114,25 @@ def arrow_fields(cls: type, nullable: bool = False) -> list[pa.Field]:
 
     types = {int: pa.int32(), float: pa.float32(), bool: pa.bool_()}
     text = pa.dictionary(pa.int32(), pa.string())  # str and the Literal types
-    hints = get_type_hints(cls)
-    return [pa.field(f.name, types.get(hints[f.name], text), nullable) for f in fields(cls)]
-
-
-def shard_paths(directory: Path, table: str) -> list[Path]:
-    """List the files of a table: the compacted one, then shards in the order of writing."""
-    # Shards go once the compacted file is there. Asked for before them, it may come in between, and
-    # neither would be seen.
-    shards = sorted(directory.glob(f"{table}-*.parquet"))
-    compacted = directory / f"{table}.parquet"
-    return [p for p in (compacted,) if os.path.lexists(p)] + shards
+    hints = get_type_hints(cls).items()
+    return [pa.field(name, types.get(hint, text), nullable) for name, hint in hints]
 
 
 def read_all(
     directory: Path, table: str, schema: pa.Schema, identity: Identity, **header: object
 ) -> tuple[list[Path], pa.Table]:
-    """Read the files of a table and all their rows; again if another process compacts them.
+    """Read the files of a table and all their rows.
 
     Raises:
         As :func:`read_shards`.
-        FileError: a file that is listed is not there: a link that leads nowhere, or it goes on.
+        FileNotFoundError: another process merged them meanwhile, or a link leads nowhere.
     """
-    for attempt in range(_ATTEMPTS):
-        files = shard_paths(directory, table)
-        try:
-            return files, read_shards(files, schema, identity, **header)
-        except FileNotFoundError as error:
-            missing = error
-        for path in files:
-            if path.is_symlink() and not path.exists():
-                raise FileError(f"{path}: a link that leads nowhere: take it away")
-        time.sleep(_PAUSE_S * 2**attempt)  # thousands of shards take a while to remove
-    raise FileError(
-        f"{missing}: files of {directory} go while they are read, {_ATTEMPTS} times in a row: "
-        f"another process merges them; try again once it has"
-    )
+    # Shards go once the compacted file is there. Asked for before them, it may come in between, and
+    # neither would be seen.
+    shards = sorted(directory.glob(f"{table}-*.parquet"))
+    compacted = directory / f"{table}.parquet"
+    files = [p for p in (compacted,) if os.path.lexists(p)] + shards
+    return files, read_shards(files, schema, identity, **header)
 
 
 @contextmanager
@@ -278,15 +254,11 @@ def _read_shard(
     try:
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
             _check_header(path, file.schema_arrow.metadata or {}, identity, header)
-            added = [n for n in _ADDED if n in schema.names and n not in file.schema_arrow.names]
-            if not file.schema_arrow.equals(pa.schema([f for f in schema if f.name not in added])):
+            if not file.schema_arrow.equals(schema):
                 names = sorted(set(file.schema_arrow.names) ^ set(schema.names))
                 raise CorruptFile(f"{path}: other columns than expected ({names[:8]}); {again}")
             table = file.read()
             table.validate(full=True)  # that texts are UTF-8 and indices point into dictionaries
-            for name in added:
-                column = pa.array([_ADDED[name]] * table.num_rows, schema.field(name).type)
-                table = table.add_column(schema.get_field_index(name), schema.field(name), column)
     except (FileError, FileNotFoundError):
         raise
     except PermissionError as error:
@@ -309,3 +281,69 @@ def _check_header(
                 f"{path}: {name} is {found.get(name)!r}, this release reads {value!r}: "
                 f"compile again with `costmodel compile`"
             )
+
+
+# --- Places to write to ---------------------------------------------------------------------------
+
+
+def require_place(path: Path, kind: Literal["model", "dataset"]) -> None:
+    """Refuse a folder where a model or a dataset would destroy, or be taken for, something else.
+
+    Raises:
+        FileError: it holds the other kind, or another ``card.json``.
+    """
+    require_folder(path)
+    found = _content(path)
+    if found not in ("", kind):
+        raise FileError(
+            f"{path} holds a {found}: expected an empty folder, or a {kind}; name another folder"
+        )
+
+
+def _content(folder: Path) -> str:
+    """Name what a folder holds; empty if it has neither a card nor the rows of a dataset."""
+    file = folder / CARD
+    if not os.path.lexists(file):
+        return "dataset" if any(folder.glob("measurements*.parquet")) else ""
+    try:
+        card = read_json(file, dict[str, Any])
+    except (OSError, CorruptFile):
+        card = {}
+    if "schema" in card and "protocol" in card:
+        return "dataset"
+    return "model" if card.keys() >= {"format", "features"} else f"{CARD} of something else"
+
+
+def require_folder(path: Path) -> None:
+    """Refuse a path that neither is a folder nor can become one.
+
+    Raises:
+        FileError: a file is there, or in the place of a folder above it.
+    """
+    there = next((p for p in (path, *path.parents) if os.path.lexists(p)), None)
+    if there is not None and not there.is_dir():
+        above = "" if there == path else f"{path}: "
+        raise FileError(f"{above}expected a folder, and {there} is a file: name another folder")
+
+
+def require_file_place(path: Path) -> None:
+    """Refuse a path where no file can be written.
+
+    Raises:
+        FileError: a folder, or in one that is not there.
+    """
+    if path.is_dir():
+        raise FileError(f"{path} is a folder: expected the name of a file to write")
+    if not path.parent.is_dir():
+        raise FileError(f"{path}: there is no folder {path.parent}: make it, or name another file")
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file, whole or not at all.
+
+    Raises:
+        FileError: it cannot be written.
+    """
+    require_file_place(path)
+    with file_errors(path):
+        replace_file(path, data)

@@ -25,7 +25,8 @@ from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Device, Target
 
 if TYPE_CHECKING:
-    from costmodel.data.dataset import Dataset, Frame
+    from costmodel.data.dataset import Dataset
+    from costmodel.data.measurement_table import Frame
 
 TOP_K = (1, 4, 8, 16)
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from uuid import uuid4
 
-from costmodel.data.measurement_table import RunInfo
+from costmodel.data.measurement import RunInfo
 from costmodel.hardware.target import Target
 
 

@@ -21,8 +21,15 @@ import numpy as np
 
 from costmodel.compile.ptx import PTX_SCHEMA
 from costmodel.data.artifact_table import ArtifactTable
-from costmodel.data.destination import CARD, require_model_place
-from costmodel.data.shards import Identity, compaction_lock, read_shards, sort_rows, write_shard
+from costmodel.data.shards import (
+    CARD,
+    Identity,
+    compaction_lock,
+    read_shards,
+    require_place,
+    sort_rows,
+    write_shard,
+)
 from costmodel.errors import (
     CorruptFile,
     FileError,
@@ -132,7 +139,7 @@ def save(
         InvalidInput: it could not be loaded again, for example a name that is no text.
         FileError: the folder holds something else than a model, or cannot be written.
     """
-    require_model_place(path)
+    require_place(path, "model")
     hashes = {part: _hash(data) for part, data in trees.items()}
     _card_bytes(card, hashes)  # refused before anything is written
     with file_errors(path):

@@ -21,8 +21,9 @@ from costmodel.hardware.target import Target
 
 if TYPE_CHECKING:
     from costmodel.data.artifact_table import ArtifactTable
-    from costmodel.data.dataset import Dataset, Frame, Role
-    from costmodel.data.measurement import Measurement
+    from costmodel.data.dataset import Dataset
+    from costmodel.data.measurement import Measurement, Role
+    from costmodel.data.measurement_table import Frame
 
 log = logging.getLogger("costmodel")
 

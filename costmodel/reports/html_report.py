@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.data.destination import require_file_place, write_file
+from costmodel.data.shards import require_file_place, write_file
 from costmodel.errors import CorruptFile
 from costmodel.evaluation.evaluate import Problem, evaluate, problems_of
 from costmodel.gemm.specialize import kernel_hashes

@@ -11,8 +11,8 @@ import pytest
 
 from costmodel.compile.compiler import Artifact
 from costmodel.data.candidates import Candidates
-from costmodel.data.dataset import Dataset, RunInfo
-from costmodel.data.measurement import Measurement, TuningRecord
+from costmodel.data.dataset import Dataset
+from costmodel.data.measurement import Measurement, RunInfo, TuningRecord
 from costmodel.errors import InvalidInput
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import artifact_key, specialize
