@@ -26,8 +26,8 @@ from costmodel.gemm.space import SearchSpace
 from costmodel.gemm.specialize import compile_many, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
+from costmodel.measure.card import current_run
 from costmodel.measure.device import DeviceRunner
-from costmodel.measure.identity import current_run
 
 SIZES = ((16, 5120, 5120), (256, 3072, 768), (1536, 2304, 768), (64, 640, 2560), (2048, 1280, 1280))
 CONFIGS = 300

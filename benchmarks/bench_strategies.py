@@ -36,7 +36,7 @@ from costmodel.gemm.space import why_illegal
 from costmodel.gemm.specialize import compile_for_device, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
-from costmodel.measure import ReplayRunner
+from costmodel.measure.replay import ReplayRunner
 from costmodel.models import PtxScore, RuleHeuristic
 from costmodel.tuning.ranking import Ranking, rank
 from costmodel.tuning.shipped import recording

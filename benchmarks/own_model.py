@@ -47,8 +47,8 @@ def collect(path: Path, workloads: int, configs: int, budget_s: float) -> dict[s
     from costmodel.collect.sampling import RandomSampler, training_workloads
     from costmodel.data.dataset import Dataset
     from costmodel.gemm.space import SearchSpace
+    from costmodel.measure.card import current_run
     from costmodel.measure.device import DeviceRunner
-    from costmodel.measure.identity import current_run
 
     target = costmodel.Target.current()
     rng, sampler = np.random.default_rng(0), RandomSampler(configs)

@@ -14,7 +14,7 @@ from test_cli import run, run_json
 
 import costmodel
 from costmodel.data.dataset import Dataset
-from costmodel.measure import ReplayRunner
+from costmodel.measure.replay import ReplayRunner
 from costmodel.tuning.tuning_key import WinnerCache, is_key_of
 from costmodel.tuning.tuning_result import TuningResult
 from costmodel.tuning.winners import Winners

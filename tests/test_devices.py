@@ -16,8 +16,7 @@ from costmodel.dispatch import dispatch
 from costmodel.dispatch.check import _check_devices
 from costmodel.dispatch.launches import Launches
 from costmodel.errors import DeviceError
-from costmodel.measure import identity
-from costmodel.measure.clock import clock_reader
+from costmodel.measure.card import clock_reader, driver_and_clocks
 
 prepared = test_dispatch.prepared  # a fixture
 
@@ -87,7 +86,7 @@ class FakeNvml(ModuleType):
 @pytest.mark.parametrize(
     ("known", "broken", "expected", "clock_mhz"),
     [("GPU-aa", "", ("570.1", 1980, 2619), 1755), ("GPU-bb", "", ("570.1", 0, 0), 0),
-     ("GPU-aa", "init", ("", 0, 0), 0), ("GPU-aa", "driver", ("", 0, 0), 1755),
+     ("GPU-aa", "init", ("", 0, 0), 0), ("GPU-aa", "driver", ("", 1980, 2619), 1755),
      ("GPU-aa", "clock", ("570.1", 0, 0), 0)],
 )  # fmt: skip
 def test_what_the_driver_does_not_tell_is_blank_and_no_error(
@@ -101,5 +100,5 @@ def test_what_the_driver_does_not_tell_is_blank_and_no_error(
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="aa")
     )
-    assert identity._nvml(0) == expected
+    assert driver_and_clocks(0) == expected
     assert clock_reader(torch.device("cpu"))() == clock_mhz

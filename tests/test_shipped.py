@@ -24,7 +24,7 @@ from costmodel.evaluation.heldout import eval_workloads, is_held_out
 from costmodel.gemm.specialize import compile_many, kernel_hashes
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
-from costmodel.measure import ReplayRunner
+from costmodel.measure.replay import ReplayRunner
 from costmodel.models import XgbCostModel, load
 from costmodel.tuning.ranking import rank
 

@@ -205,8 +205,8 @@ def _time(
     from costmodel.collect.sampling import read_worklist
     from costmodel.data.dataset import Dataset
     from costmodel.data.shards import require_place
+    from costmodel.measure.card import current_run
     from costmodel.measure.device import DeviceRunner
-    from costmodel.measure.identity import current_run
 
     if out is not None:
         require_place(out, "dataset")

@@ -78,7 +78,7 @@ def _replay(
 ) -> TuningResult:
     """Choose by a recording: the one that is named, else that of the target."""
     from costmodel.data.dataset import Dataset
-    from costmodel.measure import ReplayRunner
+    from costmodel.measure.replay import ReplayRunner
     from costmodel.tuning import tuner
     from costmodel.tuning.shipped import recording
 

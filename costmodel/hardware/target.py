@@ -14,7 +14,6 @@ from costmodel.errors import InvalidInput, NoGpu, UnknownTarget, host_errors
 from costmodel.files import decode
 from costmodel.hardware import nvidia
 from costmodel.hardware.architectures import Architecture, architecture
-from costmodel.validation import take
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,12 +171,12 @@ class Target:
             InvalidInput: a field is missing or of another type, or a figure is not over 0.
         """
         try:
-            target = decode({name: take(data, name, dict) for name in ("device", "toolchain")}, cls)
-            for name, value in asdict(target.device).items():
-                if not isinstance(value, str) and value <= 0:
-                    raise InvalidInput(f"{name}={value!r}: expected a figure over 0")
+            target = decode(data, cls)
         except InvalidInput as error:
             raise InvalidInput(f"not a target: {error}") from None
+        for name, value in asdict(target.device).items():
+            if not isinstance(value, str) and value <= 0:
+                raise InvalidInput(f"not a target: {name}={value!r}: expected a figure over 0")
         return target
 
 

@@ -1,23 +1,24 @@
 """Device memory, operands and the reference of one problem at a time; times against them.
 
-The procedure is told in :class:`costmodel.measure.protocol.TimingProtocol`.
+The procedure is that of :class:`costmodel.measure.protocol.TimingProtocol`. Only the timing process
+imports this file, since torch takes seconds to import.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import torch
 
 from costmodel.data.measurement import Measurement
 from costmodel.errors import CompileError, LaunchError
 from costmodel.hardware.target import Target
-from costmodel.measure.clock import clock_reader
+from costmodel.measure.card import clock_reader
 from costmodel.measure.operands import OperandPool, Problem, set_count
 from costmodel.measure.protocol import TimingProtocol
-
-if TYPE_CHECKING:
-    import torch
 
 Launch = Callable[[Any], None]
 """Queues a launch on these operands on the current stream."""
@@ -33,8 +34,6 @@ class Session:
     """Device memory, operands and the reference of the present problem."""
 
     def __init__(self, protocol: TimingProtocol, device_index: int, seed: int) -> None:
-        import torch
-
         torch.cuda.set_device(device_index)
         self._protocol = protocol
         self._index = device_index
@@ -55,8 +54,6 @@ class Session:
 
     def release(self) -> None:
         """Give back what the last problem held."""
-        import torch
-
         self._problem, self._sets, self._reference = None, [], None
         self._pool = OperandPool(self._device, int(time.time()))
         self._scratch.clear()
@@ -64,15 +61,11 @@ class Session:
 
     def rest(self) -> None:
         """Give back what is held, if it is much: nothing is to be timed for now."""
-        import torch
-
         if torch.cuda.memory_reserved(self._device) > _KEPT_BYTES:
             self.release()
 
     def _room_bytes(self) -> int:
         """Return the device memory that operands may take: what is free, and what they hold."""
-        import torch
-
         free, _ = torch.cuda.mem_get_info(self._device)
         unused = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(
             self._device
@@ -81,8 +74,6 @@ class Session:
 
     def measure(self, problem: Problem, choice: Any, best_us: float) -> Measurement:
         """Time one choice, or the baseline for None; what is far slower than ``best_us`` less."""
-        import torch
-
         with torch.cuda.stream(self._stream):
             self._prepare(problem)
             return self._measure(choice, best_us)
@@ -96,16 +87,12 @@ class Session:
             choices: None is the baseline. A function of the operands computes the same, and need
                 not write it where they say: its result is not checked.
         """
-        import torch
-
         with torch.cuda.stream(self._stream):
             self._prepare(problem)
             return self._compare(choices, rounds)
 
     def _prepare(self, problem: Problem) -> None:
         """Make the operands and the reference of a problem, if it is not the present one."""
-        import torch
-
         if problem == self._problem:
             return
         # Dropped before the room is looked at: they hold what the pool is going to let go.
@@ -186,8 +173,6 @@ class Session:
         return launch, Measurement("wrong_result", error=wrong) if wrong else None
 
     def _summary(self, times: list[float]) -> Measurement:
-        import numpy as np
-
         p10, p50, p90 = np.quantile(times, (0.1, 0.5, 0.9))
         return Measurement("ok", float(p50), float(p10), float(p90), len(times), self._clock_mhz())
 
@@ -232,13 +217,9 @@ class Session:
 
     def _busy(self) -> None:
         """Keep the device from what comes next until the host has queued it."""
-        import torch
-
         torch.cuda._sleep(_BUSY_CYCLES)  # type: ignore[no-untyped-call]
 
     def _capture(self, launch: Launch, launches: int) -> torch.cuda.CUDAGraph:
-        import torch
-
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(capture_error_mode="thread_local")
         try:
@@ -290,6 +271,4 @@ def _nothing(operands: Any) -> None:
 
 
 def _event() -> Any:
-    import torch
-
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

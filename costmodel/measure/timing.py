@@ -12,13 +12,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from costmodel.compile.triton_private import know_triton_key
 from costmodel.data.measurement import NO_ROOM, Measurement
 from costmodel.measure.operands import NoRoom, Problem
 from costmodel.measure.protocol import TimingProtocol
-from costmodel.measure.session import Session
+
+if TYPE_CHECKING:
+    from costmodel.measure.session import Session
 
 # How the driver and cuBLAS say that a device is full, or (in its exclusive mode) has no room for a
 # second process.
@@ -66,6 +68,8 @@ def start(
         preload: called once; it imports what launches will need.
     """
     global _make_session, _rehearsal
+
+    from costmodel.measure.session import Session
 
     # Under TRITON_INTERPRET the kernels would run on the CPU, and what that takes means nothing.
     os.environ.pop("TRITON_INTERPRET", None)

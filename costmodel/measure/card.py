@@ -1,0 +1,91 @@
+"""The card that times: its identity in a run and its clock, as NVIDIA's driver reports them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from costmodel.data.measurement import RunInfo
+from costmodel.hardware.target import Target
+
+T = TypeVar("T")
+
+
+def current_run(device_index: int = 0) -> RunInfo:
+    """Return the identity of a run on this card that starts now.
+
+    Raises:
+        NoGpu: torch sees no NVIDIA GPU.
+    """
+    Target.current(device_index)  # the clear error where there is no GPU
+    import torch
+
+    driver, sm_mhz, memory_mhz = driver_and_clocks(device_index)
+    return RunInfo(
+        run_id=uuid4().hex,
+        device_uuid=_uuid(device_index),
+        driver=driver,
+        torch=torch.__version__,
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        sm_clock_mhz=sm_mhz,
+        memory_clock_mhz=memory_mhz,
+    )
+
+
+def driver_and_clocks(device: Any) -> tuple[str, int, int]:
+    """Return the driver's version and the highest clocks of SM and memory, in MHz.
+
+    What NVML does not tell is blank. It finds no part of a card (MIG) by the UUID that torch has.
+    """
+    driver = _ask_nvml(lambda nvml: str(nvml.nvmlSystemGetDriverVersion()), "")
+
+    def highest(nvml: Any) -> tuple[int, int]:
+        ask, handle = nvml.nvmlDeviceGetMaxClockInfo, _handle(nvml, device)
+        return int(ask(handle, nvml.NVML_CLOCK_SM)), int(ask(handle, nvml.NVML_CLOCK_MEM))
+
+    return driver, *_ask_nvml(highest, (0, 0))
+
+
+def clock_reader(device: Any) -> Callable[[], int]:
+    """Return a reader of the SM clock in MHz; 0 where NVML does not tell.
+
+    Within 20 ms the last reading is used again.
+    """
+    last = (0.0, 0)
+
+    def read(nvml: Any) -> int:
+        return int(nvml.nvmlDeviceGetClockInfo(_handle(nvml, device), nvml.NVML_CLOCK_SM))
+
+    def recent() -> int:
+        nonlocal last
+        now = time.monotonic()
+        if now - last[0] > 0.02:
+            last = (now, _ask_nvml(read, 0))
+        return last[1]
+
+    return recent
+
+
+def _ask_nvml(question: Callable[[Any], T], otherwise: T) -> T:
+    try:
+        import pynvml
+    except ImportError:
+        return otherwise
+    try:
+        pynvml.nvmlInit()
+        return question(pynvml)
+    except pynvml.NVMLError:
+        return otherwise
+
+
+def _handle(nvml: Any, device: Any) -> Any:
+    return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{_uuid(device)}".encode())
+
+
+def _uuid(device: Any) -> str:
+    import torch
+
+    return str(torch.cuda.get_device_properties(device).uuid)
