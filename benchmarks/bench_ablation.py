@@ -25,8 +25,8 @@ from costmodel.features.analytic import ANALYTIC_FEATURES
 from costmodel.features.features import CONFIG_FEATURES, FEATURES
 from costmodel.gemm.space import why_illegal
 from costmodel.models import TrainingTable, XgbCostModel, XgbParams
-from costmodel.models.objective import LabelledRows, train_booster
-from costmodel.models.validate import folds_by_nk
+from costmodel.models.confidence import folds_by_nk
+from costmodel.models.trees import LabelledRows, train_booster
 from costmodel.tuning.shipped import recording
 
 PARAMS = XgbParams(rounds=150, max_depth=6, learning_rate=0.12)

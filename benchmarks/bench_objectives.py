@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from costmodel.data.dataset import Dataset
 from costmodel.models import TrainingTable, XgbParams
-from costmodel.models.objective import train_booster
-from costmodel.models.validate import folds_by_nk
+from costmodel.models.confidence import folds_by_nk
+from costmodel.models.trees import train_booster
 from costmodel.tuning.shipped import recording
 
 _NEAR_BEST = 1.05

@@ -28,7 +28,7 @@ from costmodel.evaluation.heldout import is_ragged
 from costmodel.features.features import FEATURES
 from costmodel.gemm.workload import Workload
 from costmodel.models import TrainingTable, XgbParams
-from costmodel.models.objective import LabelledRows, train_booster
+from costmodel.models.trees import LabelledRows, train_booster
 from costmodel.tuning.shipped import recording
 
 SHOTS = (0, 2, 5, 10, 20)

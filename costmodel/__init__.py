@@ -185,7 +185,7 @@ def train(
         table = models.TrainingTable.joined([table, *more])
     model = models.train(table, **options)
     if card is not None:
-        model.card_["from_use"] = card
+        model.card.training["from_use"] = card
     return model
 
 

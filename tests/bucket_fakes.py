@@ -13,7 +13,8 @@ from dispatch_fakes import H100, Machine, result_of
 from numpy.typing import NDArray
 
 import costmodel
-from costmodel.data.candidates import Candidates
+from costmodel.data.artifact_table import ArtifactTable
+from costmodel.data.candidates import Candidates, CostModel
 from costmodel.data.measurement import Measurement
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
@@ -27,22 +28,30 @@ ROWS = (2049, 2560)
 ROOT = Path(__file__).resolve().parents[1]
 
 
-class Law(XgbCostModel):
+class Law(CostModel):
     """Whole waves of tiles, larger tiles being the more efficient: it knows all, if asked."""
 
-    def __init__(self) -> None:
-        super().__init__(name="law")
-        self.target_, self.dtypes_, self._hash = H100, ("float16",), "0" * 16
-        self._directory = ROOT / "models/h100-sxm"  # for the binaries that are known
+    name = "law"
+    kind = "learned"
+    predicts_latency = True
+    hash = "0" * 16
+    directory: Path | None = ROOT / "models/h100-sxm"  # for the binaries that are known
 
-    def nearest(
-        self, workload: Workload, candidates: Candidates, target: Target, count: int
-    ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        cost = [law_us(workload, config) for config in candidates.configs]
-        return np.arange(len(candidates)), np.array(cost)
+    def predict(
+        self, workload: Workload, candidates: Candidates, target: Target
+    ) -> NDArray[np.float64]:
+        return np.array([law_us(workload, config) for config in candidates.configs])
+
+    def artifacts_for(self, target: Target) -> ArtifactTable | None:
+        return shipped(self.directory).artifacts_for(target) if self.directory else None
 
     def predict_torch(self, workload: Workload, target: Target) -> float:
         return 1.1 * law_us(workload, GemmConfig("pointer", 128, 128, 32))
+
+
+@functools.cache
+def shipped(directory: Path) -> XgbCostModel:
+    return XgbCostModel.load(directory, parse=False)
 
 
 LAW = Law()

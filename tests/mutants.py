@@ -36,8 +36,8 @@ ROLES = {
         for line in """
 space: gemm/* hardware/*: test_space test_specialize test_config test_workload test_target \
 test_names test_split_sum test_hostile_values
-ranking: tuning/ranking tuning/shipped tuning/explanation features/* models/baselines \
-models/rules models/ptx_score: test_ranking test_explanation test_shipped models/test_features \
+ranking: tuning/ranking tuning/shipped tuning/explanation features/* models/baselines: \
+test_ranking test_explanation test_shipped models/test_features \
 models/test_fit_estimate models/test_models test_uncertainty
 tuner: tuning/tuner tuning/search tuning/tuning_result tuning/planning \
 tuning/modes: test_tuner test_bucket_plans test_replay test_modes test_quiet test_cache
@@ -51,8 +51,8 @@ test_reentry test_outputs test_autocast test_torch_ops test_modes test_dynamic_m
 test_hostile_arguments
 dataset: data/*: test_dataset test_dataset_files test_dataset_refusals test_replay \
 test_known_artifacts test_hostile_files test_training_rows test_collect
-storage: models/storage models/registry models/swap models/known models/ubj: \
-models/test_registry test_model_swap models/test_ubj models/test_siblings \
+storage: models/storage models/registry models/trees: \
+models/test_registry test_model_swap models/test_canary models/test_siblings \
 models/test_torch_time models/test_models test_doctor_files
 """.strip().splitlines()
     )

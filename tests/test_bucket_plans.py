@@ -101,9 +101,9 @@ def test_what_failed_where_it_was_tuned_is_chosen_nowhere(status: Any) -> None:
 
 
 def test_what_is_not_known_to_compile_is_not_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("costmodel.models.known.model_directory", lambda target: None)
+    monkeypatch.setattr("costmodel.models.registry.model_directory", lambda target: None)
     law = Law()
-    law._directory = None
+    law.directory = None
     result = tuned(2049)
     there = {config for config, _ in result.measured}
     assert configs(predicted(result, model=law)) <= there

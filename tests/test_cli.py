@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +222,8 @@ def test_the_number_to_time_is_a_count(data: Path, model: Path) -> None:
 def test_people_are_told_how_sure_it_is(model: Path, tmp_path: Path) -> None:
     sure = costmodel.load(model)
     covered = Coverage.of([Workload.dense(64, 64, 64), RECORDED])
-    sure.confidence_ = Confidence({"1": 0.95, "8": 0.994}, {"1": 0.95, "8": 0.994}, covered)
+    known = Confidence({"1": 0.95, "8": 0.994}, {"1": 0.95, "8": 0.994}, covered)
+    sure.card = replace(sure.card, confidence=known)
     path = sure.save(tmp_path / "sure")
     options = ("--target", "h100-sxm", "--model", path)
     for command in ("rank", "explain"):

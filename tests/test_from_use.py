@@ -248,15 +248,15 @@ def test_the_model_says_what_it_learned_from_use(
     put(cache, tuned(NEW))
     put(cache, tuned(Workload.dense(64, 4096, 4096)))
     alone = costmodel.train(data)
-    assert "from_use" not in alone.card_
+    assert "from_use" not in alone.card.training
     model = costmodel.train(data, add_cache=cache.path or "")
-    used = model.card_["from_use"]
+    used = model.card.training["from_use"]
     assert (used["rows"], used["workloads"]) == (8, 1)
     assert used["dropped"] == {"held out for evaluation": 9, "timeout": 1}
-    assert model.card_["rows"] == alone.card_["rows"] + 8
-    assert model.card_["data_hash"] != alone.card_["data_hash"]
+    assert model.card.training["rows"] == alone.card.training["rows"] + 8
+    assert model.card.training["data_hash"] != alone.card.training["data_hash"]
     model.save(tmp_path / "model")
-    assert costmodel.load(tmp_path / "model").card_["from_use"] == used
+    assert costmodel.load(tmp_path / "model").card.training["from_use"] == used
 
 
 @pytest.mark.slow

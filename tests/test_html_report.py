@@ -165,7 +165,7 @@ def test_no_text_is_taken_for_html(model: XgbCostModel, tmp_path: Path) -> None:
     hostile = write_recording(tmp_path / "data", replace(TARGET, device=device))
     hostile.created = EVIL
     evil_model = XgbCostModel(name=EVIL).fit(TrainingTable.from_dataset(hostile))
-    evil_model.card_ |= {EVIL: {EVIL: EVIL}}
+    evil_model.card.training[EVIL] = {EVIL: EVIL}
     kernels = KERNELS | dict.fromkeys(("device", "date"), EVIL)
     kernels |= {"versions": {EVIL: EVIL}, "summary": {EVIL: EVIL}}
     curves = CURVES | {"rows": [row | {"curve": EVIL, EVIL: EVIL} for row in CURVES["rows"]]}

@@ -33,10 +33,10 @@ def of_ones_own(model: XgbCostModel) -> XgbCostModel:
     rows = model.artifacts.arrow().slice(0, 50)
     place = rows.column_names.index("registers")
     mine = copy(model)
-    mine._artifacts = ArtifactTable(
+    mine.artifacts = ArtifactTable(
         rows.set_column(place, rows.schema.field(place), pa.array([77] * 50, pa.int32()))
     )
-    mine.name, mine._directory = "mine", None
+    mine.name, mine.directory = "mine", None
     return mine
 
 
@@ -54,24 +54,22 @@ def test_with_another_triton_the_configuration_only_head_answers(model: XgbCostM
 
 
 def test_the_shipped_model_has_its_own(model: XgbCostModel) -> None:
-    assert model.target_ is not None
-    assert known_artifacts(model, model.target_) is model.artifacts
+    assert known_artifacts(model, model.card.target) is model.artifacts
 
 
 def test_a_model_of_ones_own_sees_what_the_shipped_one_was_trained_with(
     model: XgbCostModel,
 ) -> None:
-    assert model.target_ is not None
     assert model.artifacts is not None
     mine = of_ones_own(model)
-    found = known_artifacts(mine, model.target_)
+    found = known_artifacts(mine, model.card.target)
     assert set(found) == set(model.artifacts)
     assert mine.artifacts is not None
     assert {found[key].registers for key in mine.artifacts} == {77}, "its own first"
     others = [key for key in model.artifacts if key not in mine.artifacts]
     assert all(found[key] == model.artifacts[key] for key in others[::100])
-    assert known_artifacts(mine, model.target_) is found, "merged once"
-    assert rank(EVEN, model.target_, mine, 8).without_artifact == 0
+    assert known_artifacts(mine, model.card.target) is found, "merged once"
+    assert rank(EVEN, model.card.target, mine, 8).without_artifact == 0
 
 
 @pytest.mark.fault("B03")
@@ -81,10 +79,9 @@ def test_a_model_of_ones_own_sees_what_the_shipped_one_was_trained_with(
 def test_no_shipped_model_is_no_trouble(
     model: XgbCostModel, monkeypatch: pytest.MonkeyPatch, name: str, found: Any
 ) -> None:
-    assert model.target_ is not None
     mine = of_ones_own(model)
-    monkeypatch.setattr(f"costmodel.models.known.{name}", lambda target: found)
-    assert known_artifacts(mine, model.target_) is mine.artifacts
+    monkeypatch.setattr(f"costmodel.models.registry.{name}", lambda target: found)
+    assert known_artifacts(mine, model.card.target) is mine.artifacts
 
 
 @pytest.mark.fault("B03")
@@ -92,11 +89,10 @@ def test_no_shipped_model_is_no_trouble(
 def test_a_file_that_is_no_table_is_one_warning(
     model: XgbCostModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    assert model._directory is not None
-    assert model.target_ is not None
+    assert model.directory is not None
     monkeypatch.setattr("costmodel.models.registry._warned", set())
     folder = tmp_path / "model"
-    shutil.copytree(model._directory, folder)
+    shutil.copytree(model.directory, folder)
     path = folder / "artifacts.parquet"
     path.unlink()
     if kind == "garbage":
@@ -109,6 +105,6 @@ def test_a_file_that_is_no_table_is_one_warning(
         shutil.copy(Path(__file__).parents[1] / "datasets/h200-sxm/artifacts.parquet", path)
     damaged = load(folder)
     with pytest.warns(RuntimeWarning, match="cannot be used"):
-        found = known_artifacts(damaged, model.target_)
+        found = known_artifacts(damaged, model.card.target)
     assert found, "what the shipped model was trained with"
-    assert known_artifacts(damaged, model.target_) is found
+    assert known_artifacts(damaged, model.card.target) is found

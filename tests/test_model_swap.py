@@ -21,7 +21,6 @@ from costmodel.errors import CostModelError, InvalidInput
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.models import TrainingTable, XgbCostModel, XgbParams, load
-from costmodel.models.torch_time import TorchTime
 
 SMALL = Workload.dense(64, 96, 128)
 STEPS = ("fsync", "replace", "unlink")
@@ -34,12 +33,14 @@ class Killed(BaseException):
 
 def make(table: TrainingTable, name: str, rounds: int, *, whole: bool) -> XgbCostModel:
     """A model; a whole one has artifacts and knows ``torch.matmul``."""
-    known = table.artifacts if whole else None
-    model = XgbCostModel(XgbParams(rounds=rounds), name=name).fit(replace(table, artifacts=known))
-    if whole:
-        products = [Workload.dense(64 * i, 256, 256) for i in range(1, 31)]
-        model.torch_time_ = TorchTime().fit(products, [float(rounds)] * 30, [TARGET] * 30)
-    return model
+    if whole:  # as many products of torch's as it takes to learn from
+        products = tuple(Workload.dense(64 * i, 256, 256) for i in range(1, 31))
+        count = len(table.workloads)
+        torch_us = np.array([np.nan] * count + [float(rounds)] * len(products))
+        table = replace(table, workloads=(*table.workloads, *products), torch_us=torch_us)
+    else:
+        table = replace(table, artifacts=None, torch_us=np.empty(0))
+    return XgbCostModel(XgbParams(rounds=rounds), name=name).fit(table)
 
 
 @pytest.fixture(scope="module")
@@ -191,8 +192,8 @@ def test_the_first_save_leaves_a_whole_model_or_none(table: TrainingTable, tmp_p
 @pytest.mark.parametrize(
     "change",
     [{"name": 5}, {"name": None}, {"params": XgbParams(rounds=2, nearness=float("nan"))},
-     {"params": XgbParams(rounds=2, max_depth="8")}, {"card_": {"rows": {1, 2}}},
-     {"card_": {"note": object()}}, {"devices_": ()}],
+     {"params": XgbParams(rounds=2, max_depth="8")}, {"training": {"rows": {1, 2}}},
+     {"training": {"note": object()}}],
 )  # fmt: skip
 def test_what_could_not_be_loaded_is_refused_before_anything_is_written(
     table: TrainingTable, tmp_path: Path, change: dict[str, Any]
@@ -200,8 +201,8 @@ def test_what_could_not_be_loaded_is_refused_before_anything_is_written(
     old, new = make(table, "old", 2, whole=True), make(table, "new", 2, whole=False)
     path = old.save(tmp_path / "model")
     before = {p.name: p.read_bytes() for p in path.iterdir()}
-    for name, value in change.items():
-        setattr(new, name, value)
+    new.card = replace(new.card, **change)
+    new.name = new.card.name
     with pytest.raises(InvalidInput, match="could not be loaded again"):
         new.save(path)
     assert {p.name: p.read_bytes() for p in path.iterdir()} == before

@@ -36,7 +36,7 @@ FAILS = "does not compile"
 @pytest.fixture(autouse=True)
 def nothing_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """The made-up machine knows its own binaries only, not those of the shipped model."""
-    monkeypatch.setattr("costmodel.models.known.model_directory", lambda target: None)
+    monkeypatch.setattr("costmodel.models.registry.model_directory", lambda target: None)
 
 
 def artifact(workload: Workload, config: GemmConfig) -> Artifact:
@@ -248,9 +248,10 @@ def test_a_model_that_knows_nothing_of_it_is_passed_over(
 def test_what_answers_instead_of_a_named_model_is_a_warning(
     model: XgbCostModel, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
+    monkeypatch.undo()  # the shipped model is there
     monkeypatch.setattr("costmodel.models.registry._warned", set())
     named = copy(model)
-    named.dtypes_, named.name = ("bfloat16",), "named"
+    named.card, named.name = replace(named.card, dtypes=("bfloat16",)), "named"
     if other == "in use":
         monkeypatch.setattr("costmodel.models.registry._used", [model])
     with pytest.warns(RuntimeWarning, match="named was trained on bfloat16") as told:
@@ -295,7 +296,7 @@ KNOWN = Confidence({"1": 0.95, "8": 0.99}, {"1": 0.9, "8": 0.98}, COVERED)
 @pytest.fixture
 def calibrated(model: XgbCostModel, tmp_path: Path) -> XgbCostModel:
     copy = XgbCostModel.load(model.save(tmp_path / "copy"))
-    copy.confidence_ = KNOWN
+    copy.card = replace(copy.card, confidence=KNOWN)
     return copy
 
 

@@ -22,7 +22,7 @@ from costmodel.gemm.space import SearchSpace
 from costmodel.gemm.specialize import artifact_key, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
-from costmodel.models.known import known_artifacts
+from costmodel.models.registry import known_artifacts
 
 H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
 SPACE = SearchSpace.of(Workload.dense(4096, 4096, 4096), H100)

@@ -95,8 +95,8 @@ def test_another_card_has_the_eval_list_too_and_something_to_learn_from(sibling:
 
 
 def test_both_cards_are_ranked_for_by_one_model(model: XgbCostModel) -> None:
-    assert model.devices_ == (NAME, SIBLING)
-    target = Target.named(SIBLING, model.target_.toolchain if model.target_ else None)
+    assert model.card.devices == (NAME, SIBLING)
+    target = Target.named(SIBLING, model.card.target.toolchain)
     found = rank(Workload.dense(4096, 4096, 4096), target, None, 8)
     assert found.model == model.name
     assert found.without_artifact == 0
@@ -138,9 +138,9 @@ def test_shipped_artifacts_compile_to_the_same_ptx(dataset: Dataset) -> None:
 def test_the_model_was_trained_on_these_datasets(
     dataset: Dataset, sibling: Dataset, model: XgbCostModel
 ) -> None:
-    assert model.target_ == dataset.target
+    assert model.card.target == dataset.target
     both = (dataset, sibling)
-    assert model.card_["rows"] == sum(d.frame("train").ok.sum() for d in both)
+    assert model.card.training["rows"] == sum(d.frame("train").ok.sum() for d in both)
     assert model.artifacts is not None
     for each in both:
         used = set(each.measurements("train").artifact_keys) - {""}  # torch has none

@@ -53,7 +53,7 @@ def test_what_is_held_out_is_not_trained_on_though_it_was_recorded_for_that(
     found = TrainingTable.from_dataset(dataset)
     assert found.workloads == (A,)
     assert found.dropped() == {HELD_OUT: len(rows)}
-    assert costmodel.train(dataset, params=TINY).card_["dropped"] == {HELD_OUT: len(rows)}
+    assert costmodel.train(dataset, params=TINY).card.training["dropped"] == {HELD_OUT: len(rows)}
 
 
 def test_what_is_judged_by_is_read_whole(tmp_path: Path) -> None:

@@ -77,11 +77,9 @@ class _Tuner:
         from costmodel.models import load
 
         model = load(path)
-        target = current_target() or model.target_
-        if target is not None and (reason := model.why_not_usable(_SQUARE, target)):
+        if reason := model.why_not_usable(_SQUARE, current_target() or model.card.target):
             raise Missing(reason)
-        trained = model.target_.device.name if model.target_ else "no device"
-        return f"{model.name} ({model.hash}) for {trained}"
+        return f"{model.name} ({model.hash}) for {model.card.target.device.name}"
 
     def kernels(self) -> str:
         """Compare the kernels with those that the model's artifacts were compiled from."""
@@ -91,10 +89,10 @@ class _Tuner:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the line on the model says it
             model, _ = find_model(self._target, _SQUARE)
-        if not isinstance(model, XgbCostModel) or model.target_ is None:
+        if not isinstance(model, XgbCostModel):
             raise Missing("no model to compare them with")
         # Of the model's own toolchain: the line on artifacts is on the installed one.
-        target = replace(self._target, toolchain=model.target_.toolchain)
+        target = replace(self._target, toolchain=model.card.target.toolchain)
         known = known_artifacts(model, target)
         configs = self._ranking[0].configs
         seen = {c.kernel for c in configs if artifact_key(specialize(_SQUARE, c), target) in known}

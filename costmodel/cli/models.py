@@ -42,11 +42,16 @@ def train(
     require_place(out, "model")  # training takes minutes: before it, not after
     model = costmodel.train(*opened, name=name, add_cache=cache_dir or add_cache)
     model.save(out)
-    result = {"path": str(out), "name": model.name, "hash": model.hash, "training": model.card_}
+    result = {
+        "path": str(out),
+        "name": model.name,
+        "hash": model.hash,
+        "training": model.card.training,
+    }
     if as_json:
         output.print_json(result)
         return
-    card = model.card_
+    card = model.card.training
     rows = [["rows", card["rows"]], ["workloads", card["workloads"]]]
     rows += [[f"left out: {reason}", count] for reason, count in card["dropped"].items()]
     if used := card.get("from_use"):

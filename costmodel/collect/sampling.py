@@ -27,7 +27,7 @@ from costmodel.gemm.space import SearchSpace
 from costmodel.gemm.specialize import artifact_key, specialize
 from costmodel.gemm.workload import Layout, Workload, kind_options
 from costmodel.hardware.target import Target
-from costmodel.models.known import known_artifacts
+from costmodel.models.registry import known_artifacts
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from costmodel.models.baselines import AnalyticModel, RuleHeuristic, StaticRank
-from costmodel.models.known import known_artifacts
+from costmodel.models.baselines import AnalyticModel, PtxScore, RuleHeuristic, StaticRank
 from costmodel.models.peers import NvMatmulHeuristics
-from costmodel.models.ptx_score import PtxScore
 from costmodel.models.registry import (
     find_model,
+    known_artifacts,
     load,
     model_directory,
     shipped_models,
     use,
 )
 from costmodel.models.table import TrainingTable
-from costmodel.models.train import train
-from costmodel.models.validate import cross_validate
-from costmodel.models.xgb import XgbCostModel, XgbParams
+from costmodel.models.trees import XgbParams
+from costmodel.models.xgb import XgbCostModel, train
 
 __all__ = [
     "AnalyticModel",
@@ -27,7 +25,6 @@ __all__ = [
     "TrainingTable",
     "XgbCostModel",
     "XgbParams",
-    "cross_validate",
     "find_model",
     "known_artifacts",
     "load",

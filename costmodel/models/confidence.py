@@ -7,15 +7,26 @@ the largest one. The analytic estimate still tells them apart, but nobody has se
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.data.candidates import CostModel
+from costmodel.errors import InvalidInput
+from costmodel.evaluation.evaluate import Problem
 from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
+from costmodel.models.table import TrainingTable
 
 KEPT_AT = (1, 2, 4, 8, 16, 32)
 """The numbers of candidates that the table of a :class:`Confidence` has an entry for."""
 
 _ALIGNED_BYTES = 16
+_LEAST_WORKLOADS = 40
+_MANY_WORKLOADS = 400
+_LEAST_ROWS = 40  # a tuning leaves a few rows, the first of a ranking: among them nothing is lost
 
 
 @dataclass(frozen=True)
@@ -86,3 +97,77 @@ def kind_of(workload: Workload) -> str:
     if code.out_itemsize > code.itemsize:
         words.append("result wider than the operands")
     return ", ".join(words)
+
+
+# --- Measuring it on workloads that were not trained on -------------------------------------------
+
+
+def calibrate(
+    table: TrainingTable, fit: Callable[[TrainingTable], CostModel], *, seed: int
+) -> Confidence | None:
+    """Measure what a model that is trained on this table may be expected to keep.
+
+    Half of the workloads are ranked by a model of the other half, and the other way round: that
+    takes as long as the training itself. A model of all of them errs a little less. Few workloads
+    are ranked by quarters: training is quick then, and the models err not much more.
+
+    Args:
+        fit: trains a model on a part of the table.
+        seed: of the draw of the parts.
+
+    Returns:
+        None for too few workloads with a row that worked, or if all of these are in one part.
+    """
+    folds = 4 if len(table.workloads) < _MANY_WORKLOADS else 2
+    learned = np.unique(table.workload_index[table.ok()])
+    if len(learned) < _LEAST_WORKLOADS or len({w.nk for w in table.workloads}) < folds:
+        return None
+    parts = list(folds_by_nk(table, folds, seed=seed))
+    if any(np.isin(learned, part).all() for part in parts):
+        return None
+    kept: dict[bool, list[tuple[float, ...]]] = {True: [], False: []}
+    for part in parts:
+        model = fit(table.of_workloads(np.setdiff1d(np.arange(len(table.workloads)), part)))
+        for problem, target in problems(table.of_workloads(part)):
+            every = problem.candidates
+            if len(every) < _LEAST_ROWS:
+                continue
+            shown = {False: every.without_artifacts()}
+            if every.has_artifact.all():
+                shown[True] = every
+            for ptx, candidates in shown.items():
+                cost = model.predict(problem.workload, candidates, target)
+                kept[ptx].append(problem.kept_at(cost, KEPT_AT))
+    ptx, config = (
+        dict(zip(map(str, KEPT_AT), np.mean(kept[head], axis=0).tolist(), strict=True))
+        if len(kept[head]) >= _LEAST_WORKLOADS
+        else {}
+        for head in (True, False)
+    )
+    return Confidence(ptx, config, Coverage.of(table.workloads[w] for w in learned))
+
+
+def folds_by_nk(table: TrainingTable, folds: int, *, seed: int = 0) -> Iterator[NDArray[np.intp]]:
+    """Yield the workloads of each fold; no pair (n, k) lies in two.
+
+    Raises:
+        InvalidInput: fewer pairs than folds.
+    """
+    number = {pair: i for i, pair in enumerate(dict.fromkeys(w.nk for w in table.workloads))}
+    if not 2 <= folds <= len(number):
+        raise InvalidInput(
+            f"{folds} folds of {len(number)} pairs (n, k): expected at least 2 folds and as many "
+            f"pairs as folds"
+        )
+    pair_of = [number[w.nk] for w in table.workloads]
+    for part in np.array_split(np.random.default_rng(seed).permutation(len(number)), folds):
+        yield np.flatnonzero(np.isin(pair_of, part))
+
+
+def problems(table: TrainingTable) -> Iterator[tuple[Problem, Target]]:
+    """Yield the workloads of a table of which anything worked, and where they were measured."""
+    latency_us = np.where(table.ok(), table.latency_us, np.nan)
+    for workload, target, rows in table.parts():
+        candidates = table.candidates.take(rows)
+        if problem := Problem.of(workload, candidates, latency_us[rows], target.device):
+            yield problem, target

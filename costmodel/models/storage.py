@@ -8,6 +8,7 @@ it before, until the next save.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -41,16 +42,10 @@ from costmodel.errors import (
 )
 from costmodel.features.features import CONFIG_FEATURES, FEATURE_SCHEMA, FEATURES
 from costmodel.files import decode, file_errors, parse_json, read_small_file, replace_file
-from costmodel.gemm.dtypes import kinds
 from costmodel.hardware.target import Target
 from costmodel.models.confidence import Confidence
-from costmodel.models.objective import XgbParams
-from costmodel.models.trees import require_columns
-
-__all__ = [
-    "CARD", "FORMAT", "HEADS", "TORCH", "Card", "card_stamp", "content_hash", "read_artifacts",
-    "read_card", "read_heads", "read_torch", "save",
-]  # fmt: skip
+from costmodel.models.torch_time import TORCH_FEATURES
+from costmodel.models.trees import Trees, XgbParams, require_columns
 
 FORMAT = 1
 """Version of the layout of the directory and of its card."""
@@ -58,61 +53,52 @@ FORMAT = 1
 HEADS = {True: "model.ubj", False: "config.ubj"}
 """The parts that hold the two heads; True is the one that sees the compiled artifact."""
 TORCH = "torch.ubj"
+COLUMNS = {HEADS[True]: FEATURES, HEADS[False]: CONFIG_FEATURES, TORCH: TORCH_FEATURES}
+"""The columns that the trees of each part expect."""
 ARTIFACTS = "artifacts.parquet"
 _ANY_DIGEST = "[0-9a-f]" * 16
-_PARTS = (*HEADS.values(), TORCH, ARTIFACTS)
 
 
 @dataclass(frozen=True)
 class Card:
-    """The content of ``card.json``.
+    """The content of ``card.json``: what a model was trained on, and where its parts are.
 
     Attributes:
-        features, config_features: the columns that the two heads expect.
         hash: identity of the heads, see :func:`content_hash`.
+        target: what it was trained on; of several targets the first.
+        dtypes: the kinds of ``gemm.dtypes`` that it was trained on.
+        devices: the names of all devices that it has seen a working row of, that of the target
+            first.
+        training: rows, workloads, dropped failures, hash of the data and date.
+        features, config_features: the columns that the two heads expect.
         torch_hash, artifacts_hash: of the content of these parts; empty for a part that is not
-            there, or was not hashed.
-        files: the name of each part's file; in a card without names they have the parts' own.
+            there. These, and what follows, are filled in by :func:`save`.
+        files: the name of each part's file.
         canaries: a prediction that each part must give when it is read.
     """
 
-    format: int
     name: str
     hash: str
-    feature_schema: int
-    ptx_schema: int
-    features: tuple[str, ...]
-    config_features: tuple[str, ...]
     target: Target
     dtypes: tuple[str, ...]
     devices: tuple[str, ...]
     params: XgbParams
     training: dict[str, Any]
+    confidence: Confidence | None = None
+    format: int = FORMAT
+    feature_schema: int = FEATURE_SCHEMA
+    ptx_schema: int = PTX_SCHEMA
+    features: tuple[str, ...] = FEATURES
+    config_features: tuple[str, ...] = CONFIG_FEATURES
     torch_hash: str = ""
     artifacts_hash: str = ""
     files: dict[str, str] = field(default_factory=dict)
     canaries: dict[str, float] = field(default_factory=dict)
-    confidence: Confidence | None = None
-
-    @classmethod
-    def of(cls, **fields: Any) -> Card:
-        """Make a card for the columns that this release computes."""
-        return cls(
-            format=FORMAT,
-            feature_schema=FEATURE_SCHEMA,
-            ptx_schema=PTX_SCHEMA,
-            features=FEATURES,
-            config_features=CONFIG_FEATURES,
-            **fields,
-        )
 
 
 def content_hash(model: bytes, config: bytes) -> str:
     """Return the identity of a trained model: its trees and the columns that they expect."""
-    digest = hashlib.sha256("\n".join(FEATURES).encode())
-    digest.update(model)
-    digest.update(config)
-    return digest.hexdigest()[:16]
+    return _hash("\n".join(FEATURES).encode() + model + config)
 
 
 def card_stamp(directory: str | PathLike[str]) -> tuple[int, int, int]:
@@ -127,26 +113,27 @@ def card_stamp(directory: str | PathLike[str]) -> tuple[int, int, int]:
 
 
 def save(
-    path: Path, card: Card, trees: Mapping[str, bytes], artifacts: ArtifactTable | None
+    path: Path, card: Card, trees: Mapping[str, Trees], artifacts: ArtifactTable | None
 ) -> Path:
     """Write the parts of a model and the card that vouches for them; all of it or nothing.
 
     Args:
-        card: its ``files`` and hashes of parts are filled in here.
-        trees: the content of both heads and, if there is one, of :data:`TORCH`.
+        trees: those of both heads and, if there are any, of :data:`TORCH`.
 
     Raises:
         InvalidInput: it could not be loaded again, for example a name that is no text.
         FileError: the folder holds something else than a model, or cannot be written.
     """
     require_place(path, "model")
-    hashes = {part: _hash(data) for part, data in trees.items()}
+    parts = {part: each.raw for part, each in trees.items()}  # read before any is overwritten
+    card = replace(card, canaries={part: each.canary() for part, each in trees.items()})
+    hashes = {part: _hash(data) for part, data in parts.items()}
     _card_bytes(card, hashes)  # refused before anything is written
     with file_errors(path):
         path.mkdir(parents=True, exist_ok=True)
         with compaction_lock(path):  # of two that save at once, one is first
             _remove_unnamed(path)
-            for part, data in trees.items():
+            for part, data in parts.items():
                 replace_file(path / _file_name(part, hashes[part]), data)
             if artifacts:
                 hashes[ARTIFACTS] = _write_artifacts(path, artifacts, card.target)
@@ -168,48 +155,49 @@ def read_card(path: Path) -> Card:
         raise NoModel(f"no model at {path}: expected a directory that save() wrote")
     if not path.is_dir():
         raise CorruptFile(f"{path} is a file: expected the directory that save() wrote")
-    return _parse_card(path / CARD, _read(path, CARD))
+    return _parse_card(path / CARD, _read(path / CARD))
 
 
-def read_heads(path: Path, card: Card) -> dict[bool, bytes]:
-    """Read the trees of both heads.
+def read_trees(path: Path, card: Card) -> dict[str, Trees]:
+    """Return the trees of each part, which are read when they are first asked."""
 
-    Raises:
-        CorruptFile: not those of the card. FileError: they cannot be read.
-    """
-    raw = {ptx: _read(path, card.files[part]) for ptx, part in HEADS.items()}
-    if content_hash(raw[True], raw[False]) != card.hash:
-        raise CorruptFile(f"{path}: the heads are not those of {CARD}; save the model again")
-    return raw
+    @functools.cache
+    def heads() -> dict[str, bytes]:
+        found = {part: _read(path / card.files[part]) for part in HEADS.values()}
+        if content_hash(*found.values()) != card.hash:
+            raise CorruptFile(f"{path}: the heads are not those of {CARD}; save the model again")
+        return found
+
+    def read(part: str) -> bytes:
+        if part == TORCH:
+            return _read(path / card.files[TORCH], card.torch_hash)
+        return heads()[part]
+
+    return {
+        part: Trees(
+            columns,
+            functools.partial(read, part),
+            file=path / card.files[part],
+            canary=card.canaries.get(part),
+        )
+        for part, columns in COLUMNS.items()
+        if part in card.files
+    }
 
 
-def read_torch(path: Path, card: Card) -> bytes:
-    """Read the trees that predict ``torch.matmul``. Raises as :func:`read_heads`."""
-    data = _read(path, card.files[TORCH])
-    _require_hash(path / card.files[TORCH], data, card.torch_hash)
-    return data
-
-
-def read_artifacts(path: Path) -> ArtifactTable:
+def read_artifacts(path: Path, card: Card) -> ArtifactTable:
     """Read the artifact table of a model directory; empty if it has none.
 
     Raises:
-        As :func:`read_card`.
         CorruptFile: unreadable, or not that of the card. WrongVersion: of another PTX schema.
+        FileError: it cannot be read.
     """
-    card = read_card(path)
-    file = path / card.files.get(ARTIFACTS, ARTIFACTS)
-    there = ARTIFACTS in card.files and (card.artifacts_hash or os.path.lexists(file))
-    if there:
-        _require_hash(file, _read(path, file.name), card.artifacts_hash)
-    schema, identity = ArtifactTable.schema(), Identity(card.target, {})
-    rows = read_shards([file] if there else [], schema, identity, ptx_schema=PTX_SCHEMA)
-    return ArtifactTable(rows)
-
-
-def _require_hash(file: Path, data: bytes, expected: str) -> None:
-    if expected and _hash(data) != expected:
-        raise CorruptFile(f"{file}: not that of {CARD}; save the model again")
+    files = [path / card.files[ARTIFACTS]] if ARTIFACTS in card.files else []
+    for file in files:
+        _read(file, card.artifacts_hash)
+    identity = Identity(card.target, {})
+    schema = ArtifactTable.schema()
+    return ArtifactTable(read_shards(files, schema, identity, ptx_schema=PTX_SCHEMA))
 
 
 def _hash(data: bytes) -> str:
@@ -236,7 +224,7 @@ def _remove_unnamed(path: Path) -> None:
         named = set(read_card(path).files.values())
     except (FileError, ModelError):
         named = set()
-    for part in _PARTS:
+    for part in (*COLUMNS, ARTIFACTS):
         for file in (path / part, *path.glob(_file_name(part, _ANY_DIGEST))):
             if file.name not in named:
                 file.unlink(missing_ok=True)
@@ -283,9 +271,9 @@ def _parse_card(file: Path, data: bytes) -> Card:
                 f"{file}: format {version}, this release reads up to {FORMAT}; upgrade costmodel"
             )
         card = decode(found, Card)
-        if found["params"].keys() != (expected := asdict(card.params).keys()):
-            raise InvalidInput(f"params: expected a number for each of {sorted(expected)}")
-        _check(card)
+        Target.from_dict(card.target.to_dict())  # whose numbers are checked
+        if not card.files.keys() >= {*HEADS.values()}:
+            raise InvalidInput(f"files: expected both heads, {[*HEADS.values()]}, among them")
     except InvalidInput as error:
         raise CorruptFile(f"{file}: {error}") from None
     for name, ours in (("feature_schema", FEATURE_SCHEMA), ("ptx_schema", PTX_SCHEMA)):
@@ -296,37 +284,23 @@ def _parse_card(file: Path, data: bytes) -> Card:
             )
     require_columns(file, card.features, FEATURES)
     require_columns(file, card.config_features, CONFIG_FEATURES)
-    if not card.files:
-        parts = [part for part in _PARTS if part != TORCH or card.torch_hash]
-        card = replace(card, files={part: part for part in parts})
     return card
 
 
-def _check(card: Card) -> None:
-    """Refuse what a card of the right types may not say.
-
-    Raises:
-        InvalidInput: with what is wrong.
-    """
-    Target.from_dict(card.target.to_dict())
-    if not set(card.dtypes) <= set(kinds()):
-        raise InvalidInput(f"dtypes={card.dtypes!r:.80}: expected some of {list(kinds())}")
-    if (own := card.target.device.name) not in card.devices:
-        raise InvalidInput(f"devices={card.devices!r:.80}: expected names, {own!r} among them")
-    if card.files and not set(HEADS.values()) <= set(card.files) <= set(_PARTS):
-        raise InvalidInput(f"files: expected some of {list(_PARTS)}, both heads among them")
-    if any(Path(name).name != name for name in card.files.values()):
-        raise InvalidInput(f"files={card.files!r:.200}: expected names without folders")
-
-
-def _read(path: Path, name: str) -> bytes:
+def _read(file: Path, expected_hash: str = "") -> bytes:
     """Read a small file of a model.
 
     Raises:
-        CorruptFile: it is not there, or no regular file. FileError: it cannot be read.
+        CorruptFile: not there, no regular file, or not that of the card.
+        FileError: it cannot be read.
     """
-    with file_errors(path / name):
+    with file_errors(file):
         try:
-            return read_small_file(path / name)
+            data = read_small_file(file)
         except FileNotFoundError:
-            raise CorruptFile(f"{path}: not a model directory, {name} is not there") from None
+            raise CorruptFile(
+                f"{file.parent}: not a model directory, {file.name} is not there"
+            ) from None
+    if expected_hash and _hash(data) != expected_hash:
+        raise CorruptFile(f"{file}: not that of {CARD}; save the model again")
+    return data

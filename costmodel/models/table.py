@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,8 +22,7 @@ from costmodel.hardware.target import Target
 if TYPE_CHECKING:
     from costmodel.data.artifact_table import ArtifactTable
     from costmodel.data.dataset import Dataset
-    from costmodel.data.measurement import Measurement, Role
-    from costmodel.data.measurement_table import Frame
+    from costmodel.data.measurement import Role
 
 log = logging.getLogger("costmodel")
 
@@ -41,8 +40,8 @@ class TrainingTable:
         status: how measuring went, [n]; only ``ok`` rows are learned from.
         left_out: rows that did not come this far, by reason.
         artifacts: the compiled artifacts by key, which a model takes along; None without.
-        torch_us: what ``torch.matmul`` took, float64 [len(workloads)]; NaN where not timed, None
-            where nowhere.
+        torch_us: what ``torch.matmul`` took, float64 [len(workloads)]; NaN where it was not timed,
+            and empty where it was not for any.
         targets: what each workload was measured on; empty where it is one for all.
     """
 
@@ -54,55 +53,51 @@ class TrainingTable:
     status: NDArray[np.object_] = field(repr=False)
     left_out: Mapping[str, int] = field(default_factory=dict)
     artifacts: ArtifactTable | None = field(default=None, repr=False)
-    torch_us: NDArray[np.float64] | None = field(default=None, repr=False)
+    torch_us: NDArray[np.float64] = field(default_factory=lambda: np.empty(0), repr=False)
     targets: tuple[Target, ...] = field(default=(), repr=False)
-
-    def __post_init__(self) -> None:
-        lengths = {
-            len(self.workload_index), len(self.candidates), len(self.latency_us), len(self.status),
-        }  # fmt: skip
-        if len(lengths) != 1:
-            raise ValueError(f"columns of different lengths: {sorted(lengths)}")
-        if self.targets and len(self.targets) != len(self.workloads):
-            raise ValueError(f"{len(self.targets)} targets of {len(self.workloads)} workloads")
 
     @classmethod
     def from_dataset(cls, dataset: Dataset, role: Role = "train") -> TrainingTable:
-        """Take the rows of one role, in an order that does not depend on the files they lie in.
+        """Take the rows of one role, sorted by workload and configuration.
 
-        Rows of a kernel that has changed since are left out, and those to train on of workloads
-        that are held out (:mod:`costmodel.evaluation.heldout`), however they came to be recorded as
-        such.
+        Trees depend on the order of the rows: merging files must not make another model. Rows of a
+        kernel that has changed since are left out, and those to train on of workloads that are held
+        out (:mod:`costmodel.evaluation.heldout`), however they came to be recorded as such.
         """
         from costmodel.gemm.specialize import kernel_hashes
 
         frame = dataset.frame(role, kernel_hashes=kernel_hashes())
         left_out = Counter(frame.dropped)
-        order = _row_order(frame)
+        by_key = np.argsort([workload.key() for workload in frame.workloads])
+        place = np.argsort(by_key)[frame.workload_index]
+        # Few configurations stand in many rows: each is compared once.
+        configs = frame.candidates.configs
+        number = {config: i for i, config in enumerate(sorted(set(configs)))}
+        order = np.lexsort((np.array([number[config] for config in configs], np.intp), place))
         if role == "train":
             held_out = np.array([is_held_out(w) for w in frame.workloads], dtype=bool)
-            kept = ~held_out[frame.workload_index[order]]
-            if not kept.all():
-                left_out[HELD_OUT] += int((~kept).sum())
+            order = order[~held_out[frame.workload_index[order]]]
+            if count := len(frame) - len(order):
+                left_out[HELD_OUT] += count
                 log.warning(
                     "%s: %d rows are left out, of workloads that are %s (docs/protocol.md)",
-                    dataset.path, left_out[HELD_OUT], HELD_OUT,
+                    dataset.path, count, HELD_OUT,
                 )  # fmt: skip
-            order = order[kept]
-        if not np.array_equal(order, np.arange(len(frame.workload_index))):  # else a costly copy
+        if not np.array_equal(order, np.arange(len(frame))):  # else a costly copy
             frame = frame.take(order)
-        used = dict.fromkeys(frame.workload_index.tolist())
-        number = {w: i for i, w in enumerate(used)}
+        present, workload_index = np.unique(place[order], return_inverse=True)
+        workloads = tuple(frame.workloads[w] for w in by_key[present])
+        torch = [dataset.torch(workload) for workload in workloads]
         return cls(
             dataset.target,
-            tuple(frame.workloads[w] for w in used),
-            np.array([number[w] for w in frame.workload_index.tolist()], dtype=np.intp),
+            workloads,
+            workload_index,
             frame.candidates,
             frame.latency_us,
             frame.status,
-            dict(left_out),
+            left_out,
             dataset.artifacts(),
-            np.array([_latency_us(dataset.torch(frame.workloads[w])) for w in used]),
+            np.array([t.latency_us if t is not None and t.ok else np.nan for t in torch]),
         )
 
     @classmethod
@@ -112,26 +107,22 @@ class TrainingTable:
         Raises:
             InvalidInput: a target that does not run the binaries of the first one.
         """
-        first = tables[0]
-        for table in tables[1:]:
+        first, *others = tables
+        for table in others:
             _check_sibling(table.target, first.target)
-        parts = [table.candidates for table in tables]
         before = np.cumsum([0, *(len(table.workloads) for table in tables)])
         known = [table.artifacts for table in tables if table.artifacts is not None]
         torch_us = [
-            np.full(len(t.workloads), np.nan) if t.torch_us is None else t.torch_us for t in tables
+            t.torch_us if len(t.torch_us) else np.full(len(t.workloads), np.nan) for t in tables
         ]
-        left_out = sum((Counter(table.left_out) for table in tables), Counter[str]())
         return cls(
             first.target,
             tuple(workload for table in tables for workload in table.workloads),
-            np.concatenate(
-                [t.workload_index + n for t, n in zip(tables, before[:-1], strict=True)]
-            ),
-            Candidates.joined(parts),
+            np.concatenate([t.workload_index + n for t, n in zip(tables, before, strict=False)]),
+            Candidates.joined([table.candidates for table in tables]),
             np.concatenate([table.latency_us for table in tables]),
             np.concatenate([table.status for table in tables]),
-            dict(left_out),
+            sum((Counter(table.left_out) for table in tables), Counter[str]()),
             known[0].merged_with(known[1:]) if known else None,
             np.concatenate(torch_us),
             tuple(target for table in tables for target in table.target_of_each()),
@@ -140,32 +131,33 @@ class TrainingTable:
     def __len__(self) -> int:
         return len(self.latency_us)
 
-    def target_of(self, workload: int) -> Target:
-        """Return the target that a workload was measured on."""
-        return self.targets[workload] if self.targets else self.target
-
     def target_of_each(self) -> tuple[Target, ...]:
         """Return the target that each workload was measured on, [len(workloads)]."""
         return self.targets or (self.target,) * len(self.workloads)
+
+    def parts(self) -> Iterator[tuple[Workload, Target, NDArray[np.intp]]]:
+        """Yield each workload, the target that it was measured on, and its rows in order."""
+        order = np.argsort(self.workload_index, kind="stable")
+        counts = np.bincount(self.workload_index, minlength=len(self.workloads))
+        rows = np.split(order, np.cumsum(counts))
+        yield from zip(self.workloads, self.target_of_each(), rows, strict=False)
 
     def learned_on(self) -> tuple[Target, ...]:
         """Return the targets with rows to learn from, one of each device, that of the table first.
 
         Empty if no row is ok.
         """
-        workloads = np.unique(self.workload_index[self.ok()]).tolist()
-        each = {self.target_of(w).device.name: self.target_of(w) for w in workloads}
-        own = self.target.device.name
+        ok, own = self.ok(), self.target.device.name
+        each = {target.device.name: target for _, target, rows in self.parts() if ok[rows].any()}
         return tuple(each[name] for name in sorted(each, key=lambda name: name != own))
 
     def ok(self) -> NDArray[np.bool_]:
         """Mark the rows to learn from, bool [n]: status ``ok`` and a positive latency."""
-        good: NDArray[np.bool_] = (self.status == "ok") & (self.latency_us > 0)
-        return good
+        return (self.status == "ok") & (self.latency_us > 0)
 
     def dropped(self) -> dict[str, int]:
         """Count the rows that are not learned from, by status or reason."""
-        return dict(Counter(str(s) for s in self.status[~self.ok()]) + Counter(self.left_out))
+        return dict(Counter(self.status[~self.ok()].tolist()) + Counter(self.left_out))
 
     def best_us(self) -> NDArray[np.float64]:
         """Least latency of each workload, float64 [len(workloads)]; inf if none is ok."""
@@ -176,32 +168,16 @@ class TrainingTable:
 
     def roofline_us(self) -> NDArray[np.float64]:
         """Return the roofline of each row's workload, float64 [n]."""
-        each = np.array(
-            [
-                target.device.roofline_us(w.flops(), w.bytes(), w.code.kind)
-                for w, target in zip(self.workloads, self.target_of_each(), strict=True)
-            ]
-        )
-        return each[self.workload_index] if len(each) else np.empty(0)
-
-    def groups(self) -> NDArray[np.intp]:
-        """Number the workloads by their pair (n, k), intp [len(workloads)]."""
-        pairs = {pair: i for i, pair in enumerate(dict.fromkeys(w.nk for w in self.workloads))}
-        return np.array([pairs[w.nk] for w in self.workloads], dtype=np.intp)
-
-    def rows_of_each(self) -> list[NDArray[np.intp]]:
-        """Return the rows of each workload, in their order."""
-        order = np.argsort(self.workload_index, kind="stable")
-        counts = np.bincount(self.workload_index, minlength=len(self.workloads))
-        return np.split(order, np.cumsum(counts))[: len(self.workloads)]
+        found = np.empty(len(self))
+        for w, target, rows in self.parts():
+            found[rows] = target.device.roofline_us(w.flops(), w.bytes(), w.code.kind)
+        return found
 
     def design_matrix(self, *, ptx: bool) -> NDArray[np.float32]:
         """Compute the features of all rows, float32 [n, f]."""
-        width = len(FEATURES if ptx else CONFIG_FEATURES)
-        matrix = np.empty((len(self), width), dtype=np.float32)
-        for w, rows in enumerate(self.rows_of_each()):
-            part, target = self.candidates.take(rows), self.target_of(w)
-            matrix[rows] = design_matrix(self.workloads[w], part, target, ptx=ptx)
+        matrix = np.empty((len(self), len(FEATURES if ptx else CONFIG_FEATURES)), np.float32)
+        for workload, target, rows in self.parts():
+            matrix[rows] = design_matrix(workload, self.candidates.take(rows), target, ptx=ptx)
         return matrix
 
     def of_workloads(self, chosen: Sequence[int] | NDArray[np.intp]) -> TrainingTable:
@@ -218,44 +194,27 @@ class TrainingTable:
             self.latency_us[rows],
             self.status[rows],
             artifacts=self.artifacts,
-            torch_us=None if self.torch_us is None else self.torch_us[chosen],
+            torch_us=self.torch_us[chosen] if len(self.torch_us) else self.torch_us,
             targets=tuple(self.targets[w] for w in chosen) if self.targets else (),
         )
 
     def content_hash(self) -> str:
         """Return 16 hex digits of all that a model learns from."""
-        digest = hashlib.sha256()
-        for workload in self.workloads:
-            digest.update(workload.key().encode() + b"\n")
-        for target in self.targets:
-            digest.update(target.device.name.encode() + b"\n")
-        for column in (
+        names = [f"{w.key()}\n" for w in self.workloads]
+        names += [f"{target.device.name}\n" for target in self.targets]
+        columns = [
             self.workload_index.astype(np.int64),
             self.candidates.config_columns,
             self.candidates.artifact_columns,
             self.latency_us,
-        ):
-            digest.update(np.ascontiguousarray(column).tobytes())
-        digest.update("\n".join(map(str, self.status)).encode())
-        if self.torch_us is not None:
-            digest.update(np.ascontiguousarray(self.torch_us).tobytes())
-        return digest.hexdigest()[:16]
-
-
-def _row_order(frame: Frame) -> NDArray[np.intp]:
-    """Sort rows by workload and configuration, as compacting a dataset does, intp [n].
-
-    Trees depend on the order of the rows: merging files must not make another model.
-    """
-    by_key = sorted(range(len(frame.workloads)), key=lambda w: frame.workloads[w].key())
-    rank = np.empty(len(by_key), dtype=np.intp)
-    rank[by_key] = np.arange(len(by_key))
-    # Few configurations stand in many rows: each is compared once.
-    configs = frame.candidates.configs
-    place = {config: i for i, config in enumerate(sorted(set(configs)))}
-    places = np.array([place[config] for config in configs], dtype=np.intp)
-    order: NDArray[np.intp] = np.lexsort((places, rank[frame.workload_index]))
-    return order
+        ]
+        parts = [
+            "".join(names).encode(),
+            *(column.tobytes() for column in columns),
+            "\n".join(self.status).encode(),
+            self.torch_us.tobytes(),
+        ]
+        return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 
 def _check_sibling(target: Target, first: Target) -> None:
@@ -271,7 +230,3 @@ def _check_sibling(target: Target, first: Target) -> None:
             f"{target.toolchain.ptxas}, {theirs.name} with {first.toolchain.triton} and "
             f"{first.toolchain.ptxas}: expected one toolchain"
         )
-
-
-def _latency_us(measurement: Measurement | None) -> float:
-    return measurement.latency_us if measurement is not None and measurement.ok else np.nan

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from math import ceil, log, log2
 
 import numpy as np
-from numpy.typing import NDArray
 
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
@@ -22,64 +21,42 @@ TORCH_FEATURES = (
 )  # fmt: skip
 _PARAMS = {
     "max_depth": 4, "eta": 0.05, "subsample": 0.8, "colsample_bytree": 0.6, "min_child_weight": 2,
-    "seed": 0, "tree_method": "hist",
+    "seed": 0, "tree_method": "hist", "nthread": 1,
 }  # fmt: skip
 _ROUNDS = 300
 _LEAST_WORKLOADS = 20
 
 
-class TorchTime:
-    """Boosted trees on log(latency / roofline) of a workload; one row per workload."""
+def train_torch_time(timings: Iterable[tuple[Workload, Target, float]]) -> Trees | None:
+    """Learn log(latency / roofline) of a workload; None if too few were timed.
 
-    def __init__(self, trees: Trees | None = None) -> None:
-        """Take the trees of a saved model; None if nothing was learned."""
-        self.trees = trees
+    Args:
+        timings: what ``torch.matmul`` took on a target, in us; NaN are left out.
+    """
+    import xgboost
 
-    def fit(
-        self,
-        workloads: Sequence[Workload],
-        latency_us: Sequence[float],
-        targets: Sequence[Target],
-    ) -> TorchTime:
-        """Learn from timings of ``torch.matmul`` alone, whatever was learned before.
-
-        NaN are left out; too few teach nothing.
-        """
-        import xgboost
-
-        self.trees = None
-        timed = zip(workloads, latency_us, targets, strict=True)
-        known = [(w, us, target) for w, us, target in timed if us > 0]
-        if len(known) < _LEAST_WORKLOADS:
-            return self
-        rows = np.array([_features(w, target) for w, _, target in known], dtype=np.float32)
-        label = [log(us / _floor_us(w, target)) for w, us, target in known]
-        data = xgboost.DMatrix(rows, label=label, feature_names=list(TORCH_FEATURES), nthread=1)
-        booster = xgboost.train(
-            _PARAMS | {"nthread": 1}, data, num_boost_round=_ROUNDS, verbose_eval=False
-        )
-        self.trees = Trees(TORCH_FEATURES, booster=booster)
-        return self
-
-    def predict(self, workload: Workload, target: Target) -> float:
-        """Latency in us; NaN where nothing was learned."""
-        if self.trees is None:
-            return float("nan")
-        row: NDArray[np.float32] = np.array([_features(workload, target)], dtype=np.float32)
-        return float(np.exp(self.trees.booster().inplace_predict(row)[0])) * _floor_us(
-            workload, target
-        )
+    known = [(w, target, us) for w, target, us in timings if us > 0]
+    if len(known) < _LEAST_WORKLOADS:
+        return None
+    rows = np.array([_features(w, target) for w, target, _ in known], dtype=np.float32)
+    label = [log(us / _floor_us(w, target)) for w, target, us in known]
+    data = xgboost.DMatrix(rows, label=label, feature_names=list(TORCH_FEATURES), nthread=1)
+    booster = xgboost.train(_PARAMS, data, num_boost_round=_ROUNDS, verbose_eval=False)
+    return Trees.of(booster, TORCH_FEATURES)
 
 
-def _floor_us(workload: Workload, target: Target) -> float:
-    return (
-        target.device.roofline_us(workload.flops(), workload.bytes(), workload.code.kind)
-        + _LAUNCH_US
-    )
+def predict_torch_us(trees: Trees, workload: Workload, target: Target) -> float:
+    """Predict the latency of ``torch.matmul`` in us."""
+    row = np.array([_features(workload, target)], dtype=np.float32)
+    return float(np.exp(trees.booster.inplace_predict(row)[0])) * _floor_us(workload, target)
 
 
-def _features(workload: Workload, target: Target) -> list[float]:
-    w, code, device = workload, workload.code, target.device
+def _floor_us(w: Workload, target: Target) -> float:
+    return target.device.roofline_us(w.flops(), w.bytes(), w.code.kind) + _LAUNCH_US
+
+
+def _features(w: Workload, target: Target) -> list[float]:
+    code, device = w.code, target.device
     row = [
         log2(w.m), log2(w.n), log2(w.k), log2(code.a_align), log2(code.b_align),
         log2(code.c_align), float(code.dtype == "float16"),

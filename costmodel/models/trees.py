@@ -1,13 +1,25 @@
-"""Boosted trees: of the columns expected, and read by the installed XGBoost as they were meant."""
+"""Boosted trees: trained on a table of features, and read from files that are checked.
+
+Squared error on log(latency / estimate) makes a good prediction of each row, but a choice rests on
+the few that are nearly the fastest, which differ by less than what is left of the error. So of
+those the order is learned as well, as in RankNet (Burges et al., 2005): for rows ``i`` and ``j`` of
+one workload, ``i`` the faster one, the loss ``log(1 + exp(scale * (predicted_i - predicted_j)))``.
+One ensemble learns both, so that what it predicts stays a latency.
+
+Nothing here knows what is predicted: rows are numbers, and columns are names.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from costmodel.errors import CorruptFile, MisreadModel, SchemaMismatch
 
@@ -15,10 +27,170 @@ if TYPE_CHECKING:
     from xgboost import Booster
 
 _CANARY_OFF = 1e-3  # of a logarithm; what releases differ by in rounding is a hundredth of it
+_FASTEST, _RIVALS = 16, 96  # of a workload, each of the first is set against all of the second
+_REACH = 1.6  # no rival is slower than so many times the best
+_FALL = 10.0  # weight of a pair: exp(-_FALL * how much slower than the best the faster one is),
+_FULL = 0.2  # and in proportion to what a wrong order would cost, up to so much in the logarithm
+
+_Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class XgbParams:
+    """Hyper-parameters, the same for both heads.
+
+    To compare others, train with each and look at ``expected_kept`` of the models.
+
+    Attributes:
+        rounds: trees; fixed, so that nothing stops early on data it is judged by.
+        nearness: how fast a row's weight falls with its distance from the best of its workload:
+            ``weight = floor + (1 - floor) * exp(-nearness * (latency / best - 1))``.
+        floor: the least weight.
+        pairs: weight of the order of rows near the best, beside that of the squared error
+            (:class:`NearBest`); 0 turns it off.
+        pair_scale: how sharply that order is told, in units of log latency.
+        seed: of row and column sampling.
+    """
+
+    rounds: int = 400
+    max_depth: int = 8
+    learning_rate: float = 0.05
+    min_child_weight: float = 2.0
+    subsample: float = 0.8
+    colsample_bytree: float = 0.4
+    reg_lambda: float = 1.0
+    max_bin: int = 64
+    nearness: float = 5.0
+    floor: float = 0.03
+    pairs: float = 0.05
+    pair_scale: float = 20.0
+    seed: int = 0
+
+    def booster(self, nthread: int) -> dict[str, Any]:
+        """Return the options of ``xgboost.train``."""
+        ours = ("rounds", "nearness", "floor", "pairs", "pair_scale")
+        theirs = {k: v for k, v in asdict(self).items() if k not in ours}
+        return {
+            **theirs, "objective": "reg:squarederror", "tree_method": "hist", "nthread": nthread,
+        }  # fmt: skip
+
+
+DEFAULTS = XgbParams()
+
+
+@dataclass(frozen=True)
+class LabelledRows:
+    """Rows to learn from.
+
+    Attributes:
+        matrix: features, float32 [n, f].
+        label: log(latency / start), float [n].
+        start: log of what a prediction starts from, which the label is added to, float [n].
+        weight: of the squared error, float [n].
+        workload: which workload a row is of, int [n].
+    """
+
+    matrix: NDArray[np.float32]
+    label: NDArray[np.floating[Any]]
+    start: NDArray[np.floating[Any]]
+    weight: NDArray[np.floating[Any]]
+    workload: NDArray[np.integer[Any]]
+
+
+class NearBest:
+    """The pairs of rows near the best of each workload, and the loss of a wrong order of them.
+
+    Attributes:
+        rows: of each workload those of the pairs, fastest first, int [w, r]; after the last one
+            row 0, of weight 0.
+        weight: float32 [w, f, r], of the pair of one of the first and a slower one. That of all
+            pairs of a row is 1 on the average of the rows.
+    """
+
+    def __init__(self, log_latency: NDArray[np.floating[Any]], workload: NDArray[Any]) -> None:
+        order = np.lexsort((log_latency, workload))
+        starts = np.flatnonzero(np.diff(workload[order], prepend=-1))
+        near = [_near(log_latency, rows) for rows in np.split(order, starts[1:]) if len(rows) > 1]
+        self.rows = np.zeros((len(near), _RIVALS), dtype=np.intp)
+        slower = np.full((len(near), _RIVALS), np.nan)  # than the best, in the logarithm
+        for w, rows in enumerate(near):
+            self.rows[w, : len(rows)] = rows
+            slower[w, : len(rows)] = log_latency[rows] - log_latency[rows[0]]
+        first, other = slower[:, :_FASTEST, None], slower[:, None, :]
+        weight = np.exp(-_FALL * first) * np.clip((other - first) / _FULL, 0, 1)
+        self.weight: _Floats = np.nan_to_num(weight).astype(np.float32)
+        of_row = self.weight.sum(axis=2)
+        if of_row.any():
+            self.weight /= of_row[of_row > 0].mean()
+
+    def gradients(self, predicted: _Floats, scale: float) -> tuple[_Floats, _Floats]:
+        """First and second derivative of the loss by the prediction of each row, float32 [n].
+
+        Args:
+            predicted: log latency, up to a constant of each workload, float32 [n].
+        """
+        gradient, curvature = np.zeros_like(predicted), np.zeros_like(predicted)
+        cost = scale * predicted[self.rows]
+        with np.errstate(over="ignore"):  # to infinity: then the order is right beyond doubt
+            wrong = 1 / (1 + np.exp(cost[:, None, :] - cost[:, :_FASTEST, None]))
+        push = self.weight * wrong
+        bend = push * (1 - wrong)
+        for values, result, sign in ((scale * push, gradient, -1), (scale**2 * bend, curvature, 1)):
+            of_row = sign * values.sum(axis=1)
+            of_row[:, :_FASTEST] += values.sum(axis=2)
+            np.add.at(result, self.rows.ravel(), of_row.ravel())
+        return gradient, curvature
+
+
+def _near(log_latency: NDArray[np.floating[Any]], rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return the rows near the best, of a workload's rows with the fastest first."""
+    rivals = rows[:_RIVALS]
+    count = np.searchsorted(log_latency[rivals], log_latency[rows[0]] + np.log(_REACH))
+    return rivals[:count]
+
+
+def train_booster(
+    rows: LabelledRows, params: XgbParams, *, nthread: int, names: Sequence[str] | None = None
+) -> Booster:
+    """Train trees that predict the label of rows; deterministic, whatever the number of threads."""
+    import xgboost
+
+    data = xgboost.QuantileDMatrix(
+        rows.matrix,
+        label=rows.label,
+        weight=rows.weight,
+        feature_names=names and list(names),
+        nthread=nthread,
+        max_bin=params.max_bin,
+    )
+    options, objective = params.booster(nthread), None
+    if params.pairs:
+        options |= {"base_score": 0.0}
+        objective = _objective(rows, params)
+    return xgboost.train(options, data, num_boost_round=params.rounds, obj=objective)
+
+
+def _objective(
+    rows: LabelledRows, params: XgbParams
+) -> Callable[[_Floats, Any], tuple[_Floats, _Floats]]:
+    """Return the gradients of squared error and of :class:`NearBest`, weighed by the parameters."""
+    label, start, weight = (
+        column.astype(np.float32) for column in (rows.label, rows.start, rows.weight)
+    )
+    near = NearBest(rows.label + rows.start, rows.workload)
+
+    def gradients(predicted: _Floats, _: Any) -> tuple[_Floats, _Floats]:
+        first, second = near.gradients(predicted + start, params.pair_scale)
+        return (
+            weight * (predicted - label) + params.pairs * first,
+            weight + params.pairs * second,
+        )
+
+    return gradients
 
 
 class Trees:
-    """Boosted trees, parsed when they are first asked.
+    """Trees in XGBoost's format UBJ, parsed when they are first asked.
 
     Importing XGBoost and parsing takes a second, which a process that only looks up a winner saves.
     """
@@ -26,23 +198,27 @@ class Trees:
     def __init__(
         self,
         columns: tuple[str, ...],
+        read: Callable[[], bytes],
         *,
-        booster: Booster | None = None,
         file: Path | None = None,
-        read: Callable[[], bytes] | None = None,
         canary: float | None = None,
     ) -> None:
-        """Take trained trees (``booster``), or those of a file (``file`` and ``read``).
+        """Take trees to read later.
 
         Args:
             columns: the names of the columns that they expect.
-            read: gives the content of the file, checked against the card.
-            canary: the :meth:`canary` of the trees when they were saved; None if not kept.
+            read: returns the trees, or raises CorruptFile or FileError.
+            file: where they come from, for messages.
+            canary: the :meth:`canary` of the trees when they were saved.
         """
-        self._columns, self._booster = columns, booster
-        if booster is not None:
-            booster.set_param({"nthread": 1})
-        self._file, self._read, self._canary = file, read, canary
+        self.columns = columns
+        self._read, self._file, self._expected = read, file, canary
+
+    @classmethod
+    def of(cls, booster: Booster, columns: tuple[str, ...]) -> Trees:
+        """Take trees that were just trained."""
+        raw = bytes(booster.save_raw(raw_format="ubj"))
+        return cls(columns, lambda: raw)
 
     @cached_property
     def raw(self) -> bytes:
@@ -51,29 +227,16 @@ class Trees:
         Raises:
             CorruptFile, FileError: the file is damaged, not that of the card, or cannot be read.
         """
-        return self._read() if self._read else bytes(self.booster().save_raw(raw_format="ubj"))
+        return self._read()
 
+    @cached_property
     def booster(self) -> Booster:
-        """Return the trees, which predict with one thread: more are slower on a few rows.
+        """The trees, which predict with one thread: more are slower on a few rows.
 
         Raises:
             CorruptFile, SchemaMismatch: other content, or other columns.
             MisreadModel: the installed XGBoost predicts something else than it should.
         """
-        if self._booster is None:
-            self._booster = self._parse()
-            self._booster.set_param({"nthread": 1})
-        return self._booster
-
-    def canary(self) -> float:
-        """Predict one fixed row: a release of XGBoost that reads the trees wrongly differs.
-
-        Releases have read the same file otherwise without a word, such as without the mean that
-        all trees start from.
-        """
-        return _canary_of(self.booster())
-
-    def _parse(self) -> Booster:
         import xgboost
 
         booster = xgboost.Booster()
@@ -82,41 +245,42 @@ class Trees:
         except xgboost.core.XGBoostError as error:
             reason = str(error).splitlines()[0][:200]
             raise CorruptFile(f"{self._file}: not an XGBoost model in UBJ ({reason})") from None
-        require_columns(self._file, booster.feature_names or (), self._columns)
-        found = _canary_of(booster)
-        if self._canary is not None and not abs(found - self._canary) <= _CANARY_OFF:
+        booster.set_param({"nthread": 1})
+        require_columns(self._file, booster.feature_names or (), self.columns)
+        found = _canary(booster)
+        if self._expected is not None and not abs(found - self._expected) <= _CANARY_OFF:
             raise MisreadModel(
                 f"{self._file}: XGBoost {xgboost.__version__} predicts {found:.4f} where "
-                f"{self._canary:.4f} is known to be right: upgrade it (pip install -U "
+                f"{self._expected:.4f} is known to be right: upgrade it (pip install -U "
                 f"xgboost-cpu), or train the model again"
             )
         return booster
 
+    def canary(self) -> float:
+        """Predict one fixed row: a release of XGBoost that reads the trees wrongly differs.
 
-def require_columns(
-    file: Path | None, found: list[str] | tuple[str, ...], expected: tuple[str, ...]
-) -> None:
-    """Refuse other columns, or another order, with the first difference.
-
-    Raises:
-        SchemaMismatch: they differ.
-    """
-    if tuple(found) == expected:
-        return
-    pairs = enumerate(zip(found, expected, strict=False))
-    where = next((i for i, (a, b) in pairs if a != b), min(len(found), len(expected)))
-    raise SchemaMismatch(
-        f"{file}: {len(found)} feature columns, this release computes {len(expected)}; the first "
-        f"difference is column {where} ({_at(found, where)}, expected {_at(expected, where)}); "
-        f"train the model again"
-    )
+        Releases have read the same file otherwise without a word, such as without the mean that
+        all trees start from.
+        """
+        return _canary(self.booster)
 
 
-def _canary_of(booster: Booster) -> float:
+def _canary(booster: Booster) -> float:
     row = np.arange(booster.num_features(), dtype=np.float32) % 8
     row[::5] = np.nan
     return float(booster.inplace_predict(row[np.newaxis])[0])
 
 
-def _at(names: list[str] | tuple[str, ...], i: int) -> str:
-    return repr(names[i]) if i < len(names) else "nothing"
+def require_columns(file: Path | None, found: Sequence[str], expected: Sequence[str]) -> None:
+    """Refuse other columns, or another order, with the first difference.
+
+    Raises:
+        SchemaMismatch: they differ.
+    """
+    for place, (theirs, ours) in enumerate(zip_longest(found, expected, fillvalue="nothing")):
+        if theirs != ours:
+            raise SchemaMismatch(
+                f"{file}: {len(found)} feature columns, this release computes {len(expected)}; the "
+                f"first difference is column {place} ({theirs}, expected {ours}); train the model "
+                f"again"
+            )

@@ -6,13 +6,14 @@ misses. So sizes that were not trained on start from arithmetic, not from the ne
 
 from __future__ import annotations
 
-import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cached_property
 from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,20 +24,18 @@ from costmodel.features.features import CONFIG_FEATURES, FEATURES, design_matrix
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.models import storage
-from costmodel.models.confidence import Confidence
-from costmodel.models.objective import DEFAULTS, LabelledRows, XgbParams, train_booster
-from costmodel.models.torch_time import TORCH_FEATURES, TorchTime
-from costmodel.models.trees import Trees
+from costmodel.models.confidence import calibrate
+from costmodel.models.storage import COLUMNS, HEADS, TORCH, Card
+from costmodel.models.table import TrainingTable
+from costmodel.models.torch_time import predict_torch_us, train_torch_time
+from costmodel.models.trees import DEFAULTS, LabelledRows, Trees, XgbParams, train_booster
 
 if TYPE_CHECKING:
     from xgboost import Booster
 
     from costmodel.data.artifact_table import ArtifactTable
-    from costmodel.models.table import TrainingTable
+    from costmodel.data.dataset import Dataset
 
-__all__ = ["DEFAULTS", "XgbCostModel", "XgbParams"]
-
-_COLUMNS = {True: FEATURES, False: CONFIG_FEATURES}
 _ESTIMATE = CONFIG_FEATURES.index("estimate")  # the same column for both heads
 
 
@@ -47,34 +46,21 @@ class XgbCostModel(CostModel):
     predict the same quantity, so that a batch may hold both.
 
     Attributes:
-        target_, dtypes_: what it was trained on; of types the kinds, see ``gemm.dtypes``.
-        devices_: the names of all devices that it has seen a working row of, that of the target
-            first.
-        card_: rows, workloads, dropped failures, hash of the data and date of the training.
-        torch_time_: predicts ``torch.matmul``, for choosing it where nothing is timed.
-        confidence_: what its rankings keep, and of which products; None if it was not calibrated.
+        card: what it was trained on; not there before ``fit``.
+        directory: the directory that it was loaded from; None if it was trained here.
     """
 
     kind = "learned"
     predicts_latency = True
+    card: Card
+    directory: Path | None = None
 
     def __init__(
         self, params: XgbParams = DEFAULTS, *, name: str = "xgb", nthread: int = 1
     ) -> None:
-        self.params = params
-        self.name = name
-        self.nthread = nthread
-        self.card_: dict[str, Any] = {}
-        self.target_: Target | None = None
-        self.dtypes_: tuple[str, ...] = ()
-        self.devices_: tuple[str, ...] = ()
-        self.torch_time_ = TorchTime()
-        self.confidence_: Confidence | None = None
-        self._heads: dict[bool, Trees] = {}
-        self._hash = ""
-        self._trouble = ""
-        self._artifacts: ArtifactTable | None = None
-        self._directory: Path | None = None
+        self.params, self.name, self.nthread = params, name, nthread
+        self._trees: dict[str, Trees] = {}  # by part, see costmodel.models.storage
+        self._trouble = f"{name} is not fitted"
 
     def fit(self, table: TrainingTable) -> XgbCostModel:
         """Train both heads on the ok rows of a table.
@@ -89,33 +75,35 @@ class XgbCostModel(CostModel):
                 f"rows of status ok, of workloads that are not held out (docs/protocol.md)"
             )
         log_multiple = np.log(table.latency_us[ok] / table.roofline_us()[ok])
-        weight = self.row_weights(table)[ok]
-        heads: dict[bool, Trees] = {}
-        for ptx, names in _COLUMNS.items():
+        weight, workload = self.row_weights(table)[ok], table.workload_index[ok]
+        trees: dict[str, Trees] = {}
+        for ptx, part in HEADS.items():
             matrix = table.design_matrix(ptx=ptx)[ok]
             start = np.log(matrix[:, _ESTIMATE].astype(np.float64))
-            rows = LabelledRows(
-                matrix, log_multiple - start, start, weight, table.workload_index[ok]
-            )
+            rows = LabelledRows(matrix, log_multiple - start, start, weight, workload)
+            names = COLUMNS[part]
             booster = train_booster(rows, self.params, nthread=self.nthread, names=names)
-            heads[ptx] = Trees(names, booster=booster)
-        self._heads, self._trouble = heads, ""
-        self._hash = storage.content_hash(heads[True].raw, heads[False].raw)
-        self.torch_time_ = TorchTime()  # nothing of the data before
-        if table.torch_us is not None:
-            self.torch_time_.fit(table.workloads, table.torch_us.tolist(), table.target_of_each())
-        used = np.unique(table.workload_index[ok])
-        learned_on = table.learned_on()
-        self.target_, self._artifacts, self._directory = learned_on[0], table.artifacts, None
-        self.devices_ = tuple(target.device.name for target in learned_on)
-        self.confidence_ = None  # that of other trees
-        self.dtypes_ = tuple(sorted({table.workloads[w].code.kind for w in used}))
-        self.card_ = {
-            "rows": int(ok.sum()),
-            "workloads": len(used),
-            "dropped": table.dropped(),
-            "data_hash": table.content_hash(),
-        }
+            trees[part] = Trees.of(booster, names)
+        timings = zip(table.workloads, table.target_of_each(), table.torch_us, strict=False)
+        if (torch := train_torch_time(timings)) is not None:
+            trees[TORCH] = torch
+        used, learned_on = np.unique(workload), table.learned_on()
+        self.card = Card(
+            name=self.name,
+            hash=storage.content_hash(*(trees[part].raw for part in HEADS.values())),
+            target=learned_on[0],
+            dtypes=tuple(sorted({table.workloads[w].code.kind for w in used})),
+            devices=tuple(target.device.name for target in learned_on),
+            params=self.params,
+            training={
+                "rows": int(ok.sum()),
+                "workloads": len(used),
+                "dropped": table.dropped(),
+                "data_hash": table.content_hash(),
+            },
+        )
+        self._trees, self._trouble = trees, ""
+        self.artifacts, self.directory = table.artifacts, None
         return self
 
     def row_weights(self, table: TrainingTable) -> NDArray[np.float64]:
@@ -151,8 +139,6 @@ class XgbCostModel(CostModel):
         Raises:
             NoModel: not fitted.
         """
-        if not self._heads:
-            raise NoModel(f"model {self.name!r} is not fitted: call fit() or load one")
         known = candidates.has_artifact
         heads = []
         for ptx, rows in ((True, np.flatnonzero(known)), (False, np.flatnonzero(~known))):
@@ -194,13 +180,15 @@ class XgbCostModel(CostModel):
 
     def expected_kept(self, *, ptx: bool) -> dict[str, float]:
         """Mean share of the best speed that the best of the first k of one head keep, by k."""
-        if self.confidence_ is None:
+        known = self.card.confidence
+        if known is None:
             return {}
-        return self.confidence_.ptx if ptx else self.confidence_.config
+        return known.ptx if ptx else known.config
 
     def out_of_coverage(self, workload: Workload) -> str:
         """Say which property of a workload is new to the model; empty if none is."""
-        return self.confidence_.coverage.why_outside(workload) if self.confidence_ else ""
+        known = self.card.confidence
+        return known.coverage.why_outside(workload) if known else ""
 
     def contributions(
         self, workload: Workload, candidates: Candidates, target: Target
@@ -219,16 +207,15 @@ class XgbCostModel(CostModel):
         start_us = np.full(len(candidates), roofline)
         log_factors = np.zeros((len(candidates), len(FEATURES)))
         known = candidates.has_artifact
-        for ptx, names in _COLUMNS.items():
-            rows = known if ptx else ~known
-            if not rows.any():
+        for ptx, part in HEADS.items():
+            rows = np.flatnonzero(known == ptx)
+            if not len(rows):
                 continue
-            part = candidates.take(np.flatnonzero(rows))
-            matrix = design_matrix(workload, part, target, ptx=ptx)
-            data = xgboost.DMatrix(matrix, feature_names=list(names), nthread=self.nthread)
+            matrix = design_matrix(workload, candidates.take(rows), target, ptx=ptx)
+            names = list(COLUMNS[part])
+            data = xgboost.DMatrix(matrix, feature_names=names, nthread=self.nthread)
             shap = self._head(ptx).predict(data, pred_contribs=True)
-            for column, name in enumerate(names):
-                log_factors[rows, FEATURES.index(name)] = shap[:, column]
+            log_factors[np.ix_(rows, [FEATURES.index(name) for name in names])] = shap[:, :-1]
             start_us[rows] *= matrix[:, _ESTIMATE] * np.exp(shap[:, -1])  # the mean comes last
         return start_us, log_factors
 
@@ -237,14 +224,16 @@ class XgbCostModel(CostModel):
 
         Trees of it that cannot be used are a warning, and NaN from then on.
         """
+        if TORCH not in self._trees:
+            return nan
         try:
-            return self.torch_time_.predict(workload, target)
+            return predict_torch_us(self._trees[TORCH], workload, target)
         except (FileError, ModelError) as error:
-            self.torch_time_ = TorchTime()
+            del self._trees[TORCH]
             warnings.warn(f"nothing is predicted of torch: {error}", RuntimeWarning, stacklevel=2)
             return nan
 
-    @property
+    @cached_property
     def artifacts(self) -> ArtifactTable | None:
         """The artifacts it was trained with, by key: it knows them without compiling.
 
@@ -254,40 +243,30 @@ class XgbCostModel(CostModel):
         Raises:
             CorruptFile, WrongVersion: the file beside the model cannot be used.
         """
-        if self._artifacts is None and self._directory is not None:
-            self._artifacts = storage.read_artifacts(self._directory)
-        return self._artifacts
-
-    @property
-    def directory(self) -> Path | None:
-        """Directory that the model was loaded from; None if it was trained here."""
-        return self._directory
+        return storage.read_artifacts(self.directory, self.card) if self.directory else None
 
     def artifacts_for(self, target: Target) -> ArtifactTable | None:
         """The artifacts it was trained with; None with another toolchain. See :attr:`artifacts`."""
-        same = self.target_ is not None and self.target_.toolchain == target.toolchain
+        same = self.card.target.toolchain == target.toolchain
         return self.artifacts if same else None
 
     def why_not_usable(self, workload: Workload | None, target: Target) -> str:
         """Say why this model should not be asked; empty if it may be."""
         if self._trouble:
-            return f"{self.name} cannot be used: {self._trouble}"
-        if self.target_ is None:
-            return f"{self.name} is not fitted"
-        device = self.target_.device
-        if target.device.name not in self.devices_ and not device.is_sibling(target.device):
-            return f"{self.name} was trained on {device.name}, not on {target.device.name}"
-        if workload is not None and (kind := workload.code.kind) not in self.dtypes_:
-            return f"{self.name} was trained on {', '.join(self.dtypes_)}, not on {kind}"
+            return self._trouble
+        device, name = self.card.target.device, target.device.name
+        if name not in self.card.devices and not device.is_sibling(target.device):
+            return f"{self.name} was trained on {device.name}, not on {name}"
+        if workload is not None and (kind := workload.code.kind) not in self.card.dtypes:
+            return f"{self.name} was trained on {', '.join(self.card.dtypes)}, not on {kind}"
         return ""
 
     def caveat(self, target: Target) -> str:
         """Say which difference from the training makes predictions less exact; empty if none."""
-        assert self.target_ is not None  # a model that is not fitted is not usable
         found = []
         for what, trained, ours in (
-            ("on", self.devices_, target.device.name),
-            ("with Triton", (self.target_.toolchain.triton,), target.toolchain.triton),
+            ("on", self.card.devices, target.device.name),
+            ("with Triton", (self.card.target.toolchain.triton,), target.toolchain.triton),
         ):
             if ours not in trained:
                 there = " and ".join(trained)
@@ -310,7 +289,7 @@ class XgbCostModel(CostModel):
     @property
     def hash(self) -> str:
         """16 hex digits of the trees and of the columns they expect; empty before ``fit``."""
-        return self._hash
+        return self.card.hash if self._trees else ""
 
     def save(self, path: str | Path) -> Path:
         """Write the model to a directory (created if need be) and return it.
@@ -320,24 +299,12 @@ class XgbCostModel(CostModel):
         Raises:
             NoModel: not fitted. InvalidInput, FileError: as :func:`costmodel.models.storage.save`.
         """
-        if self.target_ is None:
+        if not self._trees:
             raise NoModel(f"model {self.name!r} is not fitted: nothing to save, call fit() first")
-        trees = {storage.HEADS[ptx]: head for ptx, head in self._heads.items()}
-        if self.torch_time_.trees is not None:
-            trees[storage.TORCH] = self.torch_time_.trees
-        card = storage.Card.of(
-            name=self.name,
-            hash=self.hash,
-            target=self.target_,
-            dtypes=self.dtypes_,
-            devices=self.devices_,
-            params=self.params,
-            training={"date": datetime.now(UTC).date().isoformat(), **self.card_},
-            confidence=self.confidence_,
-            canaries={part: of.canary() for part, of in trees.items()},
-        )
-        raw = {part: of.raw for part, of in trees.items()}  # read before anything is overwritten
-        return storage.save(Path(path), card, raw, self.artifacts)
+        date = datetime.now(UTC).date().isoformat()
+        training = {"date": date, **self.card.training}
+        card = replace(self.card, name=self.name, training=training)
+        return storage.save(Path(path), card, self._trees, self.artifacts)
 
     @classmethod
     def load(cls, path: str | Path, *, parse: bool = True) -> XgbCostModel:
@@ -356,33 +323,51 @@ class XgbCostModel(CostModel):
         path = Path(path)
         card = storage.read_card(path)
         model = cls(card.params, name=card.name)
-        model.target_, model.dtypes_, model.devices_ = card.target, card.dtypes, card.devices
-        model.card_, model.confidence_ = card.training, card.confidence
-        model._hash, model._directory = card.hash, path
-        heads = functools.cache(lambda: storage.read_heads(path, card))
-
-        def trees_of(part: str, columns: tuple[str, ...], read: Callable[[], bytes]) -> Trees:
-            canary = card.canaries.get(part)
-            return Trees(columns, file=path / card.files[part], read=read, canary=canary)
-
-        model._heads = {
-            ptx: trees_of(part, _COLUMNS[ptx], lambda ptx=ptx: heads()[ptx])  # type: ignore[misc]
-            for ptx, part in storage.HEADS.items()
-        }
-        if storage.TORCH in card.files:
-            model.torch_time_ = TorchTime(
-                trees_of(storage.TORCH, TORCH_FEATURES, lambda: storage.read_torch(path, card))
-            )
+        model.card, model.directory, model._trouble = card, path, ""
+        model._trees = storage.read_trees(path, card)
         if parse:
-            for trees in (*model._heads.values(), model.torch_time_.trees):
-                if trees is not None:
-                    trees.booster()
+            for trees in model._trees.values():
+                trees.canary()  # which reads them
         return model
 
     def _head(self, ptx: bool) -> Booster:
         """Return a head; the model cannot be used any more if its trees cannot be read."""
+        if not self._trees:
+            raise NoModel(f"model {self.name!r} is not fitted: call fit() or load one")
         try:
-            return self._heads[ptx].booster()
+            return self._trees[HEADS[ptx]].booster
         except (FileError, ModelError) as error:
-            self._trouble = str(error)
+            self._trouble = f"{self.name} cannot be used: {error}"
             raise
+
+
+def train(
+    data: Dataset | TrainingTable,
+    *,
+    params: XgbParams = DEFAULTS,
+    name: str = "xgb",
+    nthread: int = 2,
+    calibrated: bool = True,
+) -> XgbCostModel:
+    """Train a model on the training workloads of a dataset.
+
+    ``train(dataset).save(path)``, then ``costmodel.use(path)`` is all that it takes to use it.
+
+    Args:
+        data: a dataset, whose rows of role ``train`` are used, or a table.
+        name: what results call the model.
+        nthread: threads of the training; prediction uses one.
+        calibrated: measure also what its rankings keep, which takes as long again.
+
+    Raises:
+        InvalidInput: no row of status ok.
+    """
+    table = data if isinstance(data, TrainingTable) else TrainingTable.from_dataset(data)
+
+    def fit(part: TrainingTable) -> XgbCostModel:
+        return XgbCostModel(params, name=name, nthread=nthread).fit(part)
+
+    model = fit(table)
+    if calibrated:
+        model.card = replace(model.card, confidence=calibrate(table, fit, seed=params.seed))
+    return model

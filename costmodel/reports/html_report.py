@@ -81,7 +81,7 @@ def _head(dataset: Dataset, model: XgbCostModel | None, problems: Sequence[Probl
         ("model", f"{model.name} {model.hash}" if model else "none: baselines only"),
         *(
             (f"its training: {name}", _fact(x))
-            for name, x in (model.card_ if model else {}).items()
+            for name, x in (model.card.training if model else {}).items()
         ),
     ]
     return Section("What this is of", (Table(["", ""], facts),))
@@ -217,7 +217,7 @@ def _of_another_model(results: Results, model: XgbCostModel | None) -> tuple[str
     used = results["versions"].get("model")
     if used is None or (model is not None and model.hash and model.hash in cut(used).split()):
         return ()
-    earlier = model is not None and str(results["date"]) < str(model.card_.get("date", ""))
+    earlier = model is not None and str(results["date"]) < str(model.card.training.get("date", ""))
     kind = "an earlier model" if earlier else "another model"
     page_of = f"{model.name} {model.hash}" if model else "no model"
     return (f"Measured with {kind}: {cut(used)}; this page is of {page_of}.",)

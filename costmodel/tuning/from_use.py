@@ -27,7 +27,7 @@ from costmodel.gemm.specialize import artifact_key, kernel_hash, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.models.registry import model_directory
-from costmodel.models.storage import read_artifacts
+from costmodel.models.storage import read_artifacts, read_card
 from costmodel.models.table import TrainingTable
 from costmodel.tuning.cache import CacheEntry
 from costmodel.tuning.tuning_key import WinnerCache, is_key_of
@@ -113,7 +113,7 @@ def _artifacts(dataset: Dataset, keys: Sequence[str]) -> list[Artifact | None]:
     if directory is None or None not in found:
         return found
     try:
-        shipped = read_artifacts(directory).find(keys)
+        shipped = read_artifacts(directory, read_card(directory)).find(keys)
     except FileError:  # then these rows are learned from by their configurations
         return found
     return [own or other for own, other in zip(found, shipped, strict=True)]
@@ -212,9 +212,8 @@ def _joined(
     """The table with more rows, all of which worked, and with the timings of torch it lacked."""
     workloads = tuple(dict.fromkeys((*table.workloads, *(workload for workload, _, _ in rows))))
     index = {workload: i for i, workload in enumerate(workloads)}
-    own_us = [] if table.torch_us is None else table.torch_us.tolist()
     torch = np.full(len(workloads), np.nan)
-    torch[: len(own_us)] = own_us
+    torch[: len(table.torch_us)] = table.torch_us
     more_us = np.array([torch_us.get(workload, np.nan) for workload in workloads])
     return replace(
         table,

@@ -29,8 +29,7 @@ from costmodel.gemm.specialize import artifact_key, specialize
 from costmodel.gemm.workload import CodeClass, Workload
 from costmodel.hardware.target import Target
 from costmodel.models.confidence import kept_at
-from costmodel.models.known import known_artifacts
-from costmodel.models.registry import find_model, load
+from costmodel.models.registry import find_model, known_artifacts, load
 from costmodel.models.storage import card_stamp
 from costmodel.validation import as_path, drop_oldest, require, require_count
 

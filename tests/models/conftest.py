@@ -10,13 +10,15 @@ import pytest
 
 from costmodel.compile.compiler import Artifact
 from costmodel.compile.ptx import PTX_FEATURES
-from costmodel.data.candidates import Candidates
+from costmodel.data.candidates import Candidates, CostModel
+from costmodel.evaluation.metrics import geomean
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.space import SearchSpace
 from costmodel.gemm.specialize import specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
 from costmodel.models import TrainingTable, XgbCostModel, XgbParams
+from costmodel.models.confidence import problems
 
 H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
 FAST = XgbParams(rounds=120, max_depth=6, learning_rate=0.12)
@@ -105,6 +107,21 @@ def make_table(
         np.where(status == "ok", latency, np.nan),
         status,
     )
+
+
+def kept_of(model: CostModel, table: TrainingTable) -> tuple[float, float]:
+    """The speed kept by the first 1 and the best of the first 8, geometric means."""
+    kept = [
+        problem.kept_at(model.predict(problem.workload, problem.candidates, target), (1, 8))
+        for problem, target in problems(table)
+    ]
+    top1, top8 = map(geomean, zip(*kept, strict=True))
+    return top1, top8
+
+
+@pytest.fixture(scope="session")
+def speed_kept() -> Callable[..., tuple[float, float]]:
+    return kept_of
 
 
 @pytest.fixture(scope="session")

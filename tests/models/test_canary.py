@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from costmodel.cli.doctor import diagnose
-from costmodel.data.candidates import Candidates
 from costmodel.errors import MisreadModel, ModelError
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
@@ -87,20 +86,6 @@ def test_an_xgboost_that_predicts_otherwise_is_noticed(
         load(saved)
     with pytest.raises(MisreadModel, match="upgrade it"):
         load(ROOT / "models" / "h100-sxm")
-
-
-def test_a_model_of_before_has_no_canary_and_is_read(
-    saved: Path, target: Target, make_batch: Callable[..., Candidates], with_torch: XgbCostModel
-) -> None:
-    card = json.loads((saved / "card.json").read_text())
-    del card["canaries"]
-    (saved / "card.json").write_text(json.dumps(card))
-    batch, model = make_batch(PROBLEM, 9), load(saved)
-    np.testing.assert_array_equal(
-        model.predict(PROBLEM, batch, target), with_torch.predict(PROBLEM, batch, target)
-    )
-    again = json.loads((model.save(saved) / "card.json").read_text())
-    assert sorted(again["canaries"]) == sorted(FILES)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "models").iterdir()), ids=lambda path: path.name)

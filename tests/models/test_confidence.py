@@ -14,8 +14,14 @@ import pytest
 from costmodel.errors import CorruptFile
 from costmodel.gemm.workload import Workload
 from costmodel.models import TrainingTable, XgbCostModel, XgbParams, load, train
-from costmodel.models.confidence import KEPT_AT, Confidence, Coverage, kept_at, kind_of
-from costmodel.models.validate import calibrate
+from costmodel.models.confidence import (
+    KEPT_AT,
+    Confidence,
+    Coverage,
+    calibrate,
+    kept_at,
+    kind_of,
+)
 
 MakeTable = Callable[..., TrainingTable]
 MakeWorkloads = Callable[[int, int], list[Workload]]
@@ -23,6 +29,12 @@ MakeWorkloads = Callable[[int, int], list[Workload]]
 SEEN = Coverage.of([Workload.dense(16, 256, 128), Workload.dense(4096, 8192, 1024)])
 KNOWN = Confidence({"1": 0.95, "8": 0.99}, {"1": 0.9}, SEEN)
 INSIDE = Workload.dense(512, 512, 512)
+TINY = XgbParams(rounds=5, max_depth=3)
+
+
+def calibrated_by(table: TrainingTable, params: XgbParams = TINY) -> Confidence | None:
+    """As training measures it."""
+    return calibrate(table, XgbCostModel(params).fit, seed=params.seed)
 
 
 # --- Coverage -----------------------------------------------------------------------------------
@@ -83,7 +95,7 @@ def test_what_is_not_its_json_is_refused(
     card = trained.save(tmp_path / "model") / "card.json"
     found = json.loads(card.read_text())
     card.write_text(json.dumps(found | {"confidence": asdict(KNOWN)}))
-    assert load(tmp_path / "model").confidence_ == KNOWN
+    assert load(tmp_path / "model").card.confidence == KNOWN
     card.write_text(json.dumps(found | {"confidence": asdict(KNOWN) | change}))
     with pytest.raises(CorruptFile, match="confidence"):
         load(tmp_path / "model")
@@ -106,9 +118,9 @@ def test_each_head_keeps_more_the_more_are_timed(calibrated: XgbCostModel) -> No
 
 
 def test_too_few_workloads_tell_nothing(table: TrainingTable, fast_params: XgbParams) -> None:
-    assert calibrate(table.of_workloads(range(10)), fast_params) is None
+    assert calibrated_by(table.of_workloads(range(10))) is None
     model = train(table.of_workloads(range(3)), params=replace(fast_params, rounds=3))
-    assert model.confidence_ is None
+    assert model.card.confidence is None
     assert model.expected_kept(ptx=True) == {}
     assert model.out_of_coverage(INSIDE) == ""
 
@@ -124,9 +136,8 @@ def test_workloads_without_a_working_row_tell_nothing(
     works = np.array([pairs.index(w.nk) < working_pairs for w in chosen])[table.workload_index]
     status = np.where(works, "ok", "timeout").astype(object)
     failed = replace(table, status=status, latency_us=np.where(works, table.latency_us, np.nan))
-    tiny = XgbParams(rounds=2)
-    assert calibrate(failed, tiny) is None
-    assert train(failed, params=tiny).confidence_ is None
+    assert calibrated_by(failed) is None
+    assert train(failed, params=TINY).card.confidence is None
 
 
 def test_one_part_with_all_the_working_rows_tells_nothing(make_training_table: MakeTable) -> None:
@@ -135,7 +146,7 @@ def test_one_part_with_all_the_working_rows_tells_nothing(make_training_table: M
     table = make_training_table([*chosen, *others], rows=8, failures=False)
     works = table.workload_index < len(chosen)
     status = np.where(works, "ok", "timeout").astype(object)
-    assert calibrate(replace(table, status=status), XgbParams(rounds=2)) is None
+    assert calibrated_by(replace(table, status=status)) is None
 
 
 @pytest.mark.slow
@@ -144,7 +155,7 @@ def test_what_is_expected_of_new_workloads_is_what_happens(
 ) -> None:
     params = replace(fast_params, rounds=40)
     model = train(make_training_table(make_workloads(100, 7)), params=params, nthread=1)
-    again = calibrate(make_training_table(make_workloads(60, 123)), params, nthread=1)
+    again = calibrated_by(make_training_table(make_workloads(60, 123)), params)
     assert again is not None
     for ptx, other in ((True, again.ptx), (False, again.config)):
         for k, kept in model.expected_kept(ptx=ptx).items():
@@ -154,11 +165,10 @@ def test_what_is_expected_of_new_workloads_is_what_happens(
 def test_workloads_of_a_few_rows_and_without_artifacts_are_left_out(
     make_training_table: MakeTable, make_workloads: MakeWorkloads, fast_params: XgbParams
 ) -> None:
-    params = replace(fast_params, rounds=5)
-    few = calibrate(make_training_table(make_workloads(40, 5), rows=20), params)
+    few = calibrated_by(make_training_table(make_workloads(40, 5), rows=20))
     assert few is not None
     assert (few.ptx, few.config) == ({}, {}), "among the first of a ranking nothing is lost"
-    bare = calibrate(make_training_table(make_workloads(45, 5), artifacts=False), params)
+    bare = calibrated_by(make_training_table(make_workloads(45, 5), artifacts=False))
     assert bare is not None
     assert bare.ptx == {}
     assert tuple(bare.config) == tuple(map(str, KEPT_AT))
@@ -167,16 +177,16 @@ def test_workloads_of_a_few_rows_and_without_artifacts_are_left_out(
 def test_calibrating_is_deterministic(
     calibrated: XgbCostModel, table: TrainingTable, fast_params: XgbParams
 ) -> None:
-    again = calibrate(table, replace(fast_params, rounds=40), nthread=1)
-    assert again == calibrated.confidence_
+    again = calibrated_by(table, replace(fast_params, rounds=40))
+    assert again == calibrated.card.confidence
 
 
 def test_it_is_saved_with_the_model_and_others_have_none(
     calibrated: XgbCostModel, trained: XgbCostModel, tmp_path: Path
 ) -> None:
-    assert load(calibrated.save(tmp_path / "new")).confidence_ == calibrated.confidence_
-    assert trained.confidence_ is None
-    assert load(trained.save(tmp_path / "old")).confidence_ is None
+    assert load(calibrated.save(tmp_path / "new")).card.confidence == calibrated.card.confidence
+    assert trained.card.confidence is None
+    assert load(trained.save(tmp_path / "old")).card.confidence is None
     card = tmp_path / "new" / "card.json"
     card.write_text(card.read_text().replace('"least"', '"lest"'))
     with pytest.raises(CorruptFile, match="least"):
@@ -188,10 +198,10 @@ def test_other_trees_need_another_calibration(
 ) -> None:
     model = load(calibrated.save(tmp_path / "model"))
     model.fit(table.of_workloads(range(3)))
-    assert model.confidence_ is None
+    assert model.card.confidence is None
 
 
 def test_it_can_be_left_out(table: TrainingTable, fast_params: XgbParams) -> None:
     params = replace(fast_params, rounds=3)
-    assert train(table, params=params, calibrated=False).confidence_ is None
-    assert train(table, params=params).confidence_ is not None
+    assert train(table, params=params, calibrated=False).card.confidence is None
+    assert train(table, params=params).card.confidence is not None

@@ -28,7 +28,7 @@ from costmodel.models import (
     XgbCostModel,
     peers,
 )
-from costmodel.models.rules import wanted
+from costmodel.models.baselines import wanted
 
 MakeBatch = Callable[..., Candidates]
 LARGE = Workload.dense(4096, 4096, 4096)
@@ -129,7 +129,7 @@ class TestStaticRank(CostModelContract):
         status = np.array(["timeout"], dtype=object)
         index, nan = np.array([0]), np.array([np.nan])
         table = TrainingTable(target, (LARGE,), index, Candidates.of([config]), nan, status)
-        assert StaticRank().fit(table).speed_ == {}
+        assert StaticRank().fit(table).speed == {}
 
 
 class TestAnalyticModel(CostModelContract):

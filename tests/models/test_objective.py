@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from costmodel.models import TrainingTable, XgbCostModel, XgbParams
-from costmodel.models.objective import LabelledRows, NearBest, train_booster
+from costmodel.models.trees import LabelledRows, NearBest, train_booster
 
 SCALE = 7.0
 

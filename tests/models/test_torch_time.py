@@ -15,7 +15,7 @@ from costmodel.errors import CorruptFile
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.models import TrainingTable, XgbCostModel, XgbParams, load
-from costmodel.models.torch_time import TorchTime
+from costmodel.models.torch_time import predict_torch_us, train_torch_time
 from costmodel.tuning.tuner import tune
 
 TINY = XgbParams(rounds=3, max_depth=3)
@@ -47,17 +47,16 @@ def with_torch(
 
 def test_it_learns_a_law_for_shapes_it_has_not_seen(target: Target, make_workloads: Lists) -> None:
     known, new = make_workloads(200, 3), make_workloads(50, 4)
-    learned = TorchTime().fit(known, [law_us(w, target) for w in known], [target] * 200)
-    errors = [abs(learned.predict(w, target) / law_us(w, target) - 1) for w in new]
+    learned = train_torch_time((w, target, law_us(w, target)) for w in known)
+    assert learned is not None
+    errors = [abs(predict_torch_us(learned, w, target) / law_us(w, target) - 1) for w in new]
     assert np.median(errors) < 0.1
 
 
 def test_too_little_teaches_nothing(target: Target, make_workloads: Lists) -> None:
-    few = make_workloads(30, 5)
     times = [5.0] * 10 + [float("nan")] * 20
-    learned = TorchTime().fit(few, times, [target] * 30)
-    assert isnan(learned.predict(few[0], target))
-    assert learned.trees is None
+    few = zip(make_workloads(30, 5), [target] * 30, times, strict=True)
+    assert train_torch_time(few) is None
 
 
 def test_it_is_saved_with_the_model(
@@ -78,7 +77,7 @@ def test_a_model_without_it_leaves_none_behind(
 ) -> None:
     table = with_torch(1.0)
     XgbCostModel(TINY).fit(table).save(tmp_path)
-    XgbCostModel(TINY).fit(replace(table, torch_us=None)).save(tmp_path)
+    XgbCostModel(TINY).fit(replace(table, torch_us=np.empty(0))).save(tmp_path)
     assert "torch.ubj" not in json.loads((tmp_path / "card.json").read_text())["files"]
     assert isnan(load(tmp_path).predict_torch(Workload.dense(8, 8, 8), target))
 
@@ -105,18 +104,14 @@ def test_training_again_keeps_nothing_of_the_data_before(
     table, model = with_torch(1.0), XgbCostModel(TINY)
     assert model.fit(table).predict_torch(table.workloads[0], target) > 0
     few = table.of_workloads(range(5))
-    for next_one in (few, replace(table, torch_us=None)):
+    for next_one in (few, replace(table, torch_us=np.empty(0))):
         model.fit(table).fit(next_one)
         assert isnan(model.predict_torch(table.workloads[0], target))
-        assert model.torch_time_.trees is None
-    times = [law_us(w, target) for w in table.workloads]
-    learned = TorchTime().fit(table.workloads, times, [target] * len(times))
-    assert learned.fit(table.workloads[:5], times[:5], [target] * 5).trees is None
 
 
 def test_what_is_learned_of_torch_is_in_the_hash_of_the_data(
     with_torch: Callable[[float], TrainingTable],
 ) -> None:
-    tables = [with_torch(1.0), with_torch(2.0), replace(with_torch(1.0), torch_us=None)]
+    tables = [with_torch(1.0), with_torch(2.0), replace(with_torch(1.0), torch_us=np.empty(0))]
     assert len({table.content_hash() for table in tables}) == 3
     assert with_torch(1.0).content_hash() == tables[0].content_hash()
