@@ -488,7 +488,8 @@ def test_a_path_that_is_none(path: Any) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("format", -1), ("ptx_schema", True), ("dtypes", "float16"), ("features", {}), ("training", []), ("canaries", [1.0]),
+    [("format", -1), ("ptx_schema", True), ("dtypes", "float16"), ("features", {}),
+     ("training", []), ("canaries", [1.0]),
      ("canaries", {"model.ubj": "1"}), ("files", {}), ("files", ["model.ubj"]),
      ("files", {"model.ubj": "../model.ubj", "config.ubj": "config.ubj"}),
      ("files", {"model.ubj": "a", "config.ubj": "b", "more": "c"})],
