@@ -138,13 +138,13 @@ def calibrate(
             for ptx, candidates in shown.items():
                 cost = model.predict(problem.workload, candidates, target)
                 kept[ptx].append(problem.kept_at(cost, KEPT_AT))
-    ptx, config = (
+    full, bare = (
         dict(zip(map(str, KEPT_AT), np.mean(kept[head], axis=0).tolist(), strict=True))
         if len(kept[head]) >= _LEAST_WORKLOADS
         else {}
         for head in (True, False)
     )
-    return Confidence(ptx, config, Coverage.of(table.workloads[w] for w in learned))
+    return Confidence(full, bare, Coverage.of(table.workloads[w] for w in learned))
 
 
 def folds_by_nk(table: TrainingTable, folds: int, *, seed: int = 0) -> Iterator[NDArray[np.intp]]:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.candidates import CostModel
+from costmodel.data.shards import CARD
 from costmodel.errors import FileError, InvalidInput, ModelError
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import DEVICES, Target
-from costmodel.models import storage
 from costmodel.models.baselines import RuleHeuristic
 from costmodel.models.xgb import XgbCostModel
 from costmodel.validation import as_path
@@ -54,7 +54,7 @@ def shipped_models() -> dict[str, Path]:
     root = _root()
     if not root.is_dir():
         return {}
-    return {d.name: d for d in sorted(root.iterdir()) if (d / storage.CARD).is_file()}
+    return {d.name: d for d in sorted(root.iterdir()) if (d / CARD).is_file()}
 
 
 def model_directory(target: Target) -> Path | None:

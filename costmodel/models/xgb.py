@@ -215,7 +215,8 @@ class XgbCostModel(CostModel):
             names = list(COLUMNS[part])
             data = xgboost.DMatrix(matrix, feature_names=names, nthread=self.nthread)
             shap = self._head(ptx).predict(data, pred_contribs=True)
-            log_factors[np.ix_(rows, [FEATURES.index(name) for name in names])] = shap[:, :-1]
+            columns = np.array([FEATURES.index(name) for name in names])
+            log_factors[rows[:, np.newaxis], columns] = shap[:, :-1]
             start_us[rows] *= matrix[:, _ESTIMATE] * np.exp(shap[:, -1])  # the mean comes last
         return start_us, log_factors
 
