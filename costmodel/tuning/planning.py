@@ -170,7 +170,7 @@ class _Slice:
         workload: the product of its last m, of which the latencies are expected.
         tried: what was tried for the m that was tuned and works, fastest first.
         new: the first choice that was not tried and is known to compile, and its us.
-        torch_us: of ``torch.matmul``; None where it was not timed.
+        torch_us: of ``torch.matmul``; infinite where it was not timed.
         finalists: the few that may be the fastest; None is torch.
         times: of the finalists, ascending by m; empty where nothing could be timed.
     """
@@ -179,7 +179,7 @@ class _Slice:
     workload: Workload
     tried: list[_Tried]
     new: tuple[GemmConfig, float] | None
-    torch_us: float | None
+    torch_us: float
     finalists: list[GemmConfig | None] = field(init=False)
     times: list[TimesAt] = field(default_factory=list)
 
@@ -189,7 +189,7 @@ class _Slice:
         foremost = [each.config for each in (*self.tried[:_FINALISTS], *by_prediction[:1])]
         new = self._best_new(self.tried, ())
         self.finalists = [*dict.fromkeys(foremost), *(new[:1] if new else ())]
-        if self.torch_us is not None:
+        if self.torch_us < inf:
             self.finalists.append(None)
 
     @property
@@ -208,11 +208,9 @@ class _Slice:
             failed: configurations that do not work.
         """
         tried = [each for each in self.tried if each.config not in failed]
-        best = self._best_new(tried, failed) or (tried[0][:2] if tried else None)
-        if best is None:
-            return None if self.torch_us is not None else result.config
+        best = self._best_new(tried, failed) or (tried[0][:2] if tried else (result.config, inf))
         gains = 1.0 if result.config is None else _TORCH_GAINS
-        return None if self.torch_us is not None and gains * self.torch_us < best[1] else best[0]
+        return None if gains * self.torch_us < best[1] else best[0]
 
     def _best_new(
         self, tried: Sequence[_Tried], failed: Collection[GemmConfig | None]
@@ -295,9 +293,9 @@ def _slices(result: TuningResult, m_range: tuple[int, int], model: CostModel) ->
         untried = ((c, us * factor) for c, known, us in rows if known and c not in was_tried)
         return next(untried, None)
 
-    def torch_us(workload: Workload) -> float | None:
+    def torch_us(workload: Workload) -> float:
         if result.torch is None or not result.torch.ok:
-            return None
+            return inf
         products = (workload, result.workload)
         there, here = (model.predict_torch(each, target) for each in products)
         if not (here > 0 and there / here > 0):  # the model has not learned it

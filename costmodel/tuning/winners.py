@@ -16,7 +16,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Protocol
 
@@ -238,40 +238,43 @@ class Winners:
             return self._processes[index]
 
 
+@dataclass
 class _Work:
     """The work on one bucket: read its winner, tune it, plan it, keep it.
 
     Attributes:
-        memory: of the winners when the work began; they may have another one since.
+        winners, key, m, wait: as of :meth:`Winners.find`.
         is_for_all: what is tuned is kept on disk, if it would be chosen again.
+        memory: of the winners when the work began; they may have another one since.
     """
 
-    def __init__(
-        self, winners: Winners, key: TuningKey, m: int = 0, wait: bool = True,
-        is_for_all: bool = True,
-    ) -> None:  # fmt: skip
-        self.memory = winners.memory
-        self._winners, self._key, self._m, self._wait = winners, key, m, wait
-        self._is_for_all = is_for_all
+    winners: Winners
+    key: TuningKey
+    m: int = 0
+    wait: bool = True
+    is_for_all: bool = True
+
+    def __post_init__(self) -> None:
+        self.memory = self.winners.memory
 
     @functools.cached_property
     def _target(self) -> Target:
-        return self._winners.target_of(self._key.device_index)
+        return self.winners.target_of(self.key.device_index)
 
     @functools.cached_property
     def _answering(self) -> Answering:
         """Resolved once, before the choice takes its seconds."""
-        return answering_model(self._key.model, self._target, self._key.largest)
+        return answering_model(self.key.model, self._target, self.key.largest)
 
     def disk_key(self) -> dict[str, Any]:
-        return self._key.on_disk(self._target, self._answering.model)
+        return self.key.on_disk(self._target, self._answering.model)
 
     def read(self) -> TuningResult | None:
         """The winner on disk, which in a process group does not matter."""
-        if self._key.epoch:
+        if self.key.epoch:
             return None
-        found = self._winners.cache.get(self.disk_key())
-        if found is None or not self._key.accepts(found, self._target, self._answering.model):
+        found = self.winners.cache.get(self.disk_key())
+        if found is None or not self.key.accepts(found, self._target, self._answering.model):
             return None
         count(disk_hits=1)
         return found
@@ -280,7 +283,7 @@ class _Work:
         """Keep in memory; what cannot be planned serves all its bucket."""
         if not self._can_plan(result):
             result = replace(result, plan=NO_PLAN)
-        self.memory.put(self._key, result)
+        self.memory.put(self.key, result)
         return result
 
     def tune_or_predict(self) -> TuningResult:
@@ -288,10 +291,10 @@ class _Work:
         try:
             return self.tune()
         except HostError as error:
-            if untimed_because(self._key.workload(self._m), self._key.mode):
+            if untimed_because(self.key.workload(self.m), self.key.mode):
                 raise
             warn_of_host(error)
-        self._is_for_all = False
+        self.is_for_all = False
         return self.tune("predict")
 
     def tune(self, mode: str = "", budget_s: float = inf) -> TuningResult:
@@ -300,7 +303,7 @@ class _Work:
         Args:
             mode: instead of the key's.
         """
-        key, workload, mode = self._key, self._key.workload(self._m), mode or self._key.mode
+        key, workload, mode = self.key, self.key.workload(self.m), mode or self.key.mode
         untimed = untimed_because(workload, mode)
 
         def tune(answering: Answering) -> TuningResult:
@@ -309,7 +312,7 @@ class _Work:
                 return tune_by(
                     answering, workload, self._target, runner=runner, k=key.k, mode=mode,
                     include_torch=key.include_torch, budget_s=budget_s, largest=key.largest,
-                    compile_=self._winners.compile_ if untimed else None,
+                    compile_=self.winners.compile_ if untimed else None,
                 )  # fmt: skip
 
         result = with_answering(key.model, self._target, key.largest, tune)
@@ -327,7 +330,7 @@ class _Work:
         plan = self._timed_plan(result) if timing else None
         try:
             plan = plan or plan_by_prediction(
-                result, self._key.m_range, self._answering.model, attempted=timing
+                result, self.key.m_range, self._answering.model, attempted=timing
             )
         except (FileError, ModelError) as error:  # its trees are read only now
             log.warning("%s: nothing is predicted of its other m: %s", result.workload, error)
@@ -340,7 +343,7 @@ class _Work:
         try:
             with self._runner() as runner:
                 plan, costs = plan_by_timing(
-                    result, self._key.m_range, model, runner, self._winners.compile_, first=self._m
+                    result, self.key.m_range, model, runner, self.winners.compile_, first=self.m
                 )
         except Exception as error:
             told = one_line(f"{type(error).__name__}: {error}")
@@ -351,19 +354,19 @@ class _Work:
 
     def _can_plan(self, result: TuningResult) -> bool:
         """Return True if the model that ranked can extrapolate to another m of the bucket."""
-        model, (first, last) = self._answering.model, self._key.m_range
+        model, (first, last) = self._answering.model, self.key.m_range
         # What another model says of the timings is not comparable.
         return first != last and model.kind == "learned" and model.hash == result.model_hash
 
     def _keep(self, result: TuningResult) -> TuningResult:
         """Keep in memory, and on disk what any process with this key would choose again."""
-        result = self.remember(replace(result, reliable=result.reliable and self._is_for_all))
-        if result.reliable and not self._key.epoch:
-            self._winners.cache.put(self.disk_key(), result)
+        result = self.remember(replace(result, reliable=result.reliable and self.is_for_all))
+        if result.reliable and not self.key.epoch:
+            self.winners.cache.put(self.disk_key(), result)
         return result
 
     def _runner(self) -> AbstractContextManager[Runner]:
-        return self._winners.process(self._key.device_index).runner(self._wait)
+        return self.winners.process(self.key.device_index).runner(self.wait)
 
 
 def _alike_on_all_ranks(key: TuningKey) -> tuple[TuningKey, int]:
