@@ -248,32 +248,26 @@ def streams_of(run: Noted) -> list[int]:
 
 @pytest.mark.fault("B40")
 @pytest.mark.parametrize(
-    ("name", "value"), [("global_scratch_size", 8), ("profile_scratch_size", 8),
-                        ("gsan_enabled", True)],
-)  # fmt: skip
-def test_what_needs_more_than_arguments_is_left_to_triton(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: Any
-) -> None:
-    monkeypatch.setattr("triton.__version__", "3.7.1")
-    assert streams_of(Noted(CFunction())) == []
-    run = Noted(CFunction())
-    setattr(run, name, value)
-    assert streams_of(run) == [5, 5]
-
-
-@pytest.mark.fault("B40")
-@pytest.mark.parametrize("version", ["3.5.1", "3.10.0", "4.0.0"])
-def test_a_triton_that_is_not_known_launches_itself(
-    monkeypatch: pytest.MonkeyPatch, version: str
-) -> None:
+    ("version", "launch", "needs", "by_triton"),
+    [
+        ("3.7.1", CFunction(), {}, False),
+        ("3.7.1", CFunction(), {"global_scratch_size": 8}, True),
+        ("3.7.1", CFunction(), {"profile_scratch_size": 8}, True),
+        ("3.7.1", CFunction(), {"gsan_enabled": True}, True),
+        ("3.7.1", lambda *_: None, {}, True),  # no C function in it
+        ("3.5.1", CFunction(), {}, True),
+        ("3.10.0", CFunction(), {}, True),
+        ("4.0.0", CFunction(), {}, True),
+    ],
+)
+def test_what_is_not_known_is_left_to_tritons_wrapper(
+    monkeypatch: pytest.MonkeyPatch, version: str, launch: Any, needs: dict[str, Any],
+    by_triton: bool,
+) -> None:  # fmt: skip
     monkeypatch.setattr("triton.__version__", version)
-    assert streams_of(Noted(CFunction())) == [5, 5]
-
-
-@pytest.mark.fault("B40")
-def test_a_wrapper_that_is_not_known_launches_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("triton.__version__", "3.7.1")
-    assert streams_of(Noted(lambda *_: None)) == [5, 5], "no C function in it"
+    run = Noted(launch)
+    vars(run).update(needs)
+    assert streams_of(run) == [5, 5] * by_triton
 
 
 class Twice(Wrapper):

@@ -15,7 +15,7 @@ from costmodel.dispatch.resolve_launch import resolve_launch
 from costmodel.errors import ShapeError
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.family import family
-from costmodel.gemm.space import SearchSpace, grid, space_rows, why_illegal
+from costmodel.gemm.space import SearchSpace, grid, why_illegal
 from costmodel.gemm.workload import LARGEST, MOST, MOST_OFFSET, Workload
 from costmodel.hardware.target import Target, Toolchain
 from costmodel.launch.plan import Plan
@@ -66,7 +66,6 @@ def test_no_legal_configuration_counts_past_32_bits(
     for config in space.configs:
         over = {what: x for what, x in counted(config, workload).items() if x > INT32}
         assert not over, (config, over)
-    assert tuple(grid()[row] for row in space_rows(workload, H100)) == space.configs
 
 
 @pytest.mark.parametrize("shape", [(MOST, 8, 8), (8, MOST, 8), (8, 8, MOST)])
@@ -76,13 +75,6 @@ def test_the_largest_size_has_configurations(shape: tuple[int, int, int]) -> Non
 
 def test_any_tile_can_be_rounded_up_to_at_the_largest_size() -> None:
     assert MOST + LARGEST - 1 == INT32 == MOST_OFFSET
-
-
-@pytest.mark.parametrize("size", TOO_LARGE)
-@pytest.mark.parametrize("name", ["m", "n", "k"])
-def test_a_size_past_the_limit_is_refused_with_it(name: str, size: int) -> None:
-    with pytest.raises(ShapeError, match=rf"{name}={size}: expected an int from 0 to {MOST}, .*32"):
-        Workload.dense(**{"m": 4, "n": 4, "k": 4, name: size})
 
 
 def operands(m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

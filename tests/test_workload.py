@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 from costmodel.errors import CostModelError, InvalidInput, LayoutError, ShapeError, UnsupportedDtype
 from costmodel.gemm.dtypes import DATA_TYPES, element_types, kinds
 from costmodel.gemm.workload import (
-    ACTIVATIONS,
     MOST,
     CodeClass,
     Layout,
@@ -92,48 +90,34 @@ def test_dense_is_what_fresh_tensors_are(
 
 
 @pytest.mark.parametrize(
-    ("shape", "strides", "layout", "align"),
+    ("shape", "strides", "layout", "align16", "align32"),
     [
-        ((1, 64), (7, 1), "row", 16),  # the stride of the only row is never used
-        ((64, 1), (1, 7), "col", 16),
-        ((64, 1), (64, 7), "row", 2),  # a column of gaps: rows of one element
-        ((1, 64), (7, 3), "col", 2),
-        ((5, 64), (64, 2), "strided", 2),
-        ((5, 64), (0, 1), "row", 16),  # expanded
-        ((4, 12), (12, 1), "row", 8),
-        ((4, 12), (1, 4), "col", 8),
-        ((4, 6), (6, 1), "row", 4),
+        ((1, 64), (7, 1), "row", 16, 16),  # the stride of the only row is never used
+        ((64, 1), (1, 7), "col", 16, 16),
+        ((64, 1), (64, 7), "row", 2, 4),  # a column of gaps: rows of one element
+        ((1, 64), (7, 3), "col", 2, 4),
+        ((5, 64), (64, 2), "strided", 2, 4),
+        ((5, 64), (0, 1), "row", 16, 16),  # expanded
+        ((4, 12), (12, 1), "row", 8, 16),
+        ((4, 12), (1, 4), "col", 8, 16),
+        ((4, 6), (6, 1), "row", 4, 8),
+        ((4, 5), (8, 1), "row", 2, 4),
     ],
 )
 def test_layouts_of_views(
-    shape: tuple[int, int], strides: tuple[int, int], layout: Layout, align: int
+    shape: tuple[int, int], strides: tuple[int, int], layout: Layout, align16: int, align32: int
 ) -> None:
-    a = torch.empty(10_000).half().as_strided(shape, strides)
-    code = Workload.from_tensors(
-        a, torch.empty(shape[1], 8).half(), torch.empty(shape[0], 8).half()
-    ).code
-    assert (code.a_layout, code.a_align) == (layout, align)
+    for dtype, align in ((torch.float16, align16), (torch.float32, align32)):
+        memory = torch.empty(10_000, dtype=dtype)
+        b, out = memory[: 8 * shape[1]].view(-1, 8), memory[: 8 * shape[0]].view(-1, 8)
+        code = Workload.from_tensors(memory.as_strided(shape, strides), b, out).code
+        assert (code.a_layout, code.a_align) == (layout, align)
 
 
-@pytest.mark.parametrize(
-    ("shape", "strides", "layout", "align"),
-    [
-        ((5, 64), (64, 2), "strided", 4),
-        ((4, 8), (8, 1), "row", 16),
-        ((4, 6), (6, 1), "row", 8),
-        ((4, 5), (8, 1), "row", 4),
-        ((5, 4), (1, 5), "col", 4),
-    ],
-)
-def test_elements_of_four_bytes_are_aligned_to_them(
-    shape: tuple[int, int], strides: tuple[int, int], layout: Layout, align: int
-) -> None:
-    a = torch.empty(10_000).as_strided(shape, strides)
-    code = Workload.from_tensors(a, torch.empty(shape[1], 8), torch.empty(shape[0], 8)).code
-    assert (code.a_layout, code.a_align) == (layout, align)
+def test_elements_of_four_bytes_are_aligned_as_far_as_torch_goes() -> None:
     shifted = torch.frombuffer(bytearray(66), dtype=torch.float32, count=16, offset=2)
     code = Workload.from_tensors(shifted.view(4, 4), torch.empty(4, 8), torch.empty(4, 8)).code
-    assert code.a_align == 4, "which is as far as torch itself goes"
+    assert code.a_align == 4
 
 
 @pytest.mark.fault("B08")
@@ -181,27 +165,14 @@ def test_keys_are_equal_only_for_equal_workloads(
     assert (one.key() == near.key()) == (one == near)
 
 
-def test_every_class_of_code_has_its_own_key() -> None:
-    aligns = (16, 8, 4, 2)
-    few = [
-        CodeClass(dtype, out, *lay, *al, wide, bias, act, tf32)
-        for dtype, out, tf32 in TYPES
-        for lay in itertools.product(get_args(Layout), repeat=3)
-        for al in itertools.product(aligns, aligns[:2], aligns[2:])
-        if min(al[:2]) >= DATA_TYPES[dtype].bytes and al[2] >= DATA_TYPES[out].bytes
-        for wide, bias in itertools.product((False, True), repeat=2)
-        for act in ACTIVATIONS
-    ]
-    assert len({c.key() for c in few}) == len(few) == len(set(few))
-
-
 # --- what cannot be used -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [-1, MOST + 1, 2**31, 1.0, "16", None, True, float("nan")])
 @pytest.mark.parametrize("name", ["m", "n", "k"])
 def test_sizes_are_checked(name: str, value: Any) -> None:
-    with pytest.raises(ShapeError, match=f"{name}="):
+    limit = f"expected an int from 0 to {MOST}, .*32 bits"
+    with pytest.raises(ShapeError, match=f"{name}={value!r}: {limit}"):
         Workload(**{"m": 1, "n": 1, "k": 1, name: value})
 
 
@@ -220,26 +191,18 @@ def test_dtypes_without_a_kernel(dtype: str) -> None:
 
 @pytest.mark.fault("B57")
 @pytest.mark.parametrize(
-    ("dtype", "out_dtype"),
-    [
-        ("float16", "bfloat16"), ("bfloat16", "float16"), ("float32", "float16"),
-        ("float32", "bfloat16"),
-    ],
-)  # fmt: skip
-def test_types_that_do_not_go_together(dtype: str, out_dtype: str) -> None:
-    for make in (CodeClass, lambda **types: Workload.dense(1, 1, 1, **types)):
-        with pytest.raises(UnsupportedDtype, match=f"'{out_dtype}' of {dtype} operands.*float32"):
-            make(dtype=dtype, out_dtype=out_dtype)
-
-
-@pytest.mark.parametrize("out_dtype", ["int8", "", "tf32", None, 7, ["float16"], {}])
+    "out_dtype", ["float16", "bfloat16", "int8", "tf32", 7, ["float16"], {"a": 1}]
+)
 def test_only_types_of_c_that_its_operands_have_are_offered(out_dtype: Any) -> None:
     for dtype in element_types():
         allowed = DATA_TYPES[dtype].results
-        with pytest.raises(UnsupportedDtype) as told:
-            CodeClass(dtype=dtype, out_dtype=out_dtype)
-        offered = str(told.value).split("expected ")[1].split(":")[0]
-        assert offered == " or ".join(allowed)
+        if out_dtype in allowed:
+            continue
+        for make in (CodeClass, lambda **types: Workload.dense(1, 1, 1, **types)):
+            with pytest.raises(UnsupportedDtype, match=f"of {dtype} operands") as told:
+                make(dtype=dtype, out_dtype=out_dtype)
+            offered = str(told.value).split("expected ")[1].split(":")[0]
+            assert offered == " or ".join(allowed)
 
 
 @pytest.mark.parametrize("layout", ["colum", "ROW", "", None, 7, ["row"]])
@@ -307,12 +270,9 @@ def test_operands_that_do_not_fit_together() -> None:
         Workload.from_tensors(a, torch.empty(4, 6).half(), torch.empty(6, 3).half())
 
 
-def test_an_output_that_overlaps_itself() -> None:
-    a, b = torch.empty(3, 4).half(), torch.empty(4, 6).half()
-    with pytest.raises(LayoutError, match="overlaps itself"):
-        Workload.from_tensors(a, b, torch.empty(1, 6).half().expand(3, 6))
-    # As an input it may.
-    assert Workload.from_tensors(torch.empty(1, 4).half().expand(3, 4), b, torch.empty(3, 6).half())
+def test_an_input_may_overlap_itself() -> None:
+    a, b = torch.empty(1, 4).half().expand(3, 4), torch.empty(4, 6).half()
+    assert Workload.from_tensors(a, b, torch.empty(3, 6).half())
 
 
 # --- arithmetic ----------------------------------------------------------------------------------
@@ -327,12 +287,8 @@ def test_work_and_traffic() -> None:
     assert wide.bytes() == w.bytes() + 2 * (2 * 3 + 3)
     assert w.nk == (3, 5)
     assert str(w) == w.key() == "2x3x5-float16-rrr-2.2.2-bias"
-
-
-def test_small_is_every_side_up_to_512() -> None:
     assert Workload.dense(512, 512, 512).is_small()
-    for shape in ((513, 1, 1), (1, 513, 1), (1, 1, 513)):
-        assert not Workload.dense(*shape).is_small()
+    assert not any(Workload.dense(*s).is_small() for s in ((513, 1, 1), (1, 513, 1), (1, 1, 513)))
 
 
 @given(
