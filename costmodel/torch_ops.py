@@ -10,13 +10,10 @@ from typing import Any
 
 import torch
 
-from costmodel.dispatch.batches import multiply_by_torch
-from costmodel.dispatch.calls import Call
-from costmodel.dispatch.dispatch import matmul
-from costmodel.dispatch.torch_context import in_forward_level, without_autocast
+from costmodel.dispatch.calls import in_forward_level, multiply_by_torch, without_autocast
+from costmodel.dispatch.check import Call
+from costmodel.dispatch.dispatch import matmul as matmul
 from costmodel.errors import ShapeError
-
-__all__ = ["external_matmul", "matmul"]
 
 
 # For every device: on a CPU its own error says more than torch's.

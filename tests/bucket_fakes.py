@@ -96,9 +96,6 @@ def best_us(workload: Workload) -> float:
 def faked(patch: pytest.MonkeyPatch, folder: Path) -> Machine:
     """A machine of this law. Nothing is computed: in float16 a CPU takes seconds for a product."""
     patch.setattr("dispatch_fakes.FakeLaunch.__call__", lambda *_: None)
-    patch.setattr("costmodel.dispatch.warmup._blank_operands", _blank_operands)
-    patch.setattr(Target, "current", classmethod(lambda cls, index=None: H100))
-    patch.setattr(torch.cuda, "current_device", lambda: -1)
     patch.setattr(torch, "mm", lambda a, b, **_: a.new_empty(a.shape[0], b.shape[1]))
     machine = Machine(patch, folder)
     machine.bench.latency_us = timed_us
@@ -118,8 +115,3 @@ def ask(m: int, mode: str = "auto") -> TuningResult:
         return costmodel.result_for(a, b, mode=mode, model=LAW)
 
     return result_of(call)
-
-
-def _blank_operands(workload: Workload, index: int) -> tuple[torch.Tensor, ...]:
-    shapes = (workload.m, workload.k), (workload.k, workload.n), (workload.m, workload.n)
-    return (*(torch.empty(s, dtype=torch.float16) for s in shapes), None)  # type: ignore[return-value]

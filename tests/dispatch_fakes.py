@@ -17,9 +17,9 @@ from random_model import RandomModel
 
 from costmodel.compile.compiler import Artifact
 from costmodel.data.measurement import Candidate, Measurement, Runner
-from costmodel.dispatch import dispatch, loading, resolve_launch
+from costmodel.dispatch import dispatch, loading, resolve_launch, warmup
 from costmodel.dispatch.background import Background
-from costmodel.dispatch.launches import Launches
+from costmodel.dispatch.dispatch import Launches
 from costmodel.dispatch.resolve_launch import Resolved
 from costmodel.errors import CompileError, CostModelError
 from costmodel.gemm.config import GemmConfig, Specialization
@@ -31,7 +31,7 @@ from costmodel.tuning.tuning_key import WinnerCache
 from costmodel.tuning.tuning_result import TuningResult
 from costmodel.tuning.winners import Winners
 
-__all__ = ["H100", "MODEL", "Bench", "Machine", "find", "operands", "result_of",
+__all__ = ["H100", "MODEL", "Bench", "Machine", "find", "on_the_cpu", "operands", "result_of",
            "wait_until"]  # fmt: skip
 
 H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
@@ -110,6 +110,15 @@ class FakeLaunch:
         out.copy_(found if self._activation == "none" else torch.relu(found))
 
 
+def on_the_cpu(patch: pytest.MonkeyPatch) -> None:
+    """An H100 whose operands lie on the CPU, for what is done ahead of the first product."""
+    blank = warmup._blank_operands
+    patch.setattr(warmup, "_blank_operands", lambda workload, _: blank(workload, "cpu"))
+    patch.setattr(Target, "current", classmethod(lambda cls, index=None: H100))
+    patch.setattr(torch.cuda, "current_device", lambda: -1)  # as CPU tensors have it
+    patch.setattr("costmodel.dispatch.check._check_devices", lambda _: None)
+
+
 class Machine:
     """All that ``matmul`` has of a machine.
 
@@ -133,17 +142,18 @@ class Machine:
         Machine.latest = self
         self._patch, self._folder = monkeypatch, folder
         patch = monkeypatch.setattr
-        patch("costmodel.dispatch.check._check_devices", lambda _: None)
+        on_the_cpu(monkeypatch)
         patch("costmodel.tuning.tuner.compile_for_device", compiled)
         patch(resolve_launch, "is_capturing", lambda _: self.capturing)
-        patch(resolve_launch, "_has_warned", False)
+        patch(resolve_launch, "_has_warned_of_capture", False)
+        patch(resolve_launch, "_retry_at", -inf)
         patch("costmodel.errors._told_of_host", False)
         patch(dispatch, "resolve_launch", self._resolve)
         patch(loading, "load", self._load)
         patch(loading, "TritonLaunch", FakeLaunch)
         patch(loading, "Repack", lambda *_: None)
         # A pinned or set thing lasts for a process, and each test is to be one.
-        patch("costmodel.dispatch.pins._pins", {})
+        loading.pins.clear()
         patch("costmodel.tuning.modes._set", None)
         patch("costmodel.tuning.modes._read", None)
         self.restart()

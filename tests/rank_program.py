@@ -93,8 +93,10 @@ class Rank:
         self.timed += 1
         yield ReplayRunner(self.recording)
 
-    def _load(self, configs: Any, workload: Any, index: int, result: Any, refused: Any) -> Any:
-        return None if self.cannot_load(result) else FakeLaunch(result)
+    def _load(self, configs: Any, workload: Any, index: int, result: Any) -> Any:
+        if self.cannot_load(result):
+            raise LaunchError(f"{result.config} cannot be loaded")
+        return FakeLaunch(result)
 
     def _operands(self, workload: Workload, index: int) -> Any:
         a, b, out = (

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from dispatch_fakes import H100, MODEL, on_the_cpu
 from hypothesis import given
 from hypothesis import strategies as st
 from random_model import RandomModel
@@ -19,9 +20,8 @@ from random_model import RandomModel
 import costmodel
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Measurement, RunInfo, TuningRecord
-from costmodel.dispatch import ahead, dispatch, warmup
-from costmodel.dispatch.calls import Call
-from costmodel.dispatch.check import check_matrices, require_apart, spans_of
+from costmodel.dispatch import dispatch
+from costmodel.dispatch.check import Call, check_matrices, require_apart, spans_of
 from costmodel.dispatch.resolve_launch import Resolved
 from costmodel.errors import (
     DeviceError,
@@ -40,9 +40,6 @@ from costmodel.launch.plan import Plan, Workspace
 from costmodel.measure.replay import ReplayRunner
 from costmodel.tuning.tuning_key import TuningKey, WinnerCache
 from costmodel.tuning.winners import Winners
-
-H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))
-MODEL = RandomModel()
 
 
 def half(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
@@ -373,12 +370,18 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Call, torch
     """``matmul`` without a GPU: nothing is computed; what first calls asked for, in order."""
     asked: list[tuple[Call, torch.Tensor]] = []
 
+    class NoLaunch:
+        result = None
+
+        def __call__(self, *operands: Any) -> None:
+            pass
+
     def prepare(call: Call, out: torch.Tensor, *_: Any) -> Any:
         asked.append((call, out))
-        return Resolved(lambda *_: None)  # type: ignore[arg-type]
+        return Resolved(NoLaunch())  # type: ignore[arg-type]
 
     monkeypatch.setattr(dispatch, "resolve_launch", prepare)
-    monkeypatch.setattr("costmodel.dispatch.check._check_devices", lambda _: None)
+    on_the_cpu(monkeypatch)
     dispatch.forget_launches()
     before = torch.backends.cuda.matmul.fp32_precision
     yield asked
@@ -434,7 +437,6 @@ def test_the_result_may_be_asked_for_in_float32(prepared: list[tuple[Call, torch
 def test_a_workload_is_warmed_up_as_the_call_will_be(
     prepared: list[tuple[Call, torch.Tensor]],
 ) -> None:
-    """The options that ``warmup`` adds give the key of a call without any."""
     for workload, options in (
         (Workload.dense(4, 16, 8), {}),
         (Workload.dense(4, 16, 8, "float32", tf32=True), {"tf32": True}),
@@ -442,9 +444,9 @@ def test_a_workload_is_warmed_up_as_the_call_will_be(
     ):
         dtype = getattr(torch, workload.code.dtype)
         a, b = A.to(dtype), B.to(dtype)
-        costmodel.matmul(a, b, **warmup._precision(workload.code))
+        costmodel.warmup([workload])
         count = len(prepared)
-        costmodel.matmul(a, b, **options)  # type: ignore[arg-type]
+        costmodel.matmul(a, b, mode="auto", **options)  # type: ignore[arg-type]
         assert len(prepared) == count
 
 
@@ -454,16 +456,19 @@ def test_ahead_of_time_float32_follows_the_switch_too(
     prepared: list[tuple[Call, torch.Tensor]], setting: str
 ) -> None:
     torch.backends.cuda.matmul.fp32_precision = setting
-    follows = setting == "tf32"
-    assert ahead.matmul_types("float32", None, None)["tf32"] == follows
-    assert not ahead.matmul_types("float32", None, False)["tf32"]
-    assert not ahead.matmul_types("float16", None, None)["tf32"]
-    found, _ = ahead._problem((A.float(), B.float()), "float16", None, None, None)
-    assert found.code.kind == ("tf32" if follows else "float32")
-    found, _ = ahead._problem((A, B), "float16", "float32", None, None)
-    assert (found.code.dtype, found.code.out_dtype) == ("float16", "float32")
-    found, _ = ahead._problem((4, 16, 8), "float32", None, True, None)
-    assert found.code.tf32
+    kind = "tf32" if setting == "tf32" else "float32"
+
+    def kind_of(*problem: Any, **types: Any) -> str:
+        found = costmodel.pin("torch", *problem, **types).workload.code
+        assert costmodel.unpin(*problem, **types)
+        assert found.out_dtype == types.get("out_dtype", found.dtype)
+        return found.kind
+
+    assert kind_of(4, 16, 8, dtype="float32") == kind
+    assert kind_of(A.float(), B.float()) == kind
+    assert kind_of(4, 16, 8, dtype="float32", tf32=False) == "float32"
+    assert kind_of(4, 16, 8, dtype="float32", tf32=True) == "tf32"
+    assert kind_of(4, 16, 8) == kind_of(A, B, out_dtype="float32") == "float16"
 
 
 def test_a_known_call_refuses_an_out_that_shares_memory(monkeypatch: pytest.MonkeyPatch) -> None:

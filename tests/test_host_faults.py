@@ -21,14 +21,12 @@ from typing import Any
 import pytest
 import test_launchers
 import torch
-from dispatch_fakes import H100, Bench, Machine, operands
+from dispatch_fakes import Bench, Machine, operands
 from test_launchers import HERE
 
 import costmodel
-from costmodel.dispatch import dispatch, loading
+from costmodel.dispatch import dispatch, loading, resolve_launch
 from costmodel.gemm.specialize import compile_for_device
-from costmodel.gemm.workload import Workload
-from costmodel.hardware.target import Target
 from costmodel.launch.kernel import load
 from costmodel.tuning.winners import DeviceProcess, Winners
 
@@ -43,18 +41,10 @@ ONCE = "meanwhile products are predicted, or computed by torch"
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     """One whose first products are timed and compiled by real processes."""
     found = Machine(monkeypatch, tmp_path)
-    monkeypatch.setattr("costmodel.dispatch.warmup._blank_operands", blank_operands)
-    monkeypatch.setattr(Target, "current", classmethod(lambda cls, index=None: H100))
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
     monkeypatch.setattr("costmodel.tuning.tuner.compile_for_device", compile_for_device)
     set_winners(monkeypatch, DeviceProcess)
     yield found
     costmodel.use(None)
-
-
-def blank_operands(workload: Workload, index: int) -> tuple[Any, ...]:
-    a, b = operands(workload.m, workload.n, workload.k)
-    return a, b, a.new_empty(workload.m, workload.n), None
 
 
 def set_winners(monkeypatch: pytest.MonkeyPatch, bench_of: Callable[[int], Any]) -> None:
@@ -164,6 +154,32 @@ def test_where_nothing_can_be_loaded_torch_computes(
         assert len(told) == (m == 64), told
     with pytest.raises(costmodel.errors.HostError, match="TRITON_CACHE_DIR"):
         costmodel.pin("pointer 64x64x64 w4 s2 g8", 640, 128, 128)
+
+
+def test_a_fault_that_passes_is_forgotten(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a full disk. Until the machine is asked again no call waits for it."""
+    set_winners(monkeypatch, lambda _: Bench())
+    attempts = []
+
+    def load_nothing(*_: Any) -> Any:
+        attempts.append(1)
+        raise costmodel.errors.HostError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "load", load_nothing)
+        for told in (1, 0, 0):
+            right, warned = product()
+            assert right
+            assert len(warned) == told
+            resolved = machine.take_resolved()
+            assert not resolved.is_final
+            assert resolved.launch.config is resolved.launch.result.config is None
+    assert len(attempts) == 1
+    monkeypatch.setattr(resolve_launch, "_retry_at", time.monotonic())  # a minute later
+    assert product() == (True, [])
+    resolved = machine.take_resolved()
+    assert resolved.is_final
+    assert resolved.launch.config is not None
 
 
 @pytest.mark.parametrize("error", [KeyError("a"), AssertionError("b"), RuntimeError("c")], ids=repr)

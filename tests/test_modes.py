@@ -17,7 +17,7 @@ import torch
 from dispatch_fakes import H100, MODEL, Machine, operands, result_of
 
 import costmodel
-from costmodel.dispatch import dispatch, warmup
+from costmodel.dispatch import dispatch
 from costmodel.dispatch.background import Background
 from costmodel.errors import IllegalConfig, InvalidInput, LaunchError
 from costmodel.gemm.config import GemmConfig
@@ -153,24 +153,16 @@ def test_tune_is_told_how_and_not_when(mode: str) -> None:
 # --- pinned -------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def on_it(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """A machine whose device the functions of ``ahead`` find too."""
-    monkeypatch.setattr(Target, "current", classmethod(lambda cls, index=None: H100))
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
-    return machine
-
-
 @pytest.mark.parametrize("mode", MODES)
-def test_what_is_pinned_wins_in_every_mode(on_it: Machine, mode: str) -> None:
+def test_what_is_pinned_wins_in_every_mode(machine: Machine, mode: str) -> None:
     workload = Workload.dense(*LARGE)
     chosen = SearchSpace.of(workload, H100).configs[7]
     assert costmodel.pin(chosen, *LARGE).config == chosen
     found = ask(LARGE, mode)
     assert (found.config, found.source, found.timed) == (chosen, PINNED, False)
-    on_it.capturing = True
+    machine.capturing = True
     assert ask(LARGE, mode, bias=None).config == chosen
-    on_it.capturing = False
+    machine.capturing = False
     assert costmodel.pin("torch", workload).config is None
     assert ask(LARGE, mode).config is None
     assert costmodel.unpin(*operands(*LARGE))
@@ -180,7 +172,7 @@ def test_what_is_pinned_wins_in_every_mode(on_it: Machine, mode: str) -> None:
     assert dispatch.winners.cache.entries() == [] or mode != "background"
 
 
-def test_a_pin_is_of_one_workload_alone(on_it: Machine) -> None:
+def test_a_pin_is_of_one_workload_alone(machine: Machine) -> None:
     chosen = SearchSpace.of(Workload.dense(*LARGE), H100).configs[7]
     costmodel.pin(chosen, *LARGE)
     assert ask((25, *LARGE[1:]), "predict").source != PINNED
@@ -190,7 +182,7 @@ def test_a_pin_is_of_one_workload_alone(on_it: Machine) -> None:
     assert ask(LARGE, "predict", bias=bias).source == PINNED
 
 
-def test_what_cannot_run_is_not_pinned(on_it: Machine) -> None:
+def test_what_cannot_run_is_not_pinned(machine: Machine) -> None:
     with pytest.raises(IllegalConfig, match=r"24x640x128.*h100-sxm: shared memory"):
         costmodel.pin(GemmConfig("pointer", 256, 256, 256, 8, 8), *LARGE)
     for wrong in ("cublas", None, 3):
@@ -198,19 +190,19 @@ def test_what_cannot_run_is_not_pinned(on_it: Machine) -> None:
             costmodel.pin(wrong, *LARGE)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="over 0"):
         costmodel.pin("torch", 0, 4, 4)
-    on_it.refuses = lambda _: True
+    machine.refuses = lambda _: True
     with pytest.raises(costmodel.CompileError):
         costmodel.pin(SearchSpace.of(Workload.dense(*LARGE), H100).configs[0], *LARGE)
-    on_it.refuses = lambda _: False
+    machine.refuses = lambda _: False
     assert ask(LARGE, "predict").source != PINNED
 
 
 def test_a_pin_that_no_longer_loads_is_an_error(
-    on_it: Machine, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     costmodel.pin(SearchSpace.of(Workload.dense(*LARGE), H100).configs[0], *LARGE)
     monkeypatch.setattr("costmodel.dispatch.loading._loaded", {})
-    on_it.refuses = lambda _: True
+    machine.refuses = lambda _: True
     with pytest.raises(LaunchError, match="unpin"):
         ask(LARGE, "auto")
 
@@ -491,9 +483,8 @@ print("done")
 @pytest.mark.fault("B49")
 @pytest.mark.parametrize("mode", ["auto", "predict", "topk", "background", "never"])
 def test_after_warmup_nothing_is_left_to_do_for_any_m_of_the_buckets(
-    on_it: Machine, monkeypatch: pytest.MonkeyPatch, mode: str
+    machine: Machine, mode: str
 ) -> None:
-    monkeypatch.setattr(warmup, "_blank_operands", _blank)
     problems = [(16, 640, 128), (33, 640, 128), (600, 48, 128)]
     results = costmodel.warmup(problems, mode=mode, model=MODEL)
     assert [r is not None and r.config is not None for r in results] == [True] * 3
@@ -506,8 +497,3 @@ def test_after_warmup_nothing_is_left_to_do_for_any_m_of_the_buckets(
     done = costmodel.stats().since(before)
     assert (done.tuned, done.predicted, done.timed, done.compiled, done.loaded) == (0,) * 5
     assert done.misses == 0
-
-
-def _blank(workload: Workload, index: int) -> tuple[Any, ...]:
-    m, n, k = workload.m, workload.n, workload.k
-    return torch.zeros(m, k).half(), torch.zeros(k, n).half(), torch.zeros(m, n).half(), None

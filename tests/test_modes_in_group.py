@@ -14,11 +14,10 @@ import torch.distributed as dist
 from dispatch_fakes import H100, MODEL, Machine, operands, wait_until
 
 import costmodel
-from costmodel.dispatch import dispatch, warmup
+from costmodel.dispatch import dispatch
 from costmodel.errors import InvalidInput, RankError
 from costmodel.gemm.space import SearchSpace
 from costmodel.gemm.workload import Workload
-from costmodel.hardware.target import Target
 from costmodel.tuning.modes import MODES
 from costmodel.tuning.tuning_key import TuningKey
 from costmodel.tuning.tuning_result import PINNED, TuningResult
@@ -32,9 +31,6 @@ PREDICTS = tuple(mode for mode in MODES if mode not in ON_REQUEST)
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
-    monkeypatch.setattr(Target, "current", classmethod(lambda cls, index=None: H100))
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
-    monkeypatch.setattr(warmup, "_blank_operands", _blank)
     return Machine(monkeypatch, tmp_path)
 
 
@@ -51,11 +47,6 @@ def in_group() -> Iterator[None]:
 def group(machine: Machine) -> Iterator[None]:
     with in_group():
         yield
-
-
-def _blank(workload: Workload, index: int) -> tuple[Any, ...]:
-    sizes = (workload.m, workload.k), (workload.k, workload.n), (workload.m, workload.n)
-    return *(torch.empty(s, dtype=torch.float16) for s in sizes), None
 
 
 def ask(size: tuple[int, int, int] = SIZE, mode: str = "auto") -> TuningResult:
@@ -204,7 +195,7 @@ def test_a_bucket_of_two_classes_of_code_is_agreed_on_twice(
     assert not Workload.dense(first, n, k).code.wide
     assert Workload.dense(last, n, k).code.wide
     warm("auto", (first, n, k))
-    a, b, *_ = _blank(Workload.dense(last, n, k), -1)
+    a, b = (torch.empty(size, dtype=torch.float16) for size in ((last, k), (k, n)))
     before = costmodel.stats()
     costmodel.matmul(a, b, model=MODEL)
     result = costmodel.result_for(a, b, model=MODEL)
@@ -247,6 +238,25 @@ def test_an_agreed_winner_that_cannot_be_loaded_is_torchs_and_not_tuned_again(
     with pytest.warns(RuntimeWarning, match="torch"), pytest.raises(RankError, match="LaunchError"):
         warm("auto")
     assert not ask().timed, "nothing holds after a failure"
+
+
+@pytest.mark.usefixtures("group")
+def test_a_rank_that_fails_before_it_takes_anything_keeps_no_older_agreement(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other ranks, which fail later, have dropped theirs."""
+
+    def refuse(*_: object) -> None:
+        raise MemoryError("no room")
+
+    sizes = [SIZE, (700, *SIZE[1:])]
+    options: dict[str, Any] = {"model": MODEL, "group": dist.group.WORLD}
+    assert all(result and result.timed for result in costmodel.warmup(sizes, **options))
+    with monkeypatch.context() as patch:
+        patch.setattr(TuningResult, "from_dict", refuse)
+        with pytest.raises(RankError, match="no room"):
+            costmodel.warmup(sizes, **options)
+    assert not any(ask(size).timed for size in sizes)
 
 
 # --- pins and captures --------------------------------------------------------------------------

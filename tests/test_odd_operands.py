@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import costmodel
 from costmodel.dispatch.calls import key_of
-from costmodel.dispatch.launches import Launches
+from costmodel.dispatch.dispatch import Launches
 from costmodel.errors import CostModelError, InvalidInput, LayoutError, ShapeError, UnsupportedDtype
 
 # No model has learned float32: the rules rank.

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodel.dispatch.calls import Call
+from costmodel.dispatch.check import Call
 from costmodel.dispatch.resolve_launch import resolve_launch
 from costmodel.errors import ShapeError
 from costmodel.gemm.config import GemmConfig

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import costmodel
-from costmodel.dispatch import batches
-from costmodel.dispatch.batches import multiply_batches
-from costmodel.dispatch.calls import Call
+from costmodel.dispatch import calls
+from costmodel.dispatch.calls import multiply_batches
+from costmodel.dispatch.check import Call
 from costmodel.errors import GradientError, InvalidInput, LayoutError, ShapeError, UnsupportedDtype
 from costmodel.launch.fast import activated
 from costmodel.nn import Linear, replace_linear
@@ -293,7 +293,7 @@ def test_batches_are_as_torch_has_them(
 
 
 def test_batches_on_both_sides_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "check_kinds", lambda *_: None)
+    monkeypatch.setattr(calls, "check_kinds", lambda *_: None)
     a, b, bias = random(2, 1, 4, 3), random(5, 3, 6), random(6)
     expected = torch.relu(a @ b + bias)
     found = multiply_batches(two_matrices, Call(a, b, None, bias, "relu"))

@@ -20,8 +20,6 @@ from costmodel.data.candidates import CONFIG_COLUMNS, Candidates
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Measurement, RunInfo, TuningRecord
 from costmodel.dispatch import loading
-from costmodel.dispatch.dispatch import forget_launches
-from costmodel.dispatch.pins import pin_config
 from costmodel.gemm.config import GemmConfig, parse_config
 from costmodel.gemm.family import families
 from costmodel.gemm.space import SearchSpace, why_illegal
@@ -144,6 +142,8 @@ def test_matmul_dispatches_to_it(
 ) -> None:  # fmt: skip
     Machine(monkeypatch, tmp_path)
     monkeypatch.setattr(loading, "TritonLaunch", InterpretedLaunch)
+    monkeypatch.setattr(Target, "current", classmethod(lambda cls, index=None: H100))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
     monkeypatch.delenv("TRITON_INTERPRET")  # Triton is imported; calls would be refused
     torch.manual_seed(0)
     a, b, bias = (torch.randn(size).half() for size in ((37, 50), (50, 70), (70,)))
@@ -153,8 +153,7 @@ def test_matmul_dispatches_to_it(
     wanted = a.double() @ b.double() + bias.double()
     wanted = wanted.relu() if activation else wanted
     for config in configs:
-        pin_config(config, workload, H100, -1)
-        forget_launches()
+        costmodel.pin(config, workload)
         out = costmodel.matmul(a, b, bias=bias, activation=activation)
         assert InterpretedLaunch.launched[-1] == config
         torch.testing.assert_close(out.double(), wanted, atol=2e-2, rtol=2e-3)

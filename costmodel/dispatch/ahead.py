@@ -9,20 +9,21 @@ import torch
 
 from costmodel.data.measurement import Runner
 from costmodel.dispatch import dispatch
-from costmodel.dispatch.calls import Call
-from costmodel.dispatch.check import check_matrices
-from costmodel.dispatch.dispatch import ModelLike
-from costmodel.dispatch.pins import pin_config, unpin_config
-from costmodel.errors import InvalidInput
+from costmodel.dispatch.check import Call, ModelLike, check_matrices
+from costmodel.dispatch.loading import ensure_loaded, pins
+from costmodel.errors import IllegalConfig, InvalidInput
 from costmodel.gemm.config import GemmConfig, as_config
+from costmodel.gemm.space import why_illegal
+from costmodel.gemm.specialize import kernel_trouble
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.launch.fast import torch_multiplies_in_tf32
+from costmodel.launch.plan import Plan
 from costmodel.tuning import modes
 from costmodel.tuning.ranking import named_model
 from costmodel.tuning.tuner import check_tuning
 from costmodel.tuning.tuner import tune as tune_with
-from costmodel.tuning.tuning_result import TuningResult
+from costmodel.tuning.tuning_result import PINNED, TuningResult
 
 
 def pin(
@@ -38,7 +39,7 @@ def pin(
     """Have :func:`matmul` launch one configuration for one workload, whatever its mode.
 
     It holds in this process, for this workload alone (not for its bucket), until it is unpinned
-    or replaced. It is compiled and loaded now.
+    or replaced. It is compiled and loaded now, so that it serves inside a CUDA graph's capture too.
 
     Args:
         config: a configuration, its short name (``"tma 128x256x64 w8 s4 g8"``), or ``"torch"``.
@@ -58,10 +59,20 @@ def pin(
     """
     by_torch = isinstance(config, str) and config == "torch"
     chosen = None if by_torch else as_config("config", config, ", 'torch'")
-    workload, index = _pinnable(problem, dtype, out_dtype, tf32, bias, activation, device)
-    result = pin_config(chosen, workload, Target.current(index), index)
+    workload, index = _pinnable(problem, device, dtype, out_dtype, tf32, bias, activation)
+    target = Target.current(index)
+    if chosen is not None:
+        reason = kernel_trouble(chosen.kernel, target.toolchain)
+        if reason := reason or why_illegal(chosen, workload, target.device):
+            raise IllegalConfig(
+                f"{chosen} cannot run {workload} on {target.device.name}: {reason}; "
+                f"SearchSpace.of(workload, target).configs lists those that can"
+            )
+        ensure_loaded(Plan(workload, chosen, target.device.sm_count), target, index)
+    why = "pinned by the caller"
+    pins[workload, index] = TuningResult.unranked(workload, target, "pinned", chosen, why, PINNED)
     dispatch.forget_launches()
-    return result
+    return pins[workload, index]
 
 
 def unpin(
@@ -85,41 +96,24 @@ def unpin(
         NoGpu: there is none, so that nothing can be pinned.
         InvalidInput: an empty product. ShapeError, UnsupportedDtype: of the problem.
     """
-    workload, index = _pinnable(problem, dtype, out_dtype, tf32, bias, activation, device)
-    found = unpin_config(workload, index)
+    key = _pinnable(problem, device, dtype, out_dtype, tf32, bias, activation)
+    found = pins.pop(key, None)
     dispatch.forget_launches()
-    return found
+    return found is not None
 
 
-def _pinnable(
-    problem: tuple[Any, ...],
-    dtype: str,
-    out_dtype: str | None,
-    tf32: bool | None,
-    bias: bool,
-    activation: str | None,
-    device: int | None,
-) -> tuple[Workload, int]:
-    workload, device = _problem(problem, dtype, out_dtype, tf32, device, bias, activation)
+def _pinnable(problem: tuple[Any, ...], device: int | None, *types: Any) -> tuple[Workload, int]:
+    workload, device = _problem(problem, device, *types)
     if not (workload.m and workload.n and workload.k):
         raise InvalidInput(f"{workload}: expected sizes over 0, torch computes empty products")
-    Target.current(device)  # raises NoGpu, which says more than torch would
-    return workload, torch.cuda.current_device() if device is None else device
+    return workload, device_index(device)
 
 
 def tune(
-    *problem: Any,
-    dtype: str = "float16",
-    out_dtype: str | None = None,
-    tf32: bool | None = None,
-    mode: str | None = None,
-    model: ModelLike = None,
-    k: int = 8,
-    include_torch: bool = True,
-    budget_s: float = inf,
-    runner: Runner | None = None,
-    device: int | None = None,
-) -> TuningResult:
+    *problem: Any, dtype: str = "float16", out_dtype: str | None = None, tf32: bool | None = None,
+    mode: str | None = None, model: ModelLike = None, k: int = 8, include_torch: bool = True,
+    budget_s: float = inf, runner: Runner | None = None, device: int | None = None,
+) -> TuningResult:  # fmt: skip
     """Tune one product now, and keep the winner for :func:`matmul`.
 
     Args:
@@ -130,8 +124,8 @@ def tune(
         mode: ``auto``, ``topk``, ``exhaustive``, ``predict`` or ``heuristic``, of
             :func:`costmodel.tuning.tuner.tune`. Default: as :func:`costmodel.matmul` has it;
             ``auto`` where that would be ``background`` or ``never``.
-        model: a model, or the directory of one; default: that of :func:`use`, else the shipped
-            one, else rules of thumb.
+        model: a model or its directory; default: that of :func:`use`, else the shipped one, else
+            rules of thumb.
         k: how many working candidates to time.
         include_torch: ``torch.matmul`` (cuBLAS) is a candidate too, and may win: ``config`` of the
             result is None then. Untimed, it is taken where the model predicts that it is faster.
@@ -144,8 +138,7 @@ def tune(
 
     Raises:
         InvalidInput: an unknown mode, k < 1, no seconds, or an empty product; before a GPU is
-            looked for.
-        ShapeError, UnsupportedDtype, LayoutError, DeviceError: of the problem.
+            looked for. ShapeError, UnsupportedDtype, LayoutError, DeviceError: of the problem.
         NoModel, CorruptFile, WrongVersion, SchemaMismatch: ``model`` is a path without a usable
             model.
         NoGpu: there is none to time on, and no ``runner``.
@@ -153,22 +146,15 @@ def tune(
         NotRecorded: the recording of a ``ReplayRunner`` does not hold this workload.
     """
     if mode is None:
-        default = modes.default_mode()
-        mode = default if default in modes.TUNING_MODES else "auto"
+        mode = default if (default := modes.default_mode()) in modes.TUNING_MODES else "auto"
     modes.check_tuning_mode(mode)
-    workload, device = _problem(problem, dtype, out_dtype, tf32, device)
+    workload, device = _problem(problem, device, dtype, out_dtype, tf32)
+    options: dict[str, Any] = {"mode": mode, "k": k, "include_torch": include_torch}
     if runner is not None:
-        return tune_with(
-            workload, runner=runner, model=model, k=k, mode=mode, include_torch=include_torch,
-            budget_s=budget_s,
-        )  # fmt: skip
+        return tune_with(workload, runner=runner, model=model, budget_s=budget_s, **options)
     check_tuning(workload, k, budget_s)  # so that a script can be checked without a GPU
     named = named_model(model)
-    Target.current(device)  # raises NoGpu, which says more than torch would
-    index = torch.cuda.current_device() if device is None else device
-    key = dispatch.winners.key(
-        workload, index, mode=mode, model=named, k=k, include_torch=include_torch
-    )
+    key = dispatch.winners.key(workload, device_index(device), model=named, **options)
     result = dispatch.winners.tune(key, workload.m, budget_s=budget_s)
     dispatch.forget_launches()
     return result
@@ -176,10 +162,10 @@ def tune(
 
 def _problem(
     problem: tuple[Any, ...],
+    device: int | None,
     dtype: str,
     out_dtype: str | None,
     tf32: bool | None,
-    device: int | None,
     bias: bool = False,
     activation: str | None = None,
 ) -> tuple[Workload, int | None]:
@@ -188,16 +174,14 @@ def _problem(
         case (Workload() as workload,):
             return workload, device
         case (int() as m, int() as n, int() as k):
-            return Workload.dense(
-                m, n, k, **matmul_types(dtype, out_dtype, tf32), **epilogue
-            ), device
+            types = matmul_types(dtype, out_dtype, tf32)
+            return Workload.dense(m, n, k, **types, **epilogue), device
         case (torch.Tensor() as a, torch.Tensor() as b):
             result: Any = None if out_dtype is None else getattr(torch, out_dtype, out_dtype)
             check_matrices(Call(a, b, tf32=tf32, out_dtype=result))
             out = torch.empty((a.shape[0], b.shape[1]), dtype=result or a.dtype, device=a.device)
-            multiplies = matmul_types(str(a.dtype).removeprefix("torch."), None, tf32)
-            found = Workload.from_tensors(a, b, out, tf32=multiplies["tf32"], **epilogue)
-            return found, a.get_device()
+            tf32 = matmul_types(str(a.dtype).removeprefix("torch."), None, tf32)["tf32"]
+            return Workload.from_tensors(a, b, out, tf32=bool(tf32), **epilogue), a.get_device()
     raise InvalidInput(
         f"({', '.join(type(p).__name__ for p in problem)}): expected m, n, k, or a Workload, "
         f"or two matrices"
@@ -209,3 +193,9 @@ def matmul_types(dtype: str, out_dtype: str | None, tf32: bool | None) -> dict[s
     if tf32 is None:
         tf32 = dtype == "float32" and torch_multiplies_in_tf32()
     return {"dtype": dtype, "out_dtype": out_dtype, "tf32": tf32}
+
+
+def device_index(device: int | None) -> int:
+    """Return the CUDA device that is meant. Raises: NoGpu, which says more than torch would."""
+    Target.current(device)
+    return torch.cuda.current_device() if device is None else device

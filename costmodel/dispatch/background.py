@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import sys
 import threading
@@ -9,11 +10,12 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from costmodel.dispatch.capture import ignore_other_captures
+from costmodel.executor import DaemonExecutor
 from costmodel.tuning.counters import count
 from costmodel.validation import drop_oldest
 
 _REMEMBERED = 4096
+_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
 log = logging.getLogger("costmodel")
 
@@ -21,9 +23,8 @@ log = logging.getLogger("costmodel")
 class Background:
     """A bounded number of jobs, and the daemon thread that does them one by one.
 
-    Not an executor of ``concurrent.futures``: the interpreter waits for the threads of those, and
-    a tuning takes seconds. A key has one job at a time. A task of a key is done once, whether its
-    job succeeds or fails, until :meth:`forget`; all that fail are one warning.
+    A key has one job at a time. A task of a key is done once, whether its job succeeds or fails,
+    until :meth:`forget`; all that fail are one warning.
 
     Args:
         at_most: jobs that may wait beside the one under way; more are refused.
@@ -31,18 +32,16 @@ class Background:
 
     def __init__(self, at_most: int = 64) -> None:
         self._at_most = at_most
+        self._thread = DaemonExecutor(1, "costmodel-background")
         self._lock = threading.Lock()
-        # By key: the task, the job, and the record that it ends in, which `forget` replaces. The
-        # first one is under way.
-        self._jobs: dict[Any, tuple[Any, Callable[[], object], dict[Any, None]]] = {}
+        self._keys: set[Any] = set()  # of the jobs that wait or are under way
         self._finished: dict[Any, None] = {}
-        self._thread: threading.Thread | None = None
         self._has_warned = False
 
     @property
     def is_idle(self) -> bool:
         """True if no job is under way or waits."""
-        return not self._jobs
+        return not self._keys
 
     def submit(self, key: Any, task: Any, job: Callable[[], object]) -> None:
         """Queue a job, unless its task is finished, its key has one, or too many wait.
@@ -50,20 +49,15 @@ class Background:
         Ask again later in the last two cases.
         """
         with self._lock:
-            if (key, task) in self._finished:
+            finished = self._finished
+            if (key, task) in finished or key in self._keys or len(self._keys) > self._at_most:
                 return
-            if key not in self._jobs and len(self._jobs) <= self._at_most:
-                self._jobs[key] = task, job, self._finished
-            # In any case: an interrupt may have come between a job and its thread.
-            if self._jobs and not (self._thread and self._thread.is_alive()):
-                # A daemon: the interpreter ends without waiting for it.
-                self._thread = threading.Thread(
-                    target=self._serve, name="costmodel-background", daemon=True
-                )
-                try:
-                    self._thread.start()
-                except RuntimeError as error:  # this process may have no more threads
-                    log.debug("no thread to tune in the background: %s", error)
+            try:
+                self._thread.submit(self._do, key, task, job, finished)
+            except RuntimeError as error:  # this process may have no more threads
+                log.debug("no thread to tune in the background: %s", error)
+            else:  # the job waits for the lock before it ends
+                self._keys.add(key)
 
     def has_finished(self, key: Any, task: Any) -> bool:
         """Return True if the job of a task has succeeded or failed: another is useless."""
@@ -74,35 +68,28 @@ class Background:
         with self._lock:
             self._finished = {}
 
-    def _serve(self) -> None:
+    def _do(
+        self, key: Any, task: Any, job: Callable[[], object], finished: dict[Any, None]
+    ) -> None:
         ignore_other_captures()
-        while True:
-            with self._lock:
-                if self._thread is not threading.current_thread():
-                    return
-                first = next(iter(self._jobs.items()), None)
-                if first is None:
-                    self._thread = None
-                    return
-            key, (task, job, finished) = first
-            error: BaseException | None = None
-            try:
-                job()
-            except BaseException as raised:  # SystemExit too: the next job is to have this thread
-                if _is_ending():  # which ends the processes of a job too
-                    return
-                error = raised
-            with self._lock:
-                # A winner that was found and has left memory since is to be found again.
-                if error is not None or task is not None:
-                    finished[key, task] = None
-                drop_oldest(finished, _REMEMBERED)
-                del self._jobs[key]
-            if error is None:
-                count(background_done=1)
-            else:
-                count(background_failed=1)
-                self._report(key, error)
+        error: BaseException | None = None
+        try:
+            job()
+        except BaseException as raised:  # SystemExit too: the next job is to have this thread
+            if _is_ending():  # which ends the processes of a job too
+                return
+            error = raised
+        with self._lock:
+            # A winner that was found and has left memory since is to be found again.
+            if error is not None or task is not None:
+                finished[key, task] = None
+            drop_oldest(finished, _REMEMBERED)
+            self._keys.discard(key)
+        if error is None:
+            count(background_done=1)
+        else:
+            count(background_failed=1)
+            self._report(key, error)
 
     def _report(self, key: Any, error: BaseException) -> None:
         text = f"tuning in the background failed, the answer so far stays: {error!r:.500}"
@@ -111,10 +98,23 @@ class Background:
             self._has_warned = True
             try:
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
-            except RuntimeWarning:  # made an error: it must not end this thread
+            except RuntimeWarning:  # made an error: nobody would see it here
                 log.exception("the warning above was to be an error")
 
 
 def _is_ending() -> bool:
     """Return True if the interpreter waits for its last threads, or has gone on from there."""
     return sys.is_finalizing() or not threading.main_thread().is_alive()
+
+
+def ignore_other_captures() -> None:
+    """Let this thread load binaries while another thread captures a graph, from now on.
+
+    torch captures in CUDA's "global" mode: an unsafe call of any thread, such as loading, spoils
+    the graph, unless that thread has declared that it takes no part.
+    """
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:  # no driver, no captures
+        return
+    cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_THREAD_LOCAL)))

@@ -1,75 +1,40 @@
-"""One call of ``matmul``, what torch's switches make of it, and the key of its launch."""
+"""One call of ``matmul``: the key of its launch, what torch makes of it, and what torch computes.
+
+A kernel sees an address, sizes and strides. Some tensors are more than that, or have no memory of
+their own, and some calls are observed: torch itself multiplies those, or the operator that torch
+sees. Such calls are rare, so a warm call asks only the cheapest questions here.
+"""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from math import prod
 from os import PathLike
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
-from costmodel.data.candidates import CostModel
-from costmodel.dispatch.torch_context import (
-    count_modes,
-    has_tangent,
-    is_autocasting,
-    is_watched,
-    tracing_state,
+from costmodel.dispatch.check import Call, ModelLike, check_kinds, require_shape
+from costmodel.errors import LayoutError, ShapeError, UnsupportedDtype
+from costmodel.launch.fast import (
+    activated,
+    float32_precision,
+    torch_multiplies_in_tf32,
 )
-from costmodel.launch.fast import torch_multiplies_in_tf32
 from costmodel.models.storage import card_stamp
 from costmodel.tuning import modes
 from costmodel.tuning.ranks import epoch
 
-ModelLike = CostModel | str | PathLike[str] | None
 _NONE = 16  # in place of how far an address is past a multiple of 16: there is no memory
 _FLOAT32 = torch.float32
 _CAST = (_FLOAT32, torch.float16, torch.bfloat16)  # what autocast casts
 
 # Without torch's wrapper, which costs every call as much again.
 is_deterministic = torch._C._get_deterministic_algorithms
-
-
-@dataclass(slots=True, eq=False)
-class Call:
-    """The arguments of :func:`costmodel.matmul`, as they came."""
-
-    a: torch.Tensor
-    b: torch.Tensor
-    out: torch.Tensor | None = None
-    bias: torch.Tensor | None = None
-    activation: str | None = None
-    tf32: bool | None = None
-    out_dtype: torch.dtype | None = None
-    mode: str | None = None
-    model: ModelLike = None
-
-    @property
-    def operands(self) -> tuple[torch.Tensor | None, ...]:
-        """All tensors of the call."""
-        return self.a, self.b, self.out, self.bias
-
-    @property
-    def is_batch(self) -> bool:
-        """True if an operand is a tensor, but no matrix."""
-        return not getattr(self.a, "ndim", 2) == getattr(self.b, "ndim", 2) == 2
-
-    @property
-    def key(self) -> Any:
-        """The key of its launch; see :func:`key_of`."""
-        return key_of(
-            self.a, self.b, self.out, self.bias, self.activation, self.tf32, self.out_dtype,
-            self.mode, self.model,
-        )  # fmt: skip
-
-    def options(self) -> dict[str, Any]:
-        """Return the keywords of :func:`costmodel.matmul` without ``out``."""
-        return {
-            "bias": self.bias, "activation": self.activation, "tf32": self.tf32,
-            "out_dtype": self.out_dtype, "mode": self.mode, "model": self.model,
-        }  # fmt: skip
 
 
 def by_autocast(call: Call) -> Call | None:
@@ -145,6 +110,11 @@ def key_of(
         return None  # no dense tensors: the checks say what is wrong
 
 
+def launch_key(call: Call) -> Any:
+    """Return :func:`key_of` a call."""
+    return key_of(*(getattr(call, name) for name in Call.__slots__))
+
+
 def _described(x: torch.Tensor) -> Any:
     wants_grad = x.requires_grad and torch.is_grad_enabled()
     address = x.data_ptr()
@@ -163,3 +133,159 @@ def _identity(model: ModelLike) -> Any:
         return path, card_stamp(path)
     except OSError:
         return path
+
+
+# --- what torch makes of a call -------------------------------------------------------------------
+
+is_autocasting = torch._C._is_any_autocast_enabled
+"""Returns True if ``torch.autocast`` is on for any kind of device."""
+
+tracing_state = torch._C._get_tracing_state
+"""Returns the state of ``torch.jit.trace``; None if it does not run."""
+
+count_modes = torch._C._len_torch_dispatch_stack
+"""Returns the number of dispatch modes: a quick look before :func:`is_watched`."""
+
+_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+_unpack_dual: Any = forward_ad.unpack_dual
+_plain_dispatch = torch.Tensor.__torch_dispatch__
+
+
+def without_autocast(x: torch.Tensor) -> AbstractContextManager[object]:
+    """Switch autocast off on the device of a tensor."""
+    # Made only if it is needed: it takes microseconds.
+    return torch.autocast(x.device.type, enabled=False) if is_autocasting() else nullcontext()
+
+
+def is_scripting() -> bool:
+    """Return True if ``torch.jit.trace`` records calls: then sizes are tensors."""
+    return tracing_state() is not None
+
+
+def is_watched() -> bool:
+    """Return True if a dispatch mode (a tracer, a FLOP counter) or a trace observes torch calls."""
+    seen = count_modes() > 0 and not _is_excluded(torch._C.DispatchKey.Python)
+    return seen or is_scripting()
+
+
+def in_forward_level() -> bool:
+    """Return True if any thread takes forward-mode gradients: an operand may have a tangent."""
+    return forward_ad._current_level >= 0
+
+
+def has_tangent(operands: Iterable[torch.Tensor | None]) -> bool:
+    """Return True if the product of these operands has a forward-mode gradient."""
+    return in_forward_level() and any(
+        isinstance(x, torch.Tensor) and _unpack_dual(x).tangent is not None for x in operands
+    )
+
+
+def is_for_torch(operands: Iterable[torch.Tensor | None]) -> bool:
+    """Return True if an operand is more than its memory, so that only torch can multiply it.
+
+    Such are tensors that ``torch.func`` wraps, that have a tangent, that are the negative of their
+    memory, or whose subclass (``DTensor``, a quantised weight) keeps its numbers elsewhere.
+    """
+    given = [x for x in operands if isinstance(x, torch.Tensor)]
+    return any(map(_is_more_than_memory, given)) or has_tangent(given)
+
+
+def keeps_elsewhere(x: torch.Tensor) -> bool:
+    """Return True if a subclass defines itself what torch's functions do with its tensors."""
+    return type(x).__torch_dispatch__ is not _plain_dispatch and not is_fake(x)
+
+
+def _is_more_than_memory(x: torch.Tensor) -> bool:
+    if torch._C._functorch.is_functorch_wrapped_tensor(x) or torch._is_functional_tensor(x):
+        return True
+    if is_fake(x):
+        return False
+    if keeps_elsewhere(x) or x.is_neg():
+        return True
+    has_memory = x.layout == torch.strided and x.device.type != "meta"
+    return has_memory and x.data_ptr() == 0 and x.numel() > 0
+
+
+def is_fake(x: torch.Tensor) -> bool:
+    """Return True for the tensors that tracing computes with: they have all but numbers."""
+    return getattr(x, "fake_mode", None) is not None
+
+
+# --- what torch computes --------------------------------------------------------------------------
+
+Matmul = Callable[..., torch.Tensor]
+"""act(a @ b + bias) of two matrices, with the keywords of :func:`costmodel.matmul`."""
+
+
+def multiply_batches(matmul: Matmul, call: Call) -> torch.Tensor:
+    """Return act(a @ b + bias) for vectors, and for operands with leading batch dimensions.
+
+    A batch of A with one matrix B is one product of all its rows. Torch multiplies two batches.
+
+    Args:
+        matmul: multiplies two matrices.
+        call: with a [..., m, k] or [k], and b [..., k, n] or [k]; ``out`` has the shape of the
+            result, and the rows of a batch in it must be those of one matrix.
+
+    Raises:
+        ShapeError, LayoutError, UnsupportedDtype, DeviceError: see the message.
+    """
+    a, b, out = call.a, call.b, call.out
+    if a.ndim == 0 or b.ndim == 0:
+        raise ShapeError(
+            f"a has shape {list(a.shape)}, b {list(b.shape)}: expected vectors, matrices or batches"
+        )
+    if b.ndim > 2:
+        return multiply_by_torch(call)
+    is_vector = b.ndim == 1
+    shape = a.shape[:-1] if is_vector else (*a.shape[:-1], b.shape[1])
+    if out is not None:
+        require_shape("out", out, shape)
+    if is_vector:
+        b = b.unsqueeze(1)
+    rows = None if out is None else _rows_of(out.unsqueeze(-1) if is_vector else out)
+    a = a.reshape(prod(a.shape[:-1]), a.shape[-1])
+    found = matmul(a, b, out=rows, **call.options())
+    return found.view(shape) if out is None else out
+
+
+def _rows_of(out: torch.Tensor) -> torch.Tensor:
+    """Return a result as the matrix that is written: all dimensions but the last become one."""
+    try:
+        return out.view(prod(out.shape[:-1]), out.shape[-1])
+    except RuntimeError:
+        raise LayoutError(
+            f"out of shape {list(out.shape)} has strides {out.stride()}, whose leading dimensions "
+            f"are no rows of one matrix: pass a contiguous out, or none"
+        ) from None
+
+
+def multiply_by_torch(call: Call) -> torch.Tensor:
+    """Return act(a @ b + bias) by ``torch.matmul``, with its rules of shapes.
+
+    Raises:
+        UnsupportedDtype: a result of another type than a: torch does not compute it.
+        ShapeError: an ``out`` of another shape than the result, a bias that is no row of it.
+        InvalidInput, LayoutError, GradientError, DeviceError: see the message.
+    """
+    a, b, out, bias = call.a, call.b, call.out, call.bias
+    for name, dtype in (("out_dtype", call.out_dtype), ("out", out if out is None else out.dtype)):
+        if dtype not in (None, a.dtype):
+            raise UnsupportedDtype(
+                f"{name} is {dtype}, a {a.dtype}: expected the same where torch computes: batches "
+                f"on both sides, or operands under torch.func or of a subclass; convert the result"
+            )
+    check_kinds(call)
+    if bias is not None:
+        require_shape("bias", bias, (b.shape[-1] if b.ndim > 1 else 1,))
+    precision = float32_precision(call.tf32) if call.tf32 is not None else nullcontext()
+    # Autocast is done; a subclass has its own way with it.
+    own_way = keeps_elsewhere(a) or keeps_elsewhere(b)
+    with precision, nullcontext() if own_way else without_autocast(a):
+        found = torch.matmul(a, b)
+    if out is not None:
+        require_shape("out", out, found.shape)
+    if bias is not None:
+        found = found + bias
+    found = activated(found, call.activation or "none")
+    return found if out is None else out.copy_(found)

@@ -1,12 +1,18 @@
-"""All that :func:`costmodel.matmul` refuses: each error says what was wrong and what to do."""
+"""The arguments of a call, and all that :func:`costmodel.matmul` refuses of them.
+
+Each error says what was wrong and what to do.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
 
 import torch
 
-from costmodel.dispatch.calls import Call
+from costmodel.data.candidates import CostModel
 from costmodel.errors import (
     DeviceError,
     GradientError,
@@ -18,8 +24,42 @@ from costmodel.errors import (
 from costmodel.gemm.dtypes import DATA_TYPES, element_types
 from costmodel.gemm.workload import ACTIVATIONS
 
+ModelLike = CostModel | str | PathLike[str] | None
+
 Spans = tuple[int, int, int, int]
 """Bytes that out, A, B and the bias span in memory; 0 for one that is absent or empty."""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """The arguments of :func:`costmodel.matmul`, as they came."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    out: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    activation: str | None = None
+    tf32: bool | None = None
+    out_dtype: torch.dtype | None = None
+    mode: str | None = None
+    model: ModelLike = None
+
+    @property
+    def operands(self) -> tuple[torch.Tensor | None, ...]:
+        """All tensors of the call."""
+        return self.a, self.b, self.out, self.bias
+
+    @property
+    def is_batch(self) -> bool:
+        """True if an operand is a tensor, but no matrix."""
+        return not getattr(self.a, "ndim", 2) == getattr(self.b, "ndim", 2) == 2
+
+    def options(self) -> dict[str, Any]:
+        """Return the keywords of :func:`costmodel.matmul` without ``out``."""
+        return {
+            "bias": self.bias, "activation": self.activation, "tf32": self.tf32,
+            "out_dtype": self.out_dtype, "mode": self.mode, "model": self.model,
+        }  # fmt: skip
 
 
 def check_matrices(call: Call) -> None:

@@ -18,43 +18,44 @@ call outside tunes.
 
 from __future__ import annotations
 
+import threading
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import _C
 
 from costmodel import models
 from costmodel.data.candidates import CostModel
 from costmodel.dispatch.background import Background
-from costmodel.dispatch.batches import multiply_batches, multiply_by_torch
 from costmodel.dispatch.calls import (
-    Call,
-    ModelLike,
     by_autocast,
+    in_forward_level,
+    is_autocasting,
     is_deterministic,
+    is_fake,
+    is_for_torch,
+    is_scripting,
+    is_watched,
     key_of,
+    launch_key,
+    multiply_batches,
+    multiply_by_torch,
     settled,
 )
 from costmodel.dispatch.check import (
+    Call,
+    ModelLike,
+    Spans,
     check_kinds,
     check_matrices,
     require_apart,
     require_shape,
     spans_of,
 )
-from costmodel.dispatch.launches import Launches
-from costmodel.dispatch.outputs import NewOutput
 from costmodel.dispatch.resolve_launch import resolve_launch
-from costmodel.dispatch.torch_context import (
-    in_forward_level,
-    is_autocasting,
-    is_fake,
-    is_for_torch,
-    is_scripting,
-    is_watched,
-)
 from costmodel.errors import InvalidInput
 from costmodel.files import file_errors
 from costmodel.gemm.kernels import FAMILIES
@@ -65,24 +66,84 @@ from costmodel.tuning.ranking import named_model
 from costmodel.tuning.tuning_key import Buckets, WinnerCache
 from costmodel.tuning.tuning_result import TuningResult
 from costmodel.tuning.winners import Winners
-from costmodel.validation import as_path
-
-__all__ = [
-    "ModelLike", "forget_launches", "launch_for", "matmul", "result_for", "set_buckets", "set_mode",
-    "use", "winners",
-]  # fmt: skip
+from costmodel.validation import as_path, drop_oldest
 
 # Imported when they are first used, so that no first call, which may be a request's, waits for it.
 for _module in ("msgspec", "platformdirs", *FAMILIES):
     import_module(_module)
 
-winners = Winners(WinnerCache())
-launches = Launches()
-_background = Background()
 _is_compiling = torch.compiler.is_compiling
 # Tells autograd that an output which it may have kept was written to.
 _written = torch.autograd.graph.increment_version
 _FLOAT32 = torch.float32
+_Tensor = torch.Tensor
+
+# Inductor's code allocates by this: it saves a microsecond or two by passing torch's dispatcher.
+_guards = getattr(getattr(_C, "_dynamo", None), "guards", None)
+_empty_strided_cuda: Any = getattr(_guards, "_empty_strided_cuda", None)
+
+
+class NewOutput:
+    """Makes uninitialised contiguous [m, n] for products of the same sizes, type and device."""
+
+    __slots__ = ("_dtype", "_index", "_size", "_stride")
+
+    def __init__(self, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype | None) -> None:
+        """Prepare for products like a [m, k] @ b [k, n]; a dtype of None is that of a."""
+        m, n = a.size(0), b.size(1)
+        self._size, self._stride = (m, n), (n or 1, 1)
+        self._dtype = a.dtype if dtype is None else dtype
+        # -1 is no device: then torch's usual way allocates.
+        self._index = a.get_device() if a.is_cuda and _empty_strided_cuda is not None else -1
+
+    def __call__(self, a: torch.Tensor) -> torch.Tensor:
+        """Return a new one on the device of ``a``, an operand of this kind."""
+        # A subclass makes tensors of its own kind; the short way knows only the current device.
+        index = self._index
+        if index >= 0 and type(a) is _Tensor and index == _C._cuda_getDevice():
+            return _empty_strided_cuda(self._size, self._stride, self._dtype)
+        return a.new_empty(self._size, dtype=self._dtype)
+
+
+class Launches:
+    """A bounded number of launches by key, for the next calls of their kind; the oldest goes first.
+
+    An entry has the launch, the memory spans of its operands, and what makes an output.
+
+    Attributes:
+        get: looks up a key. It is the dictionary's own method, so that a warm call pays for nothing
+            else.
+    """
+
+    def __init__(self, at_most: int = 4096) -> None:
+        self._at_most = at_most
+        self._lock = threading.Lock()
+        self.clear()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def begin(self) -> dict[Any, _Entry]:
+        """Return what :meth:`put` needs; call it before anything is looked up for the launch."""
+        return self._entries
+
+    def put(self, key: Any, entry: _Entry, begun: dict[Any, _Entry]) -> None:
+        """Keep a launch; if all were cleared since it was begun, where nobody looks."""
+        with self._lock:
+            begun[key] = entry
+            drop_oldest(begun, self._at_most)
+
+    def clear(self) -> None:
+        """Forget all launches, those that are being made now included."""
+        self._entries: dict[Any, _Entry] = {}
+        self.get = self._entries.get
+
+
+_Entry = tuple[Launch, Spans, NewOutput]
+
+winners = Winners(WinnerCache())
+launches = Launches()
+_background = Background()
 
 
 def matmul(
@@ -230,7 +291,7 @@ def launch_for(a: torch.Tensor, b: torch.Tensor, **options: Any) -> Launch | Non
 
 
 def _kept(call: Call) -> Launch | None:
-    found = launches.get(call.key)
+    found = launches.get(launch_key(call))
     return found[0] if found is not None else None
 
 

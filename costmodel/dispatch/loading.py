@@ -1,4 +1,4 @@
-"""Binaries on their way to a launch, and which of them are on the device already."""
+"""Binaries on their way to a launch, which of them are on the device, and what is pinned."""
 
 from __future__ import annotations
 
@@ -20,9 +20,52 @@ from costmodel.validation import drop_oldest, one_line
 
 log = logging.getLogger("costmodel")
 
+pins: dict[tuple[Workload, int], TuningResult] = {}
+"""What the caller has pinned, by workload and device index."""
+
 _KEPT = 8192
 # The aligned copies are made by a binary of their own, which depends on the operands as they are.
 _Key = tuple[Specialization, CodeClass | None, Target, int]
+
+_lock = threading.Lock()
+# Configurations that differ only in how they are launched share a binary.
+_loaded: dict[_Key, tuple[Kernel, dict[GemmConfig, None]]] = {}
+
+
+def first_launch(
+    configs: Sequence[GemmConfig], workload: Workload, device_index: int, result: TuningResult
+) -> TritonLaunch:
+    """Return the launch of the first configuration that can be loaded, which follows a result.
+
+    Raises:
+        CompileError, LaunchError: as :func:`load_first`.
+    """
+    plan, kernel = load_first(configs, workload, result.target, device_index)
+    return TritonLaunch(plan, kernel, device_index, result)
+
+
+def load_first(
+    configs: Sequence[GemmConfig], workload: Workload, target: Target, device_index: int
+) -> tuple[Plan, Kernel]:
+    """Load the first configuration that can be.
+
+    Args:
+        configs: legal ones, in order of preference.
+
+    Raises:
+        LaunchError: none can be, and at least one compiles. CompileError: none compiles.
+    """
+    kind: type[CostModelError] = CompileError
+    told = "there is no configuration to load"
+    for config in configs:
+        plan = Plan(workload, config, target.device.sm_count)
+        try:
+            return plan, ensure_loaded(plan, target, device_index)
+        except (CompileError, LaunchError) as error:
+            told = one_line(error)
+            log.info("%s: %s", config, told)
+            kind = LaunchError if isinstance(error, LaunchError) else kind
+    raise kind(told)
 
 
 def ensure_loaded(plan: Plan, target: Target, device_index: int) -> Kernel:
@@ -42,14 +85,14 @@ def ensure_loaded(plan: Plan, target: Target, device_index: int) -> Kernel:
                 count(loaded=1)
             found = _loaded.setdefault(key, (kernel, {}))
             drop_oldest(_loaded, _KEPT)
-    # Configurations that differ only in how they are launched share a binary.
     found[1].setdefault(plan.config)
     return found[0]
 
 
 def is_loaded(config: GemmConfig, workload: Workload, target: Target, device_index: int) -> bool:
     """Return True if the configuration may run with nothing to be compiled or loaded."""
-    return _key(_plan(workload, config, target), target, device_index) in _loaded
+    plan = Plan(workload, config, target.device.sm_count)
+    return _key(plan, target, device_index) in _loaded
 
 
 def loaded_configs(workload: Workload, target: Target, device_index: int) -> list[GemmConfig]:
@@ -68,41 +111,6 @@ def loaded_configs(workload: Workload, target: Target, device_index: int) -> lis
     ]
 
 
-def first_launch(
-    configs: Sequence[GemmConfig],
-    workload: Workload,
-    device_index: int,
-    result: TuningResult,
-    refused: list[type[CostModelError]] | None = None,
-) -> TritonLaunch | None:
-    """The launch of the first configuration that can be loaded; None if none can.
-
-    Args:
-        configs: legal ones, in order of preference.
-        result: what the launch goes by.
-        refused: is told what kind of error each that cannot be loaded was refused with.
-    """
-    for config in configs:
-        plan = _plan(workload, config, result.target)
-        try:
-            kernel = ensure_loaded(plan, result.target, device_index)
-        except (CompileError, LaunchError) as error:
-            log.info("%s: %s", config, one_line(error))
-            if refused is not None:  # not the error itself, which holds on to the operands
-                refused.append(type(error))
-            continue
-        return TritonLaunch(plan, kernel, device_index, result)
-    return None
-
-
-def _plan(workload: Workload, config: GemmConfig, target: Target) -> Plan:
-    return Plan(workload, config, target.device.sm_count)
-
-
 def _key(plan: Plan, target: Target, device_index: int) -> _Key:
     code = plan.workload.code if plan.config.repack else None
     return plan.spec, code, target, device_index
-
-
-_lock = threading.Lock()
-_loaded: dict[_Key, tuple[Kernel, dict[GemmConfig, None]]] = {}

@@ -36,7 +36,7 @@ def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Winners]:
     fresh = Winners(WinnerCache(tmp_path))
     monkeypatch.setattr(dispatch, "winners", fresh)
     monkeypatch.setattr(loading, "_loaded", {})
-    monkeypatch.setattr(resolve_launch, "_has_warned", False)
+    monkeypatch.setattr(resolve_launch, "_has_warned_of_capture", False)
     dispatch.forget_launches()
     yield fresh
     dispatch.forget_launches()
