@@ -42,7 +42,7 @@ from common import (
     versions,
 )
 
-from costmodel.cli.output import print_table
+from costmodel.cli.common import print_table
 from costmodel.compile.compile_pool import CompilePool
 from costmodel.compile.compiler import Artifact
 from costmodel.evaluation.metrics import geomean

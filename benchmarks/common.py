@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import costmodel
-from costmodel.cli.output import note, print_table
+from costmodel.cli.common import note, print_table
 from costmodel.compile.compiler import Artifact
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Measurement, Runner

@@ -190,7 +190,7 @@ def test_what_was_not_recorded_is_ranked(data: Path) -> None:
 def test_many_columns_are_several_tables(
     model: Path, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
-    monkeypatch.setattr("costmodel.cli.output._PIPE_WIDTH", width)
+    monkeypatch.setattr("costmodel.cli.common._PIPE_WIDTH", width)
     arguments = (RECORDED.m, RECORDED.n, RECORDED.k, "--target", "h100-sxm", "--model", model)
     ranked = run_json("rank", *arguments, "--top", 11)["ranked"]
     shown = run("explain", *arguments, "--top", 11).stdout
@@ -302,7 +302,7 @@ def test_what_is_no_error_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_shapes_are_read_from_the_eval_list() -> None:
-    from costmodel.cli.shapes import read_shapes
+    from costmodel.cli.collect import read_shapes
 
     path = Path(__file__).parents[1] / "benchmarks" / "eval.csv"
     assert read_shapes(path) == [(w.m, w.n, w.k) for w in eval_workloads()]

@@ -15,7 +15,7 @@ from test_cache import KEY, RESULT
 from test_cli import run, run_json
 
 import costmodel
-from costmodel.cli.shapes import read_shapes
+from costmodel.cli.collect import read_shapes
 from costmodel.data.dataset import Dataset
 from costmodel.data.shards import require_place, write_file
 from costmodel.errors import CorruptFile, FileError, InvalidInput, NoGpu

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -83,15 +84,18 @@ def test_a_driver_alone_is_not_enough(programs: Path) -> None:
         assert usable([sound, lacking])
 
 
-def test_a_compiler_is_found_as_triton_finds_it(
+@pytest.mark.fault("N9")
+def test_a_compiler_is_tried_as_triton_uses_it(
     programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (programs / "my-cc").write_text("#!/bin/sh\n")
-    (programs / "my-cc").chmod(0o755)
-    monkeypatch.setenv("PATH", str(programs))
-    for name in ("my-cc", "other-cc"):
-        monkeypatch.setenv("CC", name)
-        assert look_for("C compiler").ok == (name == "my-cc")
+    """One that is there and builds nothing is no compiler."""
+    real = shutil.which("gcc") or shutil.which("clang")
+    for name, does in (("real-cc", f'exec {real} "$@"'), ("idle-cc", ""), ("broken-cc", "exit 1")):
+        (programs / name).write_text(f"#!/bin/sh\n{does}\n")
+        (programs / name).chmod(0o755)
+    for name in ("real-cc", "idle-cc", "broken-cc", "no-cc"):
+        monkeypatch.setenv("CC", str(programs / name))
+        assert look_for("C compiler").ok == (name == "real-cc")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import torch
 from hostile_examples import RESULT, TARGET, A, write_dataset
 
 import costmodel
-from costmodel.cli.output import print_table
+from costmodel.cli.common import print_table
 from costmodel.data.dataset import Dataset
 from costmodel.errors import CostModelError, InvalidInput, NoGpu, UnknownTarget
 from costmodel.files import cache_directory

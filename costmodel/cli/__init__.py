@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from costmodel.cli import bench, cache, collect, compile, doctor, explain, models, rank, tune
+from costmodel.cli import bench, cache, collect, compile, doctor, models, ranking, tune
 from costmodel.errors import CostModelError
 from costmodel.validation import one_line, printable
 
@@ -106,8 +106,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _command in (
-    collect.collect, compile.compile_space, models.train, models.evaluate, rank.rank, tune.tune,
-    explain.explain, bench.bench, bench.report, doctor.doctor,
+    collect.collect, compile.compile_space, models.train, models.evaluate, ranking.rank, tune.tune,
+    ranking.explain, bench.bench, bench.report, doctor.doctor,
 ):  # fmt: skip
     app.command(_command.__name__.removesuffix("_space"))(_command)
 app.add_typer(cache.app, name="cache")

@@ -9,9 +9,8 @@ from typing import Annotated
 
 import typer
 
-from costmodel.cli import output
+from costmodel.cli.common import AsJson, Model, answer, print_json
 from costmodel.cli.models import judged
-from costmodel.cli.options import AsJson, Model
 from costmodel.errors import InvalidInput, MissingData
 from costmodel.tuning.shipped import checkout
 
@@ -31,17 +30,15 @@ def bench(
     folder = checkout("benchmarks")
     scripts = {p.stem.removeprefix(_PREFIX): p for p in sorted(folder.glob(f"{_PREFIX}*.py"))}
     if name is None:
-        if as_json:
-            output.print_json([{"name": n, "script": str(p)} for n, p in scripts.items()])
-        else:
-            output.print_table("benchmarks", ["name", "script"], list(scripts.items()))
+        listed = [{"name": n, "script": str(path)} for n, path in scripts.items()]
+        answer(as_json, listed, ("benchmarks", ["name", "script"], scripts.items()))
         return
     if name not in scripts:
         raise InvalidInput(f"no benchmark {name!r}: expected one of {', '.join(scripts) or 'none'}")
     command = [sys.executable, str(scripts[name]), *(arguments or [])]
     code = subprocess.run(command, stdout=sys.stderr if as_json else None).returncode
     if as_json:
-        output.print_json({"name": name, "exit_code": code})
+        print_json({"name": name, "exit_code": code})
     raise typer.Exit(code)
 
 
@@ -70,12 +67,13 @@ def report(
 
     readme = checkout("benchmarks").parent / "README.md"
     changed = outdated(readme) if check else write(readme)
-    if as_json:
-        output.print_json({"readme": str(readme), "checked_only": check, "changed": changed})
-    elif changed:
-        output.print_table("out of date" if check else "written", ["part"], [[c] for c in changed])
-    else:
-        output.note("all parts are up to date")
+    title = "out of date" if check else "written"
+    answer(
+        as_json,
+        {"readme": str(readme), "checked_only": check, "changed": changed},
+        *([(title, ["part"], [[part] for part in changed])] if changed else []),
+        notes=[] if changed else ["all parts are up to date"],
+    )
     raise typer.Exit(1 if check and changed else 0)
 
 
@@ -88,7 +86,8 @@ def _html(path: Path, data: Path | None, model: Path | None, as_json: bool) -> N
     except MissingData:  # an installed package has none, and the page does without
         results = None
     sections = write_html(path, dataset, chosen, results)
-    if as_json:
-        output.print_json({"html": str(path), "sections": sections, "bytes": path.stat().st_size})
-    else:
-        output.print_table(f"written to {path}", ["section"], [[title] for title in sections])
+    answer(
+        as_json,
+        {"html": str(path), "sections": sections, "bytes": path.stat().st_size},
+        (f"written to {path}", ["section"], [[title] for title in sections]),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import sys
 import time
 from collections.abc import Sequence
@@ -11,34 +12,48 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from costmodel.cli import output
-from costmodel.cli.options import AsJson, TargetName, find_target, named_options
-from costmodel.cli.shapes import not_held_out, read_shapes
+from costmodel.cli.common import AsJson, TargetName, answer, find_target, named_options, note, takes
 from costmodel.errors import InvalidInput, MissingData
-from costmodel.gemm.workload import Workload, kind_options
+from costmodel.files import file_errors
+from costmodel.gemm.workload import MOST, Workload, kind_options
 from costmodel.hardware.target import Target
+from costmodel.validation import one_line
 
 if TYPE_CHECKING:
     from costmodel.collect import Job, Progress
-    from costmodel.collect.sampling import Sampler
 
 _OF_THE_MODEL = ("model", "best", "unsure")
 
 
 @dataclass(frozen=True, slots=True)
-class _Draw:
+class Draw:
     """The options that say what to time: workloads, and configurations of each."""
 
-    shapes: Path | None
-    role: Literal["train", "eval"]
-    workloads: int
-    dtypes: Sequence[str]
-    configs: int
-    seed: int
-    sampler: str
-    best: float
-    unsure: float
-    model: Path | None
+    workloads: Annotated[int, typer.Option(min=1, help="How many workloads to draw.")] = 100
+    shapes: Annotated[
+        Path | None, typer.Option(help="Instead of drawing: a CSV with columns name,m,n,k.")
+    ] = None
+    role: Annotated[
+        Literal["train", "eval"],
+        typer.Option(
+            help="What --shapes are for: to learn from, which leaves out those that are held out "
+            "for evaluation, or to judge by."
+        ),
+    ] = "train"
+    dtypes: Annotated[
+        str, typer.Option(help="float16, bfloat16, float32 or tf32, separated by commas.")
+    ] = "float16"
+    configs: Annotated[int, typer.Option(min=1, help="Configurations of each workload.")] = 200
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws: the same one resumes.")] = 0
+    sampler: Annotated[
+        Literal["random", "model"],
+        typer.Option(help="How configurations are chosen; a model's best, its doubts, and others."),
+    ] = "random"
+    best: Annotated[float, typer.Option(min=0, max=1, help="Share of the model's best.")] = 0.4
+    unsure: Annotated[float, typer.Option(min=0, max=1, help="Share of its doubts.")] = 0.1
+    model: Annotated[
+        Path | None, typer.Option(help="Model of `--sampler model`; default: the shipped one.")
+    ] = None
 
     def check(self) -> None:
         """Refuse what is wrong with files and names, without a GPU and before drawing."""
@@ -46,7 +61,7 @@ class _Draw:
 
         if self.shapes is not None:
             read_shapes(self.shapes)
-        for dtype in self.dtypes:
+        for dtype in self.dtypes.split(","):
             kind_options(dtype)
         if self.model is not None:
             load(self.model)
@@ -60,9 +75,15 @@ class _Draw:
         import numpy as np
 
         from costmodel.collect import Job
+        from costmodel.collect.sampling import ModelSampler, RandomSampler
         from costmodel.gemm.space import SearchSpace
+        from costmodel.models import find_model, load
 
-        workloads, sampler = self._workloads(target), self._sampler(target)
+        workloads = self._workloads(target)
+        sampler: RandomSampler | ModelSampler = RandomSampler(self.configs)
+        if self.sampler == "model":
+            model = load(self.model) if self.model else find_model(target)[0]
+            sampler = ModelSampler(model, self.configs, self.best, self.unsure)
         rng, device = np.random.default_rng(self.seed), target.device.name
         jobs = [
             Job(w, tuple(sampler.sample(SearchSpace.of(w, target), rng)), self.role)
@@ -76,30 +97,24 @@ class _Draw:
             )
         for job in jobs:
             if not job.configs:
-                output.note(f"{job.workload} left out: no configuration runs it on {device}")
+                note(f"{job.workload} left out: no configuration runs it on {device}")
         return found
 
     def _workloads(self, target: Target) -> list[Workload]:
         from costmodel.collect.sampling import training_workloads
 
+        dtypes = self.dtypes.split(",")
         if self.shapes is None:
-            return training_workloads(self.workloads, target, self.dtypes, self.seed)
+            return training_workloads(self.workloads, target, dtypes, self.seed)
         sizes = read_shapes(self.shapes)
-        found = [Workload.dense(*size, **kind_options(d)) for d in self.dtypes for size in sizes]
-        return found if self.role == "eval" else not_held_out(self.shapes, found)
-
-    def _sampler(self, target: Target) -> Sampler:
-        from costmodel.collect.sampling import ModelSampler, RandomSampler
-        from costmodel.models import find_model, load
-
-        if self.sampler == "random":
-            return RandomSampler(self.configs)
-        model = load(self.model) if self.model else find_model(target)[0]
-        return ModelSampler(model, self.configs, self.best, self.unsure)
+        found = [Workload.dense(*size, **kind_options(d)) for d in dtypes for size in sizes]
+        return found if self.role == "eval" else _not_held_out(self.shapes, found)
 
 
+@takes("draw", Draw)
 def collect(
     context: typer.Context,
+    *,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the dataset; one that is there goes on.")
     ] = None,
@@ -111,31 +126,7 @@ def collect(
         typer.Option(help="Draw only, and write here what is to be timed; needs no GPU."),
     ] = None,
     target: TargetName = None,
-    workloads: Annotated[int, typer.Option(min=1, help="How many workloads to draw.")] = 100,
-    shapes: Annotated[
-        Path | None, typer.Option(help="Instead of drawing: a CSV with columns name,m,n,k.")
-    ] = None,
-    role: Annotated[
-        Literal["train", "eval"],
-        typer.Option(
-            help="What --shapes are for: to learn from, which leaves out those that are held out "
-            "for evaluation, or to judge by."
-        ),
-    ] = "train",
-    dtypes: Annotated[
-        str, typer.Option(help="float16, bfloat16, float32 or tf32, separated by commas.")
-    ] = "float16",
-    configs: Annotated[int, typer.Option(min=1, help="Configurations of each workload.")] = 200,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws: the same one resumes.")] = 0,
-    sampler: Annotated[
-        Literal["random", "model"],
-        typer.Option(help="How configurations are chosen; a model's best, its doubts, and others."),
-    ] = "random",
-    best: Annotated[float, typer.Option(min=0, max=1, help="Share of the model's best.")] = 0.4,
-    unsure: Annotated[float, typer.Option(min=0, max=1, help="Share of its doubts.")] = 0.1,
-    model: Annotated[
-        Path | None, typer.Option(help="Model of `--sampler model`; default: the shipped one.")
-    ] = None,
+    draw: Draw,
     budget_s: Annotated[
         float, typer.Option(min=0, help="Begin no workload after so many seconds.")
     ] = float("inf"),
@@ -143,37 +134,50 @@ def collect(
     as_json: AsJson = False,
 ) -> None:
     """Time configurations on this machine's GPU; stop it at any moment, run it again to go on."""
+    from costmodel.data.shards import require_place
+
     deadline = time.monotonic() + budget_s
-    _check_options(context, sampler, role)
-    draw = _Draw(shapes, role, workloads, dtypes.split(","), configs, seed, sampler, best, unsure,
-                 model)  # fmt: skip
+    _check_options(context, draw)
     if write_worklist is not None:
         _write(write_worklist, draw, target, as_json)
-    else:
-        _time(out, worklist, draw, target, deadline, jobs, as_json)
+        return
+    if out is not None:
+        require_place(out, "dataset")
+    if worklist is not None and not worklist.is_file():
+        raise MissingData(f"no file {worklist}: `costmodel collect --write-worklist` draws one")
+    draw.check()
+    if target is not None:
+        raise typer.BadParameter(f"--target {target}: timing is on the card at hand; leave it out")
+    if out is None:
+        raise typer.BadParameter("--out: expected the folder of the dataset")
+    progress = _time(out, worklist, draw, deadline, jobs)
+    title = f"{out}: {progress.jobs_done} workloads, {progress.rows} rows"
+    answer(
+        as_json,
+        {"path": str(out), **asdict(progress)},
+        (title, ["status", "rows"], sorted(progress.statuses.items())),
+    )
 
 
-def _check_options(context: typer.Context, sampler: str, role: str) -> None:
+def _check_options(context: typer.Context, draw: Draw) -> None:
     """Refuse options that would do nothing beside others."""
-    drawing = ("workloads", "shapes", "role", "dtypes", "configs", "seed", "sampler",
-               *_OF_THE_MODEL)  # fmt: skip
     if named_options(context, "worklist") and named_options(context, "write_worklist"):
         raise typer.BadParameter("--worklist and --write-worklist: expected one of them")
     for option, others, why in (
-        ("worklist", drawing, "draws nothing"),
+        ("worklist", Draw.__slots__, "draws nothing"),
         ("write_worklist", ("out", "budget_s", "jobs"), "times nothing"),
         ("shapes", ("workloads",), "draws no workloads"),
     ):
         named, idle = named_options(context, option), named_options(context, *others)
         if named and idle:
             raise InvalidInput(f"{named[0]} {why}: leave out {', '.join(idle)}")
-    if role == "eval" and not named_options(context, "shapes"):
+    if draw.role == "eval" and draw.shapes is None:
         raise typer.BadParameter("--role eval: drawn workloads are to learn from; give --shapes")
-    if sampler != "model" and (idle := named_options(context, *_OF_THE_MODEL)):
+    if draw.sampler != "model" and (idle := named_options(context, *_OF_THE_MODEL)):
         raise InvalidInput(f"{', '.join(idle)}: of `--sampler model`, which is not named")
 
 
-def _write(path: Path, draw: _Draw, target: str | None, as_json: bool) -> None:
+def _write(path: Path, draw: Draw, target: str | None, as_json: bool) -> None:
     """Draw for any target, and write a work list."""
     from costmodel.collect.sampling import by_code, write_worklist
     from costmodel.data.shards import Identity, require_file_place
@@ -185,38 +189,30 @@ def _write(path: Path, draw: _Draw, target: str | None, as_json: bool) -> None:
     jobs = draw.jobs(found)
     write_worklist(path, by_code(jobs), Identity(found, TimingProtocol().to_dict()))
     rows = sum(len(job.configs) for job in jobs)
-    if as_json:
-        output.print_json({"path": str(path), "workloads": len(jobs), "rows": rows})
-    else:
-        output.note(f"{path}: {len(jobs)} workloads, {rows} rows for {found.device.name}")
+    answer(
+        as_json,
+        {"path": str(path), "workloads": len(jobs), "rows": rows},
+        notes=[f"{path}: {len(jobs)} workloads, {rows} rows for {found.device.name}"],
+    )
 
 
 def _time(
-    out: Path | None,
-    worklist: Path | None,
-    draw: _Draw,
-    target: str | None,
-    deadline: float,
-    n_jobs: int | None,
-    as_json: bool,
-) -> None:
-    """Time a work list, or what is drawn, on the GPU of this machine."""
+    out: Path, worklist: Path | None, draw: Draw, deadline: float, n_jobs: int | None
+) -> Progress:
+    """Time a work list, or what is drawn, on this machine's GPU; show the progress on stderr."""
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
     from costmodel.collect import collect as run_jobs
     from costmodel.collect.sampling import read_worklist
     from costmodel.data.dataset import Dataset
-    from costmodel.data.shards import require_place
-    from costmodel.measure.card import current_run
     from costmodel.measure.device import DeviceRunner
 
-    if out is not None:
-        require_place(out, "dataset")
-    if worklist is not None and not worklist.is_file():
-        raise MissingData(f"no file {worklist}: `costmodel collect --write-worklist` draws one")
-    draw.check()
-    if target is not None:
-        raise typer.BadParameter(f"--target {target}: timing is on the card at hand; leave it out")
-    if out is None:
-        raise typer.BadParameter("--out: expected the folder of the dataset")
+    def show(job: Job, progress: Progress) -> None:
+        bar.update(task, total=progress.jobs, completed=progress.jobs_done)
+        if bar.disable:
+            note(f"{progress.jobs_done}/{progress.jobs} {job.workload} rows {progress.rows}")
+
     found = Target.current()
     todo = draw.jobs(found) if worklist is None else ()
     with DeviceRunner() as runner:
@@ -225,36 +221,70 @@ def _time(
         if worklist is not None:
             todo = read_worklist(worklist, dataset.identity)
         try:
-            with _ProgressBar() as bar:
-                progress = run_jobs(
+            with Bar(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+                task = bar.add_task("timing", total=None)
+                return run_jobs(
                     todo, dataset, runner, current_run(), n_jobs=n_jobs,
-                    budget_s=deadline - time.monotonic(), on_job=bar.show,
+                    budget_s=deadline - time.monotonic(), on_job=show,
                 )  # fmt: skip
         finally:
             dataset.compact()
-    if as_json:
-        output.print_json({"path": str(out), **asdict(progress)})
-        return
-    title = f"{out}: {progress.jobs_done} workloads, {progress.rows} rows"
-    output.print_table(title, ["status", "rows"], sorted(progress.statuses.items()))
 
 
-class _ProgressBar:
-    """Progress on stderr: a bar on a terminal, else a line for each workload."""
+# --- The CSV file of --shapes ---------------------------------------------------------------------
 
-    def __enter__(self) -> _ProgressBar:
-        from rich.console import Console
-        from rich.progress import Progress as Bar
 
-        self._bar = Bar(console=Console(stderr=True), disable=not sys.stderr.isatty())
-        self._bar.start()
-        self._task = self._bar.add_task("timing", total=None)
-        return self
+def read_shapes(path: Path) -> list[tuple[int, int, int]]:
+    """Read sizes (m, n, k) from a CSV file with the columns m, n and k; ignore other columns.
 
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+    Raises:
+        MissingData: no such file. InvalidInput: a column or a row is missing, or holds no size.
+        FileError: it cannot be read.
+    """
+    if not path.is_file():
+        raise MissingData(f"no file {path}: expected a CSV with the columns name,m,n,k")
+    with file_errors(path), path.open(newline="", encoding="utf-8-sig") as file:
+        rows = csv.DictReader(file)
+        try:
+            lacking = [name for name in "mnk" if name not in (rows.fieldnames or ())]
+            if lacking:
+                raise InvalidInput(f"no column {', '.join(lacking)}: expected m, n and k by name")
+            found = [(_size(row, "m"), _size(row, "n"), _size(row, "k")) for row in rows]
+        except UnicodeDecodeError:  # read ahead: the line is not known
+            raise InvalidInput(f"{path}: expected a CSV in UTF-8, found other bytes") from None
+        except (InvalidInput, csv.Error) as error:
+            line = max(rows.reader.line_num, 1)
+            raise InvalidInput(f"{path}, line {line}: {one_line(error)}") from None
+    if not found:
+        raise InvalidInput(f"{path}: no row under its header: expected a product in each")
+    return found
 
-    def show(self, job: Job, progress: Progress) -> None:
-        self._bar.update(self._task, total=progress.jobs, completed=progress.jobs_done)
-        if self._bar.disable:
-            output.note(f"{progress.jobs_done}/{progress.jobs} {job.workload} rows {progress.rows}")
+
+def _size(row: dict[str, str | None], name: str) -> int:
+    """Return one size of a row, which may be shorter than the header."""
+    text = (row[name] or "").strip()
+    # int() takes more than digits, and refuses thousands of them in words of its own.
+    if not (text.isascii() and text.isdecimal() and len(text) <= 10 and 1 <= int(text) <= MOST):
+        raise InvalidInput(f"{name}={text!r:.40}: expected a whole number from 1 to {MOST}")
+    return int(text)
+
+
+def _not_held_out(shapes: Path, workloads: Sequence[Workload]) -> list[Workload]:
+    """Return the workloads that may be trained on, and tell people how many others there are.
+
+    Raises:
+        InvalidInput: all are held out.
+    """
+    from costmodel.evaluation.heldout import HELD_OUT, is_held_out
+
+    found = [w for w in workloads if not is_held_out(w)]
+    left_out = len(workloads) - len(found)
+    why = f"{HELD_OUT} (docs/protocol.md), so that no model may learn from them"
+    if not found:
+        raise InvalidInput(
+            f"{shapes}: all {left_out} workloads are {why}: expected others, or `--role eval` to "
+            f"judge by them"
+        )
+    if left_out:
+        note(f"{left_out} of {len(workloads)} workloads left out: {why}")
+    return found

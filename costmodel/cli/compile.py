@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from costmodel.cli import output
-from costmodel.cli.options import AsJson, TargetName, find_target, takes_product
+from costmodel.cli.common import AsJson, TargetName, answer, find_target, takes_product
 from costmodel.errors import InvalidInput
 from costmodel.gemm.workload import Workload
 
-if TYPE_CHECKING:
-    from costmodel.compile.compiler import Artifact
-
-_SHOWN = ("config", "status", "registers", "spill_bytes", "shared_bytes", "compile_s",
-          "duplicate_of", "error")  # fmt: skip
+_COLUMNS = ("config", "status", "registers", "spill_bytes", "shared_bytes", "compile_s",
+            "duplicate_of", "error")  # fmt: skip
+_FIELDS = ("key", "status", "registers", "spill_bytes", "shared_bytes", "ptx_hash", "error")
 
 
 @takes_product
@@ -50,28 +47,26 @@ def compile_space(
     begin = time.perf_counter()
     artifacts = list(compile_many(specs, found, n_jobs=jobs, dump=dump))
     repeated = duplicates(artifacts)
-    rows = [_row(str(by_spec[a.spec]), a, repeated.get(a.key)) for a in artifacts]
-    failed = sum(not a.ok for a in artifacts)
+    rows = [
+        {
+            "config": str(by_spec[artifact.spec]),
+            **{name: getattr(artifact, name) for name in _FIELDS},
+            "compile_s": round(artifact.compile_s, 3),
+            "duplicate_of": repeated.get(artifact.key),
+        }
+        for artifact in artifacts
+    ]
+    failed = sum(not artifact.ok for artifact in artifacts)
     counts = {"space": len(space), "binaries": len(by_spec), "compiled": len(rows) - failed,
               "failed": failed, "duplicates": len(repeated),
               "seconds": round(time.perf_counter() - begin, 3)}  # fmt: skip
-    if as_json:
-        output.print_json({"workload": workload.to_dict(), "target": found.to_dict(),
-                           **counts, "artifacts": rows})  # fmt: skip
-        return
-    title = f"{what}: {len(rows)} of {len(by_spec)} binaries"
-    output.print_table(title, _SHOWN, [[row[c] or "" for c in _SHOWN] for row in rows])
-    output.note(
-        f"{len(rows) - failed} compiled, {failed} failed, {len(repeated)} repeat another, in "
-        f"{counts['seconds']:.1f} s" + (f"; see {dump}" if dump else "")
-    )
-
-
-def _row(config: str, artifact: Artifact, duplicate_of: str | None) -> dict[str, Any]:
-    names = ("key", "status", "registers", "spill_bytes", "shared_bytes", "ptx_hash", "error")
-    return {
-        "config": config,
-        **{name: getattr(artifact, name) for name in names},
-        "compile_s": round(artifact.compile_s, 3),
-        "duplicate_of": duplicate_of,
-    }
+    answer(
+        as_json,
+        {"workload": workload.to_dict(), "target": found.to_dict(), **counts, "artifacts": rows},
+        (f"{what}: {len(rows)} of {len(by_spec)} binaries", _COLUMNS,
+         [[row[name] or "" for name in _COLUMNS] for row in rows]),
+        notes=[
+            f"{len(rows) - failed} compiled, {failed} failed, {len(repeated)} repeat another, in "
+            f"{counts['seconds']:.1f} s" + (f"; see {dump}" if dump else "")
+        ],
+    )  # fmt: skip

@@ -1,6 +1,8 @@
 """``costmodel doctor``: what this set-up has and what it lacks.
 
-Nothing is launched and nothing raises: a check that cannot be made is one that failed.
+Toolchain, launcher, model, artifacts and cache are asked for by the functions that tuning calls, so
+that doctor does not vouch for what it has not tried. No kernel is launched and nothing raises: a
+check that cannot be made is one that failed.
 """
 
 from __future__ import annotations
@@ -12,27 +14,62 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
+import tempfile
+import warnings
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
-from functools import partial
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from costmodel.cli import output
-from costmodel.cli.doctor_check import Check, Look, Missing
-from costmodel.cli.doctor_files import looks_at_files
-from costmodel.cli.options import AsJson
-from costmodel.errors import CostModelError
+from costmodel.cli.common import DEFAULT_TARGET, AsJson, answer, current_target
+from costmodel.errors import CostModelError, host_errors
+from costmodel.files import CACHE_VARIABLE, cache_directory
+from costmodel.gemm.workload import Workload
 from costmodel.hardware.installed import interpreter_setting
-from costmodel.hardware.target import Target
+from costmodel.hardware.target import Target, Toolchain
 
-__all__ = ["Check", "diagnose", "doctor", "usable"]
+if TYPE_CHECKING:
+    from costmodel.tuning.ranking import Ranking
 
+Need = Literal["always", "gpu", "optional"]
+"""Without it nothing works, nothing runs on a GPU, or only something is left out."""
+
+_SQUARE = Workload.dense(4096, 4096, 4096)  # of a kind that every model has learned
+_UPGRADE = "rules of thumb answer; upgrade XGBoost: pip install -U xgboost-cpu"
+_TRITON_ADVICE = "pip install --no-deps triton==3.6.0 (a CUDA build of torch brings its own)"
+_TOOL_ADVICE = "reinstall Triton: its wheel carries this program"
 # NVIDIA, CUDA Compatibility: the oldest driver of each major version of CUDA.
 _LEAST_DRIVERS = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
+_EMPTY_MODULE = """#include <Python.h>
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "costmodel_doctor", 0, -1, 0};
+PyMODINIT_FUNC PyInit_costmodel_doctor(void) { return PyModule_Create(&module); }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked for, whether it is there, what was found, and what to do.
+
+    ``advice`` is empty if the check is ok.
+    """
+
+    name: str
+    ok: bool
+    found: str
+    advice: str = ""
+    need: Need = "always"
+
+
+class _Missing(Exception):
+    """Raised by a look: what is wrong, and advice or a need other than the usual ones."""
+
+    def __init__(self, found: str, advice: str = "", need: Need | None = None) -> None:
+        super().__init__(found)
+        self.advice, self.need = advice, need
 
 
 def doctor(
@@ -42,12 +79,13 @@ def doctor(
     """Say what this set-up has and lacks; exit code 0 if costmodel can be used on it."""
     checks = diagnose(model)
     ok = usable(checks)
-    if as_json:
-        output.print_json({"usable": ok, "checks": [asdict(check) for check in checks]})
-    else:
-        rows = [[c.name, "ok" if c.ok else "missing", c.found, c.advice] for c in checks]
-        output.print_table("costmodel doctor", ["what", "", "found", "what to do"], rows)
-        output.note("usable" if ok else "not usable yet: see what is missing above")
+    rows = [[c.name, "ok" if c.ok else "missing", c.found, c.advice] for c in checks]
+    answer(
+        as_json,
+        {"usable": ok, "checks": [asdict(check) for check in checks]},
+        ("costmodel doctor", ["what", "", "found", "what to do"], rows),
+        notes=["usable" if ok else "not usable yet: see what is missing above"],
+    )
     raise typer.Exit(0 if ok else 1)
 
 
@@ -58,8 +96,7 @@ def diagnose(model: Path | None = None, only: str | None = None) -> list[Check]:
         model: folder of a model to look at, beside the shipped ones; it must be usable.
         only: make the check of this name alone.
     """
-    looks = [*_LOOKS, *looks_at_files(model)]
-    return [look.check() for look in looks if only in (None, look.name)]
+    return [_check(*look) for look in _looks(model) if only in (None, look[0])]
 
 
 def usable(checks: list[Check]) -> bool:
@@ -71,10 +108,64 @@ def usable(checks: list[Check]) -> bool:
     return all(check.ok for check in checks if check.need in needs)
 
 
+def _check(name: str, need: Need, find: Callable[[], str], advice: str) -> Check:
+    """Look for one thing; any error is a check that failed."""
+    try:
+        return Check(name, True, find(), need=need)
+    except _Missing as missing:
+        return Check(name, False, str(missing), missing.advice or advice, missing.need or need)
+    except Exception as error:
+        found = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        return Check(name, False, found, advice, need)
+
+
+def _looks(model: Path | None) -> list[tuple[str, Need, Callable[[], str], str]]:
+    """Return name, need, what looks for it, and advice, of all that is to be looked for."""
+    tuner = _Tuner()
+    named = (
+        f"model {model}", "always", partial(tuner.named_model, model),
+        "name a folder that costmodel train wrote, or train it again",
+    )  # fmt: skip
+    return [
+        ("Python", "always", _python, "use Python 3.11, 3.12 or 3.13"),
+        ("numpy", "always", partial(_module, "numpy"), "pip install numpy"),
+        ("torch", "always", _torch, "pip install torch"),
+        ("Triton", "always", _triton, _TRITON_ADVICE),
+        ("ptxas", "always", tuner.ptxas, _TOOL_ADVICE),
+        ("cuobjdump", "always", lambda: _tool("cuobjdump").path, _TOOL_ADVICE),
+        ("xgboost", "always", partial(_module, "xgboost"),
+         "pip install xgboost-cpu (or xgboost: either serves)"),
+        ("sklearn", "always", partial(_module, "sklearn"), "pip install scikit-learn"),
+        *((name, "always", partial(_module, name), f"pip install {name}")
+          for name in ("pyarrow", "joblib", "msgspec", "platformdirs")),
+        ("NVIDIA driver", "optional", _driver,
+         "only for timing and matmul: install NVIDIA's driver, and show the GPU to this process"),
+        ("GPU", "gpu", _gpu, "check nvidia-smi"),
+        ("C compiler", "gpu", _compiler,
+         "Triton's launcher needs it: apt-get install gcc python3-dev, or set CC to a compiler"),
+        ("TRITON_INTERPRET", "gpu", _interpreter, "unset it"),
+        ("model", "optional", tuner.model,
+         "rules of thumb answer; train one: costmodel collect, then costmodel train"),
+        *([named] if model else []),
+        ("kernels", "optional", tuner.kernels,
+         "restore them, or collect and train again: no timing is of these"),
+        ("artifacts", "optional", tuner.artifacts, "ranking goes by the configurations alone"),
+        ("cache", "optional", _cache, "winners last for one process only; set "
+         f"{CACHE_VARIABLE} to a folder that can be written"),
+        ("Triton's cache", "gpu", _triton_cache,
+         "nothing compiles; set TRITON_CACHE_DIR to a folder that can be written"),
+        ("datasets", "optional", _datasets,
+         "only for train, evaluate and full replays: use a checkout, or --data DIR"),
+    ]  # fmt: skip
+
+
+# --- The machine ----------------------------------------------------------------------------------
+
+
 def _python() -> str:
     found = f"{platform.python_version()} ({sys.executable})"
     if not (3, 11) <= sys.version_info < (3, 14):
-        raise Missing(found)
+        raise _Missing(found)
     return found
 
 
@@ -91,16 +182,11 @@ def _torch() -> str:
 def _triton() -> str:
     version = _module("triton")
     if [int(part) for part in version.split(".")[:2]] < [3, 6]:
-        raise Missing(version, f"3.6 or newer is needed: {_TRITON_ADVICE}")
+        raise _Missing(version, f"3.6 or newer is needed: {_TRITON_ADVICE}")
     return version
 
 
-def _tool(name: str) -> str:
-    tool = _nvidia_tool(name)
-    return f"{tool.version} ({tool.path})"
-
-
-def _nvidia_tool(name: str) -> Any:
+def _tool(name: str) -> Any:
     """Return a program that Triton's wheel carries."""
     return getattr(importlib.import_module("triton").knobs.nvidia, name)
 
@@ -111,86 +197,158 @@ def _driver() -> str:
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
     except FileNotFoundError:
-        raise Missing("nvidia-smi is not on the PATH") from None
+        raise _Missing("nvidia-smi is not on the PATH") from None
     found = "; ".join(done.stdout.splitlines())
     versions = re.findall(r",\s*(\d+)\.(\d+)", done.stdout)
     least = _least_driver()
     if any((int(major), int(minor)) < least for major, minor in versions):
         wanted = ".".join(map(str, least))
         advice = f"update NVIDIA's driver to {wanted} or newer: the installed CUDA needs it"
-        raise Missing(f"{found}: too old", advice, need="gpu")
+        raise _Missing(f"{found}: too old", advice, need="gpu")
     return found
 
 
 def _least_driver() -> tuple[int, int]:
     """Return the oldest driver that fits the CUDA of torch and of Triton's ptxas, if known."""
-    versions = []
-    with suppress(ImportError, OSError, AttributeError):
-        versions.append(str(importlib.import_module("torch").version.cuda or ""))
-    with suppress(ImportError, OSError, AttributeError, RuntimeError):
-        versions.append(str(_nvidia_tool("ptxas").version))
-    majors = [int(v.split(".")[0]) for v in versions if v.split(".")[0].isdecimal()]
-    return max((_LEAST_DRIVERS.get(major, (0, 0)) for major in majors), default=(0, 0))
+    found = [(0, 0)]
+    for version in (
+        lambda: importlib.import_module("torch").version.cuda,
+        lambda: _tool("ptxas").version,
+    ):
+        with suppress(Exception):  # lines of their own say what is wrong with these
+            found.append(_LEAST_DRIVERS[int(version().split(".")[0])])
+    return max(found)
 
 
 def _gpu() -> str:
     if importlib.import_module("torch").version.cuda is None:
         advice = "with a GPU, install a CUDA build of torch: pip install 'torch==2.11.*'"
-        raise Missing("this torch is a CPU build", advice)
+        raise _Missing("this torch is a CPU build", advice)
     try:
         device = Target.current().device
     except (CostModelError, RuntimeError) as error:
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
         advice = f"check nvidia-smi; CUDA_VISIBLE_DEVICES={hidden!r}" if hidden else ""
-        raise Missing(f"{type(error).__name__}: {error}", advice) from None
+        raise _Missing(f"{type(error).__name__}: {error}", advice) from None
     return f"{device.product} ({device.name}, {device.capability})"
 
 
 def _compiler() -> str:
-    """Look for CC, else gcc, else clang, as Triton does (triton/runtime/build.py)."""
-    names = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang"]
-    path = next(filter(None, map(shutil.which, names)), None)
-    if path is None:
-        raise Missing(f"none of {', '.join(names)} found")
-    return path
+    """Build an empty module as Triton builds a kernel's launcher, in a cache of its own."""
+    from triton import knobs
+    from triton.runtime.build import compile_module_from_src
 
-
-def _headers() -> str:
-    path = Path(sysconfig.get_path("include")) / "Python.h"
-    if not path.is_file():
-        raise Missing(f"{path} is not there")
-    return str(path)
+    with tempfile.TemporaryDirectory() as folder, knobs.cache.scope(), host_errors():
+        knobs.cache.dir = folder
+        compile_module_from_src(_EMPTY_MODULE, "costmodel_doctor")
+    return os.environ.get("CC") or shutil.which("gcc") or "clang"
 
 
 def _interpreter() -> str:
     if value := interpreter_setting():
-        raise Missing(f"set to {value}: kernels would be interpreted")
+        raise _Missing(f"set to {value}: kernels would be interpreted")
     return "not set"
 
 
-_TRITON_ADVICE = "pip install --no-deps triton==3.6.0 (a CUDA build of torch brings its own)"
-_TOOL_ADVICE = "reinstall Triton: its wheel carries this program"
-_PACKAGES = {
-    "xgboost": "pip install xgboost-cpu (or xgboost: either serves)",
-    "pyarrow": "pip install pyarrow",
-    "sklearn": "pip install scikit-learn",
-    "joblib": "pip install joblib",
-    "msgspec": "pip install msgspec",
-    "platformdirs": "pip install platformdirs",
-}
-_LOOKS = (
-    Look("Python", "always", _python, "use Python 3.11, 3.12 or 3.13"),
-    Look("numpy", "always", partial(_module, "numpy"), "pip install numpy"),
-    Look("torch", "always", _torch, "pip install torch"),
-    Look("Triton", "always", _triton, _TRITON_ADVICE),
-    *(Look(name, "always", partial(_tool, name), _TOOL_ADVICE) for name in ("ptxas", "cuobjdump")),
-    *(Look(name, "always", partial(_module, name), pip) for name, pip in _PACKAGES.items()),
-    Look("NVIDIA driver", "optional", _driver,
-         "only for timing and matmul: install NVIDIA's driver, and show the GPU to this process"),
-    Look("GPU", "gpu", _gpu, "check nvidia-smi"),
-    Look("C compiler", "gpu", _compiler,
-         "Triton's launcher needs one: apt-get install gcc, or set CC to a compiler"),
-    Look("Python.h", "gpu", _headers,
-         "Triton's launcher includes it: apt-get install python3-dev"),
-    Look("TRITON_INTERPRET", "gpu", _interpreter, "unset it"),
-)  # fmt: skip
+# --- What tuning goes by --------------------------------------------------------------------------
+
+
+class _Tuner:
+    """Asks what tuning a square product asks; on a machine without a GPU, for the H100."""
+
+    @cached_property
+    def _target(self) -> Target:
+        return current_target() or Target.named(DEFAULT_TARGET)
+
+    @cached_property
+    def _ranking(self) -> tuple[Ranking, str]:
+        """The tuner's ranking, and the warnings that came with it."""
+        from costmodel.tuning.ranking import rank
+
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            found = rank(_SQUARE, self._target)
+        return found, "; ".join(str(warning.message) for warning in told)
+
+    def ptxas(self) -> str:
+        return Toolchain.current(self._target.device.arch).ptxas
+
+    def model(self) -> str:
+        ranking, _ = self._ranking
+        if not ranking.answered_by:
+            raise _Missing(ranking.caveat, _UPGRADE if "XGBoost" in ranking.caveat else "")
+        found = f"{ranking.model} ({ranking.model_hash}) for {self._target.device.name}"
+        return f"{found}: {ranking.caveat}" if ranking.caveat else found
+
+    def named_model(self, path: Path) -> str:
+        from costmodel.models import load
+
+        model = load(path)
+        if reason := model.why_not_usable(_SQUARE, current_target() or model.card.target):
+            raise _Missing(reason)
+        return f"{model.name} ({model.hash}) for {model.card.target.device.name}"
+
+    def kernels(self) -> str:
+        """Compare the kernels with those that the model's artifacts were compiled from."""
+        from costmodel.gemm.specialize import artifact_key, specialize
+        from costmodel.models import XgbCostModel, find_model, known_artifacts
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the line on the model says it
+            model, _ = find_model(self._target, _SQUARE)
+        if not isinstance(model, XgbCostModel):
+            raise _Missing("no model to compare them with")
+        # Of the model's own toolchain: the line on artifacts is on the installed one.
+        target = replace(self._target, toolchain=model.card.target.toolchain)
+        known = known_artifacts(model, target)
+        configs = self._ranking[0].configs
+        seen = {c.kernel for c in configs if artifact_key(specialize(_SQUARE, c), target) in known}
+        if changed := sorted({config.kernel for config in configs} - seen):
+            raise _Missing(f"not those that were timed: {', '.join(changed)}")
+        return "as they were timed"
+
+    def artifacts(self) -> str:
+        ranking, told = self._ranking
+        if not ranking.answered_by or ranking.without_artifact:
+            raise _Missing(
+                ranking.answered_by or "no model", told and f"reinstall costmodel: {told}"
+            )
+        return ranking.answered_by
+
+
+def _cache() -> str:
+    from costmodel.tuning.tuning_key import WinnerCache
+
+    path = cache_directory()
+    _try_to_write(path)
+    entries, unusable = WinnerCache(path).survey()
+    if unusable:
+        raise _Missing(
+            f"{len(unusable)} of {len(unusable) + len(entries)} files in {path} are no entries",
+            "costmodel cache verify; costmodel cache clear",
+        )
+    return f"{path} can be written, {len(entries)} winners"
+
+
+def _triton_cache() -> str:
+    """Look at the folder where Triton keeps what it compiles, and its launcher."""
+    path = Path(importlib.import_module("triton").knobs.cache.dir)
+    _try_to_write(path)
+    return f"{path} can be written"
+
+
+def _try_to_write(path: Path) -> None:
+    """Write in a folder, or where it would be made."""
+    folder = next(p for p in (path, *path.parents) if p.exists())
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+def _datasets() -> str:
+    from costmodel.tuning.shipped import checkout
+
+    folder = checkout("datasets")
+    names = sorted(card.parent.name for card in folder.glob("*/card.json"))
+    if not names:
+        raise _Missing(f"none in {folder}")
+    return f"{', '.join(names)} in {folder}"

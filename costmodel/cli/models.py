@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from costmodel.cli import output
-from costmodel.cli.options import DEFAULT_TARGET, AsJson
+from costmodel.cli.common import DEFAULT_TARGET, AsJson, answer, note
 
 if TYPE_CHECKING:
     from costmodel.data.dataset import Dataset
@@ -42,22 +41,17 @@ def train(
     require_place(out, "model")  # training takes minutes: before it, not after
     model = costmodel.train(*opened, name=name, add_cache=cache_dir or add_cache)
     model.save(out)
-    result = {
-        "path": str(out),
-        "name": model.name,
-        "hash": model.hash,
-        "training": model.card.training,
-    }
-    if as_json:
-        output.print_json(result)
-        return
     card = model.card.training
     rows = [["rows", card["rows"]], ["workloads", card["workloads"]]]
     rows += [[f"left out: {reason}", count] for reason, count in card["dropped"].items()]
     if used := card.get("from_use"):
         rows += [[f"of these from use: {name}", used[name]] for name in ("rows", "workloads")]
         rows += [[f"left out of use: {why}", count] for why, count in used["dropped"].items()]
-    output.print_table(f"model {model.name} ({model.hash}) in {out}", ["trained on", ""], rows)
+    answer(
+        as_json,
+        {"path": str(out), "name": model.name, "hash": model.hash, "training": card},
+        (f"model {model.name} ({model.hash}) in {out}", ["trained on", ""], rows),
+    )
 
 
 def evaluate(
@@ -74,19 +68,16 @@ def evaluate(
     With --json it is `speed_kept`, and the same again under its older name `regret`.
     """
     from costmodel.evaluation.evaluate import evaluate as judge
-    from costmodel.reports.comparison import compared_models
+    from costmodel.reports.comparison import compared_models, kept_table
 
     dataset, chosen = judged(data, model)
     if chosen is None:
-        output.note(f"no model is shipped for {dataset.target.device.name}: baselines only")
+        note(f"no model is shipped for {dataset.target.device.name}: baselines only")
     models, reason = compared_models(dataset, chosen)
     if reason:
-        output.note(f"left out: {reason}")
+        note(f"left out: {reason}")
     entries = judge(dataset, models, dataset.target)
-    if as_json:
-        output.print_json(entries)
-        return
-    _print_kept(f"speed kept on {dataset.path}, %", entries)
+    answer(as_json, entries, (f"speed kept on {dataset.path}, %", *kept_table(entries)))
 
 
 def judged(data: Path | None, model: Path | None) -> tuple[Dataset, XgbCostModel | None]:
@@ -98,21 +89,3 @@ def judged(data: Path | None, model: Path | None) -> tuple[Dataset, XgbCostModel
     dataset = Dataset.open(data or recording(DEFAULT_TARGET, sample=False))
     directory = model or model_directory(dataset.target)
     return dataset, load(directory) if directory else None
-
-
-def _print_kept(title: str, entries: list[dict[str, Any]]) -> None:
-    """Print for each k the geometric mean and, in brackets, the worst workload."""
-
-    def kept(entry: dict[str, Any], group: str, k: str) -> str:
-        found = entry[group]
-        return f"{found[k]['geomean_pct']:.1f} ({found[k]['worst_pct']:.0f})" if found else "–"
-
-    ks = list(entries[0]["regret"])
-    columns = ["model", "kind", *(f"top-{k}" for k in ks), "aligned top-1", "ragged top-1",
-               "tau", "mape %"]  # fmt: skip
-    rows = [
-        [e["name"], e["kind"], *(kept(e, "regret", k) for k in ks), kept(e, "aligned", "1"),
-         kept(e, "ragged", "1"), e["kendall_tau"], e["mape_pct"]]
-        for e in entries
-    ]  # fmt: skip
-    output.print_table(title, columns, rows)

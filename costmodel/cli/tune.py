@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from costmodel.cli import output
-from costmodel.cli.options import (
+from costmodel.cli.common import (
     DEFAULT_TARGET,
     AsJson,
     Model,
+    answer,
     current_target,
     named_options,
+    note,
+    sureness,
     takes_product,
 )
 from costmodel.errors import InvalidInput, NotRecorded
@@ -57,7 +59,7 @@ def tune(
     here = None if replay else current_target()
     untimed = bool(tuner.untimed_because(workload, mode))
     if untimed and not replay and (named or here is None):
-        output.note(f"predicted for {target}: mode {mode} times nothing of this")
+        note(f"predicted for {target}: mode {mode} times nothing of this")
         result = tuner.tune(workload, runner=None, target=Target.named(target), **options)
     elif here is None:
         result = _replay(workload, data, named, options)
@@ -67,10 +69,7 @@ def tune(
         )
     else:
         result = costmodel.tune(workload, **options)
-    if as_json:
-        output.print_json(result.to_dict())
-    else:
-        _print(result)
+    answer(as_json, result.to_dict(), _table(result), notes=_notes(result))
 
 
 def _replay(
@@ -89,7 +88,7 @@ def _replay(
         raise InvalidInput(
             f"--data {path} was recorded on {device.name}, --target is {target}: leave --target out"
         )
-    output.note(f"REPLAY: timings were recorded on {device.product}, in {path}")
+    note(f"REPLAY: timings were recorded on {device.product}, in {path}")
     try:
         return tuner.tune(workload, runner=runner, **options)
     except NotRecorded as error:
@@ -99,27 +98,26 @@ def _replay(
         ) from None
 
 
-def _print(result: TuningResult) -> None:
-    """Print the timings beside the predictions, the fastest first, and the choice."""
+def _table(result: TuningResult) -> tuple[str, list[str], list[list[Any]]]:
+    """Make a table of the timings beside the predictions, the fastest first."""
     predicted_us = dict(result.ranked)
     timed = sorted(result.measured, key=lambda pair: (not pair[1].ok, pair[1].latency_us))
-    rows: list[list[Any]] = [
-        [str(config), predicted_us.get(config), found.latency_us, found.status]
-        for config, found in timed
-    ]
+    rows = [[str(c), predicted_us.get(c), found.latency_us, found.status] for c, found in timed]
     if result.torch is not None:
         rows.append(["torch.matmul", None, result.torch.latency_us, result.torch.status])
     title = f"{result.workload} on {result.target.device.name}, ranked by {result.model}"
     columns = ["config", "predicted us", "timed us", "status"]
-    output.print_table(f"{title}\ntimings: {result.source}", columns, rows)
-    k = result.k if result.timed else 1
-    trust = output.sureness(result.expected_kept, result.out_of_coverage, k)
-    output.note_model(
-        result.answered_by, "" if result.mode == "exhaustive" else trust, result.caveat
-    )
-    costs = result.costs
-    output.note(
-        f"chosen: {result.chosen}: {result.why}\n"
+    return f"{title}\ntimings: {result.source}", columns, rows
+
+
+def _notes(result: TuningResult) -> list[str]:
+    """Say how far to trust the choice, and what it is; a warning has said if no model answered."""
+    costs, k = result.costs, result.k if result.timed else 1
+    trust = sureness(result.expected_kept, result.out_of_coverage, k)
+    of_model = [result.answered_by, "" if result.mode == "exhaustive" else trust, result.caveat]
+    return [
+        *(of_model if result.answered_by else ()),
+        f"chosen: {result.chosen}: {result.why}",
         f"ranking {costs.rank_s:.2f} s, compiling {costs.compiled} {costs.compile_s:.2f} s, "
-        f"timing {costs.timed} {costs.measure_s:.2f} s"
-    )
+        f"timing {costs.timed} {costs.measure_s:.2f} s",
+    ]

@@ -1,8 +1,8 @@
-"""The models that every table shows side by side."""
+"""The models that every table shows side by side, and that table."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,3 +71,24 @@ def compared_models(dataset: Dataset, model: CostModel | None) -> tuple[list[Cos
     except NoModel as error:
         left_out.append(str(error))
     return models, "; ".join(left_out)
+
+
+def kept_table(entries: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+    """Return columns and rows of what ``evaluate`` found.
+
+    For each k the geometric mean over the workloads and, in brackets, the worst of them.
+    """
+
+    def kept(entry: dict[str, Any], group: str, k: str) -> str:
+        found = entry[group]
+        return f"{found[k]['geomean_pct']:.1f} ({found[k]['worst_pct']:.0f})" if found else "–"
+
+    ks = list(entries[0]["regret"])
+    columns = ["model", "kind", *(f"top-{k}" for k in ks), "aligned top-1", "ragged top-1",
+               "tau", "mape %"]  # fmt: skip
+    rows = [
+        [e["name"], e["kind"], *(kept(e, "regret", k) for k in ks), kept(e, "aligned", "1"),
+         kept(e, "ragged", "1"), e["kendall_tau"], e["mape_pct"]]
+        for e in entries
+    ]  # fmt: skip
+    return columns, rows

@@ -1,34 +1,62 @@
 """``costmodel report --html``: how good a model is, on one page; needs no GPU.
 
-Predictions are made anew from a data set and a model. Timings against torch and learning curves
-come from ``benchmarks/results/``, and are left out where no file of the data set's device has them.
+The page holds all that it shows: it loads nothing and runs nothing. Predictions are made for it,
+from a data set and a model. Timings against torch and learning curves come from
+``benchmarks/results/``, and are left out where no file of the data set's device has them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+import base64
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.data.shards import require_file_place, write_file
-from costmodel.errors import CorruptFile
 from costmodel.evaluation.evaluate import Problem, evaluate, problems_of
+from costmodel.features.features import FEATURES
 from costmodel.gemm.specialize import kernel_hashes
 from costmodel.models import TrainingTable, XgbCostModel
-from costmodel.reports.comparison import compared_models
-from costmodel.reports.correlation import correlations
-from costmodel.reports.html_page import Figure, Section, Table, cut, figure, page
-from costmodel.reports.report import PLOTS, Results, read_results
+from costmodel.reports import shown
+from costmodel.reports.comparison import compared_models, kept_table
+from costmodel.reports.report import PLOTS, Results, draw_plot, read_results
 
 if TYPE_CHECKING:
     from costmodel.data.dataset import Dataset
 
-_WORST = 15
-_MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError)
+ALL_KERNELS = "all kernels"
+
+_WORST = 15  # workloads
+_TOP = 25  # features
+_LEAST_ROWS = 8  # of a kernel on a workload: fewer order nothing
+_LONGEST = 200  # characters of a text
+
+_Floats = NDArray[np.float64]
+
+
+class Table(NamedTuple):
+    """A table: numbers to the right and shortened, None and NaN as a dash."""
+
+    columns: Sequence[str]
+    rows: Iterable[Sequence[Any]]
+
+
+class Figure(NamedTuple):
+    """A picture within the page: a PNG in base64, and a text that says what it shows."""
+
+    png: str
+    alt: str
+
+
+class Section(NamedTuple):
+    """A heading and what stands under it; a text is a paragraph."""
+
+    title: str
+    parts: Sequence[str | Table | Figure]
 
 
 def write_html(
@@ -65,56 +93,68 @@ def html_report(
     if model is not None:
         costs = [model.predict(p.workload, p.candidates, dataset.target) for p in problems]
         sections += [_accuracy(problems, costs), _worst(problems, costs)]
-    sections += [_correlations(dataset), *_from_results(results, dataset, model)]
+    sections += [_features(dataset), *_from_results(results, dataset, model)]
     title = f"costmodel on {dataset.target.device.product}"
     return page(title, sections), [section.title for section in sections]
+
+
+def page(title: str, sections: Sequence[Section]) -> str:
+    """Return the whole document."""
+    from jinja2 import Environment, FileSystemLoader
+
+    loader = FileSystemLoader(Path(__file__).parent)
+    templates = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    templates.filters["cut"] = _cut
+    return templates.get_template("page.html").render(title=title, sections=sections)
+
+
+def _cut(value: Any) -> str:
+    """Return a value as people read it, shortened; not escaped."""
+    text = shown(value)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def figure(draw: Callable[[Any], None], alt: str, size: tuple[float, float] = (8, 4.5)) -> Figure:
+    """Draw a plot, as :func:`draw_plot` does, for the page."""
+    stream = io.BytesIO()
+    draw_plot(draw, stream, size)
+    return Figure(base64.b64encode(stream.getvalue()).decode(), alt)
+
+
+# --- From the data set and the model --------------------------------------------------------------
 
 
 def _head(dataset: Dataset, model: XgbCostModel | None, problems: Sequence[Problem]) -> Section:
     target = dataset.target
     timed = sum(len(p.candidates) for p in problems)
-    facts = [
-        ("data set", f"{dataset.path.name}, begun {dataset.created}"),
-        ("device", target.device.product),
-        ("compiled by", f"Triton {target.toolchain.triton}, ptxas {target.toolchain.ptxas}"),
-        ("judged on", f"{len(problems)} held-out workloads, {timed} timed configurations"),
-        ("model", f"{model.name} {model.hash}" if model else "none: baselines only"),
-        *(
-            (f"its training: {name}", _fact(x))
-            for name, x in (model.card.training if model else {}).items()
-        ),
-    ]
-    return Section("What this is of", (Table(["", ""], facts),))
-
-
-def _fact(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {cut(count)}" for name, count in value.items())
-    return value
+    facts = {
+        "data set": f"{dataset.path.name}, begun {dataset.created}",
+        "device": target.device.product,
+        "compiled by": f"Triton {target.toolchain.triton}, ptxas {target.toolchain.ptxas}",
+        "judged on": f"{len(problems)} held-out workloads, {timed} timed configurations",
+        "model": f"{model.name} {model.hash}" if model else "none: baselines only",
+    }
+    for name, value in (model.card.training if model else {}).items():
+        if isinstance(value, Mapping):
+            value = ", ".join(f"{key} {_cut(count)}" for key, count in value.items())
+        facts[f"its training: {name}"] = value
+    return Section("What this is of", [Table(["", ""], facts.items())])
 
 
 def _kept(dataset: Dataset, model: XgbCostModel | None) -> Section:
-    """The table of all models side by side, as ``costmodel evaluate`` gives it."""
+    """Return the table of all models side by side, as ``costmodel evaluate`` prints it."""
     models, reason = compared_models(dataset, model)
     entries = evaluate(dataset, models, dataset.target)
-    ks = list(entries[0]["regret"])
-    rows = [
-        [e["name"], e["kind"], *(e["regret"][k]["geomean_pct"] for k in ks),
-         *(e["regret"][k]["worst_pct"] for k in ks), e["kendall_tau"], e["mape_pct"]]
-        for e in entries
-    ]  # fmt: skip
-    columns = ["model", "kind", *(f"top-{k}, %" for k in ks), *(f"worst of top-{k}" for k in ks),
-               "Kendall tau", "mean error, %"]  # fmt: skip
     text = (
-        "The best latency of a workload over the best among the first k of a model: geometric "
-        "mean over the workloads, and the worst of them."
+        "The best latency of a workload over the best among the first k of a model, in percent: "
+        "geometric mean over the workloads, and the worst of them in brackets."
     )
-    plot = figure(lambda axes: PLOTS["evaluate"](axes, {"rows": entries}), "speed kept over k")
-    left_out = (f"Left out: {reason}",) if reason else ()
-    return Section("Speed kept", (text, plot, Table(columns, rows), *left_out))
+    plot = figure(lambda axes: PLOTS["evaluate"](axes, entries), "speed kept over k")
+    left_out = [f"Left out: {reason}"] if reason else []
+    return Section("Speed kept", [text, plot, Table(*kept_table(entries)), *left_out])
 
 
-def _accuracy(problems: Sequence[Problem], costs: Sequence[NDArray[np.float64]]) -> Section:
+def _accuracy(problems: Sequence[Problem], costs: Sequence[_Floats]) -> Section:
     measured = np.concatenate([p.latency_us for p in problems])
     predicted = np.concatenate(costs)
     works = np.isfinite(measured) & (predicted > 0)
@@ -122,16 +162,13 @@ def _accuracy(problems: Sequence[Problem], costs: Sequence[NDArray[np.float64]])
     error = 100 * np.abs(predicted / measured - 1)
 
     def draw(axes: Any) -> None:
-        bins = np.geomspace(min(measured.min(), predicted.min()),
-                            max(measured.max(), predicted.max()) * 1.01, 160)  # fmt: skip
+        both = np.concatenate([measured, predicted])
+        bins = np.geomspace(both.min(), both.max() * 1.01, 160)
         axes.hist2d(measured, predicted, bins=(bins, bins), norm="log", cmap="viridis", cmin=1)
         axes.plot(bins[[0, -1]], bins[[0, -1]], "k-", linewidth=0.7, label="exact")
-        axes.set_xscale("log")
-        axes.set_yscale("log")
+        axes.set(xscale="log", yscale="log", xlabel="measured, us", ylabel="predicted, us")
         axes.xaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.set_xlabel("measured, us")
-        axes.set_ylabel("predicted, us")
 
     text = (
         f"{len(measured)} configurations of {len(problems)} workloads; off by "
@@ -139,43 +176,43 @@ def _accuracy(problems: Sequence[Problem], costs: Sequence[NDArray[np.float64]])
         f"{np.percentile(error, 95):.1f} % for the worst twentieth. Darker is fewer of them."
     )
     alt = "predicted latency over measured latency, both in logarithms"
-    return Section("Predicted and measured", (text, figure(draw, alt, (7, 6))))
+    return Section("Predicted and measured", [text, figure(draw, alt, (7, 6))])
 
 
-def _worst(problems: Sequence[Problem], costs: Sequence[NDArray[np.float64]]) -> Section:
-    rows = sorted((_choice(p, c) for p, c in zip(problems, costs, strict=True)), key=lambda r: r[1])
+def _worst(problems: Sequence[Problem], costs: Sequence[_Floats]) -> Section:
+    rows = sorted(map(_choice, problems, costs), key=lambda row: row[1])
     columns = ["workload", "kept of top-1, %", "of top-8, %", "first choice", "predicted us",
                "measured us", "best there is", "predicted us", "measured us"]  # fmt: skip
     text = "The workloads where the first choice keeps least, with that choice and the best."
-    return Section("The worst workloads", (text, Table(columns, rows[:_WORST])))
+    return Section("The worst workloads", [text, Table(columns, rows[:_WORST])])
 
 
-def _choice(problem: Problem, cost: NDArray[np.float64]) -> list[Any]:
-    """A row about one workload: what is kept, the first choice, and the best there is."""
-    kept = [100 * share for share in problem.kept_at(cost, (1, 8))]
-    first, best = int(np.nanargmin(cost)), int(np.nanargmin(problem.latency_us))
-    row: list[Any] = [str(problem.workload), *kept]
-    for i in (first, best):
-        config = problem.candidates.configs[i]
-        row += [str(config), float(cost[i]), float(problem.latency_us[i])]
+def _choice(problem: Problem, cost: _Floats) -> list[Any]:
+    """Make a row about one workload: what is kept, the first choice, and the best there is."""
+    row: list[Any] = [str(problem.workload)]
+    row += [100 * share for share in problem.kept_at(cost, (1, 8))]
+    for i in (np.nanargmin(cost), np.nanargmin(problem.latency_us)):
+        row += [str(problem.candidates.configs[i]), float(cost[i]), float(problem.latency_us[i])]
     return row
 
 
-def _correlations(dataset: Dataset) -> Section:
-    """From what models are trained on; from the eval rows where there is nothing else."""
+def _features(dataset: Dataset) -> Section:
+    """Correlate what models are trained on; the eval rows where there is nothing else."""
     data = TrainingTable.from_dataset(dataset)
     if not data.ok().any():
         data = TrainingTable.from_dataset(dataset, "eval")
-    features, columns = correlations(data)
+    found = correlations(data)
     title = "Features and latency"
-    if not features:
-        return Section(title, ("Too few rows to correlate anything.",))
-    values = np.array([*columns.values()]).T
+    if not found:
+        return Section(title, ["Too few rows to correlate anything."])
+    order = np.argsort(-np.abs(found[ALL_KERNELS]), kind="stable")[:_TOP]
+    features = [FEATURES[i] for i in order]
+    values = np.array([*found.values()]).T[order]
 
     def draw(axes: Any) -> None:
         picture = axes.imshow(values, aspect="auto", cmap="RdBu_r", vmin=-1, vmax=1)
         axes.set_yticks(range(len(features)), features, fontsize=8)
-        axes.set_xticks(range(len(columns)), [*columns], fontsize=8)
+        axes.set_xticks(range(len(found)), [*found], fontsize=8)
         axes.figure.colorbar(picture, ax=axes)
 
     text = (
@@ -183,96 +220,110 @@ def _correlations(dataset: Dataset) -> Section:
         f"workload, mean over {len(data.workloads)} workloads: red goes along with slow, blue with "
         f"fast. The {len(features)} largest."
     )
-    rows = [[name, *map(float, row)] for name, row in zip(features, values, strict=True)]
-    shown = figure(draw, "correlation of features with latency, by kernel", (8, 7))
-    return Section(title, (text, shown, Table(["feature", *columns], rows)))
+    rows = [[name, *row] for name, row in zip(features, values.tolist(), strict=True)]
+    picture = figure(draw, "correlation of features with latency, by kernel", (8, 7))
+    return Section(title, [text, picture, Table(["feature", *found], rows)])
+
+
+def correlations(table: TrainingTable) -> dict[str, _Floats]:
+    """Correlate each feature with latency among the configurations of a workload.
+
+    Within a workload, since between workloads the sizes decide all; mean over the workloads,
+    weighted by their rows. What is the same for all configurations of a workload counts as 0.
+
+    Returns:
+        For :data:`ALL_KERNELS` and each kernel, float64 [features] from -1 to 1. A kernel without
+        enough rows is left out.
+    """
+    ok = table.ok()
+    kernels = np.array([config.kernel for config in table.candidates.configs], dtype=object)
+    groups = {ALL_KERNELS: ok} | {name: ok & (kernels == name) for name in sorted(set(kernels))}
+    matrix = table.design_matrix(ptx=True)
+    found = {}
+    for name, wanted in groups.items():
+        parts = [rows[wanted[rows]] for rows in table.rows_of_each()]
+        parts = [rows for rows in parts if len(rows) >= _LEAST_ROWS]
+        if parts:
+            each = [_spearman(matrix[rows], table.latency_us[rows]) for rows in parts]
+            found[name] = np.average(each, axis=0, weights=[len(rows) for rows in parts])
+    return found
+
+
+def _spearman(columns: NDArray[np.float32], latency_us: _Floats) -> _Floats:
+    """Spearman correlation of each column with latency.
+
+    Constant columns give 0; missing values take the middle rank.
+    """
+    from scipy.stats import rankdata  # type: ignore[import-untyped]
+
+    both = np.column_stack([columns, latency_us])
+    ranks = rankdata(np.nan_to_num(both, nan=-np.inf), axis=0) - (len(both) + 1) / 2
+    ranks[np.isnan(both)] = 0
+    norms = np.linalg.norm(ranks, axis=0)
+    return ranks[:, :-1].T @ ranks[:, -1] / np.maximum(norms[:-1] * norms[-1], 1e-9)
+
+
+# --- From benchmarks ------------------------------------------------------------------------------
 
 
 def _from_results(
     folder: Path | None, dataset: Dataset, model: XgbCostModel | None
 ) -> Iterator[Section]:
-    """The results of benchmarks that were run on this device."""
+    """Show the results of benchmarks that were run on this device."""
     for path in sorted(folder.glob("*.json")) if folder else ():
-        name = path.stem.split("-")[0]
-        if name not in _RESULTS:
-            continue
-        results = read_results(path)
-        if results["target"] != dataset.target.device.name:
-            continue
-        try:
-            if not all(isinstance(row, dict) for row in results["rows"]):
-                raise TypeError("rows: expected objects")
-            section = _RESULTS[name](path.stem, results)
-            notice = _of_another_model(results, model)
-        except _MALFORMED as error:
-            raise CorruptFile(
-                f"{path}: its rows are not those of `costmodel bench {name}` ({error!r:.100})"
-            ) from None
-        if section is not None:
-            yield replace(section, parts=(*notice, *section.parts))
+        make = _RESULTS.get(path.stem.split("-")[0])
+        results = read_results(path) if make else None
+        if make and results and results["target"] == dataset.target.device.name:
+            title, parts = make(results)
+            if parts:
+                notice = _of_another_model(results, model)
+                yield Section(f"{title}: {path.stem}", [*notice, *parts])
 
 
-def _of_another_model(results: Results, model: XgbCostModel | None) -> tuple[str, ...]:
-    """A paragraph that says so where results are not of the page's model."""
+def _of_another_model(results: Results, model: XgbCostModel | None) -> list[str]:
+    """Return a paragraph that says so where results are not of the page's model."""
     used = results["versions"].get("model")
-    if used is None or (model is not None and model.hash and model.hash in cut(used).split()):
-        return ()
-    earlier = model is not None and str(results["date"]) < str(model.card.training.get("date", ""))
+    if used is None or (model is not None and model.hash and model.hash in used.split()):
+        return []
+    earlier = model is not None and results["date"] < str(model.card.training.get("date", ""))
     kind = "an earlier model" if earlier else "another model"
     page_of = f"{model.name} {model.hash}" if model else "no model"
-    return (f"Measured with {kind}: {cut(used)}; this page is of {page_of}.",)
+    return [f"Measured with {kind}: {_cut(used)}; this page is of {page_of}."]
 
 
-def _against_torch(name: str, results: Results) -> Section:
+def _against_torch(results: Results) -> tuple[str, list[str | Table | Figure]]:
     versions = ", ".join(f"{key} {value}" for key, value in results["versions"].items())
-    parts = (
+    return "Speed against torch", [
         f"{results['device']}, {results['date']}; {versions}. Above 1 is faster.",
-        figure(lambda axes: PLOTS["kernels"](axes, results), "speed relative to torch"),
-        Table(["", "value"], list(results["summary"].items())),
-    )
-    return Section(f"Speed against torch: {name}", parts)
+        figure(lambda axes: PLOTS["kernels"](axes, results["rows"]), "speed relative to torch"),
+        Table(["", "value"], results["summary"].items()),
+    ]
 
 
-def _learning_curves(name: str, results: Results) -> Section | None:
-    """Rows that say of which curve they are a point; None without any."""
-    curves: dict[str, list[Mapping[str, Any]]] = {}
-    for row in results["rows"]:
-        if row.get("curve") is not None:
-            curves.setdefault(cut(row["curve"]), []).append(row)
-    if not curves:
-        return None
-    points = [row for rows in curves.values() for row in rows]
+def _learning_curves(results: Results) -> tuple[str, list[str | Table | Figure]]:
+    """Show speed kept over what was trained on, of the rows that are points of a curve."""
+    title = "Learning curves"
+    points = [row for row in results["rows"] if row.get("curve") is not None]
     columns = [c for c in dict.fromkeys(c for row in points for c in row) if c != "curve"]
-    return Section(
-        f"Learning curves: {name}",
-        (*_curve_figure(curves, columns),
-         Table(["curve", *columns],
-               [[row["curve"], *(row.get(c) for c in columns)] for row in points])),
-    )  # fmt: skip
-
-
-def _curve_figure(
-    curves: Mapping[str, Sequence[Mapping[str, Any]]], columns: Sequence[str]
-) -> tuple[Figure, ...]:
-    """Speed kept over what was trained on; nothing where the columns do not tell which is which."""
     along = next((c for c in ("workloads", "rows") if c in columns), None)
-    kept = [c for c in columns if c.endswith("geomean_pct")]
-    if along is None or not kept:
-        return ()
+    if along is None:
+        return title, []
 
     def draw(axes: Any) -> None:
-        for curve, rows in curves.items():
-            for column in kept:
-                points = sorted((r[along], r[column]) for r in rows if along in r and column in r)
-                label = f"{curve} {column.removesuffix('_geomean_pct')}"
-                axes.plot(*zip(*points, strict=True), "o-", label=label)
-        axes.set_xlabel(f"{along} trained on")
-        axes.set_ylabel("speed kept, geometric mean, %")
+        for curve in dict.fromkeys(row["curve"] for row in points):
+            for column in (c for c in columns if c.endswith("geomean_pct")):
+                rows = [r for r in points if r["curve"] == curve and along in r and column in r]
+                rows.sort(key=lambda row: row[along])
+                label = f"{_cut(curve)} {column.removesuffix('_geomean_pct')}"
+                axes.plot([r[along] for r in rows], [r[column] for r in rows], "o-", label=label)
+        axes.set(xlabel=f"{along} trained on", ylabel="speed kept, geometric mean, %")
 
-    return (figure(draw, f"speed kept over {along} trained on"),)
+    rows = [[row["curve"], *(row.get(c) for c in columns)] for row in points]
+    picture = figure(draw, f"speed kept over {along} trained on")
+    return title, [picture, Table(["curve", *columns], rows)]
 
 
-_RESULTS = {
+_RESULTS: dict[str, Callable[[Results], tuple[str, list[str | Table | Figure]]]] = {
     "kernels": _against_torch,
     "ablation": _learning_curves,
 }

@@ -15,19 +15,31 @@ Plots go to ``benchmarks/plots/``, one for each results file of a bench in :data
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypedDict
 
-from costmodel.errors import CorruptFile, InvalidInput, MissingData
-from costmodel.reports.html_page import new_figure
-from costmodel.reports.numbers import shown
+from costmodel.errors import InvalidInput, MissingData
+from costmodel.files import read_json
+from costmodel.reports import shown
 
-Results = dict[str, Any]
 
-_FIELDS = ("bench", "target", "device", "date", "versions", "summary", "rows")
+class Results(TypedDict):
+    """A file of ``benchmarks/results/``."""
+
+    bench: str
+    target: str
+    device: str
+    date: str
+    versions: dict[str, str]
+    summary: dict[str, Any]
+    rows: list[dict[str, Any]]
+
+
+Plot = Callable[[Any, Sequence[Mapping[str, Any]]], None]
+
 _BLOCK = re.compile(r"<!-- table: (?P<spec>[^\n]*?) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
 
 
@@ -41,47 +53,36 @@ def write(readme: Path) -> list[str]:
         MissingData: a table names a results file that is not there; or matplotlib is not.
         CorruptFile, InvalidInput: a results file is not one, or has no such column.
     """
-    folder = readme.parent / "benchmarks"
-    made = {page: _with_tables(_read(page), folder / "results") for page in _pages(readme)}
-    drawn = _draw_plots(folder)  # may fail: before any page is written
-    for page, (text, changed) in made.items():
+    pages = _pages(readme)
+    drawn = _draw_plots(readme.parent / "benchmarks")  # may fail: before any page is written
+    for page, (text, changed) in pages.items():
         if changed:
             page.write_text(text, encoding="utf-8")
-    return [*(name for _, changed in made.values() for name in changed), *drawn]
+    return [*(name for _, changed in pages.values() for name in changed), *drawn]
 
 
 def outdated(readme: Path) -> list[str]:
     """The names of the tables that differ from their results files; changes nothing."""
-    folder = readme.parent / "benchmarks/results"
-    return [name for page in _pages(readme) for name in _with_tables(_read(page), folder)[1]]
+    return [name for _, changed in _pages(readme).values() for name in changed]
 
 
-def _pages(readme: Path) -> list[Path]:
-    return [readme, *sorted((readme.parent / "docs").glob("*.md"))]
+def _pages(readme: Path) -> dict[Path, tuple[str, list[str]]]:
+    """Return the text of each page as it should be, and the names of the tables that change."""
+    results = readme.parent / "benchmarks" / "results"
+    paths = [readme, *sorted((readme.parent / "docs").glob("*.md"))]
+    return {path: _with_tables(path.read_text(encoding="utf-8"), results) for path in paths}
 
 
 def read_results(path: Path) -> Results:
-    """A results file: ``bench target device date versions summary rows``.
+    """Read a results file.
 
     Raises:
         MissingData: no such file. CorruptFile: not a results file.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path, Results)
     except FileNotFoundError:
         raise MissingData(f"no results at {path}: run `costmodel bench` for them") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CorruptFile(f"{path}: not JSON ({error})") from None
-    lacking = [name for name in _FIELDS if not isinstance(data, dict) or name not in data]
-    if lacking:
-        raise CorruptFile(f"{path}: not benchmark results, {', '.join(lacking)} not there")
-    return dict(data)
-
-
-def _read(readme: Path) -> str:
-    if not readme.is_file():
-        raise MissingData(f"no README at {readme}: expected the one of the repository")
-    return readme.read_text(encoding="utf-8")
 
 
 def _with_tables(text: str, folder: Path) -> tuple[str, list[str]]:
@@ -102,31 +103,26 @@ def _table(name: str, columns: Sequence[str], folder: Path) -> str:
     file, _, group = name.partition("/")
     results = read_results(folder / f"{file}.json")
     if columns:
-        paths, titles = zip(*(_column(column) for column in columns), strict=True)
+        parts = [column.partition("=") for column in columns]
+        titles = [(title or path).strip() for path, _, title in parts]
         rows = [row for row in results["rows"] if not group or row.get("group") == group]
-        cells = [[_cell(_at(row, path, file)) for path in paths] for row in rows]
+        cells = [[_cell(_at(row, path.strip(), file)) for path, *_ in parts] for row in rows]
     else:
-        titles = ("", "value")
+        titles = ["", "value"]
         cells = [[key, _cell(value)] for key, value in results["summary"].items()]
     lines = [titles, ["---"] * len(titles), *cells]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"{table}\n\n{_source(results, folder)}\n"
 
 
-def _column(column: str) -> tuple[str, str]:
-    path, _, title = column.partition("=")
-    return path.strip(), title.strip() or path.strip()
-
-
 def _at(row: Mapping[str, Any], path: str, file: str) -> Any:
     """The value at a dotted path; None where a part of the path holds None."""
     value: Any = row
     for part in path.split("."):
-        if value is None:
-            return None
-        if not isinstance(value, Mapping) or part not in value:
-            raise InvalidInput(f"{file}: no {path!r} in a row of {sorted(row)}")
-        value = value[part]
+        try:
+            value = None if value is None else value[part]
+        except (KeyError, TypeError):
+            raise InvalidInput(f"{file}: no {path!r} in a row of {sorted(row)}") from None
     return value
 
 
@@ -146,59 +142,83 @@ def _source(results: Results, folder: Path) -> str:
     return f"<sub>{results['device']}, {results['date']}; {used}</sub>"
 
 
+# --- Plots ----------------------------------------------------------------------------------------
+
+
 def _draw_plots(benchmarks: Path) -> list[str]:
     drawn = []
     for path in sorted((benchmarks / "results").glob("*.json")):
         results = read_results(path)
         plot = next((p for bench, p in PLOTS.items() if results["bench"].startswith(bench)), None)
         if plot is not None:
-            (benchmarks / "plots").mkdir(exist_ok=True)
-            _draw(plot, results, benchmarks / "plots" / f"{path.stem}.png")
             drawn.append(f"{path.stem}.png")
+            (benchmarks / "plots").mkdir(exist_ok=True)
+            title = f"{results['device']}, {results['date']}"
+            draw_plot(
+                partial(plot, rows=results["rows"]), benchmarks / "plots" / drawn[-1], (8, 4), title
+            )
     return drawn
 
 
-def _draw(plot: Callable[[Any, Results], None], results: Results, path: Path) -> None:
-    figure = new_figure((8, 4))
-    axes = figure.subplots()
-    plot(axes, results)
-    axes.grid(alpha=0.3)
-    axes.set_title(f"{results['device']}, {results['date']}", fontsize=9)
-    figure.legend(loc="outside right center", fontsize=8)
-    figure.savefig(path, dpi=150, metadata={"Software": None})
+def draw_plot(
+    draw: Callable[[Any], None], file: Path | BinaryIO, size: tuple[float, float], title: str = ""
+) -> None:
+    """Draw a plot into a file, as a PNG.
+
+    Args:
+        draw: draws on the matplotlib ``Axes`` that it is given.
+        size: width and height in inches.
+
+    Raises:
+        MissingData: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingData("plots need matplotlib: run `pip install 'costmodel[plots]'`") from None
+    drawing = Figure(figsize=size, layout="constrained")
+    # Otherwise a dollar sign in a name begins a formula, and a wrong formula is an error.
+    with matplotlib.rc_context({"text.parse_math": False, "text.usetex": False}):
+        axes = drawing.subplots()
+        draw(axes)
+        axes.set_title(title, fontsize=9)
+        if axes.get_legend_handles_labels()[0]:
+            drawing.legend(loc="outside right center", fontsize=8)
+        drawing.savefig(file, format="png", dpi=150, metadata={"Software": None})
 
 
-def _plot_kept(axes: Any, results: Results) -> None:
+def _plot_kept(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     """Speed kept by each model over the number of configurations that are timed."""
-    for entry in results["rows"]:
+    for entry in rows:
         kept = {int(k): value["geomean_pct"] for k, value in entry["regret"].items()}
         style = {"learned": "o-", "oracle": "k:", "peer": "s-."}.get(entry["kind"], ".--")
         style = "k-." if entry["name"] == "noise ceiling" else style
         axes.plot([*kept], [*kept.values()], style, label=entry["name"])
+    axes.grid(alpha=0.3)
     axes.set_xscale("log", base=2)
     axes.set_xticks([*kept], [*kept])
-    axes.set_xlabel("configurations timed (top-k)")
-    axes.set_ylabel("speed kept, geometric mean, %")
+    axes.set(xlabel="configurations timed (top-k)", ylabel="speed kept, geometric mean, %")
 
 
-def _plot_relative(axes: Any, results: Results) -> None:
+def _plot_relative(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     """Speed relative to torch, for each choice in the order of its own speeds."""
-    rows = results["rows"]
     names = [n for n in ("triton_best", "model_top8", "default") if all(n in row for row in rows)]
     for name, style in zip(names, ("o-", ".-", "-"), strict=False):
         speeds = sorted(row[name] for row in rows)
         axes.plot(speeds, style, markersize=4, linewidth=1, label=name.replace("_", " "))
     axes.axhline(1, color="k", linewidth=0.8, linestyle=":", label="torch")
+    axes.grid(alpha=0.3)
     # Twice as fast is as far from equal as half as fast.
     axes.set_yscale("log", base=2)
     ticks = (0.7, 0.8, 0.9, 1, 1.2, 1.5, 2, 3, 4)
     axes.set_yticks(ticks, ticks)
     axes.minorticks_off()
-    axes.set_xlabel("workloads, slowest first (each choice by itself)")
-    axes.set_ylabel("speed relative to torch")
+    axes.set(xlabel="workloads, slowest first (each choice by itself)",
+             ylabel="speed relative to torch")  # fmt: skip
 
 
-PLOTS: dict[str, Callable[[Any, Results], None]] = {
+PLOTS: dict[str, Plot] = {
     "evaluate": _plot_kept,
     "kernels": _plot_relative,
 }

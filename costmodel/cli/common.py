@@ -1,0 +1,178 @@
+"""Options that several commands share, and their output: tables for people, JSON for machines."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from costmodel.errors import NoGpu, ShapeError
+from costmodel.gemm.workload import MOST, Workload
+from costmodel.hardware.target import Target
+from costmodel.reports import shown
+from costmodel.validation import printable
+
+TargetName = Annotated[
+    str | None,
+    typer.Option("--target", help="Device, such as h100-sxm; default: the GPU of this machine."),
+]
+Model = Annotated[
+    Path | None, typer.Option(help="Folder of a model; default: the one shipped for the target.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines on stdout.")]
+
+DEFAULT_TARGET = "h100-sxm"
+
+_Command = Callable[..., None]
+_PIPE_WIDTH = 160
+
+
+# --- Options --------------------------------------------------------------------------------------
+
+
+def takes(parameter: str, make: Callable[..., Any]) -> Callable[[_Command], _Command]:
+    """Decorate a command: in place of one parameter, the command line has those of ``make``."""
+    parts = inspect.signature(make, eval_str=True).parameters
+
+    def decorate(command: _Command) -> _Command:
+        own = inspect.signature(command, eval_str=True).parameters
+
+        @wraps(command)
+        def run(**values: Any) -> None:
+            made = make(**{name: values.pop(name) for name in parts})
+            command(**{parameter: made}, **values)
+
+        # typer reads both.
+        options = [
+            option.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for name in own
+            for option in (parts.values() if name == parameter else [own[name]])
+        ]
+        run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+        run.__annotations__ = {option.name: option.annotation for option in options}
+        return run
+
+    return decorate
+
+
+def _product(
+    m: Annotated[int, typer.Argument(help="Rows of A and C.", metavar="M")],
+    n: Annotated[int, typer.Argument(help="Columns of B and C.", metavar="N")],
+    k: Annotated[int, typer.Argument(help="Columns of A, rows of B.", metavar="K")],
+    dtype: Annotated[
+        str, typer.Option(help="Element type: float16, bfloat16 or float32.")
+    ] = "float16",
+    out_dtype: Annotated[
+        str | None, typer.Option(help="Element type of C: that of A and B, or float32.")
+    ] = None,
+    tf32: Annotated[
+        bool, typer.Option("--tf32", help="Multiply float32 as TF32 on tensor cores.")
+    ] = False,
+    a_layout: Annotated[str, typer.Option(help="Contiguous dimension of A: row or col.")] = "row",
+    b_layout: Annotated[str, typer.Option(help="Contiguous dimension of B: row or col.")] = "row",
+) -> Workload:
+    """Return the workload that these arguments name.
+
+    Raises:
+        ShapeError: a size is not over 0, or too large. Others as :meth:`Workload.dense`.
+    """
+    for name, size in (("M", m), ("N", n), ("K", k)):
+        if not 1 <= size <= MOST:
+            raise ShapeError(f"{name}={size}: expected a size from 1 to {MOST}")
+    # Workload.dense checks the layouts.
+    layouts: dict[str, Any] = {"a_layout": a_layout, "b_layout": b_layout}
+    return Workload.dense(m, n, k, dtype, **layouts, out_dtype=out_dtype, tf32=tf32)
+
+
+takes_product = takes("workload", _product)
+"""Decorate a command that takes a ``workload``: the command line gives M, N, K and options."""
+
+
+def named_options(context: typer.Context, *names: str) -> list[str]:
+    """Return those of these parameters that the command line names, spelled like ``--best``."""
+    # Compare by name: the class is click's, or since typer 0.29 typer's own copy of it.
+    found = {name: getattr(context.get_parameter_source(name), "name", "") for name in names}
+    return [f"--{n.replace('_', '-')}" for n, source in found.items() if source == "COMMANDLINE"]
+
+
+def find_target(name: str | None) -> Target:
+    """Return the named target, else this machine's GPU, else the H100."""
+    found = Target.named(name) if name is not None else current_target()
+    if found is None:
+        note(f"no GPU here: taking --target {DEFAULT_TARGET}")
+        return Target.named(DEFAULT_TARGET)
+    return found
+
+
+def current_target() -> Target | None:
+    """Return this machine's GPU; None if it has none that can be used."""
+    try:
+        return Target.current()
+    except NoGpu:
+        return None
+
+
+# --- Output ---------------------------------------------------------------------------------------
+
+
+def answer(
+    as_json: bool,
+    data: Any,
+    *tables: tuple[str, Sequence[str], Iterable[Sequence[Any]]],
+    notes: Iterable[str] = (),
+) -> None:
+    """Print one JSON document for machines; else tables, then those notes that are not empty."""
+    if as_json:
+        print_json(data)
+        return
+    for table in tables:
+        print_table(*table)
+    for text in filter(None, notes):
+        note(text)
+
+
+def note(text: str) -> None:
+    """Tell people something, on stderr."""
+    typer.echo(printable(text), err=True)
+
+
+def print_json(data: Any) -> None:
+    """Print one JSON document on stdout; NaN and infinity, which JSON lacks, become null."""
+    finite = json.loads(json.dumps(data), parse_constant=lambda _: None)
+    typer.echo(json.dumps(finite, indent=1))
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print a table on stdout: numbers to the right, floats shortened, None as a dash."""
+    cells = [list(row) for row in rows]
+    # Text objects: brackets in a text, such as a compiler's, are no markup.
+    table = Table(title=Text(printable(title)), title_justify="left")
+    for i, name in enumerate(columns):
+        numeric = any(isinstance(row[i], int | float) for row in cells)
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in cells:
+        table.add_row(*(Text(printable(shown(value))) for value in row))
+    Console(width=console_width()).print(table)
+
+
+def console_width() -> int:
+    """Characters in a line of stdout; a file or a pipe has no width to fit."""
+    return Console().width if sys.stdout.isatty() else _PIPE_WIDTH
+
+
+def sureness(expected_kept: float | None, out_of_coverage: str, k: int) -> str:
+    """Say in a line how far to trust a ranking; empty if nothing is known."""
+    if out_of_coverage:
+        return f"unsure: {out_of_coverage}"
+    if expected_kept is None:
+        return ""
+    return f"the best of the first {k} is expected to keep {100 * expected_kept:.1f} % of the speed"
