@@ -206,6 +206,7 @@ def _time(
     from costmodel.collect import collect as run_jobs
     from costmodel.collect.sampling import read_worklist
     from costmodel.data.dataset import Dataset
+    from costmodel.measure.card import current_run
     from costmodel.measure.device import DeviceRunner
 
     def show(job: Job, progress: Progress) -> None:

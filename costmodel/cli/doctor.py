@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 Need = Literal["always", "gpu", "optional"]
 """Without it nothing works, nothing runs on a GPU, or only something is left out."""
+_Look = tuple[str, Need, Callable[[], str], str]
 
 _SQUARE = Workload.dense(4096, 4096, 4096)  # of a kind that every model has learned
 _UPGRADE = "rules of thumb answer; upgrade XGBoost: pip install -U xgboost-cpu"
@@ -119,13 +120,13 @@ def _check(name: str, need: Need, find: Callable[[], str], advice: str) -> Check
         return Check(name, False, found, advice, need)
 
 
-def _looks(model: Path | None) -> list[tuple[str, Need, Callable[[], str], str]]:
+def _looks(model: Path | None) -> list[_Look]:
     """Return name, need, what looks for it, and advice, of all that is to be looked for."""
     tuner = _Tuner()
-    named = (
-        f"model {model}", "always", partial(tuner.named_model, model),
-        "name a folder that costmodel train wrote, or train it again",
-    )  # fmt: skip
+    named: list[_Look] = []
+    if model is not None:
+        advice = "name a folder that costmodel train wrote, or train it again"
+        named = [(f"model {model}", "always", partial(tuner.named_model, model), advice)]
     return [
         ("Python", "always", _python, "use Python 3.11, 3.12 or 3.13"),
         ("numpy", "always", partial(_module, "numpy"), "pip install numpy"),
@@ -146,7 +147,7 @@ def _looks(model: Path | None) -> list[tuple[str, Need, Callable[[], str], str]]
         ("TRITON_INTERPRET", "gpu", _interpreter, "unset it"),
         ("model", "optional", tuner.model,
          "rules of thumb answer; train one: costmodel collect, then costmodel train"),
-        *([named] if model else []),
+        *named,
         ("kernels", "optional", tuner.kernels,
          "restore them, or collect and train again: no timing is of these"),
         ("artifacts", "optional", tuner.artifacts, "ranking goes by the configurations alone"),
@@ -211,13 +212,15 @@ def _driver() -> str:
 def _least_driver() -> tuple[int, int]:
     """Return the oldest driver that fits the CUDA of torch and of Triton's ptxas, if known."""
     found = [(0, 0)]
-    for version in (
-        lambda: importlib.import_module("torch").version.cuda,
-        lambda: _tool("ptxas").version,
-    ):
-        with suppress(Exception):  # lines of their own say what is wrong with these
-            found.append(_LEAST_DRIVERS[int(version().split(".")[0])])
+    with suppress(Exception):  # a line of its own says what is wrong with torch
+        found.append(_of_cuda(importlib.import_module("torch").version.cuda))
+    with suppress(Exception):
+        found.append(_of_cuda(_tool("ptxas").version))
     return max(found)
+
+
+def _of_cuda(version: str) -> tuple[int, int]:
+    return _LEAST_DRIVERS[int(version.split(".")[0])]
 
 
 def _gpu() -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -149,7 +150,7 @@ def _kept(dataset: Dataset, model: XgbCostModel | None) -> Section:
         "The best latency of a workload over the best among the first k of a model, in percent: "
         "geometric mean over the workloads, and the worst of them in brackets."
     )
-    plot = figure(lambda axes: PLOTS["evaluate"](axes, entries), "speed kept over k")
+    plot = figure(partial(PLOTS["evaluate"], entries), "speed kept over k")
     left_out = [f"Left out: {reason}"] if reason else []
     return Section("Speed kept", [text, plot, Table(*kept_table(entries)), *left_out])
 
@@ -241,7 +242,7 @@ def correlations(table: TrainingTable) -> dict[str, _Floats]:
     matrix = table.design_matrix(ptx=True)
     found = {}
     for name, wanted in groups.items():
-        parts = [rows[wanted[rows]] for rows in table.rows_of_each()]
+        parts = [rows[wanted[rows]] for *_, rows in table.parts()]
         parts = [rows for rows in parts if len(rows) >= _LEAST_ROWS]
         if parts:
             each = [_spearman(matrix[rows], table.latency_us[rows]) for rows in parts]
@@ -295,7 +296,7 @@ def _against_torch(results: Results) -> tuple[str, list[str | Table | Figure]]:
     versions = ", ".join(f"{key} {value}" for key, value in results["versions"].items())
     return "Speed against torch", [
         f"{results['device']}, {results['date']}; {versions}. Above 1 is faster.",
-        figure(lambda axes: PLOTS["kernels"](axes, results["rows"]), "speed relative to torch"),
+        figure(partial(PLOTS["kernels"], results["rows"]), "speed relative to torch"),
         Table(["", "value"], results["summary"].items()),
     ]
 

@@ -38,7 +38,7 @@ class Results(TypedDict):
     rows: list[dict[str, Any]]
 
 
-Plot = Callable[[Any, Sequence[Mapping[str, Any]]], None]
+Rows = Sequence[Mapping[str, Any]]
 
 _BLOCK = re.compile(r"<!-- table: (?P<spec>[^\n]*?) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
 
@@ -154,9 +154,8 @@ def _draw_plots(benchmarks: Path) -> list[str]:
             drawn.append(f"{path.stem}.png")
             (benchmarks / "plots").mkdir(exist_ok=True)
             title = f"{results['device']}, {results['date']}"
-            draw_plot(
-                partial(plot, rows=results["rows"]), benchmarks / "plots" / drawn[-1], (8, 4), title
-            )
+            file = benchmarks / "plots" / drawn[-1]
+            draw_plot(partial(plot, results["rows"]), file, (8, 4), title)
     return drawn
 
 
@@ -188,7 +187,7 @@ def draw_plot(
         drawing.savefig(file, format="png", dpi=150, metadata={"Software": None})
 
 
-def _plot_kept(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+def _plot_kept(rows: Rows, axes: Any) -> None:
     """Speed kept by each model over the number of configurations that are timed."""
     for entry in rows:
         kept = {int(k): value["geomean_pct"] for k, value in entry["regret"].items()}
@@ -201,7 +200,7 @@ def _plot_kept(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     axes.set(xlabel="configurations timed (top-k)", ylabel="speed kept, geometric mean, %")
 
 
-def _plot_relative(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+def _plot_relative(rows: Rows, axes: Any) -> None:
     """Speed relative to torch, for each choice in the order of its own speeds."""
     names = [n for n in ("triton_best", "model_top8", "default") if all(n in row for row in rows)]
     for name, style in zip(names, ("o-", ".-", "-"), strict=False):
@@ -218,7 +217,7 @@ def _plot_relative(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
              ylabel="speed relative to torch")  # fmt: skip
 
 
-PLOTS: dict[str, Plot] = {
+PLOTS: dict[str, Callable[[Rows, Any], None]] = {
     "evaluate": _plot_kept,
     "kernels": _plot_relative,
 }
