@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeVar
 from uuid import uuid4
@@ -193,10 +194,13 @@ def to_builtins(value: object) -> Any:
 
 
 def _plain(value: object) -> str | int | float:
-    """Convert a subclass of text or numbers, such as torch's version or a NumPy float."""
-    for kind in (str, int, float):
-        if isinstance(value, kind):
-            return kind(value)
+    """Convert a subclass of text, such as torch's version, and a number of NumPy."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
     raise TypeError(f"{type(value).__name__} {value!r:.80} is no JSON")
 
 

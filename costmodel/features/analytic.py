@@ -82,7 +82,7 @@ def analytic_columns(
     bytes_us = device.bandwidth_gbs * 1e3
     dram_us = (out["dram_traffic"] + out["split_traffic"]) / bytes_us
     l2_us = (out["operand_traffic"] + out["split_traffic"]) / (bytes_us * L2_SPEEDUP)
-    roofline = device.roofline_us(workload.flops(), workload.bytes(), kind)
+    roofline = workload.roofline_us(device)
     out["compute_bound"] = compute_us / roofline
     out["dram_bound"] = dram_us / roofline
     out["l2_bound"] = l2_us / roofline

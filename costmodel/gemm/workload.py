@@ -18,6 +18,8 @@ from costmodel.gemm.dtypes import DATA_TYPES, DataType, kinds, require_dtypes
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from costmodel.hardware.target import Device
+
 LARGEST = 4096
 """The largest number of a configuration, such as the side of a tile."""
 
@@ -329,6 +331,10 @@ class Workload:
         item, out_item = self.code.itemsize, self.code.out_itemsize
         bias = self.n * out_item if self.code.bias else 0
         return (self.m * self.k + self.k * self.n) * item + self.m * self.n * out_item + bias
+
+    def roofline_us(self, device: Device) -> float:
+        """The least time that a device needs for the arithmetic and for the traffic."""
+        return device.roofline_us(self.flops(), self.bytes(), self.code.kind)
 
     def is_small(self) -> bool:
         """Every side ≤ 512: tuning would cost more than it gives."""

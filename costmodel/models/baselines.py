@@ -176,8 +176,7 @@ def _small(w: Workload) -> Wanted:
     block_m, block_n = _fit(64, w.m, least=32), _fit(64, w.n, least=32)
     if _tiles(w, 64, 64) < 32:  # too few tiles for a GPU: halve them
         block_m = block_n = 32
-    warps = {4096: 4, 2048: 2, 1024: 1}[block_m * block_n]
-    return Wanted(block_m, block_n, _fit(32, w.k), warps, 2, 1, tma=False)
+    return Wanted(block_m, block_n, _fit(32, w.k), block_m * block_n // 1024, 2, 1, tma=False)
 
 
 def _large(w: Workload, sm_count: int) -> Wanted:

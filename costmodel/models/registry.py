@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import threading
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 from costmodel.data.artifact_table import ArtifactTable
@@ -44,8 +44,7 @@ def use(model: str | Path | CostModel | None) -> CostModel | None:
         raise InvalidInput(
             f"model is a {type(model).__name__}: expected a model, or the path of one"
         )
-    with _lock:
-        _used[:] = [] if chosen is None else [chosen]
+    _used[:] = [] if chosen is None else [chosen]
     return chosen
 
 
@@ -79,17 +78,15 @@ def find_model(
     Returns:
         (model, reason): why it is not the first choice, or its caveat; empty if neither.
     """
-    with _lock:
-        chosen = dict.fromkeys([named, *_used] if named is not None else _used)
     reasons: list[str] = []
-    for model in chosen:
-        if not (reason := model.why_not_usable(workload, target)):
-            return _instead(reasons, model, f"model {model.name}", target)
-        reasons.append(reason)
-    shipped, reason = shipped_model(target)
-    if shipped is not None and not (reason := shipped.why_not_usable(workload, target)):
-        return _instead(reasons, shipped, "the shipped model", target)
-    text = "; ".join([*reasons, reason])
+    for model, called, trouble in _choices(target, named):
+        if reason := trouble or model.why_not_usable(workload, target):
+            reasons.append(reason)
+            continue
+        if reasons:
+            warn_once(f"{'; '.join(reasons)}: {called} answers instead")
+        return model, "; ".join(filter(None, [*reasons, model.caveat(target)]))
+    text = "; ".join(reasons)
     warn_once(
         f"{text}: rules of thumb rank instead of a model; train one with `costmodel collect` and "
         f"`costmodel train`, and pass it to costmodel.use(path)"
@@ -97,13 +94,12 @@ def find_model(
     return RuleHeuristic(), text
 
 
-def _instead(
-    reasons: list[str], model: CostModel, called: str, target: Target
-) -> tuple[CostModel, str]:
-    """Return a model with the reasons why others do not answer, and warn of these."""
-    if reasons:
-        warn_once(f"{'; '.join(reasons)}: {called} answers instead")
-    return model, "; ".join(filter(None, [*reasons, model.caveat(target)]))
+def _choices(target: Target, named: CostModel | None) -> Iterator[tuple[CostModel, str, str]]:
+    """Yield (model, what it is called, why it cannot be used); the shipped one is loaded last."""
+    for model in dict.fromkeys(_used if named is None else (named, *_used)):
+        yield model, f"model {model.name}", ""
+    shipped, trouble = shipped_model(target)
+    yield shipped or RuleHeuristic(), "the shipped model", trouble
 
 
 def shipped_model(target: Target) -> tuple[XgbCostModel | None, str]:
@@ -137,17 +133,16 @@ def known_artifacts(model: CostModel, target: Target) -> ArtifactTable:
     """
     if model.kind != "learned":
         return ArtifactTable.empty()
-    own, shipped_at = _own(model, target), model_directory(target)
-    if shipped_at is None or shipped_at == model.directory:
-        return own or ArtifactTable.empty()
-    shipped, _ = shipped_model(target)
-    others = None if shipped is None else _own(shipped, target)
-    if own and others:
-        return _merged(own, others)
-    return own or others or ArtifactTable.empty()
+    models = [model]
+    if model_directory(target) not in (None, model.directory) and (
+        shipped := shipped_model(target)[0]
+    ):
+        models.append(shipped)
+    found = [table for each in models if (table := _artifacts_of(each, target))]
+    return _merged(*found) if found else ArtifactTable.empty()
 
 
-def _own(model: CostModel, target: Target) -> ArtifactTable | None:
+def _artifacts_of(model: CostModel, target: Target) -> ArtifactTable | None:
     try:
         found = model.artifacts_for(target)
     except FileError as error:
@@ -157,19 +152,16 @@ def _own(model: CostModel, target: Target) -> ArtifactTable | None:
 
 
 @functools.lru_cache(maxsize=8)
-def _merged(own: ArtifactTable, others: ArtifactTable) -> ArtifactTable:
-    return own.merged_with([others])
+def _merged(own: ArtifactTable, *others: ArtifactTable) -> ArtifactTable:
+    return own.merged_with(others) if others else own
 
 
 def warn_once(text: str) -> None:
     """Warn of something that does not change, once in a process."""
-    with _lock:
-        if text in _warned:
-            return
+    if text not in _warned:
         _warned.add(text)
-    warnings.warn(text, RuntimeWarning, stacklevel=3)
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
-_lock = threading.Lock()
 _used: list[CostModel] = []
 _warned: set[str] = set()

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from costmodel.compile.ptx import PTX_SCHEMA
 from costmodel.data.artifact_table import ArtifactTable
@@ -41,7 +38,7 @@ from costmodel.errors import (
     WrongVersion,
 )
 from costmodel.features.features import CONFIG_FEATURES, FEATURE_SCHEMA, FEATURES
-from costmodel.files import decode, file_errors, parse_json, read_small_file, replace_file
+from costmodel.files import decode, encode, file_errors, parse_json, read_small_file, replace_file
 from costmodel.hardware.target import Target
 from costmodel.models.confidence import Confidence
 from costmodel.models.torch_time import TORCH_FEATURES
@@ -150,9 +147,8 @@ def read_card(path: Path) -> Card:
         SchemaMismatch: trained on other columns than this release computes.
     """
     with file_errors(path):
-        there = os.path.lexists(path) and path.stat() is not None
-    if not there:
-        raise NoModel(f"no model at {path}: expected a directory that save() wrote")
+        if not path.exists():
+            raise NoModel(f"no model at {path}: expected a directory that save() wrote")
     if not path.is_dir():
         raise CorruptFile(f"{path} is a file: expected the directory that save() wrote")
     return _parse_card(path / CARD, _read(path / CARD))
@@ -243,21 +239,14 @@ def _card_bytes(card: Card, hashes: Mapping[str, str]) -> bytes:
         files={part: _file_name(part, digest) for part, digest in hashes.items()},
     )
     try:
-        data = (json.dumps(asdict(written), indent=1, default=_plain) + "\n").encode()
+        data = encode(written)
         _parse_card(Path(CARD), data)
-    except (CorruptFile, TypeError, ValueError) as error:
+    except (CorruptFile, InvalidInput, TypeError) as error:
         raise InvalidInput(
             f"the model cannot be saved, since it could not be loaded again ({error!s:.200}): "
             f"nothing was written; train it with the name and the parameters put right"
         ) from None
     return data
-
-
-def _plain(value: object) -> Any:
-    """Convert a number of NumPy."""
-    if not isinstance(value, np.generic):
-        raise TypeError(f"{type(value).__name__} {value!r:.80} is no JSON")
-    return value.item()
 
 
 def _parse_card(file: Path, data: bytes) -> Card:

@@ -58,35 +58,28 @@ class TrainingTable:
 
     @classmethod
     def from_dataset(cls, dataset: Dataset, role: Role = "train") -> TrainingTable:
-        """Take the rows of one role, sorted by workload and configuration.
+        """Take the rows of one role, in the order of a dataset, which its files do not change.
 
-        Trees depend on the order of the rows: merging files must not make another model. Rows of a
-        kernel that has changed since are left out, and those to train on of workloads that are held
-        out (:mod:`costmodel.evaluation.heldout`), however they came to be recorded as such.
+        Rows of a kernel that has changed since are left out, and those to train on of workloads
+        that are held out (:mod:`costmodel.evaluation.heldout`), however they came to be recorded
+        as such.
         """
         from costmodel.gemm.specialize import kernel_hashes
 
         frame = dataset.frame(role, kernel_hashes=kernel_hashes())
         left_out = Counter(frame.dropped)
-        by_key = np.argsort([workload.key() for workload in frame.workloads])
-        place = np.argsort(by_key)[frame.workload_index]
-        # Few configurations stand in many rows: each is compared once.
-        configs = frame.candidates.configs
-        number = {config: i for i, config in enumerate(sorted(set(configs)))}
-        order = np.lexsort((np.array([number[config] for config in configs], np.intp), place))
         if role == "train":
-            held_out = np.array([is_held_out(w) for w in frame.workloads], dtype=bool)
-            order = order[~held_out[frame.workload_index[order]]]
-            if count := len(frame) - len(order):
+            allowed = np.array([not is_held_out(w) for w in frame.workloads], dtype=bool)
+            kept = allowed[frame.workload_index]
+            if count := int((~kept).sum()):
                 left_out[HELD_OUT] += count
                 log.warning(
                     "%s: %d rows are left out, of workloads that are %s (docs/protocol.md)",
                     dataset.path, count, HELD_OUT,
                 )  # fmt: skip
-        if not np.array_equal(order, np.arange(len(frame))):  # else a costly copy
-            frame = frame.take(order)
-        present, workload_index = np.unique(place[order], return_inverse=True)
-        workloads = tuple(frame.workloads[w] for w in by_key[present])
+                frame = frame.take(kept)
+        present, workload_index = np.unique(frame.workload_index, return_inverse=True)
+        workloads = tuple(frame.workloads[w] for w in present)
         torch = [dataset.torch(workload) for workload in workloads]
         return cls(
             dataset.target,
@@ -170,7 +163,7 @@ class TrainingTable:
         """Return the roofline of each row's workload, float64 [n]."""
         found = np.empty(len(self))
         for w, target, rows in self.parts():
-            found[rows] = target.device.roofline_us(w.flops(), w.bytes(), w.code.kind)
+            found[rows] = w.roofline_us(target.device)
         return found
 
     def design_matrix(self, *, ptx: bool) -> NDArray[np.float32]:

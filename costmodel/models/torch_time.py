@@ -52,7 +52,7 @@ def predict_torch_us(trees: Trees, workload: Workload, target: Target) -> float:
 
 
 def _floor_us(w: Workload, target: Target) -> float:
-    return target.device.roofline_us(w.flops(), w.bytes(), w.code.kind) + _LAUNCH_US
+    return w.roofline_us(target.device) + _LAUNCH_US
 
 
 def _features(w: Workload, target: Target) -> list[float]:

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from costmodel.data.artifact_table import ArtifactTable
     from costmodel.data.dataset import Dataset
 
+# The trees of a head, and the rows of a batch that it answers for with their features.
+_Head = tuple["Booster", NDArray[np.intp], NDArray[np.float32]]
+
 _ESTIMATE = CONFIG_FEATURES.index("estimate")  # the same column for both heads
 
 
@@ -139,44 +142,18 @@ class XgbCostModel(CostModel):
         Raises:
             NoModel: not fitted.
         """
-        known = candidates.has_artifact
-        heads = []
-        for ptx, rows in ((True, np.flatnonzero(known)), (False, np.flatnonzero(~known))):
-            if len(rows):
-                part = candidates.take(rows) if len(rows) < len(candidates) else candidates
-                heads.append((ptx, rows, design_matrix(workload, part, target, ptx=ptx)))
+        heads = self._heads(workload, candidates, target)
         near = np.arange(len(candidates))
         if count < len(near):
-            rough = self._log_multiple(heads, len(near), rough=True)
+            rough = _log_multiple(heads, len(near), rough=True)
             near = np.sort(np.argsort(rough, kind="stable")[:count])
             heads = [
-                (ptx, rows[chosen], matrix[chosen])
-                for ptx, rows, matrix in heads
+                (head, rows[chosen], matrix[chosen])
+                for head, rows, matrix in heads
                 if len(chosen := np.flatnonzero(np.isin(rows, near)))
             ]
-        log_multiple = self._log_multiple(heads, len(candidates))
-        roofline = target.device.roofline_us(workload.flops(), workload.bytes(), workload.code.kind)
-        return near, np.exp(log_multiple[near]) * roofline
-
-    def _log_multiple(
-        self,
-        heads: Sequence[tuple[bool, NDArray[np.intp], NDArray[np.float32]]],
-        size: int,
-        *,
-        rough: bool = False,
-    ) -> NDArray[np.float64]:
-        """log(latency / roofline) by the heads, of their rows, float64 [size].
-
-        Args:
-            rough: by the first eighth of the trees.
-        """
-        result = np.empty(size, dtype=np.float64)
-        for ptx, rows, matrix in heads:
-            head = self._head(ptx)
-            trees = max(head.num_boosted_rounds() // 8, 1) if rough else 0  # 0 are all
-            learned = head.inplace_predict(matrix, iteration_range=(0, trees))
-            result[rows] = learned + np.log(matrix[:, _ESTIMATE])
-        return result
+        log_multiple = _log_multiple(heads, len(candidates))
+        return near, np.exp(log_multiple[near]) * workload.roofline_us(target.device)
 
     def expected_kept(self, *, ptx: bool) -> dict[str, float]:
         """Mean share of the best speed that the best of the first k of one head keep, by k."""
@@ -203,18 +180,12 @@ class XgbCostModel(CostModel):
         """
         import xgboost
 
-        roofline = target.device.roofline_us(workload.flops(), workload.bytes(), workload.code.kind)
-        start_us = np.full(len(candidates), roofline)
+        start_us = np.full(len(candidates), workload.roofline_us(target.device))
         log_factors = np.zeros((len(candidates), len(FEATURES)))
-        known = candidates.has_artifact
-        for ptx, part in HEADS.items():
-            rows = np.flatnonzero(known == ptx)
-            if not len(rows):
-                continue
-            matrix = design_matrix(workload, candidates.take(rows), target, ptx=ptx)
-            names = list(COLUMNS[part])
+        for head, rows, matrix in self._heads(workload, candidates, target):
+            names = head.feature_names
             data = xgboost.DMatrix(matrix, feature_names=names, nthread=self.nthread)
-            shap = self._head(ptx).predict(data, pred_contribs=True)
+            shap = head.predict(data, pred_contribs=True)
             columns = np.array([FEATURES.index(name) for name in names])
             log_factors[rows[:, np.newaxis], columns] = shap[:, :-1]
             start_us[rows] *= matrix[:, _ESTIMATE] * np.exp(shap[:, -1])  # the mean comes last
@@ -331,15 +302,36 @@ class XgbCostModel(CostModel):
                 trees.canary()  # which reads them
         return model
 
-    def _head(self, ptx: bool) -> Booster:
-        """Return a head; the model cannot be used any more if its trees cannot be read."""
+    def _heads(self, workload: Workload, candidates: Candidates, target: Target) -> list[_Head]:
+        """Share the candidates out to the heads; the model is of no use if one cannot be read."""
         if not self._trees:
             raise NoModel(f"model {self.name!r} is not fitted: call fit() or load one")
-        try:
-            return self._trees[HEADS[ptx]].booster
-        except (FileError, ModelError) as error:
-            self._trouble = f"{self.name} cannot be used: {error}"
-            raise
+        known, found = candidates.has_artifact, []
+        for ptx, part in HEADS.items():
+            rows = np.flatnonzero(known == ptx)
+            if len(rows):
+                shown = candidates.take(rows) if len(rows) < len(candidates) else candidates
+                matrix = design_matrix(workload, shown, target, ptx=ptx)
+                try:
+                    found.append((self._trees[part].booster, rows, matrix))
+                except (FileError, ModelError) as error:
+                    self._trouble = f"{self.name} cannot be used: {error}"
+                    raise
+        return found
+
+
+def _log_multiple(heads: Sequence[_Head], size: int, *, rough: bool = False) -> NDArray[np.float64]:
+    """log(latency / roofline) by the heads, of their rows, float64 [size].
+
+    Args:
+        rough: by the first eighth of the trees.
+    """
+    result = np.empty(size, dtype=np.float64)
+    for head, rows, matrix in heads:
+        trees = max(head.num_boosted_rounds() // 8, 1) if rough else 0  # 0 are all
+        learned = head.inplace_predict(matrix, iteration_range=(0, trees))
+        result[rows] = learned + np.log(matrix[:, _ESTIMATE])
+    return result
 
 
 def train(

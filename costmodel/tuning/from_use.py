@@ -188,9 +188,7 @@ def _unfit(
 
 def _unlikely(measurement: Measurement, workload: Workload, target: Target) -> bool:
     """Return True if there is no time, or one that this device cannot have taken."""
-    device, kind = target.device, workload.code.kind
-    roofline_us = device.roofline_us(workload.flops(), workload.bytes(), kind)
-    least_us = _LEAST_ROOFLINES * roofline_us
+    least_us = _LEAST_ROOFLINES * workload.roofline_us(target.device)
     return not measurement.ok or not least_us <= measurement.latency_us <= _LONGEST_US
 
 

@@ -299,9 +299,7 @@ def _slices(result: TuningResult, m_range: tuple[int, int], model: CostModel) ->
         products = (workload, result.workload)
         there, here = (model.predict_torch(each, target) for each in products)
         if not (here > 0 and there / here > 0):  # the model has not learned it
-            there, here = (
-                target.device.roofline_us(w.flops(), w.bytes(), w.code.kind) for w in products
-            )
+            there, here = (each.roofline_us(target.device) for each in products)
         return result.torch.latency_us * there / here
 
     first, last = m_range
