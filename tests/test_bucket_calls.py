@@ -170,16 +170,6 @@ def test_what_cannot_be_timed_does_not_stop_the_product(machine: Machine) -> Non
     wait_until(lambda: ask(2300, "background").config is not None)
 
 
-def test_a_tuning_is_done_anew_whether_or_not_it_was_spread_meanwhile(machine: Machine) -> None:
-    key = key_of(2060)
-    broken = dispatch.winners.find(key, 2060)
-    ask(2560)
-    before = costmodel.stats()
-    replaced = dispatch.winners.replace(key, 2060, broken, broken=True)
-    assert costmodel.stats().since(before).tuned == 1
-    assert dispatch.winners.replace(key, 2060, broken, broken=True) is replaced
-
-
 def test_what_was_forgotten_while_the_disk_was_read_stays_forgotten(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

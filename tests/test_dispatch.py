@@ -263,17 +263,6 @@ def test_the_first_m_of_a_bucket_stands_for_the_others(bench: Bench, tmp_path: P
 
 
 @pytest.mark.fault("B13")
-def test_a_winner_that_does_not_work_is_replaced_once(bench: Bench, tmp_path: Path) -> None:
-    winners = winners_of(bench, tmp_path)
-    key, m = key_of(winners, *SIZES[0]), SIZES[0][0]
-    broken = winners.find(key, m)
-    replaced = winners.replace(key, m, broken, broken=True)
-    assert replaced is not broken
-    assert winners.replace(key, m, broken, broken=True) is replaced, "another thread has done it"
-    assert bench.uses == 2
-
-
-@pytest.mark.fault("B13")
 def test_an_illegal_winner_on_disk_is_tuned_again(bench: Bench, tmp_path: Path) -> None:
     winners = winners_of(bench, tmp_path)
     good = find(winners, *SIZES[0])

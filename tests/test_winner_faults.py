@@ -214,7 +214,12 @@ def test_what_is_chosen_for_want_of_memory_is_for_this_process_alone(machine: Ma
 def test_a_winner_that_was_asked_for_works_again_or_is_replaced_again(machine: Machine) -> None:
     winners, m = dispatch.winners, 2100
     key = winners.key(Workload.dense(m, N, K), -1, model=LAW)
-    second = winners.replace(key, m, winners.find(key, m), broken=True)
+    first = winners.find(key, m)
+    ask(2560)  # plans the bucket, which is no other tuning
+    before = costmodel.stats()
+    second = winners.replace(key, m, first, broken=True)
+    assert costmodel.stats().since(before).tuned == 1
+    assert winners.replace(key, m, first, broken=True) is second, "another thread has done it"
     assert winners.replace(key, m, second, broken=True) is second
     third = winners.tune(key, m)
     assert winners.replace(key, m, third, broken=True) is not third

@@ -147,11 +147,7 @@ class JsonCache(Generic[T]):
         return folder / f"{name}-{digest}.json"
 
     def _files(self, pattern: str) -> list[Path]:
-        try:
-            return sorted(self.path.glob(pattern)) if self.path else []
-        except OSError as error:
-            self._give_up(error)
-            return []
+        return sorted(self.path.glob(pattern)) if self.path else []
 
     def _read(self, path: Path, level: int = logging.WARNING) -> CacheEntry[T] | None:
         try:
@@ -171,10 +167,9 @@ class JsonCache(Generic[T]):
     def _remove(self, path: Path) -> bool:
         try:
             path.unlink()
-        except FileNotFoundError:
-            return False
         except OSError as error:  # what is there may still be read
-            self._give_up(error)
+            if not isinstance(error, FileNotFoundError):
+                self._give_up(error)
             return False
         return True
 
