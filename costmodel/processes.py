@@ -32,7 +32,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
-from typing import IO, Generic, Protocol, TypeVar
+from typing import IO, Any, Generic, Protocol, TypeVar
 
 from costmodel.errors import InvalidInput
 from costmodel.files import CACHE_VARIABLE, cache_directory
@@ -99,9 +99,7 @@ class SupervisedWorker(Generic[T, R]):
         self._job = pickle.dumps((function, setup, idle_s))
         self._limit_s = limit_s
         self._items_per_child = items_per_child
-        self._items = 0  # that the present child has had
         self._child: _Child | None = None
-        self._setting_up = False
         self._closed = False
         self._lock = threading.Lock()  # of the two above: a child that `close` missed would go on
         close_at_exit(self)
@@ -114,18 +112,7 @@ class SupervisedWorker(Generic[T, R]):
 
     def start(self) -> None:
         """Start the child, if there is none, and do not wait for it: the first item will."""
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("this worker is closed: make another one")
-            old = self._child
-            if old is not None and not old.is_dead():
-                return
-            child = self._child = _Child()
-            self._setting_up, self._items = True, 0
-        if old is not None:
-            old.kill()  # what it left behind
-        with contextlib.suppress(OSError):  # dead already: the first item will tell
-            child.send(self._job)
+        self._running_child()
 
     def run(self, item: T) -> Outcome[R]:
         """Run the function on one item.
@@ -136,40 +123,82 @@ class SupervisedWorker(Generic[T, R]):
             RuntimeError: the child cannot be started, or the worker is closed.
         """
         data = pickle.dumps(item)
-        if self._items == self._items_per_child:
+        child = self._child
+        if child is not None and child.items == self._items_per_child:
             self._discard()
-        try:
-            return self._ask(data)
-        except _DiedIdle:  # not this item's fault
-            self._discard()
-            return self._ask(data)
+        for _ in range(2):  # a child that ends for want of items may do so just now
+            if (outcome := self._ask(data)) is not None:
+                return outcome
+        raise RuntimeError("a worker process could not start: it ended before it had the item")
 
-    def _ask(self, data: bytes) -> Outcome[R]:
-        child = self._ready_child()
+    def _ask(self, data: bytes) -> Outcome[R] | None:
+        """Return the outcome of an item; None if the child had ended before it had it."""
+        child = self._running_child()
+        if not child.is_set_up:
+            self._await_setup(child)
         try:
             child.send(data)
         except OSError:
-            raise _DiedIdle from None
-        self._items += 1
+            self._discard()
+            return None
+        child.items += 1
+        reply = self._receive(child, self._limit_s)
+        if isinstance(reply, Crashed) and child.process.returncode == _IDLE_CODE:
+            return None
+        if isinstance(reply, Crashed | TimedOut):
+            return reply
+        was_raised, value = reply
+        if not was_raised:
+            return Done(value)
         try:
-            was_raised, value = pickle.loads(child.receive(self._limit_s))
+            raise value
+        finally:
+            del value, reply  # the exception refers to this frame, and so to the child
+
+    def _running_child(self) -> _Child:
+        """Return the child; started if there is none, but perhaps not set up."""
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("this worker is closed: make another one")
+            old = self._child
+            if old is not None and not old.is_dead():
+                return old
+            child = self._child = _Child()
+        if old is not None:
+            old.kill()  # what it left behind
+        with contextlib.suppress(OSError):  # dead already: the wait for its setup will tell
+            child.send(self._job)
+        return child
+
+    def _await_setup(self, child: _Child) -> None:
+        match self._receive(child, START_LIMIT_S):
+            case Crashed(how):
+                raise RuntimeError(f"a worker process could not start: {how}")
+            case TimedOut(limit_s):
+                raise RuntimeError(f"a worker process could not start within {limit_s:g} s")
+            case True, error:
+                self._discard()
+                raise error
+        child.is_set_up = True
+
+    def _receive(self, child: _Child, limit_s: float) -> tuple[bool, Any] | Crashed | TimedOut:
+        """Return the child's reply (was it raised, value); without one, kill the child."""
+        try:
+            return pickle.loads(child.receive(limit_s))
+        except EOFError:
+            return Crashed(self._discard())
         except TimeoutError:
             self._discard()
-            return TimedOut(self._limit_s)
-        except EOFError:
-            how = self._discard()
-            if child.returncode == _IDLE_CODE:
-                raise _DiedIdle from None
-            return Crashed(how)
+            return TimedOut(limit_s)
         except BaseException:  # an interrupt: the answer to come belongs to nobody
             self._discard()
             raise
-        if was_raised:
-            try:
-                raise value
-            finally:
-                del value  # it refers to this frame, and so to the child
-        return Done(value)
+
+    def _discard(self) -> str:
+        """Kill the child, if there is one, and tell how it died."""
+        with self._lock:
+            child, self._child = self._child, None
+        return (child and child.kill()) or "closed"
 
     def close(self) -> None:
         """Kill the child and all of its group. The item it is on, if any, gets ``Crashed``."""
@@ -183,44 +212,17 @@ class SupervisedWorker(Generic[T, R]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ready_child(self) -> _Child:
-        """Return the child, started if need be and set up."""
-        self.start()
-        with self._lock:
-            child = self._child
-        if child is None:
-            raise RuntimeError("this worker is closed: make another one")
-        if self._setting_up:
-            try:
-                was_raised, value = pickle.loads(child.receive(START_LIMIT_S))
-            except (OSError, EOFError) as error:  # TimeoutError is an OSError
-                raise RuntimeError(
-                    f"a worker process could not start: {self._discard()}"
-                ) from error
-            except BaseException:
-                self._discard()
-                raise
-            if was_raised:
-                self._discard()
-                raise value
-            self._setting_up = False
-        return child
-
-    def _discard(self) -> str:
-        """Kill the child, if there is one, and tell how it died."""
-        with self._lock:
-            child, self._child, self._items = self._child, None, 0
-        return (child and child.kill()) or "closed"
-
-
-class _DiedIdle(RuntimeError):
-    """A worker process ended before it had the item."""
-
 
 class _Child:
-    """One fresh interpreter in its own session, and the pipes to it."""
+    """One fresh interpreter in its own session, and the pipes to it.
+
+    Attributes:
+        items: those that it has had.
+        is_set_up: it has told that it is ready.
+    """
 
     def __init__(self) -> None:
+        self.items, self.is_set_up = 0, False
         self._stderr = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - `kill` closes it
         self._connection, theirs = Pipe()
         lifeline, held = os.pipe()
@@ -231,7 +233,7 @@ class _Child:
             f"_serve({theirs.fileno()}, {lifeline})"
         )
         try:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-c", serve],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -248,12 +250,12 @@ class _Child:
             theirs.close()
             os.close(lifeline)
         # For one that is collected; at the interpreter's end its worker is closed.
-        self._collected = weakref.finalize(self, _kill_group, self._process, held, self._stderr)
+        self._collected = weakref.finalize(self, _kill_group, self.process, held, self._stderr)
         self._collected.atexit = False
 
     def kill(self) -> str:
         """Kill it and its group, and tell how it died; empty if that was done before."""
-        found = self._collected.detach()
+        found = self._collected.detach()  # called itself, it does nothing at the end
         return _kill_group(*found[2]) if found else ""
 
     def send(self, data: bytes) -> None:
@@ -290,14 +292,9 @@ class _Child:
         """Return True if it has ended. It is not reaped, so that its group keeps its number."""
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         try:
-            return os.waitid(os.P_PID, self._process.pid, flags) is not None
+            return os.waitid(os.P_PID, self.process.pid, flags) is not None
         except ChildProcessError:  # the program that uses us reaps all its children
             return True
-
-    @property
-    def returncode(self) -> int | None:
-        """Its exit code, once it was killed."""
-        return self._process.returncode
 
 
 def _environment() -> dict[str, str]:

@@ -71,7 +71,7 @@ def planned(name: str) -> tuple[Plan, tuple[torch.Tensor, torch.Tensor, torch.Te
 
 def build_ahead() -> dict[str, Any]:
     """Build the launchers of all, and say what was loaded by that."""
-    build_launchers(source(planned(name)[0].spec)[0] for name in CONFIGS).result()
+    build_launchers(source(planned(name)[0].spec)[0] for name in CONFIGS).join()
     return {
         "loaded": [m for m in sys.modules if m in ("__triton_launcher", "cuda_utils")],
         "built": len([*Path(knobs.cache.dir).rglob("__triton_launcher*.so")]),

@@ -124,7 +124,7 @@ def test_a_pool_that_is_closed_cancels_what_is_queued_and_kills_the_rest(here: M
     assert left[0].result(60).status == "crashed"
     assert left[1].cancelled()
     assert gone(child)
-    with pytest.raises(RuntimeError, match="shut down"):
+    with pytest.raises(RuntimeError, match="closed"):
         submitted(pool, specs[0], here.hang)
 
 
@@ -159,6 +159,53 @@ def test_an_abort_and_a_hang_are_one_failed_row_each(here: ModuleType, tmp_path:
     assert artifacts[32].error == "not compiled within 6 s"
     assert artifacts[32].compile_s >= 6
     assert gone(int((tmp_path / "pid").read_text()))
+
+
+PROGRAM = """
+import threading, time
+from pathlib import Path
+from costmodel.compile.compile_pool import CompilePool
+import test_compiler as here
+
+folder = Path({folder!r})
+
+def compile_all():
+    specs = [here.spec_of("pointer", m, n, 128) for m in (16, 32, 64) for n in (16, 32, 64)]
+    pool = CompilePool(2, limit_s=3600)
+    futures = [here.submitted(pool, spec, here.note_and_hang, folder) for spec in specs]
+    if {where!r} == "daemon":
+        futures[0].result()
+
+if {where!r} == "daemon":
+    threading.Thread(target=compile_all, daemon=True).start()
+else:
+    compile_all()
+while len([*folder.glob("begun-*")]) < 2:
+    time.sleep(0.01)
+print("the main thread is done", flush=True)
+"""
+
+
+def note_and_hang(spec: Specialization, target: Target, dump: Path | None) -> Artifact:
+    assert dump is not None
+    (dump / f"begun-{os.getpid()}-{time.monotonic_ns()}").touch()
+    return hang(spec, target, dump)
+
+
+@pytest.mark.fault("B27")
+@pytest.mark.parametrize("where", ["main", "daemon"])
+def test_the_interpreter_ends_while_compiles_are_queued(tmp_path: Path, where: str) -> None:
+    """And begins none of them. No limit of theirs would end this in time."""
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(folder=str(tmp_path), where=where)],
+        env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    found = done.returncode, done.stdout, done.stderr
+    assert found == (0, "the main thread is done\n", "")
+    begun = [*tmp_path.glob("begun-*")]
+    assert len(begun) == 2
+    assert all(gone(int(path.name.split("-")[1])) for path in begun)
 
 
 def test_unknown_exceptions_propagate(here: ModuleType) -> None:

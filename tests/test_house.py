@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "costmodel"
 
 FOLDERS = (
-    "kernels", "errors", "validation", "files", "processes", "executor",
+    "kernels", "errors", "validation", "files", "processes",
     "hardware", "compile", "gemm", "data", "launch", "measure", "evaluation", "features",
     "models", "collect", "tuning", "dispatch", "torch_ops", "nn", "costmodel", "reports", "cli",
     "__main__",

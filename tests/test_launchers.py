@@ -18,7 +18,6 @@ from triton.backends.nvidia import driver
 
 from costmodel.compile import triton_private
 from costmodel.compile.triton_private import build_launchers
-from costmodel.executor import DaemonExecutor
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import source, specialize
 from costmodel.gemm.workload import Workload
@@ -54,9 +53,9 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 def test_each_kind_is_built_once(built: list[str], tmp_path: Path) -> None:
     sources = [source_of(kernel) for kernel in ("pointer", "tma", "tma_persistent")]
-    build_launchers([*sources, *sources]).result()
+    build_launchers([*sources, *sources]).join()
     assert len(set(built)) == len(built) == 3
-    build_launchers([source_of("tma", block_k=32)]).result()
+    build_launchers([source_of("tma", block_k=32)]).join()
     assert len(built) == 3, "the size of a block is nothing that C knows of"
 
 
@@ -66,7 +65,7 @@ def test_an_emptied_cache_gets_them_anew(
 ) -> None:
     for folder in ("one", "one", "two"):
         monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / folder))
-        build_launchers([source_of("pointer")]).result()
+        build_launchers([source_of("pointer")]).join()
     assert len(built) == 2
 
 
@@ -78,7 +77,7 @@ def test_what_goes_wrong_goes_unnoticed(
         raise AssertionError("libcuda.so cannot found!")
 
     monkeypatch.setattr(driver, broken, fail)
-    build_launchers([source_of("pointer")]).result()
+    build_launchers([source_of("pointer")]).join()
     assert built == []
 
 
@@ -89,20 +88,31 @@ def test_without_a_c_compiler_nothing_is_left_behind(
         raise RuntimeError("Failed to find C compiler.")
 
     monkeypatch.setattr("triton.runtime.build._build", fail)
-    build_launchers([source_of("pointer")]).result()
+    build_launchers([source_of("pointer")]).join()
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_where_no_thread_can_start_nothing_is_built_and_nothing_fails(
-    built: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def start(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+@pytest.mark.fault("B31")
+def test_a_program_that_is_interrupted_ends_while_launchers_are_built() -> None:
+    program = """
+import signal, sys, threading, time
+from costmodel.compile import triton_private
 
-    monkeypatch.setattr(triton_private, "_reading", DaemonExecutor(1, "a test"))
-    monkeypatch.setattr(threading.Thread, "start", start)
-    build_launchers([source_of("pointer")]).result()
-    assert built == []
+begun = threading.Event()
+
+def build(text):
+    begun.set()
+    time.sleep(3600)
+
+triton_private._text, triton_private._build = str, build
+signal.signal(signal.SIGALRM, lambda *_: sys.exit())
+built = triton_private.build_launchers(["a launcher"])
+assert begun.wait(60)
+signal.setitimer(signal.ITIMER_REAL, 0.2)  # while they are waited for
+built.join()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=240)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
 @pytest.mark.fault("B40")
@@ -110,7 +120,7 @@ def test_a_triton_with_one_launcher_for_all_needs_none(
     built: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(driver, "make_launcher")
-    build_launchers([source_of("pointer")]).result()
+    build_launchers([source_of("pointer")]).join()
     assert built == []
 
 

@@ -11,19 +11,18 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, as_completed
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, LifoQueue
 from typing import Any
 
 from costmodel.compile.compiler import Artifact, shorten
 from costmodel.compile.triton_private import know_triton_key
 from costmodel.errors import InvalidInput, host_errors
-from costmodel.executor import DaemonExecutor
 from costmodel.processes import Done, SupervisedWorker, TimedOut, close_at_exit
 
 # Triton 3.6 keeps about 0.2 MiB of each compile for good (measured over 160 of them).
@@ -36,6 +35,9 @@ class _Item:
 
     compile: Callable[[], Artifact]
     cache: Path | None
+
+
+_Worker = SupervisedWorker[_Item, Artifact]
 
 
 class CompilePool:
@@ -65,8 +67,8 @@ class CompilePool:
             raise InvalidInput(f"n_jobs={n_jobs}: expected a positive number of processes")
         with host_errors():
             self._scratch = tempfile.mkdtemp(prefix="costmodel-")
-        self._workers: list[SupervisedWorker[_Item, Artifact]] = [
-            SupervisedWorker(
+        self._workers = [
+            _Worker(
                 _compile_in_child,
                 limit_s=limit_s,
                 setup=functools.partial(_set_up_child, self._scratch, preload),
@@ -75,12 +77,11 @@ class CompilePool:
             )
             for _ in range(jobs)
         ]
-        # Last in, first out: few items are compiled by the children that are there already.
-        self._idle: LifoQueue[SupervisedWorker[_Item, Artifact]] = LifoQueue()
-        for worker in self._workers:
-            self._idle.put(worker)
-        # Threads, because each only waits for a process of its own.
-        self._threads = DaemonExecutor(jobs, "costmodel-compile")
+        # The last one first: few items are compiled by the children that are there already.
+        self._idle = list(self._workers)
+        self._queued: deque[tuple[Future[Artifact], str, Any, _Item]] = deque()
+        self._closed = False
+        self._lock = threading.Lock()  # of the three above
         close_at_exit(self)
 
     def submit(
@@ -94,28 +95,37 @@ class CompilePool:
             cache: a folder of Triton's cache to leave the binaries in, for a process that is to
                 load them; by default they are thrown away.
         """
-        with host_errors():
-            return self._threads.submit(self._compile, key, spec, _Item(compile_, cache))
+        future: Future[Artifact] = Future()
+        with host_errors(), self._lock:
+            if self._closed:
+                raise RuntimeError("this pool is closed: make another one")
+            if self._idle:
+                # A daemon: an executor's threads would first do all that is queued when the
+                # interpreter ends. It only waits for its child, which is killed then.
+                thread = threading.Thread(target=self._work, args=self._idle[-1:], daemon=True)
+                thread.start()
+                self._idle.pop()
+            self._queued.append((future, key, spec, _Item(compile_, cache)))
+        return future
 
     def start(self, count: int) -> None:
         """Start so many children now, without waiting; else the first compiles start them."""
-        started: list[SupervisedWorker[_Item, Artifact]] = []
-        with suppress(Empty), host_errors():
-            for _ in range(count):
-                worker = self._idle.get_nowait()
-                started.append(worker)
+        with host_errors(), self._lock:
+            for worker in self._idle[-count:]:
                 worker.start()
-        for worker in started:
-            self._idle.put(worker)
 
     def close(self) -> None:
         """Kill the children, and what they are compiling; what is queued is cancelled."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            self._closed = True
+            queued = list(self._queued)
+            self._queued.clear()
+        for future, *_ in queued:
+            if future.cancel():
+                future.set_running_or_notify_cancel()  # tells who waits for it
         for worker in self._workers:
             worker.close()
-        shutil.rmtree(
-            self._scratch, ignore_errors=True
-        )  # a killed ptxas may still be writing there
+        shutil.rmtree(self._scratch, ignore_errors=True)  # a killed ptxas may still write there
 
     def __enter__(self) -> CompilePool:
         return self
@@ -123,22 +133,33 @@ class CompilePool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _compile(self, key: str, spec: Any, item: _Item) -> Artifact:
-        worker = self._idle.get()
-        start = time.perf_counter()
-        try:
-            with host_errors():
-                outcome = worker.run(item)
-        finally:
-            self._idle.put(worker)
-        if isinstance(outcome, Done):
-            return outcome.value
-        seconds = time.perf_counter() - start
-        if isinstance(outcome, TimedOut):
-            error = f"not compiled within {outcome.limit_s:g} s"
-            return Artifact(key, spec, "timeout", error, compile_s=seconds)
-        error = shorten(f"the compiler's process was {outcome.how}")
-        return Artifact(key, spec, "crashed", error, compile_s=seconds)
+    def _work(self, worker: _Worker) -> None:
+        """Compile by one child until nothing is queued."""
+        while True:
+            with self._lock:
+                if not self._queued:
+                    self._idle.append(worker)
+                    return
+                future, key, spec, item = self._queued.popleft()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(_compile(worker, key, spec, item))
+                except BaseException as error:  # whoever waits would wait for ever
+                    future.set_exception(error)
+
+
+def _compile(worker: _Worker, key: str, spec: Any, item: _Item) -> Artifact:
+    start = time.perf_counter()
+    with host_errors():
+        outcome = worker.run(item)
+    if isinstance(outcome, Done):
+        return outcome.value
+    seconds = time.perf_counter() - start
+    if isinstance(outcome, TimedOut):
+        error = f"not compiled within {outcome.limit_s:g} s"
+        return Artifact(key, spec, "timeout", error, compile_s=seconds)
+    error = shorten(f"the compiler's process was {outcome.how}")
+    return Artifact(key, spec, "crashed", error, compile_s=seconds)
 
 
 def as_compiled(

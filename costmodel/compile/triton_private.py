@@ -20,14 +20,12 @@ import os
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Callable, Hashable, Iterable
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from costmodel.errors import CompileError
-from costmodel.executor import DaemonExecutor
+from costmodel.errors import CompileError, host_errors
 from costmodel.files import cached_fact
 from costmodel.hardware.target import Target
 
@@ -92,61 +90,53 @@ def triton_files() -> tuple[Path, ...]:
 # --- Launchers ----------------------------------------------------------------------------------
 
 
-def build_launchers(sources: Iterable[Any]) -> Future[None]:
+def build_launchers(sources: Iterable[Any]) -> threading.Thread:
     """Begin to build the launchers of Triton sources into Triton's cache, in daemon threads.
 
     What goes wrong is left for Triton to meet again, and to report, when it loads the binary. From
     Triton 3.7 on one launcher serves all kernels, and there is nothing to build.
 
     Args:
-        sources: read in a thread too, since making one may import its kernel.
+        sources: read in the thread too, since making one may import its kernel.
 
     Returns:
-        A future that is done when all of them are built. It never raises.
+        A thread that ends when all of them are built.
     """
-    try:
-        return _reading.submit(_build_all, sources)
-    except RuntimeError as error:  # this process may have no more threads, and can do without
-        log.debug("no launcher built ahead: %s", error)
-        nothing: Future[None] = Future()
-        nothing.set_result(None)
-        return nothing
+    return _begin(_build_all, sources)
+
+
+def _begin(work: Callable[[Any], None], *arguments: Any) -> threading.Thread:
+    """Start a daemon thread: it only waits for a C compiler."""
+    thread = threading.Thread(target=work, args=arguments, daemon=True)
+    with host_errors():
+        thread.start()
+    return thread
 
 
 def _build_all(sources: Iterable[Any]) -> None:
-    try:
-        wait([_building.submit(_build, text) for text in map(_text, sources) if text])
-    except RuntimeError as error:  # as above
-        log.debug("no launcher built ahead: %s", error)
+    from triton import knobs
+
+    # Types that differ in nothing that C knows of have one launcher.
+    wanted = {(knobs.cache.dir, text) for text in map(_text, sources) if text} - _begun
+    _begun.update(wanted)
+    for thread in [_begin(_build, text) for _, text in wanted]:
+        thread.join()
 
 
 def _text(source: Any) -> str:
     """Return the C code of a source's launcher; empty if there is nothing to build."""
     try:
-        from triton import knobs
         from triton.backends.nvidia import driver
 
-        kinds = tuple(source.signature.values())
-        if not hasattr(driver, "make_launcher") or not _first((knobs.cache.dir, kinds)):
+        if not hasattr(driver, "make_launcher"):
             return ""
+        kinds = tuple(source.signature.values())
         # Of the descriptors it only asks whether TMA reads them, as it does for all of ours.
-        described = [kind for kind in kinds if kind.startswith("tensordesc")]
-        text = driver.make_launcher(
-            source.constants, dict(source.signature), [{} for _ in described]
-        )
-        # Types that differ in nothing that C knows of have one launcher.
-        return str(text) if _first((knobs.cache.dir, text)) else ""
+        described = [{} for kind in kinds if kind.startswith("tensordesc")]
+        return str(driver.make_launcher(source.constants, dict(source.signature), described))
     except Exception as error:  # nothing depends on it
         log.debug("no launcher ahead: %s: %.200s", type(error).__name__, error)
         return ""
-
-
-def _first(thing: Hashable) -> bool:
-    """Return True the first time; if several threads ask at once, two may get True."""
-    if thing in _begun:
-        return False
-    _begun.add(thing)
-    return True
 
 
 def _build(text: str) -> None:
@@ -176,10 +166,7 @@ def _build(text: str) -> None:
         log.debug("no launcher built ahead: %s: %.200s", type(error).__name__, error)
 
 
-_begun: set[Hashable] = set()
-# Threads, because each only waits for a C compiler.
-_reading = DaemonExecutor(2, "costmodel-launchers")
-_building = DaemonExecutor(8, "costmodel-launcher")
+_begun: set[tuple[str, str]] = set()
 
 
 # --- Binaries -----------------------------------------------------------------------------------
@@ -205,7 +192,7 @@ def compiled(make_source: MakeSource, name: object, target: Target) -> CompiledK
     launcher = build_launchers([source])
     try:
         kernel = triton.compile(source, target=gpu, options=options)
-        launcher.result()
+        launcher.join()
         return kernel
     except (CompilationError, PTXASError) as error:
         raise CompileError(f"{name} does not compile: {str(error)[:500]}") from None

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from costmodel.executor import DaemonExecutor
+from costmodel.processes import DaemonExecutor
 from costmodel.tuning.counters import count
 from costmodel.validation import drop_oldest
 
