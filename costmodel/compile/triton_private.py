@@ -130,10 +130,10 @@ def _text(source: Any) -> str:
 
         if not hasattr(driver, "make_launcher"):
             return ""
-        kinds = tuple(source.signature.values())
         # Of the descriptors it only asks whether TMA reads them, as it does for all of ours.
-        described = [{} for kind in kinds if kind.startswith("tensordesc")]
-        return str(driver.make_launcher(source.constants, dict(source.signature), described))
+        described = sum(kind.startswith("tensordesc") for kind in source.signature.values())
+        kinds = dict(source.signature)
+        return str(driver.make_launcher(source.constants, kinds, [{}] * described))
     except Exception as error:  # nothing depends on it
         log.debug("no launcher ahead: %s: %.200s", type(error).__name__, error)
         return ""

@@ -7,14 +7,15 @@ import logging
 import sys
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from costmodel.processes import DaemonExecutor
 from costmodel.tuning.counters import count
 from costmodel.validation import drop_oldest
 
 _REMEMBERED = 4096
+_THREAD = "costmodel-background"
 _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
 log = logging.getLogger("costmodel")
@@ -32,7 +33,7 @@ class Background:
 
     def __init__(self, at_most: int = 64) -> None:
         self._at_most = at_most
-        self._thread = DaemonExecutor(1, "costmodel-background")
+        self._queued: deque[tuple[Any, Any, Callable[[], object], dict[Any, None]]] = deque()
         self._lock = threading.Lock()
         self._keys: set[Any] = set()  # of the jobs that wait or are under way
         self._finished: dict[Any, None] = {}
@@ -52,12 +53,15 @@ class Background:
             finished = self._finished
             if (key, task) in finished or key in self._keys or len(self._keys) > self._at_most:
                 return
-            try:
-                self._thread.submit(self._do, key, task, job, finished)
-            except RuntimeError as error:  # this process may have no more threads
-                log.debug("no thread to tune in the background: %s", error)
-            else:  # the job waits for the lock before it ends
-                self._keys.add(key)
+            if not self._keys:  # no thread is at work
+                thread = threading.Thread(target=self._work, name=_THREAD, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # this process may have no more threads
+                    log.debug("no thread to tune in the background: %s", error)
+                    return
+            self._queued.append((key, task, job, finished))
+            self._keys.add(key)
 
     def has_finished(self, key: Any, task: Any) -> bool:
         """Return True if the job of a task has succeeded or failed: another is useless."""
@@ -68,16 +72,23 @@ class Background:
         with self._lock:
             self._finished = {}
 
+    def _work(self) -> None:
+        ignore_other_captures()
+        with self._lock:  # which is held until there is a first job
+            job = self._queued.popleft()
+        while self._do(*job):
+            job = self._queued.popleft()
+
     def _do(
         self, key: Any, task: Any, job: Callable[[], object], finished: dict[Any, None]
-    ) -> None:
-        ignore_other_captures()
+    ) -> bool:
+        """Do a job. Return True if another one waits."""
         error: BaseException | None = None
         try:
             job()
         except BaseException as raised:  # SystemExit too: the next job is to have this thread
             if _is_ending():  # which ends the processes of a job too
-                return
+                return False
             error = raised
         with self._lock:
             # A winner that was found and has left memory since is to be found again.
@@ -85,11 +96,13 @@ class Background:
                 finished[key, task] = None
             drop_oldest(finished, _REMEMBERED)
             self._keys.discard(key)
+            another_waits = bool(self._queued)  # if not, the next job starts a thread
         if error is None:
             count(background_done=1)
         else:
             count(background_failed=1)
             self._report(key, error)
+        return another_waits
 
     def _report(self, key: Any, error: BaseException) -> None:
         text = f"tuning in the background failed, the answer so far stays: {error!r:.500}"
