@@ -16,13 +16,12 @@ def checkout(folder: str) -> Path:
         MissingData: costmodel is installed without its repository, or the folder is not there.
     """
     root = Path(__file__).resolve().parents[2]
-    if not (root / "pyproject.toml").is_file():
+    if not ((root / "pyproject.toml").is_file() and (root / folder).is_dir()):
         raise MissingData(
-            f"{folder}/ does not come with the installed package: run costmodel from a checkout of "
-            f"its repository (pip install -e .), or name a folder of your own"
+            f"no folder {root / folder}: {folder}/ does not come with the installed package; run "
+            f"costmodel from a checkout of its repository (pip install -e .), or name a folder of "
+            f"your own"
         )
-    if not (root / folder).is_dir():
-        raise MissingData(f"no folder {root / folder}: expected it in the repository")
     return root / folder
 
 

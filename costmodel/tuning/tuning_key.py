@@ -49,14 +49,23 @@ class Buckets:
     def __post_init__(self) -> None:
         if type(self.steps) is not int or self.steps not in (1, 2, 4, 8, 16, 32, 64, 128):
             raise InvalidInput(f"steps={self.steps!r}: expected a power of two from 1 to 128")
-        object.__setattr__(self, "bounds", _as_bounds(self.bounds))  # a list becomes a tuple
+        is_list = isinstance(self.bounds, Iterable) and not isinstance(self.bounds, str | bytes)
+        bounds: tuple[Any, ...] = tuple(self.bounds) if is_list else (None,)
+        if any(type(x) is not int for x in bounds) or any(
+            x >= y for x, y in pairwise((0, *bounds))
+        ):
+            raise InvalidInput(
+                f"bounds={self.bounds!r:.80}: expected ascending whole numbers over 0, such as "
+                f"(24, 64)"
+            )
+        object.__setattr__(self, "bounds", bounds)  # a list becomes a tuple
 
     def range_of(self, workload: Workload) -> tuple[int, int]:
         """The first and the last m that share the winner of a workload.
 
         The bucket of its m, cut where a larger product would be of another class of code (where
-        its offsets would need 64 bits), and where no device could hold it, so that nothing that
-        is legal for all of the bucket need be.
+        its offsets would need 64 bits), and where no device could hold a larger one: beyond that,
+        nothing may be legal.
         """
         first, last = self.of(workload.m)
         longest = max(workload.n, workload.k, 1)
@@ -69,43 +78,18 @@ class Buckets:
 
     def of(self, m: int) -> tuple[int, int]:
         """The first and the last m of the bucket of an m."""
-        first, last = self._by_bounds(m) if m <= self._bounded else self._by_steps(m)
-        if first <= _SMALL < last:
-            return (first, _SMALL) if m <= _SMALL else (_SMALL + 1, min(last, MOST))
-        return first, min(last, MOST)
-
-    @property
-    def _bounded(self) -> int:
-        return self.bounds[-1] if self.bounds else 0
-
-    def _by_bounds(self, m: int) -> tuple[int, int]:
         place = bisect_left(self.bounds, m)
-        return (self.bounds[place - 1] if place else 0) + 1, self.bounds[place]
-
-    def _by_steps(self, m: int) -> tuple[int, int]:
-        octave = 1 << (m - 1).bit_length()  # the power of two that m does not pass
-        step = octave // 2 if m <= _BY_OCTAVES else octave // 2 // self.steps
-        last = -(-m // step) * step if step else 1
-        return max(last - step, self._bounded) + 1 if step else 1, last
-
-
-def _as_bounds(bounds: Any) -> tuple[int, ...]:
-    """Return the bounds of a caller as a tuple.
-
-    Raises:
-        InvalidInput: anything but ascending whole numbers over 0.
-    """
-    listed = isinstance(bounds, Iterable) and not isinstance(bounds, str | bytes | bytearray)
-    found = tuple(bounds) if listed else None
-    if (
-        found is None
-        or any(type(x) is not int for x in found)
-        or any(x >= y for x, y in pairwise((0, *found)))
-    ):
-        raise InvalidInput(
-            f"bounds={bounds!r:.80}: expected ascending whole numbers over 0, such as (24, 64)"
-        )
-    return found
+        before = self.bounds[place - 1] if place else 0
+        if place < len(self.bounds):
+            last = self.bounds[place]
+        else:
+            half = (1 << (m - 1).bit_length()) // 2  # of the power of two that m does not pass
+            step = max(half if m <= _BY_OCTAVES else half // self.steps, 1)
+            last = -(-m // step) * step
+            before = max(before, last - step)
+        if before < _SMALL < last:
+            before, last = (before, _SMALL) if m <= _SMALL else (_SMALL, last)
+        return before + 1, min(last, MOST)
 
 
 @dataclass(frozen=True, slots=True)
