@@ -225,16 +225,6 @@ def test_copies_in_one_launch(
             check_copy(x, copy, whole(copy), layout)
 
 
-@pytest.mark.fault("B19")
-def test_only_what_needs_it_is_copied() -> None:
-    a, b, out = framed(24, 40), framed(40, 35), framed(24, 35, fill=NAN)
-    plan = Plan(Workload.from_tensors(a, b, out), replace(TMA, repack=True), SM_COUNT)
-    aligned_a, aligned_b = plan.aligned(a, b, Workspace(a.device))
-    assert aligned_a is a
-    assert aligned_b is not b
-    check(a, b, plan.config, out)
-
-
 def test_operands_with_one_value_for_all_rows() -> None:
     a, b = torch.randn(1, 20).half().expand(18, 20), torch.randn(20, 1).half().expand(20, 17)
     check(a, b, POINTER, framed(18, 17, fill=NAN))

@@ -207,18 +207,20 @@ def test_it_is_queued_on_the_device_of_its_operands(monkeypatch: pytest.MonkeyPa
 
 
 @WRAPPERS
-def test_a_kernel_without_bias_or_splits_gets_nothing_written_in_their_place(
-    monkeypatch: pytest.MonkeyPatch, wrapper: type[Wrapper]
+@pytest.mark.parametrize("has", [[], ["bias_ptr"], ["partial_ptr"], ["arrivals_ptr"]])
+def test_what_a_kernel_lacks_is_not_written_in_place_of_another(
+    monkeypatch: pytest.MonkeyPatch, wrapper: type[Wrapper], has: list[str]
 ) -> None:
     """As a family of one's own may be: what it lacks has no place among its arguments."""
     monkeypatch.setattr("triton.__version__", wrapper.version)
     c_function, bias = CFunction(), torch.ones(96).half()
-    names = ("a_ptr", "b_ptr", "c_ptr", "M", "N", "K", "stride_am")
+    names = ("a_ptr", "b_ptr", "c_ptr", *has, "M", "N", "K", "stride_am")
     plan = plan_of(SPLIT, bias)
     kernel = Kernel(names, wrapper(c_function), 7, (4, 1, 0))
     matrices = operands(1)
     launch_of(plan, kernel)(*matrices, bias)
-    kernel(plan.blocks, 5, plan.arguments(*matrices, bias))
+    scratch = plan.scratch(fast.workspace_of(0, 5))
+    kernel(plan.blocks, 5, plan.arguments(*matrices, bias, scratch))
     ours, theirs = c_function.calls
     assert ours == theirs
 

@@ -11,6 +11,7 @@ import hashlib
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
@@ -159,10 +160,9 @@ def why_illegal(config: GemmConfig, workload: Workload, device: Device) -> str:
     Spills are no reason: some spilling configurations win. The first reason found is given.
     """
     of = family(config.kernel)
-    for check in of.checks(config, workload.code, device):
-        if check.broken:
-            return check.reason()
-    for check in of.size_checks(config, workload, device):
+    for check in chain(
+        of.checks(config, workload.code, device), of.size_checks(config, workload, device)
+    ):
         if check.broken:
             return check.reason()
     return ""

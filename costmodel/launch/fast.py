@@ -95,9 +95,11 @@ class TritonLaunch:
             values[out_at] = out_ptr
         if bias is not None and bias_at >= 0:
             values[bias_at] = bias.data_ptr()
-        if scratch is not None and partial_at >= 0:
-            values[partial_at] = scratch[0].data_ptr()
-            values[arrivals_at] = scratch[1].data_ptr()
+        if scratch is not None:
+            if partial_at >= 0:
+                values[partial_at] = scratch[0].data_ptr()
+            if arrivals_at >= 0:
+                values[arrivals_at] = scratch[1].data_ptr()
         if base := found.base:
             found.launcher(*base[:STREAM], stream, *base[STREAM + 1 :], values)
         else:
