@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from costmodel.launch import fast as module
 from costmodel.launch.fast import (
     float32_precision,
     reference_product,
@@ -46,27 +46,38 @@ def test_it_is_the_product(dtype: torch.dtype, out_dtype: torch.dtype, activatio
         torch.testing.assert_close(out.double(), ref, atol=tolerance, rtol=tolerance)
 
 
+class Watch(TorchDispatchMode):
+    """Notes what torch's switch says at each product, which fails if ``error`` is set."""
+
+    def __init__(self, error: str = "") -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.error = error
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "mm" in str(func):
+            self.seen.append(SWITCH.fp32_precision)
+            if self.error:
+                raise RuntimeError(self.error)
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("switch", ["none", "ieee", "tf32"])
 @pytest.mark.parametrize("tf32", [False, True])
-def test_the_precision_is_what_is_asked_for_and_then_what_it_was(
-    monkeypatch: pytest.MonkeyPatch, switch: str, tf32: bool
-) -> None:
+def test_the_precision_is_what_is_asked_for_and_then_what_it_was(switch: str, tf32: bool) -> None:
     SWITCH.fp32_precision = switch
-    seen = []
-
-    def product(*operands: object) -> None:
-        seen.append(torch_multiplies_in_tf32())
-        if len(seen) == 2:
-            raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(module, "_product", product)
     one = torch.ones(1, 1)
-    torch_product(one, one, one, None, "none", tf32)
+    with Watch() as watch:
+        torch_product(one, one, torch.empty(1, 1), None, "none", tf32)
+    assert [found == "tf32" for found in watch.seen] == [tf32]
     assert SWITCH.fp32_precision == switch
-    with pytest.raises(RuntimeError, match="out of memory"):
-        torch_product(one, one, one, None, "none", tf32)
+    with Watch("out of memory"), pytest.raises(RuntimeError, match="out of memory"):
+        torch_product(one, one, torch.empty(1, 1), None, "none", tf32)
     assert SWITCH.fp32_precision == switch
-    assert seen == [tf32, tf32]
+    with Watch() as watch:
+        torch.testing.assert_close(reference_product(one, one, None, "none"), one)
+    assert watch.seen in (["ieee"], ["none"])
+    assert SWITCH.fp32_precision == switch
 
 
 def test_a_switch_that_says_the_same_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,11 +86,8 @@ def test_a_switch_that_says_the_same_is_not_touched(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(type(SWITCH), "__setattr__", lambda *_: pytest.fail("touched"))
     with float32_precision(tf32=True):
         assert torch_multiplies_in_tf32()
-
-
-def test_16_bits_do_not_ask_for_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "torch_multiplies_in_tf32", lambda: pytest.fail("asked"))
-    half = torch.ones(2, 2).half()
+    monkeypatch.setattr(type(SWITCH), "__getattr__", lambda *_: pytest.fail("asked"))
+    half = torch.ones(2, 2).half()  # which the switch says nothing of
     torch_product(half, half, torch.empty_like(half), None, "none")
 
 
@@ -91,16 +99,3 @@ def test_either_name_of_the_switch_is_followed(old_name: bool) -> None:
         else:
             SWITCH.fp32_precision = "tf32" if tf32 else "ieee"
         assert torch_multiplies_in_tf32() == tf32
-
-
-def test_the_reference_is_ieee_whatever_the_switch_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    SWITCH.fp32_precision = "tf32"
-    seen = []
-    monkeypatch.setattr(
-        "costmodel.launch.fast.torch_multiplies_in_tf32",
-        lambda: bool(seen.append(SWITCH.fp32_precision)) or SWITCH.fp32_precision == "tf32",
-    )
-    a = torch.randn(4, 8)
-    torch.testing.assert_close(reference_product(a, a.T, None, "none"), a @ a.T)
-    assert seen == ["tf32"]
-    assert SWITCH.fp32_precision == "tf32"
