@@ -34,6 +34,7 @@ class Background:
     def __init__(self, at_most: int = 64) -> None:
         self._at_most = at_most
         self._queued: deque[tuple[Any, Any, Callable[[], object], dict[Any, None]]] = deque()
+        self._is_at_work = False  # a thread is
         self._lock = threading.Lock()
         self._keys: set[Any] = set()  # of the jobs that wait or are under way
         self._finished: dict[Any, None] = {}
@@ -51,17 +52,18 @@ class Background:
         """
         with self._lock:
             finished = self._finished
-            if (key, task) in finished or key in self._keys or len(self._keys) > self._at_most:
+            if (key, task) in finished:
                 return
-            if not self._keys:  # no thread is at work
+            if key not in self._keys and len(self._keys) <= self._at_most:
+                self._queued.append((key, task, job, finished))
+                self._keys.add(key)
+            # Last, and asked at each call: an interrupt may have come before it.
+            if self._queued and not self._is_at_work:
                 thread = threading.Thread(target=self._work, name=_THREAD, daemon=True)
                 try:
                     thread.start()
                 except RuntimeError as error:  # this process may have no more threads
                     log.debug("no thread to tune in the background: %s", error)
-                    return
-            self._queued.append((key, task, job, finished))
-            self._keys.add(key)
 
     def has_finished(self, key: Any, task: Any) -> bool:
         """Return True if the job of a task has succeeded or failed: another is useless."""
@@ -74,21 +76,27 @@ class Background:
 
     def _work(self) -> None:
         ignore_other_captures()
-        with self._lock:  # which is held until there is a first job
-            job = self._queued.popleft()
-        while self._do(*job):
-            job = self._queued.popleft()
+        with self._lock:
+            if self._is_at_work:  # another thread
+                return
+            self._is_at_work = True
+        while True:
+            with self._lock:
+                if not self._queued:
+                    self._is_at_work = False
+                    return
+                job = self._queued.popleft()
+            self._do(*job)
 
     def _do(
         self, key: Any, task: Any, job: Callable[[], object], finished: dict[Any, None]
-    ) -> bool:
-        """Do a job. Return True if another one waits."""
+    ) -> None:
         error: BaseException | None = None
         try:
             job()
         except BaseException as raised:  # SystemExit too: the next job is to have this thread
             if _is_ending():  # which ends the processes of a job too
-                return False
+                return
             error = raised
         with self._lock:
             # A winner that was found and has left memory since is to be found again.
@@ -96,13 +104,11 @@ class Background:
                 finished[key, task] = None
             drop_oldest(finished, _REMEMBERED)
             self._keys.discard(key)
-            another_waits = bool(self._queued)  # if not, the next job starts a thread
         if error is None:
             count(background_done=1)
         else:
             count(background_failed=1)
             self._report(key, error)
-        return another_waits
 
     def _report(self, key: Any, error: BaseException) -> None:
         text = f"tuning in the background failed, the answer so far stays: {error!r:.500}"
