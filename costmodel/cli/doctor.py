@@ -10,22 +10,20 @@ from __future__ import annotations
 import importlib
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from costmodel.cli.common import DEFAULT_TARGET, AsJson, answer, current_target
+from costmodel.cli.common import DEFAULT_TARGET, AsJson, answer
 from costmodel.errors import CostModelError, host_errors
 from costmodel.files import CACHE_VARIABLE, cache_directory
 from costmodel.gemm.workload import Workload
@@ -43,8 +41,6 @@ _SQUARE = Workload.dense(4096, 4096, 4096)  # of a kind that every model has lea
 _UPGRADE = "rules of thumb answer; upgrade XGBoost: pip install -U xgboost-cpu"
 _TRITON_ADVICE = "pip install --no-deps triton==3.6.0 (a CUDA build of torch brings its own)"
 _TOOL_ADVICE = "reinstall Triton: its wheel carries this program"
-# NVIDIA, CUDA Compatibility: the oldest driver of each major version of CUDA.
-_LEAST_DRIVERS = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 _EMPTY_MODULE = """#include <Python.h>
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "costmodel_doctor", 0, -1, 0};
 PyMODINIT_FUNC PyInit_costmodel_doctor(void) { return PyModule_Create(&module); }
@@ -66,11 +62,11 @@ class Check:
 
 
 class _Missing(Exception):
-    """Raised by a look: what is wrong, and advice or a need other than the usual ones."""
+    """Raised by a look: what is wrong, and advice other than the usual one."""
 
-    def __init__(self, found: str, advice: str = "", need: Need | None = None) -> None:
+    def __init__(self, found: str, advice: str = "") -> None:
         super().__init__(found)
-        self.advice, self.need = advice, need
+        self.advice = advice
 
 
 def doctor(
@@ -102,9 +98,7 @@ def diagnose(model: Path | None = None, only: str | None = None) -> list[Check]:
 
 def usable(checks: list[Check]) -> bool:
     """Return True if costmodel can be used: on the GPU if there is a driver, else without one."""
-    has_driver = any(
-        check.name == "NVIDIA driver" and (check.ok or check.need == "gpu") for check in checks
-    )
+    has_driver = any(check.name == "NVIDIA driver" and check.ok for check in checks)
     needs = {"always", "gpu"} if has_driver else {"always"}
     return all(check.ok for check in checks if check.need in needs)
 
@@ -114,7 +108,7 @@ def _check(name: str, need: Need, find: Callable[[], str], advice: str) -> Check
     try:
         return Check(name, True, find(), need=need)
     except _Missing as missing:
-        return Check(name, False, str(missing), missing.advice or advice, missing.need or need)
+        return Check(name, False, str(missing), missing.advice or advice, need)
     except Exception as error:
         found = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         return Check(name, False, found, advice, need)
@@ -128,12 +122,12 @@ def _looks(model: Path | None) -> list[_Look]:
         advice = "name a folder that costmodel train wrote, or train it again"
         named = [(f"model {model}", "always", partial(tuner.named_model, model), advice)]
     return [
-        ("Python", "always", _python, "use Python 3.11, 3.12 or 3.13"),
+        ("Python", "always", lambda: f"{platform.python_version()} ({sys.executable})", ""),
         ("numpy", "always", partial(_module, "numpy"), "pip install numpy"),
         ("torch", "always", _torch, "pip install torch"),
         ("Triton", "always", _triton, _TRITON_ADVICE),
         ("ptxas", "always", tuner.ptxas, _TOOL_ADVICE),
-        ("cuobjdump", "always", lambda: _tool("cuobjdump").path, _TOOL_ADVICE),
+        ("cuobjdump", "always", _cuobjdump, _TOOL_ADVICE),
         ("xgboost", "always", partial(_module, "xgboost"),
          "pip install xgboost-cpu (or xgboost: either serves)"),
         ("sklearn", "always", partial(_module, "sklearn"), "pip install scikit-learn"),
@@ -141,7 +135,7 @@ def _looks(model: Path | None) -> list[_Look]:
           for name in ("pyarrow", "joblib", "msgspec", "platformdirs")),
         ("NVIDIA driver", "optional", _driver,
          "only for timing and matmul: install NVIDIA's driver, and show the GPU to this process"),
-        ("GPU", "gpu", _gpu, "check nvidia-smi"),
+        ("GPU", "gpu", tuner.gpu, "check nvidia-smi"),
         ("C compiler", "gpu", _compiler,
          "Triton's launcher needs it: apt-get install gcc python3-dev, or set CC to a compiler"),
         ("TRITON_INTERPRET", "gpu", _interpreter, "unset it"),
@@ -163,13 +157,6 @@ def _looks(model: Path | None) -> list[_Look]:
 # --- The machine ----------------------------------------------------------------------------------
 
 
-def _python() -> str:
-    found = f"{platform.python_version()} ({sys.executable})"
-    if not (3, 11) <= sys.version_info < (3, 14):
-        raise _Missing(found)
-    return found
-
-
 def _module(name: str) -> str:
     return str(importlib.import_module(name).__version__)
 
@@ -187,9 +174,8 @@ def _triton() -> str:
     return version
 
 
-def _tool(name: str) -> Any:
-    """Return a program that Triton's wheel carries."""
-    return getattr(importlib.import_module("triton").knobs.nvidia, name)
+def _cuobjdump() -> str:
+    return str(importlib.import_module("triton").knobs.nvidia.cuobjdump.path)
 
 
 def _driver() -> str:
@@ -199,41 +185,7 @@ def _driver() -> str:
         done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
     except FileNotFoundError:
         raise _Missing("nvidia-smi is not on the PATH") from None
-    found = "; ".join(done.stdout.splitlines())
-    versions = re.findall(r",\s*(\d+)\.(\d+)", done.stdout)
-    least = _least_driver()
-    if any((int(major), int(minor)) < least for major, minor in versions):
-        wanted = ".".join(map(str, least))
-        advice = f"update NVIDIA's driver to {wanted} or newer: the installed CUDA needs it"
-        raise _Missing(f"{found}: too old", advice, need="gpu")
-    return found
-
-
-def _least_driver() -> tuple[int, int]:
-    """Return the oldest driver that fits the CUDA of torch and of Triton's ptxas, if known."""
-    found = [(0, 0)]
-    with suppress(Exception):  # a line of its own says what is wrong with torch
-        found.append(_of_cuda(importlib.import_module("torch").version.cuda))
-    with suppress(Exception):
-        found.append(_of_cuda(_tool("ptxas").version))
-    return max(found)
-
-
-def _of_cuda(version: str) -> tuple[int, int]:
-    return _LEAST_DRIVERS[int(version.split(".")[0])]
-
-
-def _gpu() -> str:
-    if importlib.import_module("torch").version.cuda is None:
-        advice = "with a GPU, install a CUDA build of torch: pip install 'torch==2.11.*'"
-        raise _Missing("this torch is a CPU build", advice)
-    try:
-        device = Target.current().device
-    except (CostModelError, RuntimeError) as error:
-        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-        advice = f"check nvidia-smi; CUDA_VISIBLE_DEVICES={hidden!r}" if hidden else ""
-        raise _Missing(f"{type(error).__name__}: {error}", advice) from None
-    return f"{device.product} ({device.name}, {device.capability})"
+    return "; ".join(done.stdout.splitlines())
 
 
 def _compiler() -> str:
@@ -260,8 +212,18 @@ class _Tuner:
     """Asks what tuning a square product asks; on a machine without a GPU, for the H100."""
 
     @cached_property
+    def _here(self) -> Target | str:
+        """This machine's target, or why there is none; torch warns of a driver that is too old."""
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            try:
+                return Target.current()
+            except (CostModelError, RuntimeError) as error:
+                return "; ".join(map(str, [error, *(warning.message for warning in told)]))
+
+    @cached_property
     def _target(self) -> Target:
-        return current_target() or Target.named(DEFAULT_TARGET)
+        return Target.named(DEFAULT_TARGET) if isinstance(self._here, str) else self._here
 
     @cached_property
     def _ranking(self) -> tuple[Ranking, str]:
@@ -272,6 +234,17 @@ class _Tuner:
             warnings.simplefilter("always")
             found = rank(_SQUARE, self._target)
         return found, "; ".join(str(warning.message) for warning in told)
+
+    def gpu(self) -> str:
+        if importlib.import_module("torch").version.cuda is None:
+            advice = "with a GPU, install a CUDA build of torch: pip install 'torch==2.11.*'"
+            raise _Missing("this torch is a CPU build", advice)
+        if isinstance(self._here, str):
+            hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+            advice = f"check nvidia-smi; CUDA_VISIBLE_DEVICES={hidden!r}" if hidden else ""
+            raise _Missing(self._here, advice)
+        device = self._here.device
+        return f"{device.product} ({device.name}, {device.capability})"
 
     def ptxas(self) -> str:
         return Toolchain.current(self._target.device.arch).ptxas
@@ -287,7 +260,8 @@ class _Tuner:
         from costmodel.models import load
 
         model = load(path)
-        if reason := model.why_not_usable(_SQUARE, current_target() or model.card.target):
+        target = model.card.target if isinstance(self._here, str) else self._here
+        if reason := model.why_not_usable(_SQUARE, target):
             raise _Missing(reason)
         return f"{model.name} ({model.hash}) for {model.card.target.device.name}"
 
