@@ -23,6 +23,9 @@ from costmodel.gemm.family import family
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Device, Target
 
+Floats = NDArray[np.float64]
+Indices = NDArray[np.intp]
+
 CONFIG_COLUMNS = (
     "is_pointer", "is_tma", "is_persistent", "is_warp_specialized", "block_m", "block_n",
     "block_k", "num_warps", "num_stages", "maxnreg", "halves", "flatten", "repack", "group_m",

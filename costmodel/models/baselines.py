@@ -7,9 +7,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from costmodel.data.candidates import ARTIFACT_COLUMNS, CONFIG_COLUMNS, Candidates, CostModel
+from costmodel.data.candidates import (
+    ARTIFACT_COLUMNS,
+    CONFIG_COLUMNS,
+    Candidates,
+    CostModel,
+    Floats,
+)
 from costmodel.features.analytic import analytic_columns
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
@@ -49,9 +54,7 @@ class StaticRank(CostModel):
         self._unseen = 0.5 * mean
         return self
 
-    def predict(
-        self, workload: Workload, candidates: Candidates, target: Target
-    ) -> NDArray[np.float64]:
+    def predict(self, workload: Workload, candidates: Candidates, target: Target) -> Floats:
         """Minus the mean speed, float64 [n]; a configuration never seen counts as half the mean."""
         return np.array([-self.speed.get(c, self._unseen) for c in candidates.configs], np.float64)
 
@@ -62,9 +65,7 @@ class AnalyticModel(CostModel):
     name = "estimate"
     predicts_latency = True
 
-    def predict(
-        self, workload: Workload, candidates: Candidates, target: Target
-    ) -> NDArray[np.float64]:
+    def predict(self, workload: Workload, candidates: Candidates, target: Target) -> Floats:
         """Microseconds, float64 [n]; registers and shared memory as compiled, where known."""
         columns = analytic_columns(workload, candidates, target, binary=True)
         return columns["estimate"] * columns["roofline_us"]
@@ -98,9 +99,7 @@ class PtxScore(CostModel):
         """The variant that also counts Hopper's instructions."""
         return cls(HOPPER_WEIGHTS, name="ptx-score-hopper")
 
-    def predict(
-        self, workload: Workload, candidates: Candidates, target: Target
-    ) -> NDArray[np.float64]:
+    def predict(self, workload: Workload, candidates: Candidates, target: Target) -> Floats:
         """Minus the score, float64 [n]."""
         columns = [ARTIFACT_COLUMNS.index(name) for name in self.weights]
         cost = -candidates.artifact_columns[:, columns] @ np.array([*self.weights.values()])
@@ -126,9 +125,7 @@ class RuleHeuristic(CostModel):
 
     name = "heuristic"
 
-    def predict(
-        self, workload: Workload, candidates: Candidates, target: Target
-    ) -> NDArray[np.float64]:
+    def predict(self, workload: Workload, candidates: Candidates, target: Target) -> Floats:
         """Distance from what the rules want, in powers of two, float64 [n]."""
         want = wanted(workload, target)
         c = dict(zip(CONFIG_COLUMNS, candidates.config_columns.T, strict=True))

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from costmodel.data.candidates import CostModel
+from costmodel.data.candidates import CostModel, Indices
 from costmodel.errors import InvalidInput
 from costmodel.evaluation.evaluate import Problem
 from costmodel.gemm.workload import Workload
@@ -147,7 +146,7 @@ def calibrate(
     return Confidence(full, bare, Coverage.of(table.workloads[w] for w in learned))
 
 
-def folds_by_nk(table: TrainingTable, folds: int, *, seed: int = 0) -> Iterator[NDArray[np.intp]]:
+def folds_by_nk(table: TrainingTable, folds: int, *, seed: int = 0) -> Iterator[Indices]:
     """Yield the workloads of each fold; no pair (n, k) lies in two.
 
     Raises:

@@ -6,9 +6,8 @@ import functools
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from costmodel.data.candidates import CONFIG_COLUMNS, Candidates, CostModel
+from costmodel.data.candidates import CONFIG_COLUMNS, Candidates, CostModel, Floats
 from costmodel.errors import NoModel
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
@@ -41,9 +40,7 @@ class NvMatmulHeuristics(CostModel):
     kind = "peer"
     name = "nvMatmulHeuristics"
 
-    def predict(
-        self, workload: Workload, candidates: Candidates, target: Target
-    ) -> NDArray[np.float64]:
+    def predict(self, workload: Workload, candidates: Candidates, target: Target) -> Floats:
         """Return the place of each candidate, float64 [n].
 
         Raises:
@@ -59,7 +56,7 @@ class NvMatmulHeuristics(CostModel):
         for row, proposal in enumerate(proposals):
             for name, weight in _COMPARED.items():
                 distance[row] += weight * np.abs(np.log2(c[name] / proposal[name]))
-        cost: NDArray[np.float64] = _PROPOSALS + distance.min(axis=0, initial=1e3)
+        cost = _PROPOSALS + distance.min(axis=0, initial=1e3)
         for place, row in enumerate(distance):
             free = np.where(cost < _PROPOSALS, np.inf, row)
             if np.isfinite(free).any():
@@ -72,24 +69,23 @@ class NvMatmulHeuristics(CostModel):
         Raises:
             NoModel: the package is not installed, or does not know the device or the types.
         """
-        if workload.code.dtype not in _PRECISIONS:
+        code = workload.code
+        if code.dtype not in _PRECISIONS:
             raise NoModel(
-                f"nvMatmulHeuristics is not asked about {workload.code.dtype} here: "
-                f"expected one of {', '.join(_PRECISIONS)}"
+                f"nvMatmulHeuristics is not asked about {code.dtype} here: expected one of "
+                f"{', '.join(_PRECISIONS)}"
             )
         if min(workload.m, workload.n, workload.k) == 0:
             return []
         nv, interface = _interface(target.device.name)
         # "N" is its word for an operand in the order of the result, here row-major.
-        letters = "".join(
-            "T" if layout == "col" else "N"
-            for layout in (workload.code.a_layout, workload.code.b_layout)
-        )
+        layouts = (code.a_layout, code.b_layout)
+        letters = "".join("T" if layout == "col" else "N" for layout in layouts)
         layout = nv.NvMatmulHeuristicsMatmulLayout[f"{letters}_ROW_MAJOR"]
         problem = interface.makeNvMatmulHeuristicsProblem(
             workload.m, workload.n, workload.k, layout
         )
-        found = interface.get(problem, _PROPOSALS, precision=_PRECISIONS[workload.code.dtype])
+        found = interface.get(problem, _PROPOSALS, precision=_PRECISIONS[code.dtype])
         kernels = [row["kernel"] for row in sorted(found, key=lambda row: float(row["runtime"]))]
         return [_as_config(kernel) for kernel in kernels]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.data.candidates import Candidates
+from costmodel.data.candidates import Candidates, Floats, Indices
 from costmodel.errors import InvalidInput
 from costmodel.evaluation.heldout import HELD_OUT, is_held_out
 from costmodel.features.features import CONFIG_FEATURES, FEATURES, design_matrix
@@ -47,13 +47,13 @@ class TrainingTable:
 
     target: Target
     workloads: tuple[Workload, ...]
-    workload_index: NDArray[np.intp] = field(repr=False)
+    workload_index: Indices = field(repr=False)
     candidates: Candidates = field(repr=False)
-    latency_us: NDArray[np.float64] = field(repr=False)
+    latency_us: Floats = field(repr=False)
     status: NDArray[np.object_] = field(repr=False)
     left_out: Mapping[str, int] = field(default_factory=dict)
     artifacts: ArtifactTable | None = field(default=None, repr=False)
-    torch_us: NDArray[np.float64] = field(default_factory=lambda: np.empty(0), repr=False)
+    torch_us: Floats = field(default_factory=lambda: np.empty(0), repr=False)
     targets: tuple[Target, ...] = field(default=(), repr=False)
 
     @classmethod
@@ -128,7 +128,7 @@ class TrainingTable:
         """Return the target that each workload was measured on, [len(workloads)]."""
         return self.targets or (self.target,) * len(self.workloads)
 
-    def parts(self) -> Iterator[tuple[Workload, Target, NDArray[np.intp]]]:
+    def parts(self) -> Iterator[tuple[Workload, Target, Indices]]:
         """Yield each workload, the target that it was measured on, and its rows in order."""
         order = np.argsort(self.workload_index, kind="stable")
         counts = np.bincount(self.workload_index, minlength=len(self.workloads))
@@ -152,14 +152,14 @@ class TrainingTable:
         """Count the rows that are not learned from, by status or reason."""
         return dict(Counter(self.status[~self.ok()].tolist()) + Counter(self.left_out))
 
-    def best_us(self) -> NDArray[np.float64]:
+    def best_us(self) -> Floats:
         """Least latency of each workload, float64 [len(workloads)]; inf if none is ok."""
         best = np.full(len(self.workloads), np.inf)
         ok = self.ok()
         np.minimum.at(best, self.workload_index[ok], self.latency_us[ok])
         return best
 
-    def roofline_us(self) -> NDArray[np.float64]:
+    def roofline_us(self) -> Floats:
         """Return the roofline of each row's workload, float64 [n]."""
         found = np.empty(len(self))
         for w, target, rows in self.parts():
@@ -173,7 +173,7 @@ class TrainingTable:
             matrix[rows] = design_matrix(workload, self.candidates.take(rows), target, ptx=ptx)
         return matrix
 
-    def of_workloads(self, chosen: Sequence[int] | NDArray[np.intp]) -> TrainingTable:
+    def of_workloads(self, chosen: Sequence[int] | Indices) -> TrainingTable:
         """Take the rows of some workloads, in the given order of workloads."""
         chosen = np.asarray(chosen, dtype=np.intp)
         renumber = np.full(len(self.workloads), -1, dtype=np.intp)

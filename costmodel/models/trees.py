@@ -32,6 +32,7 @@ _REACH = 1.6  # no rival is slower than so many times the best
 _FALL = 10.0  # weight of a pair: exp(-_FALL * how much slower than the best the faster one is),
 _FULL = 0.2  # and in proportion to what a wrong order would cost, up to so much in the logarithm
 
+_Numbers = NDArray[np.floating[Any]]
 _Floats = NDArray[np.float32]
 
 
@@ -91,9 +92,9 @@ class LabelledRows:
     """
 
     matrix: NDArray[np.float32]
-    label: NDArray[np.floating[Any]]
-    start: NDArray[np.floating[Any]]
-    weight: NDArray[np.floating[Any]]
+    label: _Numbers
+    start: _Numbers
+    weight: _Numbers
     workload: NDArray[np.integer[Any]]
 
 
@@ -107,7 +108,7 @@ class NearBest:
             pairs of a row is 1 on the average of the rows.
     """
 
-    def __init__(self, log_latency: NDArray[np.floating[Any]], workload: NDArray[Any]) -> None:
+    def __init__(self, log_latency: _Numbers, workload: NDArray[Any]) -> None:
         order = np.lexsort((log_latency, workload))
         starts = np.flatnonzero(np.diff(workload[order], prepend=-1))
         near = [_near(log_latency, rows) for rows in np.split(order, starts[1:]) if len(rows) > 1]
@@ -142,7 +143,7 @@ class NearBest:
         return gradient, curvature
 
 
-def _near(log_latency: NDArray[np.floating[Any]], rows: NDArray[np.intp]) -> NDArray[np.intp]:
+def _near(log_latency: _Numbers, rows: NDArray[np.intp]) -> NDArray[np.intp]:
     """Return the rows near the best, of a workload's rows with the fastest first."""
     rivals = rows[:_RIVALS]
     count = np.searchsorted(log_latency[rivals], log_latency[rows[0]] + np.log(_REACH))

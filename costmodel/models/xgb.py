@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.data.candidates import Candidates, CostModel
+from costmodel.data.candidates import Candidates, CostModel, Floats, Indices
 from costmodel.errors import FileError, InvalidInput, ModelError, NoModel
 from costmodel.features.features import CONFIG_FEATURES, FEATURES, design_matrix
 from costmodel.gemm.workload import Workload
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from costmodel.data.dataset import Dataset
 
 # The trees of a head, and the rows of a batch that it answers for with their features.
-_Head = tuple["Booster", NDArray[np.intp], NDArray[np.float32]]
+_Head = tuple["Booster", Indices, NDArray[np.float32]]
 
 _ESTIMATE = CONFIG_FEATURES.index("estimate")  # the same column for both heads
 
@@ -109,16 +109,14 @@ class XgbCostModel(CostModel):
         self.artifacts, self.directory = table.artifacts, None
         return self
 
-    def row_weights(self, table: TrainingTable) -> NDArray[np.float64]:
+    def row_weights(self, table: TrainingTable) -> Floats:
         """The weight of each row, float64 [n]: slow configurations need no exact prediction."""
         with np.errstate(invalid="ignore"):
             slowdown = table.latency_us / table.best_us()[table.workload_index] - 1
         fall = np.exp(-self.params.nearness * np.maximum(slowdown, 0))
         return self.params.floor + (1 - self.params.floor) * fall
 
-    def predict(
-        self, workload: Workload, candidates: Candidates, target: Target
-    ) -> NDArray[np.float64]:
+    def predict(self, workload: Workload, candidates: Candidates, target: Target) -> Floats:
         """Latency in us of each candidate, float64 [n].
 
         Raises:
@@ -128,7 +126,7 @@ class XgbCostModel(CostModel):
 
     def nearest(
         self, workload: Workload, candidates: Candidates, target: Target, count: int
-    ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    ) -> tuple[Indices, Floats]:
         """Predict the latency in us of the candidates nearest to the fastest.
 
         The first eighth of the trees, which comes near the whole, says which those are.
@@ -169,7 +167,7 @@ class XgbCostModel(CostModel):
 
     def contributions(
         self, workload: Workload, candidates: Candidates, target: Target
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    ) -> tuple[Floats, Floats]:
         """Split predictions into what each feature does: the SHAP values of the trees.
 
         Returns:
@@ -320,7 +318,7 @@ class XgbCostModel(CostModel):
         return found
 
 
-def _log_multiple(heads: Sequence[_Head], size: int, *, rough: bool = False) -> NDArray[np.float64]:
+def _log_multiple(heads: Sequence[_Head], size: int, *, rough: bool = False) -> Floats:
     """log(latency / roofline) by the heads, of their rows, float64 [size].
 
     Args:
