@@ -62,6 +62,17 @@ def test_what_is_judged_by_is_read_whole(tmp_path: Path) -> None:
     assert TrainingTable.from_dataset(dataset, "eval").workloads == (DISGUISES[0],)
 
 
+def test_a_dataset_is_learned_from_with_its_artifacts(tmp_path: Path) -> None:
+    dataset = write_recording(tmp_path / "data")
+    found = TrainingTable.from_dataset(dataset)
+    assert set(found.workloads) == set(dataset.workloads("train")) < set(dataset.workloads())
+    model = costmodel.train(dataset, params=TINY)
+    assert model.card.training["rows"] == found.ok().sum()
+    known = costmodel.load(model.save(tmp_path / "model")).artifacts
+    assert known is not None
+    assert dict(known) == dict(dataset.artifacts())
+
+
 def test_merging_the_files_makes_no_other_model(tmp_path: Path) -> None:
     dataset, later = write_recording(tmp_path / "data"), replace(RUN, run_id="run-2")
     dataset.append_measurements(records(A)[::-1], run=later, torch={A: ok(5.0)})

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from costmodel.compile.compiler import Artifact
 from costmodel.data.candidates import Candidates
-from costmodel.data.dataset import Dataset
-from costmodel.data.measurement import Measurement, RunInfo, TuningRecord
 from costmodel.errors import InvalidInput
 from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.specialize import artifact_key, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.models import (
@@ -23,7 +18,6 @@ from costmodel.models import (
     TrainingTable,
     XgbCostModel,
     XgbParams,
-    load,
     train,
 )
 from costmodel.models.confidence import folds_by_nk
@@ -66,15 +60,6 @@ def test_the_configuration_head_works_alone(
     model = XgbCostModel(fast_params).fit(bare)
     unknown = replace(held_out, candidates=Candidates.of(held_out.candidates.configs))
     assert speed_kept(model, unknown)[0] > 0.9
-
-
-@pytest.mark.slow
-def test_training_twice_gives_the_same_model(
-    trained: XgbCostModel, table: TrainingTable, fast_params: XgbParams
-) -> None:
-    assert train(table, params=fast_params).hash == trained.hash
-    other = train(table, params=replace(fast_params, seed=7))
-    assert other.hash != trained.hash
 
 
 @pytest.mark.fault("B66")
@@ -127,43 +112,3 @@ def test_no_pair_of_n_and_k_lies_in_two_folds(target: Target) -> None:
     assert sum(map(len, pairs)) == len(set.union(*pairs))
     with pytest.raises(InvalidInput, match="7 folds of 6"):
         list(folds_by_nk(table, 7))
-
-
-def test_a_dataset_trains_as_its_table_does(
-    tmp_path: Path,
-    target: Target,
-    table: TrainingTable,
-    fast_params: XgbParams,
-    make_artifact: Callable[..., Artifact],
-) -> None:
-    """Eval rows, and rows of a kernel that has changed since, are not learned from."""
-    part = table.of_workloads([0, 1, 2])
-    dataset = Dataset.create(tmp_path / "data", target, {"cache": "cold"})
-    records: list[TuningRecord] = []
-    artifacts: list[Artifact] = []
-    for row, config in enumerate(part.candidates.configs):
-        workload = part.workloads[part.workload_index[row]]
-        key = artifact_key(specialize(workload, config), target)
-        artifacts.append(replace(make_artifact(workload, config), key=key))
-        measured = Measurement(part.status[row], float(part.latency_us[row]))
-        records.append(TuningRecord(workload, config, key, measured))
-    run = RunInfo("r", "GPU-0", "580", "2.11", "2026-11-27T00:00:00Z")
-    dataset.append_artifacts(artifacts)
-    dataset.append_measurements([r for r in records if r.workload != part.workloads[2]], run=run)
-    dataset.append_measurements(
-        [r for r in records if r.workload == part.workloads[2]], run=run, role="eval"
-    )
-
-    found = TrainingTable.from_dataset(Dataset.open(tmp_path / "data"))
-    assert set(found.workloads) == set(part.workloads[:2])
-    params = replace(fast_params, rounds=5)
-    model = train(dataset, params=params)
-    assert model.card.training["rows"] == int(found.ok().sum())
-    loaded = load(model.save(tmp_path / "model"))
-    assert set(loaded.artifacts) == {a.key for a in artifacts}
-    one = artifacts[0]
-    assert (loaded.artifacts[one.key].registers, dict(loaded.artifacts[one.key].ptx)) == (
-        one.registers,
-        dict(one.ptx),
-    )
-    np.testing.assert_allclose(np.sort(found.best_us()), np.sort(part.best_us()[:2]))
