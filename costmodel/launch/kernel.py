@@ -55,13 +55,10 @@ class Kernel:
         import triton
 
         run: Any = self.run
-        try:
-            needs_more = bool(run.global_scratch_size or run.profile_scratch_size)
-            needs_more |= getattr(run, "gsan_enabled", False)
-            if not needs_more and triton.__version__.startswith(_TRITONS):
-                return _c_function(run.launch)
-        except AttributeError:
-            pass
+        extras = ("global_scratch_size", "profile_scratch_size", "gsan_enabled")
+        is_plain = hasattr(run, "launch") and not any(getattr(run, name, 0) for name in extras)
+        if is_plain and triton.__version__.startswith(_TRITONS):
+            return _c_function(run.launch)
         raise LookupError(f"an unknown launcher of Triton {triton.__version__}")
 
     def record(
