@@ -58,7 +58,7 @@ def _begun(world: Any) -> int:
 class Ranks:
     """The ranks of one process group. Every method is a collective: all of them call it.
 
-    What is sent is JSON, and nothing else.
+    What is sent is text: errors, and decisions as JSON.
 
     Args:
         group: a ``torch.distributed`` process group that this process is a rank of.
@@ -91,9 +91,8 @@ class Ranks:
             value = do()
         except Exception as error:
             failure, cause = f"{type(error).__name__}: {error!s:.{_MOST_CHARACTERS}}", error
-        failures: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(failures, json.dumps(failure), group=self._group)
-        failures = [json.loads(text) for text in failures]
+        failures = [""] * dist.get_world_size(self._group)
+        dist.all_gather_object(failures, failure, group=self._group)
         for rank, text in enumerate(failures):
             if text:
                 count = sum(map(bool, failures))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from importlib.resources import files
 from pathlib import Path
 
 from costmodel.errors import MissingData, UnknownTarget
+
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def checkout(folder: str) -> Path:
@@ -15,7 +16,7 @@ def checkout(folder: str) -> Path:
     Raises:
         MissingData: costmodel is installed without its repository, or the folder is not there.
     """
-    root = Path(__file__).resolve().parents[2]
+    root = _PACKAGE.parent
     if not ((root / "pyproject.toml").is_file() and (root / folder).is_dir()):
         raise MissingData(
             f"no folder {root / folder}: {folder}/ does not come with the installed package; run "
@@ -37,7 +38,7 @@ def recording(device: str, *, sample: bool = True) -> Path:
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", device):
         raise UnknownTarget(f"target {device!r}: expected a short name, such as h100-sxm")
-    places = [Path(str(files("costmodel").joinpath("_models"))) / device / "replay"] * sample
+    places = [_PACKAGE / "_models" / device / "replay"] * sample
     try:
         places.insert(0, checkout("datasets") / device)
     except MissingData as error:
