@@ -31,7 +31,6 @@ from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.installed import interpreter_setting
 from costmodel.launch.fast import Launch, TorchLaunch
-from costmodel.models.baselines import RuleHeuristic
 from costmodel.tuning.counters import count
 from costmodel.tuning.modes import winners_of
 from costmodel.tuning.ranking import rank
@@ -292,10 +291,9 @@ class _Product:
             _warn_of_capture(workload)
             why = "inside a capture, with nothing loaded that is to compute it"
             return self._by_torch(self._chosen(None, why))
-        model = RuleHeuristic() if key.mode == "heuristic" else key.model
         best = configs[0]
         with suppress(InvalidInput):  # a table has it that none of them fits
-            best = rank(workload, target, model, 1, configs=configs).configs[0]
+            best = rank(workload, target, key.model, 1, configs=configs).configs[0]
         why = f"first choice of the {len(configs)} that are loaded, inside a capture"
         return first_launch([best], workload, key.device_index, self._chosen(best, why))
 
