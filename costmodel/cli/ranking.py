@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -81,7 +80,7 @@ def rank(
     from costmodel.tuning import ranking
 
     found = ranking.rank(workload, find_target(target), model, top)
-    _log_skipped(found, model)
+    _log_skipped(found)
     rows = [[i + 1, str(config), found.predicted_us(i)] for i, config in enumerate(found.configs)]
     title = f"{workload} on {found.target.device.name}, by {found.model}"
     trust = sureness(found.expected_kept(len(found)), found.out_of_coverage, len(found))
@@ -123,7 +122,7 @@ def explain(
         workload, find_target(target), model, top=top, places=places, against=other
     )
     ranking = found.ranking
-    _log_skipped(ranking, model)
+    _log_skipped(ranking)
     notes = (
         f"no factors of a model: {found.no_factors}" if found.no_factors else "",
         sureness(ranking.expected_kept(_TIMED), ranking.out_of_coverage, _TIMED),
@@ -226,26 +225,25 @@ def _bytes(count: Any) -> str:
     return f"{count / _MIB:.1f} MiB" if count >= _MIB else f"{count / 1024:.0f} KiB"
 
 
-def _log_skipped(ranking: Ranking, model: Path | None) -> None:
+def _log_skipped(ranking: Ranking) -> None:
     """Log a line for each configuration that is illegal, or known not to compile or to fit.
 
     Points of the grid that would only repeat another one are in the ranking, as that one.
     """
     if log.isEnabledFor(logging.INFO):  # finding the reasons takes longer than ranking
-        for config, reason in _skipped(ranking, model):
+        for config, reason in _skipped(ranking):
             log.info("%s: %s", config, one_line(reason))
 
 
-def _skipped(ranking: Ranking, model: Path | None) -> Iterator[tuple[GemmConfig, str]]:
+def _skipped(ranking: Ranking) -> Iterator[tuple[GemmConfig, str]]:
     from costmodel.gemm.space import SearchSpace
     from costmodel.gemm.specialize import artifact_key, specialize
     from costmodel.models import known_artifacts
-    from costmodel.tuning.ranking import answering_model
 
     workload, target = ranking.workload, ranking.target
     space = SearchSpace.of(workload, target)
     yield from space.rejected.items()
-    known = known_artifacts(answering_model(model, target, workload).model, target)
+    known = known_artifacts(ranking.cost_model, target)
     most = target.device.shared_bytes
     for config in space.configs:
         artifact = known.get(artifact_key(specialize(workload, config), target))

@@ -70,6 +70,7 @@ class ArtifactTable(Mapping[str, Artifact]):
         )
 
     @classmethod
+    @functools.cache
     def empty(cls) -> ArtifactTable:
         """Return a table without artifacts."""
         return cls(cls.schema().empty_table())

@@ -23,7 +23,7 @@ from costmodel.gemm.config import GemmConfig, as_config
 from costmodel.gemm.space import why_illegal
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
-from costmodel.tuning.ranking import Ranking, answering_model, rank
+from costmodel.tuning.ranking import Ranking, rank
 from costmodel.validation import require, require_count
 
 WITH_PTX = "with PTX"
@@ -149,10 +149,9 @@ def explain(
             f"place {beyond[0]}: the space has {len(ranking)} distinct configurations"
         )
     rows = [place - 1 for place in places]
-    chosen = answering_model(model, ranking.target, workload).model
     candidates = ranking.candidates.take(rows)
     paper = analytic_columns(workload, candidates, ranking.target, binary=True)
-    no_factors, start_us, factors = _contributions(chosen, ranking, candidates)
+    no_factors, start_us, factors = _contributions(ranking, candidates)
     return Explanation(
         ranking=ranking,
         roofline_us=float(paper["roofline_us"][0]),
@@ -185,13 +184,13 @@ def _place(ranking: Ranking, config: GemmConfig) -> int:
 
 
 def _contributions(
-    model: CostModel, ranking: Ranking, candidates: Candidates
+    ranking: Ranking, candidates: Candidates
 ) -> tuple[str, Sequence[float | None], Sequence[Mapping[str, float] | None]]:
     """Return why there are no factors, where they start, and the factors of each candidate."""
     nothing = [None] * len(candidates)
-    found = model.contributions(ranking.workload, candidates, ranking.target)
+    found = ranking.cost_model.contributions(ranking.workload, candidates, ranking.target)
     if found is None:
-        return f"only a trained model gives any, and {model.name} answered", nothing, nothing
+        return f"only a trained model gives any, and {ranking.model} answered", nothing, nothing
     start_us, log_factors = found
     sums = [grouped(FEATURES, row.tolist()) for row in log_factors]
     return "", start_us.tolist(), [{name: exp(x) for name, x in row.items()} for row in sums]

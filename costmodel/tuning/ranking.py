@@ -6,13 +6,13 @@ all configurations are laid out once for each class of code, and a new shape tak
 
 from __future__ import annotations
 
-import threading
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,55 +26,43 @@ from costmodel.files import file_errors
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.space import grid, space_rows
 from costmodel.gemm.specialize import artifact_key, specialize
-from costmodel.gemm.workload import CodeClass, Workload
+from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.models.confidence import kept_at
 from costmodel.models.registry import find_model, known_artifacts, load
 from costmodel.models.storage import card_stamp
-from costmodel.validation import as_path, drop_oldest, require, require_count
+from costmodel.tuning.tuning_result import Answered
+from costmodel.validation import as_path, require, require_count
 
 T = TypeVar("T")
 
-_KEPT_LAYOUTS = 32
-_KEPT_MODELS = 8
 _SHORTLIST = 8  # times as many as are asked for are looked at closely
 _LEAST_RANKED = 31  # so many are ranked with all trees, however few are asked for
 _SHOWN = (1, 4, 8, 16, 32)
 
 
-@dataclass(frozen=True)
-class Ranking:
+@dataclass(frozen=True, kw_only=True)
+class Ranking(Answered):
     """Distinct configurations, the most promising first.
 
     Attributes:
-        workload, target: what was ranked, and where for.
-        model, model_hash: which model answered.
-        caveat: why it is not the first choice, or less exact than it could be; else empty.
-        answered_by: which head of a learned model answered, in a line; empty of other models.
+        cost_model: the model that answered.
         candidates: the configurations in order, with the artifacts that are known.
-        cost: float64 [n], ascending; a latency in us where ``predicts_latency``.
+        cost: float64 [n], ascending; a latency in us where ``cost_model.predicts_latency``.
         considered: configurations that were ranked, duplicates among them.
         without_artifact: how many of these the model judged by the configuration alone.
         failed: configurations left out because they are known not to compile.
         kept: the mean share of the best speed that the best of the first k keep, by k, as measured
             on other workloads; empty if the model cannot tell.
-        out_of_coverage: which property of the workload is new to the model; else empty.
     """
 
-    workload: Workload
-    target: Target
-    model: str
-    model_hash: str
-    caveat: str
-    answered_by: str
-    predicts_latency: bool
+    cost_model: CostModel = field(repr=False)
     candidates: Candidates = field(repr=False)
     cost: NDArray[np.float64] = field(repr=False)
     considered: int
     without_artifact: int
     failed: int
-    kept: Mapping[str, float] = field(default_factory=dict, repr=False)
-    out_of_coverage: str = ""
+    kept: Mapping[str, float] = field(repr=False)
 
     def __len__(self) -> int:
         return len(self.cost)
@@ -86,7 +74,7 @@ class Ranking:
 
     def predicted_us(self, row: int) -> float | None:
         """The predicted latency of a row; None where the model only knows an order."""
-        return float(self.cost[row]) if self.predicts_latency else None
+        return float(self.cost[row]) if self.cost_model.predicts_latency else None
 
     def expected_kept(self, k: int) -> float | None:
         """Return the speed that the best of the first k is expected to keep, from 0 to 1.
@@ -97,12 +85,7 @@ class Ranking:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        return {
-            "workload": self.workload.to_dict(),
-            "target": self.target.to_dict(),
-            "model": {"name": self.model, "hash": self.model_hash},
-            "reservation": self.caveat,
-            "head": self.answered_by,
+        return super().to_dict() | {
             "considered": self.considered,
             "without_artifact": self.without_artifact,
             "failed": self.failed,
@@ -110,7 +93,6 @@ class Ranking:
                 {str(k): self.expected_kept(k) for k in _SHOWN} if self.kept else None
             ),
             "sure": not self.out_of_coverage if self.kept else None,
-            "doubt": self.out_of_coverage,
             "ranked": [
                 {"config": config.to_dict(), "predicted_us": self.predicted_us(row)}
                 for row, config in enumerate(self.configs)
@@ -174,21 +156,25 @@ def rank_by(
         InvalidInput: no configuration to rank.
     """
     chosen = answering.model
-    candidates, program, failed = _candidates(
-        workload, target, known_artifacts(chosen, target), configs, largest or workload
-    )
+    layout, rows = _layout(chosen, workload, target, configs, largest or workload)
+    failed = int(layout.failed[rows].sum())
+    rows = rows[~layout.failed[rows]]
+    candidates = layout.candidates.take(rows)
     if not len(candidates):
         raise InvalidInput(
             f"no configuration to rank for {workload} on {target.device.name}: {failed} are known "
             f"not to compile or to fit, and nothing else is legal"
         )
     least = len(candidates) if k is None else max(k, _LEAST_RANKED)
-    identity = identities(workload, candidates, program)
-    cost = _cost(chosen, workload, candidates, target, _SHORTLIST * least)
-    order = top_rows(cost, identity, least)
-    if np.isinf(cost[order]).any():  # so many do the same that the others are far down the list
-        cost = _cost(chosen, workload, candidates, target, len(candidates))
+    identity = identities(workload, candidates, layout.program[rows])
+    # All of them where so many do the same that the others are far down the list.
+    for count in (_SHORTLIST * least, len(candidates)):
+        rows, nearest = chosen.nearest(workload, candidates, target, count)
+        cost = np.full(len(candidates), np.inf)
+        cost[rows] = np.where(np.isnan(nearest), np.inf, nearest)
         order = top_rows(cost, identity, least)
+        if np.isfinite(cost[order]).all():
+            break
     order = order[:k]
     unknown = int((~candidates.has_artifact).sum())
     return Ranking(
@@ -198,7 +184,7 @@ def rank_by(
         model_hash=chosen.hash,
         caveat=answering.caveat,
         answered_by=chosen.answered_by(target, unknown, len(candidates)),
-        predicts_latency=chosen.predicts_latency,
+        cost_model=chosen,
         candidates=candidates.take(order),
         cost=cost[order],
         considered=len(candidates),
@@ -209,8 +195,7 @@ def rank_by(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Answering:
+class Answering(NamedTuple):
     """The model to ask, and why that is not the one that was named or a perfect one; else empty."""
 
     model: CostModel
@@ -243,9 +228,10 @@ def with_answering(
     try:
         return do(answering)
     except (FileError, ModelError):
-        if model is not None or answering_model(None, target, workload).model is answering.model:
+        instead = answering_model(model, target, workload)
+        if model is not None or instead.model is answering.model:
             raise
-        return with_answering(None, target, workload, do)
+    return do(instead)
 
 
 def named_model(model: CostModel | str | PathLike[str] | None) -> CostModel | None:
@@ -265,93 +251,55 @@ def named_model(model: CostModel | str | PathLike[str] | None) -> CostModel | No
     try:
         stamp = card_stamp(path)
     except OSError:
-        with file_errors(path):
-            return load(path)  # the error that tells what is wrong with the path
-    with _lock:
-        found = _models.get(path)
-    if found is None or found[0] != stamp:
-        found = (stamp, load(path))
-        with _lock:
-            _models[path] = found
-            drop_oldest(_models, _KEPT_MODELS)
-    return found[1]
+        stamp = None  # loading tells what is wrong with the path
+    with file_errors(path):
+        return _loaded(path, stamp)
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """The columns of every point of the grid, for one class of code."""
+@functools.lru_cache(maxsize=8)
+def _loaded(path: Path, stamp: object) -> CostModel:
+    return load(path)
+
+
+class _Layout(NamedTuple):
+    """The columns of some configurations, of use for all products with the same binaries."""
 
     candidates: Candidates
     program: NDArray[np.int64]
     failed: NDArray[np.bool_]
-    artifacts: ArtifactTable  # kept, so that its id is not given to another one
-
-    @classmethod
-    def of(
-        cls,
-        workload: Workload,
-        target: Target,
-        artifacts: ArtifactTable,
-        configs: Sequence[GemmConfig],
-    ) -> _Layout:
-        keys = [artifact_key(specialize(workload, config), target) for config in configs]
-        candidates = Candidates.of(configs)
-        columns, hashes = artifacts.columns(keys)
-        candidates = replace(candidates, artifact_columns=columns, ptx_hash=hashes)
-        # What crashed the compiler once, or took it too long, is not known: it may compile now.
-        failed = artifacts.refused(keys) | ~candidates.fits(target.device)
-        return cls(candidates, programs(candidates), failed, artifacts)
 
 
-def _candidates(
+def _lay_out(
+    workload: Workload, target: Target, artifacts: ArtifactTable, configs: Sequence[GemmConfig]
+) -> _Layout:
+    keys = [artifact_key(specialize(workload, config), target) for config in configs]
+    columns, hashes = artifacts.columns(keys)
+    candidates = replace(Candidates.of(configs), artifact_columns=columns, ptx_hash=hashes)
+    # What crashed the compiler once, or took it too long, is not known: it may compile now.
+    failed = artifacts.refused(keys) | ~candidates.fits(target.device)
+    return _Layout(candidates, programs(candidates), failed)
+
+
+@functools.lru_cache(maxsize=32)
+def _lay_out_grid(workload: Workload, target: Target, artifacts: ArtifactTable) -> _Layout:
+    return _lay_out(workload, target, artifacts, grid())
+
+
+def _layout(
+    model: CostModel,
     workload: Workload,
     target: Target,
-    artifacts: ArtifactTable,
     configs: Sequence[GemmConfig] | None,
     largest: Workload,
-) -> tuple[Candidates, NDArray[np.int64], int]:
-    """The batch to rank, its programs, and how many were left out: known not to compile or fit."""
-    if configs is None:
-        layout = _layout(workload, target, artifacts)
-        rows = space_rows(workload, target)
-        if largest != workload:  # of configurations that do the same, the first one is in both
-            rows = rows[np.isin(rows, space_rows(largest, target), assume_unique=True)]
-    else:
-        layout = _Layout.of(workload, target, artifacts, list(dict.fromkeys(configs)))
-        rows = np.arange(len(layout.failed))
-    failed = layout.failed[rows]
-    rows = rows[~failed]
-    return layout.candidates.take(rows), layout.program[rows], int(failed.sum())
-
-
-def _cost(
-    model: CostModel, workload: Workload, candidates: Candidates, target: Target, count: int
-) -> NDArray[np.float64]:
-    """Cost of each candidate by a model, float64 [n]; inf for NaN.
-
-    Args:
-        count: how many, the nearest, have to be told apart; a model may leave the others at inf.
-    """
-    cost = np.full(len(candidates), np.inf)
-    rows, nearest = model.nearest(workload, candidates, target, count)
-    cost[rows] = nearest
-    cost[np.isnan(cost)] = np.inf
-    return cost
-
-
-def _layout(workload: Workload, target: Target, artifacts: ArtifactTable) -> _Layout:
+) -> tuple[_Layout, NDArray[np.intp]]:
+    """The columns to rank by, and the rows that are legal."""
+    artifacts = known_artifacts(model, target)
+    if configs is not None:
+        layout = _lay_out(workload, target, artifacts, list(dict.fromkeys(configs)))
+        return layout, np.arange(len(layout.failed))
     # Of the sizes, only which BLOCK_K divide K is in a binary.
-    key = (workload.code, gcd(workload.k, 256), target, id(artifacts) if artifacts else 0)
-    with _lock:
-        found = _layouts.get(key)
-    if found is None:
-        found = _Layout.of(workload, target, artifacts, grid())
-        with _lock:
-            _layouts[key] = found
-            drop_oldest(_layouts, _KEPT_LAYOUTS)
-    return found
-
-
-_lock = threading.Lock()
-_layouts: dict[tuple[CodeClass, int, Target, int], _Layout] = {}
-_models: dict[Path, tuple[tuple[int, int, int], CostModel]] = {}
+    same_binaries = replace(workload, m=1, n=1, k=gcd(workload.k, 256))
+    rows = space_rows(workload, target)
+    if largest != workload:  # of configurations that do the same, the first one is in both
+        rows = rows[np.isin(rows, space_rows(largest, target), assume_unique=True)]
+    return _lay_out_grid(same_binaries, target, artifacts), rows

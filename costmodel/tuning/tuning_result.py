@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
 from math import isfinite, nan
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any
 
-from costmodel.data.measurement import Measurement, Status
+from costmodel.data.measurement import Measurement
 from costmodel.errors import InvalidInput, UnsupportedDtype
+from costmodel.files import decode
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
-from costmodel.validation import require_count, take
+from costmodel.validation import take
 
 PREDICTED = "predicted"
 """The ``source`` of a result that rests on no timing."""
@@ -49,6 +50,10 @@ class Segment:
     config: GemmConfig | None
     latency_us: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.last < 1 or (self.latency_us or 0.0) < 0:
+            raise InvalidInput(f"{self}: expected an m over 0 and a time of at least 0")
+
 
 @dataclass(frozen=True, slots=True)
 class BucketPlan:
@@ -72,14 +77,43 @@ NO_PLAN = BucketPlan((), attempted=True)
 """The plan of a bucket whose winner serves all its m."""
 
 
-@dataclass(frozen=True)
-class TuningResult:
+@dataclass(frozen=True, kw_only=True)
+class Answered:
+    """A product and the model that answered for it; a ranking and a result say both.
+
+    Attributes:
+        workload, target: what was asked for, and where it would run.
+        model, model_hash: which model answered.
+        caveat: why it is not the first choice, or less exact than it could be; else empty.
+        answered_by: which head of a learned model answered, in a line; empty of other models.
+        out_of_coverage: which property of the workload is new to the model; else empty.
+    """
+
+    workload: Workload
+    target: Target
+    model: str
+    model_hash: str
+    caveat: str
+    answered_by: str = ""
+    out_of_coverage: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "workload": self.workload.to_dict(),
+            "target": self.target.to_dict(),
+            "model": {"name": self.model, "hash": self.model_hash},
+            "reservation": self.caveat,
+            "head": self.answered_by,
+            "doubt": self.out_of_coverage,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningResult(Answered):
     """The choice of how to compute a workload, and what led to it.
 
     Attributes:
-        workload, target: what was tuned, and where for.
-        model, model_hash: which model ranked.
-        caveat: why that is not the first choice, or less exact than it could be; else empty.
         mode, k: as asked for.
         ranked: configurations with their predicted latency in us (None where the model knows
             only an order), the most promising first.
@@ -93,19 +127,12 @@ class TuningResult:
         reliable: chosen as it would be again: false after a budget ran out or where candidates or
             torch could not be timed, and such a result is not kept on disk.
         costs: what each stage took.
-        answered_by: which head of a learned model ranked, in a line; empty of other models.
         expected_kept: the share of the best speed, from 0 to 1, that the ranking promised to keep
             by what was looked at; None where the model cannot tell.
-        out_of_coverage: which property of the workload is new to the model; else empty.
         plan: what computes the other m of its bucket; None until one of them is asked for, which
             the choice serves as well.
     """
 
-    workload: Workload
-    target: Target
-    model: str
-    model_hash: str
-    caveat: str
     mode: str
     k: int
     ranked: tuple[tuple[GemmConfig, float | None], ...]
@@ -116,9 +143,7 @@ class TuningResult:
     source: str
     reliable: bool
     costs: Costs
-    answered_by: str = ""
     expected_kept: float | None = None
-    out_of_coverage: str = ""
     plan: BucketPlan | None = None
 
     @property
@@ -165,32 +190,22 @@ class TuningResult:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; a number that JSON lacks (NaN, infinity) is null."""
-        return {
-            "workload": self.workload.to_dict(),
-            "target": self.target.to_dict(),
-            "model": {"name": self.model, "hash": self.model_hash},
-            "reservation": self.caveat,
-            "head": self.answered_by,
+        return super().to_dict() | {
             "mode": self.mode,
             "k": self.k,
             "expected_kept": self.expected_kept,
             "sure": self.sure,
-            "doubt": self.out_of_coverage,
             "ranked": [
-                {"config": c.to_dict(), "predicted_us": _plain(us)} for c, us in self.ranked
+                {"config": c.to_dict(), "predicted_us": _finite(us)} for c, us in self.ranked
             ],
             "measured": [{"config": c.to_dict(), **_measurement(m)} for c, m in self.measured],
             "torch": _measurement(self.torch) if self.torch else None,
-            "chosen": self.config.to_dict() if self.config else "torch",
+            "chosen": _config_or_torch(self.config),
             "why": self.why,
             "source": self.source,
             "reliable": self.reliable,
             "parts": [
-                {
-                    "last": segment.last,
-                    "config": segment.config.to_dict() if segment.config else "torch",
-                    "latency_us": _plain(segment.latency_us),
-                }
+                asdict(segment) | {"config": _config_or_torch(segment.config)}
                 for segment in (self.plan.segments if self.plan else ())
             ],
             "costs": asdict(self.costs) | {"total_s": self.costs.total_s},
@@ -203,9 +218,9 @@ class TuningResult:
     ) -> TuningResult:  # fmt: skip
         """A choice that no model was asked for; it is not to be kept on disk."""
         return cls(
-            workload, target, model="", model_hash="", caveat="", mode=mode, k=1, ranked=(),
-            measured=(), torch=None, config=config, why=why, source=source, reliable=False,
-            costs=Costs(),
+            workload=workload, target=target, model="", model_hash="", caveat="", mode=mode, k=1,
+            ranked=(), measured=(), torch=None, config=config, why=why, source=source,
+            reliable=False, costs=Costs(),
         )  # fmt: skip
 
     @classmethod
@@ -216,89 +231,62 @@ class TuningResult:
             InvalidInput: with what is wrong; nothing but numbers, texts and names is accepted.
         """
         try:
-            return _read(data)
+            found = decode(_by_field(data), cls)
+            for measurement in (found.torch, *dict(found.measured).values()):
+                if measurement and measurement.ok and not measurement.latency_us > 0:
+                    raise InvalidInput("a measurement that is ok: expected a latency_us over 0")
         except (InvalidInput, UnsupportedDtype) as error:
             raise InvalidInput(f"not a tuning result: {error}") from None
+        return found
 
 
-def _read(data: Any) -> TuningResult:
-    model, costs = take(data, "model", dict), take(data, "costs", dict)
-    texts = {name: take(data, name, str) for name in ("mode", "why", "source")}
-    chosen, torch = data.get("chosen"), data.get("torch")
-    return TuningResult(
-        workload=Workload.from_dict(take(data, "workload", dict)),
-        target=Target.from_dict(take(data, "target", dict)),
-        model=take(model, "name", str),
-        model_hash=take(model, "hash", str),
-        k=require_count("k", take(data, "k", int)),
-        ranked=tuple((_config(row), _number(row, "predicted_us")) for row in _rows(data, "ranked")),
-        measured=tuple((_config(row), _from_measurement(row)) for row in _rows(data, "measured")),
-        torch=None if torch is None else _from_measurement(torch),
-        config=None if chosen == "torch" else GemmConfig.from_dict(chosen),
-        reliable=take(data, "reliable", bool),
-        costs=Costs(**{name: take(costs, name, kind) for name, kind in _COSTS.items()}),
-        # Not in results of earlier releases.
-        answered_by=take(data, "head", str) if "head" in data else "",
-        expected_kept=_number(data, "expected_kept") if "expected_kept" in data else None,
-        out_of_coverage=take(data, "doubt", str) if "doubt" in data else "",
-        plan=_plan(_rows(data, "parts")) if "parts" in data else None,
-        caveat=take(data, "reservation", str),
-        **texts,
-    )
+def _by_field(data: Any) -> dict[str, Any]:
+    """Return JSON under the names of the fields, as far as the two differ."""
+    try:
+        # Not in results of earlier releases: head, doubt, parts.
+        parts = [
+            each | {"config": _config(each["config"])}
+            for each in take({"parts": []} | data, "parts", list)
+        ]
+        plan = {"segments": parts, "attempted": any(each.get("latency_us") for each in parts)}
+        return data | {
+            "workload": Workload.from_dict(data["workload"]),
+            "target": Target.from_dict(data["target"]),
+            "model": data["model"]["name"],
+            "model_hash": data["model"]["hash"],
+            "caveat": data["reservation"],
+            "answered_by": data.get("head", ""),
+            "out_of_coverage": data.get("doubt", ""),
+            "ranked": [
+                (GemmConfig.from_dict(row["config"]), row["predicted_us"]) for row in data["ranked"]
+            ],
+            "measured": [
+                (GemmConfig.from_dict(row["config"]), _known(row)) for row in data["measured"]
+            ],
+            "torch": data["torch"] and _known(data["torch"]),
+            "config": _config(data["chosen"]),
+            "plan": plan if parts else None,
+        }
+    except (AttributeError, KeyError, TypeError) as error:
+        raise InvalidInput(f"a part that is missing or of another kind: {error!r:.80}") from None
 
 
-_COSTS = get_type_hints(Costs)
+def _config(value: Any) -> GemmConfig | None:
+    return None if value == "torch" else GemmConfig.from_dict(value)
 
 
-def _rows(data: dict[str, Any], name: str) -> list[Any]:
-    return take(data, name, list)
+def _config_or_torch(config: GemmConfig | None) -> dict[str, Any] | str:
+    return config.to_dict() if config else "torch"
 
 
-def _config(row: Any) -> GemmConfig:
-    return GemmConfig.from_dict(take(row, "config", dict))
+def _measurement(measurement: Measurement) -> dict[str, Any]:
+    return {name: _finite(value) for name, value in asdict(measurement).items()}
 
 
-def _plan(rows: list[Any]) -> BucketPlan | None:
-    segments = tuple(map(_segment, rows))
-    timed = any(segment.latency_us is not None for segment in segments)
-    return BucketPlan(segments, attempted=timed) if segments else None
-
-
-def _segment(row: Any) -> Segment:
-    last = require_count("last", take(row, "last", int))
-    config = None if row.get("config") == "torch" else _config(row)
-    return Segment(last, config, _number(row, "latency_us") if "latency_us" in row else None)
-
-
-def _measurement(m: Measurement) -> dict[str, Any]:
-    return {name: _plain(value) for name, value in asdict(m).items()}
-
-
-def _plain(value: Any) -> Any:
+def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
-def _from_measurement(row: Any) -> Measurement:
-    status = take(row, "status", str)
-    if status not in get_args(Status):
-        raise InvalidInput(f"status={status!r:.80}: expected one of {get_args(Status)}")
-    times = {name: _number(row, name) for name in ("latency_us", "p10_us", "p90_us")}
-    if status == "ok" and not times["latency_us"]:
-        raise InvalidInput("a measurement that is ok: expected a latency_us over 0")
-    return Measurement(
-        cast(Status, status),
-        **{name: nan if us is None else us for name, us in times.items()},
-        repeats=take(row, "repeats", int),
-        clock_mhz=take(row, "clock_mhz", int),
-        error=take(row, "error", str),
-    )
-
-
-def _number(row: Any, name: str) -> float | None:
-    """A number of at least 0, such as a time; None where the row says that there is none."""
-    if isinstance(row, dict) and row.get(name, 0) is None:
-        return None
-    value = take(row, name, float)
-    if value < 0:
-        raise InvalidInput(f"{name}={value!r}: expected a number of at least 0, or null")
-    return value
+def _known(row: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a measurement that are known; the others are NaN in :class:`Measurement`."""
+    return {name: value for name, value in row.items() if value is not None}
