@@ -50,12 +50,11 @@ class WarpSpecializedFamily(TmaFamily):
                         yield GemmConfig(self.name, m, n, 64, num_warps, stages, halves=halves)
 
     def own_checks(self, c: Any, code: CodeClass, device: Device) -> Iterator[Check]:
-        everywhere = c.block_m > 0
         if device.architecture.instruction != "wgmma":
-            yield Check(everywhere, f"warp groups: sm_{device.arch} has no wgmma (sm_90 only)")
+            yield Check(True, f"warp groups: sm_{device.arch} has no wgmma (sm_90 only)")
         if code.itemsize != 2:
             text = f"warp groups: {code.dtype} operands have no kernel there, 16-bit ones do"
-            yield Check(everywhere, text)
+            yield Check(True, text)
         yield Check((c.num_warps != 8) & (c.num_warps != 12),
                     "warp groups: {} warps multiply; it takes 8 or 12", (c.num_warps,))  # fmt: skip
         text = "warp groups: no split-K, maxnreg or flatten; the kernel has its own ways"
@@ -76,12 +75,12 @@ class WarpSpecializedFamily(TmaFamily):
         need = c.block_m * c.block_n // (32 * c.num_warps) + WGMMA_SPARE_REGISTERS
         dealt = multiply_registers(c.num_warps)
         yield Check(need > dealt, "registers: {} a thread, {} are there", (need, dealt))
-        yield one_instruction(c.block_m > 0, n_parts(c.block_n)[0], entry_registers(c.num_warps))
+        yield one_instruction(True, n_parts(c.block_n)[0], entry_registers(c.num_warps))
 
     def operand_checks(self, c: Any, code: CodeClass, device: Device) -> Iterator[Check]:
         if not stores_by_descriptor(code):
             text = "TMA: C must be row-major and aligned to 16 bytes, it is stored by TMA only"
-            yield Check(c.block_m > 0, text)
+            yield Check(True, text)
         yield from super().operand_checks(c, code, device)
 
     def shared_bytes_at_least(self, c: Any, code: CodeClass, architecture: Architecture) -> Any:
