@@ -64,36 +64,27 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     """Return the gradients of a, b and bias; recompute the input of the activation."""
     a, b, bias = ctx.saved_tensors
     activation, tf32, mode, dtype = ctx.options
+
+    def product(x: torch.Tensor, y: torch.Tensor, bias: Any = None, out_dtype: Any = None) -> Any:
+        """x @ y + bias by the operator, or by torch if it may have a forward-mode gradient."""
+        if not in_forward_level():
+            return _matmul(x, y, bias, "none", tf32, out_dtype, mode)
+        if out_dtype in (None, x.dtype):
+            return multiply_by_torch(Call(x, y, bias=bias, tf32=tf32))
+        return multiply_by_torch(Call(x.to(out_dtype), y.to(out_dtype), bias=bias))
+
     if activation != "none":
-        before = _product(a, b, bias, tf32, grad.dtype, mode)
-        grad = _through(activation, grad, before)
+        grad = _through(activation, grad, product(a, b, bias, grad.dtype))
     of_a = of_b = of_bias = None
     if ctx.needs_input_grad[2]:
         of_bias = grad.sum(0)
     # The gradient of a sum is one number with strides of 0: no kernel reads that.
     grad = grad.to(dtype).contiguous()
     if ctx.needs_input_grad[0]:
-        of_a = _product(grad, b.T, None, tf32, None, mode)
+        of_a = product(grad, b.T)
     if ctx.needs_input_grad[1]:
-        of_b = _product(a.T, grad, None, tf32, None, mode)
+        of_b = product(a.T, grad)
     return of_a, of_b, of_bias, None, None, None, None
-
-
-def _product(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    tf32: bool | None,
-    out_dtype: torch.dtype | None,
-    mode: str | None,
-) -> torch.Tensor:
-    """Return a @ b + bias by the operator, or by torch if it may have a forward-mode gradient."""
-    if not in_forward_level():
-        found: torch.Tensor = _matmul(a, b, bias, "none", tf32, out_dtype, mode)
-        return found
-    if out_dtype not in (None, a.dtype):
-        a, b, tf32 = a.to(out_dtype), b.to(out_dtype), None
-    return multiply_by_torch(Call(a, b, bias=bias, tf32=tf32))
 
 
 def _through(activation: str, grad: torch.Tensor, before: torch.Tensor) -> torch.Tensor:

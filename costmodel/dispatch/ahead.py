@@ -75,19 +75,11 @@ def pin(
     return pins[workload, index]
 
 
-def unpin(
-    *problem: Any,
-    dtype: str = "float16",
-    out_dtype: str | None = None,
-    tf32: bool | None = None,
-    bias: bool = False,
-    activation: str | None = None,
-    device: int | None = None,
-) -> bool:
+def unpin(*problem: Any, device: int | None = None, **types: Any) -> bool:
     """Undo :func:`pin` for a workload.
 
     Args:
-        as of :func:`pin`, without the configuration.
+        problem, device, types: as of :func:`pin`, without the configuration.
 
     Returns:
         whether anything was pinned.
@@ -96,14 +88,15 @@ def unpin(
         NoGpu: there is none, so that nothing can be pinned.
         InvalidInput: an empty product. ShapeError, UnsupportedDtype: of the problem.
     """
-    key = _pinnable(problem, device, dtype, out_dtype, tf32, bias, activation)
-    found = pins.pop(key, None)
+    found = pins.pop(_pinnable(problem, device, **types), None)
     dispatch.forget_launches()
     return found is not None
 
 
-def _pinnable(problem: tuple[Any, ...], device: int | None, *types: Any) -> tuple[Workload, int]:
-    workload, device = _problem(problem, device, *types)
+def _pinnable(
+    problem: tuple[Any, ...], device: int | None, *types: Any, **named: Any
+) -> tuple[Workload, int]:
+    workload, device = _problem(problem, device, *types, **named)
     if not (workload.m and workload.n and workload.k):
         raise InvalidInput(f"{workload}: expected sizes over 0, torch computes empty products")
     return workload, device_index(device)
@@ -163,9 +156,9 @@ def tune(
 def _problem(
     problem: tuple[Any, ...],
     device: int | None,
-    dtype: str,
-    out_dtype: str | None,
-    tf32: bool | None,
+    dtype: str = "float16",
+    out_dtype: str | None = None,
+    tf32: bool | None = None,
     bias: bool = False,
     activation: str | None = None,
 ) -> tuple[Workload, int | None]:

@@ -68,9 +68,8 @@ def check_matrices(call: Call) -> None:
     Raises:
         ShapeError, LayoutError: see the message; others as :func:`check_kinds`.
     """
-    given = _given(call)
     _check_shapes(call)
-    _check_kinds(call, given)
+    check_kinds(call)
     a, b, out, bias = call.a, call.b, call.out, call.bias
     if out is not None:
         require_apart(out, a, b, bias, spans_of(out, a, b, bias))
@@ -83,7 +82,21 @@ def check_kinds(call: Call) -> None:
         InvalidInput: no tensors, an unknown activation, or TF32 for 16-bit operands.
         UnsupportedDtype, LayoutError, GradientError, DeviceError: see the message.
     """
-    _check_kinds(call, _given(call))
+    given = _given(call)
+    names = {name: _name(x.dtype) for name, x in given.items()}
+    _check_operand_types(names)
+    _check_tf32(call.tf32, names["a"])
+    _check_result_type(call.out_dtype, names)
+    if (call.activation or "none") not in ACTIVATIONS:
+        expected = ", ".join(ACTIVATIONS)
+        raise InvalidInput(f"activation={call.activation!r}: expected one of {expected}")
+    wants = [n for n, x in given.items() if x.requires_grad] if torch.is_grad_enabled() else []
+    if wants and call.out is not None:
+        raise GradientError(
+            f"{', '.join(wants)} requires grad, and what is written to out has no gradient: leave "
+            f"out away, or call it under torch.no_grad()"
+        )
+    _check_devices(given)
 
 
 def require_apart(
@@ -161,6 +174,7 @@ def _given(call: Call) -> dict[str, torch.Tensor]:
 
 
 def _check_shapes(call: Call) -> None:
+    _given(call)
     for name, x in (("a", call.a), ("b", call.b)):
         if x.ndim != 2:
             raise ShapeError(
@@ -178,23 +192,6 @@ def _check_shapes(call: Call) -> None:
         require_shape("bias", bias, (n,), ", one value a column")
         if n > 1 and bias.stride(0) != 1:
             raise LayoutError("bias is not contiguous: expected stride 1; call bias.contiguous()")
-
-
-def _check_kinds(call: Call, given: dict[str, torch.Tensor]) -> None:
-    names = {name: _name(x.dtype) for name, x in given.items()}
-    _check_operand_types(names)
-    _check_tf32(call.tf32, names["a"])
-    _check_result_type(call.out_dtype, names)
-    if (call.activation or "none") not in ACTIVATIONS:
-        expected = ", ".join(ACTIVATIONS)
-        raise InvalidInput(f"activation={call.activation!r}: expected one of {expected}")
-    wants = [n for n, x in given.items() if x.requires_grad] if torch.is_grad_enabled() else []
-    if wants and call.out is not None:
-        raise GradientError(
-            f"{', '.join(wants)} requires grad, and what is written to out has no gradient: leave "
-            f"out away, or call it under torch.no_grad()"
-        )
-    _check_devices(given)
 
 
 def _check_operand_types(names: dict[str, str]) -> None:

@@ -57,7 +57,6 @@ from costmodel.dispatch.check import (
 )
 from costmodel.dispatch.resolve_launch import resolve_launch
 from costmodel.errors import InvalidInput
-from costmodel.files import file_errors
 from costmodel.gemm.kernels import FAMILIES
 from costmodel.launch.fast import Launch, torch_multiplies_in_tf32
 from costmodel.tuning import modes
@@ -66,7 +65,7 @@ from costmodel.tuning.ranking import named_model
 from costmodel.tuning.tuning_key import Buckets, WinnerCache
 from costmodel.tuning.tuning_result import TuningResult
 from costmodel.tuning.winners import Winners
-from costmodel.validation import as_path, drop_oldest
+from costmodel.validation import drop_oldest
 
 # Imported when they are first used, so that no first call, which may be a request's, waits for it.
 for _module in ("msgspec", "platformdirs", *FAMILIES):
@@ -215,10 +214,6 @@ def use(model: str | Path | CostModel | None) -> CostModel | None:
     Raises:
         NoModel, CorruptFile, WrongVersion, SchemaMismatch, InvalidInput: then nothing changes.
     """
-    if model is not None and not isinstance(model, CostModel):
-        model = as_path("model", model)
-        with file_errors(model):
-            model = models.load(model)
     chosen = models.use(model)
     winners.forget()
     forget_launches()

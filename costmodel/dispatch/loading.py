@@ -35,36 +35,27 @@ _loaded: dict[_Key, tuple[Kernel, dict[GemmConfig, None]]] = {}
 def first_launch(
     configs: Sequence[GemmConfig], workload: Workload, device_index: int, result: TuningResult
 ) -> TritonLaunch:
-    """Return the launch of the first configuration that can be loaded, which follows a result.
-
-    Raises:
-        CompileError, LaunchError: as :func:`load_first`.
-    """
-    plan, kernel = load_first(configs, workload, result.target, device_index)
-    return TritonLaunch(plan, kernel, device_index, result)
-
-
-def load_first(
-    configs: Sequence[GemmConfig], workload: Workload, target: Target, device_index: int
-) -> tuple[Plan, Kernel]:
-    """Load the first configuration that can be.
+    """Return the launch of the first configuration that can be loaded.
 
     Args:
         configs: legal ones, in order of preference.
+        result: what the launch follows.
 
     Raises:
         LaunchError: none can be, and at least one compiles. CompileError: none compiles.
     """
     kind: type[CostModelError] = CompileError
-    told = "there is no configuration to load"
+    told, target = "there is no configuration to load", result.target
     for config in configs:
         plan = Plan(workload, config, target.device.sm_count)
         try:
-            return plan, ensure_loaded(plan, target, device_index)
+            kernel = ensure_loaded(plan, target, device_index)
         except (CompileError, LaunchError) as error:
             told = one_line(error)
             log.info("%s: %s", config, told)
             kind = LaunchError if isinstance(error, LaunchError) else kind
+        else:
+            return TritonLaunch(plan, kernel, device_index, result)
     raise kind(told)
 
 

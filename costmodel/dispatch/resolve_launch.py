@@ -10,7 +10,7 @@ import logging
 import time
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ import torch
 
 from costmodel.dispatch.background import Background
 from costmodel.dispatch.check import Call, ModelLike
-from costmodel.dispatch.loading import first_launch, is_loaded, load_first, loaded_configs, pins
+from costmodel.dispatch.loading import first_launch, is_loaded, loaded_configs, pins
 from costmodel.errors import (
     CompileError,
     CostModelError,
@@ -85,9 +85,8 @@ def resolve_launch(
             "TRITON_INTERPRET is set: Triton would interpret the kernels on the CPU, and timings "
             "of that mean nothing; unset it before Triton is imported"
         )
-    mode, index = str(call.mode), call.a.get_device()
-    keys = keys_of(winners, workload, index, mode, call.model)
-    product = _Product(workload, mode, keys, winners)
+    index, mode = call.a.get_device(), str(call.mode)
+    product = _Product(workload, index, mode, call.model, winners)
     try:
         return product.resolve(background)
     except HostError as error:
@@ -117,117 +116,103 @@ def is_capturing(device_index: int) -> bool:
         return torch.cuda.is_current_stream_capturing()
 
 
-@dataclass(frozen=True, slots=True)
 class _Product:
-    """A product to be launched.
+    """A product to be launched."""
 
-    Attributes:
-        mode: of the call.
-        keys: of :func:`keys_of`.
-    """
-
-    workload: Workload
-    mode: str
-    keys: list[TuningKey]
-    winners: Winners
+    def __init__(
+        self, workload: Workload, index: int, mode: str, model: ModelLike, winners: Winners
+    ) -> None:
+        self.workload, self.m, self.index, self.mode = workload, workload.m, index, mode
+        self.winners = winners
+        self.keys = keys_of(winners, workload, index, mode, model)
+        self.key = self.keys[-1]
 
     def resolve(self, background: Background) -> Resolved:
-        key, index = self.keys[-1], self.keys[-1].device_index
-        if (chosen := pins.get((self.workload, index))) is not None:
+        if (chosen := pins.get((self.workload, self.index))) is not None:
             return Resolved(self._launch_of_pin(chosen))
-        if is_capturing(index):
+        if is_capturing(self.index):
             return self._known_and_loaded() or Resolved(self._fallback(), is_final=False)
         if time.monotonic() < _retry_at:
             return self.without_host()
-        if self.mode == "background" and not key.epoch:
+        if self.mode == "background" and not self.key.epoch:
             return self._launch_or_job(background)
         if self.mode == "never":
             return Resolved(self._launch_untimed())
-        return Resolved(self._launch_of_winner(key))
+        return Resolved(self._launch_of_winner(self.key))
 
     def without_host(self) -> Resolved:
         """The winner if it is loaded, else torch for this call: a fault of the machine may pass."""
-        code = self.workload.code
         try:
             if (found := self._known_and_loaded()) is not None:
                 return found
             chosen = self._chosen(None, "nothing can be compiled or loaded here for now")
         except HostError:  # the toolchain itself does not run
             chosen = None
-        return Resolved(TorchLaunch(code.activation, chosen, code.tf32), is_final=False)
+        return Resolved(self._by_torch(chosen), is_final=False)
 
     # --- the parts of an answer ---
 
-    def _known(self) -> tuple[TuningKey, TuningResult] | None:
-        """The first winner that is in memory or on disk, and its key."""
-        found = ((key, self.winners.known(key)) for key in self.keys)
-        return next(((key, result) for key, result in found if result is not None), None)
-
     def _chosen(self, config: GemmConfig | None, why: str) -> TuningResult:
         """A result that no model ranked."""
-        key = self.keys[-1]
-        target = self.winners.target_of(key.device_index)
-        mode = self.mode if self.mode == "background" and not key.epoch else key.mode
-        return TuningResult.unranked(self.workload, target, mode, config, why)
+        target = self.winners.target_of(self.index)
+        return TuningResult.unranked(self.workload, target, self.mode, config, why)
 
-    def _by_torch(self, result: TuningResult) -> TorchLaunch:
+    def _by_torch(self, result: TuningResult | None) -> TorchLaunch:
         code = self.workload.code
         return TorchLaunch(code.activation, result, code.tf32)
 
     def _configs(self, result: TuningResult) -> list[GemmConfig]:
         """The configurations that a result allows here, best first."""
-        chosen = [result.config_at(self.workload.m), result.config]
+        chosen = [result.config_at(self.m), result.config]
         configs = dict.fromkeys(config for config in chosen if config is not None)
         if configs and not result.timed:
             configs |= dict.fromkeys(config for config, _ in result.ranked)
         return [*configs]
 
-    def _launch(self, result: TuningResult) -> Launch:
+    def _launch(self, result: TuningResult, *, only_loaded: bool = False) -> Launch:
         """The launch of a result, or of its next choices.
 
+        Args:
+            only_loaded: with nothing to be compiled or loaded.
+
         Raises:
-            CompileError, LaunchError: none can be loaded; see :func:`load_first`.
+            CompileError, LaunchError: none can be loaded; see :func:`first_launch`.
         """
-        here, key = result.at(self.workload.m), self.keys[-1]
+        here, configs = result.at(self.m), self._configs(result)
         if here.config is None:
             return self._by_torch(here)
-        configs = self._configs(result)
-        if key.epoch and result.timed:  # which others can be loaded differs from rank to rank
-            configs = configs[:1]
+        if self.key.epoch and (only_loaded or result.timed):
+            configs = configs[:1]  # which others can be loaded differs from rank to rank
+        if only_loaded:
+            where = self.workload, result.target, self.index
+            configs = [config for config in configs if is_loaded(config, *where)]
         try:
-            return first_launch(configs, self.workload, key.device_index, here)
+            return first_launch(configs, self.workload, self.index, here)
         except (CompileError, LaunchError):
-            if result.config is not None or key.epoch:
+            if result.config is not None or self.key.epoch:
                 raise
         return self._by_torch(result)  # which is the winner elsewhere in the bucket
 
-    def _loaded(self, result: TuningResult) -> Launch | None:
-        """Like :meth:`_launch`, with nothing to be compiled or loaded; None if there is none."""
-        here, key = result.at(self.workload.m), self.keys[-1]
-        if here.config is None:
-            return self._by_torch(here)
-        configs = self._configs(result)[: 1 if key.epoch else None]
-        where = self.workload, result.target, key.device_index
-        for config in configs:
-            if is_loaded(config, *where):
-                return first_launch([config], self.workload, key.device_index, here)
-        return self._by_torch(result) if result.config is None and not key.epoch else None
+    def _loaded(self, result: TuningResult | None) -> Launch | None:
+        """The launch of a result with nothing to be compiled or loaded; None if there is none."""
+        with suppress(CompileError, LaunchError):
+            return None if result is None else self._launch(result, only_loaded=True)
+        return None
 
     def _known_and_loaded(self) -> Resolved | None:
-        """The launch of a known winner with nothing to be compiled or loaded."""
-        known = self._known()
-        launch = None if known is None else self._loaded(known[1])
-        if known is None or launch is None:
-            return None
-        key, found = known
-        m = self.workload.m
-        wanted = found.config_at(m)
-        # Of a prediction, a later call may launch a later choice, if the first cannot be loaded.
-        is_first = launch.config == wanted and (wanted is None or found.timed)
-        may_time = self.mode != "never"
-        return Resolved(
-            launch, is_first and self.winners.is_final(key, m, found, may_time=may_time)
-        )
+        """The launch of the first known winner, with nothing to be compiled or loaded."""
+        for key in self.keys:
+            if (found := self.winners.known(key)) is None:
+                continue
+            if (launch := self._loaded(found)) is None:
+                return None
+            wanted = found.config_at(self.m)
+            # Of a prediction, a later call may launch a later choice, if the first cannot load.
+            is_first = launch.config == wanted and (wanted is None or found.timed)
+            may_time = self.mode != "never"
+            is_final = self.winners.is_final(key, self.m, found, may_time=may_time)
+            return Resolved(launch, is_first and is_final)
+        return None
 
     # --- how each mode answers ---
 
@@ -242,15 +227,15 @@ class _Product:
 
     def _launch_untimed(self) -> Launch:
         """The launch of a winner of earlier tuning; else of the prediction."""
-        if (known := self._known()) is not None:
-            with suppress(CompileError, LaunchError):
-                return self._launch(self.winners.find(known[0], self.workload.m, may_time=False))
-        return self._launch_of_winner(replace(self.keys[-1], mode="predict"))
+        known = next((key for key in self.keys if self.winners.known(key) is not None), None)
+        with suppress(CompileError, LaunchError):
+            if known is not None:
+                return self._launch(self.winners.find(known, self.m, may_time=False))
+        return self._launch_of_winner(replace(self.key, mode="predict"))
 
     def _launch_of_winner(self, key: TuningKey) -> Launch:
         """The launch of a winner; of another one, or torch, where it cannot be loaded."""
-        m = self.workload.m
-        result = self.winners.find(key, m)
+        result = self.winners.find(key, self.m)
         try:
             return self._launch(result)
         except (CompileError, LaunchError) as error:
@@ -258,19 +243,19 @@ class _Product:
             broken = isinstance(error, CompileError)
         if not key.epoch:  # in a group none may choose again by itself
             unwanted = result
-            result = self.winners.replace(key, m, unwanted, broken=broken)
+            result = self.winners.replace(key, self.m, unwanted, broken=broken)
             with suppress(CompileError, LaunchError):
                 if result is not unwanted:  # which it is where that was done before, in vain
                     return self._launch(result)
             with suppress(CompileError, LaunchError):
                 others = self._others(result)
-                return first_launch(others, self.workload, key.device_index, result.at(m))
+                return first_launch(others, self.workload, self.index, result.at(self.m))
         warnings.warn(
             f"no configuration of {self.workload} can be loaded: torch computes it",
             RuntimeWarning,
             stacklevel=6,
         )
-        return self._by_torch(result.at(m))
+        return self._by_torch(result.at(self.m))
 
     def _others(self, result: TuningResult) -> list[GemmConfig]:
         """The best that were timed beside a winner, and faster than torch."""
@@ -284,9 +269,9 @@ class _Product:
         What is loaded differs from rank to rank, so that in a process group it is torch.
         """
         count(makeshifts=1)
-        key, workload = self.keys[-1], self.workload
-        target = self.winners.target_of(key.device_index)
-        configs = [] if key.epoch else loaded_configs(workload, target, key.device_index)
+        key, workload = self.key, self.workload
+        target = self.winners.target_of(self.index)
+        configs = [] if key.epoch else loaded_configs(workload, target, self.index)
         if not configs:
             _warn_of_capture(workload)
             why = "inside a capture, with nothing loaded that is to compute it"
@@ -295,7 +280,7 @@ class _Product:
         with suppress(InvalidInput):  # a table has it that none of them fits
             best = rank(workload, target, key.model, 1, configs=configs).configs[0]
         why = f"first choice of the {len(configs)} that are loaded, inside a capture"
-        return first_launch([best], workload, key.device_index, self._chosen(best, why))
+        return first_launch([best], workload, self.index, self._chosen(best, why))
 
     # --- in the background ---
 
@@ -305,9 +290,9 @@ class _Product:
         Even what is on disk is left to the job: its key takes the model, which takes seconds to
         load.
         """
-        key, m, winners = self.keys[-1], self.workload.m, self.winners
+        key, m, winners = self.key, self.m, self.winners
         found, lacks, is_done = self._look_up(background)
-        launch = None if found is None else self._loaded(found)
+        launch = self._loaded(found)
         if found is not None and launch is not None:
             is_winner = launch.config == found.config_at(m) and winners.is_final(key, m, found)
             if is_winner or is_done:
@@ -315,8 +300,7 @@ class _Product:
         if not is_done:
             background.submit(key, lacks, self._improve)
         if launch is None:
-            predicted = winners.known(replace(key, mode="predict"), on_disk=False)
-            launch = None if predicted is None else self._loaded(predicted)
+            launch = self._loaded(winners.known(replace(key, mode="predict"), on_disk=False))
         if launch is None:
             why = "torch answers until a configuration was predicted in the background"
             launch = self._by_torch(self._chosen(None, why))
@@ -327,7 +311,7 @@ class _Product:
 
         One job serves all m of a bucket that lack the same.
         """
-        key, m, winners = self.keys[-1], self.workload.m, self.winners
+        key, m, winners = self.key, self.m, self.winners
         while True:
             found = winners.known(key, on_disk=False)
             lacks = found and (found.config_at(m), winners.is_final(key, m, found))
@@ -341,23 +325,17 @@ class _Product:
         Raises:
             CompileError, LaunchError: it cannot be loaded, and neither can what was tuned instead.
         """
-        key, m, winners = self.keys[-1], self.workload.m, self.winners
+        key, m, winners = self.key, self.m, self.winners
         soonest = winners.known(key) or winners.find(replace(key, mode="predict"), m)
         with suppress(CompileError, LaunchError):
-            self._launch_ahead(soonest)
+            self._launch(soonest)
         found = winners.find(key, m, wait=False)
         try:
-            self._launch_ahead(found)
+            self._launch(found)
         except (CompileError, LaunchError) as error:
             log.warning("%s no longer works: %s", found.chosen, one_line(error))
             broken = isinstance(error, CompileError)
-            self._launch_ahead(winners.replace(key, m, found, broken=broken, wait=False))
-
-    def _launch_ahead(self, result: TuningResult) -> None:
-        """Load the first choice that can be, so that no call has to wait for it."""
-        if result.config_at(self.workload.m) is not None:  # else torch computes it
-            where = self.workload, result.target, self.keys[-1].device_index
-            load_first(self._configs(result), *where)
+            self._launch(winners.replace(key, m, found, broken=broken, wait=False))
 
 
 def _warn_of_capture(workload: Workload) -> None:

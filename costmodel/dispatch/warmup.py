@@ -179,23 +179,16 @@ def _others_of_bucket(call: _Call) -> Iterator[_Call]:
 def _m_of_each_choice(call: _Call) -> list[int]:
     """An m of each choice of the bucket that is another than that of the call's own m."""
     keys, winners, m = call.keys(), dispatch.winners, call.workload.m
-    for key in (*keys, replace(keys[-1], mode="predict")):
-        if (found := winners.known(key)) is None:
-            continue
-        if not key.epoch:  # else it was planned when it was agreed on
-            try:
-                found = winners.find(key, m, whole=True, may_time=call.mode != "never")
-            except HostError as error:  # what each product then is, its own call sees to
-                warn_of_host(error)
-        chosen = _an_m_of_each(found, key.m_range[0])
-        chosen.pop(found.config_at(m), None)
-        return [*chosen.values()]
-    return []
-
-
-def _an_m_of_each(found: TuningResult, first: int) -> dict[GemmConfig | None, int]:
-    """An m that it computes, by choice; the bucket begins at ``first``."""
+    known = (each for each in (*keys, replace(keys[-1], mode="predict")) if winners.known(each))
+    if (key := next(known, None)) is None or (found := winners.known(key)) is None:
+        return []
+    if not key.epoch:  # else it was planned when it was agreed on
+        try:
+            found = winners.find(key, m, whole=True, may_time=call.mode != "never")
+        except HostError as error:  # what each product then is, its own call sees to
+            warn_of_host(error)
     chosen: dict[GemmConfig | None, int] = {}
+    first = key.m_range[0]
     for segment in found.plan.segments if found.plan else ():
         # What was tuned has its winner, whatever its segment has.
         last = segment.last - (segment.last == found.workload.m)
@@ -203,7 +196,8 @@ def _an_m_of_each(found: TuningResult, first: int) -> dict[GemmConfig | None, in
             chosen.setdefault(segment.config, last)
         first = segment.last + 1
     chosen.setdefault(found.config, found.workload.m)
-    return chosen
+    chosen.pop(found.config_at(m), None)
+    return [*chosen.values()]
 
 
 def _together(ranks: Ranks, make: Callable[[], list[_Call]]) -> list[TuningResult | None]:
