@@ -16,7 +16,7 @@ from bucket_fakes import LAW, K, N, ask, best_us, faked, is_timed, law_us
 from dispatch_fakes import Machine
 
 import costmodel
-from costmodel.dispatch import dispatch
+from costmodel.dispatch import dispatch, warmup
 from costmodel.errors import RankError
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import MOST, Workload
@@ -76,6 +76,26 @@ def test_the_last_bucket_is_warmed_up_to_the_largest_m(machine: Machine) -> None
     (found,) = costmodel.warmup([(MOST - 7, 1, 1)], model=LAW)
     assert found is not None
     assert found.workload.m == MOST - 7
+
+
+@pytest.mark.fault("B49")
+def test_a_bucket_that_ends_beyond_what_the_device_holds_is_warmed_up(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blank = warmup._blank_operands
+
+    def blank_operands(workload: Workload, device: Any) -> Any:
+        if workload.m > 2**20 and device != "meta":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return blank(workload, device)
+
+    monkeypatch.setattr(warmup, "_blank_operands", blank_operands)
+    costmodel.set_buckets(bounds=(64, 2**31 - 1))
+    (found,) = costmodel.warmup([(4096, N, K)], model=LAW)
+    assert found is not None
+    before = costmodel.stats()
+    assert ask(4096).config == found.config
+    assert costmodel.stats().since(before).loaded == 0
 
 
 @pytest.mark.fault("B29")

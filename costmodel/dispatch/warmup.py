@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -163,8 +164,9 @@ def _warm(
         return None
     check(launch)
     for other in () if call.is_alone else _others_of_bucket(call):
-        if (found := other.launched()) is not None:
-            check(found)
+        with suppress(torch.OutOfMemoryError):  # a bucket may end beyond what the device holds
+            if (found := other.launched()) is not None:
+                check(found)
     return launch.result
 
 
