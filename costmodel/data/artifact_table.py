@@ -80,13 +80,13 @@ class ArtifactTable(Mapping[str, Artifact]):
         """Lay out artifacts as an Arrow table, with the hash of the kernel of each."""
         import pyarrow as pa
 
-        hash_of = functools.cache(kernel_hash)
+        hash_of, code_of = functools.cache(kernel_hash), functools.cache(asdict)
         rows = [
             {
                 "key": a.key,
                 "kernel_hash": hash_of(a.spec.kernel),
                 **a.spec.config_binary._asdict(),
-                **asdict(a.spec.code),
+                **code_of(a.spec.code),
                 "even_k": a.spec.even_k,
                 **{name: getattr(a, name) for name in _RESULT},
                 **{_PTX + name: a.ptx.get(name, np.nan) for name in PTX_FEATURES},

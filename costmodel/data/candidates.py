@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,15 +100,13 @@ class Candidates:
     @property
     def has_artifact(self) -> NDArray[np.bool_]:
         """Rows whose binary is known, bool [n]."""
-        there: NDArray[np.bool_] = ~np.isnan(self.artifact_columns[:, 0])
-        return there
+        return ~np.isnan(self.artifact_columns[:, 0])
 
     def fits(self, device: Device) -> NDArray[np.bool_]:
         """Rows that may launch, bool [n]: all but those whose known binary needs more shared
         memory than a block has."""
         shared = self.artifact_columns[:, ARTIFACT_COLUMNS.index("shared_bytes")]
-        too_large: NDArray[np.bool_] = shared > device.shared_bytes
-        return ~too_large
+        return ~(shared > device.shared_bytes)
 
 
 class CostModel(ABC):
@@ -195,22 +194,19 @@ class CostModel(ABC):
         return ""
 
 
-def _matrix(rows: Any, width: int) -> NDArray[np.float64]:
+def _matrix(rows: Iterable[tuple[float, ...]], width: int) -> NDArray[np.float64]:
     """Stack rows as float64 [n, width]; n may be 0."""
     return np.array([*rows], dtype=np.float64).reshape(-1, width)
 
 
 _TRAITS = CONFIG_COLUMNS[: CONFIG_COLUMNS.index("block_m")]
+_NUMBERS = attrgetter(*CONFIG_COLUMNS[len(_TRAITS) : CONFIG_COLUMNS.index("stored_n")])
 
 
-def _config_row(c: GemmConfig) -> tuple[float, ...]:
-    of = family(c.kernel)
-    return (
-        *(name in of.traits for name in _TRAITS),
-        c.block_m, c.block_n, c.block_k, c.num_warps, c.num_stages, c.maxnreg, c.halves, c.flatten,
-        c.repack, c.group_m, c.split_k,
-        of.stored_columns(c),
-    )  # fmt: skip
+def _config_row(config: GemmConfig) -> tuple[float, ...]:
+    of = family(config.kernel)
+    traits = (name in of.traits for name in _TRAITS)
+    return (*traits, *_NUMBERS(config), of.stored_columns(config))
 
 
 def _artifact_row(a: Artifact | None) -> tuple[float, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_args
 
@@ -145,20 +146,23 @@ class MeasurementTable(Columns):
         """
         import pyarrow as pa
 
-        no_config: dict[str, Any] = dict.fromkeys(CONFIG_FIELDS) | {"kernel": _TORCH}
+        # Not asdict, which copies deeply and takes most of the time of a collection's recording.
+        config_of, outcome_of = attrgetter(*CONFIG_FIELDS), attrgetter(*_OUTCOME)
+        workload_of = functools.cache(Workload.to_dict)
+        no_config = (_TORCH, *[None] * (len(CONFIG_FIELDS) - 1))
+        shared = asdict(run) | {"role": role}
         measured = [
-            *((r.workload, r.config.to_dict(), r.artifact_key, r.measurement) for r in records),
+            *((r.workload, config_of(r.config), r.artifact_key, r.measurement) for r in records),
             *((workload, no_config, "", outcome) for workload, outcome in torch.items()),
         ]
         rows = [
             {
                 "workload": workload.key(),
-                **workload.to_dict(),
-                **config,
+                **workload_of(workload),
+                **dict(zip(CONFIG_FIELDS, config, strict=True)),
                 "artifact_key": key,
-                **asdict(outcome),
-                **asdict(run),
-                "role": role,
+                **dict(zip(_OUTCOME, outcome_of(outcome), strict=True)),
+                **shared,
             }
             for workload, config, key, outcome in measured
             if not outcome.no_room
