@@ -62,8 +62,10 @@ def test_a_kernel_that_is_no_product_is_compiled(monkeypatch: pytest.MonkeyPatch
 GEMM_FILES = {"device.py", "replay.py"}
 
 
-@pytest.mark.parametrize("files", ["compile/*.py", "measure/*.py", "tuning/cache.py"])
-def test_what_compiles_times_and_keeps_imports_nothing_of_gemm(files: str) -> None:
+@pytest.mark.parametrize(
+    "files", ["compile/*.py", "measure/*.py", "tuning/cache.py", "tuning/search.py"]
+)
+def test_what_compiles_times_searches_and_keeps_imports_nothing_of_gemm(files: str) -> None:
     of_gemm = tuple(f"costmodel.{name}" for name in ("gemm", "launch", "dispatch", "tuning"))
     found = [
         f"{path.name}:{line} imports {name}"

@@ -127,12 +127,34 @@ class TopKSearch:
         finally:
             self.runner.rest()
 
+    def choose_untimed(self, compiles: Sequence[bool], reason: str) -> Choice:
+        """The first candidate that compiles; the library if none does.
+
+        Args:
+            compiles: which of them are known to; the others are compiled, one after another.
+            reason: why nothing is timed.
+        """
+        for candidate, known in zip(self.candidates, compiles, strict=True):
+            ready = None if known else self._next(iter(self.compile_([candidate])))
+            self.compiled += ready is not None
+            artifact = ready[0].artifact if ready else None
+            if artifact is None or artifact.ok:
+                return self._predicted(candidate.config, reason, reliable=True)
+            self._note(candidate.config, Measurement(artifact.status, error=artifact.error))
+        why = "no configuration compiles"
+        warnings.warn(f"{self.problem}: {why}; torch computes it", RuntimeWarning, 4)
+        return Choice(None, why, reliable=False, timed=False)
+
+    def _predicted(self, config: Config, reason: str, *, reliable: bool) -> Choice:
+        why = f"first choice of {self.ranked_by} that compiles: {reason}"
+        return Choice(config, why, reliable, timed=False)
+
     def choose(self) -> Choice:
         """The fastest that works; the library where it is as fast, or where nothing else works."""
         works = self._working()
         torch = self.torch
         if not works:
-            return self._choose_untimed()
+            return self._choose_without_timings()
         on_time = time.monotonic() <= self.deadline
         best_us = self.measured[works[0]].latency_us
         fastest = f"fastest of {len(works)} timed, {best_us:.2f} us"
@@ -145,13 +167,12 @@ class TopKSearch:
         why = f"torch takes {torch.latency_us:.2f} us, the {fastest}: not 1 % less"
         return Choice(None, why, on_time)
 
-    def _choose_untimed(self) -> Choice:
+    def _choose_without_timings(self) -> Choice:
         """The first candidate where there was no memory to time any; else the library."""
         if (first := self._without_room()) is not None:
             error = self.measured[first].error
             log.warning("%s is not timed: %s", self.problem, error)
-            why = f"first choice of {self.ranked_by} that compiles: {error}"
-            return Choice(first, why, reliable=False, timed=False)
+            return self._predicted(first, error, reliable=False)
         outcomes = Counter(m.status for m in self.measured.values())
         counts = ", ".join(f"{n} {status}" for status, n in outcomes.items()) or "none tried"
         why = f"no Triton configuration could be timed ({counts})"
