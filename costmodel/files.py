@@ -17,9 +17,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from numbers import Integral, Real
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, TypeVar
+from typing import Any, BinaryIO, TypeVar
 from uuid import uuid4
 
 from costmodel.errors import CorruptFile, CostModelError, FileError, InvalidInput
@@ -80,21 +80,20 @@ def file_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def read_small_file(path: Path, limit_bytes: int = _SMALL_BYTES) -> bytes:
+def read_small_file(path: Path) -> bytes:
     """Read a regular file; pipes and devices, which may never end, are not opened.
 
     Raises:
         CorruptFile: not a regular file, or larger than any that costmodel writes.
         OSError: it cannot be read.
     """
-    found = path.stat()
+    size = path.stat().st_size
     if not path.is_file():
         raise CorruptFile(f"{path}: expected a file, found a directory, a pipe or a device")
     with path.open("rb") as file:  # some of the system's own have no size, and no end
-        content = file.read(limit_bytes + 1) if found.st_size <= limit_bytes else b""
-    size = max(found.st_size, len(content))
-    if size > limit_bytes:
-        raise CorruptFile(f"{path}: {size} bytes, expected at most {limit_bytes}: take it away")
+        content = file.read(_SMALL_BYTES + 1) if size <= _SMALL_BYTES else b""
+    if max(size, len(content)) > _SMALL_BYTES:
+        raise CorruptFile(f"{path}: expected at most {_SMALL_BYTES} bytes: take it away")
     return content
 
 
@@ -139,37 +138,33 @@ def _sync_folder(folder: Path) -> None:
 # --- Typed JSON -----------------------------------------------------------------------------------
 
 
-def decode(data: object, kind: type[_T], *, name: str = "", allow_unknown: bool = True) -> _T:
+def decode(data: object, kind: type[_T]) -> _T:
     """Convert JSON to a value of ``kind``, such as a frozen dataclass, and check every field.
 
     Args:
         data: JSON as ``str`` or ``bytes``, or the objects that it was parsed into.
-        kind: any type of msgspec's; a float may be written as an integer.
-        name: of the whole, for messages.
-        allow_unknown: ignore fields that ``kind`` does not have.
+        kind: any type of msgspec's; a float may be written as an integer. Fields that it does not
+            have are ignored.
 
     Raises:
-        InvalidInput: not JSON, or a field that is missing, unknown or of another type; also NaN,
-            infinity, an integer over 64 bits, or more than 64 levels.
+        InvalidInput: not JSON, or a field that is missing or of another type; also NaN, infinity,
+            an integer over 64 bits, or more than 64 levels.
     """
-    import msgspec
+    import msgspec  # doctor can say that it is not installed
 
     if isinstance(data, str | bytes):
         data = parse_json(data)
     else:
         _check_tree(data)
     try:
-        found = msgspec.convert(data, kind)
+        return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
-        raise InvalidInput(_place(str(error), name, data)) from None
+        raise InvalidInput(_with_value(str(error), data)) from None
     except UnicodeEncodeError as error:  # half of a surrogate pair, which JSON may write as \\ud800
-        raise InvalidInput(f"{name or 'JSON'}: a text that is not Unicode ({error})") from None
-    if not allow_unknown and (unknown := _unknown(data, msgspec.to_builtins(found))):
-        raise InvalidInput(f"{_joined(name, unknown)}: not a known field; check its spelling")
-    return found
+        raise InvalidInput(f"JSON: a text that is not Unicode ({error})") from None
 
 
-def encode(value: object, *, indent: int | None = 1) -> bytes:
+def encode(value: object) -> bytes:
     """Write a dataclass or built-in value as JSON text that ends with a newline.
 
     By json, not msgspec, which writes 1e-7 where files so far have 1e-07.
@@ -177,40 +172,14 @@ def encode(value: object, *, indent: int | None = 1) -> bytes:
     Raises:
         InvalidInput: a number that JSON lacks, such as NaN.
     """
-    return (json.dumps(to_builtins(value), indent=indent) + "\n").encode()
+    try:
+        text = json.dumps(value, indent=1, default=asdict, allow_nan=False)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise InvalidInput(f"not a finite number: {error}") from None
+    return f"{text}\n".encode()
 
 
-def to_builtins(value: object) -> Any:
-    """Convert dataclasses to dictionaries, lists, text and numbers, ready for JSON.
-
-    Raises:
-        InvalidInput: a number that JSON lacks, such as NaN: msgspec would write null.
-    """
-    import msgspec
-
-    found = msgspec.to_builtins(value, str_keys=True, enc_hook=_plain)
-    _check_tree(found)
-    return found
-
-
-def _plain(value: object) -> str | int | float:
-    """Convert a subclass of text, such as torch's version, and a number of NumPy."""
-    if isinstance(value, str):
-        return str(value)
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real):
-        return float(value)
-    raise TypeError(f"{type(value).__name__} {value!r:.80} is no JSON")
-
-
-def read_json(
-    path: Path,
-    kind: type[_T] = object,  # type: ignore[assignment]
-    *,
-    allow_unknown: bool = True,
-    limit_bytes: int = _SMALL_BYTES,
-) -> _T:
+def read_json(path: Path, kind: type[_T] = object) -> _T:  # type: ignore[assignment]
     """Read a file and :func:`decode` it.
 
     Raises:
@@ -218,31 +187,29 @@ def read_json(
         OSError: it cannot be read.
     """
     try:
-        return decode(read_small_file(path, limit_bytes), kind, allow_unknown=allow_unknown)
+        return decode(read_small_file(path), kind)
     except InvalidInput as error:
         raise CorruptFile(f"{path}: {error}") from None
 
 
-def write_json(path: Path, value: object, *, durable: bool = True) -> None:
+def write_json(path: Path, value: object) -> None:
     """Write :func:`encode` of a value by :func:`replace_file`.
 
     Raises:
         OSError: it cannot be written.
     """
-    replace_file(path, encode(value), durable=durable)
+    replace_file(path, encode(value))
 
 
 def parse_json(text: bytes | str) -> Any:
-    """Parse JSON by the letter of the standard.
+    """Parse JSON.
 
     Raises:
-        InvalidInput: not JSON, more than 64 levels, a name twice in one object, or a number that
-            does not fit a double or 64 bits.
+        InvalidInput: not JSON, more than 64 levels, or a number that does not fit a double or 64
+            bits.
     """
     try:
-        found = json.loads(
-            text, parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_distinct
-        )
+        found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"not JSON: {error!s:.200}") from None
     _check_tree(found)
@@ -273,62 +240,23 @@ def _check_tree(data: object) -> None:
     raise InvalidInput(f"not JSON: nested more than {_DEEPEST} deep")
 
 
-def _place(message: str, name: str, data: object) -> str:
+def _with_value(message: str, data: object) -> str:
     """Put the field and the value found before msgspec's message, which names a JSON path."""
     text, _, path = message.partition(" - at `$")
     path = path.rstrip("`")
-    found = data
+    place = path.lstrip(".") or "JSON"
+    found: Any = data
     for key in re.findall(r"[^.\[\]]+", path):
         try:
-            found = found[int(key) if isinstance(found, list) else key]  # type: ignore[index]
+            found = found[int(key) if isinstance(found, list) else key]
         except (KeyError, IndexError, TypeError, ValueError):
-            return f"{_joined(name, path)}: {text}"
-    return f"{_joined(name, path)}: {text}, found {found!r:.80}"
-
-
-def _joined(name: str, path: str) -> str:
-    return f"{name}{path if name else path.lstrip('.')}" or "JSON"
-
-
-def _unknown(data: object, known: object) -> str:
-    """Return the path of a field that decoding dropped; empty if there is none."""
-    if isinstance(data, dict) and isinstance(known, dict):
-        for key, value in data.items():
-            if key not in known:
-                return f".{key}"
-            if path := _unknown(value, known[key]):
-                return f".{key}{path}"
-    elif isinstance(data, list | tuple) and isinstance(known, list | tuple):
-        for index, (value, its_known) in enumerate(zip(data, known, strict=False)):
-            if path := _unknown(value, its_known):
-                return f"[{index}]{path}"
-    return ""
-
-
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a finite number")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text} is more than a double holds")
-    return value
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"{name!r:.80} stands twice in one object")
-        found[name] = value
-    return found
+            return f"{place}: {text}"
+    return f"{place}: {text}, found {found!r:.80}"
 
 
 # --- Facts about files ----------------------------------------------------------------------------
 
 _FACTS_FOLDER = "remembered"  # a folder of its own: beside it lie the winners
-_FACT_BYTES = 2**16
 _SETTLED_S = 0.1  # far more than a tick of any file system's clock
 
 
@@ -357,14 +285,14 @@ def cached_fact(
     settled = time.time() - max(state[3] for state in seen) / 1e9 > _SETTLED_S
     stamp = hashlib.sha256(f"{sys.version}\n{seen}".encode()).hexdigest()
     with contextlib.suppress(OSError, CostModelError):
-        data = read_json(file, dict[str, Any], limit_bytes=_FACT_BYTES)
+        data = read_json(file, dict[str, Any])
         if data.get("stamp") == stamp:
             return decode(data.get("value"), dict[str, str])
     found = work_out()
     if settled:
         with contextlib.suppress(OSError):  # a cache that cannot be written is no error
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_json(file, {"stamp": stamp, "value": found}, durable=False)
+            replace_file(file, encode({"stamp": stamp, "value": found}), durable=False)
     return found
 
 

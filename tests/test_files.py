@@ -18,7 +18,6 @@ from costmodel.files import (
     parse_json,
     read_json,
     replace_file,
-    to_builtins,
     write_json,
 )
 
@@ -47,8 +46,8 @@ WHOLE = Whole(Part("a", 1, 1e-7, (("x", 2.5),), None, {"y": 3.0}), (Part("b", 2,
 
 
 def test_what_is_written_is_read() -> None:
-    assert decode(encode(WHOLE), Whole, allow_unknown=False) == WHOLE
-    assert decode(to_builtins(WHOLE), Whole, allow_unknown=False) == WHOLE
+    assert decode(encode(WHOLE), Whole) == decode(json.loads(encode(WHOLE)), Whole) == WHOLE
+    assert decode(b'{"first": {"kind": "a", "count": 1, "surplus": 1}}', Whole).first.count == 1
     assert b"1e-07" in encode(WHOLE), "as json writes it, on which keys and hashes rest"
     assert decode('{"kind": "a", "count": 1, "us": 3}', Part).us == 3.0
 
@@ -76,19 +75,10 @@ def test_a_value_that_does_not_fit_is_named(first: Any, told: str) -> None:
         decode({"first": first}, Whole)
 
 
-def test_unknown_fields_are_refused_where_that_is_asked() -> None:
-    data = to_builtins(WHOLE)
-    data["others"][0]["surplus"] = 1
-    assert decode(data, Whole) == WHOLE
-    with pytest.raises(InvalidInput, match=r"card\.others\[0\]\.surplus: not a known field"):
-        decode(data, Whole, name="card", allow_unknown=False)
-
-
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_numbers_that_json_lacks_are_not_written(number: float) -> None:
-    for write in (encode, to_builtins):
-        with pytest.raises(InvalidInput, match="not a finite number"):
-            write(Part("a", 1, number))
+    with pytest.raises(InvalidInput, match="not a finite number"):
+        encode(Part("a", 1, number))
 
 
 def test_text_and_numbers_of_a_subclass_are_written_as_such() -> None:
@@ -120,8 +110,10 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     write_json(path, WHOLE)
     assert read_json(path, Whole) == WHOLE
     assert read_json(path) == json.loads(path.read_text())
-    with pytest.raises(CorruptFile, match="expected at most 9: take it away"):
-        read_json(path, Whole, limit_bytes=9)
+    with path.open("wb") as file:
+        file.truncate(2**30)  # takes no room
+    with pytest.raises(CorruptFile, match="expected at most 67108864 bytes: take it away"):
+        read_json(path, Whole)
     with pytest.raises(CorruptFile, match="expected a file"):
         read_json(tmp_path, Whole)
     with pytest.raises(FileNotFoundError):

@@ -3,6 +3,10 @@
 The text is first brought to a normal form (:func:`normalize`): one statement a line, without
 what depends on where it was compiled. Counting then sees the normal form only, so that equal
 hashes always mean equal features.
+
+Loops are found in the flow graph, not in the order of the text: LLVM may lay out the first half
+of a loop behind its second (it does for sm_100), and the wait loops of inline assembly all carry
+the same label, each in its own ``{ }`` scope.
 """
 
 from __future__ import annotations
@@ -13,8 +17,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from costmodel.compile.ptx_flow import Block, basic_blocks, natural_loops
+from costmodel.errors import InvalidInput
 
 PTX_SCHEMA = 1
 """Version of the features: their names, order and meaning."""
@@ -53,29 +58,22 @@ _COUNTS = (
     "mov",
 )
 
+# Instructions whose opcode starts so: what the hand-weighted score weighs. cp.async means bulk
+# copies, commits and waits too, as when the text is searched for the substring.
+_SCORED = ("mma.sync", "cp.async", "bar.sync", "bra", "ret")
+
 PTX_FEATURES: tuple[str, ...] = (
     *(f"all_{name}" for name in _COUNTS),  # the whole kernel
     *(f"loop_{name}" for name in _COUNTS),  # its main loop, zeros where there is none
     "has_loop",  # 1 where there is a main loop
     "loop_depth",  # nesting of the main loop, 1 = outermost; 0 where there is none
     "loops",  # all loops, waits that spin among them
-    "reg_pred",  # virtual registers declared, by width
-    "reg_16",  # and narrower
-    "reg_32",
-    "reg_64",
-    "reg_128",
+    # Virtual registers declared, by width; 16 and narrower are one.
+    *(f"reg_{width}" for width in ("pred", 16, 32, 64, 128)),
     "static_shared_bytes",  # declared with a size; dynamic shared memory is not in the text
-    # Instructions whose opcode starts so: what the hand-weighted score weighs. cp.async means
-    # bulk copies, commits and waits too, as when the text is searched for the substring.
-    "score_mma_sync",
-    "score_cp_async",
-    "score_bar_sync",
-    "score_bra",
-    "score_ret",
+    *(f"score_{start.replace('.', '_')}" for start in _SCORED),
 )
 """Names of the features, in the order of every vector made of them."""
-
-_SCORED = ("mma.sync", "cp.async", "bar.sync", "bra", "ret")
 
 
 def extract(ptx: str) -> dict[str, float]:
@@ -97,7 +95,7 @@ def extract(ptx: str) -> dict[str, float]:
         "loop_depth": sum(main <= loop for loop in loops) if main else 0,
         "loops": len(loops),
         **_declared(text),
-        **{name: n for name, n in whole.items() if name.startswith("score_")},
+        **whole,
         **{f"all_{name}": whole[name] for name in _COUNTS},
         **{f"loop_{name}": inner[name] for name in _COUNTS},
     }
@@ -138,6 +136,151 @@ def ptx_hash(ptx: str) -> str:
     return hashlib.sha256(normalize(ptx).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
+# --- Flow graph --------------------------------------------------------------------------------
+
+_INSTRUCTION = re.compile(r"(@\S+ )?(\.branchtargets|[a-z][\w.:]*)(.*);")
+_NAME = re.compile(r"[\w$%]+")
+_CONSTANT = re.compile(r"^mov\.b32 (%\w+), (\d{1,10});$", re.MULTILINE)
+
+
+@dataclass
+class Block:
+    """Instructions that run one after the other.
+
+    Attributes:
+        opcodes: one for each instruction, with a leading ``@`` where it is guarded.
+        is_entry: a function starts here.
+        ended: its last instruction leaves it, so the next one starts another block.
+        falls: it may run on into the next block of the text.
+        targets: names in its branch, labels among them, and the scopes to look them up in.
+        successors: indices of the blocks that may run next.
+    """
+
+    is_entry: bool = False
+    opcodes: list[str] = field(default_factory=list)
+    ended: bool = False
+    falls: bool = True
+    targets: tuple[list[str], tuple[int, ...]] = ([], ())
+    successors: list[int] = field(default_factory=list)
+
+
+def basic_blocks(text: str) -> list[Block]:
+    """Split a text of one statement a line into linked basic blocks, of all its functions.
+
+    Raises:
+        InvalidInput: no kernel in the text, or one that breaks off.
+    """
+    blocks: list[Block] = []
+    labels: dict[tuple[int, str], int] = {}
+    scopes: tuple[int, ...] = ()  # the { } that are open, the innermost first
+    opened = 0
+    has_kernel = False
+    constants = dict(_CONSTANT.findall(text)) if "tcgen05.mma" in text else {}
+    for line in text.splitlines():
+        if line == "{":
+            opened += 1
+            if not scopes:
+                blocks.append(Block(is_entry=True))
+            scopes = (opened, *scopes)
+        elif line == "}" and scopes:
+            scopes = scopes[1:]
+        elif line[0] == "." and not line.startswith(".branchtargets"):
+            has_kernel |= ".entry" in line
+        elif not scopes:
+            raise InvalidInput(f"not PTX: {line[:80]!r} where a directive or kernel was expected")
+        elif line[-1] == ":":
+            labels[scopes[0], line[:-1].rstrip()] = len(blocks)
+            blocks.append(Block())
+        else:
+            if blocks[-1].ended:
+                blocks.append(Block())
+            _append(blocks[-1], line, scopes, constants)
+    if scopes:
+        raise InvalidInput("the PTX breaks off inside a kernel: expected the whole module")
+    if not (has_kernel and blocks):
+        raise InvalidInput("no kernel in the PTX: expected an .entry and its body")
+    for index, block in enumerate(blocks):
+        names, scopes = block.targets
+        for name in names:  # looked up from the innermost scope outwards
+            block.successors += [labels[s, name] for s in scopes if (s, name) in labels][:1]
+        if block.falls and index + 1 < len(blocks):
+            block.successors.append(index + 1)
+    return blocks
+
+
+def _append(block: Block, line: str, scopes: tuple[int, ...], constants: dict[str, str]) -> None:
+    """Add the instruction of one line to a block."""
+    match = _INSTRUCTION.fullmatch(line)
+    if match is None:
+        raise InvalidInput(f"not a PTX instruction: {line[:80]!r}; is the text whole?")
+    guard, opcode, operands = match.groups()
+    if opcode == ".branchtargets":  # the table that a brx names by its label
+        block.targets, block.ended, block.falls = (_NAME.findall(operands), scopes), True, False
+        return
+    base = opcode.partition(".")[0]
+    if base in ("bra", "brx"):
+        block.targets = (_NAME.findall(operands), scopes)
+    if base in ("bra", "brx", "ret", "exit", "trap"):
+        block.ended, block.falls = True, guard is not None
+    elif opcode.startswith("tcgen05.mma."):
+        opcode += _tcgen05_shape(opcode, operands, constants)
+    block.opcodes.append("@" + opcode if guard else opcode)
+
+
+def _tcgen05_shape(opcode: str, operands: str, constants: dict[str, str]) -> str:
+    """Return ``.m128n256k16``: tcgen05.mma has its shape in a descriptor, a constant register.
+
+    Empty where the descriptor is not a constant: then the instruction counts, without work.
+    Fields as in the PTX ISA, "Instruction descriptor": N/8 in bits 17 to 22, M/16 in 24 to 28.
+    """
+    kind = re.search(r"kind::(\w+)", opcode)
+    names = operands.split(",")
+    descriptor = constants.get(names[3].strip()) if len(names) > 3 else None
+    if kind is None or descriptor is None:
+        return ""
+    bits = int(descriptor)
+    k = {"f16": 16, "tf32": 8, "mxf4": 64, "mxf4nvf4": 64}.get(kind[1], 32)
+    return f".m{(bits >> 24 & 31) * 16}n{(bits >> 17 & 63) * 8}k{k}"
+
+
+def natural_loops(blocks: list[Block]) -> list[frozenset[int]]:
+    """Find the natural loops, as sets of block indices; loops with one header are one loop.
+
+    An edge to a block that every path to its source passes (it dominates the source) closes a
+    loop: the blocks that reach the source without passing that header are its body.
+    """
+    order: list[int] = []  # the blocks that can run; what dominates another comes before it
+    before: dict[int, list[int]] = {i: [] for i, b in enumerate(blocks) if b.is_entry}
+    pending = list(before)
+    while pending:
+        order.append(node := pending.pop())
+        for target in blocks[node].successors:
+            if target not in before:
+                before[target] = []
+                pending.append(target)
+            before[target].append(node)
+    place = {node: index for index, node in enumerate(order)}
+
+    def body_of(source: int, header: int) -> set[int]:
+        """Return the loop that an edge closes; empty if a way to its source is past its header."""
+        body, pending = {header}, [source]
+        while pending:
+            node = pending.pop()
+            if node not in body:
+                if blocks[node].is_entry:
+                    return set()
+                body.add(node)
+                pending += before[node]
+        return body
+
+    bodies: dict[int, set[int]] = {}
+    for source in order:
+        for header in blocks[source].successors:
+            if place[header] <= place[source]:
+                bodies.setdefault(header, set()).update(body_of(source, header))
+    return [frozenset(body) for _, body in sorted(bodies.items()) if body]
+
+
 # --- Counting ----------------------------------------------------------------------------------
 
 _TENSOR = ("mma_sync", "wgmma", "tcgen05_mma")
@@ -161,26 +304,14 @@ _BY_BASE = {
     "set": "predicate_ops", "setp": "predicate_ops", "shfl": "shuffle", "stmatrix": "stmatrix",
 }  # fmt: skip
 _BY_START = (  # the first that fits
-    ("mma.", "mma_sync"),
-    ("wgmma.mma_async", "wgmma"),
-    ("wgmma.", "fence"),
-    ("tcgen05.mma", "tcgen05_mma"),
-    ("tcgen05.fence", "fence"),
-    ("tcgen05.commit", "fence"),
-    ("tcgen05.wait", "fence"),
-    ("tcgen05.ld.", "tmem"),
-    ("tcgen05.st.", "tmem"),
-    ("tcgen05.cp.", "tmem"),
-    ("cp.async.commit_group", "fence"),
-    ("cp.async.wait_", "fence"),
-    ("cp.async.mbarrier", "mbarrier"),
-    ("cp.async.bulk.commit_group", "fence"),
-    ("cp.async.bulk.wait_group", "fence"),
-    ("cp.async.bulk.prefetch", ""),
-    ("cp.async.bulk.", "bulk"),
-    ("cp.reduce.async.bulk.", "bulk"),
-    ("cp.async.", "cp_async"),
-)
+    ("mma.", "mma_sync"), ("wgmma.mma_async", "wgmma"), ("wgmma.", "fence"),
+    ("tcgen05.mma", "tcgen05_mma"), ("tcgen05.fence", "fence"), ("tcgen05.commit", "fence"),
+    ("tcgen05.wait", "fence"), ("tcgen05.ld.", "tmem"), ("tcgen05.st.", "tmem"),
+    ("tcgen05.cp.", "tmem"), ("cp.async.commit_group", "fence"), ("cp.async.wait_", "fence"),
+    ("cp.async.mbarrier", "mbarrier"), ("cp.async.bulk.commit_group", "fence"),
+    ("cp.async.bulk.wait_group", "fence"), ("cp.async.bulk.prefetch", ""),
+    ("cp.async.bulk.", "bulk"), ("cp.reduce.async.bulk.", "bulk"), ("cp.async.", "cp_async"),
+)  # fmt: skip
 
 
 def _count(blocks: Iterable[Block]) -> Counter[str]:
