@@ -173,7 +173,7 @@ def encode(value: object) -> bytes:
         InvalidInput: a number that JSON lacks, such as NaN.
     """
     try:
-        text = json.dumps(value, indent=1, default=asdict, allow_nan=False)  # type: ignore[arg-type]
+        text = json.dumps(value, indent=1, default=asdict, allow_nan=False)
     except ValueError as error:
         raise InvalidInput(f"not a finite number: {error}") from None
     return f"{text}\n".encode()
