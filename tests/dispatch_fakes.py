@@ -113,7 +113,11 @@ class FakeLaunch:
 def on_the_cpu(patch: pytest.MonkeyPatch) -> None:
     """An H100 whose operands lie on the CPU, for what is done ahead of the first product."""
     blank = warmup._blank_operands
-    patch.setattr(warmup, "_blank_operands", lambda workload, _: blank(workload, "cpu"))
+
+    def on_cpu(workload: Workload, device: str) -> Any:
+        return blank(workload, device if device == "meta" else "cpu")
+
+    patch.setattr(warmup, "_blank_operands", on_cpu)
     patch.setattr(Target, "current", classmethod(lambda cls, index=None: H100))
     patch.setattr(torch.cuda, "current_device", lambda: -1)  # as CPU tensors have it
     patch.setattr("costmodel.dispatch.check._check_devices", lambda _: None)
