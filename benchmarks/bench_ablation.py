@@ -83,7 +83,7 @@ class Study:
     def __init__(self, table: TrainingTable, nthread: int) -> None:
         self.table = table
         self.nthread = nthread
-        self.ok = table.ok()
+        self.ok = table.ok
         self.latency = np.where(self.ok, table.latency_us, np.nan)
         self.fits = table.candidates.fits(table.target.device) & legal_rows(table)
         self.weight = XgbCostModel(PARAMS).row_weights(table)

@@ -185,9 +185,9 @@ def studies_of(folder: Path, nthread: int) -> tuple[Rows, Rows | None]:
     """
     dataset = Dataset.open(folder)
     tables = [TrainingTable.from_dataset(dataset, role) for role in ("train", "eval")]
-    if not tables[0].ok().any():
+    if not tables[0].ok.any():
         raise MissingData(f"{folder} holds no training rows: record them first")
-    train, held_out = (Rows(table, nthread) if table.ok().any() else None for table in tables)
+    train, held_out = (Rows(table, nthread) if table.ok.any() else None for table in tables)
     assert train is not None
     return train, held_out
 

@@ -34,7 +34,7 @@ class NearRows:
 
     def __init__(self, table: TrainingTable, each: int, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
-        ok, best = table.ok(), table.best_us()
+        ok, best = table.ok, table.best_us()
         self.parts = []
         for w, workload in enumerate(table.workloads):
             rows = np.flatnonzero((table.workload_index == w) & ok)

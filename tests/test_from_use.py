@@ -86,7 +86,7 @@ def test_what_was_timed_in_use_is_learned_from(data: Dataset, cache: WinnerCache
     assert table.workloads == (*before.workloads, NEW)
     rows = np.flatnonzero(table.workload_index == len(before.workloads))
     np.testing.assert_array_equal(table.latency_us[rows], np.arange(50.0, 58.0))
-    assert table.ok()[rows].all()
+    assert table.ok[rows].all()
     expected = [config for config, _ in tuned(NEW).measured[:8]]
     assert [table.candidates.configs[i] for i in rows] == expected
     assert table.torch_us is not None

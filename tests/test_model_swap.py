@@ -36,10 +36,10 @@ def make(table: TrainingTable, name: str, rounds: int, *, whole: bool) -> XgbCos
     if whole:  # as many products of torch's as it takes to learn from
         products = tuple(Workload.dense(64 * i, 256, 256) for i in range(1, 31))
         count = len(table.workloads)
-        torch_us = np.array([np.nan] * count + [float(rounds)] * len(products))
+        torch_us = (np.nan,) * count + (float(rounds),) * len(products)
         table = replace(table, workloads=(*table.workloads, *products), torch_us=torch_us)
     else:
-        table = replace(table, artifacts=None, torch_us=np.empty(0))
+        table = replace(table, artifacts=None, torch_us=())
     return XgbCostModel(XgbParams(rounds=rounds), name=name).fit(table)
 
 

@@ -87,12 +87,12 @@ def model() -> XgbCostModel:
             made.append(artifact(workload, space[i]))
     latency = [latency_us(workloads[w], c) for w, c in zip(index, configs, strict=True)]
     table = TrainingTable(
-        H100,
-        tuple(workloads),
-        np.array(index, dtype=np.intp),
-        Candidates.of(configs, made),
-        np.array(latency),
-        np.full(len(configs), "ok", dtype=object),
+        workloads=tuple(workloads),
+        workload_index=np.array(index, dtype=np.intp),
+        latency_us=np.array(latency),
+        status=np.full(len(configs), "ok", dtype=object),
+        candidates=Candidates.of(configs, made),
+        target=H100,
         artifacts=artifacts_of([EVEN, ODD]),
     )
     return XgbCostModel(XgbParams(rounds=20, max_depth=4), name="made-up").fit(table)

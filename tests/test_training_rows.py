@@ -52,7 +52,7 @@ def test_what_is_held_out_is_not_trained_on_though_it_was_recorded_for_that(
     dataset.append_measurements(records(A), run=RUN)
     found = TrainingTable.from_dataset(dataset)
     assert found.workloads == (A,)
-    assert found.dropped() == {HELD_OUT: len(rows)}
+    assert found.not_learned_from() == {HELD_OUT: len(rows)}
     assert costmodel.train(dataset, params=TINY).card.training["dropped"] == {HELD_OUT: len(rows)}
 
 
@@ -67,7 +67,7 @@ def test_a_dataset_is_learned_from_with_its_artifacts(tmp_path: Path) -> None:
     found = TrainingTable.from_dataset(dataset)
     assert set(found.workloads) == set(dataset.workloads("train")) < set(dataset.workloads())
     model = costmodel.train(dataset, params=TINY)
-    assert model.card.training["rows"] == found.ok().sum()
+    assert model.card.training["rows"] == found.ok.sum()
     known = costmodel.load(model.save(tmp_path / "model")).artifacts
     assert known is not None
     assert dict(known) == dict(dataset.artifacts())

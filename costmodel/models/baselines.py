@@ -41,7 +41,7 @@ class StaticRank(CostModel):
 
     def fit(self, table: TrainingTable) -> StaticRank:
         """Average over the measured rows of a table."""
-        rows = np.flatnonzero(table.ok())
+        rows = np.flatnonzero(table.ok)
         speed = table.best_us()[table.workload_index[rows]] / table.latency_us[rows]
         mean = float(speed.mean()) if len(speed) else 0.0
         found: defaultdict[GemmConfig, list[float]] = defaultdict(list)

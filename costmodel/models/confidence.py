@@ -118,7 +118,7 @@ def calibrate(
         None for too few workloads with a row that worked, or if all of these are in one part.
     """
     folds = 4 if len(table.workloads) < _MANY_WORKLOADS else 2
-    learned = np.unique(table.workload_index[table.ok()])
+    learned = np.unique(table.workload_index[table.ok])
     if len(learned) < _LEAST_WORKLOADS or len({w.nk for w in table.workloads}) < folds:
         return None
     parts = list(folds_by_nk(table, folds, seed=seed))
@@ -165,7 +165,7 @@ def folds_by_nk(table: TrainingTable, folds: int, *, seed: int = 0) -> Iterator[
 
 def problems(table: TrainingTable) -> Iterator[tuple[Problem, Target]]:
     """Yield the workloads of a table of which anything worked, and where they were measured."""
-    latency_us = np.where(table.ok(), table.latency_us, np.nan)
+    latency_us = np.where(table.ok, table.latency_us, np.nan)
     for workload, target, rows in table.parts():
         candidates = table.candidates.take(rows)
         if problem := Problem.of(workload, candidates, latency_us[rows], target.device):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.data.candidates import Candidates, Floats, Indices
+from costmodel.data.measurement_table import Frame
 from costmodel.errors import InvalidInput
 from costmodel.evaluation.heldout import HELD_OUT, is_held_out
 from costmodel.features.features import CONFIG_FEATURES, FEATURES, design_matrix
@@ -27,34 +28,23 @@ if TYPE_CHECKING:
 log = logging.getLogger("costmodel")
 
 
-@dataclass(frozen=True)
-class TrainingTable:
+@dataclass(frozen=True, kw_only=True)
+class TrainingTable(Frame):
     """Measured rows of one target, or of several that run the same binaries.
 
     Attributes:
+        workloads: distinct on each target.
         target: what they were measured on; of several the first.
-        workloads: the workloads, distinct on each target.
-        workload_index: which of them a row is of, intp [n].
-        candidates: the configuration and artifact of each row.
-        latency_us: float64 [n]; NaN where there is none.
-        status: how measuring went, [n]; only ``ok`` rows are learned from.
-        left_out: rows that did not come this far, by reason.
-        artifacts: the compiled artifacts by key, which a model takes along; None without.
-        torch_us: what ``torch.matmul`` took, float64 [len(workloads)]; NaN where it was not timed,
-            and empty where it was not for any.
         targets: what each workload was measured on; empty where it is one for all.
+        artifacts: the compiled artifacts by key, which a model takes along; None without.
+        torch_us: what ``torch.matmul`` took on each workload; NaN where it was not timed, and empty
+            where it was not for any.
     """
 
     target: Target
-    workloads: tuple[Workload, ...]
-    workload_index: Indices = field(repr=False)
-    candidates: Candidates = field(repr=False)
-    latency_us: Floats = field(repr=False)
-    status: NDArray[np.object_] = field(repr=False)
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    artifacts: ArtifactTable | None = field(default=None, repr=False)
-    torch_us: Floats = field(default_factory=lambda: np.empty(0), repr=False)
     targets: tuple[Target, ...] = field(default=(), repr=False)
+    artifacts: ArtifactTable | None = field(default=None, repr=False)
+    torch_us: tuple[float, ...] = field(default=(), repr=False)
 
     @classmethod
     def from_dataset(cls, dataset: Dataset, role: Role = "train") -> TrainingTable:
@@ -67,12 +57,12 @@ class TrainingTable:
         from costmodel.gemm.specialize import kernel_hashes
 
         frame = dataset.frame(role, kernel_hashes=kernel_hashes())
-        left_out = Counter(frame.dropped)
+        dropped = Counter(frame.dropped)
         if role == "train":
             allowed = np.array([not is_held_out(w) for w in frame.workloads], dtype=bool)
             kept = allowed[frame.workload_index]
             if count := int((~kept).sum()):
-                left_out[HELD_OUT] += count
+                dropped[HELD_OUT] += count
                 log.warning(
                     "%s: %d rows are left out, of workloads that are %s (docs/protocol.md)",
                     dataset.path, count, HELD_OUT,
@@ -82,15 +72,15 @@ class TrainingTable:
         workloads = tuple(frame.workloads[w] for w in present)
         torch = [dataset.torch(workload) for workload in workloads]
         return cls(
-            dataset.target,
-            workloads,
-            workload_index,
-            frame.candidates,
-            frame.latency_us,
-            frame.status,
-            left_out,
-            dataset.artifacts(),
-            np.array([t.latency_us if t is not None and t.ok else np.nan for t in torch]),
+            workloads=workloads,
+            workload_index=workload_index,
+            latency_us=frame.latency_us,
+            status=frame.status,
+            candidates=frame.candidates,
+            dropped=dropped,
+            target=dataset.target,
+            artifacts=dataset.artifacts(),
+            torch_us=tuple(t.latency_us if t is not None and t.ok else np.nan for t in torch),
         )
 
     @classmethod
@@ -105,24 +95,21 @@ class TrainingTable:
             _check_sibling(table.target, first.target)
         before = np.cumsum([0, *(len(table.workloads) for table in tables)])
         known = [table.artifacts for table in tables if table.artifacts is not None]
-        torch_us = [
-            t.torch_us if len(t.torch_us) else np.full(len(t.workloads), np.nan) for t in tables
-        ]
+        torch_us = [t.torch_us or (np.nan,) * len(t.workloads) for t in tables]
         return cls(
-            first.target,
-            tuple(workload for table in tables for workload in table.workloads),
-            np.concatenate([t.workload_index + n for t, n in zip(tables, before, strict=False)]),
-            Candidates.joined([table.candidates for table in tables]),
-            np.concatenate([table.latency_us for table in tables]),
-            np.concatenate([table.status for table in tables]),
-            sum((Counter(table.left_out) for table in tables), Counter[str]()),
-            known[0].merged_with(known[1:]) if known else None,
-            np.concatenate(torch_us),
-            tuple(target for table in tables for target in table.target_of_each()),
+            workloads=tuple(workload for table in tables for workload in table.workloads),
+            workload_index=np.concatenate(
+                [t.workload_index + n for t, n in zip(tables, before, strict=False)]
+            ),
+            latency_us=np.concatenate([table.latency_us for table in tables]),
+            status=np.concatenate([table.status for table in tables]),
+            candidates=Candidates.joined([table.candidates for table in tables]),
+            dropped=sum((Counter(table.dropped) for table in tables), Counter[str]()),
+            target=first.target,
+            targets=tuple(target for table in tables for target in table.target_of_each()),
+            artifacts=known[0].merged_with(known[1:]) if known else None,
+            torch_us=tuple(us for each in torch_us for us in each),
         )
-
-    def __len__(self) -> int:
-        return len(self.latency_us)
 
     def target_of_each(self) -> tuple[Target, ...]:
         """Return the target that each workload was measured on, [len(workloads)]."""
@@ -140,22 +127,18 @@ class TrainingTable:
 
         Empty if no row is ok.
         """
-        ok, own = self.ok(), self.target.device.name
+        ok, own = self.ok, self.target.device.name
         each = {target.device.name: target for _, target, rows in self.parts() if ok[rows].any()}
         return tuple(each[name] for name in sorted(each, key=lambda name: name != own))
 
-    def ok(self) -> NDArray[np.bool_]:
-        """Mark the rows to learn from, bool [n]: status ``ok`` and a positive latency."""
-        return (self.status == "ok") & (self.latency_us > 0)
-
-    def dropped(self) -> dict[str, int]:
+    def not_learned_from(self) -> dict[str, int]:
         """Count the rows that are not learned from, by status or reason."""
-        return dict(Counter(self.status[~self.ok()].tolist()) + Counter(self.left_out))
+        return dict(Counter(self.status[~self.ok].tolist()) + Counter(self.dropped))
 
     def best_us(self) -> Floats:
         """Least latency of each workload, float64 [len(workloads)]; inf if none is ok."""
         best = np.full(len(self.workloads), np.inf)
-        ok = self.ok()
+        ok = self.ok
         np.minimum.at(best, self.workload_index[ok], self.latency_us[ok])
         return best
 
@@ -175,20 +158,16 @@ class TrainingTable:
 
     def of_workloads(self, chosen: Sequence[int] | Indices) -> TrainingTable:
         """Take the rows of some workloads, in the given order of workloads."""
-        chosen = np.asarray(chosen, dtype=np.intp)
-        renumber = np.full(len(self.workloads), -1, dtype=np.intp)
-        renumber[chosen] = np.arange(len(chosen))
-        rows = np.flatnonzero(renumber[self.workload_index] >= 0)
-        return TrainingTable(
-            self.target,
-            tuple(self.workloads[w] for w in chosen),
-            renumber[self.workload_index[rows]],
-            self.candidates.take(rows),
-            self.latency_us[rows],
-            self.status[rows],
-            artifacts=self.artifacts,
-            torch_us=self.torch_us[chosen] if len(self.torch_us) else self.torch_us,
+        renumber = np.full(len(self.workloads), -1)
+        renumber[list(chosen)] = np.arange(len(chosen))
+        part = self.take(renumber[self.workload_index] >= 0)
+        return replace(
+            part,
+            workloads=tuple(self.workloads[w] for w in chosen),
+            workload_index=renumber[part.workload_index],
+            dropped={},
             targets=tuple(self.targets[w] for w in chosen) if self.targets else (),
+            torch_us=tuple(self.torch_us[w] for w in chosen) if self.torch_us else (),
         )
 
     def content_hash(self) -> str:
@@ -205,7 +184,7 @@ class TrainingTable:
             "".join(names).encode(),
             *(column.tobytes() for column in columns),
             "\n".join(self.status).encode(),
-            self.torch_us.tobytes(),
+            np.array(self.torch_us).tobytes(),
         ]
         return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 

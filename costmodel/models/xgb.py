@@ -71,10 +71,10 @@ class XgbCostModel(CostModel):
         Raises:
             InvalidInput: no row to learn from.
         """
-        ok = table.ok()
+        ok, dropped = table.ok, table.not_learned_from()
         if not ok.any():
             raise InvalidInput(
-                f"nothing to train on: {len(table)} rows, dropped {table.dropped()}; expected "
+                f"nothing to train on: {len(table)} rows, dropped {dropped}; expected "
                 f"rows of status ok, of workloads that are not held out (docs/protocol.md)"
             )
         log_multiple = np.log(table.latency_us[ok] / table.roofline_us()[ok])
@@ -101,7 +101,7 @@ class XgbCostModel(CostModel):
             training={
                 "rows": int(ok.sum()),
                 "workloads": len(used),
-                "dropped": table.dropped(),
+                "dropped": dropped,
                 "data_hash": table.content_hash(),
             },
         )

@@ -54,7 +54,7 @@ def compared_models(dataset: Dataset, model: CostModel | None) -> tuple[list[Cos
     models: list[CostModel] = [] if model is None else [model, ConfigOnly(model)]
     left_out = []
     table = TrainingTable.from_dataset(dataset)
-    if table.ok().any():
+    if table.ok.any():
         models.append(StaticRank().fit(table))
     else:
         left_out.append(f"static: {dataset.path} has no training rows to learn it from")

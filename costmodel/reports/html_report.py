@@ -200,7 +200,7 @@ def _choice(problem: Problem, cost: _Floats) -> list[Any]:
 def _features(dataset: Dataset) -> Section:
     """Correlate what models are trained on; the eval rows where there is nothing else."""
     data = TrainingTable.from_dataset(dataset)
-    if not data.ok().any():
+    if not data.ok.any():
         data = TrainingTable.from_dataset(dataset, "eval")
     found = correlations(data)
     title = "Features and latency"
@@ -236,7 +236,7 @@ def correlations(table: TrainingTable) -> dict[str, _Floats]:
         For :data:`ALL_KERNELS` and each kernel, float64 [features] from -1 to 1. A kernel without
         enough rows is left out.
     """
-    ok = table.ok()
+    ok = table.ok
     kernels = np.array([config.kernel for config in table.candidates.configs], dtype=object)
     groups = {ALL_KERNELS: ok} | {name: ok & (kernels == name) for name in sorted(set(kernels))}
     matrix = table.design_matrix(ptx=True)

@@ -210,9 +210,8 @@ def _joined(
     """The table with more rows, all of which worked, and with the timings of torch it lacked."""
     workloads = tuple(dict.fromkeys((*table.workloads, *(workload for workload, _, _ in rows))))
     index = {workload: i for i, workload in enumerate(workloads)}
-    torch = np.full(len(workloads), np.nan)
-    torch[: len(table.torch_us)] = table.torch_us
-    more_us = np.array([torch_us.get(workload, np.nan) for workload in workloads])
+    own_us = zip(table.workloads, table.torch_us, strict=False)
+    torch = {**torch_us, **{workload: us for workload, us in own_us if us > 0}}
     return replace(
         table,
         workloads=workloads,
@@ -222,5 +221,5 @@ def _joined(
         candidates=Candidates.joined([table.candidates, candidates]),
         latency_us=np.append(table.latency_us, [us for _, _, us in rows]),
         status=np.append(table.status, np.array(["ok"] * len(rows), dtype=object)),
-        torch_us=np.where(np.isnan(torch), more_us, torch),
+        torch_us=tuple(torch.get(workload, np.nan) for workload in workloads),
     )

@@ -100,12 +100,12 @@ def make_table(
     if failures:
         status[::20] = "timeout"
     return TrainingTable(
-        H100,
-        tuple(chosen),
-        np.array(index, dtype=np.intp),
-        Candidates.of(configs, made),
-        np.where(status == "ok", latency, np.nan),
-        status,
+        workloads=tuple(chosen),
+        workload_index=np.array(index, dtype=np.intp),
+        latency_us=np.where(status == "ok", latency, np.nan),
+        status=status,
+        candidates=Candidates.of(configs, made),
+        target=H100,
     )
 
 

@@ -33,7 +33,7 @@ def with_torch(
     make_training_table: Callable[..., TrainingTable], make_workloads: Any
 ) -> XgbCostModel:
     table = replace(
-        make_training_table(make_workloads(25, 2), rows=10), torch_us=np.linspace(9.0, 30.0, 25)
+        make_training_table(make_workloads(25, 2), rows=10), torch_us=tuple(range(9, 34))
     )
     return XgbCostModel(XgbParams(rounds=4, max_depth=3)).fit(table)
 

@@ -154,7 +154,7 @@ def test_the_classifier_learns_from_what_failed(
     seen = np.ones(len(mixed), dtype=bool)
     for learn in bench.OBJECTIVES.values():
         learn(study, seen, 0)
-    failed = int((~mixed.ok() & study.fits).sum())  # what cannot run is nobody's pick
+    failed = int((~mixed.ok & study.fits).sum())  # what cannot run is nobody's pick
     assert failed > 0
     assert len(labels["binary:logistic"]) == len(labels[""]) + failed
     assert set(labels["binary:logistic"]) == {0.0, 1.0}

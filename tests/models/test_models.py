@@ -94,14 +94,13 @@ class TestStaticRank(CostModelContract):
 
     def test_ranks_by_mean_speed(self, target: Target) -> None:
         fast, slow, unseen = (GemmConfig("pointer", 64, 64, k) for k in (32, 64, 128))
-        ok = np.full(4, "ok", dtype=object)
         table = TrainingTable(
-            target,
-            (LARGE, Workload.dense(64, 64, 64)),
-            np.array([0, 0, 1, 1]),
-            Candidates.of([fast, slow, fast, slow]),
-            np.array([10.0, 20.0, 1.0, 5.0]),
-            ok,
+            workloads=(LARGE, Workload.dense(64, 64, 64)),
+            workload_index=np.array([0, 0, 1, 1]),
+            latency_us=np.array([10.0, 20.0, 1.0, 5.0]),
+            status=np.full(4, "ok", dtype=object),
+            candidates=Candidates.of([fast, slow, fast, slow]),
+            target=target,
         )
         batch = Candidates.of([unseen, slow, fast])
         cost = StaticRank().fit(table).predict(LARGE, batch, target)
@@ -109,9 +108,14 @@ class TestStaticRank(CostModelContract):
 
     def test_failures_do_not_count(self, target: Target) -> None:
         config = GemmConfig("pointer", 64, 64, 32)
-        status = np.array(["timeout"], dtype=object)
-        index, nan = np.array([0]), np.array([np.nan])
-        table = TrainingTable(target, (LARGE,), index, Candidates.of([config]), nan, status)
+        table = TrainingTable(
+            workloads=(LARGE,),
+            workload_index=np.array([0]),
+            latency_us=np.array([np.nan]),
+            status=np.array(["timeout"], dtype=object),
+            candidates=Candidates.of([config]),
+            target=target,
+        )
         assert StaticRank().fit(table).speed == {}
 
 

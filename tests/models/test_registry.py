@@ -395,7 +395,7 @@ def test_what_is_no_file_is_not_read(
     tmp_path: Path, make_training_table: Any, make_workloads: Any, name: str, kind: str
 ) -> None:
     table = make_training_table(make_workloads(25, 2), rows=10)
-    table = replace(table, torch_us=np.full(25, 9.0))
+    table = replace(table, torch_us=(9.0,) * 25)
     path = XgbCostModel(XgbParams(rounds=2, max_depth=2)).fit(table).save(tmp_path / "model")
     file = part(path, name)
     file.unlink()

@@ -38,7 +38,7 @@ def both(make_training_table: Tables, make_workloads: Lists) -> list[TrainingTab
     ours = make_training_table(make_workloads(25, 1))
     theirs = make_training_table(make_workloads(20, 2), seed=1)
     theirs = replace(theirs, target=H200, latency_us=2 * theirs.latency_us)
-    return [replace(t, torch_us=np.full(len(t.workloads), 5.0)) for t in (ours, theirs)]
+    return [replace(t, torch_us=(5.0,) * len(t.workloads)) for t in (ours, theirs)]
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_it_predicts_for_each_of_them(
         assert speed_kept(model, table)[1] > 0.98
         ratios = []
         for w, workload in enumerate(table.workloads):
-            rows = np.flatnonzero(table.ok() & (table.workload_index == w))
+            rows = np.flatnonzero(table.ok & (table.workload_index == w))
             cost = model.predict(workload, table.candidates.take(rows), table.target)
             ratios.append(np.median(cost / table.latency_us[rows]))
         assert 0.8 < np.median(ratios) < 1.25, "though one is twice as slow as the other"

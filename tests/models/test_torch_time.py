@@ -39,7 +39,7 @@ def with_torch(
 
     def make(factor: float) -> TrainingTable:
         table = make_training_table(make_workloads(40, 1), rows=20)
-        torch_us = np.array([factor * law_us(w, target) for w in table.workloads])
+        torch_us = tuple(factor * law_us(w, target) for w in table.workloads)
         return replace(table, torch_us=torch_us)
 
     return make
@@ -77,7 +77,7 @@ def test_a_model_without_it_leaves_none_behind(
 ) -> None:
     table = with_torch(1.0)
     XgbCostModel(TINY).fit(table).save(tmp_path)
-    XgbCostModel(TINY).fit(replace(table, torch_us=np.empty(0))).save(tmp_path)
+    XgbCostModel(TINY).fit(replace(table, torch_us=())).save(tmp_path)
     assert "torch.ubj" not in json.loads((tmp_path / "card.json").read_text())["files"]
     assert isnan(load(tmp_path).predict_torch(Workload.dense(8, 8, 8), target))
 
@@ -104,7 +104,7 @@ def test_training_again_keeps_nothing_of_the_data_before(
     table, model = with_torch(1.0), XgbCostModel(TINY)
     assert model.fit(table).predict_torch(table.workloads[0], target) > 0
     few = table.of_workloads(range(5))
-    for next_one in (few, replace(table, torch_us=np.empty(0))):
+    for next_one in (few, replace(table, torch_us=())):
         model.fit(table).fit(next_one)
         assert isnan(model.predict_torch(table.workloads[0], target))
 
@@ -112,6 +112,6 @@ def test_training_again_keeps_nothing_of_the_data_before(
 def test_what_is_learned_of_torch_is_in_the_hash_of_the_data(
     with_torch: Callable[[float], TrainingTable],
 ) -> None:
-    tables = [with_torch(1.0), with_torch(2.0), replace(with_torch(1.0), torch_us=np.empty(0))]
+    tables = [with_torch(1.0), with_torch(2.0), replace(with_torch(1.0), torch_us=())]
     assert len({table.content_hash() for table in tables}) == 3
     assert with_torch(1.0).content_hash() == tables[0].content_hash()

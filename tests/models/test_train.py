@@ -45,7 +45,7 @@ def test_the_law_of_a_made_up_machine_is_recovered_on_unseen_workloads(
 def test_predictions_are_latencies_in_us(trained: XgbCostModel, held_out: TrainingTable) -> None:
     ratios = []
     for w, workload in enumerate(held_out.workloads):
-        rows = np.flatnonzero(held_out.ok() & (held_out.workload_index == w))
+        rows = np.flatnonzero(held_out.ok & (held_out.workload_index == w))
         cost = trained.predict(workload, held_out.candidates.take(rows), held_out.target)
         ratios.append(cost / held_out.latency_us[rows])
     error = np.abs(np.log(np.concatenate(ratios)))
@@ -76,7 +76,7 @@ def test_a_failure_with_a_latency_is_no_lesson(
     table: TrainingTable, fast_params: XgbParams
 ) -> None:
     params = replace(fast_params, rounds=5)
-    silly = replace(table, latency_us=np.where(table.ok(), table.latency_us, 1e10))
+    silly = replace(table, latency_us=np.where(table.ok, table.latency_us, 1e10))
     assert train(silly, params=params).hash == train(table, params=params).hash
 
 
@@ -91,7 +91,7 @@ def test_weights_fall_with_the_distance_from_the_best(table: TrainingTable) -> N
     weight = model.row_weights(table)
     best = table.latency_us == table.best_us()[table.workload_index]
     assert weight[best] == pytest.approx(1.0)
-    rows = np.flatnonzero(table.ok() & (table.workload_index == 0))
+    rows = np.flatnonzero(table.ok & (table.workload_index == 0))
     by_latency = rows[np.argsort(table.latency_us[rows])]
     assert (np.diff(weight[by_latency]) <= 0).all()
     assert np.nanmin(weight) >= model.params.floor
@@ -103,8 +103,9 @@ def test_no_pair_of_n_and_k_lies_in_two_folds(target: Target) -> None:
     )
     rows = np.arange(len(workloads))
     table = TrainingTable(
-        target, workloads, rows, Candidates.of([_CONFIG] * len(rows)),
-        np.ones(len(rows)), np.full(len(rows), "ok", dtype=object),
+        workloads=workloads, workload_index=rows, latency_us=np.ones(len(rows)), target=target,
+        status=np.full(len(rows), "ok", dtype=object),
+        candidates=Candidates.of([_CONFIG] * len(rows)),
     )  # fmt: skip
     folds = list(folds_by_nk(table, 3))
     assert sorted(np.concatenate(folds)) == list(range(len(workloads)))
