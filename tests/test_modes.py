@@ -7,14 +7,13 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from dispatch_fakes import H100, MODEL, Machine, operands, result_of
+from dispatch_fakes import H100, MODEL, Machine, operands, result_of, wait_until
 
 import costmodel
 from costmodel.dispatch import dispatch
@@ -45,13 +44,6 @@ def ask(size: tuple[int, int, int], mode: str | None = None, **options: Any) -> 
         return costmodel.result_for(a, b, mode=mode, model=MODEL, **options)
 
     return result_of(call)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.005)
 
 
 # --- what each mode times -----------------------------------------------------------------------
@@ -285,12 +277,12 @@ def test_the_background_answers_at_once_and_switches_twice(machine: Machine) -> 
     before = costmodel.stats()
     assert ask(LARGE, "background").chosen == "torch"
     may_load.set()
-    until(lambda: ask(LARGE, "background").chosen != "torch")
+    wait_until(lambda: ask(LARGE, "background").chosen != "torch")
     assert ask(LARGE, "background").mode == "predict"
     for _ in range(3):
         ask((25, *LARGE[1:]), "background")  # of the same bucket: no other job
     may_tune.set()
-    until(lambda: ask(LARGE, "background").timed)
+    wait_until(lambda: ask(LARGE, "background").timed)
     winner = ask(LARGE, "background")
     assert winner is ask((25, *LARGE[1:]), "background") is ask(LARGE, "auto")
     done = costmodel.stats().since(before)
@@ -323,7 +315,7 @@ def test_winners_that_share_a_binary_are_both_launched_in_the_background(machine
             costmodel.matmul(a, b, mode="background", model=model)
             return costmodel.result_for(a, b, mode="background", model=model)
 
-        until(lambda answer=answer: answer() is not None)  # type: ignore[misc]
+        wait_until(lambda answer=answer: answer() is not None)  # type: ignore[misc]
         found = answer()
         assert found is not None
         assert found.config == favourites[n]
@@ -337,7 +329,7 @@ def test_the_background_takes_a_winner_that_is_on_disk(machine: Machine) -> None
     before = costmodel.stats()
     assert ask(LARGE, "background").chosen == "torch", "loading takes its time"
     may_load.set()
-    until(lambda: ask(LARGE, "background").config == winner.config)
+    wait_until(lambda: ask(LARGE, "background").config == winner.config)
     done = costmodel.stats().since(before)
     assert (done.disk_hits, done.tuned, done.predicted, done.loaded) == (1, 0, 0, 1)
 
@@ -353,17 +345,17 @@ def test_a_winner_on_disk_that_no_longer_loads_is_replaced_in_the_background(
     machine.refuses = lambda spec: spec.config_binary == binary
     before = costmodel.stats()
     ask(LARGE, "background")
-    until(lambda: costmodel.stats().since(before).background_failed == 1)
+    wait_until(lambda: costmodel.stats().since(before).background_failed == 1)
     assert costmodel.stats().since(before).tuned == 1, "once more, and the same one wins"
     assert ask(LARGE, "background").chosen == "torch"
     machine.refuses = lambda _: False
     dispatch.forget_launches()
-    until(lambda: ask(LARGE, "background").timed)
+    wait_until(lambda: ask(LARGE, "background").timed)
 
 
 def test_a_small_product_is_only_predicted_in_the_background(machine: Machine) -> None:
     ask(SMALL, "background")
-    until(lambda: ask(SMALL, "background").mode == "auto")
+    wait_until(lambda: ask(SMALL, "background").mode == "auto")
     assert machine.bench.timed == []
 
 
@@ -381,7 +373,7 @@ def test_a_failure_in_the_background_leaves_the_prediction_and_warns_once(
         before = costmodel.stats()
         for size in (LARGE, other):
             ask(size, "background")
-        until(lambda: costmodel.stats().since(before).background_failed == 2)
+        wait_until(lambda: costmodel.stats().since(before).background_failed == 2)
         for size in (LARGE, other):
             assert ask(size, "background").mode == "predict"
             assert ask((25, *size[1:]), "background").mode == "predict"
@@ -392,7 +384,7 @@ def test_a_failure_in_the_background_leaves_the_prediction_and_warns_once(
     assert len(machine.bench.waited) == 2, "not tried again"
     machine.bench.before = lambda: None
     dispatch.forget_launches()  # as `use` and `set_mode` do: then it is
-    until(lambda: ask(LARGE, "background").timed)
+    wait_until(lambda: ask(LARGE, "background").timed)
 
 
 def test_a_full_queue_is_asked_again_later(
@@ -407,10 +399,10 @@ def test_a_full_queue_is_asked_again_later(
         ask(size, "background")
     before = costmodel.stats()
     may_tune.set()
-    until(lambda: background.is_idle)
+    wait_until(lambda: background.is_idle)
     assert costmodel.stats().since(before).tuned <= 2, "one was under way, and one waited"
     for size in sizes:
-        until(lambda size=size: ask(size, "background").timed)  # type: ignore[misc]
+        wait_until(lambda size=size: ask(size, "background").timed)  # type: ignore[misc]
 
 
 @pytest.mark.fault("B15")
@@ -435,7 +427,7 @@ def test_many_threads_ask_the_background(machine: Machine) -> None:
     for thread in threads:
         thread.join(60)
     assert errors == []
-    until(lambda: all(ask((m, *LARGE[1:]), "background").timed for m in range(20, 29)))
+    wait_until(lambda: all(ask((m, *LARGE[1:]), "background").timed for m in range(20, 29)))
     assert costmodel.stats().since(before).tuned == 1
 
 
@@ -448,12 +440,29 @@ def test_whatever_a_job_raises_the_next_one_is_done(error: type[BaseException]) 
         raise error
 
     background.submit("wrong", 0, fail)
-    until(lambda: background.has_finished("wrong", 0))
+    wait_until(lambda: background.has_finished("wrong", 0))
     background.submit("right", 0, lambda: None)
-    until(lambda: background.has_finished("right", 0))
+    wait_until(lambda: background.has_finished("right", 0))
     background.forget()
     background.submit("wrong", 0, lambda: None)
-    until(lambda: background.has_finished("wrong", 0))
+    wait_until(lambda: background.has_finished("wrong", 0))
+
+
+def test_where_no_thread_can_start_the_job_waits_for_the_next_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    background = Background()
+
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        for _ in range(3):
+            background.submit("a job", 0, lambda: None)
+    assert not background.has_finished("a job", 0)
+    background.submit("a job", 0, lambda: None)
+    wait_until(lambda: background.has_finished("a job", 0))
 
 
 @pytest.mark.parametrize("job", ["time.sleep(600)", "[0 for _ in iter(int, 1)]"])
