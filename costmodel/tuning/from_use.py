@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,21 +46,6 @@ _PROTOCOL = (
 _LEAST_ROOFLINES, _LONGEST_US = 0.5, 60e6
 
 
-@dataclass(frozen=True)
-class UsedRows:
-    """The rows of a cache that can be trained on.
-
-    Attributes:
-        rows: workload, configuration and latency in us; no pair twice.
-        torch_us: what ``torch.matmul`` took, by workload, where it was timed.
-        dropped: what was left out, by reason: rows, and files that are no entries.
-    """
-
-    rows: tuple[tuple[Workload, GemmConfig, float], ...]
-    torch_us: Mapping[Workload, float]
-    dropped: Mapping[str, int]
-
-
 def open_cache(directory: str | Path | None = None) -> WinnerCache:
     """The cache of this directory; default: the one that tuning uses, which may not exist yet.
 
@@ -89,21 +74,22 @@ def with_use(dataset: Dataset, cache: WinnerCache) -> tuple[TrainingTable, dict[
         how many of the rows no binary is known (``without_artifact``), and what was ``dropped``.
     """
     table = TrainingTable.from_dataset(dataset)
-    used = used_rows(cache, dataset.target, dataset.protocol)
-    known = _known(table)
-    new = [row for row in used.rows if row[1] not in known.get(row[0], ())]
-    dropped = Counter(used.dropped)
-    dropped["in the data set already"] = len(used.rows) - len(new)
+    latency_us, torch_us, dropped = used_rows(cache, dataset.target, dataset.protocol)
+    index = table.workload_index.tolist()
+    for number, config in zip(index, table.candidates.configs, strict=True):
+        if latency_us.pop((table.workloads[number], config), None) is not None:
+            dropped["in the data set already"] += 1
+    new = [(workload, config, us) for (workload, config), us in latency_us.items()]
     keys = [artifact_key(specialize(w, config), dataset.target) for w, config, _ in new]
     artifacts = _artifacts(dataset, keys)
     card = {
         "rows": len(new),
         "workloads": len({workload for workload, _, _ in new}),
         "without_artifact": sum(a is None for a in artifacts),
-        "dropped": {reason: count for reason, count in sorted(dropped.items()) if count},
+        "dropped": dict(sorted(dropped.items())),
     }
     candidates = Candidates.of([config for _, config, _ in new], artifacts)
-    return _joined(table, new, candidates, used.torch_us), card
+    return _joined(table, new, candidates, torch_us), card
 
 
 def _artifacts(dataset: Dataset, keys: Sequence[str]) -> list[Artifact | None]:
@@ -119,10 +105,17 @@ def _artifacts(dataset: Dataset, keys: Sequence[str]) -> list[Artifact | None]:
     return [own or other for own, other in zip(found, shipped, strict=True)]
 
 
-def used_rows(cache: WinnerCache, target: Target, protocol: Mapping[str, Any]) -> UsedRows:
-    """The rows of a cache that were timed on this target by this protocol, none held out."""
+def used_rows(
+    cache: WinnerCache, target: Target, protocol: Mapping[str, Any]
+) -> tuple[dict[tuple[Workload, GemmConfig], float], dict[Workload, float], Counter[str]]:
+    """The rows of a cache that were timed on this target by this protocol, none held out.
+
+    Returns:
+        (latency_us, torch_us, dropped): in us, ``torch_us`` where ``torch.matmul`` was timed; what
+        was left out, by reason: rows, and files that are no entries.
+    """
     entries, unreadable = cache.survey()
-    dropped = Counter({UNREADABLE: len(unreadable)})
+    dropped = Counter([UNREADABLE] * len(unreadable))
     latency_us: dict[tuple[Workload, GemmConfig], float] = {}
     torch_us: dict[Workload, float] = {}
     for entry in entries:
@@ -132,16 +125,15 @@ def used_rows(cache: WinnerCache, target: Target, protocol: Mapping[str, Any]) -
             continue
         for config, measurement in result.measured:
             pair = result.workload, config
-            reason = _unfit(entry, config, measurement, target)
-            reason = reason or "timed twice" * (pair in latency_us)
-            if reason:
+            if reason := _unfit(entry, config, measurement, target):
                 dropped[reason] += 1
+            elif pair in latency_us:
+                dropped["timed twice"] += 1
             else:
                 latency_us[pair] = measurement.latency_us
         if result.torch is not None and not _unlikely(result.torch, result.workload, target):
             torch_us.setdefault(result.workload, result.torch.latency_us)
-    rows = tuple((workload, config, us) for (workload, config), us in latency_us.items())
-    return UsedRows(rows, torch_us, {reason: n for reason, n in dropped.items() if n})
+    return latency_us, torch_us, +dropped
 
 
 def _foreign(entry: CacheEntry[Any], target: Target, protocol: Mapping[str, Any]) -> str:
@@ -192,15 +184,6 @@ def _unlikely(measurement: Measurement, workload: Workload, target: Target) -> b
     return not measurement.ok or not least_us <= measurement.latency_us <= _LONGEST_US
 
 
-def _known(table: TrainingTable) -> dict[Workload, set[GemmConfig]]:
-    """The configurations that a table has of each workload."""
-    known: dict[Workload, set[GemmConfig]] = {workload: set() for workload in table.workloads}
-    pairs = zip(table.workload_index.tolist(), table.candidates.configs, strict=True)
-    for index, config in pairs:
-        known[table.workloads[index]].add(config)
-    return known
-
-
 def _joined(
     table: TrainingTable,
     rows: Sequence[tuple[Workload, GemmConfig, float]],
@@ -215,11 +198,11 @@ def _joined(
     return replace(
         table,
         workloads=workloads,
-        workload_index=np.append(table.workload_index, [index[w] for w, _, _ in rows]).astype(
-            np.intp
+        workload_index=np.append(
+            table.workload_index, np.array([index[w] for w, _, _ in rows], dtype=np.intp)
         ),
         candidates=Candidates.joined([table.candidates, candidates]),
         latency_us=np.append(table.latency_us, [us for _, _, us in rows]),
-        status=np.append(table.status, np.array(["ok"] * len(rows), dtype=object)),
+        status=np.append(table.status, np.full(len(rows), "ok", dtype=object)),
         torch_us=tuple(torch.get(workload, np.nan) for workload in workloads),
     )
