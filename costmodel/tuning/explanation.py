@@ -7,14 +7,15 @@ the model's part is exact: its factors, one for each concept, multiply to the pr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import exp
 from os import PathLike
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from costmodel.data.candidates import ARTIFACT_COLUMNS, Candidates, CostModel
+from costmodel.data.candidates import ARTIFACT_COLUMNS, CostModel
 from costmodel.errors import InvalidInput
 from costmodel.features.analytic import analytic_columns, occupancy
 from costmodel.features.concepts import grouped
@@ -71,16 +72,8 @@ class Explained:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        names = ("roofline", "grid", "residency", "traffic", "binary", "paper_us", "factors")
-        parts = {name: getattr(self, name) for name in names}
-        return {
-            "place": self.place,
-            "config": self.config.to_dict(),
-            "predicted_us": self.predicted_us,
-            "head": self.answered_by,
-            **{name: None if part is None else dict(part) for name, part in parts.items()},
-            "start_us": self.start_us,
-        }
+        row = asdict(self)
+        return row | {"head": row.pop("answered_by")}
 
 
 @dataclass(frozen=True)
@@ -151,17 +144,20 @@ def explain(
     rows = [place - 1 for place in places]
     candidates = ranking.candidates.take(rows)
     paper = analytic_columns(workload, candidates, ranking.target, binary=True)
-    no_factors, start_us, factors = _contributions(ranking, candidates)
+    found = ranking.cost_model.contributions(workload, candidates, ranking.target)
+    explained = []
+    for i, row in enumerate(rows):
+        here = {name: float(column[i]) for name, column in paper.items()}
+        start_us = None if found is None else float(found[0][i])
+        factors = None if found is None else _factors(found[1][i])
+        explained.append(_explained(ranking, row, here, start_us, factors))
+    none = f"only a trained model gives any, and {ranking.model} answered"
     return Explanation(
         ranking=ranking,
         roofline_us=float(paper["roofline_us"][0]),
-        no_factors=no_factors,
-        rows=tuple(
-            _explained(ranking, row, {name: float(c[i]) for name, c in paper.items()},
-                       start_us[i], factors[i])
-            for i, row in enumerate(rows)
-        ),
-    )  # fmt: skip
+        no_factors=none if found is None else "",
+        rows=tuple(explained),
+    )
 
 
 def _check_places(places: Sequence[int]) -> None:
@@ -183,17 +179,9 @@ def _place(ranking: Ranking, config: GemmConfig) -> int:
     )
 
 
-def _contributions(
-    ranking: Ranking, candidates: Candidates
-) -> tuple[str, Sequence[float | None], Sequence[Mapping[str, float] | None]]:
-    """Return why there are no factors, where they start, and the factors of each candidate."""
-    nothing = [None] * len(candidates)
-    found = ranking.cost_model.contributions(ranking.workload, candidates, ranking.target)
-    if found is None:
-        return f"only a trained model gives any, and {ranking.model} answered", nothing, nothing
-    start_us, log_factors = found
-    sums = [grouped(FEATURES, row.tolist()) for row in log_factors]
-    return "", start_us.tolist(), [{name: exp(x) for name, x in row.items()} for row in sums]
+def _factors(log_factors: NDArray[np.float64]) -> dict[str, float]:
+    """Return the factor of each concept."""
+    return {name: exp(x) for name, x in grouped(FEATURES, log_factors.tolist()).items()}
 
 
 def _explained(
@@ -209,18 +197,14 @@ def _explained(
     known = not np.isnan(columns[0])
     binary = dict(zip(ARTIFACT_COLUMNS[:3], map(float, columns), strict=False)) if known else None
     answered_by = "" if factors is None else WITH_PTX if known else WITHOUT_PTX
-    roofline_us, paper_us = paper["roofline_us"], _paper_us(paper)
     return Explained(
         place=row + 1,
         config=config,
         predicted_us=predicted_us,
         answered_by=answered_by,
-        roofline=_roofline(ranking.workload, target, roofline_us, predicted_us),
-        grid=_grid(config, target, paper),
-        residency=_residency(ranking.workload, config, target, paper),
-        traffic=_traffic(ranking.workload, paper, paper_us),
+        roofline=_roofline(ranking.workload, target, paper["roofline_us"], predicted_us),
+        **_of_the_launch(ranking.workload, config, target, paper),
         binary=binary,
-        paper_us=paper_us,
         start_us=start_us,
         factors=factors,
     )
@@ -248,40 +232,52 @@ def _roofline(
     }
 
 
-def _grid(config: GemmConfig, target: Target, paper: Mapping[str, float]) -> Facts:
-    """Blocks and waves, and how much longer they last than if evenly spread: over the waves
-    (tail) and over the multiprocessors (imbalance: the one with the most blocks decides)."""
-    return {
-        "tiles": paper["tiles"],
-        "blocks": paper["programs"],
-        "blocks_per_multiprocessor": paper["programs"] / target.device.sm_count,
-        "waves": paper["waves"],
-        "last_wave_full_percent": 100 * paper["last_wave"],
-        "tail_percent": 100 * (1 / paper["wave_efficiency"] - 1),
-        "imbalance_percent": 100 * (1 / paper["sm_balance"] - 1),
-        "useful_percent": 100 * paper["useful"],
-        "steps": paper["steps_per_program"],
-        "split_k": config.split_k,
-    }
-
-
-def _residency(
+def _of_the_launch(
     workload: Workload, config: GemmConfig, target: Target, paper: Mapping[str, float]
-) -> Facts:
-    """Blocks on a multiprocessor, what limits them, and what they have under way at once."""
+) -> dict[str, Any]:
+    """Return the estimate and what it rests on.
+
+    How much longer blocks last than if evenly spread: over the waves (tail) and over the
+    multiprocessors (imbalance: the one with the most blocks decides).
+    """
     device = target.device
     running = min(paper["programs"], device.sm_count * paper["occupancy"])
     stage_bytes = (config.block_m + config.block_n) * config.block_k * workload.code.itemsize
     in_flight = running * stage_bytes * min(config.num_stages, paper["steps_per_program"])
+    estimate_us = paper["estimate"] * paper["roofline_us"]
+    shares = {n.removesuffix(_SHARE): x for n, x in paper.items() if n.endswith(_SHARE)}
+    paper_us = {name: x * estimate_us for name, x in shares.items()} | {"estimate": estimate_us}
     return {
-        "blocks_per_multiprocessor": paper["occupancy"],
-        "limited_by": _limit(config, target, paper),
-        "warps_per_multiprocessor": paper["warps_per_sm"],
-        "registers_per_thread": paper["registers_used"],
-        "shared_bytes": paper["shared_used"],
-        "bytes_in_flight": in_flight,
-        "bytes_wanted": in_flight / paper["bytes_in_flight"],
-        "in_flight_percent": 100 * paper["bytes_in_flight"],
+        "grid": {
+            "tiles": paper["tiles"],
+            "blocks": paper["programs"],
+            "blocks_per_multiprocessor": paper["programs"] / device.sm_count,
+            "waves": paper["waves"],
+            "last_wave_full_percent": 100 * paper["last_wave"],
+            "tail_percent": 100 * (1 / paper["wave_efficiency"] - 1),
+            "imbalance_percent": 100 * (1 / paper["sm_balance"] - 1),
+            "useful_percent": 100 * paper["useful"],
+            "steps": paper["steps_per_program"],
+            "split_k": config.split_k,
+        },
+        "residency": {
+            "blocks_per_multiprocessor": paper["occupancy"],
+            "limited_by": _limit(config, target, paper),
+            "warps_per_multiprocessor": paper["warps_per_sm"],
+            "registers_per_thread": paper["registers_used"],
+            "shared_bytes": paper["shared_used"],
+            "bytes_in_flight": in_flight,
+            "bytes_wanted": in_flight / paper["bytes_in_flight"],
+            "in_flight_percent": 100 * paper["bytes_in_flight"],
+        },
+        "traffic": {
+            "least_bytes": workload.bytes(),
+            "device_memory_bytes": paper["dram_traffic"],
+            "l2_bytes": paper["operand_traffic"],
+            "split_k_bytes": paper["split_traffic"],
+            "split_k_us": paper_us.get("split", 0.0),
+        },
+        "paper_us": paper_us,
     }
 
 
@@ -300,23 +296,3 @@ def _limit(config: GemmConfig, target: Target, paper: Mapping[str, float]) -> st
     if fit(0, 0) <= blocks:
         return "warps"
     return " and ".join(name for name, limit in limits.items() if limit <= blocks)
-
-
-def _traffic(
-    workload: Workload, paper: Mapping[str, float], paper_us: Mapping[str, float]
-) -> Facts:
-    return {
-        "least_bytes": workload.bytes(),
-        "device_memory_bytes": paper["dram_traffic"],
-        "l2_bytes": paper["operand_traffic"],
-        "split_k_bytes": paper["split_traffic"],
-        "split_k_us": paper_us.get("split", 0.0),
-    }
-
-
-def _paper_us(paper: Mapping[str, float]) -> dict[str, float]:
-    """The estimate in us, and its parts, which are shares of it."""
-    whole_us = paper["estimate"] * paper["roofline_us"]
-    shares = {n.removesuffix(_SHARE): x for n, x in paper.items() if n.endswith(_SHARE)}
-    parts_us = {name: x * whole_us for name, x in shares.items()}
-    return {**parts_us, "estimate": whole_us}
