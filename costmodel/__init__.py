@@ -16,32 +16,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from costmodel.errors import (
-    CompileError,
-    CorruptFile,
-    CostModelError,
-    DeviceError,
-    FileError,
-    GradientError,
-    HostError,
-    IllegalConfig,
-    InvalidInput,
-    LaunchError,
-    LayoutError,
-    MisreadModel,
-    MissingData,
-    MixedData,
-    ModelError,
-    NoGpu,
-    NoModel,
-    NotRecorded,
-    RankError,
-    SchemaMismatch,
-    ShapeError,
-    UnknownTarget,
-    UnsupportedDtype,
-    WrongVersion,
-)
+from costmodel import errors
+from costmodel.errors import *  # noqa: F403
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,39 +42,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "CompileError",
-    "CorruptFile",
-    "CostModelError",
     "Dataset",
-    "DeviceError",
     "Explanation",
-    "FileError",
     "GemmConfig",
-    "GradientError",
-    "HostError",
-    "IllegalConfig",
-    "InvalidInput",
-    "LaunchError",
-    "LayoutError",
-    "MisreadModel",
-    "MissingData",
-    "MixedData",
-    "ModelError",
-    "NoGpu",
-    "NoModel",
-    "NotRecorded",
-    "RankError",
     "Ranking",
     "ReplayRunner",
-    "SchemaMismatch",
-    "ShapeError",
     "Stats",
     "Target",
     "TuningResult",
-    "UnknownTarget",
-    "UnsupportedDtype",
     "Workload",
-    "WrongVersion",
     "__version__",
     "explain",
     "load",
@@ -115,6 +67,7 @@ __all__ = [
     "use",
     "warmup",
 ]
+__all__ += errors.__all__
 
 _WHERE = {
     "Dataset": "data.dataset",

@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, as_completed
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +28,7 @@ from costmodel.processes import Done, SupervisedWorker, TimedOut, close_at_exit
 _COMPILES_PER_CHILD = 250
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """One thing for a child to compile, and a folder for Triton's cache."""
-
-    compile: Callable[[], Artifact]
-    cache: Path | None
-
-
+_Item = tuple[Callable[[], Artifact], Path | None]  # and a folder for Triton's cache
 _Worker = SupervisedWorker[_Item, Artifact]
 
 
@@ -105,7 +97,7 @@ class CompilePool:
                 thread = threading.Thread(target=self._work, args=self._idle[-1:], daemon=True)
                 thread.start()
                 self._idle.pop()
-            self._queued.append((future, key, spec, _Item(compile_, cache)))
+            self._queued.append((future, key, spec, (compile_, cache)))
         return future
 
     def start(self, count: int) -> None:
@@ -201,11 +193,12 @@ def _compile_in_child(item: _Item) -> Artifact:
     from triton import knobs
 
     # Unless asked for, a cache of its own for each compile: nothing stale, nothing piles up.
+    compile_, cache = item
     scratch = tempfile.tempdir
     with tempfile.TemporaryDirectory() as folder:
         tempfile.tempdir = folder
-        knobs.cache.dir = str(item.cache) if item.cache else folder
+        knobs.cache.dir = str(cache or folder)
         try:
-            return item.compile()
+            return compile_()
         finally:
             tempfile.tempdir = scratch

@@ -22,8 +22,8 @@ from costmodel.hardware.target import Target
 
 ArtifactStatus = Literal["ok", "compile_error", "crashed", "timeout"]
 
-PASSING: tuple[ArtifactStatus, ...] = ("crashed", "timeout")
-"""Failures that may not happen again: such an artifact is not kept for good."""
+# The other failures may not happen again.
+_WEIGHTS = {"ok": 2, "compile_error": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +61,12 @@ class Artifact:
     @property
     def refused(self) -> bool:
         """Return True if the compiler said no, as it will again."""
-        return self.is_settled and not self.ok
-
-    @property
-    def is_settled(self) -> bool:
-        """Return True if another compile would give the same."""
-        return self.status not in PASSING
+        return self.status == "compile_error"
 
 
 def outweighs(status: ArtifactStatus, other: ArtifactStatus) -> bool:
     """Return True if an artifact replaces an earlier one of its key."""
-    return _weight(status) > _weight(other)
-
-
-def _weight(status: ArtifactStatus) -> int:
-    return 2 if status == "ok" else int(status not in PASSING)
+    return _WEIGHTS.get(status, 0) > _WEIGHTS.get(other, 0)
 
 
 _ERROR_LIMIT = 500
@@ -109,18 +100,17 @@ def compile_source(
     from triton.compiler.errors import CompilationError
     from triton.runtime.errors import OutOfResources, PTXASError
 
+    refusals = (CompilationError, PTXASError, OutOfResources, ValueError, AssertionError)
     start = time.perf_counter()
     try:
         source, options = make_source()
         gpu = GPUTarget("cuda", target.device.arch, 32)
         compiled = triton.compile(source, target=gpu, options=options)
-    except (CompilationError, PTXASError, OutOfResources, ValueError, AssertionError) as error:
+    except (*refusals, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "PassManager::run failed" not in str(error):
+            raise
         status: ArtifactStatus = "crashed" if _KILLED.search(str(error)) else "compile_error"
         artifact = Artifact(key, spec, status, _reason(error))
-    except RuntimeError as error:
-        if "PassManager::run failed" not in str(error):
-            raise
-        artifact = Artifact(key, spec, "compile_error", _reason(error))
     else:
         artifact = _describe(key, spec, target, compiled)
     artifact = replace(artifact, compile_s=time.perf_counter() - start)

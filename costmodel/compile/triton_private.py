@@ -41,8 +41,6 @@ _LAUNCHER = "__triton_launcher"  # as Triton has it
 
 log = logging.getLogger("costmodel")
 
-_key_lock = threading.Lock()
-
 
 # --- Key ------------------------------------------------------------------------------------------
 
@@ -55,15 +53,12 @@ def know_triton_key() -> None:
     """
     from triton.runtime import cache
 
-    with _key_lock:
-        own = getattr(cache, "triton_key", None)
-        asked = getattr(own, "cache_info", None)  # an lru_cache: what we put there is none
-        if own is None or asked is None or asked().currsize:
-            return
-        if not (files := triton_files()):
-            return
-        key = cached_fact("triton", files, lambda: {"key": str(own())})["key"]
-        cache.triton_key = lambda: key
+    own: Any = getattr(cache, "triton_key", None)
+    # Its cache is not there where another Triton is built otherwise, or after we replaced it.
+    if not hasattr(own, "cache_info") or own.cache_info().currsize or not triton_files():
+        return
+    key = cached_fact("triton", triton_files(), lambda: {"key": str(own())})["key"]
+    cache.triton_key = lambda: key
 
 
 @functools.cache
