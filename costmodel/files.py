@@ -173,10 +173,15 @@ def encode(value: object) -> bytes:
         InvalidInput: a number that JSON lacks, such as NaN.
     """
     try:
-        text = json.dumps(value, indent=1, default=asdict, allow_nan=False)
+        text = json.dumps(value, indent=1, default=_plain, allow_nan=False)
     except ValueError as error:
         raise InvalidInput(f"not a finite number: {error}") from None
     return f"{text}\n".encode()
+
+
+def _plain(value: Any) -> Any:
+    """Convert a dataclass, or a number of NumPy."""
+    return value.item() if hasattr(value, "item") else asdict(value)
 
 
 def read_json(path: Path, kind: type[_T] = object) -> _T:  # type: ignore[assignment]

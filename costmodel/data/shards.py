@@ -9,6 +9,7 @@ replace a part of that, or be taken for one.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import time
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 from uuid import uuid4
 
 import numpy as np
@@ -197,31 +198,33 @@ def write_shard(path: Path, table: pa.Table, identity: Identity, **header: objec
     Raises:
         FileError: it cannot be written.
     """
+    name = path.name.split(".")[0].split("-")[0]
+    with file_errors(path):
+        replace_file(path, shard_bytes(name, table, identity, **header))
+
+
+def shard_bytes(name: str, table: pa.Table, identity: Identity, **header: object) -> bytes:
+    """Return the content of a file of the table ``name``."""
     import pyarrow as pa
     from pyarrow import parquet
 
-    text = json.dumps(
-        {"table": path.name.split(".")[0].split("-")[0]} | identity.to_dict() | header
-    )
+    text = json.dumps({"table": name} | identity.to_dict() | header)
     table = table.replace_schema_metadata({_HEADER: text.encode()})
     # Timings are nearly all distinct: split by byte, their exponents compress; a dictionary grows.
     floats = [f.name for f in table.schema if f.type == pa.float32()]
-
-    def write(file: BinaryIO) -> None:
-        parquet.write_table(
-            table,
-            file,
-            compression="zstd",
-            compression_level=12,
-            row_group_size=max(table.num_rows, 1),
-            use_dictionary=[f.name for f in table.schema if f.name not in floats],
-            dictionary_pagesize_limit=2**24,
-            write_page_checksum=True,
-            column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
-        )
-
-    with file_errors(path):
-        replace_file(path, write)
+    content = io.BytesIO()
+    parquet.write_table(
+        table,
+        content,
+        compression="zstd",
+        compression_level=12,
+        row_group_size=max(table.num_rows, 1),
+        use_dictionary=[f.name for f in table.schema if f.name not in floats],
+        dictionary_pagesize_limit=2**24,
+        write_page_checksum=True,
+        column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
+    )
+    return content.getvalue()
 
 
 def read_shards(

@@ -25,8 +25,8 @@ from costmodel.data.shards import (
     compaction_lock,
     read_shards,
     require_place,
+    shard_bytes,
     sort_rows,
-    write_shard,
 )
 from costmodel.errors import (
     CorruptFile,
@@ -123,18 +123,25 @@ def save(
     """
     require_place(path, "model")
     parts = {part: each.raw for part, each in trees.items()}  # read before any is overwritten
-    card = replace(card, canaries={part: each.canary() for part, each in trees.items()})
+    if artifacts:
+        rows, identity = sort_rows(artifacts.arrow(), ("kernel", "key")), Identity(card.target, {})
+        parts[ARTIFACTS] = shard_bytes("artifacts", rows, identity, ptx_schema=PTX_SCHEMA)
     hashes = {part: _hash(data) for part, data in parts.items()}
-    _card_bytes(card, hashes)  # refused before anything is written
+    card = replace(
+        card,
+        torch_hash=hashes.get(TORCH, ""),
+        artifacts_hash=hashes.get(ARTIFACTS, ""),
+        files={part: _file_name(part, digest) for part, digest in hashes.items()},
+        canaries={part: each.canary() for part, each in trees.items()},
+    )
+    written = _card_bytes(card)  # refused before anything is written
     with file_errors(path):
         path.mkdir(parents=True, exist_ok=True)
         with compaction_lock(path):  # of two that save at once, one is first
             _remove_unnamed(path)
             for part, data in parts.items():
-                replace_file(path / _file_name(part, hashes[part]), data)
-            if artifacts:
-                hashes[ARTIFACTS] = _write_artifacts(path, artifacts, card.target)
-            replace_file(path / CARD, _card_bytes(card, hashes))
+                replace_file(path / card.files[part], data)
+            replace_file(path / CARD, written)
     return path
 
 
@@ -205,15 +212,6 @@ def _file_name(part: str, digest: str) -> str:
     return f"{stem}-{digest}.{suffix}"
 
 
-def _write_artifacts(path: Path, artifacts: ArtifactTable, target: Target) -> str:
-    staged = path / "artifacts.parquet.new"
-    rows = sort_rows(artifacts.arrow(), ("kernel", "key"))
-    write_shard(staged, rows, Identity(target, {}), ptx_schema=PTX_SCHEMA)
-    digest = _hash(staged.read_bytes())
-    os.replace(staged, path / _file_name(ARTIFACTS, digest))
-    return digest
-
-
 def _remove_unnamed(path: Path) -> None:
     """Remove parts that the card does not name: of a model before, or of a save that was killed."""
     try:
@@ -226,20 +224,14 @@ def _remove_unnamed(path: Path) -> None:
                 file.unlink(missing_ok=True)
 
 
-def _card_bytes(card: Card, hashes: Mapping[str, str]) -> bytes:
+def _card_bytes(card: Card) -> bytes:
     """Return a card as it is written, which :func:`read_card` will take.
 
     Raises:
         InvalidInput: it would not, for example for parameters of another type than declared.
     """
-    written = replace(
-        card,
-        torch_hash=hashes.get(TORCH, ""),
-        artifacts_hash=hashes.get(ARTIFACTS, ""),
-        files={part: _file_name(part, digest) for part, digest in hashes.items()},
-    )
     try:
-        data = encode(written)
+        data = encode(card)
         _parse_card(Path(CARD), data)
     except (CorruptFile, InvalidInput, TypeError) as error:
         raise InvalidInput(

@@ -251,12 +251,16 @@ class TestXgbCostModel(CostModelContract):
     def model(self, trained: XgbCostModel) -> XgbCostModel:
         return trained
 
-    def test_an_unfitted_model_says_so(self, target: Target, make_batch: MakeBatch) -> None:
+    def test_an_unfitted_model_says_so(
+        self, target: Target, make_batch: MakeBatch, tmp_path: Path
+    ) -> None:
         model = XgbCostModel()
         assert model.hash == ""
         assert "not fitted" in model.why_not_usable(LARGE, target)
         with pytest.raises(NoModel, match="fit"):
             model.predict(LARGE, make_batch(LARGE, 3), target)
+        with pytest.raises(NoModel, match="fit"):
+            model.save(tmp_path / "m")
 
     def test_a_row_with_artifact_is_answered_alike_alone_and_in_a_mixed_batch(
         self, model: XgbCostModel, target: Target, make_batch: MakeBatch

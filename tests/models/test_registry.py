@@ -40,7 +40,6 @@ from costmodel.models import (
     use,
 )
 from costmodel.models.trees import Trees
-from costmodel.tuning.ranking import rank
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 LARGE = Workload.dense(4096, 4096, 4096)
@@ -174,11 +173,6 @@ def test_trees_of_other_releases_are_read_and_answer_alike(file: Path) -> None:
     rows = (np.arange(120, dtype=np.float32).reshape(40, 3) * 7919 % 101) / 101
     expected = json.loads(file.with_suffix(".json").read_text())
     assert trees.booster.inplace_predict(rows[:5]).tolist() == pytest.approx(expected, rel=1e-6)
-
-
-def test_saving_an_unfitted_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NoModel, match="fit"):
-        XgbCostModel().save(tmp_path / "m")
 
 
 @pytest.mark.fault("B53")
@@ -343,21 +337,6 @@ def test_without_a_model_the_rules_answer_and_one_warning_says_why(
     assert isinstance(model, RuleHeuristic)
     assert says in reason
     assert np.isfinite(model.predict(workload, make_batch(LARGE, 5), target)).all()
-
-
-@pytest.mark.fault("B03")
-@pytest.mark.parametrize("name", ["model.ubj", "config.ubj"])
-def test_rules_answer_in_place_of_a_shipped_model_with_a_damaged_part(
-    trained: XgbCostModel, target: Target, shipped: Path, name: str
-) -> None:
-    path = trained.save(shipped / "h100-sxm")
-    part(path, name).write_bytes(b"")
-    with pytest.warns(RuntimeWarning, match="cannot be used: .* not those of card") as seen:
-        assert rank(LARGE, target, k=5).model == "heuristic"
-    assert len(seen) == 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert rank(LARGE, target, k=5).model == "heuristic"  # it was said already
 
 
 @pytest.mark.fault("B03")
