@@ -84,20 +84,6 @@ def test_explain_says_why_the_first_are_first(model: Path) -> None:
     assert all(text in table for text in ("waves", "latency x bandwidth", "on average"))
 
 
-def test_explain_shows_one_beside_the_first(model: Path) -> None:
-    size, options = (RECORDED.m, RECORDED.n, RECORDED.k), ("--target", "h100-sxm", "--model", model)
-    ranked = run_json("rank", *size, *options, "--top", 5)["ranked"]
-    first, fifth = run_json("explain", *size, 5, *options)["explained"]
-    assert (first["place"], fifth["place"]) == (1, 5)
-    assert fifth["config"] == ranked[4]["config"]
-    name = str(costmodel.GemmConfig.from_dict(ranked[4]["config"]))
-    named = run_json("explain", *size, *options, "--against", name)["explained"]
-    assert named == [first, fifth]
-    beyond = run("explain", *size, 10**6, *options)
-    assert beyond.exit_code == 2
-    assert "distinct configurations" in beyond.stderr
-
-
 def test_evaluate_prints_the_contract(data: Path, model: Path) -> None:
     entries = {e["name"]: e for e in run_json("evaluate", "--data", data, "--model", model)}
     kinds = {name: entry["kind"] for name, entry in entries.items()}

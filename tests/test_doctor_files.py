@@ -113,13 +113,6 @@ def test_a_model_of_another_schema_is_named(
         assert not check.ok
         assert text in check.found
         assert "train" in check.advice
-    found = {c["name"]: c for c in run_json_of_failing_or_not("--model", model)}
-    assert text in found[f"model {model}"]["found"]
-
-
-def run_json_of_failing_or_not(*arguments: object) -> list[dict[str, str]]:
-    checks: list[dict[str, str]] = json.loads(run("doctor", *arguments, "--json").stdout)["checks"]
-    return checks
 
 
 @pytest.mark.fault("B03")

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from costmodel.cli.common import AsJson, Model, answer, print_json
+from costmodel.cli.common import AsJson, Model, answer
 from costmodel.cli.models import judged
 from costmodel.errors import InvalidInput, MissingData
 from costmodel.tuning.shipped import checkout
@@ -37,8 +37,7 @@ def bench(
         raise InvalidInput(f"no benchmark {name!r}: expected one of {', '.join(scripts) or 'none'}")
     command = [sys.executable, str(scripts[name]), *(arguments or [])]
     code = subprocess.run(command, stdout=sys.stderr if as_json else None).returncode
-    if as_json:
-        print_json({"name": name, "exit_code": code})
+    answer(as_json, {"name": name, "exit_code": code})
     raise typer.Exit(code)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -265,7 +266,7 @@ def _size(row: dict[str, str | None], name: str) -> int:
     """Return one size of a row, which may be shorter than the header."""
     text = (row[name] or "").strip()
     # int() takes more than digits, and refuses thousands of them in words of its own.
-    if not (text.isascii() and text.isdecimal() and len(text) <= 10 and 1 <= int(text) <= MOST):
+    if not re.fullmatch("[0-9]{1,10}", text) or not 1 <= int(text) <= MOST:
         raise InvalidInput(f"{name}={text!r:.40}: expected a whole number from 1 to {MOST}")
     return int(text)
 

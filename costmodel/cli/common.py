@@ -130,9 +130,13 @@ def answer(
     *tables: tuple[str, Sequence[str], Iterable[Sequence[Any]]],
     notes: Iterable[str] = (),
 ) -> None:
-    """Print one JSON document for machines; else tables, then those notes that are not empty."""
+    """Print one JSON document for machines; else tables, then those notes that are not empty.
+
+    NaN and infinity, which JSON lacks, become null.
+    """
     if as_json:
-        print_json(data)
+        finite = json.loads(json.dumps(data), parse_constant=lambda _: None)
+        typer.echo(json.dumps(finite, indent=1))
         return
     for table in tables:
         print_table(*table)
@@ -143,12 +147,6 @@ def answer(
 def note(text: str) -> None:
     """Tell people something, on stderr."""
     typer.echo(printable(text), err=True)
-
-
-def print_json(data: Any) -> None:
-    """Print one JSON document on stdout; NaN and infinity, which JSON lacks, become null."""
-    finite = json.loads(json.dumps(data), parse_constant=lambda _: None)
-    typer.echo(json.dumps(finite, indent=1))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
