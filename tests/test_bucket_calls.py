@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from costmodel.tuning.tuning_result import TuningResult
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
-    return faked(monkeypatch, tmp_path)
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine]:
+    yield faked(monkeypatch, tmp_path)
+    wait_until(lambda: dispatch._background.is_idle)  # the next test counts what it loads
 
 
 @pytest.mark.fault("B23")
