@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-import costmodel
 from costmodel.cli import app
 from costmodel.errors import InvalidInput
 from costmodel.features.concepts import CONCEPTS, FEATURES_OF, OTHER, concept_of, grouped
@@ -174,10 +173,6 @@ def test_one_can_be_set_against_the_first() -> None:
     giant = GemmConfig("pointer", 1024, 1024, 256)
     with pytest.raises(InvalidInput, match="is not in the ranking"):
         explain(SKINNY, TARGET, against=giant)
-
-
-def test_it_is_a_function_of_the_package() -> None:
-    assert costmodel.explain is explain
 
 
 def test_every_feature_has_a_concept_and_concepts_name_features_only() -> None:
