@@ -13,7 +13,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -111,16 +110,6 @@ def expected_rows(jobs: Sequence[Job]) -> set[tuple[str, str]]:
     return rows | {(j.workload.key(), torch) for j in jobs}
 
 
-def children() -> set[int]:
-    """Processes that this one started and that run."""
-    tasks = Path(f"/proc/{os.getpid()}/task")
-    pids: set[int] = set()
-    for task in tasks.iterdir():
-        with suppress(FileNotFoundError):  # a thread may end meanwhile
-            pids |= {int(pid) for pid in (task / "children").read_text().split()}
-    return {p for p in pids if _state(p) not in ("Z", "X", "")}
-
-
 def marked(mark: str) -> set[int]:
     """Running processes that inherited a mark in their environment."""
     found = set()
@@ -138,6 +127,13 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:
         return ""
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A mark that all processes started from here on inherit."""
+    monkeypatch.setenv(MARK, found := uuid4().hex)
+    return found
 
 
 def soon(condition: Callable[[], bool], within_s: float = 60.0) -> bool:
@@ -218,7 +214,7 @@ def test_equal_programs_are_measured_once_also_by_later_runs(tmp_path: Path) -> 
 
 
 @pytest.mark.fault("B61")
-def test_a_budget_ends_the_run_between_workloads(tmp_path: Path) -> None:
+def test_a_budget_ends_the_run_between_workloads(tmp_path: Path, mark: str) -> None:
     jobs = jobs_of(4)
     dataset = create(tmp_path / "data")
     assert run(jobs, dataset, FakeRunner(), budget_s=0.0).jobs_done == 0
@@ -226,7 +222,7 @@ def test_a_budget_ends_the_run_between_workloads(tmp_path: Path) -> None:
     progress = run(jobs, dataset, FakeRunner(pause_s=2.0), budget_s=2.0)
     assert progress.jobs_done == 1
     assert time.monotonic() - start < 30
-    assert not children()
+    assert not marked(mark)
     run(jobs, Dataset.open(dataset.path), FakeRunner())
     assert rows_on_disk(dataset.path) == Counter(expected_rows(jobs))
 
@@ -242,12 +238,12 @@ class Breaks(FakeRunner):
         return super().measure(workload, candidates, best_us)
 
 
-def test_a_bug_of_the_runner_is_not_hidden(tmp_path: Path) -> None:
+def test_a_bug_of_the_runner_is_not_hidden(tmp_path: Path, mark: str) -> None:
     jobs = jobs_of(3)
     dataset = create(tmp_path / "data")
     with pytest.raises(ZeroDivisionError, match="a bug"):
         run(jobs, dataset, Breaks())
-    assert soon(lambda: not children())
+    assert soon(lambda: not marked(mark))
     assert rows_on_disk(dataset.path) == Counter(expected_rows(jobs[:1]))
 
 
@@ -266,12 +262,12 @@ def main(folder: str, count: str) -> None:
     )  # fmt: skip
 
 
-def start_child(dataset: Dataset, count: int, first_path: str = "", mark: str = "") -> Any:
+def start_child(dataset: Dataset, count: int, first_path: str = "") -> Any:
     code = "import sys, test_collect; test_collect.main(*sys.argv[1:])"
     path = os.pathsep.join([first_path, *sys.path, str(Path(__file__).parent)])
     return subprocess.Popen(
         [sys.executable, "-c", code, str(dataset.path), str(count)],
-        env={**os.environ, "PYTHONPATH": path, MARK: mark},
+        env={**os.environ, "PYTHONPATH": path},
         cwd=dataset.path,
         stdout=subprocess.PIPE,
         text=True,
@@ -328,10 +324,10 @@ def test_the_binary_of_an_anchor_is_recorded(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, str]]:
+def started(tmp_path: Path, mark: str) -> Iterator[tuple[subprocess.Popen[str], Path, str]]:
     """A collection in a process of its own that has just recorded its first workload."""
-    dataset, mark = create(tmp_path / "data"), uuid4().hex
-    with start_child(dataset, 4, mark=mark) as process:
+    dataset = create(tmp_path / "data")
+    with start_child(dataset, 4) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         assert process.stdout.readline() == f"{jobs_of(1)[0].workload}\n"

@@ -154,16 +154,6 @@ def test_frame_joins_rows_with_their_artifacts(dataset: Dataset) -> None:
     assert len(dataset.frame("train", "eval")) == 2 + len(CONFIGS)
 
 
-def test_the_first_of_two_outcomes_counts(dataset: Dataset) -> None:
-    dataset.append_measurements([record(A, CONFIGS[0], ok(10.0))], run=RUN)
-    dataset.append_measurements(records(A, 50.0), run=RUN)
-    for _ in range(2):
-        assert dataset.recorded(A)[CONFIGS[0]] == ok(10.0)
-        assert len(dataset.measurements()) == len(CONFIGS)
-        dataset.compact()
-        dataset = Dataset.open(dataset.path)
-
-
 @pytest.mark.parametrize("compacted", [False, True])
 def test_what_a_full_card_gave_is_no_outcome(dataset: Dataset, compacted: bool) -> None:
     full = Measurement("out_of_resources", error=f"{NO_ROOM}: 1 MiB are free")
@@ -179,24 +169,6 @@ def test_what_a_full_card_gave_is_no_outcome(dataset: Dataset, compacted: bool) 
     assert read.torch(A) is None
     read.append_measurements([record(A, CONFIGS[0], ok(5.0))], run=RUN, torch={A: ok(1.0)})
     assert (read.recorded(A)[CONFIGS[0]], read.torch(A)) == (ok(5.0), ok(1.0))
-
-
-def test_what_is_trained_on_does_not_depend_on_who_has_compacted(dataset: Dataset) -> None:
-    for workload, rows in ((B, records(B, 30.0)), (A, records(A)[5:]), (A, records(A)[4::-1])):
-        dataset.append_artifacts([artifact(workload, r.config) for r in rows])
-        dataset.append_measurements(rows, run=RUN, torch={workload: ok(1.0)})
-
-    def seen() -> tuple[object, ...]:
-        data = Dataset.open(dataset.path)
-        frame = data.frame("train")
-        return (
-            frame.workloads, frame.workload_index.tolist(), frame.candidates.configs,
-            frame.candidates.ptx_hash.tolist(), frame.latency_us.tolist(), [*data.artifacts()],
-        )  # fmt: skip
-
-    before = seen()
-    dataset.compact()
-    assert seen() == before
 
 
 @pytest.mark.parametrize("compacted", ["never", "at the end", "each time"])

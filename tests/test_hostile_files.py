@@ -97,10 +97,10 @@ def test_what_is_no_file_is_no_part_of_a_dataset(
     path = next(dataset.path.glob(name))
     path.unlink()
     put(path)
-    with pytest.raises(FileError, match=r"data"):
+    with pytest.raises(FileError, match=path.name):
         read_all(dataset.path)
     if name != "card.json":
-        with pytest.raises(FileError, match=r"data"):
+        with pytest.raises(FileError, match=path.name):
             dataset.compact()
 
 
@@ -109,16 +109,6 @@ def test_a_place_where_no_dataset_can_be(tmp_path: Path) -> None:
     for path in (tmp_path / "file", tmp_path / "file" / "data", tmp_path / ("x" * 500)):
         with pytest.raises(FileError, match=r"file|xxx"):
             Dataset.create(path, TARGET, {})
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"[" * 200_000, b'{"schema": true}', b'{"schema": NaN}'],
-)
-def test_a_card_by_another_hand_is_refused(dataset: Dataset, content: bytes) -> None:
-    (dataset.path / "card.json").write_bytes(content)
-    with pytest.raises(CorruptFile, match=r"card\.json"):
-        Dataset.open(dataset.path)
 
 
 # --- values in tables ------------------------------------------------------------------------
@@ -139,7 +129,8 @@ def overwrite(dataset: Dataset, table: str, column: str, value: Any, row: int) -
     ("column", "value"),
     [("latency_us", -1.0), ("latency_us", 0.0), ("latency_us", float("nan")),
      ("latency_us", float("inf")), ("num_stages", -1), ("maxnreg", None), ("m", -1),
-     ("status", "fine"), ("role", "spare"), ("kernel", "../../etc/passwd")],
+     ("status", "fine"), ("role", "spare"), ("kernel", "../../etc/passwd"),
+     ("block_m", 7), ("dtype", "int3")],
 )  # fmt: skip
 def test_one_wrong_value_in_one_measured_row_is_refused(
     dataset: Dataset, column: str, value: Any
@@ -198,14 +189,6 @@ def test_a_compaction_while_the_files_are_listed_hides_no_row(
     reader = Dataset.open(dataset.path)
     monkeypatch.setattr(Path, "glob", compact_and_list)
     assert len(reader.measurements()) == rows > 0
-
-
-@pytest.mark.parametrize("name", ["measurements.parquet", "measurements-0.parquet"])
-def test_a_link_that_leads_nowhere_is_named(dataset: Dataset, name: str) -> None:
-    put_dangling_link(dataset.path / name)
-    for ask in ("measurements", "compact"):
-        with pytest.raises(FileError, match=name):
-            getattr(Dataset.open(dataset.path), ask)()
 
 
 def test_a_dataset_whose_folder_was_moved_is_not_empty_but_gone(dataset: Dataset) -> None:

@@ -299,7 +299,8 @@ def require_place(path: Path, kind: Literal["model", "dataset"]) -> None:
     found = _content(path)
     if found not in ("", kind):
         raise FileError(
-            f"{path} holds a {found}: expected an empty folder, or a {kind}; name another folder"
+            f"{path} holds a {found}, which a {kind} would replace: name another folder for the "
+            f"{kind}"
         )
 
 
