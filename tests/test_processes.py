@@ -94,14 +94,6 @@ def read_flag(_: int) -> str | None:
     return os.environ.get("FLAG_OF_SETUP")
 
 
-def cannot_set_up() -> None:
-    raise OSError("no device")
-
-
-def abort_in_setup() -> None:
-    os.abort()
-
-
 # --- outcomes ----------------------------------------------------------------------------------
 
 
@@ -185,15 +177,6 @@ def test_a_child_can_be_started_ahead(here: ModuleType, tmp_path: Path) -> None:
         worker.start()
 
 
-@pytest.mark.parametrize("setup", ["abort", "bug"])
-def test_a_start_ahead_that_fails_is_told_by_the_first_item(here: ModuleType, setup: str) -> None:
-    worker = SupervisedWorker(here.act, limit_s=30, setup=functools.partial(here.act, setup))
-    worker.start()
-    with pytest.raises((RuntimeError, LookupError), match=r"could not start|a bug"):
-        worker.run("pid")
-    worker.close()
-
-
 @pytest.mark.fault("B04")
 def test_a_child_that_dies_idle_costs_no_item(here: ModuleType) -> None:
     with SupervisedWorker(here.act, limit_s=5.0) as worker:
@@ -258,24 +241,19 @@ def test_setup_runs_in_each_fresh_child(here: ModuleType) -> None:
     assert "FLAG_OF_SETUP" not in os.environ
 
 
-def test_a_child_that_cannot_start_is_an_error_of_the_caller(here: ModuleType) -> None:
-    with (
-        SupervisedWorker(here.act, limit_s=5.0, setup=here.cannot_set_up) as worker,
-        pytest.raises(OSError, match="no device"),
-    ):
-        worker.run(0)
-    with (
-        SupervisedWorker(here.act, limit_s=5.0, setup=here.abort_in_setup) as worker,
-        pytest.raises(RuntimeError, match=r"could not start: killed by SIGABRT"),
-    ):
-        worker.run(0)
-
-
-def test_a_closed_worker_says_so(here: ModuleType) -> None:
-    worker = SupervisedWorker(here.act, limit_s=5.0)
-    worker.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        worker.run(0)
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize(
+    ("setup", "error", "told"),
+    [("bug", LookupError, "a bug"), ("abort", RuntimeError, "could not start: killed by SIGABRT")],
+)
+def test_a_child_that_cannot_start_is_an_error_of_its_first_item(
+    here: ModuleType, setup: str, error: type[Exception], told: str, ahead: bool
+) -> None:
+    with SupervisedWorker(here.act, limit_s=5, setup=functools.partial(here.act, setup)) as worker:
+        if ahead:
+            worker.start()
+        with pytest.raises(error, match=told):
+            worker.run(0)
 
 
 def test_close_from_another_thread_ends_a_run(here: ModuleType) -> None:
@@ -318,30 +296,6 @@ def test_close_while_the_child_is_being_started_leaves_none(
         worker.run(0)
 
 
-@pytest.mark.parametrize("moment", ["send", "receive"])
-def test_close_at_any_moment_of_an_item_is_told(
-    here: ModuleType, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
-    from costmodel import processes
-
-    worker = SupervisedWorker(here.act, limit_s=100.0)
-    assert worker.run(0) == Done(0)
-    original = getattr(processes._Child, moment)
-
-    def closed_before(*arguments: Any) -> Any:
-        closer = threading.Thread(target=worker.close)
-        closer.start()
-        closer.join()
-        return original(*arguments)
-
-    monkeypatch.setattr(processes._Child, moment, closed_before)
-    if moment == "send":
-        with pytest.raises(RuntimeError, match="closed"):
-            worker.run("hang")
-    else:
-        assert worker.run("hang") == Crashed("closed")
-
-
 def test_what_is_no_text_in_the_path_stops_no_child(
     here: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -382,7 +336,6 @@ import functools, os, signal, sys, threading, pathlib
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {tests!r})
 import test_processes as here
-from costmodel.processes import SupervisedWorker
 worker = SupervisedWorker(functools.partial(here.grandchild_then, here.sleep_long), limit_s=600)
 worker.run(pathlib.Path({pid_file!r}))
 """
