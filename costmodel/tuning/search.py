@@ -11,7 +11,8 @@ import logging
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 from costmodel.data.measurement import Candidate, Measurement, Runner
 from costmodel.validation import one_line
 
-CompileCandidates = Callable[[Sequence[Candidate]], Iterable[Sequence[Candidate]]]
+CompileCandidates = Callable[[Sequence[Candidate]], Generator[Sequence[Candidate], None, None]]
 """Begins to compile candidates; gives those of each binary, with its artifact, once it is there.
 
 It leaves the binaries where the runner finds them; it gives nothing where none is needed.
@@ -135,7 +136,7 @@ class TopKSearch:
             reason: why nothing is timed.
         """
         for candidate, known in zip(self.candidates, compiles, strict=True):
-            ready = None if known else self._next(iter(self.compile_([candidate])))
+            ready = None if known else self._next(self.compile_([candidate]))
             self.compiled += ready is not None
             artifact = ready[0].artifact if ready else None
             if artifact is None or artifact.ok:
@@ -193,8 +194,7 @@ class TopKSearch:
     def _try(self, candidates: Sequence[Candidate], with_torch: bool) -> None:
         """Compile candidates, and time each as soon as its binary is there."""
         before = self.compiled
-        made = iter(self.compile_(candidates))
-        try:
+        with closing(self.compile_(candidates)) as made:  # what is not compiled yet need not be
             if with_torch:
                 self.torch = self._timed(self.runner.measure_torch, self.problem)
             while (ready := self._next(made)) is not None:
@@ -202,9 +202,6 @@ class TopKSearch:
                 self._measure(ready)
                 if self.is_late:
                     break
-        finally:
-            if isinstance(made, Generator):
-                made.close()  # what is not compiled yet need not be
         if self.compiled == before:  # a runner that answers from a recording needs no binary
             self._measure(candidates)
 

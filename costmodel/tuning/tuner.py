@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import fields, replace
 from math import inf
 from os import PathLike
@@ -152,7 +152,7 @@ def search_of(
     """The search among ranked configurations of a product."""
     workload = ranking.workload
 
-    def compiled(candidates: Sequence[Candidate]) -> Iterator[list[Candidate]]:
+    def compiled(candidates: Sequence[Candidate]) -> Generator[list[Candidate], None, None]:
         """Those that differ only in how they are launched share a binary."""
         waiting: dict[Specialization, list[Candidate]] = {}
         for candidate in candidates:
