@@ -153,9 +153,8 @@ def read_card(path: Path) -> Card:
         CorruptFile: foreign or damaged. WrongVersion: written by a newer release.
         SchemaMismatch: trained on other columns than this release computes.
     """
-    with file_errors(path):
-        if not path.exists():
-            raise NoModel(f"no model at {path}: expected a directory that save() wrote")
+    if not os.path.exists(path):  # which no name is too long for
+        raise NoModel(f"no model at {path}: expected a directory that save() wrote")
     if not path.is_dir():
         raise CorruptFile(f"{path} is a file: expected the directory that save() wrote")
     return _parse_card(path / CARD, _read(path / CARD))
