@@ -135,7 +135,7 @@ def first_call_stages() -> list[tuple[Any, str, str]]:
         (device.DeviceRunner, "measure_torch", "time torch"),
         (device.DeviceRunner, "measure", "time"),
         (device.DeviceRunner, "rest", "rest"),
-        (processes.SupervisedWorker, "_ready_child", "wait for a child"),
+        (processes.SupervisedWorker, "_await_setup", "wait for a child"),
         (kernel, "recalled", "binary"),
         (loading, "load", "load"),
     ]

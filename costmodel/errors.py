@@ -24,8 +24,8 @@
     └── FileError
         ├── CorruptFile (ValueError)  truncated, foreign, or not what its name says
         ├── WrongVersion (ValueError) a schema version this release does not read
-        ├── MixedData (ValueError)    rows of another device, schema or protocol
-        └── MissingData (LookupError) a dataset or model that is not there
+        ├── MixedData (ValueError)    rows of another device, toolchain or protocol
+        └── MissingData (LookupError) a dataset, or another input, that is not there
 
 Each message says what was wrong, what was expected, and what to do. The built-in class in
 parentheses is a second base, so ``except ValueError`` works where a caller expects it to.
@@ -156,11 +156,11 @@ class WrongVersion(FileError, ValueError):
 
 
 class MixedData(FileError, ValueError):
-    """Rows of another device, schema or protocol than the file holds."""
+    """Rows of another device, toolchain or protocol than the file holds."""
 
 
 class MissingData(FileError, LookupError):
-    """A dataset or a model directory that is not there."""
+    """A dataset, or another file or folder to read, that is not there."""
 
 
 # --- What the machine lacks -----------------------------------------------------------------------

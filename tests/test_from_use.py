@@ -27,6 +27,7 @@ from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Toolchain
 from costmodel.measure.protocol import TimingProtocol
 from costmodel.models import TrainingTable
+from costmodel.models.registry import model_directory
 from costmodel.tuning.from_use import UNREADABLE, open_cache, used_rows, with_use
 from costmodel.tuning.tuning_key import WinnerCache
 from costmodel.tuning.tuning_result import PREDICTED, Costs, TuningResult
@@ -128,6 +129,21 @@ def test_binaries_that_the_shipped_model_knows_are_used(data: Dataset, cache: Wi
     ]
     assert any(table.candidates.has_artifact[-8:])
     assert not set(keys) & set(data.artifacts())
+
+
+@pytest.mark.parametrize("change", [{"feature_schema": 99}, {"format": 99}, {"name": 5}])
+def test_a_shipped_model_of_another_release_costs_its_binaries_alone(
+    data: Dataset, cache: WinnerCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, Any],
+) -> None:  # fmt: skip
+    put(cache, tuned(Workload.dense(768, 3008, 1536)))
+    shipped = model_directory(data.target)
+    assert shipped is not None
+    card = json.loads((shipped / "card.json").read_text()) | change
+    (tmp_path / "card.json").write_text(json.dumps(card))
+    monkeypatch.setattr("costmodel.tuning.from_use.model_directory", lambda _: tmp_path)
+    _, told = with_use(data, cache)
+    assert told["without_artifact"] == told["rows"] == 8
 
 
 @pytest.mark.parametrize("m", [1, 77, 4096])

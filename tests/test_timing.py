@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -136,17 +137,22 @@ def test_resting_starts_no_process() -> None:
         assert not runner._worker.running
 
 
-def test_a_process_that_died_meanwhile_is_not_started_to_rest() -> None:
-    worker: SupervisedWorker[object, object] = SupervisedWorker(repr, limit_s=60)
+def test_a_process_that_died_meanwhile_is_not_running_nor_started_to_rest() -> None:
+    """Another one would take seconds, and device memory."""
+    worker: SupervisedWorker[str, int] = SupervisedWorker(process_of, limit_s=60)
     with DeviceRunner() as runner, worker:
         runner._worker = worker  # type: ignore[assignment]
-        assert worker.run("it") == Done("'it'")
-        child = worker._child
-        assert child is not None
-        child._process.kill()
-        os.waitid(os.P_PID, child._process.pid, os.WEXITED | os.WNOWAIT)
+        done = worker.run("it")
+        assert isinstance(done, Done)
+        os.kill(done.value, signal.SIGKILL)
+        os.waitid(os.P_PID, done.value, os.WEXITED | os.WNOWAIT)
+        assert not worker.running
         runner.rest()
-        assert worker._child is child, "another one would take seconds, and device memory"
+        assert not worker.running
+
+
+def process_of(_: object) -> int:
+    return os.getpid()
 
 
 @pytest.mark.fault("B43")

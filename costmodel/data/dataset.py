@@ -110,7 +110,7 @@ class Dataset:
 
         Raises:
             MissingData: no dataset there. CorruptFile: its card is not one.
-            WrongVersion: written by a newer release. FileError: it cannot be read.
+            WrongVersion: of a schema that this release does not read. FileError: it cannot be read.
         """
         path = as_path("path", path)
         card = _card_of(path)

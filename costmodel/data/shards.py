@@ -234,7 +234,7 @@ def read_shards(
 
     Raises:
         CorruptFile: unreadable, foreign, or with other columns.
-        WrongVersion: a newer schema, or another version in a field of ``header``.
+        WrongVersion: another schema, or another version in a field of ``header``.
         MixedData: of another device, toolchain or protocol than ``identity``.
         FileNotFoundError: a file was taken away meanwhile, as compacting does.
         FileError: a file that may not be read.
@@ -282,7 +282,7 @@ def _check_header(
         if found.get(name) != value:
             raise WrongVersion(
                 f"{path}: {name} is {found.get(name)!r}, this release reads {value!r}: "
-                f"compile again with `costmodel compile`"
+                f"record it again with `costmodel collect`"
             )
 
 

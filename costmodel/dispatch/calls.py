@@ -29,7 +29,7 @@ from costmodel.models.storage import card_stamp
 from costmodel.tuning import modes
 from costmodel.tuning.ranks import epoch
 
-_NONE = 16  # in place of how far an address is past a multiple of 16: there is no memory
+_NONE = 16  # stands for "no tensor" where a key has an address modulo 16
 _FLOAT32 = torch.float32
 _CAST = (_FLOAT32, torch.float16, torch.bfloat16)  # what autocast casts
 

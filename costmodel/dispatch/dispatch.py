@@ -11,9 +11,9 @@ in this order:
 
 In an initialised process group of ``torch.distributed``, 2 is what the ranks agreed on in
 ``costmodel.warmup(..., group=...)``, and 3 the model's first choice: nothing is timed, and the disk
-is not read. In the capture of a CUDA graph nothing is timed, compiled or loaded: the first of these
-whose binary is loaded serves, else the best of the loaded ones, else torch with a warning. The next
-call outside tunes.
+is not read. In the capture of a CUDA graph nothing is timed, compiled or loaded: the known winner
+serves if its binary is loaded, else the model's best among the loaded ones, else torch with a
+warning. The next call outside tunes.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from costmodel.tuning.tuning_result import TuningResult
 from costmodel.tuning.winners import Winners
 from costmodel.validation import drop_oldest
 
-# Imported when they are first used, so that no first call, which may be a request's, waits for it.
+# These would otherwise be imported inside the first call, which may be a request's.
 for _module in ("msgspec", "platformdirs", *FAMILIES):
     import_module(_module)
 
@@ -127,7 +127,10 @@ class Launches:
         return self._entries
 
     def put(self, key: Any, entry: _Entry, begun: dict[Any, _Entry]) -> None:
-        """Keep a launch; if all were cleared since it was begun, where nobody looks."""
+        """Keep a launch, unless :meth:`clear` was called after its :meth:`begin`.
+
+        Then it goes into the old dictionary, which nobody reads any more.
+        """
         with self._lock:
             begun[key] = entry
             drop_oldest(begun, self._at_most)
@@ -234,7 +237,7 @@ def set_mode(mode: str | None) -> None:
 
 
 def set_buckets(steps: int = 4, bounds: tuple[int, ...] = ()) -> None:
-    """Set which m share a winner; see :class:`costmodel.tuning.buckets.Buckets`.
+    """Set which m share a winner; see :class:`costmodel.tuning.tuning_key.Buckets`.
 
     Winners on disk stay, each with the bucket that it was tuned for.
 

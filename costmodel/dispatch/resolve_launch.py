@@ -1,7 +1,7 @@
 """Finds the launch of a first call: pinned, known, tuned, or interim.
 
-Only final answers are kept. An interim one (inside a capture; while a thread tunes; while this
-machine can compile nothing) serves one call, and the next one comes here again.
+Only final answers are kept. An interim one (inside a capture, if the winner is not loaded; while a
+thread tunes; while this machine cannot compile) serves one call, and the next one comes here again.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def eval_list() -> tuple[EvalWorkload, ...]:
 
 
 def eval_workloads(dtype: str = "float16") -> list[Workload]:
-    """Return the eval list as dense row-major workloads of a kind of :mod:`gemm.dtypes`."""
+    """Return the eval list as dense row-major workloads of a kind (``costmodel.gemm.dtypes``)."""
     types = kind_options(dtype)
     return [Workload.dense(e.m, e.n, e.k, **types) for e in eval_list()]
 

@@ -1,4 +1,4 @@
-"""Data types: one row for each kind of operand. A new one is a new row.
+"""Data types: one row for each kind of operand; what else a new one needs: CONTRIBUTING.md.
 
 A kind is an element type of A and B, or a way to multiply one: float32 operands may be multiplied
 as they are (IEEE), or as TF32. All accumulate in :attr:`DataType.accumulator`.

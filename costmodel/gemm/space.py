@@ -111,7 +111,7 @@ class SearchSpace:
 
     @classmethod
     def of(cls, workload: Workload, target: Target) -> SearchSpace:
-        """Sort the whole grid. Nothing is compiled, no GPU is asked."""
+        """Select the legal configurations of the grid. Compiles nothing and needs no GPU."""
         configs = grid()
         return cls(workload, target, tuple(configs[row] for row in space_rows(workload, target)))
 

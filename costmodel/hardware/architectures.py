@@ -1,4 +1,4 @@
-"""Generations of GPUs: one row each. A new architecture is a new row, and nothing else.
+"""Generations of GPUs: one row each. A new architecture with a known instruction is a new row only.
 
 Figures: NVIDIA's programming guides (compute capabilities) and white papers.
 """
@@ -28,7 +28,6 @@ class Architecture:
         fma_units: float32 units of a multiprocessor.
         max_warps, max_blocks: the most that a multiprocessor holds.
         tma: a tensor memory accelerator copies tiles by descriptor.
-        clusters: blocks may share memory across multiprocessors.
         tensor_memory: columns of tensor memory, 0 without one.
         registers: of a multiprocessor, and the most of a block.
         block_threads: the most threads of a block.
@@ -46,7 +45,6 @@ class Architecture:
     max_warps: int = 64
     max_blocks: int = 32
     tma: bool = False
-    clusters: bool = False
     tensor_memory: int = 0
     registers: int = SM_REGISTERS
     block_threads: int = 1024
@@ -66,9 +64,9 @@ _ROWS = (
     Architecture(80, "Ampere", "mma.sync", 2048, _AMPERE, fma_units=64),
     Architecture(86, "Ampere", "mma.sync", 1024, _AMPERE, max_warps=48, max_blocks=16),
     Architecture(89, "Ada", "mma.sync", 1024, _HOPPER, max_warps=48, max_blocks=24),
-    Architecture(90, "Hopper", "wgmma", 4096, _HOPPER, tma=True, clusters=True,
+    Architecture(90, "Hopper", "wgmma", 4096, _HOPPER, tma=True,
                  ptxas_counts_reserved=True),
-    Architecture(100, "Blackwell", "tcgen05", 8192, _HOPPER, tma=True, clusters=True,
+    Architecture(100, "Blackwell", "tcgen05", 8192, _HOPPER, tma=True,
                  tensor_memory=512, ptxas_counts_reserved=True),
     Architecture(120, "Blackwell", "mma.sync", 1024, _HOPPER, max_warps=48, max_blocks=24,
                  tma=True, ptxas_counts_reserved=True),
@@ -78,9 +76,9 @@ ARCHITECTURES: dict[int, Architecture] = {row.capability: row for row in _ROWS}
 
 
 def architecture(capability: int) -> Architecture:
-    """Return the row of a capability; of one without a row, the nearest before it.
+    """Return the row of a capability; if there is none, the nearest one before it, else the first.
 
-    Minor versions add to what their generation has, so code for the earlier row runs there.
+    A later version of a generation has what the earlier ones have.
     """
     if (found := ARCHITECTURES.get(capability)) is not None:
         return found

@@ -70,8 +70,7 @@ class DeviceRunner(Runner):
         for candidate in candidates:
             artifact = candidate.artifact
             if artifact is not None and not artifact.ok:
-                status = "compile_error" if artifact.status == "compile_error" else artifact.status
-                result.append(Measurement(status, error=artifact.error))
+                result.append(Measurement(artifact.status, error=artifact.error))
                 continue
             measurement = self._ask(Request(GemmProblem(workload), candidate.config, best_us))[0]
             if measurement.ok:

@@ -1,9 +1,9 @@
 """A model on disk: JSON, UBJ and Parquet only, so that loading one runs no code.
 
-Each part is named by its content, and ``card.json`` names the parts and their hashes. A save writes
-the new parts and replaces the card last: whoever reads meanwhile, or whenever the process is
-killed, one whole model is there. The parts that the card no longer names stay for those who read
-it before, until the next save.
+Each part is named by its content (the shipped model's parts have plain names), and ``card.json``
+names the parts and their hashes. A save writes the new parts and replaces the card last: whoever
+reads meanwhile, or whenever the process is killed, one whole model is there. Parts that the card
+no longer names stay for those who read it before, until the next save.
 """
 
 from __future__ import annotations

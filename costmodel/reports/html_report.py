@@ -1,8 +1,8 @@
 """``costmodel report --html``: how good a model is, on one page; needs no GPU.
 
 The page holds all that it shows: it loads nothing and runs nothing. Predictions are made for it,
-from a data set and a model. Timings against torch and learning curves come from
-``benchmarks/results/``, and are left out where no file of the data set's device has them.
+from a dataset and a model. Timings against torch and learning curves come from
+``benchmarks/results/``, and are left out where no file of the dataset's device has them.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def html_report(
         results: folder of benchmark results; None has none.
 
     Raises:
-        MissingData: the data set holds no eval rows that worked, or matplotlib is not there.
+        MissingData: the dataset holds no eval rows that worked, or matplotlib is not there.
         CorruptFile: a results file is not one.
     """
     frame = dataset.frame("eval", kernel_hashes=kernel_hashes())
@@ -122,7 +122,7 @@ def figure(draw: Callable[[Any], None], alt: str, size: tuple[float, float] = (8
     return Figure(base64.b64encode(stream.getvalue()).decode(), alt)
 
 
-# --- From the data set and the model --------------------------------------------------------------
+# --- From the dataset and the model ---------------------------------------------------------------
 
 
 def _head(dataset: Dataset, model: XgbCostModel | None, problems: Sequence[Problem]) -> Section:

@@ -1,7 +1,7 @@
 """Learning from use: what the tuner has timed on this machine, as rows to train on.
 
 Winners are kept on disk with every timing that led to them. Those of the same device, toolchain and
-timing protocol as a data set, with kernels that have not changed, are as good as its own rows. A
+timing protocol as a dataset, with kernels that have not changed, are as good as its own rows. A
 cache may hold anything: whatever does not fit is left out, and counted by its reason.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from costmodel.compile.compiler import Artifact
 from costmodel.data.candidates import Candidates
 from costmodel.data.measurement import Measurement
-from costmodel.errors import FileError, MissingData
+from costmodel.errors import FileError, MissingData, ModelError
 from costmodel.evaluation.heldout import HELD_OUT, is_held_out
 from costmodel.files import file_errors
 from costmodel.gemm.config import GemmConfig
@@ -65,9 +65,9 @@ def open_cache(directory: str | Path | None = None) -> WinnerCache:
 
 
 def with_use(dataset: Dataset, cache: WinnerCache) -> tuple[TrainingTable, dict[str, Any]]:
-    """The training rows of a data set, and after them those that use has added.
+    """The training rows of a dataset, and after them those that use has added.
 
-    What both have, the data set decides.
+    What both have, the dataset decides.
 
     Returns:
         (table, card): the card says how many ``rows`` of how many ``workloads`` were added, for
@@ -93,14 +93,14 @@ def with_use(dataset: Dataset, cache: WinnerCache) -> tuple[TrainingTable, dict[
 
 
 def _artifacts(dataset: Dataset, keys: Sequence[str]) -> list[Artifact | None]:
-    """The binaries of these keys: as the data set knows them, else the shipped model."""
+    """The binaries of these keys: as the dataset knows them, else the shipped model."""
     found = dataset.artifacts().find(keys)
     directory = model_directory(dataset.target)
     if directory is None or None not in found:
         return found
     try:
         shipped = read_artifacts(directory, read_card(directory)).find(keys)
-    except FileError:  # then these rows are learned from by their configurations
+    except (FileError, ModelError):  # then these rows are learned from by their configurations
         return found
     return [own or other for own, other in zip(found, shipped, strict=True)]
 

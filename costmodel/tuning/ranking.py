@@ -196,7 +196,7 @@ def rank_by(
 
 
 class Answering(NamedTuple):
-    """The model to ask, and why that is not the one that was named or a perfect one; else empty."""
+    """The model to ask, and a caveat: why it is not the named one, or less exact; else empty."""
 
     model: CostModel
     caveat: str = ""

@@ -65,7 +65,7 @@ class TopKSearch:
         deadline: of ``time.monotonic()``; past it nothing new is begun, once something is timed.
         torch: what the library took, once timed.
         measured: outcomes so far; of the finalists the one of their last comparison.
-        compiled: number of binaries that were asked of the compiler.
+        compiled: number of binaries that the compiler returned.
         compile_s, measure_s: wall seconds spent waiting for binaries, and in the runner.
     """
 

@@ -61,8 +61,8 @@ class BucketPlan:
 
     Attributes:
         segments: no two neighbours are alike.
-        attempted: its m were to be timed, whether or not that worked. It is not on disk: another
-            process may try again.
+        attempted: timing its m was tried, whether or not it worked. On disk only success counts:
+            another process may try again.
     """
 
     segments: tuple[Segment, ...]
@@ -129,8 +129,7 @@ class TuningResult(Answered):
         costs: what each stage took.
         expected_kept: the share of the best speed, from 0 to 1, that the ranking promised to keep
             by what was looked at; None where the model cannot tell.
-        plan: what computes the other m of its bucket; None until one of them is asked for, which
-            the choice serves as well.
+        plan: what computes the other m of its bucket; None until a call has one of them.
     """
 
     mode: str

@@ -87,8 +87,8 @@ class Winners:
         compile_: how to compile what is not timed; default: in supervised processes.
 
     Attributes:
-        buckets: which m share a winner; what was found by others before is forgotten by
-            :meth:`forget`.
+        buckets: which m share a winner. Call :meth:`forget` after a change: winners in memory are
+            of the earlier buckets.
         target_of: the target of a device index.
         memory: what is known in this process.
     """
@@ -244,7 +244,7 @@ class _Work:
 
     Attributes:
         winners, key, m, wait: as of :meth:`Winners.find`.
-        is_for_all: what is tuned is kept on disk, if it would be chosen again.
+        is_for_all: the winner is kept on disk, for all processes, if it would be chosen again.
         memory: of the winners when the work began; they may have another one since.
     """
 
