@@ -38,7 +38,7 @@ space: gemm/* hardware/*: test_space test_specialize test_config test_workload t
 test_names test_split_sum test_hostile_values
 ranking: tuning/ranking tuning/shipped tuning/explanation features/* models/baselines: \
 test_ranking test_explanation test_shipped models/test_features \
-models/test_fit_estimate models/test_models test_uncertainty
+models/test_fit_estimate models/test_models models/test_confidence
 tuner: tuning/tuner tuning/search tuning/tuning_result tuning/planning \
 tuning/modes: test_tuner test_bucket_plans test_replay test_modes test_quiet test_cache
 winners: tuning/memory tuning/tuning_key \

@@ -138,7 +138,7 @@ def test_other_schemas_are_refused(dataset: Dataset) -> None:
             dataset.measurements()
     (shard,) = dataset.path.glob("artifacts-*")
     rewrite(shard, ptx_schema=99)
-    with pytest.raises(WrongVersion, match=r"ptx_schema.*costmodel compile"):
+    with pytest.raises(WrongVersion, match=r"ptx_schema.*costmodel collect"):
         Dataset.open(dataset.path).artifacts()
     card = json.loads((dataset.path / "card.json").read_text())
     (dataset.path / "card.json").write_text(json.dumps(card | {"schema": 99}))

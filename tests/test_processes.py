@@ -336,6 +336,7 @@ import functools, os, signal, sys, threading, pathlib
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, {tests!r})
 import test_processes as here
+from costmodel.processes import SupervisedWorker
 worker = SupervisedWorker(functools.partial(here.grandchild_then, here.sleep_long), limit_s=600)
 worker.run(pathlib.Path({pid_file!r}))
 """

@@ -228,8 +228,10 @@ def with_answering(
     try:
         return do(answering)
     except (FileError, ModelError):
+        if model is not None:
+            raise
         instead = answering_model(model, target, workload)
-        if model is not None or instead.model is answering.model:
+        if instead.model is answering.model:
             raise
     return do(instead)
 
