@@ -1,7 +1,5 @@
 """The outcome of timing a configuration, the run it was timed in, and what times."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, nan

@@ -1,10 +1,8 @@
 """A point in the space: which kernel, and with which tiles, warps, stages and splits."""
 
-from __future__ import annotations
-
 import re
-from dataclasses import asdict, dataclass, fields
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Self
 
 from costmodel.errors import InvalidInput
 from costmodel.gemm.kernels import known
@@ -93,14 +91,14 @@ class GemmConfig:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, row: dict[str, Any]) -> GemmConfig:
+    def from_dict(cls, row: dict[str, Any]) -> Self:
         """The inverse of :meth:`to_dict`; unknown, missing or mistyped fields are refused.
 
         Raises:
             InvalidInput: with the field that is wrong.
         """
-        names = {f.name for f in fields(cls)}
-        if not isinstance(row, dict) or set(row) != names:
+        names = cls.__dataclass_fields__.keys()
+        if not isinstance(row, dict) or row.keys() != names:
             found = sorted(map(str, row)) if isinstance(row, dict) else type(row).__name__
             raise InvalidInput(f"not a configuration: expected {sorted(names)}, found {found}")
         return cls(**row)

@@ -213,10 +213,10 @@ def kernel_hash(name: str) -> str:
 def kernel_hashes() -> Mapping[str, str]:
     """Return :func:`kernel_hash` of every kernel, by name."""
     # Parsing takes 20 ms, which a program that only looks up a winner need not wait for.
-    files = {Path(__file__)}
-    for one in families().values():
-        file = _file(one.kernel.split(":")[0])
-        files |= {file, *file.parent.glob("*.py")} if "." in one.kernel else {file}
+    modules = {one.kernel.split(":")[0] for one in families().values()}
+    kernels = {_file(module): "." in module for module in modules}
+    folders = {file.parent for file, in_package in kernels.items() if in_package}
+    files = {Path(__file__), *kernels, *(x for folder in folders for x in folder.glob("*.py"))}
 
     def work_out() -> dict[str, str]:
         return {name: _hash((one.kernel, *one.beside)) for name, one in families().items()}

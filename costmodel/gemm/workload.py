@@ -4,13 +4,11 @@ The compiled code does not depend on the sizes, only on what :class:`CodeClass` 
 why a workload is split in two: the sizes, and the class of code that may serve it.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from dataclasses import asdict, dataclass, fields, replace
 from math import gcd
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
 from costmodel.errors import InvalidInput, LayoutError, ShapeError, UnsupportedDtype
 from costmodel.gemm.dtypes import DATA_TYPES, DataType, kinds, require_dtypes
@@ -158,7 +156,7 @@ class CodeClass:
         )
 
     @functools.lru_cache(maxsize=256)  # noqa: B019 - classes are few, and asked a thousand times
-    def repacked(self) -> CodeClass:
+    def repacked(self) -> Self:
         """Return the class after A and B are copied, if need be, into rows aligned to 16 bytes."""
         return replace(
             self,
@@ -244,7 +242,7 @@ class Workload:
         activation: str = "none",
         out_dtype: str | None = None,
         tf32: bool = False,
-    ) -> Workload:
+    ) -> Self:
         """The workload of freshly allocated operands: no gaps between rows, aligned bases.
 
         Args:
@@ -281,14 +279,14 @@ class Workload:
     @classmethod
     def from_tensors(
         cls,
-        a: Tensor,
-        b: Tensor,
-        out: Tensor,
+        a: "Tensor",
+        b: "Tensor",
+        out: "Tensor",
         *,
         bias: bool = False,
         activation: str = "none",
         tf32: bool = False,
-    ) -> Workload:
+    ) -> Self:
         """The workload of these operands, from their sizes, strides and addresses.
 
         Args:
@@ -332,7 +330,7 @@ class Workload:
         bias = self.n * out_item if self.code.bias else 0
         return (self.m * self.k + self.k * self.n) * item + self.m * self.n * out_item + bias
 
-    def roofline_us(self, device: Device) -> float:
+    def roofline_us(self, device: "Device") -> float:
         """The least time that a device needs for the arithmetic and for the traffic."""
         return device.roofline_us(self.flops(), self.bytes(), self.code.kind)
 
@@ -351,7 +349,7 @@ class Workload:
         return {"m": self.m, "n": self.n, "k": self.k, **asdict(self.code)}
 
     @classmethod
-    def from_dict(cls, row: dict[str, Any]) -> Workload:
+    def from_dict(cls, row: dict[str, Any]) -> Self:
         """The inverse of :meth:`to_dict`; unknown keys are refused.
 
         Raises:
@@ -365,7 +363,7 @@ class Workload:
         return cls(row["m"], row["n"], row["k"], code)
 
 
-def _memory(x: Tensor) -> tuple[Layout, int, int]:
+def _memory(x: "Tensor") -> tuple[Layout, int, int]:
     """Return the layout, the alignment class in bytes and the largest offset of a matrix."""
     rows, cols = x.shape
     row_stride, col_stride = x.stride()
@@ -382,7 +380,7 @@ def _memory(x: Tensor) -> tuple[Layout, int, int]:
     return layout, alignment_class(x.data_ptr(), lead * item, extent * item, item=item), span
 
 
-def _overlaps_itself(x: Tensor) -> bool:
+def _overlaps_itself(x: "Tensor") -> bool:
     """Return True if two elements of a matrix are one in memory."""
     (rows, cols), (row_stride, col_stride) = x.shape, x.stride()
     if rows == 0 or cols == 0:

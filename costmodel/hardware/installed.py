@@ -55,7 +55,9 @@ def triton_build() -> str:
         return ""
     folder = Path(spec.origin).parent.parent
     try:
-        for record in sorted(folder.glob("*triton*.dist-info/RECORD")):
+        # Path.glob() would ask of each entry what it is.
+        infos = [x for x in os.listdir(folder) if "triton" in x and x.endswith(".dist-info")]
+        for record in filter(Path.is_file, (folder / x / "RECORD" for x in sorted(infos))):
             if found := _listed_hash(record.read_text(encoding="utf-8", errors="replace")):
                 return found
         return f"{(folder / _LIBRARY).stat().st_size} bytes"

@@ -4,11 +4,9 @@
 :mod:`costmodel.hardware.nvidia`.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 from costmodel.errors import InvalidInput, NoGpu, UnknownTarget, host_errors
 from costmodel.files import decode
@@ -55,7 +53,7 @@ class Device:
         """The row of its generation."""
         return architecture(self.arch)
 
-    def is_sibling(self, other: Device) -> bool:
+    def is_sibling(self, other: Self) -> bool:
         """True if they differ in clocks and memory only: what runs on one runs on the other.
 
         As H100 and H200 do: the same binaries, the same space, another bandwidth.
@@ -109,7 +107,7 @@ class Toolchain:
 
     @classmethod
     @functools.cache
-    def current(cls, arch: int = 90) -> Toolchain:
+    def current(cls, arch: int = 90) -> Self:
         """The installed Triton and its own ptxas (one process start, then remembered)."""
         import triton
 
@@ -130,7 +128,7 @@ class Target:
     toolchain: Toolchain
 
     @classmethod
-    def named(cls, name: str, toolchain: Toolchain | None = None) -> Target:
+    def named(cls, name: str, toolchain: Toolchain | None = None) -> Self:
         """A target by the short name of its device; asks no driver.
 
         Raises:
@@ -145,7 +143,7 @@ class Target:
         return cls(device, toolchain or Toolchain.current(device.arch))
 
     @classmethod
-    def current(cls, index: int | None = None) -> Target:
+    def current(cls, index: int | None = None) -> "Target":
         """The target of CUDA device ``index`` (default: torch's current one).
 
         Raises:
@@ -164,7 +162,7 @@ class Target:
         return {"device": asdict(self.device), "toolchain": asdict(self.toolchain)}
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Target:
+    def from_dict(cls, data: dict[str, Any]) -> Self:
         """The inverse of :meth:`to_dict`.
 
         Raises:

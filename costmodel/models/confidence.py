@@ -4,11 +4,10 @@ Trees do not extrapolate: beyond the sizes of the training every product falls i
 the largest one. The analytic estimate still tells them apart, but nobody has seen how well.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -42,7 +41,7 @@ class Coverage:
     kinds: dict[str, int]
 
     @classmethod
-    def of(cls, workloads: Iterable[Workload]) -> Coverage:
+    def of(cls, workloads: Iterable[Workload]) -> Self:
         """Take the range of at least one workload."""
         every = list(workloads)
         m, n, k = zip(*((w.m, w.n, w.k) for w in every), strict=True)

@@ -6,8 +6,6 @@ reads meanwhile, or whenever the process is killed, one whole model is there. Pa
 no longer names stay for those who read it before, until the next save.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

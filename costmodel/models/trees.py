@@ -9,14 +9,12 @@ One ensemble learns both, so that what it predicts stays a latency.
 Nothing here knows what is predicted: rows are numbers, and columns are names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -152,7 +150,7 @@ def _near(log_latency: _Numbers, rows: NDArray[np.intp]) -> NDArray[np.intp]:
 
 def train_booster(
     rows: LabelledRows, params: XgbParams, *, nthread: int, names: Sequence[str] | None = None
-) -> Booster:
+) -> "Booster":
     """Train trees that predict the label of rows; deterministic, whatever the number of threads."""
     import xgboost
 
@@ -216,7 +214,7 @@ class Trees:
         self._read, self._file, self._expected = read, file, canary
 
     @classmethod
-    def of(cls, booster: Booster, columns: tuple[str, ...]) -> Trees:
+    def of(cls, booster: "Booster", columns: tuple[str, ...]) -> Self:
         """Take trees that were just trained."""
         raw = bytes(booster.save_raw(raw_format="ubj"))
         return cls(columns, lambda: raw)
@@ -231,7 +229,7 @@ class Trees:
         return self._read()
 
     @cached_property
-    def booster(self) -> Booster:
+    def booster(self) -> "Booster":
         """The trees, which predict with one thread: more are slower on a few rows.
 
         Raises:
@@ -266,7 +264,7 @@ class Trees:
         return _canary(self.booster)
 
 
-def _canary(booster: Booster) -> float:
+def _canary(booster: "Booster") -> float:
     row = np.arange(booster.num_features(), dtype=np.float32) % 8
     row[::5] = np.nan
     return float(booster.inplace_predict(row[np.newaxis])[0])

@@ -1,10 +1,8 @@
 """The result of a tuning: what was ranked, measured and chosen, why, and at what cost."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field, replace
 from math import isfinite, nan
-from typing import Any
+from typing import Any, Self
 
 from costmodel.data.measurement import Measurement
 from costmodel.errors import InvalidInput, UnsupportedDtype
@@ -165,7 +163,7 @@ class TuningResult(Answered):
         segment = self.plan.at(m) if self.plan and m != self.workload.m else None
         return segment.config if segment else self.config
 
-    def at(self, m: int) -> TuningResult:
+    def at(self, m: int) -> Self:
         """The result for another m of the bucket, which something else may compute."""
         segment = self.plan.at(m) if self.plan and m != self.workload.m else None
         if segment is None or segment.config == self.config:
@@ -214,7 +212,7 @@ class TuningResult(Answered):
     def unranked(
         cls, workload: Workload, target: Target, mode: str, config: GemmConfig | None, why: str,
         source: str = PREDICTED,
-    ) -> TuningResult:  # fmt: skip
+    ) -> Self:  # fmt: skip
         """A choice that no model was asked for; it is not to be kept on disk."""
         return cls(
             workload=workload, target=target, model="", model_hash="", caveat="", mode=mode, k=1,
@@ -223,7 +221,7 @@ class TuningResult(Answered):
         )  # fmt: skip
 
     @classmethod
-    def from_dict(cls, data: Any) -> TuningResult:
+    def from_dict(cls, data: Any) -> Self:
         """The inverse of :meth:`to_dict`.
 
         Raises:
