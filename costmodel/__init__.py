@@ -68,6 +68,7 @@ __all__ = [
     "warmup",
 ]
 __all__ += errors.__all__
+__all__.sort()
 
 _WHERE = {
     "Dataset": "data.dataset",

@@ -249,17 +249,20 @@ def _check_tree(data: Any) -> None:
 
 
 def _with_value(message: str, data: object) -> str:
-    """Put the field and the value found before msgspec's message, which names a JSON path."""
+    """Name the field and the value found, around msgspec's message, which names a JSON path."""
     text, _, path = message.partition(" - at `$")
+    text = re.sub("^Object missing required field `(.*)`$", r"expected an object with '\1'", text)
+    text = text.replace("Expected", "expected", 1)
     path = path.rstrip("`")
-    place = path.lstrip(".") or "JSON"
+    field = path.lstrip(".")
+    text = f"{field}: {text}" if field else text
     found: Any = data
     for key in re.findall(r"[^.\[\]]+", path):
         try:
             found = found[int(key) if isinstance(found, list) else key]
         except (KeyError, IndexError, TypeError, ValueError):
-            return f"{place}: {text}"
-    return f"{place}: {text}, found {found!r:.80}"
+            return text
+    return f"{text}, found {found!r:.80}"
 
 
 # --- Facts about files ----------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def test_all_is_what_is_promised_and_nothing_more() -> None:
     from costmodel import errors
 
     assert set(costmodel.__all__) == NAMES | set(errors.__all__)
-    assert len(costmodel.__all__) == len(set(costmodel.__all__))
+    assert sorted(set(costmodel.__all__)) == costmodel.__all__
     for name in costmodel.__all__:
         assert getattr(costmodel, name) is not None
     assert set(costmodel.__all__) <= set(dir(costmodel))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -36,11 +37,19 @@ def test_unknown_names_list_the_known_ones(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [{}, {"device": {}}, {"device": None, "toolchain": None}, {"device": "h100-sxm"}]
+    ("data", "told"),
+    [
+        ({}, "expected an object with 'device', found {}"),
+        ({"device": {}}, "device: expected an object with 'name', found {}"),
+        ({"device": None, "toolchain": None}, "device: expected `object`, got `null`, found None"),
+        ({"device": "h100-sxm"}, "device: expected `object`, got `str`, found 'h100-sxm'"),
+        (5, "expected `object`, got `int`, found 5"),
+    ],
 )
-def test_foreign_targets_are_refused(data: dict[str, object]) -> None:
-    with pytest.raises(InvalidInput, match="not a target"):
+def test_foreign_targets_are_refused(data: Any, told: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
         Target.from_dict(data)
+    assert str(caught.value) == f"not a target: {told}"
 
 
 @pytest.mark.fault("B11")

@@ -10,7 +10,7 @@ from pathlib import Path
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.candidates import CostModel
 from costmodel.data.shards import CARD
-from costmodel.errors import FileError, InvalidInput, ModelError
+from costmodel.errors import FileError, ModelError
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import DEVICES, Target
 from costmodel.models.baselines import RuleHeuristic
@@ -39,11 +39,8 @@ def use(model: str | Path | CostModel | None) -> CostModel | None:
     Raises:
         As :func:`load`; then what was used before stays in use.
     """
-    chosen = load(model) if isinstance(model, str | Path) else model
-    if chosen is not None and not isinstance(chosen, CostModel):
-        raise InvalidInput(
-            f"model is a {type(model).__name__}: expected a model, or the path of one"
-        )
+    is_path = model is not None and not isinstance(model, CostModel)
+    chosen = XgbCostModel.load(as_path("model", model)) if is_path else model
     _used[:] = [] if chosen is None else [chosen]
     return chosen
 
