@@ -85,7 +85,7 @@ def test_no_shipped_model_is_no_trouble(
 
 
 @pytest.mark.fault("B03")
-@pytest.mark.parametrize("kind", ["garbage", "directory", "device", "foreign"])
+@pytest.mark.parametrize("kind", ["garbage", "directory", "dangling", "loop", "device", "foreign"])
 def test_a_file_that_is_no_table_is_one_warning(
     model: XgbCostModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -99,8 +99,8 @@ def test_a_file_that_is_no_table_is_one_warning(
         path.write_bytes(b"PAR1 and no more")
     elif kind == "directory":
         path.mkdir()
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
+    elif kind in ("dangling", "loop", "device"):
+        path.symlink_to({"dangling": "nowhere", "loop": path.name, "device": "/dev/zero"}[kind])
     else:  # sound, but of another table
         shutil.copy(Path(__file__).parents[1] / "datasets/h200-sxm/artifacts.parquet", path)
     damaged = load(folder)
