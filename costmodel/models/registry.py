@@ -39,8 +39,10 @@ def use(model: str | Path | CostModel | None) -> CostModel | None:
     Raises:
         As :func:`load`; then what was used before stays in use.
     """
-    is_path = model is not None and not isinstance(model, CostModel)
-    chosen = XgbCostModel.load(as_path("model", model)) if is_path else model
+    if model is None or isinstance(model, CostModel):
+        chosen = model
+    else:
+        chosen = XgbCostModel.load(as_path("model", model))
     _used[:] = [] if chosen is None else [chosen]
     return chosen
 
