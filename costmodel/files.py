@@ -237,9 +237,8 @@ def _check_tree(data: Any) -> None:
                 inner += value.values()
             elif kind is list or kind is tuple:
                 inner += value
-            elif kind is float:
-                if not math.isfinite(value):
-                    raise InvalidInput(f"not JSON: {value} is not a finite number")
+            elif kind is float and not math.isfinite(value):
+                raise InvalidInput(f"not JSON: {value} is not a finite number")
             elif kind is int and abs(value) > _INT64_MAX:
                 raise InvalidInput(f"not JSON: an integer of {value.bit_length()} bits: at most 64")
         level = inner
