@@ -18,7 +18,7 @@
     ├── RankError (RuntimeError)      ranks of a process group that cannot decide together
     ├── NotRecorded (LookupError)     a replay was asked for what was never measured
     ├── ModelError                    a model that cannot answer
-    │   ├── NoModel (LookupError)     none for this target
+    │   ├── NoModel (LookupError)     no model at this path, or one that cannot answer
     │   ├── SchemaMismatch (ValueError)  features of another schema
     │   └── MisreadModel (ValueError) an XGBoost that predicts otherwise than the one that saved it
     └── FileError

@@ -118,7 +118,9 @@ class Dataset:
             with file_errors(card):
                 data: Any = read_json(card)
         except CorruptFile as error:
-            raise CorruptFile(f"{error}: restore it, or delete the dataset") from None
+            raise CorruptFile(
+                f"{error}: restore it from a copy; the Parquet files beside it have the same header"
+            ) from None
         identity = shards.Identity.from_dict(data, card)
         return cls(path, identity, str(data.get("created", "")))
 

@@ -1,4 +1,4 @@
-"""The outcome of timing a configuration, the run it was timed in, and what times."""
+"""The outcome of one timing, the run that it belongs to, and the interface of what times."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -251,7 +251,7 @@ def _read_shard(
     import pyarrow as pa
     from pyarrow import parquet
 
-    again = "delete it and collect again: only its own rows are lost"
+    again = "restore it from a copy, or delete it and collect its rows again"
     if path.exists() and not path.is_file():  # a pipe would be waited for
         raise CorruptFile(f"{path}: expected a file, found a directory, a pipe or a device")
     try:

@@ -1,4 +1,4 @@
-"""Jobs that one thread does while calls are answered in another way."""
+"""One thread that tunes for mode ``background``, while calls get an interim answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Binaries on their way to a launch, which of them are on the device, and what is pinned."""
+"""Loads binaries for a launch; knows which are on the device, and what is pinned."""
 
 from __future__ import annotations
 

@@ -63,7 +63,8 @@ def resolve_launch(
 
     In this order: what is pinned; inside a capture, what is loaded; the winner of the mode, known
     or found as the mode has it. In a process group that is to predict, at once and without the
-    disk. While this machine can compile or load nothing, torch computes it, with a warning.
+    disk. While this machine cannot compile or load, a loaded winner serves, else torch, with a
+    warning.
 
     Args:
         out: [m, n] as the launch is to write.

@@ -1,1 +1,1 @@
-"""Judges rankings: the held-out list, speed kept at k, the protocol."""
+"""Judges rankings: the held-out list, speed kept at k, how models are compared."""

@@ -1,7 +1,7 @@
 """The analytic model of a launch: occupancy, waves, traffic, bounds of its time.
 
-Nothing is timed, and only a few constants of the estimate are fitted. The numbers are features of a
-learned model. Their ratios matter, their absolute accuracy does not.
+Nothing is timed; a few constants of the estimate are fitted (``estimate.py``). The numbers are
+features of a learned model. Their ratios matter, their absolute accuracy does not.
 """
 
 from __future__ import annotations

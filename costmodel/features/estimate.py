@@ -1,8 +1,8 @@
 """The analytic estimate of a launch: waves of blocks, each of steps.
 
-The form is arithmetic. The constants are of an H100 (Triton 3.6.0): the first ones are fitted to
-the near-best rows of its training recording, as few numbers as there are effects; for another
-device they scale with its data sheet. The trees learn the rest, so a constant need not be exact.
+The form is arithmetic. The constants are of an H100 (Triton 3.6.0): all but ``_L2_SHARE`` and
+``_WGMMA_SHARE`` are fitted to the near-best rows of its training recording; for another device they
+scale with its data sheet. The trees learn the rest, so a constant need not be exact.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _FMA_SHARE = 0.6
 _SHARED_BYTES_PER_US = 152e3  # that a multiprocessor's warps read of their operands (mma.sync)
 _LOAD_COST = 2.08  # slots of the load unit for each of its instructions, asynchronous or not
 _UNPIPED_LOAD_COST = 3.26
-# As recorded: plain loads of B take three times as long where no step along K needs a mask.
+# As recorded: plain loads of B take over three times as long where no step along K needs a mask.
 _UNMASKED_LOAD_COST = 12.0
 _UNPIPED_SERIAL = 0.29  # share of a step that does not run under the wait for its operands
 _POINTER_STEP_US = (0.023, 0.057)  # overhead of a step: asynchronous copies, or plain loads

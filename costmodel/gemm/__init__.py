@@ -1,1 +1,1 @@
-"""The problem, the machine, the configurations, and which of them may run where."""
+"""The problem, the configurations, the kernel families, and which of them may run where."""

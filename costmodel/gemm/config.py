@@ -46,7 +46,8 @@ class GemmConfig:
         flatten: one loop over tiles and steps (``tma_persistent``).
         repack: operands that TMA cannot address are first copied into aligned rows (TMA kernels);
             a launch argument: the binary is that of aligned operands.
-        group_m: tiles per column walk; a launch argument, not part of the binary.
+        group_m: height, in tiles, of the stripes in which C is computed; a launch argument, not
+            part of the binary.
         split_k: programs that share the K of one tile; only ``split_k > 1`` is in the binary.
     """
 

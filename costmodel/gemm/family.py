@@ -87,6 +87,7 @@ class KernelFamily:
             measured, and so of the hash.
         traits: columns of features that are 1 for this kernel (``is_pointer``, ``is_tma``,
             ``is_persistent``, ``is_warp_specialized``): how the estimate and the models see it.
+            Other names are ignored.
         is_persistent: each program computes tile after tile, and there are as many programs as
             multiprocessors.
         reads_by_descriptor: TMA reads A and B, so they must be aligned, or copied (``repack``).

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from triton.compiler import ASTSource
 
 SOURCES = sorted(Path(__file__).parent.rglob("*.py"))
-"""The files that make the points of the grid, and a source of each."""
+"""All files of this folder. If one changes, remembered grids and binaries are worked out again."""
 
 REPACK_BLOCK = (16, 256)
 """Rows and columns that one program of ``repack_operands`` copies."""

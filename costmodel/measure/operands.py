@@ -1,4 +1,4 @@
-"""Device memory to time with: random numbers for many sets of operands, none shared."""
+"""Operands to time with: random numbers in device memory, a separate set for each launch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training data as columns."""
+"""The rows that a model learns from: a frame of a dataset with target, artifacts, torch's times."""
 
 from __future__ import annotations
 

@@ -348,7 +348,8 @@ def train(
         data: a dataset, whose rows of role ``train`` are used, or a table.
         name: what results call the model.
         nthread: threads of the training; prediction uses one.
-        calibrated: measure also what its rankings keep, which takes as long again.
+        calibrated: measure also what its rankings keep. This takes as long again as training;
+            below 400 workloads, about three times as long.
 
     Raises:
         InvalidInput: no row of status ok.

@@ -3,9 +3,9 @@
 Nothing here knows of what the results are. Any number of processes may share the directory; nothing
 is locked. The file of a key is found by the key's hash, and the whole key is in it, readable, and
 compared. A file that is truncated, foreign, of another version or about another key is no entry:
-its result is found again and the file replaced. What cannot be read is a miss; what cannot be
-written ends the keeping, with one warning. The file system may be a network's: a name appears by
-renaming, whole, and nothing rests on locks or times.
+its result is found again and the file replaced. What cannot be read is a miss. After one
+failed write, and one warning, this process writes nothing more. The file system may be a network's:
+a name appears by renaming, whole, and nothing rests on locks or times.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds data: what the wheel carries, and what only a checkout of the repository has."""
+"""Finds recorded datasets: those of a checkout of the repository, else the wheel's sample."""
 
 from __future__ import annotations
 

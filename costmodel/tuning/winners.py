@@ -145,7 +145,8 @@ class Winners:
         Raises:
             InvalidInput: in a process group, a mode that asks for timings, where the ranks have
                 not agreed on a winner.
-            HostError: the machine can neither time nor compile. Else it is predicted meanwhile.
+            HostError: the machine can neither time nor compile. If it can only not time, a
+                prediction is returned.
         """
         if key.epoch:
             if (agreed := self.known(key)) is not None:
