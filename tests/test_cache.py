@@ -135,6 +135,19 @@ def test_discard_and_clear(cache: WinnerCache) -> None:
     assert cache.entries() == []
 
 
+def test_what_cannot_be_removed_is_not_counted(
+    cache: WinnerCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    cache.put(KEY, RESULT)
+    monkeypatch.setattr(Path, "unlink", refused)
+    with pytest.warns(RuntimeWarning, match="Permission denied"):
+        assert cache.clear() == (0, 0)
+    assert cache.get(KEY) is not None
+
+
 def test_the_variable_names_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COSTMODEL_CACHE_DIR", str(tmp_path / "elsewhere"))
     cache = WinnerCache()

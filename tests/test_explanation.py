@@ -88,6 +88,18 @@ def test_the_figures_are_those_of_the_launch() -> None:
     assert row.paper_us["loop"] > 0
 
 
+@pytest.mark.parametrize("workload", [SKINNY, SQUARE, Workload.dense(16, 256, 4096)])
+def test_the_bytes_in_flight_are_those_of_the_blocks_that_run(workload: Workload) -> None:
+    rows = explain(workload, TARGET).rows
+    assert len(rows) == 3
+    for row in rows:
+        at_once = TARGET.device.sm_count * row.residency["blocks_per_multiprocessor"]
+        step = (row.config.block_m + row.config.block_n) * row.config.block_k * 2
+        stages = min(row.config.num_stages, row.grid["steps"])
+        in_flight = min(row.grid["blocks"], at_once) * step * stages
+        assert row.residency["bytes_in_flight"] == pytest.approx(in_flight)
+
+
 def test_what_limits_the_blocks_is_named() -> None:
     limits = {
         str(row.residency["limited_by"])

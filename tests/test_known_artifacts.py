@@ -11,6 +11,9 @@ import pyarrow as pa
 import pytest
 
 from costmodel.data.artifact_table import ArtifactTable
+from costmodel.data.candidates import CONFIG_COLUMNS, Candidates
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.family import families
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
 from costmodel.models import XgbCostModel, known_artifacts, load, model_directory
@@ -51,6 +54,15 @@ def test_with_another_triton_the_configuration_only_head_answers(model: XgbCostM
         f"no artifacts of Triton 3.99.0, ptxas 99.1"
     )
     assert "3.99.0" in found.caveat
+
+
+def test_candidates_have_the_traits_of_their_kernels_and_no_others() -> None:
+    kernels = {name: family.traits for name, family in families().items()}
+    configs = [GemmConfig(name, 64, 64, 64) for name in kernels]
+    columns = dict(zip(CONFIG_COLUMNS, Candidates.of(configs).config_columns.T, strict=True))
+    for name, column in columns.items():
+        if name.startswith("is_"):
+            assert column.tolist() == [float(name in traits) for traits in kernels.values()]
 
 
 def test_the_shipped_model_has_its_own(model: XgbCostModel) -> None:

@@ -27,6 +27,17 @@ classes = code_classes()
 workloads = st.builds(Workload, sizes, sizes, sizes, classes)
 
 
+def test_operands_are_copied_into_aligned_rows_or_columns() -> None:
+    layouts: tuple[Layout, ...] = ("row", "col", "strided")
+    for a in layouts:
+        for b in layouts:
+            code = CodeClass("float16", "float16", a_layout=a, b_layout=b, a_align=2, b_align=4)
+            copied = code.repacked()
+            assert (copied.a_align, copied.b_align) == (16, 16)
+            expected = tuple("row" if x == "strided" else x for x in (a, b))
+            assert (copied.a_layout, copied.b_layout) == expected
+
+
 # --- alignment -----------------------------------------------------------------------------------
 
 

@@ -225,6 +225,14 @@ def test_a_card_of_the_wrong_types_is_refused(saved: Path, name: str, value: Any
         load(saved)
 
 
+def test_a_card_whose_device_has_no_multiprocessor_is_refused(saved: Path) -> None:
+    target = json.loads((saved / "card.json").read_text())["target"]
+    target["device"]["sm_count"] = 0
+    edit_card(saved, target=target)
+    with pytest.raises(CorruptFile, match="sm_count"):
+        load(saved)
+
+
 @pytest.mark.fault("B54")
 def test_a_newer_format_is_refused(saved: Path) -> None:
     edit_card(saved, format=storage.FORMAT + 1)
