@@ -110,14 +110,9 @@ def tune_by(
         if runner is not None and runner.needs_binaries:
             compile_ = compile_for_device
             device_compilers().start(_COMPILED_FIRST)  # while the model ranks
-    ranking = rank_by(
-        answering,
-        workload,
-        target,
-        None if mode == "exhaustive" else _ATTEMPTS * k,
-        configs=runner.configs(workload) if runner else None,
-        largest=largest,
-    )
+    count = None if mode == "exhaustive" else _ATTEMPTS * k
+    configs = runner.configs(workload) if runner else None
+    ranking = rank_by(answering, workload, target, count, configs=configs, largest=largest)
     rank_s = time.perf_counter() - start
     wanted = 1 if untimed else len(ranking) if mode == "exhaustive" else k
     search = search_of(ranking, runner, compile_, time.monotonic() + budget_s)
@@ -132,18 +127,14 @@ def tune_by(
     timed = 0 if untimed else len(search.measured)
     return TuningResult(
         **{each.name: getattr(ranking, each.name) for each in fields(Answered)},
-        mode=mode,
-        k=k,
+        mode=mode, k=k,
         ranked=tuple((c, ranking.predicted_us(i)) for i, c in enumerate(ranking.configs)),
         expected_kept=ranking.expected_kept(wanted),
-        measured=tuple(search.measured.items()),
-        torch=search.torch,
-        config=choice.config,
-        why=choice.why,
+        measured=tuple(search.measured.items()), torch=search.torch,
+        config=choice.config, why=choice.why, reliable=choice.reliable,
         source=how.format(target.device.name) if choice.timed else PREDICTED,
-        reliable=choice.reliable,
         costs=Costs(rank_s, search.compile_s, search.measure_s, search.compiled, timed),
-    )
+    )  # fmt: skip
 
 
 def search_of(
