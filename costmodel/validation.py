@@ -13,8 +13,6 @@ from costmodel.errors import InvalidInput
 
 _T = TypeVar("_T")
 
-_INT64_MAX = 2**63 - 1
-
 
 def require(name: str, value: Any, kinds: type[_T] | tuple[type[_T], ...], expected: str) -> _T:
     """Return an argument that has one of these types, unchanged.
@@ -67,23 +65,3 @@ def drop_oldest(kept: dict[Any, Any], limit: int) -> None:
     """Drop the oldest entries until at most ``limit`` are left; under the caller's lock."""
     while len(kept) > limit:
         kept.pop(next(iter(kept)), None)
-
-
-def take(data: Any, name: str, kind: type[_T]) -> _T:
-    """Return an entry of a parsed JSON object, of exactly this kind; a float may be an integer.
-
-    Args:
-        kind: ``str``, ``bool``, ``int``, ``float``, ``list`` or ``dict``.
-
-    Raises:
-        InvalidInput: missing, of another kind, or a number over 64 bits.
-    """
-    if not isinstance(data, dict) or name not in data:
-        raise InvalidInput(f"expected an object with {name!r}, found {data!r:.80}")
-    value = data[name]
-    if type(value) is int and abs(value) <= _INT64_MAX and kind is float:
-        value = float(value)
-    fits = not isinstance(value, int | float) or abs(value) <= _INT64_MAX  # false for NaN too
-    if type(value) is not kind or not fits:
-        raise InvalidInput(f"{name}={value!r:.80}: expected {kind.__name__}")
-    return value

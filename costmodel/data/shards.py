@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from costmodel.errors import CorruptFile, FileError, InvalidInput, MixedData, WrongVersion
 from costmodel.files import decode, encode, file_errors, read_json, replace_file
 from costmodel.hardware.target import Target
-from costmodel.validation import take
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,6 +37,13 @@ CARD = "card.json"
 """File name of the card of a model or dataset."""
 
 _HEADER = b"costmodel"
+
+
+@dataclass(frozen=True)
+class _Protocol:
+    """The part of a card or header that says how timings were taken."""
+
+    protocol: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ class Identity:
                 f"release that wrote it"
             )
         try:
-            return cls(Target.from_dict(data.get("target")), take(data, "protocol", dict))
+            return cls(Target.from_dict(data.get("target")), decode(data, _Protocol).protocol)
         except InvalidInput as error:
             raise CorruptFile(f"{path}: a header that cannot be read: {error}") from None
 

@@ -172,10 +172,18 @@ class Target:
             target = decode(data, cls)
         except InvalidInput as error:
             raise InvalidInput(f"not a target: {error}") from None
-        for name, value in asdict(target.device).items():
+        target.check_figures()
+        return target
+
+    def check_figures(self) -> None:
+        """Refuse a device that cannot be.
+
+        Raises:
+            InvalidInput: a figure is not over 0.
+        """
+        for name, value in asdict(self.device).items():
             if not isinstance(value, str) and value <= 0:
                 raise InvalidInput(f"not a target: {name}={value!r}: expected a figure over 0")
-        return target
 
 
 @functools.cache

@@ -55,15 +55,16 @@ def clock_reader(device: Any) -> Callable[[], int]:
     Within 20 ms the last reading is used again.
     """
     last = (0.0, 0)
+    handle = _ask_nvml(lambda nvml: _handle(nvml, device), None)
 
     def read(nvml: Any) -> int:
-        return int(nvml.nvmlDeviceGetClockInfo(_handle(nvml, device), nvml.NVML_CLOCK_SM))
+        return int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
 
     def recent() -> int:
         nonlocal last
         now = time.monotonic()
         if now - last[0] > 0.02:
-            last = (now, _ask_nvml(read, 0))
+            last = (now, 0 if handle is None else _ask_nvml(read, 0))
         return last[1]
 
     return recent

@@ -249,7 +249,7 @@ def _parse_card(file: Path, data: bytes) -> Card:
                 f"{file}: format {version}, this release reads up to {FORMAT}; upgrade costmodel"
             )
         card = decode(found, Card)
-        Target.from_dict(card.target.to_dict())  # whose numbers are checked
+        card.target.check_figures()
         if not card.files.keys() >= {*HEADS.values()}:
             raise InvalidInput(f"files: expected both heads, {[*HEADS.values()]}, among them")
     except InvalidInput as error:

@@ -26,11 +26,11 @@ from costmodel.errors import CorruptFile, InvalidInput
 from costmodel.files import (
     CACHE_VARIABLE,
     cache_directory,
-    parse_json,
-    read_small_file,
+    encode,
+    read_json,
     replace_file,
 )
-from costmodel.validation import one_line, take
+from costmodel.validation import one_line
 
 SCHEMA = 2
 """Version of the files; those of another are ignored."""
@@ -48,6 +48,15 @@ class CacheEntry(Generic[T]):
     path: Path
     key: Mapping[str, Any]
     result: T
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """The content of a file."""
+
+    schema: int
+    key: dict[str, Any]
+    result: dict[str, Any]
 
 
 class JsonCache(Generic[T]):
@@ -90,8 +99,7 @@ class JsonCache(Generic[T]):
         path = self._file(key)
         if path is None or self._gave_up:
             return False
-        data = {"schema": SCHEMA, "key": key, "result": self._encode(result)}
-        content = (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()
+        content = encode({"schema": SCHEMA, "key": dict(key), "result": self._encode(result)})
         failure: object = None
         for _ in range(_ATTEMPTS):  # another process may just have removed the folder
             try:
@@ -151,11 +159,10 @@ class JsonCache(Generic[T]):
 
     def _read(self, path: Path, level: int = logging.WARNING) -> CacheEntry[T] | None:
         try:
-            data = parse_json(read_small_file(path))
-            if (schema := take(data, "schema", int)) != SCHEMA:
-                raise InvalidInput(f"schema {schema!r}: this release reads {SCHEMA}")
-            result = self._decode(take(data, "result", dict))
-            return CacheEntry(path, take(data, "key", dict), result)
+            stored = read_json(path, _Stored)
+            if stored.schema != SCHEMA:
+                raise InvalidInput(f"schema {stored.schema}: this release reads {SCHEMA}")
+            return CacheEntry(path, stored.key, self._decode(stored.result))
         except FileNotFoundError:
             return None
         except OSError as error:  # another user's, or a disk that fails: whoever writes will tell

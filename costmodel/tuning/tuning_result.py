@@ -10,7 +10,6 @@ from costmodel.files import decode
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
-from costmodel.validation import take
 
 PREDICTED = "predicted"
 """The ``source`` of a result that rests on no timing."""
@@ -160,17 +159,21 @@ class TuningResult(Answered):
 
     def config_at(self, m: int) -> GemmConfig | None:
         """Return the configuration for an m of the bucket, always legal; None is torch."""
-        segment = self.plan.at(m) if self.plan and m != self.workload.m else None
+        segment = self._segment(m)
         return segment.config if segment else self.config
 
     def at(self, m: int) -> Self:
         """The result for another m of the bucket, which something else may compute."""
-        segment = self.plan.at(m) if self.plan and m != self.workload.m else None
+        segment = self._segment(m)
         if segment is None or segment.config == self.config:
             return self
         how = "expected to be faster" if segment.latency_us is None else "timed as better around it"
         why = f"for m={m} {how} than {self.chosen}, which is for {self.workload}"
         return replace(self, config=segment.config, why=why, plan=None)
+
+    def _segment(self, m: int) -> Segment | None:
+        """The segment of another m than the one that was tuned; None without a plan of it."""
+        return self.plan.at(m) if self.plan and m != self.workload.m else None
 
     @property
     def best_triton(self) -> tuple[GemmConfig, Measurement] | None:
@@ -243,7 +246,7 @@ def _by_field(data: Any) -> dict[str, Any]:
         # Not in results of earlier releases: head, doubt, parts.
         parts = [
             each | {"config": _config(each["config"])}
-            for each in take({"parts": []} | data, "parts", list)
+            for each in decode(data.get("parts", []), list[Any])
         ]
         plan = {"segments": parts, "attempted": any(each.get("latency_us") for each in parts)}
         return data | {
