@@ -229,28 +229,79 @@ def torch_multiplies_in_tf32() -> bool:
     """Return True if torch's own switch sets float32 products on a GPU to TF32.
 
     ``allow_tf32`` and ``set_float32_matmul_precision`` set the same switch, and may not be read
-    once the newer name was used.
+    once the newer name was used. A product that has changed the switch is waited for.
     """
-    return str(torch.backends.cuda.matmul.fp32_precision) == "tf32"
+    with _switching:
+        return _C._get_fp32_precision_getter(*_CUBLAS) == "tf32"
 
 
 @contextmanager
 def float32_precision(tf32: bool) -> Iterator[None]:
-    """Have torch multiply float32 in TF32 or IEEE inside; restore its switch afterwards.
+    """Have torch multiply float32 in TF32 or IEEE inside; leave its switch as it was afterwards.
 
     The switch belongs to the process: it also affects float32 products that other threads queue
-    meanwhile. So it is touched only if it differs.
+    meanwhile. So it is touched only if it differs. Threads may read it meanwhile by its old names,
+    too: where these could be read before, they are changed with it.
     """
-    if torch_multiplies_in_tf32() == tf32:
-        yield
-        return
-    switch = torch.backends.cuda.matmul
-    before = switch.fp32_precision
-    switch.fp32_precision = "tf32" if tf32 else "ieee"
+    with _switching:
+        if torch_multiplies_in_tf32() != tf32:
+            old = _by_old_names()
+            if (old == "highest") != tf32:
+                old = None  # it contradicts the switch, and may not be read
+            switches = (_CUBLAS, ("mkldnn", "matmul")) if old else (_CUBLAS,)
+            before = [(switch, _own_precision(*switch)) for switch in switches]
+            if old is None:
+                _C._set_fp32_precision_setter(*_CUBLAS, "tf32" if tf32 else "ieee")
+            elif tf32:
+                _C._set_cublas_allow_tf32(True)  # and products on the CPU stay as they are
+            else:
+                _C._set_float32_matmul_precision("highest")
+            try:
+                yield
+            finally:
+                if old:
+                    _C._set_float32_matmul_precision(old)
+                for switch, precision in before:
+                    _C._set_fp32_precision_setter(*switch, precision)
+            return
+    yield
+
+
+def _own_precision(backend: str, operation: str) -> str:
+    """Return what a switch itself is set to: ``none`` where it follows its parents.
+
+    Torch says only what holds in the end. Where a parent says the same, the parents are set to
+    ``none`` for an instant, from the top down: then each of them, and the switch, tells its own.
+    """
+    read, write = _C._get_fp32_precision_getter, _C._set_fp32_precision_setter
+    if read(backend, operation) != read(backend, "all"):
+        return str(read(backend, operation))
+    parents: list[tuple[str, str]] = []
+    for parent in ("generic", backend):
+        parents.append((parent, read(parent, "all")))
+        write(parent, "all", "none")
+    own = read(backend, operation)
+    for parent, precision in parents:
+        write(parent, "all", precision)
+    return str(own)
+
+
+def _by_old_names() -> str | None:
+    """Return the setting by torch's old names; None if the new ones contradict them."""
     try:
-        yield
-    finally:
-        switch.fp32_precision = before
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # it asks for the CPU's switch, too
+        pass
+    try:
+        if not _C._get_cublas_allow_tf32():
+            return "highest"
+    except RuntimeError:
+        return None
+    return "high" if _C._get_fp32_precision_getter("mkldnn", "matmul") == "bf16" else "medium"
+
+
+_CUBLAS = ("cuda", "matmul")
+_switching = threading.RLock()
 
 
 def _product(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None, **widened: Any) -> None:
