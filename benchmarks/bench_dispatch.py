@@ -119,13 +119,14 @@ def first_call_stages() -> list[tuple[Any, str, str]]:
     from costmodel import processes
     from costmodel.compile import compile_pool
     from costmodel.dispatch import loading
-    from costmodel.hardware import target
+    from costmodel.hardware import nvidia, target
     from costmodel.launch import kernel
     from costmodel.measure import device
     from costmodel.tuning import cache, search, tuner, tuning_key
 
     return [
-        (target, "_probe", "device and toolchain"),
+        (target, "_probe", "device"),
+        (nvidia, "ptxas_version", "toolchain"),
         (tuning_key.TuningKey, "on_disk", "key"),
         (cache.JsonCache, "get", "look up"),
         (compile_pool.CompilePool, "start", "start compilers"),

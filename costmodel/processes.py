@@ -29,7 +29,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import IO, Any, Generic, Protocol, TypeVar
@@ -85,6 +85,8 @@ class SupervisedWorker(Generic[T, R]):
         setup: called once in each fresh child, before its first item.
         items_per_child: a fresh child after so many items, for code that leaks; None: never.
         idle_s: the child ends when it gets no item for so many seconds; None: it stays.
+        settings: gives the environment variables that a child is to have besides this process's;
+            None for one that it is not to have. If they change, a fresh child takes its place.
     """
 
     def __init__(
@@ -95,7 +97,9 @@ class SupervisedWorker(Generic[T, R]):
         setup: Callable[[], object] | None = None,
         items_per_child: int | None = None,
         idle_s: float | None = None,
+        settings: Callable[[], Mapping[str, str | None]] = dict,
     ) -> None:
+        self._settings = settings
         self._job = pickle.dumps((function, setup, idle_s))
         self._limit_s = limit_s
         self._items_per_child = items_per_child
@@ -157,13 +161,14 @@ class SupervisedWorker(Generic[T, R]):
 
     def _running_child(self) -> _Child:
         """Return the child; started if there is none, but perhaps not set up."""
+        settings = self._settings()
         with self._lock:
             if self._closed:
                 raise RuntimeError("this worker is closed: make another one")
             old = self._child
-            if old is not None and not old.is_dead():
+            if old is not None and not old.is_dead() and old.settings == settings:
                 return old
-            child = self._child = _Child()
+            child = self._child = _Child(settings)
         if old is not None:
             old.kill()  # what it left behind
         with contextlib.suppress(OSError):  # dead already: the wait for its setup will tell
@@ -217,12 +222,13 @@ class _Child:
     """One fresh interpreter in its own session, and the pipes to it.
 
     Attributes:
+        settings: as of the worker.
         items: those that it has had.
         is_set_up: it has told that it is ready.
     """
 
-    def __init__(self) -> None:
-        self.items, self.is_set_up = 0, False
+    def __init__(self, settings: Mapping[str, str | None]) -> None:
+        self.settings, self.items, self.is_set_up = settings, 0, False
         self._stderr = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - `kill` closes it
         self._connection, theirs = Pipe()
         lifeline, held = os.pipe()
@@ -240,7 +246,7 @@ class _Child:
                 stderr=self._stderr,
                 pass_fds=(theirs.fileno(), lifeline),
                 start_new_session=True,
-                env=_environment(),
+                env=_environment(settings),
             )
         except BaseException:
             os.close(held)
@@ -297,9 +303,10 @@ class _Child:
             return True
 
 
-def _environment() -> dict[str, str]:
-    """Return that of this process, with the cache in one folder wherever the process goes."""
-    found = dict(os.environ)
+def _environment(settings: Mapping[str, str | None]) -> dict[str, str]:
+    """Return that of a child, with the cache in one folder wherever this process goes."""
+    given = {**os.environ, **settings}
+    found = {name: value for name, value in given.items() if value is not None}
     if found.get(CACHE_VARIABLE):
         with contextlib.suppress(InvalidInput):
             found[CACHE_VARIABLE] = str(cache_directory())

@@ -22,6 +22,7 @@ from typing import Any
 from costmodel.compile.compiler import Artifact, shorten
 from costmodel.compile.triton_private import know_triton_key
 from costmodel.errors import InvalidInput, host_errors
+from costmodel.hardware.installed import compiler_settings
 from costmodel.processes import Done, SupervisedWorker, TimedOut, close_at_exit
 
 # Triton 3.6 keeps about 0.2 MiB of each compile for good (measured over 160 of them).
@@ -66,6 +67,7 @@ class CompilePool:
                 setup=functools.partial(_set_up_child, self._scratch, preload),
                 items_per_child=_COMPILES_PER_CHILD,
                 idle_s=idle_s,
+                settings=compiler_settings,
             )
             for _ in range(jobs)
         ]

@@ -1,4 +1,4 @@
-"""The installed builds of Triton and the driver, beyond their version numbers; starts nothing.
+"""The installed builds of Triton and the driver, and the compiler's settings; starts nothing.
 
 Two builds of one version, such as a vendor's, may compile differently, and a driver may load or
 clock differently. A choice that rests on timings is of one of each.
@@ -15,6 +15,11 @@ from typing import Any
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 _LIBRARY = "triton/_C/libtriton.so"
+# Knobs of Triton that change no code: they print, store, permit or find something.
+_HARMLESS = {
+    "allow_non_constexpr_globals", "always_compile", "cuobjdump", "dump_ir", "dump_ptxas_log",
+    "front_end_debugging", "interpret", "libcuda_path", "nvdisasm", "store_binary_only",
+}  # fmt: skip
 
 
 @functools.cache
@@ -69,6 +74,36 @@ def _listed_hash(record: str) -> str:
     """Find the library's hash in the list of a package's files; empty if it is not there."""
     found = re.search(rf"^{re.escape(_LIBRARY)},sha256=([\w-]+),", record, re.MULTILINE)
     return found[1] if found else ""
+
+
+def compiler_settings() -> dict[str, str | None]:
+    """Return the settings of Triton and ptxas that may change code, by environment variable.
+
+    They are all that Triton's own cache goes by, and its knobs, set in Python or by a variable.
+
+    Returns:
+        values as text; None for a knob that has its default.
+    """
+    from triton import knobs
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+    from triton.backends.nvidia.compiler import CUDAOptions
+
+    found: dict[str, str | None] = dict(get_cache_invalidating_env_vars())
+    for group in (knobs.compilation, knobs.language, knobs.nvidia, knobs.runtime):
+        for name, knob in group.knob_descriptors.items():
+            if name in _HARMLESS:
+                continue
+            if hasattr(knob, "default_path"):  # a tool, which is started when it is read
+                value = vars(group).get(name, os.environ.get(knob.key))
+            else:
+                value = getattr(group, name)
+            default = getattr(knob, "default_path", getattr(knob, "default", None))
+            text = f"{value:d}" if isinstance(value, bool) else str(value)
+            found[knob.key] = None if value in (None, "", default) else text
+    # Read from their variables once: PTXAS_OPTIONS when Triton is imported.
+    found["PTXAS_OPTIONS"] = CUDAOptions.ptx_options or None
+    found["TRITON_INSTRUMENTATION_MODE"] = knobs.compilation.instrumentation_mode or None
+    return found
 
 
 def interpreter_setting() -> str:

@@ -15,7 +15,7 @@ def is_usable() -> bool:
 
 
 def ptxas_version(arch: int) -> str:
-    """The version of the assembler that Triton ships for an architecture: starts a process."""
+    """The version of Triton's assembler for an architecture: Triton starts it once."""
     from triton.backends.nvidia.compiler import get_ptxas
 
     return str(get_ptxas(arch).version)

@@ -12,6 +12,7 @@ from costmodel.errors import InvalidInput, NoGpu, UnknownTarget, host_errors
 from costmodel.files import decode
 from costmodel.hardware import nvidia
 from costmodel.hardware.architectures import Architecture, architecture
+from costmodel.hardware.installed import compiler_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,23 +97,25 @@ DEVICES: dict[str, Device] = {d.name: d for d in _DEVICES}
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """The compiler: other versions give other binaries.
+    """The compiler: other versions, and other settings, give other binaries.
 
     Attributes:
-        triton, ptxas: their versions, such as ``"3.6.0"`` and ``"12.8"``.
+        triton, ptxas: their versions, such as ``"3.6.0"`` and ``"12.8"``; after that of ptxas
+            stand the settings that change code, as in ``"12.8 DISABLE_PTXAS_OPT=1"``.
     """
 
     triton: str
     ptxas: str
 
     @classmethod
-    @functools.cache
     def current(cls, arch: int = 90) -> Self:
-        """The installed Triton and its own ptxas (one process start, then remembered)."""
+        """The installed Triton and its ptxas, as they are set now."""
         import triton
 
         with host_errors():
-            return cls(triton.__version__, nvidia.ptxas_version(arch))
+            version = nvidia.ptxas_version(arch)
+        changed = [f"{k}={v}" for k, v in sorted(compiler_settings().items()) if v is not None]
+        return cls(triton.__version__, " ".join((version, *changed)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +159,8 @@ class Target:
                 "no usable NVIDIA GPU: torch.cuda.is_available() is False; compile, rank, "
                 "evaluate and tune --replay work without one (`costmodel doctor` says what lacks)"
             )
-        return _probe(torch.cuda.current_device() if index is None else index)
+        device = _probe(torch.cuda.current_device() if index is None else index)
+        return Target(device, Toolchain.current(device.arch))
 
     def to_dict(self) -> dict[str, Any]:
         return {"device": asdict(self.device), "toolchain": asdict(self.toolchain)}
@@ -187,12 +191,11 @@ class Target:
 
 
 @functools.cache
-def _probe(index: int) -> Target:
+def _probe(index: int) -> Device:
     facts = nvidia.facts(index)
     same = (
         d
         for d in DEVICES.values()
         if (d.product, d.sm_count) == (facts["product"], facts["sm_count"])
     )
-    device = next(same, None) or Device(**facts)
-    return Target(device, Toolchain.current(facts["arch"]))
+    return next(same, None) or Device(**facts)

@@ -11,6 +11,7 @@ from costmodel.errors import host_errors
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import import_kernels
 from costmodel.gemm.workload import Workload
+from costmodel.hardware.installed import compiler_settings
 from costmodel.launch.problem import GemmProblem
 from costmodel.measure import timing
 from costmodel.measure.protocol import TimingProtocol
@@ -51,6 +52,7 @@ class DeviceRunner(Runner):
                 timing.start, self.protocol, device_index, seed, _REHEARSAL, import_kernels
             ),
             idle_s=idle_s,
+            settings=compiler_settings,
         )
 
     def start(self) -> None:

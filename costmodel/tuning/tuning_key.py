@@ -18,7 +18,7 @@ from costmodel.gemm.space import grid_hash, why_illegal
 from costmodel.gemm.specialize import kernel_hashes
 from costmodel.gemm.workload import MOST, MOST_OFFSET, Workload
 from costmodel.hardware.installed import driver_version, triton_build
-from costmodel.hardware.target import Target
+from costmodel.hardware.target import Target, Toolchain
 from costmodel.measure.protocol import TimingProtocol
 from costmodel.tuning.cache import JsonCache
 from costmodel.tuning.tuner import untimed_because
@@ -106,6 +106,7 @@ class TuningKey:
         k, include_torch: of :func:`costmodel.tuning.tuner.tune`.
         epoch: of the process group whose ranks are to choose alike, see
             :func:`costmodel.tuning.ranks.epoch`; 0 without one.
+        toolchain: the compiler, whose settings a program may change.
     """
 
     largest: Workload
@@ -116,6 +117,7 @@ class TuningKey:
     k: int = 8
     include_torch: bool = True
     epoch: int = 0
+    toolchain: Toolchain | None = None
 
     def workload(self, m: int) -> Workload:
         """The product of one m of the bucket."""

@@ -120,6 +120,7 @@ class Winners:
         options["model"] = named_model(options.get("model"))
         if options.get("mode") == "heuristic":
             options["model"] = _RULES
+        options["toolchain"] = self.target_of(device_index).toolchain
         return TuningKey(replace(workload, m=m_range[1]), m_range, device_index, **options)
 
     def find(
