@@ -42,15 +42,20 @@ KINDS = (("auto",), ("predict",), ("first of all", "warm caches"))
 _CALLS, _AT_A_TIME = 10_000, 250  # so few that the queue of launches never fills up
 
 
-def host_us(calls: Sequence[Callable[[], object]], synchronize: Callable[[], None]) -> list[float]:
+def host_us(
+    calls: Sequence[Callable[[], object]],
+    synchronize: Callable[[], None],
+    total: int = _CALLS,
+    at_a_time: int = _AT_A_TIME,
+) -> list[float]:
     """Host microseconds of each call: the median of many, timed one by one, the calls in turn.
 
     A host that is slower for a while, as just after a first call, is so for all of them.
     """
     times: list[list[float]] = [[] for _ in calls]
-    for repeat in range(_CALLS // _AT_A_TIME + 1):
+    for repeat in range(total // at_a_time + 1):
         for call, measured in zip(calls, times, strict=True):
-            for _ in range(_AT_A_TIME):
+            for _ in range(at_a_time):
                 start = time.perf_counter()
                 call()
                 if repeat:  # the first ones warm up
