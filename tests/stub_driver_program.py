@@ -100,6 +100,36 @@ def launch_all(stub: Any) -> dict[str, Any]:
     return said | {"kernels": [m for m in sys.modules if m.startswith("costmodel.kernels.")]}
 
 
+def launch_with_hooks() -> dict[str, Any]:
+    """Set hooks of Triton before a first launch, and later; return what they are told."""
+    said: dict[str, Any] = {}
+    chains = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    for name in CONFIGS:
+        plan, (a, b, out) = planned(name)
+        result = TuningResult.unranked(plan.workload, TARGET, "pinned", plan.config, "a test")
+        kernel = load(plan.spec, TARGET, 0)
+        told: list[dict[str, Any]] = []
+
+        def hook(metadata: Any, told: list[dict[str, Any]] = told) -> None:
+            told.append(dict(metadata.get()))
+
+        counts = []
+        for order in ("hooked", "plain", "hooked"), ("plain", "hooked", "plain"):
+            launch = TritonLaunch(plan, kernel, 0, result)
+            for state in order:
+                for chain in chains:
+                    chain.add(hook) if state == "hooked" else chain.remove(hook)
+                told.clear()
+                for c in (out, out, torch.zeros_like(out)):
+                    launch(a, b, c, None)
+                counts.append(len(told))
+                right = {"name": kernel.binary.name, "function": kernel.function, "stream": 0}
+                if any(found != right for found in told):
+                    counts.append(-1)
+        said[name] = counts
+    return said
+
+
 def counted(kernel: Kernel) -> list[object]:
     """The launches of a kernel that Triton's wrappers bring to an end."""
     run, calls = type(kernel.run), []
@@ -159,6 +189,8 @@ def main() -> None:
     stub = pretend_a_device()
     if sys.argv[1] == "threads":
         said = load_by_threads()
+    elif sys.argv[1] == "hooks":
+        said = launch_with_hooks()
     else:
         said = build_ahead() if sys.argv[1] == "ahead" else {}
         said |= launch_all(stub)

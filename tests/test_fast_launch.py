@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from triton import knobs
 
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
@@ -270,6 +271,65 @@ def test_what_is_not_known_is_left_to_tritons_wrapper(
     run = Noted(launch)
     vars(run).update(needs)
     assert streams_of(run) == [5, 5] * by_triton
+
+
+@pytest.fixture
+def runtime() -> Iterator[Any]:
+    """Triton's knobs of launches, without hooks again afterwards."""
+    runtime: Any = knobs.runtime
+    with runtime.scope():
+        yield runtime
+    for chain in (runtime.launch_enter_hook, runtime.launch_exit_hook):
+        chain.calls.clear()
+
+
+class Binary:
+    """Tells hooks of a launch, as ``CompiledKernel`` does."""
+
+    def launch_metadata(self, grid: Any, stream: int, *values: Any) -> Any:
+        addresses = [_address(getattr(x, "base", x)) for x in values]
+        return {"grid": grid, "stream": stream, "addresses": addresses}
+
+
+@pytest.mark.fault("N7")
+@WRAPPERS
+@pytest.mark.parametrize("config", [POINTERS, SPLIT, DESCRIPTORS], ids=str)
+@pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
+@pytest.mark.parametrize("is_list", [True, False], ids=["in the list", "in its place"])
+@pytest.mark.parametrize("first", [True, False], ids=["before the first launch", "later"])
+def test_tritons_hooks_are_passed_on_while_they_are_set(
+    monkeypatch: pytest.MonkeyPatch, runtime: Any, wrapper: type[Wrapper], config: GemmConfig,
+    name: str, is_list: bool, first: bool,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("triton.__version__", wrapper.version)
+    c_function, plan = CFunction(), plan_of(config)
+    by_descriptor = config is DESCRIPTORS
+    run = wrapper(wrapper.with_descriptors(c_function, []) if by_descriptor else c_function)
+    kernel = Kernel(TMA if by_descriptor else POINTER, run, 7, (4, 1, 0), Binary())
+    launch = launch_of(plan, kernel)
+    runtime.debug = True  # another knob, which is no hook
+
+    def hook(_: Any) -> None: ...
+
+    for is_set in (True, False, True) if first else (False, True, False):
+        if is_list and is_set:
+            getattr(runtime, name).add(hook)
+        elif is_list:
+            getattr(runtime, name).remove(hook)
+        elif is_set:
+            setattr(runtime, name, hook)
+        elif name in vars(runtime):
+            delattr(runtime, name)
+        passed = getattr(runtime, name) if is_list else hook
+        for seed in (1, 2):
+            a, b, out = operands(seed)
+            launch(a, b, out, None)
+            given = c_function.calls[-1]
+            assert (passed in given) == is_set
+            told = [x for x in given if isinstance(x, dict)]
+            assert [x["stream"] for x in told] == [5] * is_set
+            assert all(x.data_ptr() in told[0]["addresses"] for x in (a, b, out) if is_set)
+    assert len(c_function.calls) == 6, "each is launched once"
 
 
 class Twice(Wrapper):

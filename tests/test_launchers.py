@@ -187,3 +187,13 @@ def test_no_thread_gets_the_launcher_that_another_one_loads(
     with_stub_driver: Callable[[str], dict[str, Any]],
 ) -> None:
     assert with_stub_driver("threads")["errors"] == []
+
+
+@pytest.mark.fault("N7")
+@pytest.mark.slow
+def test_hooks_see_each_launch_while_they_are_set(
+    with_stub_driver: Callable[[str], dict[str, Any]],
+) -> None:
+    """Before it and after it, by Triton's own C code, with its name, function and stream."""
+    counts = [6, 0, 6, 0, 6, 0]
+    assert with_stub_driver("hooks") == {"pointer": counts, "split": counts, "tma": counts}

@@ -80,13 +80,17 @@ class TritonLaunch:
         """Queue the kernel on a raw stream."""
         a_ptr, b_ptr, out_ptr = a.data_ptr(), b.data_ptr(), out.data_ptr()
         found = self._recording
-        if found is None:
+        own, enter, leave = self._kernel.hooks
+        if (own or enter.calls or leave.calls) and self._kernel.launch_hooks():
+            _make_context()  # for Triton's wrappers, which call the hooks
+            found = None
+        elif found is None:
             key = self._id, a_ptr, b_ptr, out_ptr
             found = _recordings.get(key) or self._record(key, a, b, out)
-            if found is None:
-                arguments = self._plan.arguments(a, b, out, bias, scratch)
-                self._kernel(self._plan.blocks, stream, arguments)
-                return
+        if found is None:
+            arguments = self._plan.arguments(a, b, out, bias, scratch)
+            self._kernel(self._plan.blocks, stream, arguments)
+            return
         values = found.arguments.copy()
         a_at, b_at, out_at, bias_at, partial_at, arrivals_at = found.places
         if a_at >= 0:
@@ -232,7 +236,7 @@ def torch_multiplies_in_tf32() -> bool:
     once the newer name was used. A product that has changed the switch is waited for.
     """
     with _switching:
-        return _C._get_fp32_precision_getter(*_CUBLAS) == "tf32"
+        return _C._get_fp32_precision_getter("cuda", "matmul") == "tf32"
 
 
 @contextmanager
@@ -248,10 +252,9 @@ def float32_precision(tf32: bool) -> Iterator[None]:
             old = _by_old_names()
             if (old == "highest") != tf32:
                 old = None  # it contradicts the switch, and may not be read
-            switches = (_CUBLAS, ("mkldnn", "matmul")) if old else (_CUBLAS,)
-            before = [(switch, _own_precision(*switch)) for switch in switches]
+            before = {x: _own_precision(x) for x in (("cuda", "mkldnn") if old else ("cuda",))}
             if old is None:
-                _C._set_fp32_precision_setter(*_CUBLAS, "tf32" if tf32 else "ieee")
+                _C._set_fp32_precision_setter("cuda", "matmul", "tf32" if tf32 else "ieee")
             elif tf32:
                 _C._set_cublas_allow_tf32(True)  # and products on the CPU stay as they are
             else:
@@ -261,29 +264,29 @@ def float32_precision(tf32: bool) -> Iterator[None]:
             finally:
                 if old:
                     _C._set_float32_matmul_precision(old)
-                for switch, precision in before:
-                    _C._set_fp32_precision_setter(*switch, precision)
+                for backend, precision in before.items():
+                    _C._set_fp32_precision_setter(backend, "matmul", precision)
             return
     yield
 
 
-def _own_precision(backend: str, operation: str) -> str:
-    """Return what a switch itself is set to: ``none`` where it follows its parents.
+def _own_precision(backend: str) -> str:
+    """Return what a switch of products itself is set to: ``none`` where it follows its parents.
 
     Torch says only what holds in the end. Where a parent says the same, the parents are set to
     ``none`` for an instant, from the top down: then each of them, and the switch, tells its own.
     """
     read, write = _C._get_fp32_precision_getter, _C._set_fp32_precision_setter
-    if read(backend, operation) != read(backend, "all"):
-        return str(read(backend, operation))
-    parents: list[tuple[str, str]] = []
-    for parent in ("generic", backend):
-        parents.append((parent, read(parent, "all")))
-        write(parent, "all", "none")
-    own = read(backend, operation)
-    for parent, precision in parents:
-        write(parent, "all", precision)
-    return str(own)
+    own = read(backend, "matmul")
+    if own == read(backend, "all"):
+        parents = {}
+        for parent in ("generic", backend):
+            parents[parent] = read(parent, "all")
+            write(parent, "all", "none")
+        own = read(backend, "matmul")
+        for parent, precision in parents.items():
+            write(parent, "all", precision)
+    return own
 
 
 def _by_old_names() -> str | None:
@@ -300,7 +303,6 @@ def _by_old_names() -> str | None:
     return "high" if _C._get_fp32_precision_getter("mkldnn", "matmul") == "bf16" else "medium"
 
 
-_CUBLAS = ("cuda", "matmul")
 _switching = threading.RLock()
 
 

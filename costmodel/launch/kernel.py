@@ -6,7 +6,7 @@ import copy
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import CellType, FunctionType
 from typing import Any
 
@@ -23,6 +23,14 @@ STREAM = 3
 _STREAM_MARK = 0x5EED
 
 
+def _hooks() -> tuple[dict[str, Any], Any, Any]:
+    """Return what users have set of Triton's knobs, and its lists of hooks around launches."""
+    from triton import knobs
+
+    kind = type(knobs.runtime)
+    return vars(knobs.runtime), kind.launch_enter_hook, kind.launch_exit_hook
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernel:
     """A binary loaded on a device.
@@ -30,19 +38,33 @@ class Kernel:
     Attributes:
         names: its arguments, in order, including those that are part of the binary.
         run, function, metadata: Triton's launcher, and what it needs of the binary.
-        binary: keeps the binary on the device: Triton 3.8 unloads it with its last reference.
+        binary: Triton's, which keeps it on the device: 3.8 unloads it with its last reference.
+        hooks: where Triton's hooks stand; if all three are empty, none is set.
     """
 
     names: tuple[str, ...]
     run: Callable[..., None]
     function: int
     metadata: tuple[int, ...]
-    binary: object = None
+    binary: Any = None
+    hooks: tuple[dict[str, Any], Any, Any] = field(default_factory=_hooks)
 
     def __call__(self, blocks: int, stream: int, arguments: dict[str, Any]) -> None:
         """Queue it on a raw stream handle; addresses may be tensors or integers."""
         values = [arguments.get(name) for name in self.names]
-        self.run(blocks, 1, 1, stream, self.function, self.metadata, None, None, None, *values)
+        seen_by: tuple[Any, ...] = None, None, None
+        if hooks := self.launch_hooks():
+            seen_by = self.binary.launch_metadata((blocks, 1, 1), stream, *values), *hooks
+        self.run(blocks, 1, 1, stream, self.function, self.metadata, *seen_by, *values)
+
+    def launch_hooks(self) -> tuple[Any, ...]:
+        """Return what Triton calls before and after a launch, such as Proton; () if unset."""
+        own, enter, leave = self.hooks
+        enter = own.get("launch_enter_hook", enter)
+        leave = own.get("launch_exit_hook", leave)
+        # In place of a list of hooks, users may have put a function or None.
+        is_set = getattr(enter, "calls", enter) or getattr(leave, "calls", leave)
+        return (enter, leave) if is_set else ()
 
     def _c_launcher(self) -> Callable[..., None]:
         """Return the C function that Triton's wrappers call.
@@ -78,7 +100,8 @@ class Kernel:
         caught: list[tuple[Any, ...]] = []
         run: Any = copy.copy(self.run)
         run.launch = _with_function(run.launch, lambda *arguments: caught.append(arguments))
-        replace(self, run=run)(blocks, _STREAM_MARK, arguments | marks)
+        unseen = replace(self, run=run, hooks=({}, None, None))  # no launch yet
+        unseen(blocks, _STREAM_MARK, arguments | marks)
         if len(caught) != 1 or caught[0][: STREAM + 1] != (blocks, 1, 1, _STREAM_MARK):
             raise LookupError(f"an unknown launch: {caught!r:.200}")
         base: tuple[Any, ...] = ()
