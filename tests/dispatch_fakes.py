@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -99,12 +100,17 @@ class FakeLaunch:
 
     def __init__(self, plan: Plan, kernel: object, index: int, result: TuningResult) -> None:
         self.plan, self.config, self.result = plan, plan.config, result
-        self._activation = plan.workload.code.activation
+        self._activation, self._is_layer = plan.workload.code.activation, False
+
+    def of_layer(self) -> FakeLaunch:
+        made = copy.copy(self)
+        made._is_layer = True
+        return made
 
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
     ) -> None:
-        found = a.float() @ b.float()
+        found = a.float() @ (b.T if self._is_layer else b).float()
         if bias is not None:
             found += bias
         out.copy_(found if self._activation == "none" else torch.relu(found))
@@ -173,6 +179,7 @@ class Machine:
         self._patch.setattr(loading, "_loaded", {})
         self._patch.setattr(dispatch, "winners", winners)
         self._patch.setattr(dispatch, "launches", Launches())
+        dispatch.layers.clear()
         self._patch.setattr(dispatch, "_background", Background())
 
     def _resolve(self, *arguments: Any) -> Resolved:

@@ -23,6 +23,7 @@ from costmodel.errors import LayoutError, ShapeError, UnsupportedDtype
 from costmodel.launch.fast import (
     activated,
     float32_precision,
+    is_autocasting,
     torch_multiplies_in_tf32,
 )
 from costmodel.models.storage import card_stamp
@@ -136,9 +137,6 @@ def _identity(model: ModelLike) -> Any:
 
 
 # --- what torch makes of a call -------------------------------------------------------------------
-
-is_autocasting = torch._C._is_any_autocast_enabled
-"""Returns True if ``torch.autocast`` is on for any kind of device."""
 
 tracing_state = torch._C._get_tracing_state
 """Returns the state of ``torch.jit.trace``; None if it does not run."""

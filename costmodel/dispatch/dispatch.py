@@ -19,6 +19,7 @@ warning. The next call outside tunes.
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
@@ -33,7 +34,6 @@ from costmodel.dispatch.background import Background
 from costmodel.dispatch.calls import (
     by_autocast,
     in_forward_level,
-    is_autocasting,
     is_deterministic,
     is_fake,
     is_for_torch,
@@ -55,10 +55,11 @@ from costmodel.dispatch.check import (
     require_shape,
     spans_of,
 )
+from costmodel.dispatch.gradients import WithGradients, is_gain
 from costmodel.dispatch.resolve_launch import resolve_launch
 from costmodel.errors import InvalidInput
 from costmodel.gemm.kernels import FAMILIES
-from costmodel.launch.fast import Launch, torch_multiplies_in_tf32
+from costmodel.launch.fast import Launch, TorchLaunch, is_autocasting, torch_multiplies_in_tf32
 from costmodel.tuning import modes
 from costmodel.tuning.counters import count
 from costmodel.tuning.ranking import named_model
@@ -72,6 +73,7 @@ for _module in ("msgspec", "platformdirs", *FAMILIES):
     import_module(_module)
 
 _is_compiling = torch.compiler.is_compiling
+_in_functorch = torch._C._are_functorch_transforms_active
 # Tells autograd that an output which it may have kept was written to.
 _written = torch.autograd.graph.increment_version
 _FLOAT32 = torch.float32
@@ -83,14 +85,14 @@ _empty_strided_cuda: Any = getattr(_guards, "_empty_strided_cuda", None)
 
 
 class NewOutput:
-    """Makes uninitialised contiguous [m, n] for products of the same sizes, type and device."""
+    """Makes uninitialised contiguous outputs for products of the same sizes, type and device."""
 
     __slots__ = ("_dtype", "_index", "_size", "_stride")
 
-    def __init__(self, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype | None) -> None:
-        """Prepare for products like a [m, k] @ b [k, n]; a dtype of None is that of a."""
-        m, n = a.size(0), b.size(1)
-        self._size, self._stride = (m, n), (n or 1, 1)
+    def __init__(self, a: torch.Tensor, n: int, dtype: torch.dtype | None) -> None:
+        """Prepare for products like a [..., k] @ b [k, n]; a dtype of None is that of a."""
+        self._size = (*a.shape[:-1], n)
+        self._stride = torch.empty(self._size, device="meta").stride()
         self._dtype = a.dtype if dtype is None else dtype
         # -1 is no device: then torch's usual way allocates.
         self._index = a.get_device() if a.is_cuda and _empty_strided_cuda is not None else -1
@@ -107,7 +109,8 @@ class NewOutput:
 class Launches:
     """A bounded number of launches by key, for the next calls of their kind; the oldest goes first.
 
-    An entry has the launch, the memory spans of its operands, and what makes an output.
+    An entry of a product has the launch, the memory spans of its operands, and what makes an
+    output: None where the launch returns a result of its own.
 
     Attributes:
         get: looks up a key. It is the dictionary's own method, so that a warm call pays for nothing
@@ -122,11 +125,11 @@ class Launches:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def begin(self) -> dict[Any, _Entry]:
+    def begin(self) -> dict[Any, Any]:
         """Return what :meth:`put` needs; call it before anything is looked up for the launch."""
         return self._entries
 
-    def put(self, key: Any, entry: _Entry, begun: dict[Any, _Entry]) -> None:
+    def put(self, key: Any, entry: Any, begun: dict[Any, Any]) -> None:
         """Keep a launch, unless :meth:`clear` was called after its :meth:`begin`.
 
         Then it goes into the old dictionary, which nobody reads any more.
@@ -137,14 +140,16 @@ class Launches:
 
     def clear(self) -> None:
         """Forget all launches, those that are being made now included."""
-        self._entries: dict[Any, _Entry] = {}
+        self._entries: dict[Any, Any] = {}
         self.get = self._entries.get
 
 
-_Entry = tuple[Launch, Spans, NewOutput]
+_NOWHERE: Spans = 0, 0, 0, 0
+_Entry = tuple[Any, Spans, NewOutput | None]
 
 winners = Winners(WinnerCache())
 launches = Launches()
+layers = Launches()  # of costmodel.nn.Linear, by its own keys
 _background = Background()
 
 
@@ -192,6 +197,8 @@ def matmul(
     if found is None:
         return _first_call(key, Call(a, b, out, bias, activation, tf32, out_dtype, mode, model))
     launch, spans, new_output = found
+    if new_output is None:
+        return launch.multiplied(a, b, bias)
     if out is None:
         out = new_output(a)
         launch(a, b, out, bias)
@@ -205,6 +212,7 @@ def matmul(
 def forget_launches() -> None:
     """Have the next call of each kind look up its winner again."""
     launches.clear()
+    layers.clear()
     _background.forget()
 
 
@@ -264,8 +272,8 @@ def result_for(
         as of :func:`matmul`.
 
     Returns:
-        What was chosen and why. None before the first call, for empty operands, and where another
-        product than this one is launched: for batches, and where a gradient is wanted.
+        What was chosen and why. None before the first call, for empty operands, for two batches,
+        and in traces and under torch.func.
 
     Raises:
         as :func:`matmul` for such operands and options.
@@ -275,8 +283,17 @@ def result_for(
         check_kinds(call)
     if not isinstance(model, str | PathLike):  # a directory is read when its model is to choose
         named_model(model)
-    launch = _kept(call)
-    return launch.result if launch is not None else None
+    found = launches.get(launch_key(call))
+    return found[0].result if found is not None else None
+
+
+def entry_for(a: torch.Tensor, b: torch.Tensor, **options: Any) -> _Entry | None:
+    """Return the entry that :func:`matmul` keeps for these operands; None if it keeps none.
+
+    Args:
+        options: those of :func:`matmul`.
+    """
+    return launches.get(launch_key(settled(Call(a, b, **options))))
 
 
 def launch_for(a: torch.Tensor, b: torch.Tensor, **options: Any) -> Launch | None:
@@ -285,18 +302,15 @@ def launch_for(a: torch.Tensor, b: torch.Tensor, **options: Any) -> Launch | Non
     Args:
         options: those of :func:`matmul`.
     """
-    return _kept(settled(Call(a, b, **options)))
-
-
-def _kept(call: Call) -> Launch | None:
-    found = launches.get(launch_key(call))
+    found = entry_for(a, b, **options)
     return found[0] if found is not None else None
 
 
 def _computed_by(call: Call) -> str:
-    """Check a call and return who computes it: ``torch``, ``operator``, ``batches`` or ``kernel``.
+    """Check a call and return how it is computed.
 
-    The operands of a batch are checked where they are matrices.
+    ``torch``, ``operator``, ``batches``, ``kernel``, or ``gradients``: a kernel in autograd. The
+    operands of a batch are checked where they are matrices.
     """
     modes.check_mode(modes.default_mode() if call.mode is None else call.mode)
     if is_for_torch(call.operands):
@@ -307,18 +321,18 @@ def _computed_by(call: Call) -> str:
         return "batches"
     check_matrices(call)
     given = [x for x in call.operands if x is not None]
-    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
-        return "operator"
     if any(map(is_fake, given)) or (is_watched() and call.model is None):
         return "operator"
-    return "kernel"
+    if not (torch.is_grad_enabled() and any(x.requires_grad for x in given)):
+        return "kernel"
+    # Under torch.func an autograd function without setup_context fails.
+    return "operator" if call.model is not None or _in_functorch() else "gradients"
 
 
 def _first_call(key: object, call: Call) -> torch.Tensor:
     begun = launches.begin()
     if (cast := by_autocast(call)) is not None:
         return matmul(cast.a, cast.b, **cast.options())
-    a, b, bias = call.a, call.b, call.bias
     who = _computed_by(call)
     if call.mode is None:
         call.mode = modes.default_mode()
@@ -327,17 +341,71 @@ def _first_call(key: object, call: Call) -> torch.Tensor:
     if who == "operator":
         return _by_operator(call)
     if who == "batches":
-        return multiply_batches(matmul, call)
-    new_output = NewOutput(a, b, call.out_dtype)
-    out = new_output(a) if call.out is None else call.out
+        product = multiply_batches(matmul, call)
+        if key is not None and (entry := _entry_of_batch(call)) is not None:
+            launches.put(key, entry, begun)
+        return product
+    return _first_of_matrices(key, call, begun, with_gradients=who == "gradients")
+
+
+def _first_of_matrices(
+    key: object, call: Call, begun: dict[Any, _Entry], *, with_gradients: bool
+) -> torch.Tensor:
+    a, b, out, bias = call.a, call.b, call.out, call.bias
+    new_output = NewOutput(a, b.size(1), call.out_dtype)
+    if out is None:
+        out = new_output(a)
     found = resolve_launch(call, out, winners, _background)
     count(prepared=1)
+    spans = spans_of(out, a, b, bias)
+    entry: _Entry = found.launch, spans, new_output
+    if call.out is None and (made := _returning(found.launch, new_output, call, with_gradients)):
+        entry = made, spans, None
     if key is not None and found.is_final:
-        launches.put(key, (found.launch, spans_of(out, a, b, bias), new_output), begun)
+        launches.put(key, entry, begun)
+    if entry[2] is None:
+        return entry[0].multiplied(a, b, bias)
     found.launch(a, b, out, bias)
     if call.out is not None:
         _written(out)
     return out
+
+
+def _returning(
+    launch: Launch, new_output: NewOutput, call: Call, with_gradients: bool
+) -> TorchLaunch | WithGradients | None:
+    """Return the launch that makes its result itself; None if that would gain nothing."""
+    is_plain = call.out_dtype in (None, call.a.dtype)
+    if with_gradients and launch.config is not None and not is_gain(launch.result):
+        code = launch.result.workload.code
+        launch = TorchLaunch(code.activation, launch.result, code.tf32)
+    # Torch's own gradient of float32 would follow its switch at that time.
+    follows = with_gradients and call.a.dtype is _FLOAT32
+    if isinstance(launch, TorchLaunch) and is_plain and not follows:
+        return launch
+    return WithGradients(launch, new_output, matmul, call) if with_gradients else None
+
+
+def _entry_of_batch(call: Call) -> _Entry | None:
+    """Return the entry of a batch, from that of its rows; None where there is none to keep."""
+    a, b, n = call.a, call.b, call.b.shape[-1]
+    if call.out is not None or b.ndim < 2:
+        return None
+    if b.ndim > 2:
+        is_plain = call.out_dtype in (None, a.dtype) and a.dtype is not _FLOAT32
+        return (TorchLaunch(call.activation or "none"), _NOWHERE, None) if is_plain else None
+    try:
+        rows = a.view(-1, a.shape[-1])
+    except RuntimeError:  # they are no rows of one matrix, and are copied
+        return None
+    found = launches.get(launch_key(replace(call, a=rows)))
+    if found is None:
+        return None
+    launch, spans, new_output = found
+    new_output = new_output and NewOutput(a, n, call.out_dtype)
+    if isinstance(launch, WithGradients):
+        launch = WithGradients(launch.launch, NewOutput(a, n, call.out_dtype), matmul, call)
+    return launch, spans, new_output
 
 
 def _compiled(call: Call) -> torch.Tensor:

@@ -6,12 +6,13 @@ the launch itself. Here they do so once, and later launches only fill in other a
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import _C, Tensor
@@ -46,9 +47,26 @@ class TritonLaunch:
         self._id = next(_ids)
         self._may_record = True
         self._recording: Recording | None = None
+        self._is_layer = False
+
+    def of_layer(self) -> Self:
+        """Return the same launch for a B that is given as the weight [n, k] of a layer."""
+        made = copy.copy(self)
+        made._id, made._recording, made._is_layer = next(_ids), None, True
+        return made
+
+    def _matrices(self, a: Tensor, b: Tensor, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the operands as matrices: a batch has the memory of one."""
+        if a.ndim != 2:
+            a, out = a.view(-1, a.size(-1)), out.view(-1, out.size(-1))
+        return a, b.T if self._is_layer else b, out
 
     def __call__(self, a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None) -> None:
-        """Queue it on the current stream of the operands' device."""
+        """Queue it on the current stream of the operands' device.
+
+        Args:
+            a, out: matrices, or batches whose rows are those of one matrix.
+        """
         index = self._index
         if _C._cuda_getDevice() != index:
             with torch.cuda.device(index):
@@ -64,6 +82,7 @@ class TritonLaunch:
             self._queue(stream, a, b, out, bias, scratch)
             return
         # All copies of a stream go to one place: no other thread's may come between.
+        a, b, out = self._matrices(a, b, out)
         with _copying:
             a, b = self._repack(a, b, workspace, stream)
             self._queue(stream, a, b, out, bias, scratch)
@@ -88,7 +107,7 @@ class TritonLaunch:
             key = self._id, a_ptr, b_ptr, out_ptr
             found = _recordings.get(key) or self._record(key, a, b, out)
         if found is None:
-            arguments = self._plan.arguments(a, b, out, bias, scratch)
+            arguments = self._arguments(a, b, out, bias, scratch)
             self._kernel(self._plan.blocks, stream, arguments)
             return
         values = found.arguments.copy()
@@ -110,6 +129,11 @@ class TritonLaunch:
             values[STREAM] = stream
             found.launcher(*values)
 
+    def _arguments(self, a: Tensor, b: Tensor, out: Tensor, *others: Any) -> dict[str, Any]:
+        if self._repack is None:  # else they are matrices already
+            a, b, out = self._matrices(a, b, out)
+        return self._plan.arguments(a, b, out, *others)
+
     def _record(self, key: _Key, a: Tensor, b: Tensor, out: Tensor) -> Recording | None:
         """Return what Triton passes to its C launcher; None if it launches in an unknown way."""
         _make_context()
@@ -118,7 +142,7 @@ class TritonLaunch:
         # A tensor descriptor holds an address, and takes microseconds to make.
         by_address = "a_ptr" not in self._kernel.names
         _, *addresses = key  # and not the operands, so that none is held
-        arguments = self._plan.arguments(a, b, out) | dict(zip(_POINTERS, addresses, strict=True))
+        arguments = self._arguments(a, b, out) | dict(zip(_POINTERS, addresses, strict=True))
         open_names = (_NONE if by_address else _POINTERS) + _OTHERS
         try:
             found = self._kernel.record(self._plan.blocks, arguments, open_names)
@@ -193,6 +217,25 @@ class TorchLaunch:
         """Queue it on the current stream of the operands' device."""
         torch_product(a, b, out, bias, self._activation, self._tf32)
 
+    def multiplied(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+        """Return act(a @ b + bias) as torch does, which takes less host time than writing to out.
+
+        Args:
+            a, b: as in ``torch.matmul``, with any batch dimensions.
+        """
+        if is_autocasting():
+            with torch.autocast(a.device.type, enabled=False):
+                return self.multiplied(a, b, bias)
+        if a.dtype is torch.float32:
+            with float32_precision(self._tf32):
+                return self._multiplied(a, b, bias)
+        return self._multiplied(a, b, bias)
+
+    def _multiplied(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+        if bias is None:
+            return activated(torch.matmul(a, b), self._activation)
+        return activated(functional.linear(a, b.mT, bias), self._activation)
+
 
 def torch_product(
     a: Tensor,
@@ -222,6 +265,10 @@ def torch_product(
         out.copy_(functional.gelu(out))
     elif activation != "none":
         getattr(functional, activation)(out, inplace=True)
+
+
+is_autocasting = torch._C._is_any_autocast_enabled
+"""Returns True if ``torch.autocast`` is on for any kind of device."""
 
 
 def activated(x: Tensor, activation: str) -> Tensor:

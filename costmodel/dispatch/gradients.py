@@ -1,0 +1,153 @@
+"""Gradients of a product: the formulas, and the autograd function of eager calls.
+
+Traced calls differentiate the operator of :mod:`costmodel.torch_ops` by the same formulas.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from math import isnan
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from costmodel.dispatch.calls import in_forward_level, multiply_by_torch
+from costmodel.dispatch.check import Call
+from costmodel.tuning.tuning_result import PINNED
+
+# Host time of a forward call with gradients by torch and by costmodel, in us, on an H200's host.
+_HOST_US = 24.0, 33.0
+
+
+def is_gain(result: Any) -> bool:
+    """Return True if a winner is faster than torch also where autograd's host time is paid.
+
+    A call takes the longer of its host time and its device time, and with a gradient
+    :func:`costmodel.matmul` takes more host time than torch does. What was pinned, or has no known
+    time, counts as a gain; without a time of torch, what the device bounds does.
+    """
+    of_torch, of_us = _HOST_US
+    ours = result.latency_us if result.timed else dict(result.ranked).get(result.config)
+    if result.source == PINNED or not ours or isnan(ours):
+        return True
+    by_torch = result.torch.latency_us if result.torch and result.torch.ok else 2 * ours
+    return bool(max(ours, of_us) < max(by_torch, of_torch) and (result.torch or ours > of_us))
+
+
+class WithGradients:
+    """A launch whose result autograd can differentiate.
+
+    Args:
+        launch: computes the product.
+        new_output: makes an output for an operand A.
+        matmul: :func:`costmodel.matmul`, for the products of the backward pass.
+        call: the options.
+    """
+
+    def __init__(
+        self, launch: Any, new_output: Callable[[Tensor], Tensor], matmul: Callable[..., Tensor],
+        call: Call,
+    ) -> None:  # fmt: skip
+        self.launch, self.new_output, self.matmul = launch, new_output, matmul
+        self.config, self.result = launch.config, launch.result
+        self.activation, self.tf32 = call.activation or "none", call.tf32
+        self.mode, self.is_layer = call.mode, False
+
+    def multiplied(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+        """Return act(a @ b + bias) with its gradient."""
+        product: Tensor = _Product.apply(a, b, bias, self)  # type: ignore[no-untyped-call]
+        return product
+
+    def of_layer(self) -> Self:
+        """Return the same product for a B that is given as the weight [n, k] of a layer."""
+        made = copy.copy(self)
+        made.launch, made.is_layer = self.launch.of_layer(), True
+        return made
+
+
+class _Product(torch.autograd.Function):
+    """A launch as autograd sees it. One without ``setup_context`` takes half the host time."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, a: Tensor, b: Tensor, bias: Tensor | None, product: WithGradients
+    ) -> Tensor:
+        keep(ctx, a, b, bias, product.activation)
+        ctx.product = product
+        out = product.new_output(a)
+        product.launch(a, b, out, bias)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        of = ctx.product
+        options = {"tf32": of.tf32, "mode": of.mode}
+
+        def product(x: Tensor, y: Tensor, bias: Any = None, out_dtype: Any = None) -> Tensor:
+            return of.matmul(x, y, bias=bias, out_dtype=out_dtype, **options)
+
+        return *gradients(ctx, grad, of.activation, of.tf32, product, is_layer=of.is_layer), None
+
+
+def keep(ctx: Any, a: Tensor, b: Tensor, bias: Tensor | None, activation: str) -> None:
+    """Save for the backward pass what it needs, and no more."""
+    of_a, of_b = ctx.needs_input_grad[:2]
+    if activation == "none":  # a frozen weight, or the input of a first layer, needs less
+        ctx.save_for_backward(a if of_b else None, b if of_a else None, None)
+    else:
+        ctx.save_for_backward(a, b, bias)
+    ctx.dtype, ctx.shape = a.dtype, a.shape
+
+
+def gradients(
+    ctx: Any, grad: Tensor, activation: str, tf32: bool | None, by_kernel: Callable[..., Tensor],
+    *, is_layer: bool = False,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """Return the gradients of a, b and bias; recompute the input of the activation.
+
+    Args:
+        ctx: after :func:`keep`.
+        grad: of the result, [..., n].
+        by_kernel: returns x @ y + bias of two matrices, in ``out_dtype``.
+        is_layer: b is the weight [n, k] of a layer.
+    """
+    a, b, bias = ctx.saved_tensors
+    grad = grad if grad.ndim == 2 else grad.reshape(-1, grad.shape[-1])
+    if a is not None and a.ndim != 2:
+        a = a.reshape(-1, a.shape[-1])
+
+    def product(x: Tensor, y: Tensor, bias: Any = None, out_dtype: Any = None) -> Any:
+        """x @ y + bias, by torch if it may have a forward-mode gradient."""
+        if not in_forward_level():
+            return by_kernel(x, y, bias, out_dtype)
+        if out_dtype in (None, x.dtype):
+            return multiply_by_torch(Call(x, y, bias=bias, tf32=tf32))
+        return multiply_by_torch(Call(x.to(out_dtype), y.to(out_dtype), bias=bias))
+
+    if activation != "none":
+        grad = _through(activation, grad, product(a, b.T if is_layer else b, bias, grad.dtype))
+    of_a = of_b = of_bias = None
+    if ctx.needs_input_grad[2]:
+        of_bias = grad.sum(0)
+    # The gradient of a sum is one number with strides of 0: no kernel reads that.
+    grad = grad.to(ctx.dtype).contiguous()
+    if ctx.needs_input_grad[0]:
+        of_a = product(grad, b if is_layer else b.T)
+        of_a = of_a if len(ctx.shape) == 2 else of_a.view(ctx.shape)
+    if ctx.needs_input_grad[1]:
+        of_b = product(grad.T, a) if is_layer else product(a.T, grad)
+    return of_a, of_b, of_bias
+
+
+def _through(activation: str, grad: Tensor, before: Tensor) -> Tensor:
+    """Return the gradient before an activation, by torch's own formulas."""
+    if activation == "relu":
+        return torch.ops.aten.threshold_backward(grad, before, 0)
+    if activation == "gelu":
+        return torch.ops.aten.gelu_backward(grad, before)
+    # Written out: torch's own silu_backward cannot be differentiated again.
+    x = before.to(torch.promote_types(before.dtype, torch.float32))
+    sigmoid = torch.sigmoid(x)
+    return grad * (sigmoid * (1 + x * (1 - sigmoid))).to(grad.dtype)

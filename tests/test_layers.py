@@ -1,0 +1,308 @@
+"""Layers, batches and gradients are as torch's, and look nothing up again after the first call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dispatch_fakes import H100, MODEL, FakeLaunch, Machine
+from torch import Tensor
+from torch.nn import functional
+
+import costmodel
+from costmodel.dispatch import dispatch
+from costmodel.dispatch.gradients import is_gain
+from costmodel.gemm.space import SearchSpace
+from costmodel.gemm.workload import Workload
+from costmodel.nn import Linear, replace_linear
+from costmodel.tuning.tuning_result import TuningResult
+
+pytestmark = pytest.mark.fault("N10")
+
+K, N = 520, 48  # a side over 512: smaller products are not timed
+WORKLOAD = Workload.dense(64, 64, 64)
+SHAPES = [(4, K), (2, 3, K), (2, 1, 3, K), (K,)]
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine]:
+    yield from _machine(monkeypatch, tmp_path)
+
+
+def _machine(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Machine]:
+    found = Machine(monkeypatch, folder)
+    costmodel.use(MODEL)
+    yield found
+    costmodel.use(None)
+
+
+def torch_wins(machine: Machine) -> None:
+    machine.bench.latency_us = lambda _, config: 1.0 if config is None else 50.0
+
+
+def random(*shape: int, grad: bool = False) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return (torch.randn(shape, generator=generator) / 4).half().requires_grad_(grad)
+
+
+def layer(**options: Any) -> Linear:
+    torch.manual_seed(0)
+    return Linear.of(torch.nn.Linear(K, N).half(), **options)
+
+
+def expected(made: Linear, x: Tensor) -> Tensor:
+    return functional.linear(x.float(), made.weight.float(), made.bias.float()).half()
+
+
+def close(found: Tensor, wanted: Tensor) -> None:
+    assert found.shape == wanted.shape
+    torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1e-2)
+
+
+class Counted:
+    """How many launches and first calls there were."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.launches = self.first_calls = 0
+        launch, first = FakeLaunch.__call__, dispatch._first_call
+
+        def launched(*arguments: Any) -> None:
+            self.launches += 1
+            launch(*arguments)
+
+        def begun(*arguments: Any) -> Tensor:
+            self.first_calls += 1
+            return first(*arguments)
+
+        patch.setattr(FakeLaunch, "__call__", launched)
+        patch.setattr(dispatch, "_first_call", begun)
+
+
+@pytest.fixture
+def counted(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Counted:
+    return Counted(monkeypatch)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_layer_looks_up_its_launch_once(
+    shape: tuple[int, ...], grad: bool, counted: Counted
+) -> None:
+    made, x = layer(), random(*shape, grad=grad)
+    with torch.set_grad_enabled(grad):
+        close(made(x), expected(made, x))
+        first_calls = counted.first_calls
+        for _ in range(3):
+            close(made(x), expected(made, x))
+    assert counted.first_calls == first_calls
+    assert counted.launches == 4
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("grad", [False, True])
+def test_where_torch_wins_a_layer_is_torchs_own(
+    shape: tuple[int, ...], grad: bool, machine: Machine, counted: Counted
+) -> None:
+    torch_wins(machine)
+    made, x = layer(), random(*shape, grad=grad)
+    with torch.set_grad_enabled(grad):
+        made(x)
+        first_calls = counted.first_calls
+        assert torch.equal(made(x), functional.linear(x, made.weight, made.bias))
+    assert (counted.first_calls, counted.launches) == (first_calls, 0)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_batch_looks_up_its_launch_once(
+    shape: tuple[int, ...], grad: bool, counted: Counted
+) -> None:
+    a, b = random(*shape, grad=grad), random(K, N)
+    wanted = (a.float() @ b.float()).half()
+    close(costmodel.matmul(a, b), wanted)
+    first_calls = counted.first_calls
+    for _ in range(3):
+        close(costmodel.matmul(a, b), wanted)
+    assert (counted.first_calls, counted.launches) == (first_calls, 4)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_two_batches_are_torchs_from_the_first_call_on(grad: bool, counted: Counted) -> None:
+    a, b = random(2, 3, K, grad=grad), random(2, K, N)
+    for _ in range(3):
+        assert torch.equal(costmodel.matmul(a, b, activation="relu"), torch.relu(a @ b))
+    assert (counted.first_calls, counted.launches) == (1, 0)
+
+
+def _pruned(made: Linear) -> None:
+    made.weight.data, made.bias.data = made.weight.data[: N // 2], made.bias.data[: N // 2]
+
+
+def _moved(made: Linear) -> None:
+    made.weight.data = made.weight.data.clone() * 2
+
+
+def _retyped(made: Linear) -> None:
+    made.bfloat16()
+
+
+def _reordered(made: Linear) -> None:
+    made.weight.data = made.weight.data.T.contiguous().T
+
+
+def _replaced(made: Linear) -> None:
+    made.weight = torch.nn.Parameter(random(N, K) * 3)
+
+
+def _without_bias(made: Linear) -> None:
+    made.bias = None
+
+
+@pytest.mark.parametrize(
+    "change", [_pruned, _moved, _retyped, _reordered, _replaced, _without_bias]
+)
+@pytest.mark.parametrize("by_torch", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_layer_that_is_changed_computes_what_it_has_become(
+    change: Callable[[Linear], None], by_torch: bool, grad: bool, machine: Machine
+) -> None:
+    if by_torch:
+        torch_wins(machine)
+    made, x = layer(), random(2, 3, K)
+    with torch.set_grad_enabled(grad):
+        made(x)
+        made(x)
+        change(made)
+        x = x.to(made.weight.dtype)
+        bias = None if made.bias is None else made.bias.float()
+        wanted = functional.linear(x.float(), made.weight.float(), bias).to(x.dtype)
+        for _ in range(2):
+            close(made(x), wanted)
+
+
+def test_a_square_weight_that_is_transposed_in_place(machine: Machine) -> None:
+    made, x = Linear.of(torch.nn.Linear(K, K).half()), random(2, 3, K)
+    with torch.no_grad():
+        made(x)
+        made(x)
+        made.weight.data = made.weight.data.T
+        close(made(x), expected(made, x))
+
+
+def test_an_activation_that_is_set_later_is_applied() -> None:
+    made, x = layer(), random(2, 3, K)
+    with torch.no_grad():
+        made(x)
+        made.activation = "relu"
+        close(made(x), torch.relu(expected(made, x)))
+
+
+@pytest.mark.parametrize("by_torch", [False, True])
+def test_the_rows_of_a_batch_may_be_apart(by_torch: bool, machine: Machine) -> None:
+    if by_torch:
+        torch_wins(machine)
+    made, long = layer(), random(4, 6, K)
+    with torch.no_grad():
+        for x in (long[:, :3], long[::2, :3].contiguous(), long[:, :3], long.transpose(0, 1)):
+            close(made(x), expected(made, x))
+            close(costmodel.matmul(x, made.weight.T), (x.float() @ made.weight.float().T).half())
+
+
+@pytest.mark.parametrize("shape", SHAPES[:2])
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_gradients_are_torchs(shape: tuple[int, ...], activation: str | None) -> None:
+    made = layer(activation=activation)
+    for _ in range(2):  # the first call, and the one that knows its launch
+        x = random(*shape, grad=True)
+        made.zero_grad()
+        (made(x) * 2).sum().backward()
+        found = x.grad, made.weight.grad, made.bias.grad
+        y = x.detach().float().requires_grad_()
+        weight, bias = (p.detach().float().requires_grad_() for p in (made.weight, made.bias))
+        product = functional.linear(y, weight, bias)
+        (2 * (product if activation is None else torch.relu(product))).sum().backward()
+        for mine, theirs in zip(found, (y.grad, weight.grad, bias.grad), strict=True):
+            assert mine is not None
+            assert theirs is not None
+            torch.testing.assert_close(mine.float(), theirs, rtol=3e-2, atol=3e-2)
+
+
+def test_the_gradient_of_a_gradient_is_torchs() -> None:
+    x, b = random(4, K, grad=True), random(K, N, grad=True)
+    for _ in range(2):
+        (of_x,) = torch.autograd.grad(costmodel.matmul(x, b).square().sum(), x, create_graph=True)
+        (found,) = torch.autograd.grad(of_x.float().sum(), b)
+        y, c = (t.detach().float().requires_grad_() for t in (x, b))
+        (of_y,) = torch.autograd.grad((y @ c).square().sum(), y, create_graph=True)
+        (wanted,) = torch.autograd.grad(of_y.sum(), c)
+        torch.testing.assert_close(found.float(), wanted, rtol=5e-2, atol=5e-1)
+
+
+def test_torch_func_over_layers_that_are_known() -> None:
+    """An autograd function without ``setup_context`` fails there."""
+    made, x = layer(), random(4, K)
+    made(x)
+    made(x)
+    parameters = dict(made.named_parameters())
+
+    def loss(given: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(made, given, (x,)).float().square().sum()
+
+    found = torch.func.grad(loss)(parameters)
+    wanted = torch.autograd.grad(
+        functional.linear(x, *made.parameters()).float().square().sum(), [*made.parameters()]
+    )
+    for mine, theirs in zip(found.values(), wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize(
+    ("ours_us", "torch_us", "launches"), [(20.0, 24.0, 0), (30.0, 32.0, 0), (60.0, 70.0, 1)]
+)
+def test_a_gain_that_the_host_eats_is_no_gain_under_gradients(
+    ours_us: float, torch_us: float, launches: int, machine: Machine, counted: Counted
+) -> None:
+    machine.bench.latency_us = lambda _, config: torch_us if config is None else ours_us
+    made, x = layer(), random(4, K)
+    made(x)
+    assert counted.launches == launches
+    with torch.no_grad():
+        made(x)
+    assert counted.launches == launches + 1
+
+
+def test_settings_of_the_process_reach_layers_that_are_known(
+    machine: Machine, counted: Counted
+) -> None:
+    made, x = layer(), random(4, K)
+    with torch.no_grad():
+        made(x)
+        torch_wins(machine)
+        machine.restart()
+        costmodel.set_mode("exhaustive")
+        made(x)
+    assert counted.launches == 1
+
+
+def test_a_model_keeps_no_weights_alive() -> None:
+    import gc
+    import weakref
+
+    module = torch.nn.Sequential(torch.nn.Linear(K, N).half())
+    assert replace_linear(module) == 1
+    module(random(2, 3, K)).sum().backward()
+    weight = weakref.ref(module[0].weight)
+    del module
+    gc.collect()
+    assert weight() is None
+
+
+@pytest.mark.parametrize(("predicted_us", "gain"), [(5.0, False), (60.0, True), (None, True)])
+def test_a_gain_that_is_only_predicted(predicted_us: float | None, gain: bool) -> None:
+    config = SearchSpace.of(WORKLOAD, H100).configs[0]
+    result = TuningResult.unranked(WORKLOAD, H100, "predict", config, "predicted")
+    assert is_gain(replace(result, ranked=((config, predicted_us),))) == gain
