@@ -240,8 +240,14 @@ def test_a_jump_within_a_part_is_missed_by_half_of_it_at_most(
 
 
 def test_what_is_as_fast_as_the_winner_does_not_replace_it() -> None:
-    result = Stopwatch(lambda *_: 7.0).plan(tuned(2049, torch_us=7.0))
+    result = Stopwatch(lambda w, c: 7.0 if c else 7.5).plan(tuned(2049, torch_us=7.5))
     assert [segment.config for segment in segments(result)] == [result.config]
+
+
+@pytest.mark.fault("N11")
+def test_torch_is_taken_where_it_is_close() -> None:
+    result = Stopwatch(lambda w, c: 7.0 if c else 7.1).plan(tuned(2049, torch_us=7.5))
+    assert [(segment.config, segment.latency_us) for segment in segments(result)] == [(None, 7.1)]
 
 
 def test_without_time_the_part_that_is_asked_for_is_timed_and_the_rest_expected() -> None:

@@ -200,9 +200,13 @@ def test_the_fastest_of_the_top_k_is_chosen() -> None:
     assert result.ranked[0] == (first(1)[0], 0.0)
 
 
-def test_torch_wins_ties() -> None:
-    assert run(FakeRunner(lambda c: ok(TORCH_US * 0.995))).chosen == "torch"
-    assert run(FakeRunner(lambda c: ok(TORCH_US * 0.98))).chosen != "torch"
+@pytest.mark.fault("N11")
+def test_torch_wins_what_is_close() -> None:
+    close = run(FakeRunner(lambda c: ok(TORCH_US * 0.98)))
+    assert (close.chosen, close.reliable) == ("torch", True)
+    assert "torch takes 100.00 us" in close.why
+    assert "98.00 us: not surely 3 % less" in close.why
+    assert run(FakeRunner(lambda c: ok(TORCH_US * 0.96))).chosen != "torch"
     slow = run(FakeRunner(lambda c: ok(TORCH_US * 3)))
     assert slow.chosen == "torch"
     assert slow.latency_us == TORCH_US

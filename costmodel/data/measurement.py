@@ -60,6 +60,16 @@ class Measurement:
         return self.status == "ok"
 
     @property
+    def least_us(self) -> float:
+        """The latency less what it may be off, about two standard deviations of the median."""
+        return self.latency_us - (self.p90_us - self.p10_us) / max(self.repeats, 1) ** 0.5
+
+    @property
+    def most_us(self) -> float:
+        """The latency and what it may be off."""
+        return 2 * self.latency_us - self.least_us
+
+    @property
     def no_room(self) -> bool:
         """True if the card was too full to time anything."""
         return self.status == "out_of_resources" and self.error.startswith(NO_ROOM)

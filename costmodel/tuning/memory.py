@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -14,6 +16,10 @@ from costmodel.tuning.tuning_result import TuningResult
 from costmodel.validation import drop_oldest
 
 _REMEMBERED = 4096
+# An unsteady winner serves, and is tuned again so many times, so many seconds apart: not each call
+# may wait for a device that stays busy.
+_RETRIES = 2
+_RETRY_AFTER_S = 60.0
 
 
 class Memory:
@@ -30,6 +36,7 @@ class Memory:
         self.results: dict[TuningKey, TuningResult] = {}
         self.agreed: dict[TuningKey, TuningResult] = {}
         self.replaced: set[TuningKey] = set()
+        self._unsteady: dict[TuningKey, tuple[int, float]] = {}  # how often, and when at last
         self._lock = threading.Lock()
         # The lock of a key goes with the last thread that wants it.
         self._locks: WeakValueDictionary[TuningKey, Any] = WeakValueDictionary()
@@ -39,8 +46,19 @@ class Memory:
 
     def put(self, key: TuningKey, result: TuningResult) -> None:
         with self._lock:
+            before = self.results.get(key)
+            if not result.unsteady:
+                self._unsteady.pop(key, None)
+            elif before is None or not same_tuning(before, result):
+                count, _ = self._unsteady.get(key, (0, 0.0))
+                self._unsteady[key] = count + 1, time.monotonic()
             self.results[key] = result
             drop_oldest(self.results, _REMEMBERED)
+
+    def is_due(self, key: TuningKey) -> bool:
+        """Return True if the timings of the winner scattered and it is time to tune again."""
+        count, last = self._unsteady.get(key, (0, inf))
+        return count <= _RETRIES and time.monotonic() > last + _RETRY_AFTER_S
 
     @contextmanager
     def alone(self, key: TuningKey) -> Iterator[None]:

@@ -27,6 +27,7 @@ from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import specialize
 from costmodel.gemm.workload import Workload
 from costmodel.tuning.ranking import Answering, rank_by
+from costmodel.tuning.search import TORCH_COUNTS, fastest
 from costmodel.tuning.tuner import Compile
 from costmodel.tuning.tuning_result import BucketPlan, Costs, Segment, TuningResult
 
@@ -236,7 +237,8 @@ class _Slice:
     def measure(self, runner: Runner, failed: set[GemmConfig | None]) -> int:
         """Time the finalists at the m that stand for the slice; return how many timings that took.
 
-        Left out is an m that a recording lacks, and one that there was no memory for.
+        Left out is an m that a recording lacks, one that there was no memory for, and one whose
+        timings scatter too much to tell the fastest.
 
         Args:
             failed: is not timed. What ends the timing process, which may have taken a minute, is
@@ -253,9 +255,11 @@ class _Slice:
             timed += len(configs)
             pairs = [*zip(configs, found, strict=True)]
             failed.update(config for config, x in pairs if x.status in ("crashed", "timeout"))
-            works = {config: x.latency_us for config, x in pairs if x.ok and 0 < x.latency_us < inf}
+            works = {config: x for config, x in pairs if x.ok and 0 < x.latency_us < inf}
+            if works and fastest(works)[1]:
+                continue
             if works or not any(x.no_room for x in found):
-                self.times.append((m, works))
+                self.times.append((m, {config: x.latency_us for config, x in works.items()}))
         return timed
 
 
@@ -361,6 +365,7 @@ def _fastest(
         (configuration, slowdown): at its worst m, as a factor of the fastest there; 1 where nothing
         works, so that torch serves.
     """
+    run = [(m, {c: us if c else TORCH_COUNTS * us for c, us in times.items()}) for m, times in run]
     if not any(times for _, times in run):
         return None, 1.0
     works = [config for config in run[-1][1] if all(config in times for _, times in run)]

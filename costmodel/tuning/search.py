@@ -11,7 +11,7 @@ import logging
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from math import inf
@@ -29,9 +29,15 @@ It leaves the binaries where the runner finds them; it gives nothing where none 
 T = TypeVar("T")
 Config = Any  # of a candidate; None stands for the library
 
+TORCH_COUNTS = 0.97
+"""The share of torch's time that it is taken to need: what is as close as 3 % goes to torch.
+
+By so much the two move against each other between processes, and the choice is for all of them.
+"""
+
 _FINALISTS = 3
-# Repeats of a timing differ by up to 1.3 %: a candidate must beat the library by most of that.
-_MARGIN = 0.99
+_ROUNDS = (9, 27, 27)  # of the finalists' comparison, and of its repetitions where they scatter
+_LOSS = 1.02  # by so much a choice may turn out slower than another one that was compared
 _COMPILED_AT_ONCE = 256
 _TIMED_AT_ONCE = 32
 
@@ -45,12 +51,30 @@ class Choice:
     Attributes:
         reliable: it would be chosen again.
         timed: it rests on timings.
+        unsteady: they scatter too much to be sure, as where others use the device.
     """
 
     config: Config | None
     why: str
     reliable: bool
     timed: bool = True
+    unsteady: bool = False
+
+
+def fastest(
+    times: Mapping[Config | None, Measurement],
+) -> tuple[Config | None, list[Config | None]]:
+    """Return the fastest, and its rivals: what may be faster by more than it may lose by.
+
+    Args:
+        times: of what works; None is the library, which wins what is close.
+    """
+    counts = {config: TORCH_COUNTS if config is None else 1.0 for config in times}
+    best = min(times, key=lambda c: counts[c] * times[c].latency_us, default=None)
+    least_us = {c: counts[c] * m.least_us for c, m in times.items() if c != best}
+    return best, [
+        c for c, us in least_us.items() if counts[best] * times[best].most_us > _LOSS * us
+    ]
 
 
 @dataclass
@@ -110,23 +134,43 @@ class TopKSearch:
     def remeasure_finalists(self) -> None:
         """Time the best few and the library again, in turn, so that a drift favours none of them.
 
-        Nothing is timed after that: the runner may give back what it holds.
+        They are timed again, longer, while they scatter too much to be sure. Nothing is timed after
+        that: the runner may give back what it holds.
         """
         try:
-            finalists: list[Config | None] = [*self._working()[:_FINALISTS]]
-            if self.torch is not None and self.torch.ok:
-                finalists.append(None)
-            if time.monotonic() > self.deadline or len(finalists) < 2:
-                return
-            again = self._timed(self.runner.compare, self.problem, finalists)
-            for config, measurement in zip(finalists, again, strict=True):
-                if config is not None:
-                    self._note(config, measurement)
-                    self.finalists.append(config)
-                elif measurement.ok:  # a crash is not the library's doing
-                    self.torch = measurement
+            for rounds in _ROUNDS:
+                finalists: list[Config | None] = [*self._foremost()]
+                if self.torch is not None and self.torch.ok:
+                    finalists.append(None)
+                if time.monotonic() > self.deadline or len(finalists) < 2:
+                    return
+                again = self._timed(self.runner.compare, self.problem, finalists, rounds)
+                for config, measurement in zip(finalists, again, strict=True):
+                    if config is not None:
+                        self._note(config, measurement)
+                    elif measurement.ok:  # a crash is not the library's doing
+                        self.torch = measurement
+                self.finalists = [config for config in finalists if config is not None]
+                if not self._fastest()[1]:
+                    return
         finally:
             self.runner.rest()
+
+    def _foremost(self) -> list[Config]:
+        """The best few, and what else scatters so much that it may be the best."""
+        works = self._working()
+        best_us = min((self.measured[config].latency_us for config in works), default=0.0)
+        may_win = [c for c in works[_FINALISTS:] if self.measured[c].least_us < best_us]
+        return works[:_FINALISTS] + may_win
+
+    def _fastest(self) -> tuple[Config | None, list[Config | None]]:
+        """What :func:`fastest` says of the finalists; if none of them works, of all that does."""
+        works = self._working()
+        compared = [config for config in works if config in self.finalists]
+        times = {config: self.measured[config] for config in compared or works}
+        if self.torch is not None and self.torch.ok:
+            times[None] = self.torch
+        return fastest(times)
 
     def choose_untimed(self, compiles: Sequence[bool], reason: str) -> Choice:
         """The first candidate that compiles; the library if none does.
@@ -157,16 +201,19 @@ class TopKSearch:
         if not works:
             return self._choose_without_timings()
         on_time = time.monotonic() <= self.deadline
-        best_us = self.measured[works[0]].latency_us
-        fastest = f"fastest of {len(works)} timed, {best_us:.2f} us"
-        if torch is None:
-            return Choice(works[0], fastest, on_time)
-        if not torch.ok:
-            return Choice(works[0], f"{fastest}; torch could not be timed: {torch.status}", False)
-        if best_us <= _MARGIN * torch.latency_us:
-            return Choice(works[0], f"{fastest}; torch takes {torch.latency_us:.2f}", on_time)
-        why = f"torch takes {torch.latency_us:.2f} us, the {fastest}: not 1 % less"
-        return Choice(None, why, on_time)
+        best, rivals = self._fastest()
+        why = f"fastest of {len(works)} timed, {self.measured[works[0]].latency_us:.2f} us"
+        if torch is not None and not torch.ok:
+            why += f"; torch could not be timed: {torch.status}"
+        elif torch is not None and (best is None or None in rivals):
+            best = None  # a candidate wins only if it is sure to
+            why = f"torch takes {torch.latency_us:.2f} us, the {why}: not surely 3 % less"
+        elif torch is not None:
+            why += f"; torch takes {torch.latency_us:.2f}"
+        if rivals:
+            why += "; the timings scatter too much to be sure, as if others used the device"
+        steady = not rivals and (torch is None or torch.ok)
+        return Choice(best, why, steady and on_time, unsteady=on_time and bool(rivals))
 
     def _choose_without_timings(self) -> Choice:
         """The first candidate where there was no memory to time any; else the library."""

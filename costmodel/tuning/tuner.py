@@ -132,6 +132,7 @@ def tune_by(
         expected_kept=ranking.expected_kept(wanted),
         measured=tuple(search.measured.items()), torch=search.torch,
         config=choice.config, why=choice.why, reliable=choice.reliable,
+        unsteady=choice.unsteady,
         source=how.format(target.device.name) if choice.timed else PREDICTED,
         costs=Costs(rank_s, search.compile_s, search.measure_s, search.compiled, timed),
     )  # fmt: skip

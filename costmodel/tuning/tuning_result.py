@@ -121,12 +121,14 @@ class TuningResult(Answered):
         why: one sentence.
         source: where timings come from: ``device (NAME)``, ``replay of NAME``; else
             :data:`PREDICTED` or :data:`PINNED`.
-        reliable: chosen as it would be again: false after a budget ran out or where candidates or
-            torch could not be timed, and such a result is not kept on disk.
+        reliable: chosen as it would be again: false after a budget ran out, where timings scatter
+            too much, or where candidates or torch could not be timed; such a result is not kept on
+            disk.
         costs: what each stage took.
         expected_kept: the share of the best speed, from 0 to 1, that the ranking promised to keep
             by what was looked at; None where the model cannot tell.
         plan: what computes the other m of its bucket; None until a call has one of them.
+        unsteady: its timings scatter too much to be sure; it is worth tuning again later.
     """
 
     mode: str
@@ -141,6 +143,7 @@ class TuningResult(Answered):
     costs: Costs
     expected_kept: float | None = None
     plan: BucketPlan | None = None
+    unsteady: bool = False
 
     @property
     def sure(self) -> bool | None:

@@ -156,7 +156,7 @@ class Winners:
         planned_for = None if whole else m
         work = _Work(self, key, m, wait)
         with work.memory.alone(key):
-            found = work.memory.get(key)
+            found = None if may_time and work.memory.is_due(key) else work.memory.get(key)
             if found is not None:
                 count(memory_hits=1)
                 if not lacks_plan(found, planned_for, may_time):
