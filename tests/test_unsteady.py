@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from math import inf
@@ -16,6 +18,7 @@ from test_tuner import FakeRunner, first, run
 from costmodel.data.measurement import Candidate, Measurement
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
+from costmodel.measure.card import alone
 
 PRODUCT = Workload.dense(640, 4096, 1024)
 Noise = Callable[[], float]
@@ -191,3 +194,36 @@ def test_once_the_gpu_is_free_the_winner_is_kept(
     before = len(busy.timed)
     assert find(PRODUCT).config == result.config
     assert len(busy.timed) == before
+
+
+@pytest.mark.fault("N6")
+def test_two_timing_processes_take_turns_on_a_card() -> None:
+    inside, seen, together = [0], [], threading.Barrier(4)
+
+    def time_it() -> None:
+        together.wait()
+        for _ in range(5):
+            with alone("GPU-of-this-test"):
+                inside[0] += 1
+                seen.append(inside[0])
+                time.sleep(0.002)
+                inside[0] -= 1
+
+    threads = [threading.Thread(target=time_it) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [1] * 20
+
+
+@pytest.mark.fault("N6", "N3")
+def test_the_turn_of_a_process_that_hangs_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = time.monotonic()
+    with alone("GPU-of-this-test"), alone("GPU-of-this-test", wait_s=0.1):
+        assert 0.1 <= time.monotonic() - start < 1.0
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    with alone("GPU-of-this-test"):  # no file can be made there
+        pass
+    with pytest.raises(OSError, match="of the timing"), alone("GPU-of-this-test"):
+        raise OSError("of the timing")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 from uuid import uuid4
 
 from costmodel.data.measurement import RunInfo
@@ -26,7 +30,7 @@ def current_run(device_index: int = 0) -> RunInfo:
     driver, sm_mhz, memory_mhz = driver_and_clocks(device_index)
     return RunInfo(
         run_id=uuid4().hex,
-        device_uuid=_uuid(device_index),
+        device_uuid=uuid_of(device_index),
         driver=driver,
         torch=torch.__version__,
         started=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -70,6 +74,30 @@ def clock_reader(device: Any) -> Callable[[], int]:
     return recent
 
 
+@contextmanager
+def alone(card: str, wait_s: float = 2.0) -> Iterator[None]:
+    """Keep other timing processes of this user from a card meanwhile.
+
+    Longer than ``wait_s`` nothing is waited for, and not where there can be no file to lock.
+    """
+    with ExitStack() as stack:
+        with suppress(OSError):
+            path = f"{tempfile.gettempdir()}/costmodel-{os.getuid()}-{card}.lock"
+            lock = stack.enter_context(open(path, "a"))
+            end = time.monotonic() + wait_s
+            while not _is_locked(lock) and time.monotonic() < end:
+                time.sleep(0.001)
+        yield
+
+
+def _is_locked(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def _ask_nvml(question: Callable[[Any], T], otherwise: T) -> T:
     try:
         import pynvml
@@ -83,10 +111,11 @@ def _ask_nvml(question: Callable[[Any], T], otherwise: T) -> T:
 
 
 def _handle(nvml: Any, device: Any) -> Any:
-    return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{_uuid(device)}".encode())
+    return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid_of(device)}".encode())
 
 
-def _uuid(device: Any) -> str:
+def uuid_of(device: Any) -> str:
+    """Return the identity of a card."""
     import torch
 
     return str(torch.cuda.get_device_properties(device).uuid)

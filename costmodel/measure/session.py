@@ -17,7 +17,7 @@ import torch
 from costmodel.data.measurement import Measurement
 from costmodel.errors import CompileError, LaunchError
 from costmodel.hardware.target import Target
-from costmodel.measure.card import clock_reader
+from costmodel.measure.card import alone, clock_reader, uuid_of
 from costmodel.measure.operands import OperandPool, Problem, set_count
 from costmodel.measure.protocol import TimingProtocol
 
@@ -51,6 +51,7 @@ class Session:
             2 * self._target.device.l2_bytes // 4, dtype=torch.int32, device=self._device
         )
         self._clock_mhz = clock_reader(self._device)
+        self._card = uuid_of(self._device)
         self._warm_until = 0.0
         self._problem: Problem | None = None
         self._sets: list[Any] = []
@@ -78,7 +79,7 @@ class Session:
 
     def measure(self, problem: Problem, choice: Any, best_us: float) -> Measurement:
         """Time one choice, or the baseline for None; what is far slower than ``best_us`` less."""
-        with torch.cuda.stream(self._stream):
+        with alone(self._card), torch.cuda.stream(self._stream):
             self._prepare(problem)
             self._warm()
             return self._measure(choice, best_us)
@@ -92,7 +93,7 @@ class Session:
             choices: None is the baseline. A function of the operands computes the same, and need
                 not write it where they say: its result is not checked.
         """
-        with torch.cuda.stream(self._stream):
+        with alone(self._card), torch.cuda.stream(self._stream):
             self._prepare(problem)
             self._warm()
             return self._compare(choices, rounds)
