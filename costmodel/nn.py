@@ -20,7 +20,7 @@ from costmodel.gemm.workload import ACTIVATIONS
 from costmodel.launch.fast import activated, is_autocasting
 from costmodel.torch_ops import matmul
 from costmodel.tuning.modes import check_mode
-from costmodel.tuning.ranks import epoch
+from costmodel.tuning.ranks import GROUPS, epoch
 
 __all__ = ["Linear", "replace_linear"]
 
@@ -77,13 +77,15 @@ class Linear(torch.nn.Linear):
         if _is_compiling() or type(x) is not _Tensor:
             return self._multiplied(x)
         # The attributes that cost little, and tell apart what one layer meets.
-        wants_grad = (x.requires_grad or weight.requires_grad) and torch.is_grad_enabled()
-        key = x.shape, id(weight), wants_grad, self.activation, self.mode, epoch()
+        wants_grad = _is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+        activation = self.activation
+        key = x.shape, id(weight), wants_grad, activation, self.mode, GROUPS.WORLD and epoch()
         found = layers.get(key)
+        if found is _BY_TORCH:  # right for any operands
+            product = _linear(x, weight, bias)
+            return activated(product, activation) if activation else product
         if found is None:
             return self._first_call(key, x)
-        if found is _BY_TORCH:  # right for any operands
-            return activated(functional.linear(x, weight, bias), self.activation or "none")
         if not found.fits(x, weight, bias):
             return self._multiplied(x)
         if found.new_output is None:
@@ -121,6 +123,8 @@ class Linear(torch.nn.Linear):
 
 _BY_TORCH = object()
 _is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
+_linear = functional.linear
 _Tensor = torch.Tensor
 
 

@@ -13,6 +13,7 @@ import torch
 from costmodel.dispatch.calls import without_autocast
 from costmodel.dispatch.dispatch import matmul as matmul
 from costmodel.dispatch.gradients import gradients, keep
+from costmodel.dispatch.inductor import lower_operator
 from costmodel.errors import ShapeError
 
 
@@ -47,6 +48,7 @@ def _(
 ) -> torch.Tensor:
     if not a.dim() == b.dim() == 2 or a.shape[1] != b.shape[0]:
         raise ShapeError(f"a{list(a.shape)} @ b{list(b.shape)}: expected [m, k] @ [k, n]")
+    lower_operator()  # here: Inductor is imported by now, and lowers what is traced
     return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype or a.dtype)
 
 

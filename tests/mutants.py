@@ -48,7 +48,7 @@ test_winner_faults test_bucket_calls test_bucket_warmup test_ranks test_dynamic_
 test_modes_in_group
 dispatch: dispatch/*: test_dispatch test_layers test_plan test_fast_launch test_odd_operands \
 test_devices test_reentry test_outputs test_autocast test_torch_ops test_modes test_dynamic_m \
-test_hostile_arguments
+test_hostile_arguments test_inductor
 dataset: data/*: test_dataset test_dataset_files test_dataset_refusals test_replay \
 test_known_artifacts test_hostile_files test_training_rows test_collect
 storage: models/storage models/registry models/trees: \

@@ -287,6 +287,15 @@ def result_for(
     return found[0].result if found is not None else None
 
 
+def launch_of(call: Call) -> Launch:
+    """Return the launch of two matrices; tune if need be. Nothing is computed."""
+    call = settled(call)
+    check_matrices(call)
+    call = replace(call, mode=modes.default_mode() if call.mode is None else call.mode)
+    out = NewOutput(call.a, call.b.size(1), call.out_dtype)(call.a)
+    return resolve_launch(call, out, winners, _background).launch
+
+
 def entry_for(a: torch.Tensor, b: torch.Tensor, **options: Any) -> _Entry | None:
     """Return the entry that :func:`matmul` keeps for these operands; None if it keeps none.
 

@@ -21,14 +21,16 @@ from costmodel.tuning.tuning_result import PINNED
 _HOST_US = 24.0, 33.0
 
 
-def is_gain(result: Any) -> bool:
-    """Return True if a winner is faster than torch also where autograd's host time is paid.
+def is_gain(result: Any, host_us: tuple[float, float] = _HOST_US) -> bool:
+    """Return True if a winner is faster than torch also where its call costs the host more.
 
-    A call takes the longer of its host time and its device time, and with a gradient
-    :func:`costmodel.matmul` takes more host time than torch does. What was pinned, or has no known
+    A call takes the longer of its host time and its device time. What was pinned, or has no known
     time, counts as a gain; without a time of torch, what the device bounds does.
+
+    Args:
+        host_us: host time of a call by torch and by costmodel.
     """
-    of_torch, of_us = _HOST_US
+    of_torch, of_us = host_us
     ours = result.latency_us if result.timed else dict(result.ranked).get(result.config)
     if result.source == PINNED or not ours or isnan(ours):
         return True

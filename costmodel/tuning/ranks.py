@@ -32,7 +32,7 @@ def epoch() -> int:
     What was decided in one group does not hold in the next, which may have other ranks. Every
     product asks, so it takes a tenth of a microsecond.
     """
-    world = _GROUPS.WORLD
+    world = GROUPS.WORLD
     if world is None:
         return 0
     group, number = _latest
@@ -40,7 +40,7 @@ def epoch() -> int:
 
 
 # A torch that was built without ``torch.distributed`` has none.
-_GROUPS: Any = getattr(dist, "GroupMember", SimpleNamespace(WORLD=None))
+GROUPS: Any = getattr(dist, "GroupMember", SimpleNamespace(WORLD=None))
 _lock = threading.Lock()
 _numbers = itertools.count(1)
 # Held weakly, for a group keeps its connections.
