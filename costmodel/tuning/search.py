@@ -164,7 +164,7 @@ class TopKSearch:
         return works[:_FINALISTS] + may_win
 
     def _fastest(self) -> tuple[Config | None, list[Config | None]]:
-        """What :func:`fastest` says of the finalists; if none of them works, of all that does."""
+        """Apply :func:`fastest` to the finalists that work; if none does, to all that works."""
         works = self._working()
         compared = [config for config in works if config in self.finalists]
         times = {config: self.measured[config] for config in compared or works}
