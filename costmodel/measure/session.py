@@ -33,6 +33,10 @@ _WARM_S = (0.1, 0.3)  # a clock rises in steps: it is watched for so long at lea
 _STAYS_WARM_S = 0.5
 
 
+def _nothing(*_: Any) -> None:
+    """Stand for a launch where there is none."""
+
+
 class Session:
     """Device memory, operands and the reference of the present problem."""
 
@@ -88,6 +92,9 @@ class Session:
         self, problem: Problem, choices: Sequence[Any | Launch | None], rounds: int
     ) -> list[Measurement]:
         """Time several in turn, so that a drift of the clocks meets all of them alike.
+
+        Short ones are timed as a model launches them, with other kernels between: then a split
+        kernel finds neither its partial sums nor its code in a cache.
 
         Args:
             choices: None is the baseline. A function of the operands computes the same, and need
@@ -162,17 +169,25 @@ class Session:
                 result[i] = bad
             else:
                 launchers[i], about_us[i] = launch, self._look(launch)
-        graphs = {}
+        graphs: dict[int, tuple[torch.cuda.CUDAGraph, int, float]] = {}
+        fills: dict[int, tuple[torch.cuda.CUDAGraph, int, float]] = {}
         for i, launch in launchers.items():
             # Starting a replay takes a while too: it must weigh on all alike, so all that are near
             # the fastest have as many launches as that.
             like_us = max(min(about_us.values()), about_us[i] / _MUCH_SLOWER)
             launches = self._protocol.launches(like_us)
-            graphs[i] = (self._capture(launch, launches), launches, like_us)
+            is_short = self._protocol.cache == "cold" and like_us <= self._protocol.idle_from_us
+            between = self._fill_cache if is_short else _nothing
+            graphs[i] = (self._capture(launch, launches, between), launches, like_us)
+            if is_short:
+                fills[i] = (self._capture(_nothing, launches, between), launches, like_us)
         times: dict[int, list[float]] = {i: [] for i in graphs}
         for turn in range(rounds):
             for i in graphs if turn % 2 == 0 else reversed(graphs):
-                times[i] += self._replay(*graphs[i], repeats=1, sent=turn > 0)
+                (us,) = self._replay(*graphs[i], repeats=1, sent=turn > 0)
+                if i in fills:  # by turns too, as the clock may drift
+                    us -= self._replay(*fills[i], repeats=1, sent=turn > 0)[0]
+                times[i].append(us)
         for i, measured in times.items():
             result[i] = self._summary(measured)
         return result
@@ -242,11 +257,14 @@ class Session:
         """Keep the device from what comes next until the host has queued it."""
         torch.cuda._sleep(_BUSY_CYCLES)  # type: ignore[no-untyped-call]
 
-    def _capture(self, launch: Launch, launches: int) -> torch.cuda.CUDAGraph:
+    def _capture(
+        self, launch: Launch, launches: int, between: Callable[..., object] = _nothing
+    ) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(capture_error_mode="thread_local")
         try:
             for i in range(launches):
+                between()
                 launch(self._sets[i % len(self._sets)])
         finally:
             graph.capture_end()
@@ -284,13 +302,9 @@ class Session:
         self._stream.synchronize()
         return [begin.elapsed_time(end) * 1e3 / launches for begin, end in events]
 
-    def _fill_cache(self) -> None:
+    def _fill_cache(self, *_: object) -> None:
         if self._protocol.cache == "cold":
             self._other.max()
-
-
-def _nothing(operands: Any) -> None:
-    """The launch of what cannot be launched."""
 
 
 def _event() -> Any:
