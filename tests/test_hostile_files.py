@@ -132,11 +132,25 @@ def overwrite(dataset: Dataset, table: str, column: str, value: Any, row: int) -
      ("status", "fine"), ("role", "spare"), ("kernel", "../../etc/passwd"),
      ("block_m", 7), ("dtype", "int3")],
 )  # fmt: skip
-def test_one_wrong_value_in_one_measured_row_is_refused(
+def test_one_wrong_value_costs_its_row_and_a_warning(
     dataset: Dataset, column: str, value: Any
 ) -> None:
+    rows = len(Dataset.open(dataset.path).measurements())
     overwrite(dataset, "measurements", column, value, 1)
-    with pytest.raises(CorruptFile, match=r"no release writes"):
+    with pytest.warns(RuntimeWarning, match=r"are left out: 1 of .*measurements-.*expected a"):
+        assert len(Dataset.open(dataset.path).measurements()) == rows - 1
+    with pytest.warns(RuntimeWarning):
+        read_all(dataset.path)
+
+
+@pytest.mark.parametrize(("column", "value"), [("status", "fine"), ("dtype", "int3")])
+def test_one_wrong_value_costs_its_artifact_and_a_warning(
+    dataset: Dataset, column: str, value: Any
+) -> None:
+    overwrite(dataset, "artifacts", column, value, 1)
+    with pytest.warns(RuntimeWarning, match=r"are left out: 1 of .*artifacts-.*expected a"):
+        assert len(Dataset.open(dataset.path).artifacts()) == len(CONFIGS) - 1
+    with pytest.warns(RuntimeWarning):
         read_all(dataset.path)
 
 

@@ -19,7 +19,8 @@ from costmodel.collect import Job
 from costmodel.data.candidates import Candidates, CostModel
 from costmodel.data.measurement import Role
 from costmodel.data.measurement_table import CONFIG_FIELDS, WORKLOAD_FIELDS, workload_fields
-from costmodel.data.shards import Identity, arrow_fields, number_rows, read_shards, write_shard
+from costmodel.data.rows import number_rows
+from costmodel.data.shards import Identity, arrow_fields, read_shards, write_shard
 from costmodel.errors import CorruptFile, CostModelError, InvalidInput, MissingData
 from costmodel.evaluation.heldout import is_held_out
 from costmodel.gemm.config import GemmConfig

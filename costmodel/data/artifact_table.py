@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from costmodel.compile.compiler import Artifact, ArtifactStatus, outweighs
 from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.data.candidates import ARTIFACT_COLUMNS
+from costmodel.data.rows import lay_out, refused
 from costmodel.data.shards import arrow_fields
-from costmodel.errors import CorruptFile, CostModelError
 from costmodel.gemm.config import ConfigBinary, Specialization
 from costmodel.gemm.specialize import kernel_hash
 from costmodel.gemm.workload import CodeClass
@@ -33,15 +33,8 @@ class ArtifactTable(Mapping[str, Artifact]):
     """Artifacts by key. Rows become objects only when they are asked for."""
 
     def __init__(self, table: pa.Table) -> None:
-        """Take over an Arrow table of :meth:`schema` that holds each key once.
-
-        Raises:
-            CorruptFile: a status that no release writes.
-        """
-        statuses = table.column("status").to_pylist()
-        if unknown := set(statuses) - set(get_args(ArtifactStatus)):
-            raise CorruptFile(f"artifacts of status {sorted(unknown)}: no release writes that")
-        keys = table.column("key").to_pylist()
+        """Take over an Arrow table of :meth:`schema` without faults that holds each key once."""
+        keys, statuses = (table.column(name).to_pylist() for name in ("key", "status"))
         self.statuses: dict[str, ArtifactStatus] = dict(zip(keys, statuses, strict=True))
         self._row = {key: row for row, key in enumerate(keys)}
         self._table = table
@@ -78,8 +71,6 @@ class ArtifactTable(Mapping[str, Artifact]):
     @classmethod
     def rows(cls, artifacts: Iterable[Artifact]) -> pa.Table:
         """Lay out artifacts as an Arrow table, with the hash of the kernel of each."""
-        import pyarrow as pa
-
         hash_of, code_of = functools.cache(kernel_hash), functools.cache(asdict)
         rows = [
             {
@@ -93,7 +84,16 @@ class ArtifactTable(Mapping[str, Artifact]):
             }
             for a in artifacts
         ]
-        return pa.Table.from_pylist(rows, schema=cls.schema())
+        return lay_out(rows, cls.schema(), cls.faults)
+
+    @staticmethod
+    def faults(rows: pa.Table) -> dict[str, NDArray[np.bool_]]:
+        """Mark rows that no release writes; see :data:`costmodel.data.shards.Faults`."""
+        statuses = np.array(rows.column("status").to_pylist(), dtype=object)
+        return {
+            "a status that is known": ~np.isin(statuses, get_args(ArtifactStatus)),
+            "a class of code that can be": refused(rows, _CODE, lambda code: CodeClass(**code)),
+        }
 
     @staticmethod
     def distinct(rows: pa.Table) -> pa.Table:
@@ -176,10 +176,7 @@ class ArtifactTable(Mapping[str, Artifact]):
 
 
 def _artifact(row: dict[str, Any], ptx: list[float]) -> Artifact:
-    try:
-        code = CodeClass(**{name: row[name] for name in _CODE})
-    except CostModelError as error:
-        raise CorruptFile(f"artifact {row['key']}: {error}") from None
+    code = CodeClass(**{name: row[name] for name in _CODE})
     binary = ConfigBinary(*(row[name] for name in ConfigBinary._fields))
     spec = Specialization(binary, code, row["even_k"])
     counts = dict(zip(PTX_FEATURES, ptx, strict=True)) if row["status"] == "ok" else {}

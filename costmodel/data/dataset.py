@@ -31,6 +31,7 @@ from costmodel.data import shards
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.measurement import Measurement, Role, RunInfo, TuningRecord
 from costmodel.data.measurement_table import CONFIG_FIELDS, Frame, MeasurementTable
+from costmodel.data.rows import Faults, sort_rows
 from costmodel.data.shards import CARD
 from costmodel.errors import CorruptFile, MissingData
 from costmodel.files import file_errors, read_json, write_json
@@ -50,6 +51,7 @@ class _Table(NamedTuple):
         name: begins the names of its files.
         schema: returns its columns.
         distinct: keeps each artifact, or each outcome, once.
+        faults: marks the rows that cannot be used.
         order: sorted like this, neighbours differ in little and the columns compress.
         header: what its files say in their headers besides the identity.
     """
@@ -57,16 +59,17 @@ class _Table(NamedTuple):
     name: str
     schema: Callable[[], pa.Schema]
     distinct: Callable[[pa.Table], pa.Table]
+    faults: Faults
     order: tuple[str, ...]
     header: Mapping[str, object]
 
 
 _ARTIFACTS = _Table(
-    "artifacts", ArtifactTable.schema, ArtifactTable.distinct, ("kernel", "key"),
-    {"ptx_schema": PTX_SCHEMA},
+    "artifacts", ArtifactTable.schema, ArtifactTable.distinct, ArtifactTable.faults,
+    ("kernel", "key"), {"ptx_schema": PTX_SCHEMA},
 )  # fmt: skip
 _MEASUREMENTS = _Table(
-    "measurements", MeasurementTable.schema, MeasurementTable.distinct,
+    "measurements", MeasurementTable.schema, MeasurementTable.distinct, MeasurementTable.faults,
     ("role", "workload", *CONFIG_FIELDS), {},
 )  # fmt: skip
 
@@ -94,6 +97,7 @@ class Dataset:
         path = as_path("path", path)
         require("target", target, Target, "a Target, such as Target.current()")
         require("protocol", protocol, Mapping, "a mapping that is JSON-ready")
+        target.check_figures()
         identity = shards.Identity(target, protocol)
         with file_errors(path):
             there = (path / CARD).exists()
@@ -149,6 +153,9 @@ class Dataset:
             run: the run and the card it was measured in.
             role: what the rows are for.
             torch: timings of ``torch.matmul``, by workload.
+
+        Raises:
+            InvalidInput: a value that reading would refuse; then none of the rows is recorded.
         """
         rows = MeasurementTable.rows(records, torch or {}, run, role)
         if len(rows):
@@ -187,7 +194,7 @@ class Dataset:
     def measurements(self, *roles: Role) -> MeasurementTable:
         """Return the rows of the given roles (default: all), each outcome once."""
         if not self._measurements:
-            self._measurements[()] = MeasurementTable.of(self._read(_MEASUREMENTS), self.path)
+            self._measurements[()] = MeasurementTable.of(self._read(_MEASUREMENTS))
         if roles not in self._measurements:
             table = self._measurements[()]
             self._measurements[roles] = table.take(np.isin(table.role, roles))
@@ -275,7 +282,7 @@ class Dataset:
                 with file_errors(self.path):
                     old, rows = self._files(table)
                 merged = self.path / f"{table.name}.parquet"
-                self._write(table, merged, shards.sort_rows(table.distinct(rows), table.order))
+                self._write(table, merged, sort_rows(table.distinct(rows), table.order))
                 for path in old:
                     if path != merged:
                         with file_errors(path):
@@ -332,7 +339,9 @@ class Dataset:
     def _files(self, table: _Table) -> tuple[list[Path], pa.Table]:
         """Return the files of a table and all their rows, in the order of the files."""
         schema = table.schema()
-        found = shards.read_all(self.path, table.name, schema, self.identity, **table.header)
+        found = shards.read_all(
+            self.path, table.name, schema, self.identity, table.faults, **table.header
+        )
         _card_of(self.path)  # there would be no rows if the folder was moved meanwhile
         return found
 
@@ -348,7 +357,7 @@ class Dataset:
                 files, rows = self._files(table)
         if all(path.name == f"{table.name}.parquet" for path in files):
             return rows
-        return shards.sort_rows(table.distinct(rows), table.order)
+        return sort_rows(table.distinct(rows), table.order)
 
 
 def _card_of(path: Path) -> Path:

@@ -6,6 +6,7 @@ from math import inf, nan
 from typing import Literal, Protocol, runtime_checkable
 
 from costmodel.compile.compiler import Artifact
+from costmodel.errors import InvalidInput
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
@@ -54,6 +55,13 @@ class Measurement:
     repeats: int = 0
     clock_mhz: int = 0
     error: str = ""
+
+    def __post_init__(self) -> None:
+        if self.status in ("ok", "too_slow") and not 0 < (self.latency_us or 0) < inf:
+            raise InvalidInput(
+                f"a measurement that is {self.status}, with latency_us={self.latency_us!r}: "
+                f"expected a time over 0; a failure has another status"
+            )
 
     @property
     def ok(self) -> bool:

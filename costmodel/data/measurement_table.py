@@ -6,7 +6,6 @@ import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from operator import attrgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_args
 
 import numpy as np
@@ -15,8 +14,8 @@ from numpy.typing import NDArray
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.candidates import Candidates
 from costmodel.data.measurement import Measurement, Role, RunInfo, Status, TuningRecord
-from costmodel.data.shards import arrow_fields, number_rows
-from costmodel.errors import CorruptFile, CostModelError
+from costmodel.data.rows import lay_out, number_rows, refused
+from costmodel.data.shards import arrow_fields
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import CodeClass, Workload
 
@@ -144,8 +143,6 @@ class MeasurementTable(Columns):
 
         An outcome of a full card is left out: it says nothing of the configuration.
         """
-        import pyarrow as pa
-
         # Not asdict, which copies deeply and takes most of the time of a collection's recording.
         config_of, outcome_of = attrgetter(*CONFIG_FIELDS), attrgetter(*_OUTCOME)
         workload_of = functools.cache(Workload.to_dict)
@@ -167,7 +164,26 @@ class MeasurementTable(Columns):
             for workload, config, key, outcome in measured
             if not outcome.no_room
         ]
-        return pa.Table.from_pylist(rows, schema=cls.schema())
+        return lay_out(rows, cls.schema(), cls.faults)
+
+    @staticmethod
+    def faults(rows: pa.Table) -> dict[str, NDArray[np.bool_]]:
+        """Mark rows that no release writes; see :data:`costmodel.data.shards.Faults`."""
+
+        def has(name: str, texts: Iterable[str]) -> NDArray[np.bool_]:
+            index, there = _numbered(rows, name)
+            return np.array([text in texts for text in there], dtype=bool)[index]
+
+        latency_us = rows.column("latency_us").to_numpy()
+        is_time = np.isfinite(latency_us) & (latency_us > 0)
+        return {
+            "a status that is known": ~has("status", get_args(Status)),
+            "a role that is known": ~has("role", get_args(Role)),
+            "a latency_us over 0 if ok or too_slow": has("status", ("ok", "too_slow")) & ~is_time,
+            "a workload that can be": refused(rows, WORKLOAD_FIELDS, Workload.from_dict),
+            "a configuration that can be": ~has("kernel", (_TORCH,))
+            & refused(rows, CONFIG_FIELDS, GemmConfig.from_dict),
+        }
 
     @staticmethod
     def distinct(rows: pa.Table) -> pa.Table:
@@ -189,19 +205,8 @@ class MeasurementTable(Columns):
         return rows.take(np.array(sorted(row for _, row in kept.values()), dtype=np.int64))
 
     @classmethod
-    def of(cls, table: pa.Table, path: Path) -> MeasurementTable:
-        """Read an Arrow table of :meth:`schema`, whose dictionaries are unified.
-
-        Raises:
-            CorruptFile: values that no release writes; ``path`` is named.
-        """
-        status, role = _texts(table, "status"), _texts(table, "role")
-        latency_us = table.column("latency_us").to_numpy().astype(np.float64)
-        timed = (status == "ok") | (status == "too_slow")
-        if unknown := {*status, *role} - {*get_args(Status), *get_args(Role)}:
-            raise CorruptFile(f"{path}: status or role {sorted(unknown)}: no release writes that")
-        if not (np.isfinite(latency_us) & (latency_us > 0))[timed].all():
-            raise CorruptFile(f"{path}: a latency_us of no time over 0: no release writes that")
+    def of(cls, table: pa.Table) -> MeasurementTable:
+        """Read an Arrow table of :meth:`schema` without faults, whose dictionaries are unified."""
         workload_index, workloads = number_rows(table, WORKLOAD_FIELDS)
         config_index, configs = number_rows(table, CONFIG_FIELDS)
         run_index, runs = number_rows(table, _RUN_FIELDS)
@@ -209,24 +214,21 @@ class MeasurementTable(Columns):
         # torch.matmul is no configuration: the others close its place up.
         is_config = np.array([row["kernel"] != _TORCH for row in configs], dtype=bool)
         number = np.where(is_config, np.cumsum(is_config) - 1, -1)
-        try:
-            return cls(
-                workloads=tuple(map(Workload.from_dict, workloads)),
-                workload_index=workload_index,
-                latency_us=latency_us,
-                status=status,
-                configs=tuple(GemmConfig.from_dict(c) for c in configs if c["kernel"] != _TORCH),
-                config_index=number[config_index],
-                artifact_keys=artifact_keys,
-                artifact_index=artifact_index,
-                runs=tuple(RunInfo(**row) for row in runs),
-                run_index=run_index,
-                role=role,
-                arrow=table,
-                arrow_row=np.arange(len(table)),
-            )
-        except CostModelError as error:
-            raise CorruptFile(f"{path}: {error}: no release writes such a row") from None
+        return cls(
+            workloads=tuple(map(Workload.from_dict, workloads)),
+            workload_index=workload_index,
+            latency_us=table.column("latency_us").to_numpy().astype(np.float64),
+            status=_texts(table, "status"),
+            configs=tuple(GemmConfig.from_dict(c) for c in configs if c["kernel"] != _TORCH),
+            config_index=number[config_index],
+            artifact_keys=artifact_keys,
+            artifact_index=artifact_index,
+            runs=tuple(RunInfo(**row) for row in runs),
+            run_index=run_index,
+            role=_texts(table, "role"),
+            arrow=table,
+            arrow_row=np.arange(len(table)),
+        )
 
     def measurements(self, rows: NDArray[Any]) -> list[Measurement]:
         """Return the outcomes of some rows."""

@@ -20,9 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 from uuid import uuid4
 
-import numpy as np
-from numpy.typing import NDArray
-
+from costmodel.data.rows import Faults, leave_out
 from costmodel.errors import CorruptFile, FileError, InvalidInput, MixedData, WrongVersion
 from costmodel.files import decode, encode, file_errors, read_json, replace_file
 from costmodel.hardware.target import Target
@@ -126,8 +124,9 @@ def arrow_fields(cls: type, *, nullable: bool = False) -> list[pa.Field]:
 
 
 def read_all(
-    directory: Path, table: str, schema: pa.Schema, identity: Identity, **header: object
-) -> tuple[list[Path], pa.Table]:
+    directory: Path, table: str, schema: pa.Schema, identity: Identity, faults: Faults,
+    **header: object,
+) -> tuple[list[Path], pa.Table]:  # fmt: skip
     """Read the files of a table and all their rows.
 
     Raises:
@@ -139,7 +138,7 @@ def read_all(
     shards = sorted(directory.glob(f"{table}-*.parquet"))
     compacted = directory / f"{table}.parquet"
     files = [p for p in (compacted,) if os.path.lexists(p)] + shards
-    return files, read_shards(files, schema, identity, **header)
+    return files, read_shards(files, schema, identity, faults, **header)
 
 
 @contextmanager
@@ -158,39 +157,6 @@ def compaction_lock(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
-
-
-def number_rows(
-    table: pa.Table, names: Sequence[str]
-) -> tuple[NDArray[np.int64], list[dict[str, Any]]]:
-    """Number the distinct values of some columns, in the order in which they first appear.
-
-    Returns:
-        (index, values): int64 [rows], and the columns of each number.
-    """
-    import pyarrow as pa
-
-    rows = table.select(names).append_column("row", pa.array(np.arange(len(table))))
-    groups = rows.group_by(names).aggregate([("row", "list"), ("row", "min")]).sort_by("row_min")
-    members = groups.column("row_list").combine_chunks()
-    index = np.empty(len(table), dtype=np.int64)
-    numbers = np.arange(len(groups))
-    index[members.flatten().to_numpy()] = np.repeat(numbers, members.value_lengths().to_numpy())
-    return index, groups.select(names).to_pylist()
-
-
-def sort_rows(table: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Sort rows by the given columns, ascending."""
-    import pyarrow as pa
-    from pyarrow import compute
-
-    columns = (table.column(name) for name in names)
-    keys = {  # Arrow does not sort by a dictionary
-        name: column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
-        for name, column in zip(names, columns, strict=True)
-    }
-    order = [(name, "ascending") for name in names]
-    return table.take(compute.sort_indices(pa.table(keys), sort_keys=order))
 
 
 def new_shard_path(directory: Path, table: str) -> Path:
@@ -234,9 +200,13 @@ def shard_bytes(name: str, table: pa.Table, identity: Identity, **header: object
 
 
 def read_shards(
-    paths: Sequence[Path], schema: pa.Schema, identity: Identity, **header: object
-) -> pa.Table:
+    paths: Sequence[Path], schema: pa.Schema, identity: Identity, faults: Faults | None = None,
+    **header: object,
+) -> pa.Table:  # fmt: skip
     """Read all rows of the given files, in their order; one dictionary per column.
+
+    Args:
+        faults: rows that it marks are left out, with one warning.
 
     Raises:
         CorruptFile: unreadable, foreign, or with other columns.
@@ -248,7 +218,8 @@ def read_shards(
     import pyarrow as pa
 
     tables = [_read_shard(path, schema, identity, header) for path in paths]
-    return pa.concat_tables([schema.empty_table(), *tables]).unify_dictionaries().combine_chunks()
+    rows = pa.concat_tables([schema.empty_table(), *tables]).unify_dictionaries().combine_chunks()
+    return leave_out(rows, faults, paths, [*map(len, tables)]) if faults else rows
 
 
 def _read_shard(

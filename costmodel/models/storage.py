@@ -17,6 +17,7 @@ from typing import Any
 
 from costmodel.compile.ptx import PTX_SCHEMA
 from costmodel.data.artifact_table import ArtifactTable
+from costmodel.data.rows import sort_rows
 from costmodel.data.shards import (
     CARD,
     Identity,
@@ -24,7 +25,6 @@ from costmodel.data.shards import (
     read_shards,
     require_place,
     shard_bytes,
-    sort_rows,
 )
 from costmodel.errors import (
     CorruptFile,
@@ -197,7 +197,9 @@ def read_artifacts(path: Path, card: Card) -> ArtifactTable:
         _read(file, card.artifacts_hash)
     identity = Identity(card.target, {})
     schema = ArtifactTable.schema()
-    return ArtifactTable(read_shards(files, schema, identity, ptx_schema=PTX_SCHEMA))
+    return ArtifactTable(
+        read_shards(files, schema, identity, ArtifactTable.faults, ptx_schema=PTX_SCHEMA)
+    )
 
 
 def _hash(data: bytes) -> str:

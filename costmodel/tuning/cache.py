@@ -26,6 +26,7 @@ from costmodel.errors import CorruptFile, InvalidInput
 from costmodel.files import (
     CACHE_VARIABLE,
     cache_directory,
+    decode,
     encode,
     read_json,
     replace_file,
@@ -99,7 +100,13 @@ class JsonCache(Generic[T]):
         path = self._file(key)
         if path is None or self._gave_up:
             return False
-        content = encode({"schema": SCHEMA, "key": dict(key), "result": self._encode(result)})
+        stored = _Stored(SCHEMA, dict(key), self._encode(result))
+        try:
+            content = encode(stored)
+            self._decode(decode(content, _Stored).result)
+        except InvalidInput as error:
+            log.warning("%s is not kept, since it could not be read: %s", path, one_line(error))
+            return False
         failure: object = None
         for _ in range(_ATTEMPTS):  # another process may just have removed the folder
             try:
