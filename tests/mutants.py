@@ -35,7 +35,7 @@ ROLES = {
         line.split(": ")
         for line in """
 space: gemm/* hardware/*: test_space test_specialize test_config test_workload test_target \
-test_names test_split_sum test_hostile_values
+test_names test_split_sum test_hostile_values test_compiler_settings
 ranking: tuning/ranking tuning/shipped tuning/explanation features/* models/baselines: \
 test_ranking test_explanation test_shipped models/test_features \
 models/test_fit_estimate models/test_models models/test_confidence
@@ -50,7 +50,7 @@ dispatch: dispatch/*: test_dispatch test_layers test_plan test_fast_launch test_
 test_devices test_reentry test_outputs test_autocast test_torch_ops test_modes test_dynamic_m \
 test_hostile_arguments test_inductor
 dataset: data/*: test_dataset test_dataset_files test_dataset_refusals test_replay \
-test_known_artifacts test_hostile_files test_training_rows test_collect
+test_written_is_read test_known_artifacts test_hostile_files test_training_rows test_collect
 storage: models/storage models/registry models/trees: \
 models/test_registry test_model_swap models/test_canary models/test_siblings \
 models/test_torch_time models/test_models test_doctor_files
