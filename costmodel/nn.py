@@ -10,6 +10,7 @@ from torch.nn import functional
 from costmodel.dispatch.calls import (
     count_modes,
     in_forward_level,
+    in_functorch,
     is_deterministic,
     tracing_state,
 )
@@ -21,6 +22,7 @@ from costmodel.launch.fast import activated, is_autocasting
 from costmodel.torch_ops import matmul
 from costmodel.tuning.modes import check_mode
 from costmodel.tuning.ranks import GROUPS, epoch
+from costmodel.validation import drop_oldest
 
 __all__ = ["Linear", "replace_linear"]
 
@@ -53,7 +55,8 @@ class Linear(torch.nn.Linear):
         if mode is not None:
             check_mode(mode)
         super().__init__(*args, **keywords)
-        self.activation, self.mode = activation, mode
+        self._activation, self._mode = activation, mode
+        self.forget_launches()
 
     @classmethod
     def of(
@@ -71,21 +74,50 @@ class Linear(torch.nn.Linear):
                 vars(made).setdefault(name, value)
         return made.train(layer.training)
 
+    @property
+    def activation(self) -> str | None:
+        """The activation that is fused into the product."""
+        return self._activation
+
+    @activation.setter
+    def activation(self, value: str | None) -> None:
+        self._activation = value
+        self.forget_launches()
+
+    @property
+    def mode(self) -> str | None:
+        """The mode of :func:`costmodel.matmul`; None is the default one."""
+        return self._mode
+
+    @mode.setter
+    def mode(self, value: str | None) -> None:
+        self._mode = value
+        self.forget_launches()
+
+    def forget_launches(self) -> None:
+        """Look the launches up again at the next calls."""
+        self._launches: dict[Any, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_launches": {}}  # they are of this process
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [..., out_features] for x [..., in_features]."""
-        weight, bias = self.weight, self.bias
         if _is_compiling() or type(x) is not _Tensor:
             return self._multiplied(x)
-        # The attributes that cost little, and tell apart what one layer meets.
-        wants_grad = _is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-        activation = self.activation
-        key = x.shape, id(weight), wants_grad, activation, self.mode, GROUPS.WORLD and epoch()
-        found = layers.get(key)
+        # As little as tells apart what a layer meets: torch's product takes 10 us of host time.
+        key: Any = x.numel()
+        if _is_grad_enabled() and (x.requires_grad or self.weight.requires_grad):
+            key = -1 - key
+        if GROUPS.WORLD is not None:
+            key = key, epoch()
+        found = self._launches.get(key)
         if found is _BY_TORCH:  # right for any operands
-            product = _linear(x, weight, bias)
-            return activated(product, activation) if activation else product
+            product = _linear(x, self.weight, self.bias)
+            return product if self._activation is None else activated(product, self._activation)
         if found is None:
             return self._first_call(key, x)
+        weight, bias = self.weight, self.bias
         if not found.fits(x, weight, bias):
             return self._multiplied(x)
         if found.new_output is None:
@@ -98,10 +130,12 @@ class Linear(torch.nn.Linear):
         return matmul(x, self.weight.T, bias=self.bias, activation=self.activation, mode=self.mode)
 
     def _first_call(self, key: Any, x: torch.Tensor) -> torch.Tensor:
-        begun = layers.begin()
+        layers.add(self)
+        kept = self._launches  # and not those of a later time
         product = self._multiplied(x)
         if (entry := self._entry(x)) is not None:
-            layers.put(key, entry, begun)
+            kept[key] = entry
+            drop_oldest(kept, _AT_MOST)
         return product
 
     def _entry(self, x: torch.Tensor) -> object:
@@ -121,8 +155,9 @@ class Linear(torch.nn.Linear):
         return _Known(x, self.weight, self.bias, launch.of_layer(), new_output)
 
 
+_AT_MOST = 1024  # launches of a layer
 _BY_TORCH = object()
-_is_compiling = torch.compiler.is_compiling
+_is_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _linear = functional.linear
 _Tensor = torch.Tensor
@@ -143,13 +178,13 @@ class _Known:
     def fits(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
         """Return True if these operands and torch's switches are those of the launch."""
         rare = count_modes() or tracing_state() is not None or in_forward_level()
-        if rare or is_autocasting() or is_deterministic():
+        if rare or in_functorch() or is_autocasting() or is_deterministic():
             return False
         return self._x == _described(x) and self._parameters == _parameters(weight, bias)
 
 
 def _described(x: torch.Tensor) -> Any:
-    return x.stride(), x.dtype, x.get_device(), x.data_ptr() & 15, x.is_neg()
+    return x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() & 15, x.is_neg()
 
 
 def _parameters(weight: torch.Tensor, bias: torch.Tensor | None) -> Any:

@@ -179,7 +179,8 @@ class Machine:
         self._patch.setattr(loading, "_loaded", {})
         self._patch.setattr(dispatch, "winners", winners)
         self._patch.setattr(dispatch, "launches", Launches())
-        dispatch.layers.clear()
+        for layer in [*dispatch.layers]:
+            layer.forget_launches()
         self._patch.setattr(dispatch, "_background", Background())
 
     def _resolve(self, *arguments: Any) -> Resolved:

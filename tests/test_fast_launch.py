@@ -24,7 +24,7 @@ from costmodel.gemm.workload import Workload
 from costmodel.launch import fast
 from costmodel.launch.fast import TritonLaunch
 from costmodel.launch.kernel import Kernel
-from costmodel.launch.plan import Plan, Workspace
+from costmodel.launch.plan import Counters, Plan, Workspace
 
 SCRATCH = ("partial_ptr", "arrivals_ptr")
 POINTER = ("a_ptr", "b_ptr", "c_ptr", "bias_ptr", *SCRATCH, "M", "N", "K", "BLOCK_M", "stride_am")
@@ -447,3 +447,17 @@ def test_no_threads_copies_come_between_anothers_and_its_product(
     for before, after in zip(queued[::2], queued[1::2], strict=True):
         assert before == ("copies", after[1])
         assert after[0] == "product"
+
+
+def test_captured_launches_have_counters_of_their_own_that_nothing_fills() -> None:
+    device = torch.device("cpu")
+    counters = Counters(device)
+    assert counters.take(4) is None  # none was launched outside a capture yet
+    Workspace(device, counters=counters).get(64, 4)  # fills its own
+    _, ours = Workspace(device, apart=True, counters=counters).get(64, 4)
+    taken = [Workspace(device, counters=counters).get(64, 4)[1] for _ in range(3)]
+    places = {x.data_ptr() for x in (ours, *taken)}
+    assert len(places) == 4
+    assert all(x.numel() == 4 and not x.any() for x in taken)
+    assert counters.take(2**20) is None  # no more: such a launch fills its own again
+    assert Workspace(device, counters=counters).get(64, 2**20)[1].numel() == 2**20

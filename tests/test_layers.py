@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -306,3 +307,16 @@ def test_a_gain_that_is_only_predicted(predicted_us: float | None, gain: bool) -
     config = SearchSpace.of(WORKLOAD, H100).configs[0]
     result = TuningResult.unranked(WORKLOAD, H100, "predict", config, "predicted")
     assert is_gain(replace(result, ranked=((config, predicted_us),))) == gain
+
+
+def test_a_layer_that_knows_its_launches_is_copied_and_saved(tmp_path: Path) -> None:
+    made, x = layer(), random(2, 3, K)
+    with torch.no_grad():
+        wanted = made(x)
+        made(x)
+        torch.save(made, tmp_path / "layer.pt")
+        for other in (copy.deepcopy(made), torch.load(tmp_path / "layer.pt", weights_only=False)):
+            close(other(x), wanted)
+            other.weight.data.zero_()
+            close(made(x), wanted)
+            close(other(x), other.bias.expand(2, 3, N))

@@ -144,6 +144,9 @@ tracing_state = torch._C._get_tracing_state
 count_modes = torch._C._len_torch_dispatch_stack
 """Returns the number of dispatch modes: a quick look before :func:`is_watched`."""
 
+in_functorch = torch._C._are_functorch_transforms_active
+"""Returns True inside a transform of ``torch.func``: tensors that it wraps have no memory."""
+
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _unpack_dual: Any = forward_ad.unpack_dual
 _plain_dispatch = torch.Tensor.__torch_dispatch__

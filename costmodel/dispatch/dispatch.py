@@ -24,6 +24,7 @@ from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import _C
@@ -34,6 +35,7 @@ from costmodel.dispatch.background import Background
 from costmodel.dispatch.calls import (
     by_autocast,
     in_forward_level,
+    in_functorch,
     is_deterministic,
     is_fake,
     is_for_torch,
@@ -73,7 +75,6 @@ for _module in ("msgspec", "platformdirs", *FAMILIES):
     import_module(_module)
 
 _is_compiling = torch.compiler.is_compiling
-_in_functorch = torch._C._are_functorch_transforms_active
 # Tells autograd that an output which it may have kept was written to.
 _written = torch.autograd.graph.increment_version
 _FLOAT32 = torch.float32
@@ -149,7 +150,7 @@ _Entry = tuple[Any, Spans, NewOutput | None]
 
 winners = Winners(WinnerCache())
 launches = Launches()
-layers = Launches()  # of costmodel.nn.Linear, by its own keys
+layers: WeakSet[Any] = WeakSet()  # of costmodel.nn.Linear, which know their launches
 _background = Background()
 
 
@@ -212,7 +213,8 @@ def matmul(
 def forget_launches() -> None:
     """Have the next call of each kind look up its winner again."""
     launches.clear()
-    layers.clear()
+    for layer in [*layers]:
+        layer.forget_launches()
     _background.forget()
 
 
@@ -335,7 +337,7 @@ def _computed_by(call: Call) -> str:
     if not (torch.is_grad_enabled() and any(x.requires_grad for x in given)):
         return "kernel"
     # Under torch.func an autograd function without setup_context fails.
-    return "operator" if call.model is not None or _in_functorch() else "gradients"
+    return "operator" if call.model is not None or in_functorch() else "gradients"
 
 
 def _first_call(key: object, call: Call) -> torch.Tensor:

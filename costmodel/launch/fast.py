@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from costmodel.gemm.config import GemmConfig
 from costmodel.launch.kernel import STREAM, Kernel, Recording
-from costmodel.launch.plan import Plan, Repack, Scratch, Workspace
+from costmodel.launch.plan import Counters, Plan, Repack, Scratch, Workspace
 from costmodel.validation import drop_oldest
 
 log = logging.getLogger("costmodel")
@@ -175,10 +175,12 @@ def workspace_of(index: int, stream: int) -> Workspace:
     memory has to stay where it was.
     """
     if torch.cuda.is_current_stream_capturing():
-        return Workspace(torch.device("cuda", index))
+        return Workspace(torch.device("cuda", index), counters=_counters.get(index))
     found = _workspaces.get((index, stream))
     if found is None:
-        made = Workspace(torch.device("cuda", index), apart=True)
+        device = torch.device("cuda", index)
+        counters = _counters.setdefault(index, Counters(device))
+        made = Workspace(device, apart=True, counters=counters)
         found = _workspaces.setdefault((index, stream), made)
     return found
 
@@ -187,6 +189,7 @@ _POINTERS, _NONE = ("a_ptr", "b_ptr", "c_ptr"), ("", "", "")
 _OTHERS = ("bias_ptr", "partial_ptr", "arrivals_ptr")
 
 _workspaces: dict[tuple[int, int], Workspace] = {}
+_counters: dict[int, Counters] = {}
 _ids = itertools.count()
 _copying = threading.Lock()
 _lock = threading.Lock()

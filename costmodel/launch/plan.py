@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,6 +18,8 @@ from costmodel.launch.kernel import Kernel, load
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+_COUNTERS = 2**20
 
 Scratch = tuple["Tensor", "Tensor"]
 """Partial sums and arrival counters of split-K."""
@@ -181,10 +184,13 @@ class Workspace:
     Args:
         apart: allocate outside a memory pool of the calling thread, such as one of CUDA graphs
             (``torch.cuda.use_mem_pool``): the pool is for results, and this memory is kept.
+        counters: of the device: made by what lies apart, taken by what is captured.
     """
 
-    def __init__(self, device: torch.device, *, apart: bool = False) -> None:
-        self._device, self._apart = device, apart
+    def __init__(
+        self, device: torch.device, *, apart: bool = False, counters: Counters | None = None
+    ) -> None:
+        self._device, self._apart, self._counters = device, apart, counters
         self._memory: dict[tuple[str, torch.dtype], Tensor] = {}
         self._scratch: tuple[tuple[Tensor, Tensor] | None, int, int] = (None, 0, 0)
 
@@ -196,7 +202,12 @@ class Workspace:
         import torch
 
         partial_sums = self._at_least("partial", size_bytes // 4, torch.float32)
-        scratch = partial_sums, self._at_least("arrivals", tiles, torch.int32)
+        if self._counters is not None and self._apart:
+            self._counters.make()
+        taken = None if self._apart or self._counters is None else self._counters.take(tiles)
+        if taken is None:
+            taken = self._at_least("arrivals", tiles, torch.int32, torch.zeros)
+        scratch = partial_sums, taken
         # Every launch asks, so that the found pair is kept.
         self._scratch = scratch, 4 * scratch[0].numel(), scratch[1].numel()
         return scratch
@@ -214,22 +225,61 @@ class Workspace:
             return memory.view(cols, -1)[:, :rows].T
         return memory.view(rows, -1)[:, :cols]
 
-    def _at_least(self, name: str, elements: int, dtype: torch.dtype) -> Tensor:
+    def _at_least(
+        self, name: str, elements: int, dtype: torch.dtype, new: Callable[..., Tensor] | None = None
+    ) -> Tensor:
         import torch
 
         key = name, dtype
         found = self._memory.get(key)
         if found is None or found.numel() < elements:
-            make = partial(torch.zeros, elements, dtype=dtype, device=self._device)
+            make = partial(new or torch.empty, elements, dtype=dtype, device=self._device)
             found = _outside_pools(make, self._device) if self._apart else make()
             self._memory[key] = found
         return found
+
+
+class Counters:
+    """Zeros on one device, for the arrival counters of launches that a CUDA graph captures.
+
+    Filling some with zeros in the graph would take as long as a small product, at each replay. Each
+    captured launch has its own, since its graph may be replayed at any time, and keeps them: 4
+    bytes a tile. The kernels leave them zero.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._lock = threading.Lock()
+        self._zeros: Tensor | None = None
+        self._used = 0
+
+    def make(self) -> None:
+        """Make them, which nothing can in a capture."""
+        import torch
+
+        with self._lock:
+            if self._zeros is None:
+                new = partial(torch.zeros, _COUNTERS, dtype=torch.int32, device=self._device)
+                self._zeros = _outside_pools(new, self._device)
+                if self._device.type == "cuda":  # any stream may come to use them
+                    torch.cuda.current_stream(self._device).synchronize()
+
+    def take(self, tiles: int) -> Tensor | None:
+        """Return int32 [tiles] of zeros for one launch; None if there are none or no more."""
+        with self._lock:
+            first, last = self._used, self._used + tiles
+            if self._zeros is None or last > _COUNTERS:
+                return None
+            self._used = last
+            return self._zeros[first:last]
 
 
 def _outside_pools(make: Callable[[], Tensor], device: torch.device) -> Tensor:
     """Allocate on this thread's stream, in another thread: a memory pool belongs to a thread."""
     import torch
 
+    if device.type != "cuda":
+        return make()
     stream = torch.cuda.current_stream(device)
 
     def run() -> Tensor:
