@@ -97,24 +97,32 @@ class Linear(torch.nn.Linear):
     def forget_launches(self) -> None:
         """Look the launches up again at the next calls."""
         self._launches: dict[Any, Any] = {}
+        # How large an input torch computes best, without and with gradients: the one met last.
+        self._torchs = [-1, -1]
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_launches": {}}  # they are of this process
+        return self.__dict__ | {"_launches": {}, "_torchs": [-1, -1]}  # they are of this process
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [..., out_features] for x [..., in_features]."""
-        if _is_compiling() or type(x) is not _Tensor:
+        if type(x) is not _Tensor:
             return self._multiplied(x)
-        # As little as tells apart what a layer meets: torch's product takes 10 us of host time.
-        key: Any = x.numel()
-        if _is_grad_enabled() and (x.requires_grad or self.weight.requires_grad):
-            key = -1 - key
-        if GROUPS.WORLD is not None:
-            key = key, epoch()
+        # Torch's product takes 10 us of host time, so this asks as little as tells apart what a
+        # layer meets.
+        size, with_gradients = x.numel(), _is_grad_enabled()
+        if size == self._torchs[with_gradients] and GROUPS.WORLD is None:
+            return _linear(x, self.weight, self.bias)
+        if _is_compiling():
+            return self._multiplied(x)
+        wants_grad = with_gradients and (x.requires_grad or self.weight.requires_grad)
+        key = size, wants_grad, epoch()
         found = self._launches.get(key)
         if found is _BY_TORCH:  # right for any operands
-            product = _linear(x, self.weight, self.bias)
-            return product if self._activation is None else activated(product, self._activation)
+            if self._activation is not None:
+                return activated(_linear(x, self.weight, self.bias), self._activation)
+            if wants_grad == with_gradients:
+                self._torchs[with_gradients] = size
+            return _linear(x, self.weight, self.bias)
         if found is None:
             return self._first_call(key, x)
         weight, bias = self.weight, self.bias

@@ -20,7 +20,7 @@ from costmodel.compile.compiler import Artifact
 from costmodel.data.measurement import Candidate, Measurement, Runner
 from costmodel.dispatch import dispatch, loading, resolve_launch, warmup
 from costmodel.dispatch.background import Background
-from costmodel.dispatch.dispatch import Launches
+from costmodel.dispatch.launches import Launches
 from costmodel.dispatch.resolve_launch import Resolved
 from costmodel.errors import CompileError, CostModelError
 from costmodel.gemm.config import GemmConfig, Specialization

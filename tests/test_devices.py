@@ -14,7 +14,7 @@ from test_dispatch import A, B, half
 import costmodel
 from costmodel.dispatch import dispatch
 from costmodel.dispatch.check import _check_devices
-from costmodel.dispatch.dispatch import Launches
+from costmodel.dispatch.launches import Launches
 from costmodel.errors import DeviceError
 from costmodel.measure.card import clock_reader, driver_and_clocks
 

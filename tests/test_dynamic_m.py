@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import costmodel
 from costmodel.dispatch import dispatch
-from costmodel.dispatch.dispatch import Launches
+from costmodel.dispatch.launches import Launches
 from costmodel.errors import InvalidInput
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.space import SearchSpace, why_illegal

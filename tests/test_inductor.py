@@ -42,7 +42,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Machine
 
 @pytest.mark.parametrize(
     ("ours_us", "torch_us", "launches"),
-    [(50.0, 1.0, 0), (20.0, 25.0, 0), (50.0, 60.0, 1)],
+    [(50.0, 1.0, 0), (20.0, 55.0, 0), (50.0, 70.0, 1)],
     ids=["torch is faster", "the host eats the gain", "the kernel is faster"],
 )
 @pytest.mark.parametrize("shape", [(4, K), (2, 3, K)])

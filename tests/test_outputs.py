@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from costmodel.dispatch.dispatch import NewOutput
+from costmodel.dispatch.launches import NewOutput
 
 
 class Named(torch.Tensor):

@@ -17,7 +17,7 @@ from costmodel.dispatch.gradients import is_gain
 
 _LOWERING = "torch._inductor.lowering"
 # Host time of torch's product and of the operator in a compiled graph, in us, on an H200's host.
-_HOST_US = 8.0, 30.0
+_HOST_US = 8.0, 60.0
 _DEVICES = ("cuda",)
 
 

@@ -15,6 +15,7 @@ from triton_interpreter import run_by_triton
 
 import costmodel
 from costmodel.dispatch import dispatch
+from costmodel.dispatch.launches import NewOutput
 from costmodel.errors import CostModelError, GradientError, LayoutError
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload, kind_options
@@ -494,20 +495,20 @@ class Named(torch.Tensor):
 def test_a_new_output_is_what_torch_would_make(m: int, n: int, dtype: torch.dtype | None) -> None:
     assert dispatch._empty_strided_cuda is not None, "this torch makes tensors in another way"
     a, b = operands(m, n, 2)
-    out, theirs = dispatch.NewOutput(a, b.shape[1], dtype)(a), a.new_empty((m, n), dtype=dtype)
+    out, theirs = NewOutput(a, b.shape[1], dtype)(a), a.new_empty((m, n), dtype=dtype)
     for x in (out, theirs):
         assert (x.shape, x.dtype, x.device) == ((m, n), dtype or torch.float16, a.device)
     assert out.stride() == theirs.stride()
     with torch.inference_mode():
-        assert dispatch.NewOutput(a, b.shape[1], dtype)(a).is_inference()
-    assert type(dispatch.NewOutput(a, b.shape[1], dtype)(a.as_subclass(Named))) is Named
+        assert NewOutput(a, b.shape[1], dtype)(a).is_inference()
+    assert type(NewOutput(a, b.shape[1], dtype)(a.as_subclass(Named))) is Named
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_a_new_output_is_where_the_operands_are() -> None:
     a, b = operands(3, 5, 2, device="cuda:1")
     assert torch.cuda.current_device() == 0
-    assert dispatch.NewOutput(a, b.shape[1], None)(a).device == a.device
+    assert NewOutput(a, b.shape[1], None)(a).device == a.device
 
 
 @pytest.mark.fault("B15")
