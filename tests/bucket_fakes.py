@@ -96,7 +96,8 @@ def best_us(workload: Workload) -> float:
 def faked(patch: pytest.MonkeyPatch, folder: Path) -> Machine:
     """A machine of this law. Nothing is computed: in float16 a CPU takes seconds for a product."""
     patch.setattr("dispatch_fakes.FakeLaunch.__call__", lambda *_: None)
-    patch.setattr(torch, "mm", lambda a, b, **_: a.new_empty(a.shape[0], b.shape[1]))
+    for name in ("mm", "matmul"):
+        patch.setattr(torch, name, lambda a, b, **_: a.new_empty(a.shape[0], b.shape[1]))
     machine = Machine(patch, folder)
     machine.bench.latency_us = timed_us
     return machine
