@@ -21,7 +21,7 @@ from costmodel.gemm.workload import ACTIVATIONS
 from costmodel.launch.fast import activated, is_autocasting
 from costmodel.torch_ops import matmul
 from costmodel.tuning.modes import check_mode
-from costmodel.tuning.ranks import GROUPS, epoch
+from costmodel.tuning.ranks import WORLD, epoch
 from costmodel.validation import drop_oldest
 
 __all__ = ["Linear", "replace_linear"]
@@ -105,15 +105,13 @@ class Linear(torch.nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [..., out_features] for x [..., in_features]."""
-        if type(x) is not _Tensor:
+        if _is_compiling() or type(x) is not _Tensor:
             return self._multiplied(x)
         # Torch's product takes 10 us of host time, so this asks as little as tells apart what a
         # layer meets.
         size, with_gradients = x.numel(), _is_grad_enabled()
-        if size == self._torchs[with_gradients] and GROUPS.WORLD is None:
+        if size == self._torchs[with_gradients] and WORLD._default_pg is None:
             return _linear(x, self.weight, self.bias)
-        if _is_compiling():
-            return self._multiplied(x)
         wants_grad = with_gradients and (x.requires_grad or self.weight.requires_grad)
         key = size, wants_grad, epoch()
         found = self._launches.get(key)

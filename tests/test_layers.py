@@ -322,3 +322,24 @@ def test_a_layer_that_knows_its_launches_is_copied_and_saved(tmp_path: Path) -> 
             other.weight.data.zero_()
             close(made(x), wanted)
             close(other(x), other.bias.expand(2, 3, N))
+
+
+@pytest.mark.parametrize("by_torch", [False, True])
+def test_what_was_chosen_alone_does_not_hold_in_a_process_group(
+    by_torch: bool, machine: Machine, counted: Counted, tmp_path: Path
+) -> None:
+    if by_torch:
+        torch_wins(machine)
+    made, x = layer(), random(4, K)
+    with torch.no_grad():
+        for _ in range(3):
+            made(x)
+        first_calls = counted.first_calls
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{tmp_path / 'ranks'}", rank=0, world_size=1
+        )
+        try:
+            close(made(x), expected(made, x))
+        finally:
+            torch.distributed.destroy_process_group()
+    assert counted.first_calls > first_calls

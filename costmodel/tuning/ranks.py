@@ -32,7 +32,7 @@ def epoch() -> int:
     What was decided in one group does not hold in the next, which may have other ranks. Every
     product asks, so it takes a tenth of a microsecond.
     """
-    world = GROUPS.WORLD
+    world = _GROUPS.WORLD
     if world is None:
         return 0
     group, number = _latest
@@ -40,7 +40,11 @@ def epoch() -> int:
 
 
 # A torch that was built without ``torch.distributed`` has none.
-GROUPS: Any = getattr(dist, "GroupMember", SimpleNamespace(WORLD=None))
+_GROUPS: Any = getattr(dist, "GroupMember", SimpleNamespace(WORLD=None))
+# Its field is read without a call, unlike the property above. Without ``torch.distributed``: none.
+WORLD: Any = getattr(
+    getattr(dist, "distributed_c10d", None), "_world", SimpleNamespace(_default_pg=None)
+)
 _lock = threading.Lock()
 _numbers = itertools.count(1)
 # Held weakly, for a group keeps its connections.
