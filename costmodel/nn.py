@@ -14,7 +14,7 @@ from costmodel.dispatch.calls import (
     is_deterministic,
     tracing_state,
 )
-from costmodel.dispatch.dispatch import entry_for, layers
+from costmodel.dispatch.dispatch import entry_for, layers, layers_lock
 from costmodel.errors import InvalidInput
 from costmodel.gemm.dtypes import element_types
 from costmodel.gemm.workload import ACTIVATIONS
@@ -136,7 +136,8 @@ class Linear(torch.nn.Linear):
         return matmul(x, self.weight.T, bias=self.bias, activation=self.activation, mode=self.mode)
 
     def _first_call(self, key: Any, x: torch.Tensor) -> torch.Tensor:
-        layers.add(self)
+        with layers_lock:
+            layers.add(self)
         kept = self._launches  # and not those of a later time
         product = self._multiplied(x)
         if (entry := self._entry(x)) is not None:

@@ -19,6 +19,7 @@ from costmodel.dispatch import dispatch
 from costmodel.dispatch.gradients import is_gain
 from costmodel.gemm.space import SearchSpace
 from costmodel.gemm.workload import Workload
+from costmodel.launch.fast import activated
 from costmodel.nn import Linear, replace_linear
 from costmodel.tuning.tuning_result import TuningResult
 
@@ -214,8 +215,8 @@ def test_the_rows_of_a_batch_may_be_apart(by_torch: bool, machine: Machine) -> N
             close(costmodel.matmul(x, made.weight.T), (x.float() @ made.weight.float().T).half())
 
 
-@pytest.mark.parametrize("shape", SHAPES[:2])
-@pytest.mark.parametrize("activation", [None, "relu"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
 def test_gradients_are_torchs(shape: tuple[int, ...], activation: str | None) -> None:
     made = layer(activation=activation)
     for _ in range(2):  # the first call, and the one that knows its launch
@@ -226,7 +227,7 @@ def test_gradients_are_torchs(shape: tuple[int, ...], activation: str | None) ->
         y = x.detach().float().requires_grad_()
         weight, bias = (p.detach().float().requires_grad_() for p in (made.weight, made.bias))
         product = functional.linear(y, weight, bias)
-        (2 * (product if activation is None else torch.relu(product))).sum().backward()
+        (2 * activated(product, activation or "none")).sum().backward()
         for mine, theirs in zip(found, (y.grad, weight.grad, bias.grad), strict=True):
             assert mine is not None
             assert theirs is not None

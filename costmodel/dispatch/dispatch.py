@@ -18,6 +18,7 @@ warning. The next call outside tunes.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from importlib import import_module
 from os import PathLike
@@ -84,6 +85,7 @@ _Entry = tuple[Any, Spans, NewOutput | None]
 winners = Winners(WinnerCache())
 launches = Launches()
 layers: WeakSet[Any] = WeakSet()  # of costmodel.nn.Linear, which know their launches
+layers_lock = threading.Lock()
 _background = Background()
 
 
@@ -146,7 +148,9 @@ def matmul(
 def forget_launches() -> None:
     """Have the next call of each kind look up its winner again."""
     launches.clear()
-    for layer in [*layers]:
+    with layers_lock:
+        found = [*layers]
+    for layer in found:
         layer.forget_launches()
     _background.forget()
 
