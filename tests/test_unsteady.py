@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,9 @@ from costmodel.data.measurement import Candidate, Measurement
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.measure.card import alone
+from costmodel.measure.protocol import TimingProtocol
+from costmodel.measure.session import Launch, Session
+from costmodel.tuning.search import fastest
 
 PRODUCT = Workload.dense(640, 4096, 1024)
 Noise = Callable[[], float]
@@ -44,7 +48,7 @@ class Scattering(FakeRunner):
     """Times with noise; latencies are by place in the ranking.
 
     Attributes:
-        rounds: of each comparison of finalists.
+        rounds, compared: of each comparison of finalists, and how many they were.
     """
 
     def __init__(self, us: Sequence[float], torch_us: float, noise: Callable[[int], Noise]) -> None:
@@ -52,6 +56,7 @@ class Scattering(FakeRunner):
         self.us = dict(zip(first(len(us)), us, strict=True))
         self.torch_us, self.noise = torch_us, noise
         self.rounds: list[int] = []
+        self.compared: list[int] = []
 
     def time(self, config: GemmConfig | None, repeats: int) -> Measurement:
         us = self.torch_us if config is None else self.us[config]
@@ -64,6 +69,7 @@ class Scattering(FakeRunner):
         self, workload: Workload, configs: Sequence[GemmConfig | None], rounds: int = 9
     ) -> list[Measurement]:
         self.rounds.append(rounds)
+        self.compared.append(len(configs))
         return [self.time(config, rounds) for config in configs]
 
 
@@ -122,6 +128,40 @@ def test_scatter_that_decides_nothing_costs_nothing() -> None:
     runner = Scattering((10.0, 100.0, 120.0, 140.0), 200.0, lambda _: lambda: random.gauss(1, 0.1))
     assert run(runner).reliable
     assert len(runner.rounds) == 1
+
+
+@pytest.mark.fault("N6")
+def test_an_exhaustive_search_on_a_shared_gpu_compares_a_few() -> None:
+    runner = Scattering([10.0] * 40, 20.0, lambda _: shared)
+    run(runner, k=40)
+    assert max(runner.compared) <= 9, "more would take longer than a timing may"
+
+
+class Crowded(Session):
+    """Times on a GPU that others use most while its cache is filled."""
+
+    def __init__(self) -> None:
+        self._protocol, self._clock_mhz = TimingProtocol(), lambda: 0
+
+    def _passed(self, choice: Any) -> tuple[Launch, None]:
+        return (lambda _: None), None
+
+    def _look(self, launch: Launch) -> float:
+        return 6.0
+
+    def _capture(self, launch: Launch, *_: Any) -> Any:
+        return launch
+
+    def _replay(self, graph: Any, *_: Any, **__: Any) -> list[float]:
+        return [random.gauss(90.0, 5.0) if graph.__name__ == "_nothing" else 60.0]
+
+
+@pytest.mark.fault("N6")
+def test_a_comparison_that_others_disturb_is_an_unsure_one() -> None:
+    """What is left of a replay after its fills' time may be less than nothing."""
+    times = dict(enumerate(Crowded()._compare(["one", "other", None], 9)))
+    assert all(m.ok and m.latency_us > 0 for m in times.values())
+    assert fastest(times)[1]
 
 
 class Busy(Bench):

@@ -88,7 +88,10 @@ def compiler_settings() -> dict[str, str | None]:
     from triton._C.libtriton import get_cache_invalidating_env_vars
     from triton.backends.nvidia.compiler import CUDAOptions
 
-    found: dict[str, str | None] = dict(get_cache_invalidating_env_vars())
+    found: dict[str, str | None] = {
+        name: None if value == "false" else value  # Triton's word for a switch that is off
+        for name, value in get_cache_invalidating_env_vars().items()
+    }
     for group in (knobs.compilation, knobs.language, knobs.nvidia, knobs.runtime):
         for name, knob in group.knob_descriptors.items():
             if name in _HARMLESS:

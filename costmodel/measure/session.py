@@ -189,7 +189,7 @@ class Session:
                     us -= self._replay(*fills[i], repeats=1, sent=turn > 0)[0]
                 times[i].append(us)
         for i, measured in times.items():
-            result[i] = self._summary(measured)
+            result[i] = self._summary(measured, about_us[i])
         return result
 
     def _passed(self, choice: Any | Launch | None) -> tuple[Launch, Measurement | None]:
@@ -210,9 +210,11 @@ class Session:
         wrong = self._gate(launch, trusted=choice is None)
         return launch, Measurement("wrong_result", error=wrong) if wrong else None
 
-    def _summary(self, times: list[float]) -> Measurement:
-        p10, p50, p90 = np.quantile(times, (0.1, 0.5, 0.9))
-        return Measurement("ok", float(p50), float(p10), float(p90), len(times), self._clock_mhz())
+    def _summary(self, times: list[float], about_us: float = inf) -> Measurement:
+        p10, p50, p90 = map(float, np.quantile(times, (0.1, 0.5, 0.9)))
+        if p50 <= 0:  # others used the device while its cache was filled: only the look is left
+            return Measurement("ok", about_us, p10, max(p90, about_us), 1, self._clock_mhz())
+        return Measurement("ok", p50, p10, p90, len(times), self._clock_mhz())
 
     def _gate(self, launch: Launch, trusted: bool = False) -> str:
         """Launch on a poisoned output and compare; return what is wrong, or an empty text.

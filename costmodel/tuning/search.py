@@ -35,7 +35,7 @@ TORCH_COUNTS = 0.97
 By so much the two move against each other between processes, and the choice is for all of them.
 """
 
-_FINALISTS = 3
+_FINALISTS, _MOST_FINALISTS = 3, 8  # the second where timings scatter: all take a minute at most
 _ROUNDS = (9, 27, 27)  # of the finalists' comparison, and of its repetitions where they scatter
 _LOSS = 1.02  # by so much a choice may turn out slower than another one that was compared
 _COMPILED_AT_ONCE = 256
@@ -160,7 +160,9 @@ class TopKSearch:
         """The best few, and what else scatters so much that it may be the best."""
         works = self._working()
         best_us = min((self.measured[config].latency_us for config in works), default=0.0)
-        may_win = [c for c in works[_FINALISTS:] if self.measured[c].least_us < best_us]
+        may_win = [
+            c for c in works[_FINALISTS:_MOST_FINALISTS] if self.measured[c].least_us < best_us
+        ]
         return works[:_FINALISTS] + may_win
 
     def _fastest(self) -> tuple[Config | None, list[Config | None]]:
