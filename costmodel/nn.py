@@ -18,7 +18,7 @@ from costmodel.dispatch.dispatch import entry_for, layers, layers_lock
 from costmodel.errors import InvalidInput
 from costmodel.gemm.dtypes import element_types
 from costmodel.gemm.workload import ACTIVATIONS
-from costmodel.launch.fast import activated, is_autocasting
+from costmodel.launch.fast import activated_rows, is_autocasting
 from costmodel.torch_ops import matmul
 from costmodel.tuning.modes import check_mode
 from costmodel.tuning.ranks import WORLD, epoch
@@ -105,61 +105,66 @@ class Linear(torch.nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [..., out_features] for x [..., in_features]."""
-        if _is_compiling() or type(x) is not _Tensor:
-            return self._multiplied(x)
+        if _is_compiling() or type(x) is not _Tensor or tracing_state() is not None:
+            return self._multiplied(x, self.weight, self.bias)
         # Torch's product takes 10 us of host time, so this asks as little as tells apart what a
         # layer meets.
         size, with_gradients = x.numel(), _is_grad_enabled()
         if size == self._torchs[with_gradients] and WORLD._default_pg is None:
             return _linear(x, self.weight, self.bias)
-        wants_grad = with_gradients and (x.requires_grad or self.weight.requires_grad)
+        weight, bias = self.weight, self.bias  # once: a parametrized weight is computed
+        wants_grad = with_gradients and (
+            x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+        )
         key = size, wants_grad, epoch()
         found = self._launches.get(key)
         if found is _BY_TORCH:  # right for any operands
             if self._activation is not None:
-                return activated(_linear(x, self.weight, self.bias), self._activation)
+                return activated_rows(_linear(x, weight, bias), self._activation)
             if wants_grad == with_gradients:
                 self._torchs[with_gradients] = size
-            return _linear(x, self.weight, self.bias)
+            return _linear(x, weight, bias)
         if found is None:
-            return self._first_call(key, x)
-        weight, bias = self.weight, self.bias
+            return self._first_call(key, x, weight, bias)
         if not found.fits(x, weight, bias):
-            return self._multiplied(x)
+            return self._multiplied(x, weight, bias)
         if found.new_output is None:
             return found.launch.multiplied(x, weight, bias)
         out = found.new_output(x)
         found.launch(x, weight, out, bias)
         return out
 
-    def _multiplied(self, x: torch.Tensor) -> torch.Tensor:
-        return matmul(x, self.weight.T, bias=self.bias, activation=self.activation, mode=self.mode)
+    def _multiplied(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        return matmul(x, weight.T, bias=bias, activation=self.activation, mode=self.mode)
 
-    def _first_call(self, key: Any, x: torch.Tensor) -> torch.Tensor:
+    def _first_call(
+        self, key: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         with layers_lock:
             layers.add(self)
         kept = self._launches  # and not those of a later time
-        product = self._multiplied(x)
-        if (entry := self._entry(x)) is not None:
+        product = self._multiplied(x, weight, bias)
+        if (entry := self._entry(x, weight, bias)) is not None:
             kept[key] = entry
             drop_oldest(kept, _AT_MOST)
         return product
 
-    def _entry(self, x: torch.Tensor) -> object:
+    def _entry(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> object:
         """Return how the next calls like this one are computed; None if that may change."""
         if is_deterministic():
             return None
-        found = entry_for(
-            x, self.weight.T, bias=self.bias, activation=self.activation, mode=self.mode
-        )
+        found = entry_for(x, weight.T, bias=bias, activation=self.activation, mode=self.mode)
         if found is None:
             return None
         launch, _, new_output = found
         if launch.config is None:
             return _BY_TORCH
-        if launch.config.repack or x.dtype is torch.float32:  # whose precision may be switched
+        # The precision of float32 may be switched; under autocast these may be other operands.
+        if launch.config.repack or x.dtype is torch.float32 or is_autocasting():
             return None
-        return _Known(x, self.weight, self.bias, launch.of_layer(), new_output)
+        return _Known(x, weight, bias, launch.of_layer(), new_output)
 
 
 _AT_MOST = 1024  # launches of a layer

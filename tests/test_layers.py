@@ -13,6 +13,7 @@ import torch
 from dispatch_fakes import H100, MODEL, FakeLaunch, Machine
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import costmodel
 from costmodel.dispatch import dispatch
@@ -344,3 +345,91 @@ def test_what_was_chosen_alone_does_not_hold_in_a_process_group(
         finally:
             torch.distributed.destroy_process_group()
     assert counted.first_calls > first_calls
+
+
+@pytest.mark.parametrize("known_by", [torch.no_grad, torch.enable_grad])
+def test_a_bias_that_alone_is_trained_has_its_gradient(known_by: Any) -> None:
+    made, x = layer().requires_grad_(False), random(4, K)
+    with known_by():
+        made(x)
+        made(x)
+    made.bias.requires_grad_(True)
+    made(x).sum().backward()
+    close(made.bias.grad, torch.full((N,), 4.0).half())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("activation", [None, "relu"])
+@pytest.mark.parametrize("by_torch", [False, True])
+def test_the_first_call_may_be_checkpointed(
+    shape: tuple[int, ...], activation: str | None, by_torch: bool, machine: Machine
+) -> None:
+    """What the recomputation saves has to look as what the first call saved."""
+    if by_torch:
+        torch_wins(machine)
+    made, x = layer(activation=activation), random(*shape, grad=True)
+    b = random(K, N, grad=True)
+    for call in (made, lambda a: costmodel.matmul(a, b, activation=activation)):
+        for _ in range(2):
+            checkpoint(call, x, use_reentrant=False).sum().backward()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_two_batches_with_a_bias(bias: bool) -> None:
+    a, b, c = random(2, 3, K), random(2, K, N), random(N) if bias else None
+    wanted = a @ b if c is None else a @ b + c
+    for _ in range(2):
+        assert torch.equal(costmodel.matmul(a, b, bias=c), wanted)
+
+
+def test_what_autocast_has_cast_is_not_known_outside() -> None:
+    made, x = Linear(K, N, bias=False), random(4, K)
+    with torch.no_grad():
+        with torch.autocast("cpu", torch.float16):
+            for _ in range(2):
+                close(made(x), (x.float() @ made.weight.T).half())
+        with pytest.raises(costmodel.errors.UnsupportedDtype):
+            made(x)
+
+
+def test_operands_that_torch_func_does_not_wrap_and_that_require_grad() -> None:
+    made, x, y = layer(), random(4, K, grad=True), random(K, N)
+    for call in (lambda: made(x), lambda: costmodel.matmul(x, y), lambda: made(x[None])):
+        for _ in range(2):
+            call()
+        found = torch.func.grad(lambda s, call=call: (call().float() * s).sum())(torch.ones(()))
+        torch.testing.assert_close(found, call().float().sum(), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("by_torch", [False, True])
+def test_a_parametrized_weight_is_computed_once_a_call(by_torch: bool, machine: Machine) -> None:
+    if by_torch:
+        torch_wins(machine)
+
+    class Counting(torch.nn.Module):
+        calls = 0
+
+        def forward(self, weight: Tensor) -> Tensor:
+            self.calls += 1
+            return weight * 2
+
+    made, x, counting = layer(), random(4, K), Counting()
+    torch.nn.utils.parametrize.register_parametrization(made, "weight", counting)
+    for _ in range(3):
+        before = counting.calls
+        made(x).sum().backward()
+        assert counting.calls == before + 1
+
+
+@pytest.mark.parametrize("by_torch", [False, True])
+@pytest.mark.filterwarnings("error", "ignore::DeprecationWarning")
+def test_a_trace_of_a_known_layer(by_torch: bool, machine: Machine) -> None:
+    if by_torch:
+        torch_wins(machine)
+    made, x = layer(), random(2, 3, K)
+    with torch.no_grad():
+        made(x)
+        made(x)
+        traced = torch.jit.trace(made, (x,))
+        other = random(3, 4, K)
+        close(traced(other), expected(made, other))

@@ -101,7 +101,7 @@ def key_of(
             type(b), b.shape, b.stride(), b.dtype, b.get_device(),
             b_address & 15 or (not b_address and _NONE),
             a.is_neg(), b.is_neg(),  # of the imaginary part of conjugate numbers
-            (a.requires_grad or b.requires_grad) and torch.is_grad_enabled(),
+            (a.requires_grad or b.requires_grad) and torch.is_grad_enabled() and 1 + in_functorch(),
             None if out is None else _described(out),
             None if bias is None else _described(bias),
             activation, tf32, out_dtype, mode, model if model is None else _identity(model),
@@ -117,7 +117,7 @@ def launch_key(call: Call) -> Any:
 
 
 def _described(x: torch.Tensor) -> Any:
-    wants_grad = x.requires_grad and torch.is_grad_enabled()
+    wants_grad = x.requires_grad and torch.is_grad_enabled() and 1 + in_functorch()
     address = x.data_ptr()
     return (
         type(x), x.shape, x.stride(), x.dtype, x.get_device(),

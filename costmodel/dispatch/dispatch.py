@@ -350,10 +350,7 @@ def _entry_of_batch(call: Call) -> _Entry | None:
     if found is None:
         return None
     launch, spans, new_output = found
-    new_output = new_output and NewOutput(a, n, call.out_dtype)
-    if isinstance(launch, WithGradients):
-        launch = WithGradients(launch.launch, NewOutput(a, n, call.out_dtype), matmul, call)
-    return launch, spans, new_output
+    return launch, spans, new_output and NewOutput(a, n, call.out_dtype)
 
 
 def _compiled(call: Call) -> torch.Tensor:

@@ -59,14 +59,19 @@ class WithGradients:
         self.mode, self.is_layer = call.mode, False
 
     def multiplied(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-        """Return act(a @ b + bias) with its gradient."""
-        product: Tensor = _Product.apply(a, b, bias, self)  # type: ignore[no-untyped-call]
-        return product
+        """Return act(a @ b + bias) with its gradient.
+
+        Autograd always saves matrices: checkpointing compares what two calls have saved.
+        """
+        rows = a if a.ndim == 2 else a.reshape(-1, a.shape[-1])
+        b = b.T if self.is_layer else b
+        product: Tensor = _Product.apply(rows, b, bias, self)  # type: ignore[no-untyped-call]
+        return product if a.ndim == 2 else product.view(*a.shape[:-1], b.shape[1])
 
     def of_layer(self) -> Self:
         """Return the same product for a B that is given as the weight [n, k] of a layer."""
         made = copy.copy(self)
-        made.launch, made.is_layer = self.launch.of_layer(), True
+        made.is_layer = True
         return made
 
 
@@ -91,7 +96,7 @@ class _Product(torch.autograd.Function):
         def product(x: Tensor, y: Tensor, bias: Any = None, out_dtype: Any = None) -> Tensor:
             return of.matmul(x, y, bias=bias, out_dtype=out_dtype, **options)
 
-        return *gradients(ctx, grad, of.activation, of.tf32, product, is_layer=of.is_layer), None
+        return *gradients(ctx, grad, of.activation, of.tf32, product), None
 
 
 def keep(ctx: Any, a: Tensor, b: Tensor, bias: Tensor | None, activation: str) -> None:
@@ -101,25 +106,20 @@ def keep(ctx: Any, a: Tensor, b: Tensor, bias: Tensor | None, activation: str) -
         ctx.save_for_backward(a if of_b else None, b if of_a else None, None)
     else:
         ctx.save_for_backward(a, b, bias)
-    ctx.dtype, ctx.shape = a.dtype, a.shape
+    ctx.dtype, ctx.by_columns = a.dtype, b.stride(0) == 1 < b.stride(1)
 
 
 def gradients(
-    ctx: Any, grad: Tensor, activation: str, tf32: bool | None, by_kernel: Callable[..., Tensor],
-    *, is_layer: bool = False,
+    ctx: Any, grad: Tensor, activation: str, tf32: bool | None, by_kernel: Callable[..., Tensor]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Return the gradients of a, b and bias; recompute the input of the activation.
 
     Args:
         ctx: after :func:`keep`.
-        grad: of the result, [..., n].
+        grad: of the result.
         by_kernel: returns x @ y + bias of two matrices, in ``out_dtype``.
-        is_layer: b is the weight [n, k] of a layer.
     """
     a, b, bias = ctx.saved_tensors
-    grad = grad if grad.ndim == 2 else grad.reshape(-1, grad.shape[-1])
-    if a is not None and a.ndim != 2:
-        a = a.reshape(-1, a.shape[-1])
 
     def product(x: Tensor, y: Tensor, bias: Any = None, out_dtype: Any = None) -> Any:
         """x @ y + bias, by torch if it may have a forward-mode gradient."""
@@ -130,17 +130,16 @@ def gradients(
         return multiply_by_torch(Call(x.to(out_dtype), y.to(out_dtype), bias=bias))
 
     if activation != "none":
-        grad = _through(activation, grad, product(a, b.T if is_layer else b, bias, grad.dtype))
+        grad = _through(activation, grad, product(a, b, bias, grad.dtype))
     of_a = of_b = of_bias = None
     if ctx.needs_input_grad[2]:
         of_bias = grad.sum(0)
     # The gradient of a sum is one number with strides of 0: no kernel reads that.
     grad = grad.to(ctx.dtype).contiguous()
     if ctx.needs_input_grad[0]:
-        of_a = product(grad, b if is_layer else b.T)
-        of_a = of_a if len(ctx.shape) == 2 else of_a.view(ctx.shape)
-    if ctx.needs_input_grad[1]:
-        of_b = product(grad.T, a) if is_layer else product(a.T, grad)
+        of_a = product(grad, b.T)
+    if ctx.needs_input_grad[1]:  # laid out as b is, for autograd copies another layout
+        of_b = product(grad.T, a).T if ctx.by_columns else product(a.T, grad)
     return of_a, of_b, of_bias
 
 

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 from typing import Any, Self
 
 import torch
@@ -235,9 +236,11 @@ class TorchLaunch:
         return self._multiplied(a, b, bias)
 
     def _multiplied(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-        if bias is None:
-            return activated(torch.matmul(a, b), self._activation)
-        return activated(functional.linear(a, b.mT, bias), self._activation)
+        if b.ndim > 2:
+            product = torch.matmul(a, b)
+            return activated(product if bias is None else product + bias, self._activation)
+        product = torch.matmul(a, b) if bias is None else functional.linear(a, b.mT, bias)
+        return activated_rows(product, self._activation)
 
 
 def torch_product(
@@ -277,6 +280,13 @@ is_autocasting = torch._C._is_any_autocast_enabled
 def activated(x: Tensor, activation: str) -> Tensor:
     """Return act(x) by torch, in a new tensor unless the activation is ``none``."""
     return x if activation == "none" else getattr(functional, activation)(x)
+
+
+def activated_rows(x: Tensor, activation: str) -> Tensor:
+    """Return act(x); autograd saves a matrix of all rows, as the first call of a batch does."""
+    if x.ndim == 2 or activation == "none":
+        return activated(x, activation)
+    return activated(x.reshape(prod(x.shape[:-1]), x.shape[-1]), activation).view(x.shape)
 
 
 def torch_multiplies_in_tf32() -> bool:
