@@ -21,12 +21,14 @@ from typing import Any
 import pytest
 import test_launchers
 import torch
-from dispatch_fakes import Bench, Machine, operands
+from dispatch_fakes import H100, Bench, Machine, operands
 from test_launchers import HERE
 
 import costmodel
 from costmodel.dispatch import dispatch, loading, resolve_launch
 from costmodel.gemm.specialize import compile_for_device
+from costmodel.hardware import nvidia
+from costmodel.hardware.target import Target, Toolchain
 from costmodel.launch.kernel import load
 from costmodel.tuning.winners import DeviceProcess, Winners
 
@@ -154,6 +156,21 @@ def test_where_nothing_can_be_loaded_torch_computes(
         assert len(told) == (m == 64), told
     with pytest.raises(costmodel.errors.HostError, match="TRITON_CACHE_DIR"):
         costmodel.pin("pointer 64x64x64 w4 s2 g8", 640, 128, 128)
+
+
+@pytest.mark.parametrize("mode", ["auto", "never", "background"])
+def test_where_the_assembler_does_not_run_torch_computes(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """The version of ptxas is a part of each key."""
+    monkeypatch.setattr(nvidia, "ptxas_version", fails(OSError(errno.EACCES, "ptxas")))
+    cache, device = dispatch.winners.cache, H100.device
+    winners = Winners(cache, target_of=lambda _: Target(device, Toolchain.current()))
+    monkeypatch.setattr(dispatch, "winners", winners)
+    costmodel.set_mode(mode)
+    right, told = product()
+    assert (right, len(told)) == (True, 1)
+    assert product(620) == (True, [])
 
 
 def test_a_fault_that_passes_is_forgotten(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ thread tunes; while this machine cannot compile) serves one call, and the next o
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 import warnings
@@ -124,22 +125,29 @@ class _Product:
         self, workload: Workload, index: int, mode: str, model: ModelLike, winners: Winners
     ) -> None:
         self.workload, self.m, self.index, self.mode = workload, workload.m, index, mode
-        self.winners = winners
-        self.keys = keys_of(winners, workload, index, mode, model)
-        self.key = self.keys[-1]
+        self.model, self.winners = model, winners
+
+    @functools.cached_property
+    def keys(self) -> list[TuningKey]:
+        return keys_of(self.winners, self.workload, self.index, self.mode, self.model)
+
+    @property
+    def key(self) -> TuningKey:
+        return self.keys[-1]
 
     def resolve(self, background: Background) -> Resolved:
+        key = self.key  # first of all, as it refuses a model that is none
         if (chosen := pins.get((self.workload, self.index))) is not None:
             return Resolved(self._launch_of_pin(chosen))
         if is_capturing(self.index):
             return self._known_and_loaded() or Resolved(self._fallback(), is_final=False)
         if time.monotonic() < _retry_at:
             return self.without_host()
-        if self.mode == "background" and not self.key.epoch:
+        if self.mode == "background" and not key.epoch:
             return self._launch_or_job(background)
         if self.mode == "never":
             return Resolved(self._launch_untimed())
-        return Resolved(self._launch_of_winner(self.key))
+        return Resolved(self._launch_of_winner(key))
 
     def without_host(self) -> Resolved:
         """The winner if it is loaded, else torch for this call: a fault of the machine may pass."""
