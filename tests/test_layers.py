@@ -433,3 +433,18 @@ def test_a_trace_of_a_known_layer(by_torch: bool, machine: Machine) -> None:
         traced = torch.jit.trace(made, (x,))
         other = random(3, 4, K)
         close(traced(other), expected(made, other))
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
+def test_gradients_of_many_results_at_once(activation: str | None) -> None:
+    """Torch wraps them in tensors without memory."""
+    made, x = layer(activation=activation), random(2, 3, K)
+    grads = random(5, 2, 3, N)
+    for _ in range(2):
+        product = made(x)
+        (found,) = torch.autograd.grad(
+            product, made.weight, grads, is_grads_batched=True, retain_graph=True
+        )
+        for mine, grad in zip(found, grads, strict=True):
+            (wanted,) = torch.autograd.grad(product, made.weight, grad, retain_graph=True)
+            torch.testing.assert_close(mine, wanted, rtol=3e-2, atol=3e-2)

@@ -204,7 +204,10 @@ def _is_more_than_memory(x: torch.Tensor) -> bool:
     if keeps_elsewhere(x) or x.is_neg():
         return True
     has_memory = x.layout == torch.strided and x.device.type != "meta"
-    return has_memory and x.data_ptr() == 0 and x.numel() > 0
+    try:
+        return has_memory and x.data_ptr() == 0 and x.numel() > 0
+    except RuntimeError:  # of the vmap of torch.autograd, as in batched gradients
+        return True
 
 
 def is_fake(x: torch.Tensor) -> bool:
