@@ -192,11 +192,16 @@ class _Known:
         rare = count_modes() or tracing_state() is not None or in_forward_level()
         if rare or in_functorch() or is_autocasting() or is_deterministic():
             return False
-        return self._x == _described(x) and self._parameters == _parameters(weight, bias)
+        try:
+            return self._x == _described(x) and self._parameters == _parameters(weight, bias)
+        except RuntimeError:  # such as sparse tensors, which the checks refuse
+            return False
 
 
 def _described(x: torch.Tensor) -> Any:
-    return x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() & 15, x.is_neg()
+    address = x.data_ptr()  # 0: torch's zeros without memory
+    at = address & 15 if address else None
+    return x.shape, x.stride(), x.dtype, x.get_device(), at, x.is_neg()
 
 
 def _parameters(weight: torch.Tensor, bias: torch.Tensor | None) -> Any:

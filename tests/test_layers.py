@@ -448,3 +448,14 @@ def test_gradients_of_many_results_at_once(activation: str | None) -> None:
         for mine, grad in zip(found, grads, strict=True):
             (wanted,) = torch.autograd.grad(product, made.weight, grad, retain_graph=True)
             torch.testing.assert_close(mine, wanted, rtol=3e-2, atol=3e-2)
+
+
+def test_a_known_layer_launches_nothing_on_what_has_no_memory(counted: Counted) -> None:
+    made, x = layer(), random(4, K)
+    with torch.no_grad():
+        made(x)
+        zeros: Tensor = torch._efficientzerotensor((4, K), dtype=x.dtype)
+        close(made(zeros), made.bias.expand(4, N))
+        with pytest.raises(costmodel.errors.LayoutError):
+            made(x.to_sparse())
+    assert counted.launches == 1
