@@ -17,6 +17,7 @@ from dispatch_fakes import Bench, Machine, find
 from test_tuner import FakeRunner, first, run
 
 from costmodel.data.measurement import Candidate, Measurement
+from costmodel.errors import HostError
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.measure.card import alone
@@ -234,6 +235,26 @@ def test_once_the_gpu_is_free_the_winner_is_kept(
     before = len(busy.timed)
     assert find(PRODUCT).config == result.config
     assert len(busy.timed) == before
+
+
+@pytest.mark.fault("N6")
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), HostError("no room")])
+def test_a_winner_stays_where_it_cannot_be_tuned_again(
+    error: Exception, busy: Busy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = find(PRODUCT)
+    failures: list[Exception] = []
+
+    def fail() -> None:
+        failures.append(error)
+        raise error
+
+    busy.before = fail
+    for minute in range(6):
+        with monkeypatch.context() as patch:
+            later(patch, 61.0 * minute)
+            assert find(PRODUCT) is result
+    assert len(failures) == 2
 
 
 @pytest.mark.fault("N6")

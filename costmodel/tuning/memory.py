@@ -46,12 +46,10 @@ class Memory:
 
     def put(self, key: TuningKey, result: TuningResult) -> None:
         with self._lock:
-            before = self.results.get(key)
             if not result.unsteady:
                 self._unsteady.pop(key, None)
-            elif before is None or not same_tuning(before, result):
-                count, _ = self._unsteady.get(key, (0, 0.0))
-                self._unsteady[key] = count + 1, time.monotonic()
+            elif key not in self._unsteady:
+                self._unsteady[key] = 1, time.monotonic()
             self.results[key] = result
             drop_oldest(self.results, _REMEMBERED)
 
@@ -59,6 +57,12 @@ class Memory:
         """Return True if the timings of the winner scattered and it is time to tune again."""
         count, last = self._unsteady.get(key, (0, inf))
         return count <= _RETRIES and time.monotonic() > last + _RETRY_AFTER_S
+
+    def postpone(self, key: TuningKey) -> None:
+        """Let the next attempt to tune an unsteady winner again wait as long as this one did."""
+        with self._lock:
+            if key in self._unsteady:
+                self._unsteady[key] = self._unsteady[key][0] + 1, time.monotonic()
 
     @contextmanager
     def alone(self, key: TuningKey) -> Iterator[None]:

@@ -156,7 +156,10 @@ class Winners:
         planned_for = None if whole else m
         work = _Work(self, key, m, wait)
         with work.memory.alone(key):
-            found = None if may_time and work.memory.is_due(key) else work.memory.get(key)
+            found = work.memory.get(key)
+            if found is not None and may_time and work.memory.is_due(key):
+                kept = work.read()  # another process may have found it
+                found = work.remember(kept) if kept else work.tune_again(found)
             if found is not None:
                 count(memory_hits=1)
                 if not lacks_plan(found, planned_for, may_time):
@@ -298,6 +301,15 @@ class _Work:
             warn_of_host(error)
         self.is_for_all = False
         return self.tune("predict")
+
+    def tune_again(self, unsteady: TuningResult) -> TuningResult:
+        """Tune once more; the winner so far stays where that fails."""
+        self.memory.postpone(self.key)
+        try:
+            return self.tune()
+        except Exception as error:  # whatever it is, there is a winner that works
+            log.warning("%s is not tuned again: %s", unsteady.workload, one_line(error))
+            return unsteady
 
     def tune(self, mode: str = "", budget_s: float = inf) -> TuningResult:
         """Choose, and keep the choice.
