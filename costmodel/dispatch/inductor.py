@@ -1,4 +1,4 @@
-"""What Inductor makes of the operator: torch's own product, where that is what computes it best.
+"""Inductor's lowering of the operator: to torch's own product, where that computes it best.
 
 A graph that Inductor compiles pays the operator's host time at each call. Torch's own product costs
 less there, and its neighbours can be fused with it. Inductor's cache of graphs keeps the choice.

@@ -1,4 +1,4 @@
-"""What ``matmul`` keeps for the next calls of a kind: launches by key, and what makes outputs."""
+"""The launches that ``matmul`` keeps for the next calls of a kind, by key, and their outputs."""
 
 from __future__ import annotations
 
