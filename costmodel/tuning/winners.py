@@ -124,14 +124,9 @@ class Winners:
         return TuningKey(replace(workload, m=m_range[1]), m_range, device_index, **options)
 
     def find(
-        self,
-        key: TuningKey,
-        m: int,
-        *,
-        whole: bool = False,
-        wait: bool = True,
+        self, key: TuningKey, m: int, *, whole: bool = False, wait: bool = True,
         may_time: bool = True,
-    ) -> TuningResult:
+    ) -> TuningResult:  # fmt: skip
         """The winner of a bucket, which is legal for all of it: known, on disk, or tuned now.
 
         In a process group: agreed on, or predicted.
