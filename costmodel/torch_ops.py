@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from costmodel.dispatch.calls import without_autocast
 from costmodel.dispatch.dispatch import matmul as matmul
 from costmodel.dispatch.gradients import gradients, keep
 from costmodel.dispatch.inductor import lower_operator
 from costmodel.errors import ShapeError
+from costmodel.launch.fast import without_autocast
 
 
 # For every device: on a CPU its own error says more than torch's.

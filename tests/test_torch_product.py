@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from costmodel.launch.fast import (
+    TorchLaunch,
     float32_precision,
     reference_product,
     torch_multiplies_in_tf32,
@@ -223,3 +224,15 @@ def test_products_of_two_threads_are_each_in_their_precision() -> None:
         for done in [pool.submit(work, True), pool.submit(work, True)]:
             done.result()
     assert SWITCH.fp32_precision == "none"
+
+
+def test_autocast_of_another_kind_of_device_is_left_alone() -> None:
+    """Autocast is on in the process then, and stays on when it is switched off here."""
+    a, b = torch.randn(3, 4), torch.randn(4, 5)
+    before = torch.is_autocast_enabled("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        found = TorchLaunch("none").multiplied(a, b, None)
+    finally:
+        torch.set_autocast_enabled("cuda", before)
+    torch.testing.assert_close(found, a @ b)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from math import prod
 from os import PathLike
@@ -25,6 +25,7 @@ from costmodel.launch.fast import (
     float32_precision,
     is_autocasting,
     torch_multiplies_in_tf32,
+    without_autocast,
 )
 from costmodel.models.storage import card_stamp
 from costmodel.tuning import modes
@@ -150,12 +151,6 @@ in_functorch = torch._C._are_functorch_transforms_active
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _unpack_dual: Any = forward_ad.unpack_dual
 _plain_dispatch = torch.Tensor.__torch_dispatch__
-
-
-def without_autocast(x: torch.Tensor) -> AbstractContextManager[object]:
-    """Switch autocast off on the device of a tensor."""
-    # Made only if it is needed: it takes microseconds.
-    return torch.autocast(x.device.type, enabled=False) if is_autocasting() else nullcontext()
 
 
 def is_scripting() -> bool:

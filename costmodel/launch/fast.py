@@ -11,7 +11,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import prod
 from typing import Any, Self
 
@@ -227,11 +227,10 @@ class TorchLaunch:
         Args:
             a, b: as in ``torch.matmul``, with any batch dimensions.
         """
-        if is_autocasting():
-            with torch.autocast(a.device.type, enabled=False):
-                return self.multiplied(a, b, bias)
-        if a.dtype is torch.float32:
-            with float32_precision(self._tf32):
+        is_float32 = a.dtype is torch.float32
+        if is_float32 or is_autocasting():
+            precision = float32_precision(self._tf32) if is_float32 else nullcontext()
+            with without_autocast(a), precision:
                 return self._multiplied(a, b, bias)
         return self._multiplied(a, b, bias)
 
@@ -275,6 +274,12 @@ def torch_product(
 
 is_autocasting = torch._C._is_any_autocast_enabled
 """Returns True if ``torch.autocast`` is on for any kind of device."""
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """Switch autocast off on the device of a tensor."""
+    # Made only if it is needed: it takes microseconds.
+    return torch.autocast(x.device.type, enabled=False) if is_autocasting() else nullcontext()
 
 
 def activated(x: Tensor, activation: str) -> Tensor:
