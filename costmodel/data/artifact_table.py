@@ -88,7 +88,7 @@ class ArtifactTable(Mapping[str, Artifact]):
 
     @staticmethod
     def faults(rows: pa.Table) -> dict[str, NDArray[np.bool_]]:
-        """Mark rows that no release writes; see :data:`costmodel.data.shards.Faults`."""
+        """Mark rows that no release writes; see :data:`costmodel.data.rows.Faults`."""
         statuses = np.array(rows.column("status").to_pylist(), dtype=object)
         return {
             "a status that is known": ~np.isin(statuses, get_args(ArtifactStatus)),

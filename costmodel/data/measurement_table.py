@@ -168,7 +168,7 @@ class MeasurementTable(Columns):
 
     @staticmethod
     def faults(rows: pa.Table) -> dict[str, NDArray[np.bool_]]:
-        """Mark rows that no release writes; see :data:`costmodel.data.shards.Faults`."""
+        """Mark rows that no release writes; see :data:`costmodel.data.rows.Faults`."""
 
         def has(name: str, texts: Iterable[str]) -> NDArray[np.bool_]:
             index, there = _numbered(rows, name)

@@ -202,12 +202,15 @@ class Workspace:
         import torch
 
         partial_sums = self._at_least("partial", size_bytes // 4, torch.float32)
-        if self._counters is not None and self._apart:
-            self._counters.make()
-        taken = None if self._apart or self._counters is None else self._counters.take(tiles)
-        if taken is None:
-            taken = self._at_least("arrivals", tiles, torch.int32, torch.zeros)
-        scratch = partial_sums, taken
+        arrivals = None
+        if self._counters is not None:
+            if self._apart:
+                self._counters.make()
+            else:
+                arrivals = self._counters.take(tiles)
+        if arrivals is None:
+            arrivals = self._at_least("arrivals", tiles, torch.int32, torch.zeros)
+        scratch = partial_sums, arrivals
         # Every launch asks, so that the found pair is kept.
         self._scratch = scratch, 4 * scratch[0].numel(), scratch[1].numel()
         return scratch
