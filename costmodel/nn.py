@@ -137,7 +137,8 @@ class Linear(torch.nn.Linear):
     def _multiplied(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        return matmul(x, weight.T, bias=bias, activation=self.activation, mode=self.mode)
+        # Not by the properties: a compiled graph would check them, of each layer, at each call.
+        return matmul(x, weight.T, bias=bias, activation=self._activation, mode=self._mode)
 
     def _first_call(
         self, key: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
