@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, nan
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from costmodel.compile.compiler import Artifact
 from costmodel.errors import InvalidInput
@@ -29,9 +29,9 @@ NO_ROOM = "no room in device memory to time anything"
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A configuration, with its artifact if that is known."""
+    """A configuration of whatever is tuned, with its artifact if that is known."""
 
-    config: GemmConfig
+    config: Any
     artifact: Artifact | None = None
 
 
