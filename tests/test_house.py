@@ -20,8 +20,8 @@ PACKAGE = ROOT / "costmodel"
 FOLDERS = (
     "kernels", "errors", "validation", "files", "processes",
     "hardware", "compile", "gemm", "data", "launch", "measure", "evaluation", "features",
-    "models", "collect", "tuning", "autotune", "dispatch", "torch_ops", "nn", "costmodel", "reports", "cli",
-    "__main__",
+    "models", "collect", "tuning", "autotune", "dispatch", "torch_ops", "nn", "costmodel",
+    "reports", "cli", "__main__",
 )  # fmt: skip
 """Each folder, or file that lies beside the folders, imports only those before it."""
 

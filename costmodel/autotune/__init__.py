@@ -1,0 +1,1 @@
+"""Tunes any Triton kernel: a drop-in for ``triton.autotune``."""
