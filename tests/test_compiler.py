@@ -90,7 +90,9 @@ def submitted(
 
 
 def compile_here(spec: Specialization, target: Target) -> Artifact:
-    return compile_source(lambda: source(spec), target, artifact_key(spec, target), spec)
+    return compile_source(
+        lambda: source(spec), target.device.arch, artifact_key(spec, target), spec
+    )
 
 
 def gone(pid: int) -> bool:

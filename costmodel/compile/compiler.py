@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from costmodel.compile.ptx import extract, ptx_hash
 from costmodel.compile.triton_private import MakeSource
-from costmodel.hardware.target import Target
+from costmodel.hardware.architectures import architecture
 
 ArtifactStatus = Literal["ok", "compile_error", "crashed", "timeout"]
 
@@ -75,7 +75,7 @@ _KILLED = re.compile(r"`ptxas` (failed with error code -\d|raised SIG)")
 
 
 def compile_source(
-    make_source: MakeSource, target: Target, key: str, spec: Any, dump: Path | None = None
+    make_source: MakeSource, arch: int, key: str, spec: Any, dump: Path | None = None
 ) -> Artifact:
     """Compile a Triton source in this process, with Triton's own disk cache.
 
@@ -91,7 +91,7 @@ def compile_source(
 
     Args:
         make_source: gives the source and the compile options, such as ``num_warps``.
-        target: its architecture is compiled for.
+        arch: compute capability times ten of what is compiled for.
         key, spec: of the artifact.
         dump: a folder for ``KEY.ptx``, ``KEY.sass`` and ``KEY.json``, made if missing.
     """
@@ -104,15 +104,15 @@ def compile_source(
     start = time.perf_counter()
     try:
         source, options = make_source()
-        gpu = GPUTarget("cuda", target.device.arch, 32)
+        gpu = GPUTarget("cuda", arch, 32)
         compiled = triton.compile(source, target=gpu, options=options)
     except (*refusals, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "PassManager::run failed" not in str(error):
             raise
         status: ArtifactStatus = "crashed" if _KILLED.search(str(error)) else "compile_error"
-        artifact = Artifact(key, spec, status, _reason(error))
+        artifact = Artifact(key, spec, status, reason(error))
     else:
-        artifact = _describe(key, spec, target, compiled)
+        artifact = _describe(key, spec, arch, compiled)
     artifact = replace(artifact, compile_s=time.perf_counter() - start)
     if dump is not None:
         _dump(dump, artifact, compiled.asm if artifact.ok else None)
@@ -135,11 +135,11 @@ def duplicates(artifacts: Iterable[Artifact]) -> dict[str, str]:
     return repeated
 
 
-def _describe(key: str, spec: Any, target: Target, compiled: Any) -> Artifact:
+def _describe(key: str, spec: Any, arch: int, compiled: Any) -> Artifact:
     """Describe a ``triton.compiler.CompiledKernel``."""
     metadata, ptx, cubin = compiled.metadata, compiled.asm["ptx"], compiled.asm["cubin"]
     usage = _resource_usage(cubin, metadata.name)
-    row = target.device.architecture
+    row = architecture(arch)
     reserved = row.reserved_shared_bytes if row.ptxas_counts_reserved else 0
     return Artifact(
         key,
@@ -188,7 +188,7 @@ def _dump(folder: Path, artifact: Artifact, asm: Mapping[str, Any] | None) -> No
         (folder / f"{artifact.key}.sass").write_text(sass)
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """Say what was wrong in a line or two, without source, PTX or names of temporary files."""
     while error.__cause__ is not None:  # Triton wraps once for every call on the way
         error = error.__cause__

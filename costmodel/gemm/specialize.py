@@ -288,7 +288,7 @@ def submit(
         cache: of :meth:`CompilePool.submit`.
     """
     key, make_source = artifact_key(spec, target), functools.partial(source, spec)
-    compile_ = functools.partial(compile_source, make_source, target, key, spec, dump)
+    compile_ = functools.partial(compile_source, make_source, target.device.arch, key, spec, dump)
     return pool.submit(key, spec, compile_, cache=cache)
 
 

@@ -1,0 +1,239 @@
+"""Compiles any Triton kernel in other processes, which import nothing of the program's.
+
+Triton binds a call's arguments as it always does, but is stopped before it compiles
+(:func:`recorded`). Here the kernel becomes raw TTIR, a text (:class:`FrontEnd`): often one for many
+configurations. A child of :class:`costmodel.compile.compile_pool.CompilePool` compiles the text
+into Triton's own cache under Triton's own key (:func:`compile_job`), and the program's launch then
+finds it there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from triton import knobs
+from triton._C.libtriton import get_cache_invalidating_env_vars, ir
+from triton.backends.compiler import GPUTarget, Language
+from triton.compiler import ASTSource
+from triton.runtime.cache import get_cache_key
+from triton.runtime.jit import JITFunction
+
+from costmodel.compile.compiler import Artifact, compile_source, reason
+from costmodel.compile.triton_private import build_launchers, know_triton_key
+from costmodel.errors import CompileError
+
+# --- What Triton would compile --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """What Triton would have compiled for a call.
+
+    Attributes:
+        function: the ``triton.jit`` or Gluon function.
+        signature, constexprs, attrs: of its arguments, as ``ASTSource`` takes them.
+        options: of the backend, parsed.
+    """
+
+    function: Any
+    signature: dict[str, Any]
+    constexprs: dict[Any, Any]
+    attrs: dict[Any, Any]
+    options: Any
+    target: GPUTarget
+    backend: Any
+
+
+def recorded(call: Callable[[], object]) -> tuple[list[Compilation], object]:
+    """Run a call of kernels in this thread; compile nothing, launch nothing that is not compiled.
+
+    Args:
+        call: such as ``lambda: kernel.run(*args, grid=grid, warmup=True, num_warps=8)``.
+
+    Returns:
+        what Triton would have compiled, and what the call returned. A kernel that this process has
+        compiled already is not in the list; ``run`` has then returned the ``CompiledKernel``.
+    """
+    found: list[Compilation] = []
+    outer, _recorder.found = getattr(_recorder, "found", None), found
+    try:
+        return found, call()
+    finally:
+        _recorder.found = outer
+
+
+_recorder = threading.local()
+_compile = JITFunction._do_compile
+
+
+def _record_or_compile(
+    self: Any, key: Any, signature: Any, device: Any, constexprs: Any, options: Any, attrs: Any,
+    *rest: Any, **more: Any,
+) -> Any:  # fmt: skip
+    found: list[Compilation] | None = getattr(_recorder, "found", None)
+    if found is None:
+        return _compile(self, key, signature, device, constexprs, options, attrs, *rest, **more)
+    _, _, target, backend, _ = self.device_caches[device]
+    found.append(Compilation(self, signature, constexprs, attrs, options, target, backend))
+    return None  # then `run` returns None
+
+
+JITFunction._do_compile = _record_or_compile
+
+
+# --- From there to a text -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KernelJob:
+    """A kernel to be compiled, in plain data.
+
+    Attributes:
+        key: by which Triton finds the binary in its cache.
+        override: a hash of the content of the ``ir_override`` file, whose path only is in ``key``.
+        name: of the kernel.
+        text: raw TTIR, or TTGIR of Gluon's.
+        ext: ``ttir`` or ``ttgir``.
+        source_hash: of the kernel, its helpers and its constants.
+        options: of Triton's backend.
+        arch: compute capability times ten.
+    """
+
+    key: str
+    override: str
+    name: str
+    text: str
+    ext: str
+    source_hash: str
+    options: Mapping[str, Any]
+    arch: int
+
+    @property
+    def identity(self) -> str:
+        """Return the key, with the content of what overrides the kernel."""
+        return f"{self.key}-{self.override}" if self.override else self.key
+
+
+class FrontEnd:
+    """Makes jobs of compilations. For any number of threads, one of which works at a time.
+
+    The text of a kernel is made once for all options that its making did not look at: the number of
+    warps and of stages are seldom among them.
+    """
+
+    def __init__(self) -> None:
+        know_triton_key()
+        self._lock = threading.Lock()
+        self._texts: dict[Any, list[tuple[dict[str, Any], str]]] = {}
+
+    def job(self, compilation: Compilation) -> KernelJob:
+        """Make the job of a compilation, and begin to build the launcher of a new kind of it.
+
+        Raises:
+            CompileError: the kernel cannot be made into TTIR, or its override cannot be read.
+        """
+        function, options = compilation.function, compilation.options
+        source = function.ASTSource(
+            function, compilation.signature, compilation.constexprs, compilation.attrs
+        )
+        environment = get_cache_invalidating_env_vars()
+        try:
+            with self._lock:
+                text = self._text(source, compilation, environment)
+            override = getattr(options, "ir_override", None)
+            content = Path(override).read_bytes() if override else b""
+        except Exception as error:  # functions of the user's run at compile time
+            raise CompileError(f"{source.name} does not compile: {reason(error)}") from error
+        key = get_cache_key(source, compilation.backend, options, env_vars=environment)
+        return KernelJob(
+            key=hashlib.sha256(key.encode()).hexdigest(),
+            override=hashlib.sha256(content).hexdigest() if override else "",
+            name=source.name,
+            text=text,
+            ext=source.ext,
+            source_hash=source.hash(),
+            options=dict(options.__dict__),
+            arch=compilation.target.arch,
+        )
+
+    def _text(self, source: Any, compilation: Compilation, environment: dict[str, str]) -> str:
+        key = (source.hash(), source.ext, compilation.target, *sorted(environment.items()))
+        made = self._texts.setdefault(key, [])
+        for read, text in made:
+            if all(getattr(compilation.options, name) == value for name, value in read.items()):
+                return text
+        options = _Watched(compilation.options)
+        context = ir.context()
+        ir.load_dialects(context)
+        backend = compilation.backend
+        backend.load_dialects(context)
+        functions, modules = backend.get_codegen_implementation(options), backend.get_module_map()
+        text = str(source.make_ir(compilation.target, options, functions, modules, context))
+        made.append((options._read, text))
+        build_launchers([source])
+        return text
+
+
+class _Watched:
+    """Options that remember which of them were read."""
+
+    __slots__ = ("_options", "_read")
+
+    def __init__(self, options: Any) -> None:
+        self._options = options
+        self._read: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        value = self._read[name] = getattr(self._options, name)
+        return value
+
+
+# --- From a text to a binary ----------------------------------------------------------------------
+
+
+class _TextSource(ASTSource):  # type: ignore[misc]
+    """A kernel of which Triton sees the text only."""
+
+    def __init__(self, job: KernelJob) -> None:
+        self._job = job
+        self.name, self.ext = job.name, job.ext
+        self.language = Language.GLUON if job.ext == "ttgir" else Language.TRITON
+        self.signature: dict[str, Any] = {}
+        self.constants: dict[Any, Any] = {}
+
+    def hash(self) -> str:
+        return self._job.source_hash
+
+    def make_ir(self, *arguments: Any) -> Any:
+        context = arguments[-1]
+        with tempfile.NamedTemporaryFile("w", suffix=f".{self.ext}") as file:
+            file.write(self._job.text)
+            file.flush()
+            module = ir.parse_mlir_module(file.name, context)
+        module.context = context
+        return module
+
+
+def compile_job(job: KernelJob, spec: Any = None) -> Artifact:
+    """Compile a job into Triton's cache, in this process; the kernel's module is not needed.
+
+    A process with other settings than those in which the job was made cannot poison the cache: it
+    leaves the binary under another key, and the program then compiles for itself.
+
+    Args:
+        spec: of the artifact.
+    """
+    setting = knobs.compilation
+    with setting.scope():
+        # Of an override Triton would not see that the file has changed; and we want the PTX.
+        setting.always_compile = bool(job.override) or setting.store_binary_only
+        setting.store_binary_only = False
+        return compile_source(
+            lambda: (_TextSource(job), dict(job.options)), job.arch, job.identity, spec
+        )
