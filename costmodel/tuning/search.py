@@ -226,7 +226,8 @@ class TopKSearch:
         outcomes = Counter(m.status for m in self.measured.values())
         counts = ", ".join(f"{n} {status}" for status, n in outcomes.items()) or "none tried"
         why = f"no Triton configuration could be timed ({counts})"
-        warnings.warn(f"{self.problem}: {why}; torch computes it", RuntimeWarning, 5)
+        if self.torch is not None:
+            warnings.warn(f"{self.problem}: {why}; torch computes it", RuntimeWarning, 5)
         return Choice(None, why, reliable=False)
 
     def _working(self) -> list[Config]:

@@ -1,0 +1,70 @@
+"""One call of a tuned kernel: its arguments, its hooks, and what puts the arguments back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from costmodel.autotune.arguments import Snapshot, tensors_of
+
+
+class KernelCall:
+    """The arguments with which a kernel was called, to launch any of its configurations.
+
+    Args:
+        tuner: a ``triton.runtime.Autotuner``.
+        args, kwargs: of its ``run``.
+
+    Attributes:
+        name: of the kernel.
+        named: all arguments by name.
+    """
+
+    def __init__(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._tuner, self._args, self._kwargs = tuner, args, kwargs
+        self.name: str = tuner.base_fn.__name__
+        self.named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
+        self._before: Snapshot | None = None
+        self._restored = Snapshot(self._tensors(tuner.restore_value))
+
+    def __str__(self) -> str:
+        return self.name
+
+    def launch(self, config: Any, **options: Any) -> Any:
+        """Launch a configuration; what Triton raises propagates."""
+        return self._tuner.fn.run(*self._args, **{**self._kwargs, **options}, **config.all_kwargs())
+
+    def prepare(self, config: Any) -> None:
+        """Do what the user has asked for before a launch."""
+        tuner = self._tuner
+        self.hook(config)
+        if tuner.user_defined_pre_hook:
+            tuner.pre_hook({**self.named, **config.all_kwargs()})
+            return
+        for tensor in self._tensors(tuner.reset_to_zero).values():
+            tensor.zero_()
+        self._restored.restore()
+
+    def finish(self, config: Any) -> None:
+        """Do what the user has asked for after a launch."""
+        if self._tuner.user_defined_post_hook:
+            self._tuner.post_hook({**self.named, **config.all_kwargs()}, exception=None)
+
+    def hook(self, config: Any) -> None:
+        """Call the hook of a configuration, which may change arguments for it."""
+        if config.pre_hook is not None:
+            config.pre_hook({**self.named, **config.all_kwargs()})
+
+    def keep(self, names: set[str] | None) -> None:
+        """Copy what the kernel may write, before the first launch; None: all tensors."""
+        if self._before is None:
+            self._before = Snapshot(tensors_of(self.named, names))
+
+    def restore(self) -> None:
+        """Put back what the kernel has written since :meth:`keep`."""
+        if self._before is not None:
+            self._before.restore()
+
+    def _tensors(self, names: list[str]) -> dict[str, torch.Tensor]:
+        return {x: self.named[x] for x in names if self.named.get(x) is not None}

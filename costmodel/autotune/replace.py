@@ -1,0 +1,59 @@
+"""Puts costmodel in the place of Triton's own tuner, for a whole process."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from triton.runtime.autotuner import Autotuner as StockAutotuner
+
+from costmodel.autotune.tuner import Autotuner, run, stock_run
+
+VARIABLE = "COSTMODEL_AUTOTUNE"
+"""Environment variable: 1 replaces Triton's tuner when costmodel is imported."""
+
+_OWN_RUNS = ("flag_gems.",)
+"""Modules whose tuners have a ``run`` of their own that does what Triton's does."""
+
+
+def replace_triton_autotune() -> None:
+    """Have costmodel tune what every ``triton.autotune`` of this process tunes.
+
+    Tuners that were built before are tuned by it from now on, and those of subclasses that leave
+    ``run`` alone. Of the subclasses with their own ``run``, FlagGems' is replaced too.
+    """
+    StockAutotuner.run = run
+    for subclass in _subclasses(StockAutotuner):
+        _adapt(subclass)
+    StockAutotuner.__init_subclass__ = classmethod(lambda cls, **options: _adapt(cls))
+
+
+def restore_triton_autotune() -> None:
+    """Give every tuner its own ``run`` back."""
+    StockAutotuner.run = stock_run
+    if "__init_subclass__" in vars(StockAutotuner):
+        del StockAutotuner.__init_subclass__
+    for subclass, own in _replaced.items():
+        subclass.run = own
+    _replaced.clear()
+
+
+def replace_if_asked() -> None:
+    """Replace Triton's tuner if the environment says so."""
+    if os.environ.get(VARIABLE, "") not in ("", "0"):
+        replace_triton_autotune()
+
+
+_replaced: dict[Any, Any] = {}
+
+
+def _subclasses(cls: Any) -> list[Any]:
+    return [x for each in cls.__subclasses__() for x in (each, *_subclasses(each))]
+
+
+def _adapt(subclass: Any) -> None:
+    if subclass is Autotuner or "run" not in vars(subclass):
+        return
+    if subclass.__module__.startswith(_OWN_RUNS):
+        _replaced[subclass] = subclass.run
+        subclass.run = run

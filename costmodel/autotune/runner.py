@@ -1,0 +1,165 @@
+"""Times a kernel in this process, on the arguments of the call that is being tuned.
+
+The L2 cache is filled before each launch, and a launch is queued while the device is busy, so that
+the host is not waited for. Hooks, and what puts arguments back, run outside the timed part.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from typing import Any
+
+import numpy as np
+import torch
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources, PTXASError
+
+from costmodel.autotune.call import KernelCall
+from costmodel.data.measurement import Candidate, Measurement, Runner, Status
+from costmodel.errors import CostModelError
+from costmodel.measure.card import alone, uuid_of
+
+_TIMED_US = 2500.0  # of launches and waits, for one configuration
+_REPEATS = (3, 12)
+_EARLY = 1.3  # so many times slower than the best: two launches are enough
+_STOP = 8.0  # one is enough
+_CYCLES_PER_US = 2000  # at the highest clock of any NVIDIA GPU: never too short
+
+_REFUSALS: tuple[tuple[type[Exception], Status], ...] = (
+    (OutOfResources, "out_of_resources"), (PTXASError, "compile_error"),
+    (CompilationError, "compile_error"), (torch.OutOfMemoryError, "out_of_resources"),
+)  # fmt: skip
+
+
+class BrokenContext(CostModelError):
+    """A kernel has broken the CUDA context: this process can compute nothing more on the GPU."""
+
+
+class KernelRunner(Runner):
+    """Times the configurations of one call.
+
+    Args:
+        call: what is launched.
+        configs: by name; candidates have the names.
+        note: called with each name and its measurement when it is made.
+        agree: compare the result of each configuration with that of the first one that worked.
+    """
+
+    def __init__(
+        self,
+        call: KernelCall,
+        configs: Mapping[str, Any],
+        note: Callable[[str, Measurement], None],
+        *,
+        agree: bool = False,
+    ) -> None:
+        self._call, self._configs, self._note, self._agree = call, configs, note, agree
+        self._device = torch.device("cuda", torch.cuda.current_device())
+        properties = torch.cuda.get_device_properties(self._device)
+        # Reading twice the cache leaves nothing else in it, and nothing dirty.
+        self._other = torch.zeros(
+            2 * properties.L2_cache_size // 4, dtype=torch.int32, device=self._device
+        )
+        self._card = uuid_of(self._device)
+        self._host_us: dict[str, float] = {}
+        self._results: Any = None
+
+    def measure(
+        self, workload: Any, candidates: Sequence[Candidate], best_us: float = inf
+    ) -> list[Measurement]:
+        """Time candidates: one measurement each, in order."""
+        found = []
+        with alone(self._card):
+            for candidate in candidates:
+                measurement = self._survived(candidate.config, best_us)
+                self._note(candidate.config, measurement)
+                if measurement.ok:
+                    best_us = min(best_us, measurement.latency_us)
+                found.append(measurement)
+        return found
+
+    def compare(self, workload: Any, configs: Sequence[Any], rounds: int = 9) -> list[Measurement]:
+        """Time a few in turn, against drift. For finalists."""
+        times: list[list[float]] = [[] for _ in configs]
+        with alone(self._card):
+            for turn in range(rounds):
+                order = range(len(configs)) if turn % 2 == 0 else reversed(range(len(configs)))
+                for i in order:
+                    times[i] += self._timed(configs[i], 2)
+        found = [_summary(each) for each in times]
+        for name, measurement in zip(configs, found, strict=True):
+            self._note(name, measurement)
+        return found
+
+    def rest(self) -> None:
+        """Give back the memory that only timing needs."""
+        self._results = None
+
+    def _survived(self, name: str, best_us: float) -> Measurement:
+        """Time one configuration; a refusal is an outcome, a broken context an error."""
+        refusals = tuple(kind for kind, _ in _REFUSALS)
+        try:
+            return self._measured(name, best_us)
+        except refusals as error:
+            status = next(s for kind, s in _REFUSALS if isinstance(error, kind))
+            return Measurement(status, error=str(error)[:500])
+        except RuntimeError as error:
+            if "CUDA error" not in str(error):
+                raise
+            self._note(name, Measurement("crashed", error=str(error)[:200]))
+            raise BrokenContext(
+                f"{self._configs[name]} of {self._call} broke the CUDA context: "
+                f"{str(error).splitlines()[0]:.200}; this process must end, the next run leaves "
+                f"that configuration out"
+            ) from error
+
+    def _measured(self, name: str, best_us: float) -> Measurement:
+        if wrong := self._first_launch(name):
+            return Measurement("wrong_result", error=wrong)
+        times = self._timed(name, 1)
+        if times[0] > _STOP * best_us:
+            return Measurement("too_slow", times[0], times[0], times[0], 1)
+        least, most = (1, 2) if times[0] > _EARLY * best_us else _REPEATS
+        wanted = _TIMED_US / (times[0] + self._host_us[name] + 50)
+        times += self._timed(name, int(min(max(wanted, least), most)))
+        return _summary(times[1:] if len(times) > _REPEATS[0] else times)
+
+    def _first_launch(self, name: str) -> str:
+        """Launch once, which loads the binary; return what is wrong with the result."""
+        call, config = self._call, self._configs[name]
+        if self._agree:
+            call.restore()
+        call.prepare(config)
+        call.launch(config)
+        call.finish(config)
+        torch.cuda.synchronize(self._device)
+        begin = time.perf_counter()
+        call.prepare(config)
+        call.launch(config)
+        self._host_us[name] = 1e6 * (time.perf_counter() - begin)
+        call.finish(config)
+        return ""
+
+    def _timed(self, name: str, repeats: int) -> list[float]:
+        """Return us of so many launches, each with a cold cache."""
+        call, config, events = self._call, self._configs[name], []
+        busy = int(_CYCLES_PER_US * (1.2 * self._host_us[name] + 10))
+        for _ in range(repeats):
+            call.prepare(config)
+            self._other.max()
+            torch.cuda._sleep(busy)  # type: ignore[no-untyped-call]
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin.record()
+            call.launch(config)
+            end.record()
+            call.finish(config)
+            events.append((begin, end))
+        torch.cuda.synchronize(self._device)
+        return [1e3 * begin.elapsed_time(end) for begin, end in events]
+
+
+def _summary(times: Sequence[float]) -> Measurement:
+    p10, p50, p90 = map(float, np.quantile(times, (0.1, 0.5, 0.9)))
+    return Measurement("ok", max(p50, 1e-3), p10, p90, len(times))

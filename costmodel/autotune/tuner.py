@@ -1,0 +1,191 @@
+"""``costmodel.autotune``: what a call of a tuned kernel goes through.
+
+:func:`run` works on any ``triton.runtime.Autotuner``. A call whose like came before costs one look
+into a dictionary. The first one of a kind is tuned: what the store knows is not timed again, the
+rest is compiled in child processes and timed as soon as it is there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from math import inf
+from typing import Any
+
+import torch
+from triton import knobs
+from triton.runtime.autotuner import Autotuner as StockAutotuner
+
+from costmodel.autotune.tuning import Options, Tuning
+from costmodel.tuning.modes import default_mode
+from costmodel.tuning.ranks import epoch
+from costmodel.validation import drop_oldest
+
+__all__ = ["Autotuner", "autotune", "run"]
+
+_STATE = "_costmodel"  # the name under which a tuner has its state
+_AT_MOST = 4096  # kinds of calls of one tuner
+
+stock_run: Callable[..., Any] = StockAutotuner.run
+
+
+class Autotuner(StockAutotuner):  # type: ignore[misc]
+    """A ``triton.runtime.Autotuner`` that costmodel tunes; see :func:`autotune`."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Launch the best configuration for these arguments; the first call of a kind tunes."""
+        return run(self, *args, **kwargs)
+
+
+def autotune(
+    configs: Sequence[Any],
+    key: Sequence[str],
+    *,
+    mode: str | None = None,
+    budget_s: float = inf,
+    check: str = "",
+    **options: Any,
+) -> Callable[[Any], Autotuner]:
+    """Tune a ``triton.jit`` function, as ``triton.autotune`` does: its arguments mean the same.
+
+    Differences: the key also has the device, the alignment of pointers and which integers are 1 or
+    multiples of 16; hooks, zeroing and restoring are not timed; a configuration that does not
+    compile, or is wrong, is left out whatever the error; timings are kept on disk.
+
+    Args:
+        configs, key: as of ``triton.autotune``.
+        mode: as of :func:`costmodel.matmul`: ``auto`` times, ``predict`` does not, ``background``
+            compiles while the first configuration that is there answers, ``never`` takes what is
+            known; None: the default mode.
+        budget_s: after so many seconds the best so far wins.
+        check: ``agree``: a configuration whose results differ from the first one's cannot win.
+        options: the others of ``triton.autotune``.
+
+    Raises:
+        InvalidInput: an unknown mode or check, or seconds that are not over 0.
+    """
+    own = Options(mode, budget_s, check)
+
+    def decorate(function: Any) -> Autotuner:
+        given = {"reset_to_zero": None, "restore_value": None} | options
+        made = Autotuner(function, function.arg_names, list(configs), list(key), **given)
+        state_of(made, own)
+        return made
+
+    return decorate
+
+
+class State:
+    """What costmodel knows of one tuner.
+
+    Attributes:
+        launches: the configuration and its options for the call, by :meth:`key_of`.
+        compiling: what mode ``background`` waits for, by the same key.
+        lock: held by the thread that tunes.
+    """
+
+    def __init__(self, tuner: Any, options: Options) -> None:
+        self.options = options
+        self.launches: dict[Any, tuple[Any, dict[str, Any]]] = {}
+        self.compiling: dict[Any, list[Future[Any]]] = {}
+        self.lock = threading.RLock()
+        names = list(tuner.arg_names)
+        in_key = {name for name in tuner.keys if name in names}
+        function = tuner.fn
+        while not hasattr(function, "params"):
+            function = function.fn
+        plain = {p.name for p in function.params if p.do_not_specialize}
+        aligned = {p.name for p in function.params if p.do_not_specialize_on_alignment}
+        # Of each argument: is its value in the key, and may Triton compile for its kind?
+        self._rules = [(x in in_key, x not in plain, x not in plain | aligned) for x in names]
+        self._by_name = dict(zip(names, self._rules, strict=True))
+
+    def key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Return what tells calls apart that may need other configurations."""
+        parts: list[Any] = [torch._C._cuda_getDevice(), epoch()]
+        for value, rule in zip(args, self._rules, strict=False):
+            _describe(value, rule, parts)
+        for name, value in kwargs.items():
+            if (rule_of := self._by_name.get(name)) is not None:
+                parts.append(name)
+                _describe(value, rule_of, parts)
+        return tuple(parts)
+
+
+def state_of(tuner: Any, options: Options | None = None) -> State:
+    """Return what costmodel knows of a tuner; begin with nothing."""
+    state: State = tuner.__dict__.setdefault(_STATE, State(tuner, options or Options()))
+    return state
+
+
+def _describe(value: Any, rule: tuple[bool, bool, bool], parts: list[Any]) -> None:
+    in_key, specialized, by_alignment = rule
+    kind = type(value)
+    if kind is int:
+        if in_key:
+            parts.append(value)
+        elif specialized:
+            parts.append(2 if value == 1 else by_alignment and not value & 15)
+    elif hasattr(value, "data_ptr"):
+        parts.append(value.dtype)
+        if specialized:
+            parts.append(not value.data_ptr() & 15)
+    elif in_key:
+        parts.append(value)
+
+
+def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
+    """Launch a tuner's best configuration for these arguments; the first call of a kind tunes.
+
+    Raises:
+        CompileError: no configuration can be compiled and launched.
+    """
+    if len(tuner.configs) < 2 or knobs.runtime.interpret:
+        return stock_run(tuner, *args, **kwargs)
+    state = tuner.__dict__.get(_STATE) or state_of(tuner)
+    key = state.key_of(args, kwargs)
+    found = state.launches.get(key) or _first_call(tuner, state, key, args, kwargs)
+    config, options = found
+    tuner.best_config = config
+    if config.pre_hook is not None:
+        named = dict(zip(tuner.arg_names, args, strict=False))
+        config.pre_hook({**named, **kwargs, **options})
+    return tuner.fn.run(*args, **kwargs, **options)
+
+
+def _is_compiled(tuning: Tuning, state: State, key: tuple[Any, ...]) -> bool:
+    """Begin to compile all configurations of a call; return True once that is done."""
+    if key not in state.compiling:
+        state.compiling[key] = tuning.submit_all()
+    if not all(future.done() for future in state.compiling[key]):
+        return False
+    del state.compiling[key]
+    return True
+
+
+def _first_call(
+    tuner: Any, state: State, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Find the configuration of a call; keep it for the next ones if it is the final one."""
+    with state.lock:
+        if (found := state.launches.get(key)) is not None:  # another thread was faster
+            return found
+        tuning = Tuning(tuner, state.options, key, args, kwargs)
+        config, is_final = tuning.known(), True
+        mode = state.options.mode or default_mode()
+        if config is None and torch.cuda.is_current_stream_capturing():
+            config, is_final = tuning.best_known() or tuning.first(), False
+        elif config is None and mode == "never":
+            config = tuning.best_known() or tuning.first()
+        elif config is None and mode in ("predict", "heuristic"):
+            config = tuning.predict()
+        elif config is None and mode == "background" and not _is_compiled(tuning, state, key):
+            config, is_final = tuning.first(), False
+        elif config is None:
+            config = tuning.choose()
+        found = config, config.all_kwargs()
+        if is_final:
+            state.launches[key] = found
+            drop_oldest(state.launches, _AT_MOST)
+        return found

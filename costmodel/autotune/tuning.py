@@ -1,0 +1,276 @@
+"""The first call of a kind: what is known is taken, the rest is compiled, timed, and one chosen."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import torch
+from triton import knobs
+
+from costmodel.autotune.arguments import written
+from costmodel.autotune.call import KernelCall
+from costmodel.autotune.runner import KernelRunner
+from costmodel.autotune.store import KernelStore, config_name
+from costmodel.compile.compile_pool import as_compiled
+from costmodel.compile.compiler import Artifact
+from costmodel.compile.ttir import FrontEnd, KernelJob, compile_job, recorded
+from costmodel.data.measurement import Candidate, Measurement
+from costmodel.errors import CompileError, InvalidInput
+from costmodel.gemm.specialize import device_compilers
+from costmodel.hardware.installed import driver_version, triton_build
+from costmodel.hardware.target import Target
+from costmodel.models.baselines import PTX_WEIGHTS
+from costmodel.tuning.modes import check_mode
+from costmodel.tuning.search import TopKSearch
+from costmodel.validation import one_line
+
+_COMPILERS_FIRST = 8
+
+log = logging.getLogger("costmodel")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a kernel is tuned; see :func:`costmodel.autotune`."""
+
+    mode: str | None = None
+    budget_s: float = inf
+    check: str = ""
+
+    def __post_init__(self) -> None:
+        if self.mode is not None:
+            check_mode(self.mode)
+        if not self.budget_s > 0:
+            raise InvalidInput(f"budget_s={self.budget_s!r}: expected seconds over 0")
+        if self.check not in ("", "agree"):
+            raise InvalidInput(f"check={self.check!r}: expected 'agree' or nothing")
+
+
+@dataclass
+class Counts:
+    """What tuning has done in this process: binaries asked for, and configurations timed."""
+
+    compiled: int = 0
+    timed: int = 0
+
+
+counts = Counts()
+store = KernelStore()
+front_end = functools.cache(FrontEnd)
+
+
+class Tuning:
+    """The tuning of one call.
+
+    Args:
+        tuner: a ``triton.runtime.Autotuner``.
+        args, kwargs: of its ``run``.
+    """
+
+    def __init__(
+        self, tuner: Any, options: Options, key: tuple[Any, ...], args: Any, kwargs: Any
+    ) -> None:
+        self._tuner, self._options = tuner, options
+        self._call = KernelCall(tuner, args, kwargs)
+        self._by_name = {config_name(c): c for c in self._pruned(kwargs)}
+        self._target = Target.current(torch.cuda.current_device())
+        self._key = self._readable(key)
+        self._texts: list[str] = []
+        self._signature: dict[str, Any] = {}
+
+    # --- What is known ----------------------------------------------------------------------------
+
+    def known(self) -> Any:
+        """Return the configuration that was chosen before, from among the same ones; or None."""
+        kept = store.read(self._key)
+        if kept.chosen is None or not set(self._by_name) <= set(kept.measured):
+            return None
+        return self._by_name.get(kept.chosen)
+
+    def best_known(self) -> Any:
+        """Return the fastest configuration of those that were timed; None if none was."""
+        measured = store.read(self._key).measured
+        times = {n: m.latency_us for n, m in measured.items() if m.ok and n in self._by_name}
+        return self._by_name[min(times, key=times.__getitem__)] if times else None
+
+    def first(self) -> Any:
+        """Return the first configuration of the user's list that is left."""
+        return next(iter(self._by_name.values()))
+
+    def _pruned(self, kwargs: dict[str, Any]) -> list[Any]:
+        """Return the configurations that the user's own functions leave."""
+        tuner = self._tuner
+        tuner.nargs = {k: v for k, v in self._call.named.items() if k not in kwargs}
+        try:
+            return tuner.prune_configs(kwargs) or list(tuner.configs)
+        finally:
+            tuner.nargs = None
+
+    def _readable(self, key: tuple[Any, ...]) -> dict[str, Any]:
+        """Return all that timings rest on: another kernel, device or compiler is another key."""
+        function = self._tuner.fn
+        while not hasattr(function, "cache_key"):
+            function = function.fn
+        device, toolchain = self._target.device, self._target.toolchain
+        return {
+            "name": f"{self._tuner.base_fn.__module__}.{self._tuner.base_fn.__qualname__}",
+            "source": function.cache_key,
+            "key": [str(part) for part in key[2:]],  # not which device of its kind, and which ranks
+            "device": device.product, "arch": device.arch, "sm_count": device.sm_count,
+            "driver": driver_version(), "triton": toolchain.triton,
+            "triton_build": triton_build(), "ptxas": toolchain.ptxas,
+        }  # fmt: skip
+
+    # --- Choosing ---------------------------------------------------------------------------------
+
+    def choose(self) -> Any:
+        """Compile and time what is not known yet; return the best configuration.
+
+        Raises:
+            CompileError: none can be compiled and launched.
+            BrokenContext: one has broken the CUDA context.
+        """
+        kept = store.read(self._key)
+        known = {name: m for name, m in kept.measured.items() if name in self._by_name}
+        device_compilers().start(min(_COMPILERS_FIRST, len(self._by_name) - len(known)))
+        runner = KernelRunner(
+            self._call, self._by_name, self._note, agree=self._options.check == "agree"
+        )
+        search = TopKSearch(
+            problem=self._call,
+            candidates=[Candidate(name) for name in self._by_name if name not in known],
+            ranked_by="the list",
+            runner=runner,
+            compile_=self._compile,
+            identity=self._identity,
+            deadline=time.monotonic() + self._options.budget_s,
+            measured=known,
+        )
+        try:
+            search.run(len(self._by_name))
+            self._keep_arguments()
+            search.remeasure_finalists()
+        finally:
+            self._call.restore()
+        choice = search.choose()
+        if choice.config is None:
+            reasons = {one_line(f"{m.status}: {m.error}")[:200] for m in search.measured.values()}
+            raise CompileError(
+                f"{self._call}: none of {len(self._by_name)} configurations works: "
+                + "; ".join(sorted(reasons)[:3])
+            )
+        if choice.reliable:
+            store.choose(self._key, choice.config, choice.why)
+        return self._by_name[choice.config]
+
+    def predict(self) -> Any:
+        """Return the configuration that the PTX score puts first, of those that compile."""
+        made = [c for part in self._compile([*map(Candidate, self._by_name)]) for c in part]
+        works = [c for c in made if c.artifact is None or c.artifact.ok]
+        if not works:
+            return self.first()
+        return self._by_name[max(works, key=_ptx_score).config]
+
+    def submit_all(self) -> list[Future[Artifact]]:
+        """Begin to compile all configurations, without waiting."""
+        jobs = []
+        for name in self._by_name:
+            with suppress(CompileError):
+                jobs.append(self._job(name))
+        return [self._submit(job) for job in {j.identity: j for j in jobs if j}.values()]
+
+    def _note(self, name: str, measurement: Measurement) -> None:
+        counts.timed += measurement.status != "compile_error"
+        store.note(self._key, name, measurement)
+
+    def _identity(self, candidate: Candidate) -> object:
+        """Return what equals that of a candidate that does the same; None where it is unknown."""
+        artifact, config = candidate.artifact, self._by_name[candidate.config]
+        if artifact is None or config.pre_hook is not None:
+            return None
+        # The grid may depend on what does not change the program.
+        return artifact.ptx_hash, artifact.shared_bytes, config.num_ctas, str(config.kwargs)
+
+    # --- Compiling --------------------------------------------------------------------------------
+
+    def _compile(
+        self, candidates: Sequence[Candidate]
+    ) -> Generator[Sequence[Candidate], None, None]:
+        """Begin to compile; give those of each binary once it is there."""
+        waiting: dict[str, list[Candidate]] = {}
+        futures, ready = [], []
+        for candidate in candidates:
+            name = candidate.config
+            try:
+                job = self._job(name)
+            except CompileError as error:
+                artifact = Artifact("", None, "compile_error", one_line(str(error)))
+                ready.append(self._failed(candidate, artifact))
+                continue
+            if job is None:  # this process has loaded it already
+                ready.append(candidate)
+                continue
+            same = waiting.setdefault(job.identity, [])
+            same.append(candidate)
+            if len(same) == 1:
+                futures.append(self._submit(job))
+        self._keep_arguments()
+        yield from ([candidate] for candidate in ready)
+        for artifact in as_compiled(futures):
+            counts.compiled += 1
+            same = waiting.pop(artifact.key)
+            if artifact.ok:
+                yield [replace(candidate, artifact=artifact) for candidate in same]
+            else:
+                yield [self._failed(candidate, artifact) for candidate in same]
+
+    def _failed(self, candidate: Candidate, artifact: Artifact) -> Candidate:
+        self._note(candidate.config, Measurement(artifact.status, error=artifact.error))
+        return replace(candidate, artifact=artifact)
+
+    def _job(self, name: str) -> KernelJob | None:
+        """Return what is to be compiled of a configuration; None if it is loaded.
+
+        Raises:
+            CompileError: it cannot be.
+        """
+        config = self._by_name[name]
+        self._call.hook(config)  # it may change the types of arguments
+        found, _ = recorded(lambda: self._call.launch(config, warmup=True))
+        if not found:
+            self._texts.append("")
+            return None
+        job = front_end().job(found[-1])
+        self._texts.append(job.text)
+        self._signature = found[-1].signature
+        return job
+
+    def _submit(self, job: KernelJob) -> Future[Artifact]:
+        compile_ = functools.partial(compile_job, job, job.name)
+        cache = Path(knobs.cache.dir)
+        return device_compilers().submit(job.identity, job.name, compile_, cache=cache)
+
+    def _keep_arguments(self) -> None:
+        """Copy what any configuration may write, before the first one is launched."""
+        names: set[str] | None = set()
+        for text in set(self._texts):
+            found = written(text, self._signature) if text else None
+            names = None if names is None or found is None else names | found
+        self._call.keep(names if self._texts else None)
+
+
+def _ptx_score(candidate: Candidate) -> float:
+    """Return the hand-weighted score of a binary; the least of all for one that is unknown."""
+    if candidate.artifact is None:
+        return -inf
+    counts_of = candidate.artifact.ptx
+    return sum(weight * counts_of.get(name, 0.0) for name, weight in PTX_WEIGHTS.items())
