@@ -75,7 +75,13 @@ _KILLED = re.compile(r"`ptxas` (failed with error code -\d|raised SIG)")
 
 
 def compile_source(
-    make_source: MakeSource, arch: int, key: str, spec: Any, dump: Path | None = None
+    make_source: MakeSource,
+    arch: int,
+    key: str,
+    spec: Any,
+    dump: Path | None = None,
+    *,
+    anew: bool = False,
 ) -> Artifact:
     """Compile a Triton source in this process, with Triton's own disk cache.
 
@@ -94,29 +100,41 @@ def compile_source(
         arch: compute capability times ten of what is compiled for.
         key, spec: of the artifact.
         dump: a folder for ``KEY.ptx``, ``KEY.sass`` and ``KEY.json``, made if missing.
+        anew: look at nothing that was compiled before.
     """
-    import triton
-    from triton.backends.compiler import GPUTarget
     from triton.compiler.errors import CompilationError
     from triton.runtime.errors import OutOfResources, PTXASError
 
     refusals = (CompilationError, PTXASError, OutOfResources, ValueError, AssertionError)
     start = time.perf_counter()
     try:
-        source, options = make_source()
-        gpu = GPUTarget("cuda", arch, 32)
-        compiled = triton.compile(source, target=gpu, options=options)
+        compiled = _compiled(*make_source(), arch, anew)
     except (*refusals, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "PassManager::run failed" not in str(error):
             raise
         status: ArtifactStatus = "crashed" if _KILLED.search(str(error)) else "compile_error"
         artifact = Artifact(key, spec, status, reason(error))
     else:
-        artifact = _describe(key, spec, arch, compiled)
+        artifact = describe(key, spec, arch, compiled)
     artifact = replace(artifact, compile_s=time.perf_counter() - start)
     if dump is not None:
         _dump(dump, artifact, compiled.asm if artifact.ok else None)
     return artifact
+
+
+def _compiled(source: Any, options: Mapping[str, Any], arch: int, anew: bool) -> Any:
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    setting, gpu = triton.knobs.compilation, GPUTarget("cuda", arch, 32)
+    with setting.scope():
+        setting.always_compile |= anew
+        setting.store_binary_only = False  # features are of the PTX
+        compiled = triton.compile(source, target=gpu, options=options)
+        if "ptx" not in compiled.asm:  # kept before, as a binary only
+            setting.always_compile = True
+            compiled = triton.compile(source, target=gpu, options=options)
+        return compiled
 
 
 def duplicates(artifacts: Iterable[Artifact]) -> dict[str, str]:
@@ -135,7 +153,7 @@ def duplicates(artifacts: Iterable[Artifact]) -> dict[str, str]:
     return repeated
 
 
-def _describe(key: str, spec: Any, arch: int, compiled: Any) -> Artifact:
+def describe(key: str, spec: Any, arch: int, compiled: Any) -> Artifact:
     """Describe a ``triton.compiler.CompiledKernel``."""
     metadata, ptx, cubin = compiled.metadata, compiled.asm["ptx"], compiled.asm["cubin"]
     usage = _resource_usage(cubin, metadata.name)

@@ -26,7 +26,7 @@ from triton.runtime.jit import JITFunction
 
 from costmodel.compile.compiler import Artifact, compile_source, reason
 from costmodel.compile.triton_private import build_launchers, know_triton_key
-from costmodel.errors import CompileError
+from costmodel.errors import CompileError, HostError
 
 # --- What Triton would compile --------------------------------------------------------------------
 
@@ -137,8 +137,14 @@ class FrontEnd:
 
         Raises:
             CompileError: the kernel cannot be made into TTIR, or its override cannot be read.
+            HostError: only this process can compile as it does, for a hook of it takes part.
         """
         function, options = compilation.function, compilation.options
+        if knobs.runtime.add_stages_inspection_hook or compilation.backend.instrumentation:
+            raise HostError(
+                f"{function.__name__}: a hook in this process, such as Proton's instrumentation, "
+                f"changes what Triton compiles, and child processes have none: tune without it"
+            )
         source = function.ASTSource(
             function, compilation.signature, compilation.constexprs, compilation.attrs
         )
@@ -212,7 +218,7 @@ class _TextSource(ASTSource):  # type: ignore[misc]
 
     def make_ir(self, *arguments: Any) -> Any:
         context = arguments[-1]
-        with tempfile.NamedTemporaryFile("w", suffix=f".{self.ext}") as file:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=f".{self.ext}") as file:
             file.write(self._job.text)
             file.flush()
             module = ir.parse_mlir_module(file.name, context)
@@ -224,16 +230,18 @@ def compile_job(job: KernelJob, spec: Any = None) -> Artifact:
     """Compile a job into Triton's cache, in this process; the kernel's module is not needed.
 
     A process with other settings than those in which the job was made cannot poison the cache: it
-    leaves the binary under another key, and the program then compiles for itself.
+    leaves the binary under another key, and the program then compiles for itself. Any failure but
+    one of the system's is a status of the artifact: of other people's kernels, who knows which.
 
     Args:
         spec: of the artifact.
     """
-    setting = knobs.compilation
-    with setting.scope():
-        # Of an override Triton would not see that the file has changed; and we want the PTX.
-        setting.always_compile = bool(job.override) or setting.store_binary_only
-        setting.store_binary_only = False
-        return compile_source(
-            lambda: (_TextSource(job), dict(job.options)), job.arch, job.identity, spec
-        )
+    source = _TextSource(job), dict(job.options)
+    # Of an override's file Triton would not see that it has changed.
+    anew = bool(job.override)
+    try:
+        return compile_source(lambda: source, job.arch, job.identity, spec, anew=anew)
+    except OSError:
+        raise
+    except Exception as error:
+        return Artifact(job.identity, spec, "crashed", reason(error))
