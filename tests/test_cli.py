@@ -21,7 +21,7 @@ from costmodel.models.confidence import Confidence, Coverage
 
 COMMANDS = (
     "collect", "compile", "train", "evaluate", "rank", "tune", "explain", "bench", "report",
-    "cache", "doctor",
+    "cache", "kernels", "doctor",
 )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from costmodel.cli import bench, cache, collect, compile, doctor, models, ranking, tune
+from costmodel.cli import bench, cache, collect, compile, doctor, kernels, models, ranking, tune
 from costmodel.errors import CostModelError
 from costmodel.validation import one_line, printable
 
@@ -31,8 +31,8 @@ class _Commands(TyperGroup):
     """Turns the errors and warnings of the library into lines for people."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names in the order of the work, that of the group ``cache`` too."""
-        last = ("cache", "doctor")
+        """Return the names in the order of the work, those of groups too."""
+        last = ("cache", "kernels", "doctor")
         return [*(name for name in super().list_commands(ctx) if name not in last), *last]
 
     def invoke(self, ctx: Any) -> Any:  # a click.Context, or since typer 0.29 typer's own
@@ -111,6 +111,7 @@ for _command in (
 ):  # fmt: skip
     app.command(_command.__name__.removesuffix("_space"))(_command)
 app.add_typer(cache.app, name="cache")
+app.add_typer(kernels.app, name="kernels")
 
 
 @app.callback()

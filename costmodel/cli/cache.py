@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -107,15 +108,12 @@ def clear(as_json: AsJson = False) -> None:
     )
 
 
-def _cache() -> WinnerCache:
-    """Return the user's cache; its folder need not exist yet.
+def check_folder(path: Path) -> Path:
+    """Return the path of a folder of the cache, which need not exist yet.
 
     Raises:
-        FileError: its path is no folder, or cannot be read.
+        FileError: it is no folder, or cannot be read.
     """
-    from costmodel.tuning.tuning_key import WinnerCache
-
-    path = cache_directory()
     if os.path.lexists(path):
         if not path.is_dir():
             raise FileError(
@@ -123,7 +121,13 @@ def _cache() -> WinnerCache:
             )
         with file_errors(path):
             os.scandir(path).close()  # listing it would find nothing, and not say why
-    return WinnerCache(path)
+    return path
+
+
+def _cache() -> WinnerCache:
+    from costmodel.tuning.tuning_key import WinnerCache
+
+    return WinnerCache(check_folder(cache_directory()))
 
 
 def _state(key: Any, arch: int) -> str:
