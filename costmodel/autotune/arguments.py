@@ -252,8 +252,7 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.storage_offset()
     stop = start + last + 1 if tensor.numel() else start
-    # A copy begins at a multiple of 16, so that elements of every size are aligned in it.
-    return int(start * tensor.itemsize // 16 * 16), int(stop * tensor.itemsize)
+    return int(start * tensor.itemsize), int(stop * tensor.itemsize)
 
 
 def _bytes(storage: torch.UntypedStorage, start: int, stop: int) -> torch.Tensor:
@@ -290,9 +289,11 @@ class Snapshot:
                 stop = max(stop, parts[0][1])
                 paths.append(parts.pop(0)[2])
             original = _bytes(self.tensors[paths[0]].untyped_storage(), start, stop)
-            copy = original.clone()
-            self._copies.append((original, copy))
-            self._copy_of.update(dict.fromkeys(paths, (copy, start)))
+            # Elements of every size keep their alignment, which is 16 at most.
+            shift = start % 16
+            copy = original.new_empty(shift + stop - start)
+            self._copies.append((original, copy[shift:].copy_(original)))
+            self._copy_of.update(dict.fromkeys(paths, (copy, start - shift)))
 
     def restore(self) -> None:
         """Put back what the tensors held."""
