@@ -346,7 +346,8 @@ def test_what_is_compiled_otherwise_has_another_name(tmp_path: Path) -> None:
     for file, text in zip(files, ("a", "b", "a"), strict=False):
         file.write_text(text)
     configs = [
-        triton.Config({}), triton.Config({}, pre_hook=print), triton.Config({}, maxnreg=1),
+        triton.Config({}), triton.Config({}, maxnreg=1),
+        *(triton.Config({}, pre_hook=hook) for hook in (print, ok)),
         *(triton.Config({"D": d}) for d in ("fp16", tl.float16, torch.float16, tl.float32, 1, 1.0)),
         *(triton.Config({}, ir_override=str(file)) for file in files),
     ]  # fmt: skip

@@ -140,11 +140,22 @@ def test_what_has_no_source_is_left_out_and_told(store: KernelStore) -> None:
     store.choose(key, config_name(hooked), "guessed")
     store.note(key, config_name(FAST), ok(1.0))
     store.choose(key | {"key": {}}, config_name(triton.Config({}, pre_hook=print)), "guessed")
+    shown = run("kernels", "show", "hooked").stdout
+    assert "pre_hook=builtins.print" in shown
     done = run("kernels", "export", "hooked")
     assert "make_configs" in done.stderr
     assert "make_configs" not in done.stdout
     assert "pre_hook=..." in done.stdout
     make_configs(done.stdout)
+
+
+def test_a_key_without_names_is_shown_and_is_none_of_fla(store: KernelStore) -> None:
+    key = KEY | {"name": "unnamed", "key": [4096, "torch.float16"]}
+    store.choose(key, config_name(SLOW), "guessed")
+    assert "[4096, 'torch.float16']" in run("kernels").stdout
+    done = run("kernels", "export", "unnamed", "--format", "fla")
+    assert "left out" in done.stderr
+    assert json.loads(done.stdout)["autotune_entries"] == {}
 
 
 def test_two_kernels_are_not_one_list(store: KernelStore) -> None:

@@ -44,8 +44,8 @@ log = logging.getLogger("costmodel")
 def config_name(config: triton.Config) -> str:
     """Return what makes a configuration itself, as JSON text, equal in every process.
 
-    A value that JSON lacks is there by its type and a text. Of ``ir_override`` the content counts,
-    and of a hook that there is one.
+    A value that JSON lacks, and a hook, is there by its type and a text. Of ``ir_override`` the
+    content counts.
 
     Raises:
         InvalidInput: a value is NaN or infinite.
@@ -57,7 +57,7 @@ def config_name(config: triton.Config) -> str:
         "num_ctas": config.num_ctas,
         "maxnreg": config.maxnreg,
         "ir_override": config.ir_override and _content(Path(config.ir_override)),
-        "pre_hook": config.pre_hook is not None,
+        "pre_hook": _plain(config.pre_hook),
     }
     return _text(parts)
 
@@ -75,7 +75,8 @@ def _plain(value: Any) -> Any:
         return _plain(value.value)
     if hasattr(value, "__name__"):  # a function or a class; Triton's functions have a hash too
         key = getattr(value, "cache_key", "")
-        return {"type": kind, "text": f"{_qualified(value)} {key if type(key) is str else ''}"}
+        text = f"{_qualified(value)} {key if type(key) is str else ''}".strip()
+        return {"type": kind, "text": text}
     return {"type": kind, "text": re.sub(r" at 0x[0-9a-fA-F]+", "", str(value))}
 
 

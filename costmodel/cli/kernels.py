@@ -201,12 +201,12 @@ def _as_fla(entries: list[KernelEntry]) -> tuple[str, list[str]]:
     found: dict[str, dict[str, Any]] = {}
     notes = []
     for entry in sorted(entries, key=lambda entry: entry.kept.when):  # the last choice counts
-        config = asdict(_parts(_winners(entry.kept)[0]))
+        config, key = asdict(_parts(_winners(entry.kept)[0])), entry.key.get("key")
         plain = not any(isinstance(value, dict) for value in config["kwargs"].values())
-        if config.pop("pre_hook") or config["ir_override"] or not plain:
+        if config.pop("pre_hook") or config["ir_override"] or not plain or type(key) is not dict:
             notes.append(f"left out, since fla's files hold plain values alone: {_values(entry)}")
             continue
-        values = list(entry.key.get("key", {}).values())
+        values = list(key.values())
         text = json.dumps(values, separators=(",", ":"), sort_keys=True)
         found[hashlib.md5(text.encode()).hexdigest()] = {"autotune_key": values, "config": config}
     winners = Counter(json.dumps(value["config"]) for value in found.values())
@@ -248,8 +248,10 @@ def _kernel(entry: KernelEntry) -> str:
 
 def _values(entry: KernelEntry) -> str:
     """Return the tuner's key in a line."""
-    values = entry.key.get("key", {}).items()
-    return " ".join(f"{name}={str(value).removeprefix('torch.')}" for name, value in values)
+    values = entry.key.get("key", ())
+    if not isinstance(values, dict):
+        return one_line(values)
+    return " ".join(f"{k}={str(value).removeprefix('torch.')}" for k, value in values.items())
 
 
 def _us(kept: Kept, config: str | None) -> float | None:
@@ -292,7 +294,7 @@ class _Parts:
     num_ctas: int
     maxnreg: int | None
     ir_override: str | None
-    pre_hook: bool
+    pre_hook: dict[str, str] | None
 
 
 def _parts(config: str) -> _Parts:
