@@ -353,6 +353,15 @@ def test_a_binary_that_cannot_be_made_is_an_artifact_with_its_reason(pool: Compi
     assert artifact.error
 
 
+def test_a_setting_that_says_the_default_costs_no_hit(
+    pool: CompilePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+    monkeypatch.setenv("DISABLE_PTXAS_OPT", "0")
+    assert submit(pool, FrontEnd().job(compilation(CALLS["globals"]))).ok
+    assert launch(CALLS["globals"])[1] == [True]
+
+
 def test_settings_reach_the_child(pool: CompilePool, monkeypatch: pytest.MonkeyPatch) -> None:
     call = CALLS["dot"]
     optimized = submit(pool, FrontEnd().job(compilation(call)))

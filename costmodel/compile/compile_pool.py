@@ -67,7 +67,7 @@ class CompilePool:
                 setup=functools.partial(_set_up_child, self._scratch, preload),
                 items_per_child=_COMPILES_PER_CHILD,
                 idle_s=idle_s,
-                settings=compiler_settings,
+                settings=_settings,
             )
             for _ in range(jobs)
         ]
@@ -177,6 +177,13 @@ def as_compiled(
     finally:
         for future in futures:
             future.cancel()
+
+
+def _settings() -> dict[str, str | None]:
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+
+    # Triton's key tells a variable that is set to its default from one that is not set.
+    return {**compiler_settings(), **get_cache_invalidating_env_vars()}
 
 
 def _set_up_child(scratch: str, preload: Callable[[], object] | None) -> None:

@@ -140,7 +140,8 @@ class FrontEnd:
             HostError: only this process can compile as it does, for a hook of it takes part.
         """
         function, options = compilation.function, compilation.options
-        if knobs.runtime.add_stages_inspection_hook or compilation.backend.instrumentation:
+        instrumentation = getattr(compilation.backend, "instrumentation", None)  # until Triton 3.8
+        if knobs.runtime.add_stages_inspection_hook or instrumentation:
             raise HostError(
                 f"{function.__name__}: a hook in this process, such as Proton's instrumentation, "
                 f"changes what Triton compiles, and child processes have none: tune without it"
