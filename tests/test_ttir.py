@@ -296,6 +296,11 @@ def test_a_hook_that_children_lack_is_not_passed_over() -> None:
         knobs.runtime.add_stages_inspection_hook = lambda *_: None
         with pytest.raises(HostError, match="a hook in this process"):
             FrontEnd().job(found)
+    with knobs.compilation.scope():
+        knobs.compilation.instrumentation_mode = "default"  # as Proton sets it
+        profiled = compilation(CALLS["globals"])
+    with pytest.raises(HostError, match="Proton"):
+        FrontEnd().job(profiled)
 
 
 def test_many_threads_make_the_same_jobs(made: list[str]) -> None:

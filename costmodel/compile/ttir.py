@@ -98,8 +98,8 @@ class KernelJob:
         key: by which Triton finds the binary in its cache.
         override: a hash of the content of the ``ir_override`` file, whose path only is in ``key``.
         name: of the kernel.
-        text: raw TTIR, or TTGIR of Gluon's.
-        ext: ``ttir`` or ``ttgir``.
+        text: raw TTIR, or what Gluon makes instead.
+        ext: ``ttir``, or Gluon's ``ttgir`` (``glir`` from Triton 3.9 on).
         source_hash: of the kernel, its helpers and its constants.
         options: of Triton's backend.
         arch: compute capability times ten.
@@ -140,8 +140,8 @@ class FrontEnd:
             HostError: only this process can compile as it does, for a hook of it takes part.
         """
         function, options = compilation.function, compilation.options
-        instrumentation = getattr(compilation.backend, "instrumentation", None)  # until Triton 3.8
-        if knobs.runtime.add_stages_inspection_hook or instrumentation:
+        hooks = options.instrumentation_mode not in ("", "consan")  # it is one of Proton's
+        if hooks or knobs.runtime.add_stages_inspection_hook:
             raise HostError(
                 f"{function.__name__}: a hook in this process, such as Proton's instrumentation, "
                 f"changes what Triton compiles, and child processes have none: tune without it"
@@ -210,7 +210,7 @@ class _TextSource(ASTSource):  # type: ignore[misc]
     def __init__(self, job: KernelJob) -> None:
         self._job = job
         self.name, self.ext = job.name, job.ext
-        self.language = Language.GLUON if job.ext == "ttgir" else Language.TRITON
+        self.language = Language.TRITON if job.ext == "ttir" else Language.GLUON
         self.signature: dict[str, Any] = {}
         self.constants: dict[Any, Any] = {}
 
