@@ -112,13 +112,18 @@ def test_a_file_under_the_name_of_another_key_is_not_believed(filled: Path) -> N
     assert len(KernelStore(filled / "copy").survey()[1]) == 1
 
 
-def test_sixteen_processes_append_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", ["nothing", "a foreign file", "half a key"])
+def test_sixteen_processes_append_at_once(tmp_path: Path, before: str) -> None:
+    if before != "nothing":
+        KernelStore(tmp_path).note(KEY, "lost", ok(1.0))
+        path = only_file(tmp_path)
+        path.write_bytes(b"\xff" if before == "a foreign file" else path.read_bytes()[:40])
     begin = FORK.Barrier(16)
     for process, told in [start_writer(tmp_path, f"w{i}", 12, begin) for i in range(16)]:
         process.join(60)
         os.close(told)
         assert process.exitcode == 0
-    lines = only_file(tmp_path).read_bytes().split(b"\n")[1:]
+    lines = only_file(tmp_path).read_bytes().split(b"\n")[1 if before != "half a key" else 2 :]
     assert all(isinstance(json.loads(line), dict) for line in lines)
     expected = {f"w{w}:{i}": 1.0 + i for w in range(16) for i in range(12)}
     measured = KernelStore(tmp_path).read(KEY).measured
@@ -155,7 +160,7 @@ def test_a_line_cut_at_any_byte_costs_that_line_alone(filled: Path) -> None:
         assert (set(kept.measured), kept.chosen) == ({"slow", "fast", "next"}, "next")
 
 
-def test_a_first_line_cut_at_any_byte_is_no_entry_and_is_replaced(filled: Path) -> None:
+def test_a_first_line_cut_at_any_byte_is_a_miss_and_written_anew(filled: Path) -> None:
     path = only_file(filled)
     first = path.read_bytes().split(b"\n")[1]
     for end in range(len(first)):
@@ -174,12 +179,13 @@ NO_ENTRIES = {
 
 
 @pytest.mark.parametrize("name", NO_ENTRIES)
-def test_what_is_no_entry_is_a_miss_and_replaced(
+def test_what_is_no_entry_is_a_miss_and_becomes_one(
     filled: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     only_file(filled).write_bytes(NO_ENTRIES[name])
     store = KernelStore(filled)
     assert store.survey() == ([], [only_file(filled)])
+    caplog.clear()
     assert store.read(KEY).measured == {}
     assert len(caplog.records) == (1 if name != "empty" else 0)
     store.note(KEY, "new", ok(1.0))
@@ -213,6 +219,16 @@ def test_a_directory_in_place_of_the_file_is_survived(filled: Path) -> None:
     with pytest.warns(RuntimeWarning, match="this process only"):
         store.note(KEY, "a", ok(1.0))
     assert store.read(KEY).measured == {"a": ok(1.0)}
+
+
+def test_a_pipe_in_place_of_the_file_is_replaced(filled: Path) -> None:
+    path = only_file(filled)
+    path.unlink()
+    os.mkfifo(path)
+    store = KernelStore(filled)
+    assert store.survey() == ([], [path])
+    store.note(KEY, "a", ok(1.0))
+    assert KernelStore(filled).read(KEY).measured == {"a": ok(1.0)}
 
 
 def test_a_folder_that_cannot_be_written_is_one_warning_and_memory(tmp_path: Path) -> None:

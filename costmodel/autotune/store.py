@@ -3,8 +3,9 @@
 One file holds the timings of one kernel under one key, a line of JSON each; the last line about a
 configuration counts. Any number of processes append at once, and nothing is locked: a line is one
 write to the end of the file. It begins with the line break, so that what a killed process or a full
-disk has left half written spoils no other line. A file that begins with no readable key, or with
-another one, is no entry, and is replaced.
+disk has left half written spoils no other line. The first line of a writer that finds no key in the
+file is the key, and lines before a key of this schema are no one's: nothing has to be taken away
+while others may be writing.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import re
 import threading
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
@@ -151,10 +153,10 @@ class KernelStore:
         """Return what is known under a key; nothing if there is no such entry."""
         name, folder, kept = _file_name(key), self.path, None
         try:
-            kept = self._load(folder / name, key) if folder else None
-        except OSError as error:  # another user's, or a disk that fails: whoever writes will tell
-            log.info("%s cannot be read: %s", name, one_line(error))
-        return _parse(self._unwritten.get(name, b""), kept)[1]
+            kept = _load(folder / name)[1] if folder else None
+        except (OSError, CorruptFile) as error:
+            log.warning("%s is ignored: %s", name, one_line(error))
+        return _parse(self._unwritten.get(name, b""), name, kept)[1]
 
     def note(self, key: Mapping[str, Any], config_name: str, measurement: Measurement) -> None:
         """Keep a timing."""
@@ -175,16 +177,13 @@ class KernelStore:
         """All entries, and the files that are none, each by file name."""
         entries, unusable = [], []
         for path in sorted(self.path.glob("*.jsonl")) if self.path else []:
-            try:
-                key, kept = _parse(read_small_file(path))
-                if key is not None and _file_name(key) == path.name:
-                    entries.append(KernelEntry(path, key, kept))
-                    continue
-            except FileNotFoundError:  # another process has just removed it
-                continue
-            except (OSError, CorruptFile, InvalidInput):
-                pass
-            unusable.append(path)
+            key = None
+            with suppress(OSError, CorruptFile):
+                key, kept = _load(path, logging.INFO)
+            if key is not None:
+                entries.append(KernelEntry(path, key, kept))
+            elif os.path.lexists(path):  # else another process has just removed it
+                unusable.append(path)
         return entries, unusable
 
     def clear(self, part: str = "") -> int:
@@ -195,24 +194,6 @@ class KernelStore:
         for path in [*found, *folder.glob(".*.jsonl.*.tmp")]:
             path.unlink(missing_ok=True)
         return len(found)
-
-    def _load(self, path: Path, key: Mapping[str, Any]) -> Kept | None:
-        """Return what an entry holds; None if it is no entry of this key.
-
-        Raises:
-            OSError: it cannot be read.
-        """
-        try:
-            content = read_small_file(path)
-            found, kept = _parse(content)
-            if not content or (found is not None and _text(found) == _text(key)):
-                return kept
-            log.warning("%s holds no timings of this key and is ignored", path)
-        except FileNotFoundError:
-            pass
-        except (CorruptFile, InvalidInput) as error:
-            log.warning("%s is ignored: %s", path, one_line(error))
-        return None
 
     def _append(self, key: Mapping[str, Any], record: dict[str, Any]) -> None:
         name, folder = _file_name(key), self.path
@@ -228,18 +209,20 @@ class KernelStore:
 
     def _write(self, path: Path, key: Mapping[str, Any], line: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path not in self._checked:
-            if self._load(path, key) is None and os.path.lexists(path):
-                replace_file(path, b"", durable=False)
-            self._checked.add(path)
+        has_key = path in self._checked
+        try:
+            has_key = has_key or _load(path)[0] is not None
+        except CorruptFile:  # a pipe, or one of any size
+            replace_file(path, b"", durable=False)
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            if not os.fstat(file).st_size:  # several may see this at once: the line may come twice
+            if not has_key or not os.fstat(file).st_size:  # it may come twice
                 line = _first_line(key) + line
             if os.write(file, line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         finally:
             os.close(file)
+        self._checked.add(path)
 
     def _give_up(self, error: object) -> None:
         with self._lock:
@@ -280,33 +263,44 @@ def _text(value: Any, *, sort_keys: bool = True) -> str:
         raise InvalidInput(f"{value!r:.200}: {error}: expected finite numbers and text") from None
 
 
-def _parse(content: bytes, kept: Kept | None = None) -> tuple[dict[str, Any] | None, Kept]:
-    """Return the key that the lines begin with, and what they hold; None if they begin otherwise.
+def _load(path: Path, level: int = logging.WARNING) -> tuple[dict[str, Any] | None, Kept]:
+    """Return the key of a file, and what it holds; None if it is no entry.
 
-    What is no line of this store is skipped.
+    Raises:
+        CorruptFile: not a regular file, or far too large.
+        OSError: it cannot be read.
+    """
+    try:
+        content = read_small_file(path)
+    except FileNotFoundError:
+        return None, Kept()
+    key, kept = _parse(content, path.name)
+    if content and key is None:
+        log.log(level, "%s holds no timings of this key and is ignored", path)
+    return key, kept
+
+
+def _parse(
+    content: bytes, name: str, kept: Kept | None = None
+) -> tuple[dict[str, Any] | None, Kept]:
+    """Return the key in the lines of a file, and what they hold; what is no such line is skipped.
 
     Args:
+        name: of the file, which the key must have.
         kept: what is known before; the lines are added.
     """
     key: dict[str, Any] | None = None
     kept = kept or Kept()
     for line in content.split(b"\n"):
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if key is None:
-            match record:
-                case {"schema": schema, "key": dict(found)} if schema == SCHEMA:
-                    key = found
-                    continue
-            return None, kept
-        try:
-            match record:
-                case {"config": str(config), "measurement": dict(figures)}:
+            match json.loads(line):
+                case {"schema": schema, "key": dict(found)}:
+                    if schema == SCHEMA and _file_name(found) == name:
+                        key = found
+                case {"config": str(config), "measurement": dict(figures)} if key is not None:
                     kept.measured[config] = decode(figures, Measurement)
-                case {"chosen": str(chosen), "why": str(why), "when": str(when)}:
+                case {"chosen": str(chosen), "why": str(why), "when": str(when)} if key is not None:
                     kept.chosen, kept.why, kept.when = chosen, why, when
-        except InvalidInput:
+        except (ValueError, RecursionError):  # InvalidInput is a ValueError
             continue
     return key, kept
