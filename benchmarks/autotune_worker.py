@@ -1,0 +1,249 @@
+"""One process of the benchmark ``autotune``: makes calls and writes what each tuner took.
+
+Sides: ``stock`` and ``ours`` tune; ``again`` is ours with all caches filled; ``single`` is stock
+with one configuration left of each list; ``compare`` times two winners of each kernel in turn.
+Tuners that are not asked for run the first of their configurations that works, untuned.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from autotune_cases import ALLOWED, CASES, Tensors, within
+from triton.runtime.autotuner import Autotuner
+
+_FLUSH_BYTES = 512 * 2**20  # zeroing takes the GPU longer than the host needs for the next launch
+_ROUNDS, _COMPARE_S = 200, 0.7
+BROKEN = 3
+"""Exit code: a kernel broke the CUDA context, and the next case needs another process."""
+
+PACKAGES = {"fla": "fla.ops", "flag": "flag_gems", "liger": "liger_kernel.ops"}
+
+
+def name_of(tuner: Any) -> str:
+    return f"{tuner.base_fn.__module__}:{tuner.base_fn.__name__}"
+
+
+def options_of(config: Any) -> dict[str, Any]:
+    """What tells configurations of a list apart, as JSON holds it."""
+    return json.loads(json.dumps(config.all_kwargs(), default=str))
+
+
+def find_config(tuner: Any, options: dict[str, Any]) -> Any:
+    """The configuration of the list that has these options."""
+    return next(c for c in tuner.configs if options_of(c) == options)
+
+
+def key_of(tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The values of a tuner's key, for people."""
+    values = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
+    return " ".join(f"{k}={values[k]}" for k in tuner.keys if k in values)
+
+
+def launch(tuner: Any, config: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Launch one configuration as the stock tuner does after tuning."""
+    options = config.all_kwargs()
+    if config.pre_hook is not None:
+        config.pre_hook({**dict(zip(tuner.arg_names, args, strict=False)), **kwargs, **options})
+    return tuner.fn.run(*args, **kwargs, **options)
+
+
+def compare(launches: list[Callable[[], Any]]) -> list[float]:
+    """Median us of launches in turn, each after the L2 was filled with something else."""
+    flush = torch.empty(_FLUSH_BYTES, dtype=torch.int8, device="cuda")
+    times: list[list[float]] = [[] for _ in launches]
+    end = time.perf_counter() + _COMPARE_S
+    for turn in range(_ROUNDS):
+        order = [(turn + i) % len(launches) for i in range(len(launches))]
+        events = []
+        for i in order:
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            flush.zero_()
+            start.record()
+            launches[i]()
+            stop.record()
+            events.append((i, start, stop))
+        torch.cuda.synchronize()
+        for i, start, stop in events:
+            times[i].append(start.elapsed_time(stop) * 1e3)
+        if turn >= 8 and time.perf_counter() > end:
+            break
+    return [median(found) for found in times]
+
+
+class Recorder:
+    """Stands in front of a tuner's ``run``.
+
+    Args:
+        side: what is done with a tuner that is asked for.
+        wanted: the kernels asked for; empty means all.
+        winners: options of configurations by kernel, and there by side.
+        untuned: Triton's cache for kernels that are not asked for.
+        write: takes what was found of a kernel.
+    """
+
+    def __init__(
+        self, side: str, wanted: set[str], winners: dict[str, Any], untuned: str,
+        write: Callable[..., None],
+    ) -> None:  # fmt: skip
+        self.side, self.wanted, self.winners, self.untuned = side, wanted, winners, untuned
+        self.write = write
+        self.case = ""
+        self.chosen: dict[str, Any] = {}
+
+    def wrap(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """A ``run`` method that decides what becomes of each call."""
+
+        def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
+            name = name_of(tuner)
+            if name.startswith("fla.") and not within(name.split(":")[0], ALLOWED):
+                raise RuntimeError(f"{name} may not be run here: take the case out")
+            if self.wanted and (name not in self.wanted or name in self.chosen):
+                return self.run_untuned(tuner, args, kwargs)
+            if self.side == "compare":
+                return self.run_compared(tuner, args, kwargs)
+            if self.side == "single" and name in self.winners:
+                tuner.configs = [find_config(tuner, self.winners[name]["ours"])]
+            if name in self.chosen:
+                return inner(tuner, *args, **kwargs)
+            return self.run_tuned(inner, tuner, args, kwargs)
+
+        return run
+
+    def run_untuned(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Launch what was chosen before, else the first that works; a cache apart keeps it."""
+        name = name_of(tuner)
+        cache = os.environ["TRITON_CACHE_DIR"]
+        os.environ["TRITON_CACHE_DIR"] = self.untuned
+        error: Exception | None = None
+        try:
+            for config in [self.chosen[name]] if name in self.chosen else tuner.configs:
+                try:
+                    result = launch(tuner, config, args, kwargs)
+                except Exception as failed:
+                    error = failed
+                    continue
+                self.chosen[name] = tuner.best_config = config
+                return result
+        finally:
+            os.environ["TRITON_CACHE_DIR"] = cache
+        raise error or RuntimeError(f"{name} has no configurations")
+
+    def run_tuned(
+        self, inner: Callable[..., Any], tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run the tuner's own ``run`` and write its seconds, counters and winner."""
+        name, key = name_of(tuner), key_of(tuner, args, kwargs)
+        listed = len(tuner.configs)
+        torch.cuda.synchronize()
+        before, start = counters(self.side, tuner), time.perf_counter()
+        result = inner(tuner, *args, **kwargs)
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - start
+        after = counters(self.side, tuner)
+        self.chosen[name] = tuner.best_config
+        self.write(
+            kernel=name, case=self.case, key=key, seconds=seconds, listed=listed,
+            compiled=after[0] - before[0], timed=after[1] - before[1],
+            winner=options_of(tuner.best_config),
+        )  # fmt: skip
+        return result
+
+    def run_compared(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Time the winners of both sides and, for the noise, stock's a second time."""
+        name = name_of(tuner)
+        stock, ours = (find_config(tuner, self.winners[name][s]) for s in ("stock", "ours"))
+        for config in (ours, stock):
+            launch(tuner, config, args, kwargs)
+        torch.cuda.synchronize()
+        turns = [stock, ours, stock]
+        us = compare([lambda c=c: launch(tuner, c, args, kwargs) for c in turns])
+        self.chosen[name] = tuner.best_config = stock
+        self.write(kernel=name, stock_us=us[0], ours_us=us[1], stock_again_us=us[2])
+        return launch(tuner, stock, args, kwargs)
+
+
+def counters(side: str, tuner: Any) -> tuple[int, int]:
+    """Configurations compiled and timed so far: by the process (ours), by the tuner (stock)."""
+    if side in ("ours", "again"):
+        tuner_module = importlib.import_module("costmodel.autotune.tuner")
+        found = tuner_module.stats()
+        return found.compiled, found.timed
+    timed = getattr(tuner, "configs_timings", None) or {}
+    return len(timed), sum(_is_finite(times) for times in timed.values())
+
+
+def _is_finite(times: Any) -> bool:
+    return (times if isinstance(times, float) else times[0]) < float("inf")
+
+
+def switch_on(side: str, recorder: Recorder) -> None:
+    """Put the side's tuner and the recorder in place of every tuner's ``run``."""
+    if side in ("ours", "again"):
+        importlib.import_module("costmodel.autotune.replace").replace_triton_autotune()
+    classes = [Autotuner]
+    if "flag_gems" in sys.modules:  # it has a run of its own
+        classes.append(sys.modules["flag_gems.utils.libentry"].LibTuner)
+    for cls in classes:
+        cls.run = recorder.wrap(cls.run)
+
+
+def run_case(name: str, recorder: Recorder, write: Callable[..., None]) -> None:
+    """Call one case; what fails is written and the next one goes on."""
+    recorder.case = name
+    error = None
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    try:
+        CASES[name](Tensors("cuda"))
+        torch.cuda.synchronize()
+    except Exception as failed:
+        error = f"{type(failed).__name__}: {failed}"[:300]
+        traceback.print_exc()
+    write(finished=name, seconds=time.perf_counter() - start, error=error)
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        os._exit(BROKEN)  # nothing of this process is of use any more
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("side", choices=["stock", "ours", "again", "single", "compare"])
+    arguments.add_argument("cases", nargs="+")
+    arguments.add_argument("--kernels", nargs="*", default=[])
+    arguments.add_argument("--winners", type=Path)
+    arguments.add_argument("--untuned", required=True)
+    arguments.add_argument("--out", type=Path, required=True)
+    arguments.add_argument("--until", type=float, default=float("inf"), help="of time.time()")
+    args = arguments.parse_args()
+    for package in dict.fromkeys(PACKAGES[case.split("_")[0]] for case in args.cases):
+        importlib.import_module(package)
+    winners = json.loads(args.winners.read_text()) if args.winners else {}
+    with args.out.open("a", buffering=1) as out:
+
+        def write(**found: Any) -> None:
+            out.write(json.dumps(found) + "\n")
+
+        recorder = Recorder(args.side, set(args.kernels), winners, args.untuned, write)
+        switch_on(args.side, recorder)
+        torch.zeros(1, device="cuda")
+        for case in args.cases:
+            if time.time() > args.until:
+                break
+            run_case(case, recorder, write)
+
+
+if __name__ == "__main__":
+    main()
