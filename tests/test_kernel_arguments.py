@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import random_kernels
 import torch
 import triton
 import triton.language as tl
@@ -84,6 +90,16 @@ def rotated(x, y, out, n, BLOCK: tl.constexpr):
     for _ in range(n):
         a, b, c = b, c, a
     tl.store(a, 1.0)
+
+
+@triton.jit
+def two_loops(x, y, out, n, BLOCK: tl.constexpr):
+    """Values of both loops have the same names in the TTIR."""
+    for i in range(n):
+        tl.store(y + i, tl.load(x + i))
+    for i in range(n):
+        tl.store(out + i, 1.0)
+        tl.store(out + i, 3.0)
 
 
 @triton.jit
@@ -263,6 +279,7 @@ KERNELS: list[tuple[Any, set[str] | None]] = [
     (advancing, {"out"}),
     (advanced_before, {"y", "out"}),
     (rotated, {"x", "y", "out"}),
+    (two_loops, {"y", "out"}),
     (by_while, {"out"}),
     (chosen_by_where, {"x", "out"}),
     (chosen_by_if, {"y", "out"}),
@@ -471,3 +488,29 @@ def test_bools_and_odd_floats_are_compared_too() -> None:
     scales.view(torch.uint8)[0] += 9
     assert "flags: 1 of 2" in snapshot.differs_from()
     assert "scales: 1 of 2" in snapshot.differs_from()
+
+
+@pytest.mark.slow
+def test_random_kernels_write_no_more_than_is_said(tmp_path: Path) -> None:
+    """Triton's interpreter runs them: what has changed in memory is the truth."""
+    count = 150
+    path = tmp_path / "random_kernels_file.py"
+    path.write_text(random_kernels.random_source(count))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", random_kernels.__file__, path],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    truth = {name: set(changed) for name, changed in json.loads(done.stdout).items()}
+    signature = {**dict.fromkeys(random_kernels.ARGUMENTS, "*fp32"), "n": "i32"}
+    said = {
+        name: written(raw_ttir(kernel, signature), signature)
+        for name, kernel in random_kernels.load(path).items()
+    }
+    assert len(truth) == len(said) == count
+    missed = [name for name, found in said.items() if found is None or truth[name] - found]
+    assert not missed
+    # Some branches are taken for no `n`, so that not all can be equal.
+    assert sum(said[name] == truth[name] for name in said) > count / 2

@@ -47,6 +47,8 @@ class _Function:
         self.stores: list[str] = []
         self.opaque: list[str] = []
         self.returned: list[tuple[int, str]] = []
+        # A region that follows another may use its names again: the last definition counts.
+        self.versions: dict[str, int] = {}
         # Of each open region: where the values go that it yields, and those of its condition.
         self.regions: list[tuple[list[list[str]], list[str]]] = []
         for line in lines[1:]:
@@ -60,30 +62,53 @@ class _Function:
             return
         depth = len(self.regions)
         if match := _OPERATION.match(line):
-            results = list(_results(match[1] or ""))
+            operands = [self._used(value) for value in _VALUE.findall(line, match.end())]
             name = self.module.strings.get(match[2], match[2])
-            self._operation(name, results, _VALUE.findall(line, match.end()), line)
+            self._operation(name, self._results(match[1]), operands, line)
         if line.startswith("}") and not line.endswith("{") and self.regions:
             self.regions.pop()
         elif line.endswith("{") and not line.startswith("}") and len(self.regions) == depth:
             self.regions.append(([], []))
 
+    def _used(self, value: str) -> str:
+        """Name a value by its last definition."""
+        base, mark, index = value.partition("#")
+        return f"{base} {self.versions.get(base, 0)}{mark}{index}"
+
+    def _defined(self, value: str) -> str:
+        """Name a value that is defined here."""
+        self.versions[value] = self.versions.get(value, 0) + 1
+        return self._used(value)
+
+    def _results(self, text: str | None) -> list[str]:
+        """Name an operation's results: `%a:2` is used as `%a#0` and `%a#1`."""
+        names = []
+        for part in text.split(", ") if text else ():
+            base, _, count = part.partition(":")
+            name = self._defined(base)
+            names += [f"{name}#{i}" for i in range(int(count))] if count else [name]
+        return names
+
+    def _pairs(self, text: str) -> list[tuple[str, str]]:
+        """Name a region's arguments, and what they begin as."""
+        return [(self._defined(to), self._used(value)) for to, value in _PAIR.findall(text)]
+
     def _block(self, line: str) -> None:
         """Connect a block's arguments with the branches to it, or with a loop's condition."""
         label = line[: line.index(":")].split("(")[0]
         forwarded = self.regions[-1][1] if self.regions else []
-        for i, (name, _) in enumerate(_PARAMETER.findall(line)):
-            self.moves.append((name, f"{label} {i}"))
-            self.moves += [(name, value) for value in forwarded[i : i + 1]]
+        for i, (value, _) in enumerate(_PARAMETER.findall(line)):
+            name = self._defined(value)
+            self.moves += [(name, source) for source in (f"{label} {i}", *forwarded[i : i + 1])]
 
     def _operation(self, name: str, results: list[str], operands: list[str], line: str) -> None:
         """Note where one operation's pointers come from and go to."""
         if name == "scf.for":
-            pairs = _PAIR.findall(line[line.index(name) :])[1:]
+            pairs = self._pairs(line[line.index(name) :])[1:]
             self._loop(pairs, [results, [to for to, _ in pairs]], [])
             self.moves += zip(results, (value for _, value in pairs), strict=False)
         elif name == "scf.while":
-            pairs = _PAIR.findall(line[line.index(name) :])
+            pairs = self._pairs(line[line.index(name) :])
             self._loop(pairs, [[to for to, _ in pairs]], results)
         elif name == "scf.if":
             self._loop([], [results], [])
@@ -95,7 +120,7 @@ class _Function:
         elif name.startswith("cf."):
             for label, values in _BRANCH.findall(line):
                 for i, value in enumerate(_VALUE.findall(values)):
-                    self.moves.append((f"{label} {i}", value))
+                    self.moves.append((f"{label} {i}", self._used(value)))
         elif name == "tt.return":
             self.returned += enumerate(operands)
         elif name == "tt.call":
@@ -135,7 +160,11 @@ class _Function:
 
     def _solve(self) -> None:
         """Follow the pointers until nothing changes."""
-        origins = {name: {i} for i, (name, kind) in enumerate(self.parameters) if "!tt." in kind}
+        origins = {
+            self._used(name): {i}
+            for i, (name, kind) in enumerate(self.parameters)
+            if "!tt." in kind
+        }
         origins[""] = {_ANY}
         changed = True
         while changed:
@@ -184,13 +213,6 @@ class _Module:
             if name in self.bodies:
                 self.analysed[name] = _Function(self.bodies[name], self)
         return self.analysed[name]
-
-
-def _results(text: str) -> Iterator[str]:
-    """Give the names by which an operation's results are used: `%a:2` is `%a#0` and `%a#1`."""
-    for name in text.split(", ") if text else ():
-        base, _, count = name.partition(":")
-        yield from (f"{base}#{i}" for i in range(int(count))) if count else (base,)
 
 
 def _parts(value: object, path: str) -> Iterator[tuple[str, object]]:
