@@ -14,6 +14,7 @@ Importing this touches no GPU, no disk and no environment; each name is loaded w
 from __future__ import annotations
 
 from importlib import import_module
+from os import environ
 from typing import TYPE_CHECKING, Any
 
 from costmodel import errors
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
     from costmodel import nn as nn
     from costmodel import torch_ops as torch_ops
+    from costmodel.autotune.replace import prune_configs_by, replace_triton_autotune
+    from costmodel.autotune.tuner import autotune
     from costmodel.data.dataset import Dataset
     from costmodel.dispatch.ahead import pin, tune, unpin
     from costmodel.dispatch.dispatch import result_for, set_buckets, set_mode, use
@@ -52,11 +55,14 @@ __all__ = [
     "TuningResult",
     "Workload",
     "__version__",
+    "autotune",
     "explain",
     "load",
     "matmul",
     "pin",
+    "prune_configs_by",
     "rank",
+    "replace_triton_autotune",
     "result_for",
     "set_buckets",
     "set_mode",
@@ -84,7 +90,9 @@ _WHERE = {
     "load": "models",
     "matmul": "torch_ops",
     "pin": "dispatch.ahead",
+    "prune_configs_by": "autotune.replace",
     "rank": "tuning.ranking",
+    "replace_triton_autotune": "autotune.replace",
     "result_for": "dispatch.dispatch",
     "set_buckets": "dispatch.dispatch",
     "set_mode": "dispatch.dispatch",
@@ -94,7 +102,7 @@ _WHERE = {
     "use": "dispatch.dispatch",
     "warmup": "dispatch.warmup",
 }
-_MODULES = ("nn", "torch_ops")
+_MODULES = ("autotune", "nn", "torch_ops")
 
 
 def train(
@@ -155,3 +163,9 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_MODULES})
+
+
+if environ.get("COSTMODEL_AUTOTUNE", "") not in ("", "0"):
+    from costmodel.autotune.replace import replace_triton_autotune as _replace
+
+    _replace()

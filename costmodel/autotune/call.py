@@ -66,5 +66,10 @@ class KernelCall:
         if self._before is not None:
             self._before.restore()
 
+    def written(self) -> Snapshot:
+        """Copy what the kernel may write, as it is now."""
+        assert self._before is not None
+        return Snapshot(self._before.tensors)
+
     def _tensors(self, names: list[str]) -> dict[str, torch.Tensor]:
         return {x: self.named[x] for x in names if self.named.get(x) is not None}

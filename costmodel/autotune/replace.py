@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import sys
 from typing import Any
 
 from triton.runtime.autotuner import Autotuner as StockAutotuner
 
 from costmodel.autotune.tuner import Autotuner, run, stock_run
-
-VARIABLE = "COSTMODEL_AUTOTUNE"
-"""Environment variable: 1 replaces Triton's tuner when costmodel is imported."""
+from costmodel.autotune.tuning import ranked
+from costmodel.validation import require_count
 
 _OWN_RUNS = ("flag_gems.",)
 """Modules whose tuners have a ``run`` of their own that does what Triton's does."""
@@ -38,10 +37,23 @@ def restore_triton_autotune() -> None:
     _replaced.clear()
 
 
-def replace_if_asked() -> None:
-    """Replace Triton's tuner if the environment says so."""
-    if os.environ.get(VARIABLE, "") not in ("", "0"):
-        replace_triton_autotune()
+def prune_configs_by(top_k: int = 8) -> dict[str, Any]:
+    """Return a ``prune_configs_by`` for ``triton.autotune`` that leaves the best ``top_k``.
+
+    For those who keep Triton's own tuner: the configurations are compiled in child processes, and
+    ranked by the hand-weighted PTX score.
+
+    Raises:
+        InvalidInput: ``top_k`` is not over 0.
+    """
+    require_count("top_k", top_k)
+
+    def early_config_prune(configs: list[Any], named: dict[str, Any], **options: Any) -> list[Any]:
+        # Triton does not say whose configurations these are.
+        tuner = sys._getframe(1).f_locals["self"]
+        return ranked(tuner, configs, named, options)[:top_k]
+
+    return {"early_config_prune": early_config_prune}
 
 
 _replaced: dict[Any, Any] = {}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import logging
+import sys
 import time
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future
@@ -14,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from triton import knobs
 
 from costmodel.autotune.arguments import written
@@ -30,10 +34,13 @@ from costmodel.hardware.installed import driver_version, triton_build
 from costmodel.hardware.target import Target
 from costmodel.models.baselines import PTX_WEIGHTS
 from costmodel.tuning.modes import check_mode
+from costmodel.tuning.ranks import epoch
 from costmodel.tuning.search import TopKSearch
 from costmodel.validation import one_line
 
 _COMPILERS_FIRST = 8
+
+_SILENT_S = 2.0  # of tuning, before it says how far it is
 
 log = logging.getLogger("costmodel")
 
@@ -74,16 +81,28 @@ class Tuning:
     Args:
         tuner: a ``triton.runtime.Autotuner``.
         args, kwargs: of its ``run``.
+        configs: to choose from; None: those that the user's own functions leave.
     """
 
     def __init__(
-        self, tuner: Any, options: Options, key: tuple[Any, ...], args: Any, kwargs: Any
+        self,
+        tuner: Any,
+        options: Options,
+        key: tuple[Any, ...],
+        args: Any,
+        kwargs: Any,
+        configs: Sequence[Any] | None = None,
     ) -> None:
         self._tuner, self._options = tuner, options
         self._call = KernelCall(tuner, args, kwargs)
-        self._by_name = {config_name(c): c for c in self._pruned(kwargs)}
+        configs = self._pruned(kwargs) if configs is None else configs
+        # What takes long to compile first, so that no child is left waiting for the last one.
+        by_effort = sorted(configs, key=lambda c: (c.num_warps, -c.num_stages))
+        self._by_name = {config_name(config): config for config in by_effort}
+        self._listed = configs[0]
         self._target = Target.current(torch.cuda.current_device())
         self._key = self._readable(key)
+        self._begun, self._done = time.monotonic(), set[str]()
         self._texts: list[str] = []
         self._signature: dict[str, Any] = {}
 
@@ -104,7 +123,7 @@ class Tuning:
 
     def first(self) -> Any:
         """Return the first configuration of the user's list that is left."""
-        return next(iter(self._by_name.values()))
+        return self._listed
 
     def _pruned(self, kwargs: dict[str, Any]) -> list[Any]:
         """Return the configurations that the user's own functions leave."""
@@ -139,12 +158,10 @@ class Tuning:
             CompileError: none can be compiled and launched.
             BrokenContext: one has broken the CUDA context.
         """
-        kept = store.read(self._key)
+        begin, kept = time.monotonic(), store.read(self._key)
         known = {name: m for name, m in kept.measured.items() if name in self._by_name}
         device_compilers().start(min(_COMPILERS_FIRST, len(self._by_name) - len(known)))
-        runner = KernelRunner(
-            self._call, self._by_name, self._note, agree=self._options.check == "agree"
-        )
+        runner = KernelRunner(self._call, self._by_name, self._note, agree=self._must_agree())
         search = TopKSearch(
             problem=self._call,
             candidates=[Candidate(name) for name in self._by_name if name not in known],
@@ -152,7 +169,7 @@ class Tuning:
             runner=runner,
             compile_=self._compile,
             identity=self._identity,
-            deadline=time.monotonic() + self._options.budget_s,
+            deadline=begin + self._options.budget_s,
             measured=known,
         )
         try:
@@ -168,17 +185,21 @@ class Tuning:
                 f"{self._call}: none of {len(self._by_name)} configurations works: "
                 + "; ".join(sorted(reasons)[:3])
             )
+        name = self._shared(choice.config)
         if choice.reliable:
-            store.choose(self._key, choice.config, choice.why)
-        return self._by_name[choice.config]
+            store.choose(self._key, name, choice.why)
+        self._tell(self._by_name[name], choice.why, time.monotonic() - begin)
+        return self._by_name[name]
 
     def predict(self) -> Any:
         """Return the configuration that the PTX score puts first, of those that compile."""
+        return next(iter(self.ranked()), self.first())
+
+    def ranked(self) -> list[Any]:
+        """Return the configurations that compile, the best by the PTX score first."""
         made = [c for part in self._compile([*map(Candidate, self._by_name)]) for c in part]
         works = [c for c in made if c.artifact is None or c.artifact.ok]
-        if not works:
-            return self.first()
-        return self._by_name[max(works, key=_ptx_score).config]
+        return [self._by_name[c.config] for c in sorted(works, key=_ptx_score, reverse=True)]
 
     def submit_all(self) -> list[Future[Artifact]]:
         """Begin to compile all configurations, without waiting."""
@@ -188,9 +209,39 @@ class Tuning:
                 jobs.append(self._job(name))
         return [self._submit(job) for job in {j.identity: j for j in jobs if j}.values()]
 
+    def _must_agree(self) -> bool:
+        """Return True if results are compared: as asked for, or where code was written by hand."""
+        by_hand = any(getattr(c, "ir_override", None) for c in self._by_name.values())
+        return by_hand or self._options.check == "agree"
+
+    def _shared(self, name: str) -> str:
+        """Return the choice of the rank of a process group that chose first; else one's own."""
+        if not epoch():
+            return name
+        group = dist.distributed_c10d._get_default_store()
+        key = f"costmodel/{hashlib.sha256(json.dumps(self._key).encode()).hexdigest()}"
+        first: str = group.compare_set(key, "", name).decode()
+        return first if first in self._by_name else name
+
+    def _tell(self, config: Any, why: str, took_s: float) -> None:
+        """Print what Triton prints of a tuning, where that is asked for."""
+        log.info("%s: %s, %s; %.2f s", self._call, config, why, took_s)
+        if knobs.autotuning.print:
+            print(
+                f"Triton autotuning for function {self._call},\nwith key as "
+                f"{tuple(self._key['key'])},\nfinished after {took_s:.2f}s,\n"
+                f"best config selected: {config};"
+            )
+
     def _note(self, name: str, measurement: Measurement) -> None:
         counts.timed += measurement.status != "compile_error"
         store.note(self._key, name, measurement)
+        self._done.add(name)
+        if time.monotonic() - self._begun > _SILENT_S and sys.stderr.isatty():
+            print(
+                f"\rcostmodel: tuning {self._call}, {len(self._done)} of {len(self._by_name)}",
+                end="\n" if len(self._done) == len(self._by_name) else "", file=sys.stderr,
+            )  # fmt: skip
 
     def _identity(self, candidate: Candidate) -> object:
         """Return what equals that of a candidate that does the same; None where it is unknown."""
@@ -266,6 +317,11 @@ class Tuning:
             found = written(text, self._signature) if text else None
             names = None if names is None or found is None else names | found
         self._call.keep(names if self._texts else None)
+
+
+def ranked(tuner: Any, configs: list[Any], named: dict[str, Any], options: Any) -> list[Any]:
+    """Rank configurations of a stock tuner's call; those that do not compile are left out."""
+    return Tuning(tuner, Options(), (), (), {**named, **options}, configs).ranked()
 
 
 def _ptx_score(candidate: Candidate) -> float:
