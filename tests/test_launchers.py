@@ -11,6 +11,7 @@ import sysconfig
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,6 +58,13 @@ def test_each_kind_is_built_once(built: list[str], tmp_path: Path) -> None:
     assert len(set(built)) == len(built) == 3
     build_launchers([source_of("tma", block_k=32)]).join()
     assert len(built) == 3, "the size of a block is nothing that C knows of"
+
+
+def test_arguments_that_are_tuples_are_built_too(built: list[str]) -> None:
+    signature = {"x": "*fp32", "shape": ("i32", "i32"), "BLOCK": "constexpr"}
+    given = SimpleNamespace(signature=signature, constants={(2,): 64})
+    build_launchers([given]).join()
+    assert built == [driver.make_launcher({(2,): 64}, signature, None)]
 
 
 @pytest.mark.fault("B13")

@@ -126,7 +126,7 @@ def _text(source: Any) -> str:
         if not hasattr(driver, "make_launcher"):
             return ""
         # Of the descriptors it only asks whether TMA reads them, as it does for all of ours.
-        described = sum(kind.startswith("tensordesc") for kind in source.signature.values())
+        described = sum(str(x).startswith("tensordesc") for x in source.signature.values())
         kinds = dict(source.signature)
         return str(driver.make_launcher(source.constants, kinds, [{}] * described))
     except Exception as error:  # nothing depends on it
