@@ -32,6 +32,7 @@ from model_pairs import Gpu, Pair, Sizes, Stack, peaks_of, times_in_turn, triton
 import costmodel
 from costmodel.cli.common import print_table
 from costmodel.errors import CostModelError
+from costmodel.evaluation.metrics import geomean
 from costmodel.hardware.target import Target
 from costmodel.nn import Linear
 
@@ -51,6 +52,11 @@ CONFIG = {
     "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 8,
     "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 32000,
     "eos_token_id": None, "bos_token_id": None, "pad_token_id": 0,
+}  # fmt: skip
+_HOST_NAMES = {
+    "2 dimensions": "linear_nograd_2d", "3 dimensions": "linear_nograd_3d",
+    "forward": "linear_grad", "forward and backward": "linear_training",
+    "batches": "matmul_batches",
 }  # fmt: skip
 _SECONDS = {"stack": 250, "host": 20, "transformers": 150}  # on an H200, with empty caches
 
@@ -292,15 +298,28 @@ def forget(gpu: Gpu) -> None:
 
 def summarize(rows: list[Row]) -> Row:
     """Return the worst of each kind: the least ratio, the largest ratio of host time and memory."""
-    found: Row = {}
+
+    def worst(*kinds: str) -> float | None:
+        return min(
+            (r["ratio"] for r in rows if r.get("what") in kinds and "ratio" in r), default=None
+        )
+
+    decode = [
+        r["ratio"] for r in rows if r["what"] == "graph" and r["workload"].endswith("x1")
+    ]  # one token for each sequence
+    found: Row = {
+        "graph_worst": worst("graph"),
+        "graph_decode_geomean": round(geomean(decode), 4) if decode else None,
+        "eager_worst": worst("eager", "generate", "prefill"),
+        "training_worst": worst("train"),
+        "compile_worst": worst("compile"),
+    }
     for row in rows:
         if row["group"] == "host":
-            name, value, worse = f"host {row['what']}, {row['pinned']}", row["host_ratio"], max
-        else:
-            name, value, worse = f"{row['group']} {row['what']}", row["ratio"], min
-        found[name] = worse(found.get(name, value), value)
+            by = "" if row["pinned"] == "triton" else "_by_torch"
+            found[f"{_HOST_NAMES[row['what']]}{by}_ratio"] = row["host_ratio"]
     peaks = [r["peak_ours_mib"] / r["peak_torch_mib"] for r in rows if r.get("peak_torch_mib")]
-    found["peak memory"] = round(max(peaks), 4) if peaks else None
+    found["peak_memory_worst"] = round(max(peaks), 4) if peaks else None
     found["tuning_s"] = round(sum(row.get("tuning_s", 0) for row in rows), 1)
     return found
 

@@ -140,18 +140,20 @@ def test_the_worst_of_each_kind_is_told(bench: Any) -> None:
     stack = {"group": "stack", "peak_torch_mib": 100.0, "peak_ours_mib": 101.0, "tuning_s": 2.0}
     host = {"group": "host", "what": "forward"}
     rows = [
-        stack | {"what": "eager", "ratio": 1.01},
-        stack | {"what": "eager", "ratio": 0.98, "peak_ours_mib": 103.0, "tuning_s": 0.5},
-        stack | {"what": "graph", "ratio": 1.03},
+        stack | {"what": "eager", "workload": "1x1", "ratio": 1.01},
+        stack | {"what": "generate", "workload": "4x128", "ratio": 0.97, "peak_ours_mib": 103.0},
+        stack | {"what": "graph", "workload": "1x1", "ratio": 1.02},
+        stack | {"what": "graph", "workload": "8x1", "ratio": 1.02},
+        stack | {"what": "graph", "workload": "1x512", "ratio": 0.99},
         host | {"pinned": "triton", "host_ratio": 1.1},
         host | {"pinned": "torch", "host_ratio": 1.4},
-        host | {"pinned": "torch", "host_ratio": 1.2},
     ]
     assert bench.summarize(rows) == {
-        "stack eager": 0.98, "stack graph": 1.03, "host forward, triton": 1.1,
-        "host forward, torch": 1.4, "peak memory": 1.03, "tuning_s": 4.5,
+        "graph_worst": 0.99, "graph_decode_geomean": 1.02, "eager_worst": 0.97,
+        "training_worst": None, "compile_worst": None, "linear_grad_ratio": 1.1,
+        "linear_grad_by_torch_ratio": 1.4, "peak_memory_worst": 1.03, "tuning_s": 10.0,
     }  # fmt: skip
-    assert bench.summarize(rows[3:])["peak memory"] is None
+    assert bench.summarize(rows[5:])["peak_memory_worst"] is None
 
 
 def test_parts_and_shapes_are_thinned(
