@@ -103,6 +103,8 @@ class Tuning:
         self._target = Target.current(torch.cuda.current_device())
         self._key = self._readable(key)
         self._begun, self._done = time.monotonic(), set[str]()
+        self._first_of: dict[object, str] = {}
+        self._repeats: dict[str, str] = {}  # what does the same as an earlier one
         self._texts: list[str] = []
         self._signature: dict[str, Any] = {}
 
@@ -143,11 +145,22 @@ class Tuning:
         return {
             "name": f"{self._tuner.base_fn.__module__}.{self._tuner.base_fn.__qualname__}",
             "source": function.cache_key,
-            "key": [str(part) for part in key[2:]],  # not which device of its kind, and which ranks
+            "key": self._key_by_name(),
+            "specialized": [str(part) for part in key[2:]],  # [:2]: which device, which ranks
             "device": device.product, "arch": device.arch, "sm_count": device.sm_count,
             "driver": driver_version(), "triton": toolchain.triton,
             "triton_build": triton_build(), "ptxas": toolchain.ptxas,
         }  # fmt: skip
+
+    def _key_by_name(self) -> dict[str, Any]:
+        """Return the values of the tuner's own key, and the types of arguments."""
+        named = {k: v for k, v in self._call.named.items() if k in self._tuner.arg_names}
+        values = {k: named[k] for k in self._tuner.keys if k in named}
+        plain = {
+            k: v if v is None or isinstance(v, bool | int | str) else str(v)
+            for k, v in values.items()
+        }
+        return plain | {k: str(v.dtype) for k, v in named.items() if hasattr(v, "dtype")}
 
     # --- Choosing ---------------------------------------------------------------------------------
 
@@ -174,6 +187,9 @@ class Tuning:
         )
         try:
             search.run(len(self._by_name))
+            for name, first in self._repeats.items():
+                search.measured.setdefault(name, search.measured[first])
+                self._note(name, search.measured[first])
             self._keep_arguments()
             search.remeasure_finalists()
         finally:
@@ -185,6 +201,10 @@ class Tuning:
                 f"{self._call}: none of {len(self._by_name)} configurations works: "
                 + "; ".join(sorted(reasons)[:3])
             )
+        self._tuner.configs_timings = {
+            self._by_name[name]: [m.latency_us / 1e3, m.p10_us / 1e3, m.p90_us / 1e3]
+            for name, m in search.measured.items()
+        }
         name = self._shared(choice.config)
         if choice.reliable:
             store.choose(self._key, name, choice.why)
@@ -249,7 +269,10 @@ class Tuning:
         if artifact is None or config.pre_hook is not None:
             return None
         # The grid may depend on what does not change the program.
-        return artifact.ptx_hash, artifact.shared_bytes, config.num_ctas, str(config.kwargs)
+        same = artifact.ptx_hash, artifact.shared_bytes, config.num_ctas, str(config.kwargs)
+        if (first := self._first_of.setdefault(same, candidate.config)) != candidate.config:
+            self._repeats[candidate.config] = first
+        return same
 
     # --- Compiling --------------------------------------------------------------------------------
 
