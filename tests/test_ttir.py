@@ -257,6 +257,14 @@ def test_one_text_serves_all_warps_stages_and_registers(made: list[str]) -> None
     assert len({job.key for job in jobs}) == len(configs)
 
 
+@pytest.mark.fault("B41")
+def test_texts_do_not_pile_up(made: list[str]) -> None:
+    front = FrontEnd(kept=2)
+    for block in (32, 64, 32, 128, 32):
+        front.job(compilation(lambda b=block, **kw: plain.run(floats(), 1000, BLOCK=b, **kw)))
+    assert len(made) == 4
+
+
 @pytest.mark.parametrize("kernel", [warped, laid_out], ids=["warps read", "gluon"])
 def test_what_looks_at_its_warps_has_a_text_for_each(kernel: Any) -> None:
     more = {"WARPS": 4} if kernel is laid_out else {}

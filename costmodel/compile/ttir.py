@@ -125,10 +125,15 @@ class FrontEnd:
 
     The text of a kernel is made once for all options that its making did not look at: the number of
     warps and of stages are seldom among them.
+
+    Args:
+        kept: so many sets of constants are remembered before all are forgotten: a server that never
+            ends may tune without end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kept: int = 200) -> None:
         know_triton_key()
+        self._kept = kept
         self._lock = threading.Lock()
         self._texts: dict[Any, list[tuple[dict[str, Any], str]]] = {}
 
@@ -171,6 +176,8 @@ class FrontEnd:
 
     def _text(self, source: Any, compilation: Compilation, environment: dict[str, str]) -> str:
         key = (source.hash(), source.ext, compilation.target, *sorted(environment.items()))
+        if key not in self._texts and len(self._texts) >= self._kept:
+            self._texts.clear()
         made = self._texts.setdefault(key, [])
         for read, text in made:
             if all(getattr(compilation.options, name) == value for name, value in read.items()):
