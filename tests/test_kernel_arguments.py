@@ -258,9 +258,17 @@ def reduces(x, y, out, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def compares_addresses(x, y, out, n, BLOCK: tl.constexpr):
-    same = x.to(tl.int64) == y.to(tl.int64)
-    tl.store(out, tl.where(same, 1.0, 2.0))
+def assembly_on_address(x, y, out, n, BLOCK: tl.constexpr):
+    """The address goes into the assembly as a number."""
+    at = out.to(tl.int64) + 4
+    tl.inline_asm_elementwise("mov.b32 $0, 0;", "=r,l", [at], tl.int32, True, 1)
+
+
+@triton.jit
+def assembly_with_effects(x, y, out, n, BLOCK: tl.constexpr):
+    """The assembly gets an address that was loaded."""
+    at = tl.load(x.to(tl.pointer_type(tl.int64)))
+    tl.inline_asm_elementwise("st.global.b32 [$1], 0;", "=r,l", [at], tl.int32, False, 1)
 
 
 @triton.jit
@@ -298,7 +306,8 @@ KERNELS: list[tuple[Any, set[str] | None]] = [
     (assembly_on_pointer, None),
     (assembly_on_values, {"out"}),
     (reduces, {"out"}),
-    (compares_addresses, {"out"}),
+    (assembly_on_address, None),
+    (assembly_with_effects, None),
     (writes_nothing, set()),
 ]
 

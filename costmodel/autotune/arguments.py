@@ -20,8 +20,7 @@ _CALLEE = re.compile(r'@([\w$.-]+|"\d+")')
 _STORES = {"tt.store", "tt.atomic_rmw", "tt.atomic_cas", "tt.descriptor_store",
            "tt.descriptor_reduce", "tt.descriptor_scatter"}  # fmt: skip
 """Operations that write through their first operand."""
-_LOADS = {"tt.load", "tt.descriptor_load", "tt.descriptor_gather", "tt.ptr_to_int", "tt.print",
-          "tt.assert"}  # fmt: skip
+_LOADS = {"tt.load", "tt.descriptor_load", "tt.descriptor_gather", "tt.print", "tt.assert"}
 """Operations that take a pointer and neither write through it nor pass it on."""
 _MOVES = {"tt.addptr", "tt.advance", "tt.bitcast", "tt.broadcast", "tt.cat", "tt.expand_dims",
           "tt.gather", "tt.join", "tt.make_tensor_descriptor", "tt.make_tensor_ptr", "tt.reshape",
@@ -65,9 +64,10 @@ class _Function:
             operands = [self._used(value) for value in _VALUE.findall(line, match.end())]
             name = self.module.strings.get(match[2], match[2])
             self._operation(name, self._results(match[1]), operands, line)
-        if line.startswith("}") and not line.endswith("{") and self.regions:
+        closes, opens = line.startswith("}"), line.endswith("{")
+        if closes and not opens and self.regions:
             self.regions.pop()
-        elif line.endswith("{") and not line.startswith("}") and len(self.regions) == depth:
+        elif opens and not closes and len(self.regions) == depth:
             self.regions.append(([], []))
 
     def _used(self, value: str) -> str:
@@ -105,13 +105,15 @@ class _Function:
         """Note where one operation's pointers come from and go to."""
         if name == "scf.for":
             pairs = self._pairs(line[line.index(name) :])[1:]
-            self._loop(pairs, [results, [to for to, _ in pairs]], [])
+            self.moves += pairs
             self.moves += zip(results, (value for _, value in pairs), strict=False)
+            self.regions.append(([results, [to for to, _ in pairs]], []))
         elif name == "scf.while":
             pairs = self._pairs(line[line.index(name) :])
-            self._loop(pairs, [[to for to, _ in pairs]], results)
+            self.moves += pairs
+            self.regions.append(([[to for to, _ in pairs]], results))
         elif name == "scf.if":
-            self._loop([], [results], [])
+            self.regions.append(([results], []))
         elif name == "scf.yield" and self.regions:
             for targets in self.regions[-1][0]:
                 self.moves += zip(targets, operands, strict=False)
@@ -130,28 +132,25 @@ class _Function:
         elif name in _MOVES or name.startswith(("arith.", "ub.")):
             if "arith" not in name or "!tt." in line:  # most of arith is about numbers
                 self.moves += [(to, value) for to in results for value in operands]
-        elif name in _LOADS:
-            if line.count("!tt.ptr") > 1:
-                self.moves += [(to, "") for to in results]
-        else:
-            self.opaque += operands
-            if "!tt." in line:
-                self.moves += [(to, "") for to in results]
+        elif name not in _LOADS:
+            self._unknown(results, operands, line)
+        elif line.count("!tt.ptr") > 1:  # the pointer of a pointer
+            self.moves += [(to, "") for to in results]
 
-    def _loop(
-        self, pairs: list[tuple[str, str]], yielded: list[list[str]], forwarded: list[str]
-    ) -> None:
-        """Enter a region: `pairs` are its arguments and what they begin as."""
-        self.moves += pairs
-        self.regions.append((yielded, forwarded))
+    def _unknown(self, results: list[str], operands: list[str], line: str) -> None:
+        """Take it that an operation may write through its operands, and point anywhere."""
+        self.opaque += operands
+        if "!tt." in line:
+            self.moves += [(to, "") for to in results]
+        if "pure = false" in line:  # assembly or a library, perhaps given an address as a number
+            self.stores.append("")
 
     def _call(self, results: list[str], operands: list[str], line: str) -> None:
         """Take over what the called function does with its arguments."""
         match = _CALLEE.search(line)
         callee = self.module.function(match[1]) if match else None
         if callee is None:
-            self.opaque += operands
-            self.moves += [(to, "") for to in results]
+            self._unknown(results, operands, line)
             return
         names = dict(enumerate(operands)) | {_ANY: ""}
         self.stores += [names[i] for i in callee.written]
@@ -351,7 +350,7 @@ def _difference(old: torch.Tensor, new: torch.Tensor) -> str:
         wrong = old != new
         return f"{int(wrong.sum())} of {old.numel()} elements differ" if wrong.any() else ""
     tolerance = RELATIVE_TOLERANCE.get(old.dtype, 0.25)
-    wide = torch.promote_types(old.dtype, torch.float32) if old.itemsize > 1 else torch.float32
+    wide = torch.float64 if old.dtype == torch.float64 else torch.float32
     a, b = old.to(wide), new.to(wide)
     same = (a == b) | (a.isnan() & b.isnan())
     if same.all():
