@@ -208,7 +208,9 @@ class Tuning:
         name = self._shared(choice.config)
         if choice.reliable:
             store.choose(self._key, name, choice.why)
-        self._tell(self._by_name[name], choice.why, time.monotonic() - begin)
+        costs = f"{search.compile_s:.2f} s compiling, {search.measure_s:.2f} s timing"
+        log.info("%s: %s; %s", self._call, choice.why, costs)
+        self._tell(self._by_name[name], time.monotonic() - begin)
         return self._by_name[name]
 
     def predict(self) -> Any:
@@ -243,9 +245,8 @@ class Tuning:
         first: str = group.compare_set(key, "", name).decode()
         return first if first in self._by_name else name
 
-    def _tell(self, config: Any, why: str, took_s: float) -> None:
+    def _tell(self, config: Any, took_s: float) -> None:
         """Print what Triton prints of a tuning, where that is asked for."""
-        log.info("%s: %s, %s; %.2f s", self._call, config, why, took_s)
         if knobs.autotuning.print:
             print(
                 f"Triton autotuning for function {self._call},\nwith key as "
