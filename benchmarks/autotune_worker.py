@@ -177,8 +177,8 @@ class Recorder:
 def counters(side: str, tuner: Any) -> tuple[int, int]:
     """Configurations compiled and timed so far: by the process (ours), by the tuner (stock)."""
     if side in ("ours", "again"):
-        tuner_module = importlib.import_module("costmodel.autotune.tuner")
-        found = tuner_module.stats()
+        tuning = importlib.import_module("costmodel.autotune.tuning")
+        found = tuning.counts
         return found.compiled, found.timed
     timed = getattr(tuner, "configs_timings", None) or {}
     return len(timed), sum(_is_finite(times) for times in timed.values())

@@ -84,6 +84,9 @@ class KernelRunner(Runner):
         """Time a few in turn, against drift. For finalists."""
         times: list[list[float]] = [[] for _ in configs]
         with alone(self._card):
+            for name in configs:
+                if name not in self._host_us:  # another process has timed it
+                    self._first_launch(name)
             for turn in range(rounds):
                 order = range(len(configs)) if turn % 2 == 0 else reversed(range(len(configs)))
                 for i in order:

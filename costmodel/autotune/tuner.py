@@ -8,6 +8,7 @@ rest is compiled in child processes and timed as soon as it is there.
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from math import inf
@@ -18,6 +19,7 @@ from triton import knobs
 from triton.runtime.autotuner import Autotuner as StockAutotuner
 
 from costmodel.autotune.tuning import Options, Tuning
+from costmodel.errors import HostError
 from costmodel.tuning.modes import default_mode
 from costmodel.tuning.ranks import epoch
 from costmodel.validation import drop_oldest
@@ -183,7 +185,11 @@ def _first_call(
         elif config is None and mode == "background" and not _is_compiled(tuning, state, key):
             config, is_final = tuning.first(), False
         elif config is None:
-            config = tuning.choose()
+            try:
+                config = tuning.choose()
+            except HostError as error:  # no folder, process or compiler on this machine
+                config, is_final = tuning.first(), False
+                warnings.warn(f"{tuner.base_fn.__name__} is not tuned: {error}", RuntimeWarning, 4)
         found = config, config.all_kwargs()
         if is_final:
             state.launches[key] = found

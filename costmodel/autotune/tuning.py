@@ -25,7 +25,7 @@ from costmodel.autotune.call import KernelCall
 from costmodel.autotune.runner import KernelRunner
 from costmodel.autotune.store import KernelStore, config_name
 from costmodel.compile.compile_pool import as_compiled
-from costmodel.compile.compiler import Artifact
+from costmodel.compile.compiler import Artifact, reason
 from costmodel.compile.ttir import FrontEnd, KernelJob, compile_job, recorded
 from costmodel.data.measurement import Candidate, Measurement
 from costmodel.errors import CompileError, InvalidInput
@@ -188,7 +188,6 @@ class Tuning:
         try:
             search.run(len(self._by_name))
             for name, first in self._repeats.items():
-                search.measured.setdefault(name, search.measured[first])
                 self._note(name, search.measured[first])
             self._keep_arguments()
             search.remeasure_finalists()
@@ -320,7 +319,10 @@ class Tuning:
         """
         config = self._by_name[name]
         self._call.hook(config)  # it may change the types of arguments
-        found, _ = recorded(lambda: self._call.launch(config, warmup=True))
+        try:
+            found, _ = recorded(lambda: self._call.launch(config, warmup=True))
+        except (AssertionError, ValueError) as error:  # options that the backend checks
+            raise CompileError(reason(error)) from error
         if not found:
             self._texts.append("")
             return None
