@@ -345,6 +345,21 @@ single("flag_gems_mhc_post", "flag_gems.fused.mhc.mhc_post:mhc_post", lambda t: 
        lambda t: t(4096, 4, 4, dtype=torch.float32))  # fmt: skip
 
 
+for _path, _options in (
+    ("prod:prod_dim", {"dim": 1}), ("amax:amax", {"dim": [1]}), ("min:min_dim", {"dim": 1}),
+    ("max:max_dim", {"dim": 1}), ("all:all_dim", {"dim": 1}), ("aminmax:aminmax", {"dim": 1}),
+):  # fmt: skip
+    single(f"flag_gems_{_path.split(':')[0]}", f"{_GEMS}.{_path}", rows, **_options)
+single("flag_gems_mm", f"{_GEMS}.mm:mm", *[lambda t: t(2048, 2048)] * 2)
+single("flag_gems_addmm", f"{_GEMS}.addmm:addmm", *[lambda t: t(2048, 2048)] * 3)
+single("flag_gems_bmm", f"{_GEMS}.bmm:bmm", lambda t: t(16, 1024, 512),
+       lambda t: t(16, 512, 1024))  # fmt: skip
+single("flag_gems_mv", f"{_GEMS}.mv:mv", lambda t: t(4096, 4096), lambda t: t(4096))
+single("flag_gems_attention", f"{_GEMS}.attention:scaled_dot_product_attention_forward",
+       *[lambda t: t(2, 16, 2048, 128)] * 3)  # fmt: skip
+single("flag_gems_reglu", "flag_gems.fused.reglu:reglu", rows)
+
+
 @case
 def flag_gems_cross_entropy(t: Tensors) -> None:
     x, target = t(4096, 32000, grad=True), t.whole(32000, 4096)

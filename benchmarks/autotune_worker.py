@@ -175,11 +175,10 @@ class Recorder:
 
 
 def counters(side: str, tuner: Any) -> tuple[int, int]:
-    """Configurations compiled and timed so far: by the process (ours), by the tuner (stock)."""
+    """Binaries compiled and timings made so far: by the process (ours), by the tuner (stock)."""
     if side in ("ours", "again"):
-        tuning = importlib.import_module("costmodel.autotune.tuning")
-        found = tuning.counts
-        return found.compiled, found.timed
+        counts = importlib.import_module("costmodel.autotune.tuning").counts
+        return counts.compiled, counts.timed
     timed = getattr(tuner, "configs_timings", None) or {}
     return len(timed), sum(_is_finite(times) for times in timed.values())
 

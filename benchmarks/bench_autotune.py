@@ -63,10 +63,15 @@ def read_list(path: Path = LIST) -> tuple[list[Listed], list[Listed]]:
 def draw(
     kernels: Iterable[Listed], seed: int = SEED, number: int = DRAWN, cap: int = CAP
 ) -> list[Listed]:
-    """Kernels in random order, each taken if the shortest of the later ones still fit as well."""
+    """Kernels in random order, each taken if the shortest of the later ones still fit as well.
+
+    The first of each package come before all others, so that no package is left out.
+    """
     order = [kernel for kernel in kernels if kernel.configs >= SHORTEST]
     order.sort(key=lambda kernel: kernel.kernel)
     random.Random(seed).shuffle(order)
+    first = {kernel.kernel.split(".")[0]: kernel for kernel in reversed(order)}.values()
+    order.sort(key=lambda kernel: kernel not in first)
     taken: list[Listed] = []
     for i, kernel in enumerate(order):
         missing = number - len(taken) - 1
