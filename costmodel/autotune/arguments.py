@@ -20,11 +20,11 @@ _CALLEE = re.compile(r'@([\w$.-]+|"\d+")')
 _STORES = {"tt.store", "tt.atomic_rmw", "tt.atomic_cas", "tt.descriptor_store",
            "tt.descriptor_reduce", "tt.descriptor_scatter"}  # fmt: skip
 """Operations that write through their first operand."""
-_LOADS = {"tt.load", "tt.descriptor_load", "tt.descriptor_gather", "tt.print", "tt.assert"}
+_LOADS = {"tt.load", "tt.descriptor_load", "tt.descriptor_gather", "tt.print"}
 """Operations that take a pointer and neither write through it nor pass it on."""
-_MOVES = {"tt.addptr", "tt.advance", "tt.bitcast", "tt.broadcast", "tt.cat", "tt.expand_dims",
-          "tt.gather", "tt.join", "tt.make_tensor_descriptor", "tt.make_tensor_ptr", "tt.reshape",
-          "tt.splat", "tt.split", "tt.trans", "tt.unsplat"}  # fmt: skip
+_MOVES = {"tt.addptr", "tt.advance", "tt.bitcast", "tt.broadcast", "tt.expand_dims", "tt.join",
+          "tt.make_tensor_descriptor", "tt.make_tensor_ptr", "tt.reshape", "tt.splat", "tt.split",
+          "tt.trans"}  # fmt: skip
 """Operations whose results point where their operands do; `arith` and `ub` are all so."""
 
 RELATIVE_TOLERANCE = {
