@@ -19,25 +19,28 @@ class KernelCall:
     Attributes:
         name: of the kernel.
         named: all arguments by name.
+        may_write: names of those that the kernel may write, once they are kept; None: all.
     """
 
     def __init__(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._tuner, self._args, self._kwargs = tuner, args, kwargs
+        self.tuner, self._args, self._kwargs = tuner, args, kwargs
         self.name: str = tuner.base_fn.__name__
         self.named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
+        self.may_write: set[str] | None = None
         self._before: Snapshot | None = None
         self._restored = Snapshot(self._tensors(tuner.restore_value))
 
     def __str__(self) -> str:
         return self.name
 
-    def launch(self, config: Any, **options: Any) -> Any:
-        """Launch a configuration; what Triton raises propagates."""
-        return self._tuner.fn.run(*self._args, **{**self._kwargs, **options}, **config.all_kwargs())
+    def launch(self, config: Any, function: Any = None, **options: Any) -> Any:
+        """Launch a configuration, perhaps of another function; what Triton raises propagates."""
+        run = (function or self.tuner.fn).run
+        return run(*self._args, **{**self._kwargs, **options}, **config.all_kwargs())
 
     def prepare(self, config: Any) -> None:
         """Do what the user has asked for before a launch."""
-        tuner = self._tuner
+        tuner = self.tuner
         self.hook(config)
         if tuner.user_defined_pre_hook:
             tuner.pre_hook({**self.named, **config.all_kwargs()})
@@ -48,8 +51,8 @@ class KernelCall:
 
     def finish(self, config: Any) -> None:
         """Do what the user has asked for after a launch."""
-        if self._tuner.user_defined_post_hook:
-            self._tuner.post_hook({**self.named, **config.all_kwargs()}, exception=None)
+        if self.tuner.user_defined_post_hook:
+            self.tuner.post_hook({**self.named, **config.all_kwargs()}, exception=None)
 
     def hook(self, config: Any) -> None:
         """Call the hook of a configuration, which may change arguments for it."""
@@ -59,6 +62,7 @@ class KernelCall:
     def keep(self, names: set[str] | None) -> None:
         """Copy what the kernel may write, before the first launch; None: all tensors."""
         if self._before is None:
+            self.may_write = names
             self._before = Snapshot(tensors_of(self.named, names))
 
     def restore(self) -> None:

@@ -47,6 +47,7 @@ def autotune(
     mode: str | None = None,
     budget_s: float = inf,
     check: str = "",
+    isolate: str = "",
     **options: Any,
 ) -> Callable[[Any], Autotuner]:
     """Tune a ``triton.jit`` function, as ``triton.autotune`` does: its arguments mean the same.
@@ -62,12 +63,15 @@ def autotune(
             known; None: the default mode.
         budget_s: after so many seconds the best so far wins.
         check: ``agree``: a configuration whose results differ from the first one's cannot win.
+        isolate: ``timing``: time in a child process, on arguments made like these, so that a kernel
+            that crashes, or does not end within 20 s, costs its configuration only. What cannot be
+            made there, such as an address, is warned of and timed in this process.
         options: the others of ``triton.autotune``.
 
     Raises:
-        InvalidInput: an unknown mode or check, or seconds that are not over 0.
+        InvalidInput: an unknown mode, check or isolate, or seconds that are not over 0.
     """
-    own = Options(mode, budget_s, check)
+    own = Options(mode, budget_s, check, isolate)
 
     def decorate(function: Any) -> Autotuner:
         given = {"reset_to_zero": None, "restore_value": None} | options

@@ -8,6 +8,7 @@ import json
 import logging
 import sys
 import time
+import warnings
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -22,11 +23,12 @@ from triton import knobs
 
 from costmodel.autotune.arguments import written
 from costmodel.autotune.call import KernelCall
+from costmodel.autotune.isolated import IsolatedRunner
 from costmodel.autotune.runner import KernelRunner
 from costmodel.autotune.store import KernelStore, config_name
 from costmodel.compile.compile_pool import as_compiled
 from costmodel.compile.compiler import Artifact, reason
-from costmodel.compile.ttir import FrontEnd, KernelJob, compile_job, recorded
+from costmodel.compile.ttir import KernelJob, compile_job, front_end, recorded
 from costmodel.data.measurement import Candidate, Measurement
 from costmodel.errors import CompileError, InvalidInput
 from costmodel.gemm.specialize import device_compilers
@@ -52,6 +54,7 @@ class Options:
     mode: str | None = None
     budget_s: float = inf
     check: str = ""
+    isolate: str = ""
 
     def __post_init__(self) -> None:
         if self.mode is not None:
@@ -60,6 +63,8 @@ class Options:
             raise InvalidInput(f"budget_s={self.budget_s!r}: expected seconds over 0")
         if self.check not in ("", "agree"):
             raise InvalidInput(f"check={self.check!r}: expected 'agree' or nothing")
+        if self.isolate not in ("", "timing"):
+            raise InvalidInput(f"isolate={self.isolate!r}: expected 'timing' or nothing")
 
 
 @dataclass
@@ -72,7 +77,6 @@ class Counts:
 
 counts = Counts()
 store = KernelStore()
-front_end = functools.cache(FrontEnd)
 
 
 class Tuning:
@@ -174,7 +178,7 @@ class Tuning:
         begin, kept = time.monotonic(), store.read(self._key)
         known = {name: m for name, m in kept.measured.items() if name in self._by_name}
         device_compilers().start(min(_COMPILERS_FIRST, len(self._by_name) - len(known)))
-        runner = KernelRunner(self._call, self._by_name, self._note, agree=self._must_agree())
+        runner = self._runner()
         search = TopKSearch(
             problem=self._call,
             candidates=[Candidate(name) for name in self._by_name if name not in known],
@@ -229,6 +233,16 @@ class Tuning:
             with suppress(CompileError):
                 jobs.append(self._job(name))
         return [self._submit(job) for job in {j.identity: j for j in jobs if j}.values()]
+
+    def _runner(self) -> KernelRunner | IsolatedRunner:
+        """Return what times: in a child process, if that is asked for and possible."""
+        call, note, agree = self._call, self._note, self._must_agree()
+        if self._options.isolate:
+            try:
+                return IsolatedRunner(call, self._by_name, note, agree=agree)
+            except InvalidInput as error:
+                warnings.warn(f"{call} is timed in this process: {error}", RuntimeWarning, 6)
+        return KernelRunner(call, self._by_name, note, agree=agree)
 
     def _must_agree(self) -> bool:
         """Return True if results are compared: as asked for, or where code was written by hand."""

@@ -9,6 +9,7 @@ finds it there.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import tempfile
 import threading
@@ -50,18 +51,19 @@ class Compilation:
     backend: Any
 
 
-def recorded(call: Callable[[], object]) -> tuple[list[Compilation], object]:
+def recorded(call: Callable[[], object], kernel: object = None) -> tuple[list[Compilation], object]:
     """Run a call of kernels in this thread; compile nothing, launch nothing that is not compiled.
 
     Args:
         call: such as ``lambda: kernel.run(*args, grid=grid, warmup=True, num_warps=8)``.
+        kernel: what Triton takes for the compiled kernel, and launches; None: it launches none.
 
     Returns:
         what Triton would have compiled, and what the call returned. A kernel that this process has
         compiled already is not in the list; ``run`` has then returned the ``CompiledKernel``.
     """
     found: list[Compilation] = []
-    outer, _recorder.found = getattr(_recorder, "found", None), found
+    outer, _recorder.found = getattr(_recorder, "found", None), (found, kernel)
     try:
         return found, call()
     finally:
@@ -76,12 +78,13 @@ def _record_or_compile(
     self: Any, key: Any, signature: Any, device: Any, constexprs: Any, options: Any, attrs: Any,
     *rest: Any, **more: Any,
 ) -> Any:  # fmt: skip
-    found: list[Compilation] | None = getattr(_recorder, "found", None)
-    if found is None:
+    recorder: tuple[list[Compilation], object] | None = getattr(_recorder, "found", None)
+    if recorder is None:
         return _compile(self, key, signature, device, constexprs, options, attrs, *rest, **more)
+    found, kernel = recorder
     _, _, target, backend, _ = self.device_caches[device]
     found.append(Compilation(self, signature, constexprs, attrs, options, target, backend))
-    return None  # then `run` returns None
+    return kernel  # if it is None, `run` returns None
 
 
 JITFunction._do_compile = _record_or_compile
@@ -194,6 +197,10 @@ class FrontEnd:
         return text
 
 
+front_end = functools.cache(FrontEnd)
+"""Returns the one of this process."""
+
+
 class _Watched:
     """Options that remember which of them were read."""
 
@@ -211,7 +218,7 @@ class _Watched:
 # --- From a text to a binary ----------------------------------------------------------------------
 
 
-class _TextSource(ASTSource):  # type: ignore[misc]
+class TextSource(ASTSource):  # type: ignore[misc]
     """A kernel of which Triton sees the text only."""
 
     def __init__(self, job: KernelJob) -> None:
@@ -244,7 +251,7 @@ def compile_job(job: KernelJob, spec: Any = None) -> Artifact:
     Args:
         spec: of the artifact.
     """
-    source = _TextSource(job), dict(job.options)
+    source = TextSource(job), dict(job.options)
     # Of an override's file Triton would not see that it has changed.
     anew = bool(job.override)
     try:
