@@ -392,6 +392,7 @@ def test_what_is_not_ttir_may_write_all() -> None:
     [
         "tt.new_operation %out : !tt.ptr<f32>",
         "%0 = tt.call @elsewhere(%out) : (!tt.ptr<f32>) -> i32",
+        "tt.store %unknown, %n : !tt.ptr<f32>",
     ],
 )
 def test_an_operation_that_is_not_known_may_write_all(line: str) -> None:
