@@ -196,7 +196,8 @@ class Tuning:
             self._keep_arguments()
             search.remeasure_finalists()
         finally:
-            self._call.restore()
+            with suppress(torch.AcceleratorError):  # in a broken context nothing can be put back
+                self._call.restore()
         choice = search.choose()
         if choice.config is None:
             reasons = {one_line(f"{m.status}: {m.error}")[:200] for m in search.measured.values()}
