@@ -23,7 +23,8 @@ import torch
 from autotune_cases import ALLOWED, CASES, Tensors, within
 from triton.runtime.autotuner import Autotuner
 
-_FLUSH_BYTES = 512 * 2**20  # zeroing takes the GPU longer than the host needs for the next launch
+_FLUSH_BYTES = 256 * 2**20
+_CYCLES_PER_US = 2000  # at the highest clock of any NVIDIA GPU: never too short
 _ROUNDS, _COMPARE_S = 200, 0.7
 BROKEN = 3
 """Exit code: a kernel broke the CUDA context, and the next case needs another process."""
@@ -60,8 +61,16 @@ def launch(tuner: Any, config: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def compare(launches: list[Callable[[], Any]]) -> list[float]:
-    """Median us of launches in turn, each after the L2 was filled with something else."""
+    """Median us of launches in turn, each after the L2 was filled with something else.
+
+    The GPU is busy until the host has queued the launch, so that the host is not timed.
+    """
     flush = torch.empty(_FLUSH_BYTES, dtype=torch.int8, device="cuda")
+    begin = time.perf_counter()
+    for call in launches:
+        call()
+    host_us = 1e6 * (time.perf_counter() - begin) / len(launches)
+    torch.cuda.synchronize()
     times: list[list[float]] = [[] for _ in launches]
     end = time.perf_counter() + _COMPARE_S
     for turn in range(_ROUNDS):
@@ -70,6 +79,7 @@ def compare(launches: list[Callable[[], Any]]) -> list[float]:
         for i in order:
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             flush.zero_()
+            torch.cuda._sleep(int(_CYCLES_PER_US * (1.5 * host_us + 10)))
             start.record()
             launches[i]()
             stop.record()

@@ -233,7 +233,8 @@ def row_of(
         kept = 100.0 if same else 100 * us["stock_us"] / us["ours_us"]
         noise = 100 * us["stock_us"] / us["stock_again_us"]
     return {
-        "part": "kernels", "kernel": name, "case": kernel.case, "key": own.get("key"),
+        "part": "kernels", "kernel": name, "case": own.get("case", kernel.case),
+        "key": own.get("key"),
         "held_out": within(name.split(":")[0], HELD_OUT), "seed": SEED,
         "stock_s": theirs.get("seconds"), "ours_s": own.get("seconds"),
         "compiled": own.get("compiled"), "timed": own.get("timed"),
