@@ -109,6 +109,13 @@ def test_indices_stay_in_their_range(low: int, more: int) -> None:
     assert low <= int(made.min()) <= int(made.max()) <= high
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int64], ids=str)
+def test_numbers_of_all_kinds_are_made(dtype: torch.dtype) -> None:
+    span = torch.iinfo(dtype)
+    tensor = torch.tensor([span.min, span.max], dtype=dtype).repeat(BIG // dtype.itemsize)
+    assert len(set(remade(tensor)[:1000].tolist())) > 200
+
+
 def test_tensors_in_one_memory_are_in_one_again() -> None:
     packed = torch.randn(3, 64, 64)
     q, v = there_and_back(("q", "*fp32", packed[0]), ("v", "*fp32", packed[2]))
@@ -292,6 +299,16 @@ def test_hooks_run_in_the_program(driver: FakeDriver) -> None:
     _, found = launches_of(call, named, ["16", "32"])
     assert [each.values[0].block_shape for each in found] == [[16, 64], [32, 64]]
     assert found[0].kernel.hash != found[1].kernel.hash
+
+
+def test_what_a_hook_writes_is_zeroed_in_the_child(driver: FakeDriver) -> None:
+    def clear(named: dict[str, Any]) -> None:
+        named["x_ptr"].zero_()
+
+    configs = [triton.Config({"BLOCK": 64}, pre_hook=clear), triton.Config({"BLOCK": 128})]
+    call, named = call_of(scale, configs, torch.ones(128), None, 2.0, 128, grid=(1,))
+    _, found = launches_of(call, named, ["64", "128"])
+    assert [each.zeroed for each in found] == [["x_ptr"], []]
 
 
 def test_a_kernel_that_makes_pointers_of_numbers_is_refused(driver: FakeDriver) -> None:

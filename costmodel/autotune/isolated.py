@@ -2,9 +2,9 @@
 
 Triton binds the arguments and works out the grid in the program, on a copy of the function that
 launches nothing. The child imports no module of the program's: it takes the binary from Triton's
-cache, and launches it on arguments that are made like the program's (:func:`describe`). Of the
-user's hooks, those before a launch run in the program, once for each configuration; those after a
-launch do not run.
+cache, and launches it on arguments that are made like the program's (:func:`describe`). The user's
+hooks before a launch run in the program, once for each configuration; the tensors that they write
+are zeroed in the child before each launch. Hooks after a launch do not run.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import torch
 import triton
 from triton import knobs
 
+from costmodel.autotune.arguments import tensors_of
 from costmodel.autotune.call import KernelCall
 from costmodel.autotune.remade import Described, Storage, describe, remake, remake_storage
 from costmodel.autotune.runner import KernelRunner
@@ -43,31 +44,35 @@ LIMIT_S = 20.0
 
 @dataclass(frozen=True)
 class Launch:
-    """One configuration: its binary, the types of its arguments, and what it is launched with."""
+    """One configuration: its binary, the types of its arguments, and what it is launched with.
+
+    Attributes:
+        zeroed: names of the tensors to zero before each launch.
+    """
 
     name: str
     job: KernelJob
     signature: Mapping[str, Any]
     grid: tuple[int, int, int]
     values: tuple[Described, ...]
+    zeroed: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a child is to time.
+    """One thing that a child is to time.
 
     Attributes:
         token: of the call; another one has other arguments.
         launches: to be timed one after another, or in turn if ``rounds`` is over 0.
         storages: what the tensors of all launches lie in.
-        zeroed, restored, written: names of arguments: to zero and to restore before each launch,
-            and those whose contents are results (None: all).
+        restored, written: names of arguments: to restore before each launch, and those whose
+            contents are results (None: all).
     """
 
     token: str
     launches: tuple[Launch, ...]
     storages: tuple[Storage, ...]
-    zeroed: Sequence[str]
     restored: Sequence[str]
     written: set[str] | None
     agree: bool
@@ -101,8 +106,9 @@ class IsolatedRunner(Runner):
         self._token, self._storages = uuid4().hex, dict[int, Storage]()
         self._function = _apart(call.tuner.fn)
         self._launch(next(iter(configs)))
-        device = torch.cuda.current_device() if worker is None else 0
-        self._worker = worker or _shared_worker(device, str(knobs.cache.dir))
+        self._worker = worker or _shared_worker(
+            torch.cuda.current_device(), str(knobs.cache.dir), LIMIT_S
+        )
         self._worker.start()
 
     def measure(
@@ -135,9 +141,14 @@ class IsolatedRunner(Runner):
 
     def _launch(self, name: str) -> Launch:
         """Describe a launch."""
-        call, launch = self._call, _Recorded()
-        call.prepare(self._configs[name])
-        found, _ = recorded(lambda: call.launch(self._configs[name], self._function), launch)
+        call, config, launch = self._call, self._configs[name], _Recorded()
+        tensors = tensors_of(call.named)
+        before = {path: tensor._version for path, tensor in tensors.items()}
+        call.hook(config)
+        if call.tuner.user_defined_pre_hook:
+            call.tuner.pre_hook({**call.named, **config.all_kwargs()})
+        zeroed = [x for x, version in before.items() if tensors[x]._version != version]
+        found, _ = recorded(lambda: call.launch(config, self._function), launch)
         job = front_end().job(found[0])
         if "tt.int_to_ptr" in job.text:
             raise InvalidInput(f"{call} makes pointers of numbers, which another process cannot")
@@ -146,7 +157,8 @@ class IsolatedRunner(Runner):
             describe(parameter, kind, value, self._storages)
             for (parameter, kind), value in zip(types.items(), launch.values, strict=True)
         )
-        return Launch(name, job, types, launch.grid, values)
+        zeroed += call.tuner.reset_to_zero
+        return Launch(name, job, types, launch.grid, values, zeroed)
 
     def _ask(
         self, names: Sequence[str], best_us: float = inf, rounds: int = 0
@@ -157,8 +169,7 @@ class IsolatedRunner(Runner):
             return [Measurement("launch_error", error=reason(error))] * len(names)
         request = Request(
             self._token, launches, tuple(self._storages.values()),
-            self._call.tuner.reset_to_zero, self._call.tuner.restore_value, self._call.may_write,
-            self._agree, best_us, rounds,
+            self._call.tuner.restore_value, self._call.may_write, self._agree, best_us, rounds,
         )  # fmt: skip
         with _one_at_a_time, host_errors():
             outcome = self._worker.run(request)
@@ -175,15 +186,15 @@ _one_at_a_time = threading.Lock()
 
 
 @functools.cache
-def _shared_worker(device_index: int, cache: str) -> Worker:
+def _shared_worker(device_index: int, cache: str, limit_s: float) -> Worker:
     setup = functools.partial(begin, device_index, cache)
     return SupervisedWorker(
-        answer, limit_s=LIMIT_S, setup=setup, idle_s=IDLE_S, settings=compiler_settings
+        answer, limit_s=limit_s, setup=setup, idle_s=IDLE_S, settings=compiler_settings
     )
 
 
 class _Recorded:
-    """What Triton launches instead of a kernel; it remembers the grid and the arguments."""
+    """Stands for a kernel, and remembers the grid and the arguments of its launch."""
 
     function = packed_metadata = None
 
@@ -214,6 +225,10 @@ class _RemadeCall(KernelCall):
     def launch(self, config: Any, function: Any = None, **options: Any) -> None:
         config.kernel[config.grid](*config.values)
 
+    def hook(self, config: Any) -> None:
+        for tensor in tensors_of(self.named, config.zeroed).values():
+            tensor.zero_()
+
 
 class _Timing:
     """The timing of one call."""
@@ -226,7 +241,7 @@ class _Timing:
         self._load(request)
         tuner = SimpleNamespace(
             base_fn=SimpleNamespace(__name__=first.job.name), arg_names=list(first.signature),
-            reset_to_zero=request.zeroed, restore_value=request.restored,
+            reset_to_zero=[], restore_value=request.restored,
             user_defined_pre_hook=False, user_defined_post_hook=False,
         )  # fmt: skip
         call = _RemadeCall(tuner, self._configs[first.name].values, {})
@@ -254,9 +269,12 @@ def loaded(launch: Launch, storages: Sequence[torch.Tensor]) -> Any:
     source: Any = TextSource(launch.job)
     source.signature = launch.signature
     source.fn = SimpleNamespace(arg_names=list(launch.signature), launch_metadata=None)
-    kernel = triton.compile(source, options=dict(launch.job.options))
-    values = remake(launch.values, storages)
-    return SimpleNamespace(kernel=kernel, grid=launch.grid, values=values, pre_hook=None)
+    return SimpleNamespace(
+        kernel=triton.compile(source, options=dict(launch.job.options)),
+        grid=launch.grid,
+        values=remake(launch.values, storages),
+        zeroed=launch.zeroed,
+    )
 
 
 _timings: dict[str, _Timing] = {}  # by token; one at most

@@ -100,13 +100,14 @@ def _storage(tensor: torch.Tensor, memory: torch.UntypedStorage) -> Storage:
         content = raw.cpu().numpy().tobytes()
     elif not (dtype.is_floating_point or dtype.is_complex):
         # Numbers in the same range: an index stays one.
-        dtype = _SIGNED[tensor.itemsize]
+        dtype = dtype if dtype.is_signed else _INTEGERS[tensor.itemsize]
         low, high = tensor.view(dtype).aminmax() if tensor.numel() else (0, 0)
-        span = int(low), int(high)
+        span = max(int(low), -_FAR), min(int(high), _FAR)
     return Storage(size, memory.data_ptr() % _ALIGNMENT, dtype, span, content)
 
 
-_SIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_FAR = 1 << 62  # torch takes no wider range
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def remake_storage(storage: Storage, device: Any) -> torch.Tensor:
