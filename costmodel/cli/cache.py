@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,17 +18,8 @@ if TYPE_CHECKING:
     from costmodel.tuning.tuning_key import WinnerCache
 
 _MOST_NAMES = 20
-_COMMANDS = ("list", "show", "verify", "clear")
 
 app = typer.Typer(help="What tuning has kept on disk; without a command it is listed.")
-
-
-@app.callback(invoke_without_command=True)
-def cache(context: typer.Context, as_json: AsJson = False) -> None:
-    if context.invoked_subcommand is None:
-        list_winners(as_json)
-    elif as_json:  # said once, it holds for the command too
-        context.default_map = {name: {"as_json": True} for name in _COMMANDS}
 
 
 @app.command("list")
@@ -49,6 +41,20 @@ def list_winners(as_json: AsJson = False) -> None:
     )  # fmt: skip
 
 
+def list_by_default(group: typer.Typer, list_: Callable[[bool], None]) -> None:
+    """Make a group of commands list without a command, and take ``--json`` before one."""
+
+    @group.callback(invoke_without_command=True)
+    def callback(context: typer.Context, as_json: AsJson = False) -> None:
+        if context.invoked_subcommand is None:
+            list_(as_json)
+        elif as_json:  # said once, it holds for the command too
+            context.default_map = {context.invoked_subcommand: {"as_json": True}}
+
+
+list_by_default(app, list_winners)
+
+
 @app.command()
 def show(
     name: Annotated[
@@ -58,12 +64,7 @@ def show(
 ) -> None:
     """Show one winner: what it rests on, what was timed, and why it was chosen."""
     found = [e for e in _cache().entries() if name in e.path.stem]
-    if len(found) != 1:
-        names = ", ".join(e.path.stem for e in found[:5]) or "none"
-        raise InvalidInput(
-            f"{name!r} is in the names of {len(found)} entries ({names}): expected 1; "
-            f"`costmodel cache list` shows them"
-        )
+    check_only_one(name, [e.path.stem for e in found], "entries", "cache")
     (entry,) = found
     result = entry.result
     rows = [["chosen", str(result.chosen)], ["why", result.why], ["source", result.source]]
@@ -83,12 +84,19 @@ def verify(as_json: AsJson = False) -> None:
     winners = _cache()
     entries, unusable = winners.survey()
     counts = Counter(_state(entry.key, entry.result.target.device.arch) for entry in entries)
+    tell_unusable(as_json, winners.path, counts, unusable)
+
+
+def tell_unusable(
+    as_json: bool, folder: Path | None, counts: Mapping[str, int], unusable: Sequence[Path]
+) -> None:
+    """Count the files of a folder, name those that are no entries, and exit: with 1 if any is."""
     names = [path.name for path in unusable[:_MOST_NAMES]]
     more = f" and {len(unusable) - len(names)} more" if len(unusable) > len(names) else ""
     answer(
         as_json,
-        {"path": str(winners.path), "unusable": len(unusable), "unusable_files": names, **counts},
-        (str(winners.path), ["files", "count"],
+        {"path": str(folder), "unusable": len(unusable), "unusable_files": names, **counts},
+        (str(folder), ["files", "count"],
          [*counts.items(), ("no entry, and ignored", len(unusable))]),
         notes=[f"no entries: {', '.join(names)}{more}: delete them"] if unusable else [],
     )  # fmt: skip
@@ -106,6 +114,15 @@ def clear(as_json: AsJson = False) -> None:
         {"path": str(winners.path), "removed": removed, "unusable": others},
         notes=[f"{removed} winners removed from {winners.path}{more}"],
     )
+
+
+def check_only_one(name: str, found: Sequence[str], what: str, group: str) -> None:
+    """Raise InvalidInput unless a part of a name has found one thing in the list of a group."""
+    if len(found) != 1:
+        raise InvalidInput(
+            f"{name!r} fits {len(found)} {what} ({', '.join(found[:5]) or 'none'}): expected 1; "
+            f"`costmodel {group} list` shows them"
+        )
 
 
 def check_folder(path: Path) -> Path:

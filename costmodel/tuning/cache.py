@@ -60,8 +60,47 @@ class _Stored:
     result: dict[str, Any]
 
 
-class JsonCache(Generic[T]):
-    """The results in one directory. Where it cannot be used: one warning, and nothing is kept.
+class CacheFolder:
+    """A folder of results. Where it cannot be used: one warning, and no more is written there.
+
+    Args:
+        directory: default: one in :func:`cache_directory`, looked up when it is used.
+        name: of that one.
+    """
+
+    def __init__(self, directory: str | Path | None, name: str = "") -> None:
+        self._named = None if directory is None else Path(directory)
+        self._name = name
+        self._gave_up = False
+        self._lock = threading.Lock()
+
+    @property
+    def path(self) -> Path | None:
+        """The directory, which may not exist yet; None where there can be none."""
+        try:
+            return self._named or cache_directory() / self._name
+        except InvalidInput as error:
+            self._give_up(error)
+            return None
+
+    def files(self, pattern: str) -> list[Path]:
+        """The files whose names fit a pattern."""
+        return sorted(self.path.glob(pattern)) if self.path else []
+
+    def _give_up(self, error: object) -> None:
+        with self._lock:
+            first, self._gave_up = not self._gave_up, True
+        if first:
+            warnings.warn(
+                f"the cache cannot be used, so what is found lasts for this process only: {error} "
+                f"({CACHE_VARIABLE}=DIR names another directory)",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+
+class JsonCache(CacheFolder, Generic[T]):
+    """The results in one directory, a file each.
 
     Args:
         directory: default: :func:`cache_directory`, looked up when it is used.
@@ -75,19 +114,8 @@ class JsonCache(Generic[T]):
         encode: Callable[[T], dict[str, Any]],
         decode: Callable[[Any], T],
     ) -> None:
-        self._named = None if directory is None else Path(directory)
+        super().__init__(directory)
         self._encode, self._decode = encode, decode
-        self._gave_up = False
-        self._lock = threading.Lock()
-
-    @property
-    def path(self) -> Path | None:
-        """The directory, which may not exist yet; None where there can be none."""
-        try:
-            return self._named or cache_directory()
-        except InvalidInput as error:
-            self._give_up(error)
-            return None
 
     def get(self, key: Mapping[str, Any]) -> T | None:
         """The result of a key, or None."""
@@ -135,7 +163,7 @@ class JsonCache(Generic[T]):
     def survey(self) -> tuple[list[CacheEntry[T]], list[Path]]:
         """All that is kept, and the files that are no entries, each by file name."""
         entries, unusable = [], []
-        for path in self._files("*.json"):
+        for path in self.files("*.json"):
             if entry := self._read(path, logging.INFO):
                 entries.append(entry)
             elif os.path.lexists(path):  # else another process has just removed it
@@ -148,7 +176,7 @@ class JsonCache(Generic[T]):
         Returns:
             how many entries there were, and how many files under such names that were none.
         """
-        for path in self._files(".*.json.*.tmp"):
+        for path in self.files(".*.json.*.tmp"):
             self._remove(path)  # whoever is writing it writes it again
         entries, unusable = self.survey()
         removed = sum(self._remove(entry.path) for entry in entries)
@@ -157,12 +185,7 @@ class JsonCache(Generic[T]):
     def _file(self, key: Mapping[str, Any]) -> Path | None:
         if (folder := self.path) is None:
             return None
-        digest = hashlib.sha256(_text(key).encode()).hexdigest()[:20]
-        name = re.sub(r"[^A-Za-z0-9._-]+", "_", str(key.get("name", "result")))[:80]
-        return folder / f"{name}-{digest}.json"
-
-    def _files(self, pattern: str) -> list[Path]:
-        return sorted(self.path.glob(pattern)) if self.path else []
+        return folder / f"{file_stem(str(key.get('name', 'result')), _text(key))}.json"
 
     def _read(self, path: Path, level: int = logging.WARNING) -> CacheEntry[T] | None:
         try:
@@ -187,16 +210,11 @@ class JsonCache(Generic[T]):
             return False
         return True
 
-    def _give_up(self, error: object) -> None:
-        with self._lock:
-            first, self._gave_up = not self._gave_up, True
-        if first:
-            warnings.warn(
-                f"the cache of winners cannot be used, so they last for this process only: {error} "
-                f"({CACHE_VARIABLE}=DIR names another directory)",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+
+def file_stem(name: str, key: str) -> str:
+    """Return the name of a key's file, without its ending: readable, and then the key's hash."""
+    digest = hashlib.sha256(key.encode()).hexdigest()[:20]
+    return f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)[-80:]}-{digest}"
 
 
 def _text(key: Mapping[str, Any]) -> str:
