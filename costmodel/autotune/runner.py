@@ -16,6 +16,7 @@ import torch
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
 
+from costmodel.autotune.arguments import Snapshot
 from costmodel.autotune.call import KernelCall
 from costmodel.data.measurement import Candidate, Measurement, Runner, Status
 from costmodel.errors import CostModelError
@@ -44,7 +45,7 @@ class KernelRunner(Runner):
         call: what is launched.
         configs: by name; candidates have the names.
         note: called with each name and its measurement when it is made.
-        agree: compare the result of each configuration with that of the first one that worked.
+        agree: a finalist whose results are not those of the most configurations is wrong.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class KernelRunner(Runner):
         )
         self._card = uuid_of(self._device)
         self._host_us: dict[str, float] = {}
-        self._first: Any = None  # the results of the first one that worked
+        self._votes: list[tuple[Snapshot, list[str]]] = []  # who has computed the same
 
     def measure(
         self, workload: Any, candidates: Sequence[Candidate], best_us: float = inf
@@ -91,14 +92,30 @@ class KernelRunner(Runner):
                 order = range(len(configs)) if turn % 2 == 0 else reversed(range(len(configs)))
                 for i in order:
                     times[i] += self._timed(configs[i], 2)
-        found = [_summary(each) for each in times]
+        wrong = self._outvoted()
+        found = [
+            Measurement("wrong_result", error=wrong[name]) if name in wrong else _summary(each)
+            for name, each in zip(configs, times, strict=True)
+        ]
         for name, measurement in zip(configs, found, strict=True):
             self._note(name, measurement)
         return found
 
     def rest(self) -> None:
         """Give back the memory that only timing needs."""
-        self._first = None
+        self._votes.clear()
+
+    def _outvoted(self) -> dict[str, str]:
+        """Return whose results are not those of the most configurations, and what differs."""
+        if len(self._votes) < 2:
+            return {}
+        most = max(self._votes, key=lambda vote: len(vote[1]))
+        return {
+            name: f"other results than {len(most[1])} configurations: {most[0].differs_from(found)}"
+            for found, names in self._votes
+            for name in names
+            if names is not most[1]
+        }
 
     def _survived(self, name: str, best_us: float) -> Measurement:
         """Time one configuration; a refusal is an outcome, a broken context an error."""
@@ -119,18 +136,16 @@ class KernelRunner(Runner):
             ) from error
 
     def _measured(self, name: str, best_us: float) -> Measurement:
-        if wrong := self._first_launch(name):
-            return Measurement("wrong_result", error=wrong)
-        times = self._timed(name, 1)
-        if times[0] > _STOP * best_us:
-            return Measurement("too_slow", times[0], times[0], times[0], 1)
-        least, most = (1, 2) if times[0] > _EARLY * best_us else _REPEATS
-        wanted = _TIMED_US / (times[0] + self._host_us[name] + 50)
-        times += self._timed(name, int(min(max(wanted, least), most)))
-        return _summary(times[1:] if len(times) > _REPEATS[0] else times)
+        self._first_launch(name)
+        us = min(self._timed(name, 2))
+        if us > _STOP * best_us:
+            return Measurement("too_slow", us, us, us, 2)
+        wanted = _TIMED_US / (us + self._host_us[name] + 50)
+        least, most = (1, 2) if us > _EARLY * best_us else _REPEATS
+        return _summary(self._timed(name, int(min(max(wanted, least), most))))
 
-    def _first_launch(self, name: str) -> str:
-        """Launch once, which loads the binary; return what is wrong with the result."""
+    def _first_launch(self, name: str) -> None:
+        """Launch once, which loads the binary, and once more to time the host."""
         call, config = self._call, self._configs[name]
         if self._agree:
             call.restore()
@@ -139,16 +154,19 @@ class KernelRunner(Runner):
         call.finish(config)
         torch.cuda.synchronize(self._device)
         if self._agree:
-            result = call.written()
-            self._first = self._first or result
-            if wrong := self._first.differs_from(result):
-                return f"other results than the first configuration that worked: {wrong}"
+            self._vote(name, call.written())
         begin = time.perf_counter()
         call.prepare(config)
         call.launch(config)
         self._host_us[name] = 1e6 * (time.perf_counter() - begin)
         call.finish(config)
-        return ""
+
+    def _vote(self, name: str, result: Snapshot) -> None:
+        for found, names in self._votes:
+            if not found.differs_from(result):
+                names.append(name)
+                return
+        self._votes.append((result, [name]))
 
     def _timed(self, name: str, repeats: int) -> list[float]:
         """Return us of so many launches, each with a cold cache."""

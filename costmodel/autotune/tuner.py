@@ -87,6 +87,9 @@ class State:
 
     Attributes:
         launches: the configuration and its options for the call, by :meth:`key_of`.
+        is_patient: the first call waits for all configurations, since the caller may keep what it
+            launched, as FlagGems does.
+        begun: kinds of calls of which one was tuned, if only by half of the configurations.
         compiling: what mode ``background`` waits for, by the same key.
         lock: held by the thread that tunes.
     """
@@ -94,17 +97,22 @@ class State:
     def __init__(self, tuner: Any, options: Options) -> None:
         self.options = options
         self.launches: dict[Any, tuple[Any, dict[str, Any]]] = {}
+        self.begun: set[Any] = set()
+        strategy = getattr(tuner, "strategy", None)  # of FlagGems
+        self.is_patient = strategy is not None
         self.compiling: dict[Any, list[Future[Any]]] = {}
         self.lock = threading.RLock()
         names = list(tuner.arg_names)
-        in_key = {name for name in tuner.keys if name in names}
+        # Values may be in the key rounded, by functions in the order of the key.
+        rounded = dict(zip(tuner.keys, strategy or (), strict=False))
+        in_key = {name: rounded.get(name, _same) for name in tuner.keys}
         function = tuner.fn
         while not hasattr(function, "params"):
             function = function.fn
         plain = {p.name for p in function.params if p.do_not_specialize}
         aligned = {p.name for p in function.params if p.do_not_specialize_on_alignment}
         # Of each argument: is its value in the key, and may Triton compile for its kind?
-        self._rules = [(x in in_key, x not in plain, x not in plain | aligned) for x in names]
+        self._rules = [(in_key.get(x), x not in plain, x not in plain | aligned) for x in names]
         self._by_name = dict(zip(names, self._rules, strict=True))
 
     def key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -125,12 +133,19 @@ def state_of(tuner: Any, options: Options | None = None) -> State:
     return state
 
 
-def _describe(value: Any, rule: tuple[bool, bool, bool], parts: list[Any]) -> None:
+Rule = tuple[Callable[[Any], Any] | None, bool, bool]
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _describe(value: Any, rule: Rule, parts: list[Any]) -> None:
     in_key, specialized, by_alignment = rule
     kind = type(value)
     if kind is int:
         if in_key:
-            parts.append(value)
+            parts.append(in_key(value))
         elif specialized:
             parts.append(2 if value == 1 else by_alignment and not value & 15)
     elif hasattr(value, "data_ptr"):
@@ -170,6 +185,7 @@ def _is_compiled(tuning: Tuning, state: State, key: tuple[Any, ...]) -> bool:
     return True
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # else traced after a graph break
 def _first_call(
     tuner: Any, state: State, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
@@ -190,7 +206,9 @@ def _first_call(
             config, is_final = tuning.first(), False
         elif config is None:
             try:
-                config = tuning.choose()
+                config = tuning.choose(patient=state.is_patient or key in state.begun)
+                is_final = tuning.is_final
+                state.begun.add(key)
             except HostError as error:  # no folder, process or compiler on this machine
                 config, is_final = tuning.first(), False
                 warnings.warn(f"{tuner.base_fn.__name__} is not tuned: {error}", RuntimeWarning, 4)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import logging
 import sys
 import time
 import warnings
 from collections.abc import Generator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
@@ -26,7 +27,6 @@ from costmodel.autotune.call import KernelCall
 from costmodel.autotune.isolated import IsolatedRunner
 from costmodel.autotune.runner import KernelRunner
 from costmodel.autotune.store import KernelStore, config_name
-from costmodel.compile.compile_pool import as_compiled
 from costmodel.compile.compiler import Artifact, reason
 from costmodel.compile.ttir import KernelJob, compile_job, front_end, recorded
 from costmodel.data.measurement import Candidate, Measurement
@@ -43,6 +43,7 @@ from costmodel.validation import one_line
 _COMPILERS_FIRST = 8
 
 _SILENT_S = 2.0  # of tuning, before it says how far it is
+_PATIENCE_S = 0.5  # of compiling, before half of a list may be enough for a first call
 
 log = logging.getLogger("costmodel")
 
@@ -77,6 +78,8 @@ class Counts:
 
 counts = Counts()
 store = KernelStore()
+_compiling: dict[str, Future[Artifact]] = {}  # by the identity of the job
+_numbers = itertools.count(1)
 
 
 class Tuning:
@@ -86,6 +89,9 @@ class Tuning:
         tuner: a ``triton.runtime.Autotuner``.
         args, kwargs: of its ``run``.
         configs: to choose from; None: those that the user's own functions leave.
+
+    Attributes:
+        is_final: the choice holds for the next calls too.
     """
 
     def __init__(
@@ -106,6 +112,8 @@ class Tuning:
         self._listed = configs[0]
         self._target = Target.current(torch.cuda.current_device())
         self._key = self._readable(key)
+        self.is_final, self._patient, self._left = True, True, False
+        self._urgency = next(_numbers)
         self._begun, self._done = time.monotonic(), set[str]()
         self._first_of: dict[object, str] = {}
         self._repeats: dict[str, str] = {}  # what does the same as an earlier one
@@ -168,14 +176,19 @@ class Tuning:
 
     # --- Choosing ---------------------------------------------------------------------------------
 
-    def choose(self) -> Any:
+    def choose(self, *, patient: bool = True) -> Any:
         """Compile and time what is not known yet; return the best configuration.
+
+        Args:
+            patient: wait for all of them. Else the best of one half serves for once, where the
+                other half takes long to compile; :attr:`is_final` tells.
 
         Raises:
             CompileError: none can be compiled and launched.
             BrokenContext: one has broken the CUDA context.
         """
         begin, kept = time.monotonic(), store.read(self._key)
+        self._patient = patient or epoch() != 0
         known = {name: m for name, m in kept.measured.items() if name in self._by_name}
         device_compilers().start(min(_COMPILERS_FIRST, len(self._by_name) - len(known)))
         runner = self._runner()
@@ -210,11 +223,13 @@ class Tuning:
             for name, m in search.measured.items()
         }
         name = self._shared(choice.config)
-        if choice.reliable:
+        self.is_final = not self._left
+        if self.is_final and not search.is_late:
             store.choose(self._key, name, choice.why)
         costs = f"{search.compile_s:.2f} s compiling, {search.measure_s:.2f} s timing"
         log.info("%s: %s; %s", self._call, choice.why, costs)
-        self._tell(self._by_name[name], time.monotonic() - begin)
+        if self.is_final:
+            self._tell(self._by_name[name], time.monotonic() - begin)
         return self._by_name[name]
 
     def predict(self) -> Any:
@@ -269,7 +284,7 @@ class Tuning:
             )
 
     def _note(self, name: str, measurement: Measurement) -> None:
-        counts.timed += measurement.status != "compile_error"
+        counts.timed += measurement.status != "compile_error" and name not in self._done
         store.note(self._key, name, measurement)
         self._done.add(name)
         if time.monotonic() - self._begun > _SILENT_S and sys.stderr.isatty():
@@ -296,7 +311,8 @@ class Tuning:
     ) -> Generator[Sequence[Candidate], None, None]:
         """Begin to compile; give those of each binary once it is there."""
         waiting: dict[str, list[Candidate]] = {}
-        futures, ready = [], []
+        futures: dict[Future[Artifact], None] = {}
+        ready = []
         for candidate in candidates:
             name = candidate.config
             try:
@@ -310,11 +326,14 @@ class Tuning:
                 continue
             same = waiting.setdefault(job.identity, [])
             same.append(candidate)
-            if len(same) == 1:
-                futures.append(self._submit(job))
+            futures[self._submit(job)] = None
         self._keep_arguments()
         yield from ([candidate] for candidate in ready)
-        for artifact in as_compiled(futures):
+        for future in as_completed(futures):
+            if self._may_leave(len(waiting), len(futures)):
+                return
+            artifact = future.result()
+            _compiling.pop(artifact.key, None)
             counts.compiled += 1
             same = waiting.pop(artifact.key)
             if artifact.ok:
@@ -347,9 +366,22 @@ class Tuning:
         return job
 
     def _submit(self, job: KernelJob) -> Future[Artifact]:
-        compile_ = functools.partial(compile_job, job, job.name)
-        cache = Path(knobs.cache.dir)
-        return device_compilers().submit(job.identity, job.name, compile_, cache=cache)
+        """Begin to compile, unless an earlier call has; the latest call comes first."""
+        if job.identity not in _compiling:
+            compile_ = functools.partial(compile_job, job, job.name)
+            _compiling[job.identity] = device_compilers().submit(
+                job.identity, job.name, compile_, cache=Path(knobs.cache.dir), urgency=self._urgency
+            )
+        return _compiling[job.identity]
+
+    def _may_leave(self, left: int, of: int) -> bool:
+        """Return True if what is left may go on being compiled while the program goes on.
+
+        Its next kernel is compiled first then, and no core waits for the last one of this kernel.
+        """
+        long = time.monotonic() - self._begun > _PATIENCE_S
+        self._left = self._left or (not self._patient and long and 2 * left <= of)
+        return self._left
 
     def _keep_arguments(self) -> None:
         """Copy what any configuration may write, before the first one is launched."""

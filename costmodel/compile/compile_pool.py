@@ -7,13 +7,14 @@ compiles, at 0.1 to 0.8 s each on one core.
 from __future__ import annotations
 
 import functools
+import heapq
+import itertools
 import os
 import shutil
 import sys
 import tempfile
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, as_completed
 from pathlib import Path
@@ -73,13 +74,20 @@ class CompilePool:
         ]
         # The last one first: few items are compiled by the children that are there already.
         self._idle = list(self._workers)
-        self._queued: deque[tuple[Future[Artifact], str, Any, _Item]] = deque()
+        self._queued: list[tuple[int, int, Future[Artifact], str, Any, _Item]] = []  # a heap
+        self._numbers = itertools.count()
         self._closed = False
         self._lock = threading.Lock()  # of the three above
         close_at_exit(self)
 
     def submit(
-        self, key: str, spec: Any, compile_: Callable[[], Artifact], *, cache: Path | None = None
+        self,
+        key: str,
+        spec: Any,
+        compile_: Callable[[], Artifact],
+        *,
+        cache: Path | None = None,
+        urgency: int = 0,
     ) -> Future[Artifact]:
         """Queue a compile; a compiler's failure is a status of the future's artifact.
 
@@ -88,6 +96,7 @@ class CompilePool:
             compile_: runs in the child: an importable function, or a ``functools.partial`` of one.
             cache: a folder of Triton's cache to leave the binaries in, for a process that is to
                 load them; by default they are thrown away.
+            urgency: what is more urgent comes first, and then what came first.
         """
         future: Future[Artifact] = Future()
         with host_errors(), self._lock:
@@ -99,7 +108,9 @@ class CompilePool:
                 thread = threading.Thread(target=self._work, args=self._idle[-1:], daemon=True)
                 thread.start()
                 self._idle.pop()
-            self._queued.append((future, key, spec, (compile_, cache)))
+            item = compile_, cache
+            place = -urgency, next(self._numbers)
+            heapq.heappush(self._queued, (*place, future, key, spec, item))
         return future
 
     def start(self, count: int) -> None:
@@ -114,7 +125,7 @@ class CompilePool:
             self._closed = True
             queued = list(self._queued)
             self._queued.clear()
-        for future, *_ in queued:
+        for _, _, future, *_ in queued:
             if future.cancel():
                 future.set_running_or_notify_cancel()  # tells who waits for it
         for worker in self._workers:
@@ -134,7 +145,7 @@ class CompilePool:
                 if not self._queued:
                     self._idle.append(worker)
                     return
-                future, key, spec, item = self._queued.popleft()
+                _, _, future, key, spec, item = heapq.heappop(self._queued)
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(_compile(worker, key, spec, item))
