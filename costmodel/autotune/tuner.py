@@ -7,6 +7,7 @@ rest is compiled in child processes and timed as soon as it is there.
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -18,7 +19,8 @@ import torch
 from triton import knobs
 from triton.runtime.autotuner import Autotuner as StockAutotuner
 
-from costmodel.autotune.tuning import Options, Tuning
+from costmodel.autotune.options import Options
+from costmodel.autotune.tuning import Tuning
 from costmodel.errors import HostError
 from costmodel.tuning.modes import default_mode
 from costmodel.tuning.ranks import epoch
@@ -166,7 +168,12 @@ def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
         return stock_run(tuner, *args, **kwargs)
     state = tuner.__dict__.get(_STATE) or state_of(tuner)
     key = state.key_of(args, kwargs)
-    found = state.launches.get(key) or _first_call(tuner, state, key, args, kwargs)
+    found = state.launches.get(key)
+    if found is None:
+        first_call = _first_call
+        if "torch._dynamo" in sys.modules:  # after a graph break it would trace the tuning
+            first_call = torch.compiler.disable(first_call)  # type: ignore[no-untyped-call]
+        found = first_call(tuner, state, key, args, kwargs)
     config, options = found
     tuner.best_config = config
     if config.pre_hook is not None:
@@ -185,7 +192,6 @@ def _is_compiled(tuning: Tuning, state: State, key: tuple[Any, ...]) -> bool:
     return True
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # else traced after a graph break
 def _first_call(
     tuner: Any, state: State, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:

@@ -25,6 +25,7 @@ from triton import knobs
 from costmodel.autotune.arguments import written
 from costmodel.autotune.call import KernelCall
 from costmodel.autotune.isolated import IsolatedRunner
+from costmodel.autotune.options import Options
 from costmodel.autotune.runner import KernelRunner
 from costmodel.autotune.store import KernelStore, config_name
 from costmodel.compile.compiler import Artifact, reason
@@ -35,7 +36,6 @@ from costmodel.gemm.specialize import device_compilers
 from costmodel.hardware.installed import driver_version, triton_build
 from costmodel.hardware.target import Target
 from costmodel.models.baselines import PTX_WEIGHTS
-from costmodel.tuning.modes import check_mode
 from costmodel.tuning.ranks import epoch
 from costmodel.tuning.search import TopKSearch
 from costmodel.validation import one_line
@@ -46,26 +46,6 @@ _SILENT_S = 2.0  # of tuning, before it says how far it is
 _PATIENCE_S = 0.5  # of compiling, before half of a list may be enough for a first call
 
 log = logging.getLogger("costmodel")
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How a kernel is tuned; see :func:`costmodel.autotune`."""
-
-    mode: str | None = None
-    budget_s: float = inf
-    check: str = ""
-    isolate: str = ""
-
-    def __post_init__(self) -> None:
-        if self.mode is not None:
-            check_mode(self.mode)
-        if not self.budget_s > 0:
-            raise InvalidInput(f"budget_s={self.budget_s!r}: expected seconds over 0")
-        if self.check not in ("", "agree"):
-            raise InvalidInput(f"check={self.check!r}: expected 'agree' or nothing")
-        if self.isolate not in ("", "timing"):
-            raise InvalidInput(f"isolate={self.isolate!r}: expected 'timing' or nothing")
 
 
 @dataclass

@@ -1,0 +1,29 @@
+"""How a kernel is tuned: what :func:`costmodel.autotune` takes beside Triton's arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from costmodel.errors import InvalidInput
+from costmodel.tuning.modes import check_mode
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a kernel is tuned; see :func:`costmodel.autotune`."""
+
+    mode: str | None = None
+    budget_s: float = inf
+    check: str = ""
+    isolate: str = ""
+
+    def __post_init__(self) -> None:
+        if self.mode is not None:
+            check_mode(self.mode)
+        if not self.budget_s > 0:
+            raise InvalidInput(f"budget_s={self.budget_s!r}: expected seconds over 0")
+        if self.check not in ("", "agree"):
+            raise InvalidInput(f"check={self.check!r}: expected 'agree' or nothing")
+        if self.isolate not in ("", "timing"):
+            raise InvalidInput(f"isolate={self.isolate!r}: expected 'timing' or nothing")
