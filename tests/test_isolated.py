@@ -24,7 +24,7 @@ from costmodel.autotune.isolated import IsolatedRunner, Request, loaded
 from costmodel.autotune.remade import Storage, describe, remake, remake_storage
 from costmodel.compile.ttir import compile_job
 from costmodel.data.measurement import Candidate, Measurement
-from costmodel.errors import InvalidInput
+from costmodel.errors import HostError, InvalidInput
 from costmodel.processes import SupervisedWorker
 
 BIG = 3 << 19  # bytes, too many to be copied
@@ -309,6 +309,25 @@ def test_what_a_hook_writes_is_zeroed_in_the_child(driver: FakeDriver) -> None:
     call, named = call_of(scale, configs, torch.ones(128), None, 2.0, 128, grid=(1,))
     _, found = launches_of(call, named, ["64", "128"])
     assert [each.zeroed for each in found] == [["x_ptr"], []]
+
+
+def test_tensors_of_inference_mode_are_described(driver: FakeDriver) -> None:
+    with torch.inference_mode():
+        call, configs = scale_call((64, 512))
+        _, found = launches_of(call, configs, ["64"])
+    assert torch.equal(found[0].values[0], torch.arange(1000.0))
+
+
+def no_gpu_left() -> None:
+    raise RuntimeError("all CUDA-capable devices are busy or unavailable")
+
+
+def test_a_machine_without_room_for_a_child_is_told(driver: FakeDriver) -> None:
+    call, configs = scale_call()
+    with SupervisedWorker(fake_answer, limit_s=2.0, setup=no_gpu_left) as worker:
+        runner = IsolatedRunner(call, configs, lambda *_: None, worker=worker)
+        with pytest.raises(HostError, match="no child process can time"):
+            runner.measure(None, [Candidate("64")])
 
 
 def test_a_kernel_that_makes_pointers_of_numbers_is_refused(driver: FakeDriver) -> None:

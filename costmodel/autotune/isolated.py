@@ -34,7 +34,7 @@ from costmodel.compile.compiler import reason
 from costmodel.compile.triton_private import know_triton_key
 from costmodel.compile.ttir import KernelJob, TextSource, front_end, recorded
 from costmodel.data.measurement import NO_ROOM, Candidate, Measurement, Runner
-from costmodel.errors import CostModelError, InvalidInput, host_errors
+from costmodel.errors import CostModelError, HostError, InvalidInput, host_errors
 from costmodel.hardware.installed import compiler_settings
 from costmodel.processes import IDLE_S, Done, SupervisedWorker, TimedOut
 
@@ -127,7 +127,8 @@ class IsolatedRunner(Runner):
     def compare(self, workload: Any, configs: Sequence[Any], rounds: int = 9) -> list[Measurement]:
         """Time a few in turn, against drift. For finalists."""
         found = self._ask(configs, rounds=rounds)
-        if len(configs) > 1 and not any(m.ok for m in found):  # each alone shows which it was
+        if len(configs) > 1 and all(m.status in ("crashed", "timeout") for m in found):
+            # One of them took the child along: each alone shows which.
             found = [self._ask([name])[0] for name in configs]
         for name, measurement in zip(configs, found, strict=True):
             self._note(name, measurement)
@@ -143,7 +144,7 @@ class IsolatedRunner(Runner):
         """Describe a launch."""
         call, config, launch = self._call, self._configs[name], _Recorded()
         tensors = tensors_of(call.named)
-        before = {path: tensor._version for path, tensor in tensors.items()}
+        before = {x: t._version for x, t in tensors.items() if not t.is_inference()}
         call.hook(config)
         if call.tuner.user_defined_pre_hook:
             call.tuner.pre_hook({**call.named, **config.all_kwargs()})
@@ -171,8 +172,11 @@ class IsolatedRunner(Runner):
             self._token, launches, tuple(self._storages.values()),
             self._call.tuner.restore_value, self._call.may_write, self._agree, best_us, rounds,
         )  # fmt: skip
-        with _one_at_a_time, host_errors():
-            outcome = self._worker.run(request)
+        try:
+            with _one_at_a_time, host_errors():
+                outcome = self._worker.run(request)
+        except RuntimeError as error:  # such as a GPU that one process may use at a time
+            raise HostError(f"no child process can time kernels here: {error}") from error
         if isinstance(outcome, Done):
             return outcome.value
         if isinstance(outcome, TimedOut):
