@@ -30,12 +30,12 @@ from costmodel.autotune.arguments import tensors_of
 from costmodel.autotune.call import KernelCall
 from costmodel.autotune.remade import Described, Storage, describe, remake, remake_storage
 from costmodel.autotune.runner import KernelRunner
+from costmodel.compile.compile_pool import settings_of_triton
 from costmodel.compile.compiler import reason
 from costmodel.compile.triton_private import know_triton_key
 from costmodel.compile.ttir import KernelJob, TextSource, front_end, recorded
 from costmodel.data.measurement import NO_ROOM, Candidate, Measurement, Runner
 from costmodel.errors import CostModelError, HostError, InvalidInput, host_errors
-from costmodel.hardware.installed import compiler_settings
 from costmodel.processes import IDLE_S, Done, SupervisedWorker, TimedOut
 
 LIMIT_S = 20.0
@@ -193,7 +193,7 @@ _one_at_a_time = threading.Lock()
 def _shared_worker(device_index: int, cache: str, limit_s: float) -> Worker:
     setup = functools.partial(begin, device_index, cache)
     return SupervisedWorker(
-        answer, limit_s=limit_s, setup=setup, idle_s=IDLE_S, settings=compiler_settings
+        answer, limit_s=limit_s, setup=setup, idle_s=IDLE_S, settings=settings_of_triton
     )
 
 

@@ -26,7 +26,7 @@ from costmodel.tuning.modes import default_mode
 from costmodel.tuning.ranks import epoch
 from costmodel.validation import drop_oldest
 
-__all__ = ["Autotuner", "autotune", "run"]
+__all__ = ["Autotuner", "autotune", "frozen", "run"]
 
 _STATE = "_costmodel"  # the name under which a tuner has its state
 _AT_MOST = 4096  # kinds of calls of one tuner
@@ -40,6 +40,10 @@ class Autotuner(StockAutotuner):  # type: ignore[misc]
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the best configuration for these arguments; the first call of a kind tunes."""
         return run(self, *args, **kwargs)
+
+    def frozen(self, *args: Any, **kwargs: Any) -> StockAutotuner:
+        """Return the kernel with the best configuration alone; see :func:`frozen`."""
+        return frozen(self, *args, **kwargs)
 
 
 def autotune(
@@ -57,6 +61,9 @@ def autotune(
     Differences: the key also has the device, the alignment of pointers and which integers are 1 or
     multiples of 16; hooks, zeroing and restoring are not timed; a configuration that does not
     compile, or is wrong, is left out whatever the error; timings are kept on disk.
+
+    ``torch.compile`` times the whole list itself, in its own way, and refuses hooks. In a compiled
+    function use what ``kernel.frozen(*args, grid=grid)`` has returned before, for calls like that.
 
     Args:
         configs, key: as of ``triton.autotune``.
@@ -180,6 +187,24 @@ def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
         named = dict(zip(tuner.arg_names, args, strict=False))
         config.pre_hook({**named, **kwargs, **options})
     return tuner.fn.run(*args, **kwargs, **options)
+
+
+def frozen(tuner: Any, *args: Any, **kwargs: Any) -> StockAutotuner:
+    """Return a tuner's kernel with the best configuration for these arguments as its only one.
+
+    It is launched as the tuner is. A call of this kind is tuned if none was before; nothing else is
+    launched.
+
+    Args:
+        args, kwargs: of a call, and ``grid``.
+    """
+    config = tuner.configs[0]
+    if len(tuner.configs) > 1:
+        state, kwargs = state_of(tuner), {"warmup": False, **kwargs}
+        key = state.key_of(args, kwargs)
+        state.begun.add(key)  # not half of the configurations only
+        config, _ = state.launches.get(key) or _first_call(tuner, state, key, args, kwargs)
+    return StockAutotuner(tuner.fn, tuner.arg_names, [config], [], None, None)
 
 
 def _is_compiled(tuning: Tuning, state: State, key: tuple[Any, ...]) -> bool:

@@ -68,7 +68,7 @@ class CompilePool:
                 setup=functools.partial(_set_up_child, self._scratch, preload),
                 items_per_child=_COMPILES_PER_CHILD,
                 idle_s=idle_s,
-                settings=_settings,
+                settings=settings_of_triton,
             )
             for _ in range(jobs)
         ]
@@ -190,7 +190,8 @@ def as_compiled(
             future.cancel()
 
 
-def _settings() -> dict[str, str | None]:
+def settings_of_triton() -> dict[str, str | None]:
+    """Return the environment variables of a child that is to compile as this process does."""
     from triton._C.libtriton import get_cache_invalidating_env_vars
 
     # Triton's key tells a variable that is set to its default from one that is not set.
