@@ -114,3 +114,13 @@ def walk(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     while at < n:
         at += BLOCK + tl.sum(tl.load(x_ptr + at + tl.arange(0, BLOCK)))
     tl.store(out_ptr, at)
+
+
+@triton.jit
+def wild(x_ptr, n, BLOCK: tl.constexpr):
+    """x += 1 in place; blocks of 128 read from an address that is no one's."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n)
+    if BLOCK == 128:
+        x += tl.load(x_ptr + (1 << 45))
+    tl.store(x_ptr + at, x + 1, mask=at < n)

@@ -93,6 +93,12 @@ def multiply(kernel: Any, a: torch.Tensor, b: torch.Tensor, bias: Any) -> torch.
     return c
 
 
+def tune(kernel: Any, *args: Any) -> None:
+    """Call twice: a first call may go on with the best of those that are compiled by then."""
+    for _ in range(2):
+        kernel[grid](*args)
+
+
 def measured(config: Any) -> Measurement:
     """What is on disk about a configuration of the only call that was tuned."""
     (entry,) = KernelStore().entries()
@@ -132,8 +138,8 @@ def test_sums_are_as_by_tritons_tuner() -> None:
 ], ids=["maxnreg", "num_ctas"])  # fmt: skip
 def test_options_of_a_configuration_take_effect(configs: list[Any]) -> None:
     kernel, x = tuned(bump, configs), zeros()
-    kernel[grid](x, None, N)
-    assert x.eq(1).all()
+    tune(kernel, x, None, N)
+    assert x.eq(2).all()
     assert all(measured(config).ok for config in configs)
 
 
@@ -164,8 +170,8 @@ def test_heuristics_see_each_configuration(n: int) -> None:
 def test_gluon_is_tuned() -> None:
     configs = [Config({"BLOCK": 1024, "WARPS": w}, num_warps=w) for w in (2, 4)]
     kernel, x = tuned(doubled, configs), torch.ones(N, device="cuda")
-    kernel[grid](x, N)
-    assert x.eq(2).all()
+    tune(kernel, x, N)
+    assert x.eq(4).all()
     assert all(measured(config).ok for config in configs)
 
 
@@ -203,8 +209,8 @@ def test_hooks_are_called_before_and_after_each_launch_that_is_timed() -> None:
         post_hook=lambda args, exception: told.append(exception),
     )  # fmt: skip
     x = zeros()
-    kernel[grid](x, None, N)
-    assert x.eq(1).all()
+    tune(kernel, x, None, N)
+    assert x.eq(2).all()
     assert {*told[::2]} == {256, 1024}
     assert {*told[1::2]} == {None}
 
@@ -212,7 +218,7 @@ def test_hooks_are_called_before_and_after_each_launch_that_is_timed() -> None:
 def test_no_memory_is_kept() -> None:
     kernel, x, total = tuned(bump, BLOCKS), zeros(1 << 22), zeros(1)
     before = torch.cuda.memory_allocated()
-    kernel[grid](x, total, 1 << 22)
+    tune(kernel, x, total, 1 << 22)
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() == before
 
@@ -223,8 +229,9 @@ def test_no_memory_is_kept() -> None:
 def test_too_much_shared_memory_is_left_out_with_its_reason() -> None:
     a, b, bias, expected = operands()
     kernel = tuned(matmul, [TOO_MUCH, *TILES[:2]], ("M", "N", "K"))
-    assert torch.equal(multiply(kernel, a, b, bias), expected)
-    assert kernel.best_config != TOO_MUCH
+    for _ in range(2):
+        assert torch.equal(multiply(kernel, a, b, bias), expected)
+        assert kernel.best_config != TOO_MUCH
     assert measured(TOO_MUCH).status == "out_of_resources"
     assert "shared memory" in measured(TOO_MUCH).error
 
@@ -244,7 +251,7 @@ def test_half_a_result_never_wins() -> None:
     part = Config({"BLOCK": 1024, "PART": 4})  # much faster, and wrong
     kernel = tuned(piece, [whole[0], part, whole[1]], check="agree")
     x, out = torch.ones(n, device="cuda"), zeros(n)
-    kernel[grid](x, out, n)
+    tune(kernel, x, out, n)
     assert out.eq(1).all()
     assert kernel.best_config in whole
     assert measured(part).status == "wrong_result"
@@ -271,13 +278,13 @@ def test_in_a_capture_nothing_is_timed() -> None:
     graph.replay()
     assert x.eq(1).all()
 
-    kernel[grid](x, None, N)  # outside it is tuned
+    tune(kernel, x, None, N)  # outside it is tuned
     best, timed = kernel.best_config, counts.timed
     assert timed > before
     graph = captured()
     assert (kernel.best_config, counts.timed) == (best, timed)
     graph.replay()
-    assert x.eq(3).all()
+    assert x.eq(4).all()
 
 
 def test_on_a_stream_of_ones_own_it_waits_for_what_comes_before() -> None:
@@ -303,7 +310,7 @@ def test_threads_tune_a_kernel_once() -> None:
         list(pool.map(call, tensors))
     torch.cuda.synchronize()
     assert all(x.eq(1).all() for x in tensors)
-    assert lines() <= 2 + 3 * 2  # each once, and in at most three comparisons
+    assert lines() < 8 * 2  # as many would be written if each of them timed
 
 
 # --- Beside other tools ---------------------------------------------------------------------------
@@ -315,7 +322,7 @@ def test_hooks_of_profilers_see_each_launch_once() -> None:
     def hook(metadata: Any) -> None:
         seen.append(metadata.get()["name"])
 
-    kernel[grid](x, None, N)
+    tune(kernel, x, None, N)
     knobs.runtime.launch_enter_hook.add(hook)
     try:
         for _ in range(3):
@@ -366,7 +373,7 @@ def test_a_replaced_tuner_is_traced_by_torch_compile(replaced: None) -> None:
     kernel = triton.autotune(eighths(), ["n"])(eighth)
     x, out = torch.full((N,), 8.0, device="cuda"), zeros()
     assert _in_a_graph(kernel, x - 1).eq(2).all()
-    kernel[grid](x, out, N)  # and outside of the graph it is ours
+    tune(kernel, x, out, N)  # and outside of the graph it is ours
     assert out.eq(1).all()
     assert all(measured(config).ok for config in kernel.configs)
 
@@ -375,8 +382,8 @@ def test_a_replaced_tuner_is_traced_by_torch_compile(replaced: None) -> None:
 def test_a_frozen_configuration_is_traced_by_torch_compile() -> None:
     """As docs/own-kernels.md has it."""
     kernel, x, out = tuned(eighth, eighths()), torch.full((N,), 8.0, device="cuda"), zeros()
-    kernel[grid](x, out, N)
-    frozen = triton.autotune([kernel.best_config], key=[])(kernel.fn)
+    frozen = kernel.frozen(x, out, N, grid=grid)
+    assert out.eq(0).all()
     assert _in_a_graph(frozen, x - 1).eq(2).all()
 
 

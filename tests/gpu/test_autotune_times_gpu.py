@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import triton
-from autotune_kernels import bump, matmul, walk
+from autotune_kernels import bump, matmul, walk, wild
 from triton import Config
 
 import costmodel
@@ -72,6 +72,7 @@ def test_the_winner_is_as_fast_as_the_best_of_all() -> None:
         )
 
     launch(kernel)
+    launch(kernel)  # a first call may go on with the best of those that are compiled by then
     found = cold_us(*(lambda x=x: launch(matmul, **x.all_kwargs()) for x in configs))
     print(*zip(map(str, configs), found, strict=True), sep="\n")
     assert found[configs.index(kernel.best_config)] <= 1.03 * min(found)
@@ -85,7 +86,8 @@ def test_timings_are_those_of_a_cold_cache() -> None:
     kernel = costmodel.autotune(configs, ["n"])(walk)
     x = torch.zeros(n, device="cuda", dtype=torch.int32)
     out = torch.zeros(1, device="cuda", dtype=torch.int32)
-    kernel[(1,)](x, out, n)
+    for _ in range(2):
+        kernel[(1,)](x, out, n)
     assert out.item() == n
     (entry,) = KernelStore().entries()
     for config in configs:
@@ -140,34 +142,29 @@ else:
     kernel = triton.autotune(CONFIGS[1:], ["n"])(scale)
 x = torch.ones(1 << 24, device="cuda")
 torch.cuda.synchronize()
+grid = lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]),)
 start = time.perf_counter()
-kernel[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]),)](x, 1 << 24)
+kernel[grid](x, 1 << 24)
 torch.cuda.synchronize()
 took_s = time.perf_counter() - start
+kernel[grid](x, 1 << 24)
 print(json.dumps({
     "took_s": took_s, "compiled": counts.compiled, "timed": counts.timed,
-    "right": bool(x.eq(2).all()), "best": str(kernel.best_config),
+    "right": bool(x.eq(4).all()), "best": str(kernel.best_config),
 }))
 """
 
 WILD = """
 import torch, triton
-import triton.language as tl
 import costmodel
+from autotune_kernels import wild
 
-@costmodel.autotune([triton.Config({"BLOCK": b}) for b in (64, 128, 256)], ["n"])
-@triton.jit
-def wild(x_ptr, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + at, mask=at < n)
-    if BLOCK == 128:
-        x += tl.load(x_ptr + (1 << 45))
-    tl.store(x_ptr + at, x + 1, mask=at < n)
-
+wild = costmodel.autotune([triton.Config({"BLOCK": b}) for b in (64, 128, 256)], ["n"])(wild)
 x = torch.ones(1 << 20, device="cuda")
-wild[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]),)](x, 1 << 20)
+for _ in range(2):
+    wild[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]),)](x, 1 << 20)
 torch.cuda.synchronize()
-print("right", bool(x.eq(2).all()), wild.best_config)
+print("right", bool(x.eq(3).all()), wild.best_config)
 """
 
 
@@ -207,6 +204,15 @@ def test_a_later_process_neither_compiles_nor_times(tmp_path: Path) -> None:
     assert ours_s <= stock_s + 0.05
 
 
+def test_the_page_about_users_kernels_runs(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "own-kernels.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert len(blocks) == 3
+    check = "assert double_op(x).equal(2 * x) and step(x).equal(2 * x + 1)"
+    done = program(tmp_path, "\n".join([*blocks, check]))
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.fault("B04")
 def test_a_wild_read_is_blamed_and_left_out_by_the_next_process(tmp_path: Path) -> None:
     first = program(tmp_path, WILD)
@@ -221,3 +227,19 @@ def test_a_wild_read_is_blamed_and_left_out_by_the_next_process(tmp_path: Path) 
     (entry,) = KernelStore().entries()
     (crashed,) = (name for name, m in entry.kept.measured.items() if m.status == "crashed")
     assert '"BLOCK":128' in crashed
+
+
+@pytest.mark.fault("B04")
+def test_a_wild_read_in_a_child_costs_its_configuration_only() -> None:
+    n = 1 << 20
+    configs = [Config({"BLOCK": block}) for block in (64, 128, 256)]
+    kernel = costmodel.autotune(configs, ["n"], isolate="timing")(wild)
+    x = torch.ones(n, device="cuda")
+    for turn in (2, 3):
+        kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, n)
+        assert x.eq(turn).all()
+    (entry,) = KernelStore().entries()
+    timed = entry.kept.measured
+    assert [timed[config_name(c)].ok for c in configs] == [True, False, True]
+    assert timed[config_name(configs[1])].status == "crashed"
+    assert kernel.best_config != configs[1]
