@@ -160,12 +160,16 @@ class Recorder:
         before, start = counters(self.side, tuner), time.perf_counter()
         result = inner(tuner, *args, **kwargs)
         torch.cuda.synchronize()
-        seconds = time.perf_counter() - start
+        seconds = settled_s = time.perf_counter() - start
+        if self.wanted and self.side == "ours":  # its second call makes the choice that holds
+            result = inner(tuner, *args, **kwargs)
+            torch.cuda.synchronize()
+            settled_s = time.perf_counter() - start
         after = counters(self.side, tuner)
         self.chosen[name] = tuner.best_config
         self.write(
-            kernel=name, case=self.case, key=key, seconds=seconds, listed=listed,
-            compiled=after[0] - before[0], timed=after[1] - before[1],
+            kernel=name, case=self.case, key=key, seconds=seconds, settled_s=settled_s,
+            listed=listed, compiled=after[0] - before[0], timed=after[1] - before[1],
             winner=options_of(tuner.best_config),
         )  # fmt: skip
         return result
@@ -208,7 +212,9 @@ def switch_on(side: str, recorder: Recorder) -> None:
         cls.run = recorder.wrap(cls.run)
 
 
-def run_case(name: str, recorder: Recorder, write: Callable[..., None]) -> None:
+def run_case(
+    name: str, recorder: Recorder, write: Callable[..., None], label: str = "finished"
+) -> None:
     """Call one case; what fails is written and the next one goes on."""
     recorder.case = name
     error = None
@@ -220,7 +226,7 @@ def run_case(name: str, recorder: Recorder, write: Callable[..., None]) -> None:
     except Exception as failed:
         error = f"{type(failed).__name__}: {failed}"[:300]
         traceback.print_exc()
-    write(finished=name, seconds=time.perf_counter() - start, error=error)
+    write(**{label: name}, seconds=time.perf_counter() - start, error=error)
     try:
         torch.cuda.synchronize()
     except RuntimeError:
@@ -252,6 +258,8 @@ def main() -> None:
             if time.time() > args.until:
                 break
             run_case(case, recorder, write)
+            if args.side == "ours" and not args.kernels:
+                run_case(case, recorder, write, "settled")
 
 
 if __name__ == "__main__":
