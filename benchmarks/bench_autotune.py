@@ -2,9 +2,9 @@
 
 Parts: ``gla`` and ``gdr`` are the first calls of two operations of Flash Linear Attention, forward
 and backward; ``settled_s`` adds ours' second call, which waits for the rest of each list.
-``kernels``: each drawn kernel is tuned by stock and by ours, each in a process of its own with empty
-caches; in a third both winners are timed in turn, and stock's again beside itself. ``launch``: the
-host time of a warm call, and a process that finds its caches filled.
+``kernels``: each drawn kernel is tuned by stock and by ours, each in a process of its own with
+empty caches; in a third both winners are timed in turn, and stock's again beside itself.
+``launch``: the host time of a warm call, and a process that finds its caches filled.
 
 The kernels are drawn from those that the calls reach (`autotune_kernels.csv`), by a seed and so
 that their lists together stay under a cap: a configuration costs stock up to a second. fla-core,
