@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Container, Iterator, Mapping
+from functools import cache
+from itertools import product
+from typing import Any
 
 import torch
+from triton._C.libtriton import ir
+
+from costmodel.compile.ttir import parse_module
 
 _ANY = -1
 """Origin of a pointer that may point anywhere, such as one that was loaded from memory."""
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
-_VALUE = re.compile(r"%[\w$.-]+(?:#\d+)?")
-_PARAMETER = re.compile(r"(%[\w$.-]+): (\S+)")
-_PAIR = re.compile(r"(%[\w$.-]+) = (%[\w$.-]+(?:#\d+)?)")
-_BRANCH = re.compile(r"(\^bb\d+)\(([^)]*)\)")
-_OPERATION = re.compile(r'(?:((?:%[^ ]+, )*%[^ ]+) = )?(\w+\.[\w.]+|"\d+")')
-_CALLEE = re.compile(r'@([\w$.-]+|"\d+")')
-
+_WRITTEN, _ESCAPED = -2, -3
+"""Where pointers go that are written through, and those with which anything may be done."""
 _STORES = {"tt.store", "tt.atomic_rmw", "tt.atomic_cas", "tt.descriptor_store",
            "tt.descriptor_reduce", "tt.descriptor_scatter"}  # fmt: skip
 """Operations that write through their first operand."""
@@ -26,6 +26,8 @@ _MOVES = {"tt.addptr", "tt.advance", "tt.bitcast", "tt.broadcast", "tt.expand_di
           "tt.make_tensor_descriptor", "tt.make_tensor_ptr", "tt.reshape", "tt.splat", "tt.split",
           "tt.trans"}  # fmt: skip
 """Operations whose results point where their operands do; `arith` and `ub` are all so."""
+_REGIONS = ("scf.", "tt.reduce", "tt.scan", "tt.map_elementwise")
+"""Operations whose regions and results get their last operands, and what the regions end with."""
 
 RELATIVE_TOLERANCE = {
     torch.float64: 1e-6,
@@ -36,182 +38,100 @@ RELATIVE_TOLERANCE = {
 """How far results of two right candidates may lie apart; other floats have few bits: 0.25."""
 
 
-class _Function:
-    """The arguments that one function of a TTIR module may write, and those it returns."""
+class _Module:
+    """The functions of a TTIR module, and what they may do with pointers."""
 
-    def __init__(self, lines: Sequence[str], module: _Module) -> None:
-        self.module = module
-        self.parameters = _PARAMETER.findall(lines[0])
-        self.moves: list[tuple[str, str]] = []  # (to, from)
-        self.stores: list[str] = []
-        self.opaque: list[str] = []
-        self.returned: list[tuple[int, str]] = []
-        # A region that follows another may use its names again: the last definition counts.
-        self.versions: dict[str, int] = {}
-        # Of each open region: where the values go that it yields, and those of its condition.
-        self.regions: list[tuple[list[list[str]], list[str]]] = []
-        for line in lines[1:]:
-            self._read(line)
-        self._solve()
+    def __init__(self, ttir: str) -> None:
+        context = ir.context()
+        ir.load_dialects(context)
+        self._module = parse_module(ttir, context)
+        self._operations: dict[str, list[Any]] = {}  # by function
+        # Of each region: its blocks' arguments, and the operands of what ends its blocks.
+        self._arguments: dict[int, dict[int, list[int]]] = {}
+        self._ends: dict[int, list[list[int]]] = {}
+        self._walked: list[Any] = []
+        self._module.walk(self._visit)
+        self.entry: str = self._module.get_entry_func_name()
+        self.effects = cache(self._effects)
 
-    def _read(self, line: str) -> None:
-        """Note what one line does with pointers."""
-        if line.startswith("^bb"):
-            self._block(line)
-            return
-        depth = len(self.regions)
-        if match := _OPERATION.match(line):
-            operands = [self._used(value) for value in _VALUE.findall(line, match.end())]
-            name = self.module.strings.get(match[2], match[2])
-            self._operation(name, self._results(match[1]), operands, line)
-        closes, opens = line.startswith("}"), line.endswith("{")
-        if closes and not opens and self.regions:
-            self.regions.pop()
-        elif opens and not closes and len(self.regions) == depth:
-            self.regions.append(([], []))
+    def _visit(self, operation: Any) -> None:
+        """Note an operation, of which those inside were noted before."""
+        name, block = operation.get_name(), operation.get_block()
+        if name == "tt.func":
+            self._operations[operation.get_str_attr("sym_name")] = self._walked
+            self._walked = []
+        elif block is not None:
+            self._walked.append(operation)
+            region, count = block.get_parent().id(), block.get_num_arguments()
+            blocks = self._arguments.setdefault(region, {})
+            blocks[block.id()] = [block.arg(i).id() for i in range(count)]
+            if name.endswith(("yield", "condition", "return")):
+                self._ends.setdefault(region, []).append(_operands(operation))
 
-    def _used(self, value: str) -> str:
-        """Name a value by its last definition."""
-        base, mark, index = value.partition("#")
-        return f"{base} {self.versions.get(base, 0)}{mark}{index}"
+    def pointers(self, name: str) -> list[int]:
+        """Return which arguments of a function are pointers or descriptors."""
+        function = self._module.get_function(name)
+        return [i for i in range(function.get_num_args()) if _is_pointer(function.args(i))]
 
-    def _defined(self, value: str) -> str:
-        """Name a value that is defined here."""
-        self.versions[value] = self.versions.get(value, 0) + 1
-        return self._used(value)
-
-    def _results(self, text: str | None) -> list[str]:
-        """Name an operation's results: `%a:2` is used as `%a#0` and `%a#1`."""
-        names = []
-        for part in text.split(", ") if text else ():
-            base, _, count = part.partition(":")
-            name = self._defined(base)
-            names += [f"{name}#{i}" for i in range(int(count))] if count else [name]
-        return names
-
-    def _pairs(self, text: str) -> list[tuple[str, str]]:
-        """Name a region's arguments, and what they begin as."""
-        return [(self._defined(to), self._used(value)) for to, value in _PAIR.findall(text)]
-
-    def _block(self, line: str) -> None:
-        """Connect a block's arguments with the branches to it, or with a loop's condition."""
-        label = line[: line.index(":")].split("(")[0]
-        forwarded = self.regions[-1][1] if self.regions else []
-        for i, (value, _) in enumerate(_PARAMETER.findall(line)):
-            name = self._defined(value)
-            self.moves += [(name, source) for source in (f"{label} {i}", *forwarded[i : i + 1])]
-
-    def _operation(self, name: str, results: list[str], operands: list[str], line: str) -> None:
-        """Note where one operation's pointers come from and go to."""
-        if name == "scf.for":
-            pairs = self._pairs(line[line.index(name) :])[1:]
-            self.moves += pairs
-            self.moves += zip(results, (value for _, value in pairs), strict=False)
-            self.regions.append(([results, [to for to, _ in pairs]], []))
-        elif name == "scf.while":
-            pairs = self._pairs(line[line.index(name) :])
-            self.moves += pairs
-            self.regions.append(([[to for to, _ in pairs]], results))
-        elif name == "scf.if":
-            self.regions.append(([results], []))
-        elif name == "scf.yield" and self.regions:
-            for targets in self.regions[-1][0]:
-                self.moves += zip(targets, operands, strict=False)
-        elif name == "scf.condition" and self.regions:
-            self.moves += zip(self.regions[-1][1], operands[1:], strict=False)
-        elif name.startswith("cf."):
-            for label, values in _BRANCH.findall(line):
-                for i, value in enumerate(_VALUE.findall(values)):
-                    self.moves.append((f"{label} {i}", self._used(value)))
-        elif name == "tt.return":
-            self.returned += enumerate(operands)
-        elif name == "tt.call":
-            self._call(results, operands, line)
-        elif name in _STORES:
-            self.stores.append(operands[0])
-        elif name in _MOVES or name.startswith(("arith.", "ub.")):
-            if "arith" not in name or "!tt." in line:  # most of arith is about numbers
-                self.moves += [(to, value) for to in results for value in operands]
-        elif name not in _LOADS:
-            self._unknown(results, operands, line)
-        elif line.count("!tt.ptr") > 1:  # the pointer of a pointer
-            self.moves += [(to, "") for to in results]
-
-    def _unknown(self, results: list[str], operands: list[str], line: str) -> None:
-        """Take it that an operation may write through its operands, and point anywhere."""
-        self.opaque += operands
-        if "!tt." in line:
-            self.moves += [(to, "") for to in results]
-        if "pure = false" in line:  # assembly or a library, perhaps given an address as a number
-            self.stores.append("")
-
-    def _call(self, results: list[str], operands: list[str], line: str) -> None:
-        """Take over what the called function does with its arguments."""
-        match = _CALLEE.search(line)
-        callee = self.module.function(match[1]) if match else None
-        if callee is None:
-            self._unknown(results, operands, line)
-            return
-        names = dict(enumerate(operands)) | {_ANY: ""}
-        self.stores += [names[i] for i in callee.written]
-        for i, origins in callee.results.items():
-            self.moves += [(results[i], names[origin]) for origin in origins]
-
-    def _solve(self) -> None:
-        """Follow the pointers until nothing changes."""
-        origins = {
-            self._used(name): {i}
-            for i, (name, kind) in enumerate(self.parameters)
-            if "!tt." in kind
-        }
-        origins[""] = {_ANY}
+    def _effects(self, name: str) -> tuple[set[int], list[set[int]]]:
+        """Return the arguments that a function may write, and those that its results may be."""
+        function = self._module.get_function(name)
+        origins: dict[int, set[int]] = defaultdict(set, {_ANY: {_ANY}})
+        origins |= {function.args(i).id(): {i} for i in self.pointers(name)}
+        moves = [move for operation in self._operations[name] for move in self._moves(operation)]
         changed = True
         while changed:
             changed = False
-            for to, value in self.moves:
-                new = origins.get(value, set()) - origins.setdefault(to, set())
-                changed |= bool(new)
-                origins[to] |= new
-        self.written: set[int] = set()
-        for name in self.stores:
-            self.written |= origins.get(name) or {_ANY}
-        if any(origins.get(name) for name in self.opaque):
-            self.written.add(_ANY)
-        self.results: dict[int, set[int]] = {}
-        for i, name in self.returned:
-            self.results.setdefault(i, set()).update(origins.get(name, set()))
+            for to, value in moves:
+                changed |= not origins[value] <= origins[to]
+                origins[to] |= origins[value]
+        written = origins[_WRITTEN]
+        if origins[_ESCAPED] or not all(origins[value] for to, value in moves if to == _WRITTEN):
+            written.add(_ANY)
+        returned = zip(*self._ends[function.get_region(0).id()], strict=True)
+        return written, [set().union(*(origins[value] for value in each)) for each in returned]
+
+    def _moves(self, operation: Any) -> Iterator[tuple[int, int]]:
+        """Give where an operation's pointers go, and where they come from."""
+        name, operands = operation.get_name(), _operands(operation)
+        values = [operation.get_result(i) for i in range(operation.get_num_results())]
+        results = [value.id() for value in values]
+        if name == "tt.call":
+            written, returned = self.effects(operation.get_flat_symbol_ref_attr("callee"))
+            for to, numbers in ((_WRITTEN, written), *zip(results, returned, strict=True)):
+                yield from ((to, _ANY if i == _ANY else operands[i]) for i in numbers)
+        elif name in _STORES:
+            yield _WRITTEN, operands[0]
+        elif name in _MOVES or name.startswith(("arith.", "ub.")):
+            yield from product(results, operands)
+        elif name.startswith("cf."):  # to one of these blocks, or to two
+            for arguments in self._arguments[operation.get_block().get_parent().id()].values():
+                if name != "cf.br":
+                    yield from product(arguments, operands)
+                elif len(arguments) == len(operands):
+                    yield from zip(arguments, operands, strict=True)
+        elif name.startswith(_REGIONS):
+            sources, targets = [operands], [results]
+            for i in range(operation.get_num_regions()):
+                region = operation.get_region(i).id()
+                sources += self._ends.get(region, ())
+                targets += self._arguments.get(region, {}).values()
+            for to, source in product(targets, sources):
+                yield from zip(reversed(to), reversed(source), strict=False)
+        elif not name.endswith("return"):
+            yield from ((value.id(), _ANY) for value in values if _is_pointer(value))
+            if name not in _LOADS:
+                yield from product([_ESCAPED], operands)
+            if operation.get_bool_attr("pure") is False:
+                yield _WRITTEN, _ANY  # assembly or a library, given an address as a number
 
 
-class _Module:
-    """The functions of a TTIR module, each analysed when it is first asked for."""
+def _operands(operation: Any) -> list[int]:
+    return [operation.get_operand(i).id() for i in range(operation.get_num_operands())]
 
-    def __init__(self, ttir: str) -> None:
-        # Strings may hold anything, also what looks like code: numbers stand for them.
-        self.strings: dict[str, str] = {}
-        numbers: dict[str, str] = {}
 
-        def number(match: re.Match[str]) -> str:
-            key = numbers.setdefault(match[0], f'"{len(numbers)}"')
-            self.strings[key] = match[0][1:-1]
-            return key
-
-        self.bodies: dict[str, list[str]] = {}
-        self.entry = ""
-        body: list[str] = []
-        for line in map(str.strip, _STRING.sub(number, ttir).split("\n")):
-            if line.startswith("tt.func") and (match := _CALLEE.search(line)):
-                body = self.bodies[match[1]] = []
-                self.entry = match[1] if "public" in line[: match.start()] else self.entry
-            body.append(line)
-        self.analysed: dict[str, _Function | None] = {}
-
-    def function(self, name: str) -> _Function | None:
-        """Analyse a function; None if it is not in the module or calls itself."""
-        if name not in self.analysed:
-            self.analysed[name] = None
-            if name in self.bodies:
-                self.analysed[name] = _Function(self.bodies[name], self)
-        return self.analysed[name]
+def _is_pointer(value: Any) -> bool:
+    return "!tt." in str(value.get_type())
 
 
 def _parts(value: object, path: str) -> Iterator[tuple[str, object]]:
@@ -231,9 +151,11 @@ def written(ttir: str, signature: Mapping[str, object]) -> frozenset[str] | None
     writes through a pointer that it loaded or made from a number, or does with a pointer what is
     not known here, or is no TTIR (Gluon).
     """
-    module = _Module(ttir)
-    entry = module.function(module.entry)
-    if entry is None or "ttg." in ttir or _ANY in entry.written:
+    if not ttir or "ttg." in ttir:
+        return None
+    try:
+        module = _Module(ttir)
+    except RuntimeError:
         return None
     names = [
         path
@@ -241,10 +163,11 @@ def written(ttir: str, signature: Mapping[str, object]) -> frozenset[str] | None
         for path, part in _parts(kind, name)
         if str(part).startswith(("*", "tensordesc", "nvTmaDesc"))
     ]
-    places = [i for i, (_, kind) in enumerate(entry.parameters) if kind.startswith("!tt.")]
-    if len(places) != len(names):
+    places = module.pointers(module.entry)
+    may_write, _ = module.effects(module.entry)
+    if _ANY in may_write or len(places) != len(names):
         return None
-    return frozenset(name for i, name in zip(places, names, strict=True) if i in entry.written)
+    return frozenset(name for i, name in zip(places, names, strict=True) if i in may_write)
 
 
 def tensors_of(

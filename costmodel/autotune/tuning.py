@@ -367,7 +367,7 @@ class Tuning:
         """Copy what any configuration may write, before the first one is launched."""
         names: set[str] | None = set()
         for text in set(self._texts):
-            found = written(text, self._signature) if text else None
+            found = written(text, self._signature)
             names = None if names is None or found is None else names | found
         self._call.keep(names if self._texts else None)
 

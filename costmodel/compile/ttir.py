@@ -232,13 +232,17 @@ class TextSource(ASTSource):  # type: ignore[misc]
         return self._job.source_hash
 
     def make_ir(self, *arguments: Any) -> Any:
-        context = arguments[-1]
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=f".{self.ext}") as file:
-            file.write(self._job.text)
-            file.flush()
-            module = ir.parse_mlir_module(file.name, context)
-        module.context = context
-        return module
+        return parse_module(self._job.text, arguments[-1])
+
+
+def parse_module(text: str, context: Any) -> Any:
+    """Make a module of its text; RuntimeError if it is none."""
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        module = ir.parse_mlir_module(file.name, context)
+    module.context = context
+    return module
 
 
 def compile_job(job: KernelJob, spec: Any = None) -> Artifact:
