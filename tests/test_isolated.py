@@ -96,8 +96,9 @@ def test_a_big_tensor_is_filled_with_numbers_of_its_kind(dtype: torch.dtype) -> 
     if whole:
         assert set(made.tolist()) == {0, 1}
     elif dtype != torch.float4_e2m1fn_x2:
-        assert made.to(torch.complex64).isfinite().all()
-        assert 0.5 < made.to(torch.complex64).abs().mean() < 1
+        sizes = made.to(torch.complex64).abs()
+        assert sizes.isfinite().all()
+        assert 0.1 < sizes.mean() < 1
 
 
 @given(st.integers(-(2**31), 2**31 - 1), st.integers(0, 2**31))
@@ -299,6 +300,19 @@ def test_hooks_run_in_the_program(driver: FakeDriver) -> None:
     _, found = launches_of(call, named, ["16", "32"])
     assert [each.values[0].block_shape for each in found] == [[16, 64], [32, 64]]
     assert found[0].kernel.hash != found[1].kernel.hash
+
+
+def test_a_configuration_that_does_not_compile_is_no_obstacle(driver: FakeDriver) -> None:
+    configs = [
+        triton.Config({"BLOCK": 100}), triton.Config({"BLOCK": 64}, num_warps=3),
+        triton.Config({"BLOCK": 64}),
+    ]  # fmt: skip
+    call, _ = call_of(scale, configs, torch.ones(128), None, 2.0, 128, grid=(1,))
+    named = {str(i): config for i, config in enumerate(configs)}
+    with SupervisedWorker(fake_answer, limit_s=2.0) as worker:
+        runner = IsolatedRunner(call, named, lambda *_: None, worker=worker)
+        found = runner.measure(None, [Candidate("0"), Candidate("1")])
+    assert [m.status for m in found] == ["launch_error", "launch_error"]
 
 
 def test_what_a_hook_writes_is_zeroed_in_the_child(driver: FakeDriver) -> None:

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from types import SimpleNamespace
@@ -35,7 +36,7 @@ from costmodel.compile.compiler import reason
 from costmodel.compile.triton_private import know_triton_key
 from costmodel.compile.ttir import KernelJob, TextSource, front_end, recorded
 from costmodel.data.measurement import NO_ROOM, Candidate, Measurement, Runner
-from costmodel.errors import CostModelError, HostError, InvalidInput, host_errors
+from costmodel.errors import CompileError, CostModelError, HostError, InvalidInput, host_errors
 from costmodel.processes import IDLE_S, Done, SupervisedWorker, TimedOut
 
 LIMIT_S = 20.0
@@ -105,7 +106,10 @@ class IsolatedRunner(Runner):
         self._call, self._configs, self._note, self._agree = call, configs, note, agree
         self._token, self._storages = uuid4().hex, dict[int, Storage]()
         self._function = _apart(call.tuner.fn)
-        self._launch(next(iter(configs)))
+        for name in configs:
+            with suppress(CompileError):
+                self._launch(name)
+                break
         self._worker = worker or _shared_worker(
             torch.cuda.current_device(), str(knobs.cache.dir), LIMIT_S
         )
@@ -149,7 +153,10 @@ class IsolatedRunner(Runner):
         if call.tuner.user_defined_pre_hook:
             call.tuner.pre_hook({**call.named, **config.all_kwargs()})
         zeroed = [x for x, version in before.items() if tensors[x]._version != version]
-        found, _ = recorded(lambda: call.launch(config, self._function), launch)
+        try:
+            found, _ = recorded(lambda: call.launch(config, self._function), launch)
+        except (AssertionError, ValueError) as error:  # options that the backend checks
+            raise CompileError(reason(error)) from error
         job = front_end().job(found[0])
         if "tt.int_to_ptr" in job.text:
             raise InvalidInput(f"{call} makes pointers of numbers, which another process cannot")

@@ -98,6 +98,8 @@ def _storage(tensor: torch.Tensor, memory: torch.UntypedStorage) -> Storage:
     if size <= _COPIED:
         raw = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(memory, 0, (size,), (1,))
         content = raw.cpu().numpy().tobytes()
+    elif dtype.is_floating_point and dtype.itemsize == 1:  # torch makes no random ones
+        dtype, span = torch.uint8, (0, 63)  # from 0 to 2 in most formats
     elif not (dtype.is_floating_point or dtype.is_complex):
         # Numbers in the same range: an index stays one.
         dtype = dtype if dtype.is_signed else _INTEGERS[tensor.itemsize]
@@ -123,22 +125,9 @@ def remake_storage(storage: Storage, device: Any) -> torch.Tensor:
     if storage.span is not None:
         low, high = storage.span
         values.random_(low, high + 1) if high > low else values.fill_(low)
-    elif itemsize > 1:
-        values.normal_()
     else:
-        _fill_narrow(values)
+        values.normal_()
     return made
-
-
-def _fill_narrow(values: torch.Tensor) -> None:
-    """Fill floats of 8 bits and fewer, of which torch makes no random ones."""
-    part = 1 << 24
-    for first in range(0, values.numel(), part):
-        some = values[first : first + part]
-        try:
-            some.copy_(torch.randn(some.shape, device=values.device))
-        except (RuntimeError, NotImplementedError):  # two numbers in a byte: any bits will do
-            some.view(torch.uint8).random_(0, 256)
 
 
 def remake(value: Described, storages: Sequence[torch.Tensor]) -> Any:
