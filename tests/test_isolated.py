@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from triton import knobs
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+import costmodel
 from costmodel.autotune.call import KernelCall
 from costmodel.autotune.isolated import IsolatedRunner, Request, loaded
 from costmodel.autotune.remade import Storage, describe, remake, remake_storage
@@ -186,6 +187,12 @@ def through_numbers(x_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-d
 @triton.jit  # type: ignore[untyped-decorator]
 def doubled(x, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     x.store([0, 0], x.load([0, 0]) * 2)
+
+
+@pytest.mark.parametrize("isolate", ["compile", True, None])
+def test_unknown_ways_to_isolate_are_refused(isolate: Any) -> None:
+    with pytest.raises(InvalidInput, match="expected 'timing' or nothing"):
+        costmodel.autotune([triton.Config({"BLOCK": 64})], [], isolate=isolate)
 
 
 BLOCKS = (64, 128, 256, 512)
