@@ -113,7 +113,8 @@ class IsolatedRunner(Runner):
         self._worker = worker or _shared_worker(
             torch.cuda.current_device(), str(knobs.cache.dir), LIMIT_S
         )
-        self._worker.start()
+        with host_errors():
+            self._worker.start()
 
     def measure(
         self, workload: Any, candidates: Sequence[Candidate], best_us: float = inf
