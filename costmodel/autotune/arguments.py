@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import product
 from typing import Any
@@ -47,26 +47,28 @@ class _Module:
         self._module = parse_module(ttir, context)
         self._operations: dict[str, list[Any]] = {}  # by function
         # Of each region: its blocks' arguments, and the operands of what ends its blocks.
-        self._arguments: dict[int, dict[int, list[int]]] = {}
-        self._ends: dict[int, list[list[int]]] = {}
-        self._walked: list[Any] = []
-        self._module.walk(self._visit)
+        self._arguments: dict[int, dict[int, list[int]]] = defaultdict(dict)
+        self._ends: dict[int, list[list[int]]] = defaultdict(list)
         self.entry: str = self._module.get_entry_func_name()
         self.effects = cache(self._effects)
+        walked: list[Any] = []
+        self._module.walk(walked.append)  # what is inside an operation comes before it
+        self._sort(walked[:-1])  # the last is the module
 
-    def _visit(self, operation: Any) -> None:
-        """Note an operation, of which those inside were noted before."""
-        name, block = operation.get_name(), operation.get_block()
-        if name == "tt.func":
-            self._operations[operation.get_str_attr("sym_name")] = self._walked
-            self._walked = []
-        elif block is not None:
-            self._walked.append(operation)
+    def _sort(self, operations: list[Any]) -> None:
+        """Sort operations by function, and note what the regions begin and end with."""
+        body: list[Any] = []
+        for operation in operations:
+            name, block = operation.get_name(), operation.get_block()
+            if name == "tt.func":
+                self._operations[operation.get_str_attr("sym_name")] = body
+                body = []
+                continue
+            body.append(operation)
             region, count = block.get_parent().id(), block.get_num_arguments()
-            blocks = self._arguments.setdefault(region, {})
-            blocks[block.id()] = [block.arg(i).id() for i in range(count)]
+            self._arguments[region][block.id()] = [block.arg(i).id() for i in range(count)]
             if name.endswith(("yield", "condition", "return")):
-                self._ends.setdefault(region, []).append(_operands(operation))
+                self._ends[region].append(_operands(operation))
 
     def pointers(self, name: str) -> list[int]:
         """Return which arguments of a function are pointers or descriptors."""
@@ -114,8 +116,8 @@ class _Module:
             sources, targets = [operands], [results]
             for i in range(operation.get_num_regions()):
                 region = operation.get_region(i).id()
-                sources += self._ends.get(region, ())
-                targets += self._arguments.get(region, {}).values()
+                sources += self._ends[region]
+                targets += self._arguments[region].values()
             for to, source in product(targets, sources):
                 yield from zip(reversed(to), reversed(source), strict=False)
         elif not name.endswith("return"):
@@ -163,8 +165,7 @@ def written(ttir: str, signature: Mapping[str, object]) -> frozenset[str] | None
         for path, part in _parts(kind, name)
         if str(part).startswith(("*", "tensordesc", "nvTmaDesc"))
     ]
-    places = module.pointers(module.entry)
-    may_write, _ = module.effects(module.entry)
+    places, may_write = module.pointers(module.entry), module.effects(module.entry)[0]
     if _ANY in may_write or len(places) != len(names):
         return None
     return frozenset(name for i, name in zip(places, names, strict=True) if i in may_write)
@@ -191,102 +192,70 @@ def tensors_of(
     return found
 
 
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the bytes of its storage that a tensor spans: from, to."""
+def _view(
+    storage: torch.UntypedStorage, dtype: torch.dtype, start: int, shape: Sequence[int],
+    stride: Sequence[int],
+) -> torch.Tensor:  # fmt: skip
+    """View a storage; autograd does not see what is written through the view."""
+    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, start, shape, stride)
+
+
+def _span(tensor: torch.Tensor) -> torch.Tensor:
+    """View the bytes of its storage from a tensor's first to its last element."""
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    start = tensor.storage_offset()
-    stop = start + last + 1 if tensor.numel() else start
-    return int(start * tensor.itemsize), int(stop * tensor.itemsize)
-
-
-def _bytes(storage: torch.UntypedStorage, start: int, stop: int) -> torch.Tensor:
-    """View bytes of a storage; autograd does not see what is written through the view."""
-    view = torch.empty(0, dtype=torch.uint8, device=storage.device)
-    return view.set_(storage, start, (stop - start,), (1,))
+    count = (last + 1) * tensor.itemsize if tensor.numel() else 0
+    start = int(tensor.storage_offset()) * tensor.itemsize
+    return _view(tensor.untyped_storage(), torch.uint8, start, (count,), (1,))
 
 
 class Snapshot:
     """Copies of tensors, to undo what a kernel wrote and to compare what two kernels wrote.
 
-    What the tensors span in their storages is copied, once where they overlap. If a copy does
-    not fit, `torch.OutOfMemoryError` is raised and nothing is kept.
+    What a tensor spans in its storage is copied. If a copy does not fit,
+    `torch.OutOfMemoryError` is raised and nothing is kept.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.tensors = {path: tensor.detach() for path, tensor in tensors.items()}
-        spans: dict[tuple[torch.device, int], list[tuple[int, int, str]]] = {}
-        for path, tensor in self.tensors.items():
-            key = tensor.device, tensor.untyped_storage().data_ptr()
-            spans.setdefault(key, []).append((*_extent(tensor), path))
-        # Of each tensor: the copy that holds it, and where in its storage the copy begins.
-        self._copy_of: dict[str, tuple[torch.Tensor, int]] = {}
-        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for parts in spans.values():
-            self._copy(sorted(parts, key=lambda part: part[:2]))
-
-    def _copy(self, parts: list[tuple[int, int, str]]) -> None:
-        """Copy the parts of one storage, in order of their beginnings."""
-        while parts:
-            start, stop = parts[0][:2]
-            paths = []
-            while parts and parts[0][0] <= stop:
-                stop = max(stop, parts[0][1])
-                paths.append(parts.pop(0)[2])
-            original = _bytes(self.tensors[paths[0]].untyped_storage(), start, stop)
-            # Elements of every size keep their alignment, which is 16 at most.
-            shift = start % 16
-            copy = original.new_empty(shift + stop - start)
-            self._copies.append((original, copy[shift:].copy_(original)))
-            self._copy_of.update(dict.fromkeys(paths, (copy, start - shift)))
+        self._originals = {path: _span(tensor) for path, tensor in self.tensors.items()}
+        self._copies = {path: original.clone() for path, original in self._originals.items()}
 
     def restore(self) -> None:
         """Put back what the tensors held."""
-        for original, copy in self._copies:
-            original.copy_(copy)
+        for path, original in self._originals.items():
+            original.copy_(self._copies[path])
 
     def _saved(self, path: str) -> torch.Tensor:
         """View a tensor's copy as the tensor was."""
-        tensor = self.tensors[path]
-        copy, start = self._copy_of[path]
-        view = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        offset = tensor.storage_offset() - start // tensor.itemsize
-        return view.set_(copy.untyped_storage(), offset, tensor.shape, tensor.stride())
+        tensor, storage = self.tensors[path], self._copies[path].untyped_storage()
+        return _view(storage, tensor.dtype, 0, tensor.shape, tensor.stride())
 
-    def differs_from(self, other: Snapshot | None = None) -> str:
-        """Say which tensors differ from another snapshot's, or from what they hold now.
+    def differs_from(self, other: Snapshot) -> str:
+        """Say which tensors differ in another snapshot of them.
 
         Empty if all agree: integers exactly, floats within RELATIVE_TOLERANCE, and NaN with NaN.
         """
-        found = []
-        for path, tensor in self.tensors.items():
-            now = tensor if other is None else other._saved(path)
-            if difference := _difference(self._saved(path), now):
-                found.append(f"{path}: {difference}")
-        return "; ".join(found)
+        found = {path: _difference(self._saved(path), other._saved(path)) for path in self.tensors}
+        return "; ".join(f"{path}: {said}" for path, said in found.items() if said)
 
 
 def _difference(old: torch.Tensor, new: torch.Tensor) -> str:
     """Say how much two tensors of one shape and dtype differ; empty if they agree."""
     if old.is_complex():
         old, new = torch.view_as_real(old), torch.view_as_real(new)
-    if not old.is_floating_point():
-        wrong = old != new
-        return f"{int(wrong.sum())} of {old.numel()} elements differ" if wrong.any() else ""
-    tolerance = RELATIVE_TOLERANCE.get(old.dtype, 0.25)
     wide = torch.float64 if old.dtype == torch.float64 else torch.float32
     a, b = old.to(wide), new.to(wide)
-    same = (a == b) | (a.isnan() & b.isnan())
-    if same.all():
-        return ""
-    apart = (a - b).abs()
-    # A sum's error is relative to what was summed, not to a result that happens to be near 0.
-    # The median, since parts that no kernel writes may hold numbers of any size.
-    typical = a.abs()[a.isfinite() & (a != 0)].median()
-    close = apart.isfinite() & (apart <= tolerance * (a.abs() + typical))
-    wrong = ~(same | close)
+    if old.is_floating_point():
+        tolerance = RELATIVE_TOLERANCE.get(old.dtype, 0.25)
+        # A sum's error is relative to what was summed, not to a result that happens to be near 0.
+        # The median, since parts that no kernel writes may hold numbers of any size.
+        sizes = a.abs()[a.isfinite() & (a != 0)]
+        typical = float(sizes.median()) if len(sizes) else 0.0
+        wrong = ~torch.isclose(b, a, tolerance, tolerance * typical, equal_nan=True)
+        limit = f" by more than a relative {tolerance:g}"
+    else:
+        wrong, limit = old != new, ""
     if not wrong.any():
         return ""
-    return (
-        f"{int(wrong.sum())} of {old.numel()} elements differ by more than a relative "
-        f"{tolerance:g}, at most by {float(apart[wrong].max()):.3g}"
-    )
+    most = float((a - b)[wrong].abs().max())
+    return f"{int(wrong.sum())} of {old.numel()} elements differ{limit}, at most by {most:.3g}"
