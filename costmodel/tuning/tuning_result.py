@@ -179,12 +179,6 @@ class TuningResult(Answered):
         return self.plan.at(m) if self.plan and m != self.workload.m else None
 
     @property
-    def best_triton(self) -> tuple[GemmConfig, Measurement] | None:
-        """The fastest configuration that works, torch or not."""
-        ok = [pair for pair in self.measured if pair[1].ok]
-        return min(ok, key=lambda pair: pair[1].latency_us, default=None)
-
-    @property
     def latency_us(self) -> float:
         """Latency of what was chosen; NaN if it was not timed."""
         if self.config is None:
