@@ -47,12 +47,12 @@ log = logging.getLogger("costmodel")
 class DeviceProcess:
     """The timing process of one device, for one user at a time; it takes seconds to start."""
 
-    def __init__(self, device_index: int, idle_s: float = IDLE_S) -> None:
+    def __init__(self, device_index: int) -> None:
         from costmodel.measure.device import DeviceRunner
 
         self._index = device_index
         self._lock = threading.Lock()
-        self._runner = DeviceRunner(device_index, idle_s=idle_s)
+        self._runner = DeviceRunner(device_index, idle_s=IDLE_S)
 
     @contextmanager
     def runner(self, wait: bool = True) -> Iterator[Runner]:
