@@ -27,7 +27,7 @@ from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import specialize
 from costmodel.gemm.workload import Workload
 from costmodel.tuning.ranking import Answering, rank_by
-from costmodel.tuning.search import TORCH_COUNTS, fastest
+from costmodel.tuning.search import LIBRARY_COUNTS, fastest
 from costmodel.tuning.tuner import Compile
 from costmodel.tuning.tuning_result import BucketPlan, Costs, Segment, TuningResult
 
@@ -365,7 +365,9 @@ def _fastest(
         (configuration, slowdown): at its worst m, as a factor of the fastest there; 1 where nothing
         works, so that torch serves.
     """
-    run = [(m, {c: us if c else TORCH_COUNTS * us for c, us in times.items()}) for m, times in run]
+    run = [
+        (m, {c: us if c else LIBRARY_COUNTS * us for c, us in times.items()}) for m, times in run
+    ]
     if not any(times for _, times in run):
         return None, 1.0
     works = [config for config in run[-1][1] if all(config in times for _, times in run)]

@@ -29,7 +29,7 @@ It leaves the binaries where the runner finds them; it gives nothing where none 
 T = TypeVar("T")
 Config = Any  # of a candidate; None stands for the library
 
-TORCH_COUNTS = 0.97
+LIBRARY_COUNTS = 0.97
 """The share of torch's time that it is taken to need: what is as close as 3 % goes to torch.
 
 By so much the two move against each other between processes, and the choice is for all of them.
@@ -69,7 +69,7 @@ def fastest(
     Args:
         times: of what works; None is the library, which wins what is close.
     """
-    counts = {config: TORCH_COUNTS if config is None else 1.0 for config in times}
+    counts = {config: LIBRARY_COUNTS if config is None else 1.0 for config in times}
     best = min(times, key=lambda c: counts[c] * times[c].latency_us, default=None)
     least_us = {c: counts[c] * m.least_us for c, m in times.items() if c != best}
     return best, [
@@ -87,7 +87,7 @@ class TopKSearch:
         runner, compile_: what times and compiles them.
         identity: equal for candidates that do the same; None where that is not known yet.
         deadline: of ``time.monotonic()``; past it nothing new is begun, once something is timed.
-        torch: what the library took, once timed.
+        library: what it took, once timed.
         measured: outcomes so far; of the finalists the one of their last comparison.
         compiled: number of binaries that the compiler returned.
         compile_s, measure_s: wall seconds spent waiting for binaries, and in the runner.
@@ -100,7 +100,7 @@ class TopKSearch:
     compile_: CompileCandidates
     identity: Callable[[Candidate], object]
     deadline: float = inf
-    torch: Measurement | None = None
+    library: Measurement | None = None
     measured: dict[Config, Measurement] = field(default_factory=dict)
     finalists: list[Config] = field(default_factory=list)
     compiled: int = 0
@@ -113,11 +113,11 @@ class TopKSearch:
         """True if the time is up and there is something to choose from."""
         return bool(self.measured) and time.monotonic() > self.deadline
 
-    def run(self, wanted: int, *, with_torch: bool = False) -> None:
+    def run(self, wanted: int, *, with_library: bool = False) -> None:
         """Time candidates in their order until so many work, or none is left.
 
         Args:
-            with_torch: the library is timed too, while the first candidates are compiled.
+            with_library: the library is timed too, while the first candidates are compiled.
         """
         row = 0
         while row < len(self.candidates) and not self.is_late:
@@ -126,8 +126,8 @@ class TopKSearch:
                 break
             batch = self.candidates[row : row + min(missing, _COMPILED_AT_ONCE)]
             row += len(batch)
-            self._try(batch, with_torch)
-            with_torch = False
+            self._try(batch, with_library)
+            with_library = False
             if self._without_room() is not None:
                 break
 
@@ -140,7 +140,7 @@ class TopKSearch:
         try:
             for rounds in _ROUNDS:
                 finalists: list[Config | None] = [*self._foremost()]
-                if self.torch is not None and self.torch.ok:
+                if self.library is not None and self.library.ok:
                     finalists.append(None)
                 if time.monotonic() > self.deadline or len(finalists) < 2:
                     return
@@ -149,7 +149,7 @@ class TopKSearch:
                     if config is not None:
                         self._note(config, measurement)
                     elif measurement.ok:  # a crash is not the library's doing
-                        self.torch = measurement
+                        self.library = measurement
                 self.finalists = [config for config in finalists if config is not None]
                 if not self._fastest()[1]:
                     return
@@ -170,8 +170,8 @@ class TopKSearch:
         works = self._working()
         compared = [config for config in works if config in self.finalists]
         times = {config: self.measured[config] for config in compared or works}
-        if self.torch is not None and self.torch.ok:
-            times[None] = self.torch
+        if self.library is not None and self.library.ok:
+            times[None] = self.library
         return fastest(times)
 
     def choose_untimed(self, compiles: Sequence[bool], reason: str) -> Choice:
@@ -199,22 +199,22 @@ class TopKSearch:
     def choose(self) -> Choice:
         """The fastest that works; the library where it is as fast, or where nothing else works."""
         works = self._working()
-        torch = self.torch
+        library = self.library
         if not works:
             return self._choose_without_timings()
         on_time = time.monotonic() <= self.deadline
         best, rivals = self._fastest()
         why = f"fastest of {len(works)} timed, {self.measured[works[0]].latency_us:.2f} us"
-        if torch is not None and not torch.ok:
-            why += f"; torch could not be timed: {torch.status}"
-        elif torch is not None and (best is None or None in rivals):
+        if library is not None and not library.ok:
+            why += f"; torch could not be timed: {library.status}"
+        elif library is not None and (best is None or None in rivals):
             best = None  # a candidate wins only if it is sure to
-            why = f"torch takes {torch.latency_us:.2f} us, the {why}: not surely 3 % less"
-        elif torch is not None:
-            why += f"; torch takes {torch.latency_us:.2f}"
+            why = f"torch takes {library.latency_us:.2f} us, the {why}: not surely 3 % less"
+        elif library is not None:
+            why += f"; torch takes {library.latency_us:.2f}"
         if rivals:
             why += "; the timings scatter too much to be sure, as if others used the device"
-        steady = not rivals and (torch is None or torch.ok)
+        steady = not rivals and (library is None or library.ok)
         return Choice(best, why, steady and on_time, unsteady=on_time and bool(rivals))
 
     def _choose_without_timings(self) -> Choice:
@@ -226,7 +226,7 @@ class TopKSearch:
         outcomes = Counter(m.status for m in self.measured.values())
         counts = ", ".join(f"{n} {status}" for status, n in outcomes.items()) or "none tried"
         why = f"no Triton configuration could be timed ({counts})"
-        if self.torch is not None:
+        if self.library is not None:
             warnings.warn(f"{self.problem}: {why}; torch computes it", RuntimeWarning, 5)
         return Choice(None, why, reliable=False)
 
@@ -241,12 +241,12 @@ class TopKSearch:
         lacking = {config for config, m in self.measured.items() if m.no_room}
         return next((c.config for c in self.candidates if c.config in lacking), None)
 
-    def _try(self, candidates: Sequence[Candidate], with_torch: bool) -> None:
+    def _try(self, candidates: Sequence[Candidate], with_library: bool) -> None:
         """Compile candidates, and time each as soon as its binary is there."""
         before = self.compiled
         with closing(self.compile_(candidates)) as made:  # what is not compiled yet need not be
-            if with_torch:
-                self.torch = self._timed(self.runner.measure_torch, self.problem)
+            if with_library:
+                self.library = self._timed(self.runner.measure_torch, self.problem)
             while (ready := self._next(made)) is not None:
                 self.compiled += 1
                 self._measure(ready)

@@ -120,7 +120,7 @@ def tune_by(
         choice = search.choose_untimed(ranking.candidates.has_artifact.tolist(), untimed)
         choice = _or_torch(choice, ranking) if include_torch else choice
     else:
-        search.run(wanted, with_torch=include_torch)
+        search.run(wanted, with_library=include_torch)
         search.remeasure_finalists()
         choice = search.choose()
     how = "device ({})" if runner is not None and runner.needs_binaries else "replay of {}"
@@ -130,7 +130,7 @@ def tune_by(
         mode=mode, k=k,
         ranked=tuple((c, ranking.predicted_us(i)) for i, c in enumerate(ranking.configs)),
         expected_kept=ranking.expected_kept(wanted),
-        measured=tuple(search.measured.items()), torch=search.torch,
+        measured=tuple(search.measured.items()), torch=search.library,
         config=choice.config, why=choice.why, reliable=choice.reliable,
         unsteady=choice.unsteady,
         source=how.format(target.device.name) if choice.timed else PREDICTED,

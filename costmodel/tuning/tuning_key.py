@@ -21,7 +21,7 @@ from costmodel.hardware.installed import driver_version, triton_build
 from costmodel.hardware.target import Target, Toolchain
 from costmodel.measure.protocol import TimingProtocol
 from costmodel.tuning.cache import JsonCache
-from costmodel.tuning.search import TORCH_COUNTS
+from costmodel.tuning.search import LIBRARY_COUNTS
 from costmodel.tuning.tuner import untimed_because
 from costmodel.tuning.tuning_result import TuningResult
 
@@ -156,7 +156,7 @@ class TuningKey:
             "top_k": self.k,
             "include_torch": self.include_torch,
             "protocol": TimingProtocol().to_dict() if timed else None,
-            "torch_counts": TORCH_COUNTS if timed else None,
+            "torch_counts": LIBRARY_COUNTS if timed else None,
         }
 
     def accepts(self, result: TuningResult, target: Target, model: CostModel) -> bool:
