@@ -204,10 +204,15 @@ def test_zeroed_tensors_are_as_after_one_launch_and_may_be_none(given: bool) -> 
 
 def test_hooks_are_called_before_and_after_each_launch_that_is_timed() -> None:
     told: list[Any] = []
-    kernel = tuned(
-        bump, BLOCKS, pre_hook=lambda args, reset_only=False: told.append(args["BLOCK"]),
-        post_hook=lambda args, exception: told.append(exception),
-    )  # fmt: skip
+
+    def before(args: dict[str, Any], reset_only: bool = False) -> None:
+        if not reset_only:
+            told.append(args["BLOCK"])
+
+    def after(args: dict[str, Any], exception: Exception | None) -> None:
+        told.append(exception)
+
+    kernel = tuned(bump, BLOCKS, pre_hook=before, post_hook=after)
     x = zeros()
     tune(kernel, x, None, N)
     assert x.eq(2).all()
