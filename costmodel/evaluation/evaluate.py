@@ -7,7 +7,7 @@ failures too; equal programs are ranked once. ``torch.matmul`` never enters it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -85,12 +85,7 @@ class _Score:
     mape_pct: float | None
 
 
-def evaluate(
-    dataset: Dataset,
-    models: Sequence[CostModel],
-    target: Target,
-    workloads: Collection[Workload] | None = None,
-) -> list[dict[str, Any]]:
+def evaluate(dataset: Dataset, models: Sequence[CostModel], target: Target) -> list[dict[str, Any]]:
     """Judge models on the eval rows of a dataset: the content of ``costmodel evaluate --json``.
 
     Added to the given models: ``random`` (the expected value of a random order), ``oracle`` (knows
@@ -102,7 +97,6 @@ def evaluate(
         dataset: has rows of role ``eval``.
         models: the ``kind`` of each (learned, baseline or peer) goes into its entry.
         target: what the models predict for.
-        workloads: judge by these only; default: all that were recorded.
 
     Returns:
         One entry per model: ``name``, ``kind``, ``workloads`` (how many; in the noise ceiling each
@@ -116,7 +110,7 @@ def evaluate(
     """
     frame = dataset.frame("eval", kernel_hashes=kernel_hashes())
     dropped = ", ".join(f"{reason} ({rows} rows)" for reason, rows in frame.dropped.items())
-    problems = problems_of(frame, target.device, workloads)
+    problems = problems_of(frame, target.device)
     if not problems:
         raise MissingData(_nothing_to_judge_by(dataset, dropped))
     if dropped:
@@ -143,12 +137,9 @@ def evaluate(
     return entries
 
 
-def problems_of(
-    frame: Frame, device: Device, wanted: Collection[Workload] | None = None
-) -> list[Problem]:
-    """Return the workloads of a frame of which anything worked, or only those ``wanted``."""
-    chosen = frame.workloads if wanted is None else [w for w in frame.workloads if w in wanted]
-    parts = ((workload, frame.of_workload(workload)) for workload in chosen)
+def problems_of(frame: Frame, device: Device) -> list[Problem]:
+    """Return the workloads of a frame of which anything worked."""
+    parts = ((workload, frame.of_workload(workload)) for workload in frame.workloads)
     found = (
         Problem.of(workload, part.candidates, np.where(part.ok, part.latency_us, np.nan), device)
         for workload, part in parts
