@@ -311,8 +311,9 @@ def test_a_winner_that_names_another_device_than_its_key_is_none(
 # --- what a winner is of ----------------------------------------------------------------------
 
 INSTALLED: tuple[tuple[str, Callable[[], str]], ...] = (
-    ("driver_version", lambda: "570.1"), ("triton_build", lambda: "abc"),
-    ("grid_hash", lambda: "abc"),
+    ("hardware.target.driver_version", lambda: "570.1"),
+    ("hardware.target.triton_build", lambda: "abc"),
+    ("tuning.tuning_key.grid_hash", lambda: "abc"),
 )  # fmt: skip
 
 
@@ -329,7 +330,7 @@ def test_another_driver_build_or_grid_is_another_winner(
     winners: Winners = winners_of(bench, tmp_path)
     key = key_of(winners, *SIZES[0])
     before = winners.disk_key(key)
-    monkeypatch.setattr(f"costmodel.tuning.tuning_key.{name}", other)
+    monkeypatch.setattr(f"costmodel.{name}", other)
     assert winners.disk_key(key) != before
     find(winners, *SIZES[0])
     assert bench.uses == 2

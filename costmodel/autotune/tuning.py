@@ -33,7 +33,6 @@ from costmodel.compile.ttir import KernelJob, compile_job, front_end, recorded
 from costmodel.data.measurement import Candidate, Measurement
 from costmodel.errors import CompileError, InvalidInput
 from costmodel.gemm.specialize import device_compilers
-from costmodel.hardware.installed import driver_version, triton_build
 from costmodel.hardware.target import Target
 from costmodel.models.baselines import PTX_WEIGHTS
 from costmodel.tuning.ranks import epoch
@@ -133,16 +132,13 @@ class Tuning:
         function = self._tuner.fn
         while not hasattr(function, "cache_key"):
             function = function.fn
-        device, toolchain = self._target.device, self._target.toolchain
         return {
             "name": f"{self._tuner.base_fn.__module__}.{self._tuner.base_fn.__qualname__}",
             "source": function.cache_key,
             "key": self._key_by_name(),
             "specialized": [str(part) for part in key[2:]],  # [:2]: which device, which ranks
-            "device": device.product, "arch": device.arch, "sm_count": device.sm_count,
-            "driver": driver_version(), "triton": toolchain.triton,
-            "triton_build": triton_build(), "ptxas": toolchain.ptxas,
-        }  # fmt: skip
+            **self._target.here(),
+        }
 
     def _key_by_name(self) -> dict[str, Any]:
         """Return the values of the tuner's own key, and the types of arguments."""

@@ -12,7 +12,7 @@ from costmodel.errors import InvalidInput, NoGpu, UnknownTarget, host_errors
 from costmodel.files import decode
 from costmodel.hardware import nvidia
 from costmodel.hardware.architectures import Architecture, architecture
-from costmodel.hardware.installed import compiler_settings
+from costmodel.hardware.installed import compiler_settings, driver_version, triton_build
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +161,15 @@ class Target:
             )
         device = _probe(torch.cuda.current_device() if index is None else index)
         return Target(device, Toolchain.current(device.arch))
+
+    def here(self) -> dict[str, Any]:
+        """Return what timings on this machine rest on, for a key on disk."""
+        device, toolchain = self.device, self.toolchain
+        return {
+            "device": device.product, "arch": device.arch, "sm_count": device.sm_count,
+            "driver": driver_version(), "triton": toolchain.triton, "triton_build": triton_build(),
+            "ptxas": toolchain.ptxas,
+        }  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         return {"device": asdict(self.device), "toolchain": asdict(self.toolchain)}

@@ -17,7 +17,6 @@ from costmodel.errors import InvalidInput
 from costmodel.gemm.space import grid_hash, why_illegal
 from costmodel.gemm.specialize import kernel_hashes
 from costmodel.gemm.workload import MOST, MOST_OFFSET, Workload
-from costmodel.hardware.installed import driver_version, triton_build
 from costmodel.hardware.target import Target, Toolchain
 from costmodel.measure.protocol import TimingProtocol
 from costmodel.tuning.cache import JsonCache
@@ -139,13 +138,7 @@ class TuningKey:
             "name": f"{first}-{last}x{workload.n}x{workload.k}-{target.device.name}",
             "m": [first, last],
             **{name: value for name, value in workload.to_dict().items() if name != "m"},
-            "device": target.device.product,
-            "arch": target.device.arch,
-            "sm_count": target.device.sm_count,
-            "driver": driver_version(),
-            "triton": target.toolchain.triton,
-            "triton_build": triton_build(),
-            "ptxas": target.toolchain.ptxas,
+            **target.here(),
             "torch": torch.__version__,
             "cuda": torch.version.cuda or "",
             "kernels": kernel_hashes(),
