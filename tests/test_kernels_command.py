@@ -131,7 +131,7 @@ def test_the_source_of_an_export_makes_the_winners(store: KernelStore) -> None:
     source = run("kernels", "export", "my_kernel").stdout
     configs = make_configs(source)
     assert [*map(config_name, configs)] == [*map(config_name, (NEAR, FAST, SLOW))]
-    assert run_json("kernels", "export", "my_kernel")["text"] == source
+    assert run_json("kernels", "export", "my_kernel")["text"] == source.rstrip("\n")
 
 
 def test_what_has_no_source_is_there_as_a_text(store: KernelStore) -> None:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from costmodel.cli.cache import check_folder, check_only_one, list_by_default, tell_unusable
-from costmodel.cli.common import AsJson, answer
-from costmodel.files import cache_directory, decode, encode, file_errors
+from costmodel.cli.common import AsJson, answer, note
+from costmodel.files import cache_directory, decode, file_errors
 from costmodel.validation import one_line
 
 if TYPE_CHECKING:
@@ -94,10 +94,8 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Print a kernel's winners as Python source, or as a file of Flash Linear Attention's."""
-    text, notes = (_as_fla if kind == "fla" else _as_source)(_find(name, with_choice=True))
-    if not as_json:
-        typer.echo(text, nl=False)
-    answer(as_json, {"text": text, "notes": notes}, notes=notes)
+    text = (_as_fla if kind == "fla" else _as_source)(_find(name, with_choice=True))
+    typer.echo(json.dumps({"text": text}) if as_json else text)
 
 
 # --- Formats --------------------------------------------------------------------------------------
@@ -109,16 +107,15 @@ import triton
 import triton.language as tl
 
 configs = [
-{lines}]
-"""
+{lines}]"""
 
 
-def _as_source(entries: list[dict[str, Any]]) -> tuple[str, list[str]]:
+def _as_source(entries: list[dict[str, Any]]) -> str:
     """Return a list of the winners, the most frequent first."""
     won = Counter(e["chosen"] for e in entries).most_common()
     lines = (f"    triton.Config({_source(c)}),  # wins for {times} keys\n" for c, times in won)
     name = one_line(entries[0]["key"]["name"])
-    return _SOURCE.format(name=name, keys=len(entries), lines="".join(lines)), []
+    return _SOURCE.format(name=name, keys=len(entries), lines="".join(lines))
 
 
 def _source(config: str) -> str:
@@ -145,19 +142,19 @@ def _literal(value: Any) -> str:
     return repr(value)
 
 
-def _as_fla(entries: list[dict[str, Any]]) -> tuple[str, list[str]]:
+def _as_fla(entries: list[dict[str, Any]]) -> str:
     """Return the content of ``configs/<GPU>/<kernel>.json``: a configuration for each key.
 
     fla finds it by the values of the tuner's key, and the data types, in their order.
     """
     name, devices = entries[0]["kernel"], sorted({e["key"]["device"] for e in entries})
     check_only_one(name, devices, "devices", "kernels")
-    found, notes = {}, []
+    found = {}
     for e in sorted(entries, key=lambda e: e["when"]):  # the last choice counts
         config = decode(e["chosen"], dict[str, Any])
         parts = [config.pop("pre_hook"), config["ir_override"], *config["kwargs"].values()]
         if any(isinstance(part, dict) for part in parts):
-            notes.append(f"left out, since fla's files hold plain values alone: {e['values']}")
+            note(f"left out, since fla's files hold plain values alone: {e['values']}")
             continue
         values = [*e["key"]["key"].values()]
         text = json.dumps(values, separators=(",", ":"), sort_keys=True)
@@ -170,8 +167,8 @@ def _as_fla(entries: list[dict[str, Any]]) -> tuple[str, list[str]]:
         "default_config": max(configs, key=configs.count, default=None),
     }
     folder = re.sub(r"[^0-9A-Za-z]+", "_", devices[0]).strip("_")  # as fla names it
-    notes.append(f"fla reads configs/{folder}/{name}.json where FLA_CACHE_MODE is strict or full")
-    return encode(content).decode(), notes
+    note(f"fla reads configs/{folder}/{name}.json where FLA_CACHE_MODE is strict or full")
+    return json.dumps(content, indent=1)
 
 
 # --- What an entry says ---------------------------------------------------------------------------
