@@ -28,7 +28,7 @@ class KernelCall:
         self.named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
         self.may_write: set[str] | None = None
         self._before: Snapshot | None = None
-        self._restored = Snapshot(self._tensors(tuner.restore_value))
+        self._restored: Snapshot | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -40,19 +40,25 @@ class KernelCall:
 
     def prepare(self, config: Any) -> None:
         """Do what the user has asked for before a launch."""
-        tuner = self.tuner
+        if self._restored is None:
+            self._restored = Snapshot(self._tensors(self.tuner.restore_value))
         self.hook(config)
-        if tuner.user_defined_pre_hook:
-            tuner.pre_hook({**self.named, **config.all_kwargs()})
-            return
-        for tensor in self._tensors(tuner.reset_to_zero).values():
-            tensor.zero_()
-        self._restored.restore()
+        self.reset(config, reset_only=False)
+        if not self.tuner.user_defined_pre_hook:
+            self._restored.restore()
 
-    def finish(self, config: Any) -> None:
+    def reset(self, config: Any, *, reset_only: bool = True) -> None:
+        """Zero what is to be zero, or call the user's hook, which is told if no launch is timed."""
+        if self.tuner.user_defined_pre_hook:
+            self.tuner.pre_hook({**self.named, **config.all_kwargs()}, reset_only=reset_only)
+            return
+        for tensor in self._tensors(self.tuner.reset_to_zero).values():
+            tensor.zero_()
+
+    def finish(self, config: Any, exception: Exception | None = None) -> None:
         """Do what the user has asked for after a launch."""
         if self.tuner.user_defined_post_hook:
-            self.tuner.post_hook({**self.named, **config.all_kwargs()}, exception=None)
+            self.tuner.post_hook({**self.named, **config.all_kwargs()}, exception=exception)
 
     def hook(self, config: Any) -> None:
         """Call the hook of a configuration, which may change arguments for it."""
@@ -66,9 +72,10 @@ class KernelCall:
             self._before = Snapshot(tensors_of(self.named, names))
 
     def restore(self) -> None:
-        """Put back what the kernel has written since :meth:`keep`."""
-        if self._before is not None:
-            self._before.restore()
+        """Put back what was there before the first launch, as far as it was kept."""
+        for snapshot in (self._before, self._restored):
+            if snapshot is not None:
+                snapshot.restore()
 
     def written(self) -> Snapshot:
         """Copy what the kernel may write, as it is now."""

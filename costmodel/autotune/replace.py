@@ -67,5 +67,5 @@ def _adapt(subclass: Any) -> None:
     if subclass is Autotuner or "run" not in vars(subclass):
         return
     if subclass.__module__.startswith(_OWN_RUNS):
-        _replaced[subclass] = subclass.run
+        _replaced.setdefault(subclass, subclass.run)
         subclass.run = run

@@ -150,7 +150,11 @@ class KernelRunner(Runner):
         if self._agree:
             call.restore()
         call.prepare(config)
-        call.launch(config)
+        try:
+            call.launch(config)
+        except Exception as error:
+            call.finish(config, error)
+            raise
         call.finish(config)
         torch.cuda.synchronize(self._device)
         if self._agree:

@@ -100,6 +100,7 @@ class State:
             launched, as FlagGems does.
         begun: kinds of calls of which one was tuned, if only by half of the configurations.
         compiling: what mode ``background`` waits for, by the same key.
+        cached: what was put into the tuner's own ``cache``.
         lock: held by the thread that tunes.
     """
 
@@ -110,16 +111,18 @@ class State:
         strategy = getattr(tuner, "strategy", None)  # of FlagGems
         self.is_patient = strategy is not None
         self.compiling: dict[Any, list[Future[Any]]] = {}
+        self.cached: dict[Any, Any] = {}
         self.lock = threading.RLock()
         names = list(tuner.arg_names)
         # Values may be in the key rounded, by functions in the order of the key.
         rounded = dict(zip(tuner.keys, strategy or (), strict=False))
         in_key = {name: rounded.get(name, _same) for name in tuner.keys}
         function = tuner.fn
-        while not hasattr(function, "params"):
+        while not hasattr(function, "params") and hasattr(function, "fn"):
             function = function.fn
-        plain = {p.name for p in function.params if p.do_not_specialize}
-        aligned = {p.name for p in function.params if p.do_not_specialize_on_alignment}
+        params = getattr(function, "params", ())  # of Triton's interpreter: none
+        plain = {p.name for p in params if p.do_not_specialize}
+        aligned = {p.name for p in params if p.do_not_specialize_on_alignment}
         # Of each argument: is its value in the key, and may Triton compile for its kind?
         self._rules = [(in_key.get(x), x not in plain, x not in plain | aligned) for x in names]
         self._by_name = dict(zip(names, self._rules, strict=True))
@@ -159,9 +162,9 @@ def _describe(value: Any, rule: Rule, parts: list[Any]) -> None:
             parts.append(2 if value == 1 else by_alignment and not value & 15)
     elif hasattr(value, "data_ptr"):
         parts.append(value.dtype)
-        if specialized:
+        if by_alignment:
             parts.append(not value.data_ptr() & 15)
-    elif in_key:
+    elif in_key or value is None:  # without an optional pointer it is another kernel
         parts.append(value)
 
 
@@ -171,11 +174,14 @@ def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
     Raises:
         CompileError: no configuration can be compiled and launched.
     """
-    if len(tuner.configs) < 2 or knobs.runtime.interpret:
+    if knobs.runtime.interpret:
         return stock_run(tuner, *args, **kwargs)
-    state = tuner.__dict__.get(_STATE) or state_of(tuner)
-    key = state.key_of(args, kwargs)
-    found = state.launches.get(key)
+    if len(tuner.configs) < 2:
+        found = tuner.configs[0], tuner.configs[0].all_kwargs()
+    else:
+        state = tuner.__dict__.get(_STATE) or state_of(tuner)
+        key = state.key_of(args, kwargs)
+        found = state.launches.get(key)
     if found is None:
         first_call = _first_call
         if "torch._dynamo" in sys.modules:  # after a graph break it would trace the tuning
@@ -207,6 +213,34 @@ def frozen(tuner: Any, *args: Any, **kwargs: Any) -> StockAutotuner:
     return StockAutotuner(tuner.fn, tuner.arg_names, [config], [], None, None)
 
 
+def _stock_key(tuner: Any, named: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the key of a tuner's ``cache``, as Triton makes it."""
+    values = [named[name] for name in tuner.keys if name in named]
+    return *values, *(str(value.dtype) for value in named.values() if hasattr(value, "dtype"))
+
+
+def _chosen(tuning: Tuning, state: State, key: Any) -> tuple[Any, bool]:
+    """Return the configuration of a call, and whether it is the final one."""
+    mode = state.options.mode or default_mode()
+    if (config := tuning.known()) is not None:
+        return tuning.shared(config), True
+    if torch.cuda.is_current_stream_capturing():
+        return tuning.best_known() or tuning.first(), False
+    try:
+        if mode == "background" and not _is_compiled(tuning, state, key):
+            return tuning.first(), False
+        if mode in ("predict", "heuristic"):
+            config = tuning.predict()
+        elif mode != "never":
+            config = tuning.choose(patient=state.is_patient or key in state.begun)
+            state.begun.add(key)
+            if not tuning.is_final:
+                return config, False
+    except (HostError, torch.OutOfMemoryError) as error:
+        warnings.warn(f"{tuning} is not tuned: {error}", RuntimeWarning, stacklevel=5)
+    return tuning.shared(config or tuning.best_known() or tuning.first()), True
+
+
 def _is_compiled(tuning: Tuning, state: State, key: tuple[Any, ...]) -> bool:
     """Begin to compile all configurations of a call; return True once that is done."""
     if key not in state.compiling:
@@ -224,25 +258,20 @@ def _first_call(
     with state.lock:
         if (found := state.launches.get(key)) is not None:  # another thread was faster
             return found
-        tuning = Tuning(tuner, state.options, key, args, kwargs)
-        config, is_final = tuning.known(), True
-        mode = state.options.mode or default_mode()
-        if config is None and torch.cuda.is_current_stream_capturing():
-            config, is_final = tuning.best_known() or tuning.first(), False
-        elif config is None and mode == "never":
-            config = tuning.best_known() or tuning.first()
-        elif config is None and mode in ("predict", "heuristic"):
-            config = tuning.predict()
-        elif config is None and mode == "background" and not _is_compiled(tuning, state, key):
-            config, is_final = tuning.first(), False
-        elif config is None:
-            try:
-                config = tuning.choose(patient=state.is_patient or key in state.begun)
-                is_final = tuning.is_final
-                state.begun.add(key)
-            except HostError as error:  # no folder, process or compiler on this machine
-                config, is_final = tuning.first(), False
-                warnings.warn(f"{tuner.base_fn.__name__} is not tuned: {error}", RuntimeWarning, 4)
+        named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
+        named = {name: named[name] for name in named if name in tuner.arg_names}
+        of_tuner = _stock_key(tuner, named)
+        # Triton may have put something there, or whoever has files of their own, as fla.
+        cache = tuner.cache if type(tuner.cache) is dict else {}
+        given = cache.get(of_tuner)
+        if given is not None and given is not state.cached.get(of_tuner):
+            config, is_final = given, True
+        else:
+            of_all = state.key_of(tuple(named.get(name) for name in tuner.arg_names), {})
+            tuning = Tuning(tuner, state.options, of_all, args, kwargs)
+            config, is_final = _chosen(tuning, state, key)
+            if is_final:
+                cache[of_tuner] = state.cached[of_tuner] = config
         found = config, config.all_kwargs()
         if is_final:
             state.launches[key] = found

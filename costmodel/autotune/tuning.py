@@ -29,6 +29,7 @@ from costmodel.autotune.options import Options
 from costmodel.autotune.runner import KernelRunner
 from costmodel.autotune.store import KernelStore, config_name
 from costmodel.compile.compiler import Artifact, reason
+from costmodel.compile.ptx import extract
 from costmodel.compile.ttir import KernelJob, compile_job, front_end, recorded
 from costmodel.data.measurement import Candidate, Measurement
 from costmodel.errors import CompileError, InvalidInput
@@ -98,6 +99,10 @@ class Tuning:
         self._repeats: dict[str, str] = {}  # what does the same as an earlier one
         self._texts: list[str] = []
         self._signature: dict[str, Any] = {}
+        self._loaded: dict[str, Any] = {}
+
+    def __str__(self) -> str:
+        return self._call.name
 
     # --- What is known ----------------------------------------------------------------------------
 
@@ -181,7 +186,8 @@ class Tuning:
         try:
             search.run(len(self._by_name))
             for name, first in self._repeats.items():
-                self._note(name, search.measured[first])
+                if first in search.measured:  # else there was no time for it
+                    self._note(name, search.measured[first])
             self._keep_arguments()
             search.remeasure_finalists()
         finally:
@@ -196,17 +202,20 @@ class Tuning:
             )
         self._tuner.configs_timings = {
             self._by_name[name]: [m.latency_us / 1e3, m.p10_us / 1e3, m.p90_us / 1e3]
+            if m.ok
+            else [inf] * 3
             for name, m in search.measured.items()
         }
-        name = self._shared(choice.config)
         self.is_final = not self._left
         if self.is_final and not search.is_late:
-            store.choose(self._key, name, choice.why)
+            store.choose(self._key, choice.config, choice.why)
         costs = f"{search.compile_s:.2f} s compiling, {search.measure_s:.2f} s timing"
         log.info("%s: %s; %s", self._call, choice.why, costs)
+        best = self._by_name[choice.config]
         if self.is_final:
-            self._tell(self._by_name[name], time.monotonic() - begin)
-        return self._by_name[name]
+            self._tell(best, time.monotonic() - begin)
+        self._call.reset(best)  # as Triton does, once
+        return best
 
     def predict(self) -> Any:
         """Return the configuration that the PTX score puts first, of those that compile."""
@@ -214,9 +223,11 @@ class Tuning:
 
     def ranked(self) -> list[Any]:
         """Return the configurations that compile, the best by the PTX score first."""
-        made = [c for part in self._compile([*map(Candidate, self._by_name)]) for c in part]
-        works = [c for c in made if c.artifact is None or c.artifact.ok]
-        return [self._by_name[c.config] for c in sorted(works, key=_ptx_score, reverse=True)]
+        begun = self._compile([*map(Candidate, self._by_name)], launches=False)
+        made = [c for part in begun for c in part]
+        works = {c.config: self._ptx_score(c) for c in made if not c.artifact or c.artifact.ok}
+        names = [name for name in self._by_name if name in works]
+        return [self._by_name[x] for x in sorted(names, key=works.__getitem__, reverse=True)]
 
     def submit_all(self) -> list[Future[Artifact]]:
         """Begin to compile all configurations, without waiting."""
@@ -241,21 +252,20 @@ class Tuning:
         by_hand = any(getattr(c, "ir_override", None) for c in self._by_name.values())
         return by_hand or self._options.check == "agree"
 
-    def _shared(self, name: str) -> str:
+    def shared(self, config: Any) -> Any:
         """Return the choice of the rank of a process group that chose first; else one's own."""
         if not epoch():
-            return name
+            return config
         group = dist.distributed_c10d._get_default_store()
         key = f"costmodel/{hashlib.sha256(json.dumps(self._key).encode()).hexdigest()}"
-        first: str = group.compare_set(key, "", name).decode()
-        return first if first in self._by_name else name
+        return self._by_name.get(group.compare_set(key, "", config_name(config)).decode(), config)
 
     def _tell(self, config: Any, took_s: float) -> None:
         """Print what Triton prints of a tuning, where that is asked for."""
         if knobs.autotuning.print:
             print(
                 f"Triton autotuning for function {self._call},\nwith key as "
-                f"{tuple(self._key['key'])},\nfinished after {took_s:.2f}s,\n"
+                f"{tuple(self._key['key'].values())},\nfinished after {took_s:.2f}s,\n"
                 f"best config selected: {config};"
             )
 
@@ -283,7 +293,7 @@ class Tuning:
     # --- Compiling --------------------------------------------------------------------------------
 
     def _compile(
-        self, candidates: Sequence[Candidate]
+        self, candidates: Sequence[Candidate], *, launches: bool = True
     ) -> Generator[Sequence[Candidate], None, None]:
         """Begin to compile; give those of each binary once it is there."""
         waiting: dict[str, list[Candidate]] = {}
@@ -303,7 +313,8 @@ class Tuning:
             same = waiting.setdefault(job.identity, [])
             same.append(candidate)
             futures[self._submit(job)] = None
-        self._keep_arguments()
+        if launches:
+            self._keep_arguments()
         yield from ([candidate] for candidate in ready)
         for future in as_completed(futures):
             if self._may_leave(len(waiting), len(futures)):
@@ -330,11 +341,12 @@ class Tuning:
         config = self._by_name[name]
         self._call.hook(config)  # it may change the types of arguments
         try:
-            found, _ = recorded(lambda: self._call.launch(config, warmup=True))
+            found, loaded = recorded(lambda: self._call.launch(config, warmup=True))
         except (AssertionError, ValueError) as error:  # options that the backend checks
             raise CompileError(reason(error)) from error
         if not found:
             self._texts.append("")
+            self._loaded[name] = loaded
             return None
         job = front_end().job(found[-1])
         self._texts.append(job.text)
@@ -359,6 +371,12 @@ class Tuning:
         self._left = self._left or (not self._patient and long and 2 * left <= of)
         return self._left
 
+    def _ptx_score(self, candidate: Candidate) -> float:
+        """Return the hand-weighted score of a binary."""
+        artifact = candidate.artifact
+        counts_of = artifact.ptx if artifact else extract(self._loaded[candidate.config].asm["ptx"])
+        return sum(weight * counts_of.get(name, 0.0) for name, weight in PTX_WEIGHTS.items())
+
     def _keep_arguments(self) -> None:
         """Copy what any configuration may write, before the first one is launched."""
         names: set[str] | None = set()
@@ -371,11 +389,3 @@ class Tuning:
 def ranked(tuner: Any, configs: list[Any], named: dict[str, Any], options: Any) -> list[Any]:
     """Rank configurations of a stock tuner's call; those that do not compile are left out."""
     return Tuning(tuner, Options(), (), (), {**named, **options}, configs).ranked()
-
-
-def _ptx_score(candidate: Candidate) -> float:
-    """Return the hand-weighted score of a binary; the least of all for one that is unknown."""
-    if candidate.artifact is None:
-        return -inf
-    counts_of = candidate.artifact.ptx
-    return sum(weight * counts_of.get(name, 0.0) for name, weight in PTX_WEIGHTS.items())

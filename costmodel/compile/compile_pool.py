@@ -116,7 +116,7 @@ class CompilePool:
     def start(self, count: int) -> None:
         """Start so many children now, without waiting; else the first compiles start them."""
         with host_errors(), self._lock:
-            for worker in self._idle[-count:]:
+            for worker in self._idle[-count:] if count > 0 else ():
                 worker.start()
 
     def close(self) -> None:

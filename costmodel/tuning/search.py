@@ -36,6 +36,7 @@ By so much the two move against each other between processes, and the choice is 
 """
 
 _FINALISTS, _MOST_FINALISTS = 3, 8  # the second where timings scatter: all take a minute at most
+_FAR = 2.0  # so many times slower is no finalist
 _ROUNDS = (9, 27, 27)  # of the finalists' comparison, and of its repetitions where they scatter
 _LOSS = 1.02  # by so much a choice may turn out slower than another one that was compared
 _COMPILED_AT_ONCE = 256
@@ -111,7 +112,8 @@ class TopKSearch:
     @property
     def is_late(self) -> bool:
         """True if the time is up and there is something to choose from."""
-        return bool(self.measured) and time.monotonic() > self.deadline
+        works = self.torch is not None or any(m.ok for m in self.measured.values())
+        return works and bool(self.measured) and time.monotonic() > self.deadline
 
     def run(self, wanted: int, *, with_library: bool = False) -> None:
         """Time candidates in their order until so many work, or none is left.
@@ -160,10 +162,11 @@ class TopKSearch:
         """The best few, and what else scatters so much that it may be the best."""
         works = self._working()
         best_us = min((self.measured[config].latency_us for config in works), default=0.0)
+        near = [c for c in works[:_FINALISTS] if self.measured[c].least_us < _FAR * best_us]
         may_win = [
             c for c in works[_FINALISTS:_MOST_FINALISTS] if self.measured[c].least_us < best_us
         ]
-        return works[:_FINALISTS] + may_win
+        return near + may_win
 
     def _fastest(self) -> tuple[Config | None, list[Config | None]]:
         """Apply :func:`fastest` to the finalists that work; if none does, to all that works."""
