@@ -53,10 +53,11 @@ def configs(*blocks: int, **options: Any) -> list[triton.Config]:
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch: the configuration, its number of blocks, and all arguments by name."""
+    """One launch: the compiler's options, the grid, Triton's hook, all arguments by name."""
 
     options: dict[str, Any]
     grid: tuple[int, int, int]
+    hook: Any
     named: dict[str, Any]
 
     @property
@@ -114,12 +115,14 @@ class Machine:
     def compile(self, source: Any, target: Any = None, options: Any = None, **_: Any) -> Any:
         """Return what Triton would have loaded."""
         return SimpleNamespace(
-            run=lambda x, y, z, *rest: self.launch(source.fn, options, (x, y, z), rest[6:]),
+            run=lambda x, y, z, *rest: self.launch(source.fn, options, (x, y, z), rest),
             launch_metadata=lambda *_: None, function=None, packed_metadata=None, asm={"ptx": ""},
         )  # fmt: skip
 
-    def launch(self, function: Any, options: Any, grid: Any, values: Any) -> None:
-        launch = Launch(options, grid, dict(zip(function.arg_names, values, strict=True)))
+    def launch(self, function: Any, options: Any, grid: Any, rest: Any) -> None:
+        # stream, function, two kinds of metadata, two hooks, then the arguments
+        named = dict(zip(function.arg_names, rest[6:], strict=True))
+        launch = Launch(options, grid, rest[4], named)
         self.launches.append(launch)
         self.effect(launch)
         self.now_us += self.us(launch)
@@ -139,7 +142,7 @@ class Machine:
         )  # fmt: skip
         return SimpleNamespace(
             cuda=cuda, device=lambda *_: "cpu", zeros=torch.zeros, int32=torch.int32,
-            OutOfMemoryError=torch.OutOfMemoryError,
+            OutOfMemoryError=torch.OutOfMemoryError, AcceleratorError=torch.AcceleratorError,
         )  # fmt: skip
 
 

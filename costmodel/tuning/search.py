@@ -36,7 +36,7 @@ By so much the two move against each other between processes, and the choice is 
 """
 
 _FINALISTS, _MOST_FINALISTS = 3, 8  # the second where timings scatter: all take a minute at most
-_FAR = 2.0  # so many times slower is no finalist
+_FAR = 8.0  # so many times slower is no finalist
 _ROUNDS = (9, 27, 27)  # of the finalists' comparison, and of its repetitions where they scatter
 _LOSS = 1.02  # by so much a choice may turn out slower than another one that was compared
 _COMPILED_AT_ONCE = 256
