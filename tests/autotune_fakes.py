@@ -105,7 +105,7 @@ class Machine:
     def start(self, count: int) -> None:
         """As of a CompilePool."""
 
-    def submit(self, key: str, spec: Any, compile_: Any, *, cache: Any = None) -> Future[Artifact]:
+    def submit(self, key: str, spec: Any, compile_: Any, **_: Any) -> Future[Artifact]:
         job = compile_.args[0]
         self.jobs.append(job)
         future: Future[Artifact] = Future()
@@ -147,8 +147,12 @@ class Machine:
 
 
 @contextmanager
-def machine_without_gpu(folder: Path) -> Iterator[Machine]:
-    """Make this process one that tunes kernels on CPU tensors; timings are kept in the folder."""
+def machine_without_gpu(folder: Path, patience_s: float = 60.0) -> Iterator[Machine]:
+    """Make this process one that tunes kernels on CPU tensors; timings are kept in the folder.
+
+    Args:
+        patience_s: after so long a first call no longer waits for all configurations.
+    """
     machine = Machine(folder)
     with pytest.MonkeyPatch.context() as patch, fake_driver() as driver:
         patch.setattr(driver, "get_current_device", lambda: machine.device)
@@ -161,6 +165,7 @@ def machine_without_gpu(folder: Path) -> Iterator[Machine]:
         patch.setattr(tuning, "store", KernelStore(folder))
         patch.setattr(runner, "torch", machine.torch_of_runner())
         patch.setattr(runner, "uuid_of", lambda device: f"test-{os.getpid()}")
+        patch.setattr(tuning, "_PATIENCE_S", patience_s)
         patch.setattr(ttir, "build_launchers", lambda sources: None)
         yield machine
 

@@ -627,9 +627,41 @@ def test_the_default_mode_holds(machine: Machine) -> None:
         set_default_mode(None)
 
 
+@pytest.mark.fault("B49")
+def test_a_first_call_need_not_wait_for_all(tmp_path: Path) -> None:
+    from concurrent.futures import Future
+
+    waiting: list[tuple[Future[Any], Any]] = []
+    with machine_without_gpu(tmp_path, patience_s=0.0) as machine:
+        submit = machine.submit
+
+        def some(key: str, *args: Any, **options: Any) -> Any:
+            done = submit(key, *args, **options)
+            if machine.jobs[-1].options["num_warps"] == 4:
+                return done
+            future: Future[Any] = Future()
+            waiting.append((future, done.result()))
+            return future
+
+        machine.submit = some  # type: ignore[method-assign]
+        own = [*configs(64, 128, num_warps=4), *configs(32, 16, num_warps=8)]
+        kernel = kernel_of(configs=own)
+        call(kernel)
+        assert kernel.best_config.kwargs == {"BLOCK": 64}
+        assert not kernel.cache
+        for future, artifact in waiting:
+            future.set_result(artifact)
+        call(kernel)
+        assert kernel.best_config.kwargs == {"BLOCK": 16}
+        assert len(machine.jobs) == 4
+        done = len(machine.launches)
+        call(kernel)
+        assert len(machine.launches) == done + 1
+
+
 @pytest.mark.fault("B61")
 def test_a_budget_stops_and_the_next_process_goes_on(machine: Machine) -> None:
-    machine.slow_s = 0.004
+    machine.slow_s = 0.01
     blocks = (256, 16, 32, 64, 128, 512)
     kernel = kernel_of(configs=configs(*blocks), budget_s=0.1)
     call(kernel)

@@ -317,8 +317,6 @@ class Tuning:
             self._keep_arguments()
         yield from ([candidate] for candidate in ready)
         for future in as_completed(futures):
-            if self._may_leave(len(waiting), len(futures)):
-                return
             artifact = future.result()
             _compiling.pop(artifact.key, None)
             counts.compiled += 1
@@ -327,6 +325,8 @@ class Tuning:
                 yield [replace(candidate, artifact=artifact) for candidate in same]
             else:
                 yield [self._failed(candidate, artifact) for candidate in same]
+            if waiting and self._may_leave(len(waiting), len(futures)):
+                return
 
     def _failed(self, candidate: Candidate, artifact: Artifact) -> Candidate:
         self._note(candidate.config, Measurement(artifact.status, error=artifact.error))
