@@ -176,6 +176,7 @@ def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
     """
     if knobs.runtime.interpret:
         return stock_run(tuner, *args, **kwargs)
+    found: Any
     if len(tuner.configs) < 2:
         found = tuner.configs[0], tuner.configs[0].all_kwargs()
     else:

@@ -112,7 +112,7 @@ class TopKSearch:
     @property
     def is_late(self) -> bool:
         """True if the time is up and there is something to choose from."""
-        works = self.torch is not None or any(m.ok for m in self.measured.values())
+        works = self.library is not None or any(m.ok for m in self.measured.values())
         return works and bool(self.measured) and time.monotonic() > self.deadline
 
     def run(self, wanted: int, *, with_library: bool = False) -> None:
