@@ -51,7 +51,7 @@ list_by_default(app, list_kernels)
 def show(name: Name, as_json: AsJson = False) -> None:
     """Show all timings of a kernel, the best first, and how its configuration was chosen."""
     entries = _find(name)
-    tables: list[tuple[str, list[str], list[Any]]] = []
+    tables: list[Any] = []
     for e in entries:
         about = [["choice", e["chosen"] and _source(e["chosen"])], ["why", e["why"]]]
         timed = [
@@ -124,7 +124,7 @@ def _source(config: str) -> str:
     constants = _literal(options.pop("kwargs"))
     one_cta = ("num_ctas", 1)  # as nearly all have
     given = {k: v for k, v in options.items() if v is not None and (k, v) != one_cta}
-    return ", ".join([constants, *(f"{name}={_literal(value)}" for name, value in given.items())])
+    return ", ".join([constants, *(f"{k}={_literal(v)}" for k, v in given.items())])
 
 
 def _literal(value: Any) -> str:
@@ -157,7 +157,7 @@ def _as_fla(entries: list[dict[str, Any]]) -> str:
             note(f"left out, since fla's files hold plain values alone: {e['values']}")
             continue
         values = [*e["key"]["key"].values()]
-        text = json.dumps(values, separators=(",", ":"), sort_keys=True)
+        text = json.dumps(values, separators=(",", ":"))
         found[hashlib.md5(text.encode()).hexdigest()] = {"autotune_key": values, "config": config}
     configs = [entry["config"] for entry in found.values()]
     content = {
