@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping
 from functools import cache
 from itertools import product
 from typing import Any
@@ -192,20 +192,16 @@ def tensors_of(
     return found
 
 
-def _view(
-    storage: torch.UntypedStorage, dtype: torch.dtype, start: int, shape: Sequence[int],
-    stride: Sequence[int],
-) -> torch.Tensor:  # fmt: skip
-    """View a storage; autograd does not see what is written through the view."""
-    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, start, shape, stride)
-
-
 def _span(tensor: torch.Tensor) -> torch.Tensor:
-    """View the bytes of its storage from a tensor's first to its last element."""
+    """View the bytes of its storage from a tensor's first to its last element.
+
+    Autograd does not see what is written through the view.
+    """
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     count = (last + 1) * tensor.itemsize if tensor.numel() else 0
     start = int(tensor.storage_offset()) * tensor.itemsize
-    return _view(tensor.untyped_storage(), torch.uint8, start, (count,), (1,))
+    view = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return view.set_(tensor.untyped_storage(), start, (count,), (1,))
 
 
 class Snapshot:
@@ -227,8 +223,8 @@ class Snapshot:
 
     def _saved(self, path: str) -> torch.Tensor:
         """View a tensor's copy as the tensor was."""
-        tensor, storage = self.tensors[path], self._copies[path].untyped_storage()
-        return _view(storage, tensor.dtype, 0, tensor.shape, tensor.stride())
+        tensor = self.tensors[path]
+        return self._copies[path].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
 
     def differs_from(self, other: Snapshot) -> str:
         """Say which tensors differ in another snapshot of them.
