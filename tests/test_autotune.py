@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -436,6 +438,40 @@ def test_what_triton_does_not_specialise_is_not_in_the_key(machine: Machine) -> 
     assert not specialised(machine, kernel, odd, None, x, 1)
     assert not specialised(machine, kernel, x, None, x, 65)
     assert specialised(machine, kernel, x, None, odd, 65)
+
+
+@pytest.mark.fault("B23", "B41")
+def test_a_tensor_in_the_key_is_there_by_its_type(machine: Machine) -> None:
+    class Unprintable(torch.Tensor):
+        def __repr__(self) -> str:  # type: ignore[override]
+            raise AssertionError("it would be copied to the host")
+
+    kernel = kernel_of(key=["x_ptr", "n"])
+    seen = []
+    for i in range(3):
+        x = torch.zeros(64).as_subclass(Unprintable)
+        seen.append(weakref.ref(x))
+        assert specialised(machine, kernel, x, None, x, 64) is (i == 0)
+    machine.launches.clear()
+    del x
+    gc.collect()
+    assert [x() for x in seen] == [None] * 3
+    machine.restart()
+    x = torch.ones(64)
+    assert not specialised(machine, kernel_of(key=["x_ptr", "n"]), x, None, x, 64)
+
+
+@pytest.mark.fault("B15")
+def test_a_hook_may_call_a_kernel_that_is_tuned(machine: Machine) -> None:
+    inner = kernel_of(key=[])
+
+    def call_inner(named: Any) -> None:
+        call(inner)
+
+    own = [triton.Config({"BLOCK": b}, pre_hook=call_inner) for b in BLOCKS]
+    outer = kernel_of(configs=own)
+    in_threads(lambda i: call(outer), 2)
+    assert inner.best_config.kwargs == outer.best_config.kwargs == {"BLOCK": 32}
 
 
 @pytest.mark.fault("B23")

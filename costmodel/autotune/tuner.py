@@ -215,8 +215,8 @@ def frozen(tuner: Any, *args: Any, **kwargs: Any) -> StockAutotuner:
 
 
 def _stock_key(tuner: Any, named: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the key of a tuner's ``cache``, as Triton makes it."""
-    values = [named[name] for name in tuner.keys if name in named]
+    """Return the key of a tuner's ``cache``, as Triton makes it, but without tensors."""
+    values = [named[x] for x in tuner.keys if x in named and not hasattr(named[x], "data_ptr")]
     return *values, *(str(value.dtype) for value in named.values() if hasattr(value, "dtype"))
 
 

@@ -152,6 +152,7 @@ class Tuning:
         plain = {
             k: v if v is None or isinstance(v, bool | int | str) else str(v)
             for k, v in values.items()
+            if not hasattr(v, "data_ptr")
         }
         return plain | {k: str(v.dtype) for k, v in named.items() if hasattr(v, "dtype")}
 
