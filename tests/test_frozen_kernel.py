@@ -39,7 +39,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     def tuning(tuner: Any, options: Any, key: Any, args: Any, kwargs: Any) -> Any:
         assert (kwargs["warmup"], callable(kwargs["grid"])) == (False, True)
         best = tuner.configs[min(args[1] // 1000, 2)]
-        return SimpleNamespace(known=lambda: best)
+        return SimpleNamespace(known=lambda: best, shared=lambda config: config)
 
     monkeypatch.setattr(module, "Tuning", tuning)
     with fake_driver() as fake:

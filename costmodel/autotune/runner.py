@@ -7,7 +7,8 @@ the host is not waited for. Hooks, and what puts arguments back, run outside the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import inf
 from typing import Any
 
@@ -87,11 +88,13 @@ class KernelRunner(Runner):
         with alone(self._card):
             for name in configs:
                 if name not in self._host_us:  # another process has timed it
-                    self._first_launch(name)
+                    with self._blamed(name):
+                        self._first_launch(name)
             for turn in range(rounds):
                 order = range(len(configs)) if turn % 2 == 0 else reversed(range(len(configs)))
                 for i in order:
-                    times[i] += self._timed(configs[i], 2)
+                    with self._blamed(configs[i]):
+                        times[i] += self._timed(configs[i], 2)
         wrong = self._outvoted()
         found = [
             Measurement("wrong_result", error=wrong[name]) if name in wrong else _summary(each)
@@ -121,10 +124,17 @@ class KernelRunner(Runner):
         """Time one configuration; a refusal is an outcome, a broken context an error."""
         refusals = tuple(kind for kind, _ in _REFUSALS)
         try:
-            return self._measured(name, best_us)
+            with self._blamed(name):
+                return self._measured(name, best_us)
         except refusals as error:
             status = next(s for kind, s in _REFUSALS if isinstance(error, kind))
             return Measurement(status, error=str(error)[:500])
+
+    @contextmanager
+    def _blamed(self, name: str) -> Iterator[None]:
+        """Note whose launch breaks the CUDA context, so that the next process leaves it out."""
+        try:
+            yield
         except RuntimeError as error:
             if "CUDA error" not in str(error):
                 raise

@@ -109,7 +109,8 @@ class State:
         self.launches: dict[Any, tuple[Any, dict[str, Any]]] = {}
         self.begun: set[Any] = set()
         strategy = getattr(tuner, "strategy", None)  # of FlagGems
-        self.is_patient = strategy is not None
+        module = tuner.base_fn.__module__ or ""
+        self.is_patient = strategy is not None or module.startswith("flag_gems.")
         self.compiling: dict[Any, list[Future[Any]]] = {}
         self.cached: dict[Any, Any] = {}
         self.lock = threading.RLock()
@@ -164,6 +165,8 @@ def _describe(value: Any, rule: Rule, parts: list[Any]) -> None:
         parts.append(value.dtype)
         if by_alignment:
             parts.append(not value.data_ptr() & 15)
+    elif hasattr(value, "base"):  # a descriptor
+        parts.append(value.base.dtype)
     elif in_key or value is None:  # without an optional pointer it is another kernel
         parts.append(value)
 

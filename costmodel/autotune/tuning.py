@@ -92,7 +92,7 @@ class Tuning:
         self._listed = configs[0]
         self._target = Target.current(torch.cuda.current_device())
         self._key = self._readable(key)
-        self.is_final, self._patient, self._left = True, True, False
+        self.is_final, self._patient, self._left, self._works = True, True, False, False
         self._urgency = next(_numbers)
         self._begun, self._done = time.monotonic(), set[str]()
         self._first_of: dict[object, str] = {}
@@ -172,6 +172,7 @@ class Tuning:
         begin, kept = time.monotonic(), store.read(self._key)
         self._patient = patient or epoch() != 0
         known = {name: m for name, m in kept.measured.items() if name in self._by_name}
+        self._done.update(known)
         device_compilers().start(min(_COMPILERS_FIRST, len(self._by_name) - len(known)))
         runner = self._runner()
         search = TopKSearch(
@@ -274,6 +275,7 @@ class Tuning:
         counts.timed += measurement.status != "compile_error" and name not in self._done
         store.note(self._key, name, measurement)
         self._done.add(name)
+        self._works = self._works or measurement.ok
         if time.monotonic() - self._begun > _SILENT_S and sys.stderr.isatty():
             print(
                 f"\rcostmodel: tuning {self._call}, {len(self._done)} of {len(self._by_name)}",
@@ -369,7 +371,7 @@ class Tuning:
         Its next kernel is compiled first then, and no core waits for the last one of this kernel.
         """
         long = time.monotonic() - self._begun > _PATIENCE_S
-        self._left = self._left or (not self._patient and long and 2 * left <= of)
+        self._left = self._left or (not self._patient and self._works and long and 2 * left <= of)
         return self._left
 
     def _ptx_score(self, candidate: Candidate) -> float:
