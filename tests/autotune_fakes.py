@@ -99,6 +99,7 @@ class Machine:
         self.launches.clear()
         self.jobs.clear()
         tuning.store = KernelStore(self.folder)
+        tuning._compiling.clear()
 
     # --- Stand-ins --------------------------------------------------------------------------------
 
@@ -165,6 +166,7 @@ def machine_without_gpu(folder: Path, patience_s: float = 60.0) -> Iterator[Mach
         patch.setattr(tuning, "store", KernelStore(folder))
         patch.setattr(runner, "torch", machine.torch_of_runner())
         patch.setattr(runner, "uuid_of", lambda device: f"test-{os.getpid()}")
+        patch.setattr(tuning, "_compiling", {})
         patch.setattr(tuning, "_PATIENCE_S", patience_s)
         patch.setattr(ttir, "build_launchers", lambda sources: None)
         yield machine

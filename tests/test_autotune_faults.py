@@ -431,6 +431,21 @@ def test_a_machine_that_cannot_compile_still_launches(
     assert machine.timed() == {64}
 
 
+@pytest.mark.fault("N3")
+def test_a_machine_that_compiles_again_tunes_again(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: Future[Artifact] = Future()
+    failed.set_exception(HostError("the temporary folder is gone"))
+    with monkeypatch.context() as patch:
+        patch.setattr(machine, "submit", lambda *_, **__: failed)
+        with pytest.warns(RuntimeWarning, match="the temporary folder is gone"):
+            tuned(32, 64, 128)
+    kernel = tuned(64, 32)
+    assert len(machine.jobs) == 2
+    assert kernel.best_config.kwargs == {"BLOCK": 32}
+
+
 @pytest.mark.fault("B41")
 def test_a_full_gpu_still_launches(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> Any:

@@ -300,7 +300,7 @@ class Tuning:
     ) -> Generator[Sequence[Candidate], None, None]:
         """Begin to compile; give those of each binary once it is there."""
         waiting: dict[str, list[Candidate]] = {}
-        futures: dict[Future[Artifact], None] = {}
+        futures: dict[Future[Artifact], str] = {}
         ready = []
         for candidate in candidates:
             name = candidate.config
@@ -315,13 +315,13 @@ class Tuning:
                 continue
             same = waiting.setdefault(job.identity, [])
             same.append(candidate)
-            futures[self._submit(job)] = None
+            futures[self._submit(job)] = job.identity
         if launches:
             self._keep_arguments()
         yield from ([candidate] for candidate in ready)
         for future in as_completed(futures):
+            _compiling.pop(futures[future], None)
             artifact = future.result()
-            _compiling.pop(artifact.key, None)
             counts.compiled += 1
             same = waiting.pop(artifact.key)
             if artifact.ok:
@@ -358,7 +358,8 @@ class Tuning:
 
     def _submit(self, job: KernelJob) -> Future[Artifact]:
         """Begin to compile, unless an earlier call has; the latest call comes first."""
-        if job.identity not in _compiling:
+        begun = _compiling.get(job.identity)
+        if begun is None or (begun.done() and (begun.cancelled() or begun.exception())):
             compile_ = functools.partial(compile_job, job, job.name)
             _compiling[job.identity] = device_compilers().submit(
                 job.identity, job.name, compile_, cache=Path(knobs.cache.dir), urgency=self._urgency
