@@ -303,6 +303,23 @@ def test_a_configuration_that_breaks_the_context_is_left_out_next_time(machine: 
 
 
 @pytest.mark.fault("B04")
+def test_the_blame_is_right_if_it_breaks_later(machine: Machine) -> None:
+    def later(launch: Launch) -> None:
+        if [x.block for x in machine.launches].count(32) == 20 and launch.block == 32:
+            broken(replace(launch, named={"BLOCK": 128}))
+
+    machine.effect = later  # while finalists are compared
+    with pytest.raises(CostModelError, match=r"BLOCK: 32.* broke the CUDA context"):
+        tuned()
+    assert {block: m.status for block, m in kept(machine).items()} == {
+        32: "crashed", 64: "ok", 128: "ok",
+    }  # fmt: skip
+    machine.restart()
+    assert tuned().best_config.kwargs == {"BLOCK": 64}
+    assert 32 not in machine.timed()
+
+
+@pytest.mark.fault("B04")
 def test_an_error_of_a_hook_is_the_programs_own(machine: Machine) -> None:
     def hook(named: dict[str, Any]) -> None:
         raise RuntimeError("the user's own")
