@@ -102,7 +102,7 @@ def tune(kernel: Any, *args: Any) -> None:
 def measured(config: Any) -> Measurement:
     """What is on disk about a configuration of the only call that was tuned."""
     (entry,) = KernelStore().entries()
-    return entry.kept.measured[config_name(config)]
+    return entry.measured[config_name(config)]
 
 
 def lines() -> int:

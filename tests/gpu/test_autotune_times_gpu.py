@@ -96,7 +96,7 @@ def test_timings_are_those_of_a_cold_cache() -> None:
             walk[(1,)](x, out, n, **config.all_kwargs())
 
         (cold,), (warm,) = cold_us(launch), cold_us(launch, cold=False)
-        found = entry.kept.measured[config_name(config)].latency_us
+        found = entry.measured[config_name(config)].latency_us
         print(config, found, cold, warm)
         assert warm < 0.9 * cold, "this does not tell them apart"
         assert found >= 0.9 * cold
@@ -225,7 +225,7 @@ def test_a_wild_read_is_blamed_and_left_out_by_the_next_process(tmp_path: Path) 
     assert second.returncode == 0, second.stderr
     assert second.stdout.startswith("right True BLOCK: ")
     (entry,) = KernelStore().entries()
-    (crashed,) = (name for name, m in entry.kept.measured.items() if m.status == "crashed")
+    (crashed,) = (name for name, m in entry.measured.items() if m.status == "crashed")
     assert '"BLOCK":128' in crashed
 
 
@@ -239,7 +239,7 @@ def test_a_wild_read_in_a_child_costs_its_configuration_only() -> None:
         kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, n)
         assert x.eq(turn).all()
     (entry,) = KernelStore().entries()
-    timed = entry.kept.measured
+    timed = entry.measured
     assert [timed[config_name(c)].ok for c in configs] == [True, False, True]
     assert timed[config_name(configs[1])].status == "crashed"
     assert kernel.best_config != configs[1]

@@ -91,7 +91,7 @@ def tuned(kernel: Any, configs: list[Config], **options: Any) -> Any:
 def statuses() -> dict[str, str]:
     """The outcomes on disk, by the name of the configuration."""
     (entry,) = KernelStore().entries()
-    return {name: m.status for name, m in entry.kept.measured.items()}
+    return {name: m.status for name, m in entry.measured.items()}
 
 
 def test_wild_and_endless_configurations_cost_themselves_only() -> None:
