@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from math import isfinite
 from typing import Any
 
 import torch
@@ -64,6 +66,36 @@ class KernelCall:
         """Call the hook of a configuration, which may change arguments for it."""
         if config.pre_hook is not None:
             config.pre_hook({**self.named, **config.all_kwargs()})
+
+    def key(self) -> dict[str, Any]:
+        """Return the values of the tuner's own key, and the types of arguments."""
+        named = {k: v for k, v in self.named.items() if k in self.tuner.arg_names}
+        values = {k: named[k] for k in self.tuner.keys if k in named}
+        plain = {
+            k: v if v is None or isinstance(v, bool | int | str) else str(v)
+            for k, v in values.items()
+            if not hasattr(v, "data_ptr")
+        }
+        return plain | {k: str(v.dtype) for k, v in named.items() if hasattr(v, "dtype")}
+
+    def grid(self, config: Any) -> list[int]:
+        """Return the programs that a configuration launches, in each dimension; empty: unknown."""
+        grid = self._kwargs.get("grid", ())
+        with suppress(Exception):  # of the user's function, which Triton gives defaults too
+            grid = grid({**self.named, **config.all_kwargs()}) if callable(grid) else grid
+            return [int(size) for size in grid]
+        return []
+
+    def described(self) -> dict[str, Any]:
+        """Return the arguments as JSON has them: type and shape of tensors, numbers, None."""
+        found: dict[str, Any] = {}
+        for name in self.tuner.arg_names:
+            value: Any = self.named.get(name)
+            if hasattr(value, "dtype"):
+                found[name] = [str(value.dtype), list(getattr(value, "shape", ()))]
+            elif value is None or (isinstance(value, bool | int | float) and isfinite(value)):
+                found[name] = value
+        return found
 
     def keep(self, names: set[str] | None) -> None:
         """Copy what the kernel may write, before the first launch; None: all tensors."""

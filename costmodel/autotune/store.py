@@ -90,7 +90,9 @@ class KernelEntry:
 
     Attributes:
         key: empty: the file is no entry.
+        arguments: of the call that was timed: types and shapes of tensors, and numbers.
         measured: the last timing of each configuration, by :func:`config_name`.
+        binaries: what is known of the binary of each, such as registers and counts of its PTX.
         chosen: the configuration that launches take; None: none was chosen yet.
         why: how it was chosen.
         when: and when: UTC, ISO 8601.
@@ -98,7 +100,9 @@ class KernelEntry:
 
     path: Path
     key: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)
     measured: dict[str, Measurement] = field(default_factory=dict)
+    binaries: dict[str, dict[str, Any]] = field(default_factory=dict)
     chosen: str | None = None
     why: str = ""
     when: str = ""
@@ -116,6 +120,10 @@ class KernelEntry:
                         continue
                     case {"config": str(config), "measurement": dict(figures)}:
                         self.measured[config] = decode(figures, Measurement)
+                    case {"config": str(config), "binary": dict(binary)}:
+                        self.binaries[config] = binary
+                    case {"arguments": dict(arguments)}:
+                        self.arguments = arguments
                     case {"chosen": str(chosen), "why": str(why), "when": str(when)}:
                         self.chosen, self.why, self.when = chosen, why, when
             except (ValueError, RecursionError):  # InvalidInput is a ValueError
@@ -149,6 +157,14 @@ class KernelStore(CacheFolder):
         # NaN, which JSON lacks, is what a field has that is left out.
         figures = {name: value for name, value in asdict(measurement).items() if value == value}
         self._append(key, {"config": config_name, "measurement": figures})
+
+    def describe(self, key: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+        """Keep what the kernel was called with."""
+        self._append(key, {"arguments": dict(arguments)})
+
+    def note_binary(self, key: Mapping[str, Any], config_name: str, **binary: Any) -> None:
+        """Keep what is known of the binary of a configuration."""
+        self._append(key, {"config": config_name, "binary": binary})
 
     def choose(self, key: Mapping[str, Any], config_name: str, why: str) -> None:
         """Keep which configuration launches take."""

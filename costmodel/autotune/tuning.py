@@ -30,7 +30,7 @@ from costmodel.autotune.runner import KernelRunner
 from costmodel.autotune.store import KernelStore, config_name
 from costmodel.compile.compiler import Artifact, reason
 from costmodel.compile.ptx import extract
-from costmodel.compile.ttir import KernelJob, compile_job, front_end, recorded
+from costmodel.compile.ttir import KernelJob, compile_job, count_operations, front_end, recorded
 from costmodel.data.measurement import Candidate, Measurement
 from costmodel.errors import CompileError, InvalidInput
 from costmodel.gemm.specialize import device_compilers
@@ -97,7 +97,7 @@ class Tuning:
         self._begun, self._done = time.monotonic(), set[str]()
         self._first_of: dict[object, str] = {}
         self._repeats: dict[str, str] = {}  # what does the same as an earlier one
-        self._texts: list[str] = []
+        self._texts: dict[str, str] = {}  # TTIR by configuration; empty where it is not known
         self._signature: dict[str, Any] = {}
         self._loaded: dict[str, Any] = {}
 
@@ -140,21 +140,10 @@ class Tuning:
         return {
             "name": f"{self._tuner.base_fn.__module__}.{self._tuner.base_fn.__qualname__}",
             "source": function.cache_key,
-            "key": self._key_by_name(),
+            "key": self._call.key(),
             "specialized": [str(part) for part in key[2:]],  # [:2]: which device, which ranks
             **self._target.here(),
         }
-
-    def _key_by_name(self) -> dict[str, Any]:
-        """Return the values of the tuner's own key, and the types of arguments."""
-        named = {k: v for k, v in self._call.named.items() if k in self._tuner.arg_names}
-        values = {k: named[k] for k in self._tuner.keys if k in named}
-        plain = {
-            k: v if v is None or isinstance(v, bool | int | str) else str(v)
-            for k, v in values.items()
-            if not hasattr(v, "data_ptr")
-        }
-        return plain | {k: str(v.dtype) for k, v in named.items() if hasattr(v, "dtype")}
 
     # --- Choosing ---------------------------------------------------------------------------------
 
@@ -173,6 +162,8 @@ class Tuning:
         self._patient = patient or epoch() != 0
         known = {name: m for name, m in kept.measured.items() if name in self._by_name}
         self._done.update(known)
+        if not kept.arguments:
+            store.describe(self._key, self._call.described())
         device_compilers().start(min(_COMPILERS_FIRST, len(self._by_name) - len(known)))
         runner = self._runner()
         search = TopKSearch(
@@ -325,11 +316,24 @@ class Tuning:
             counts.compiled += 1
             same = waiting.pop(artifact.key)
             if artifact.ok:
+                for candidate in same:
+                    self._note_binary(candidate.config, artifact)
                 yield [replace(candidate, artifact=artifact) for candidate in same]
             else:
                 yield [self._failed(candidate, artifact) for candidate in same]
             if waiting and self._may_leave(len(waiting), len(futures)):
                 return
+
+    def _note_binary(self, name: str, artifact: Artifact) -> None:
+        """Keep what a model can learn from, beside the timing to come."""
+        store.note_binary(
+            self._key, name,
+            registers=artifact.registers, spill_bytes=artifact.spill_bytes,
+            shared_bytes=artifact.shared_bytes, compile_s=round(artifact.compile_s, 3),
+            grid=self._call.grid(self._by_name[name]),
+            ptx={feature: count for feature, count in artifact.ptx.items() if count},
+            ttir=count_operations(self._texts[name]),
+        )  # fmt: skip
 
     def _failed(self, candidate: Candidate, artifact: Artifact) -> Candidate:
         self._note(candidate.config, Measurement(artifact.status, error=artifact.error))
@@ -348,11 +352,11 @@ class Tuning:
         except (AssertionError, ValueError) as error:  # options that the backend checks
             raise CompileError(reason(error)) from error
         if not found:
-            self._texts.append("")
+            self._texts[name] = ""
             self._loaded[name] = loaded
             return None
         job = front_end().job(found[-1])
-        self._texts.append(job.text)
+        self._texts[name] = job.text
         self._signature = found[-1].signature
         return job
 
@@ -384,7 +388,7 @@ class Tuning:
     def _keep_arguments(self) -> None:
         """Copy what any configuration may write, before the first one is launched."""
         names: set[str] | None = set()
-        for text in set(self._texts):
+        for text in set(self._texts.values()):
             found = written(text, self._signature)
             names = None if names is None or found is None else names | found
         self._call.keep(names if self._texts else None)

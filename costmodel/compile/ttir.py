@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -213,6 +215,12 @@ class _Watched:
     def __getattr__(self, name: str) -> Any:
         value = self._read[name] = getattr(self._options, name)
         return value
+
+
+@functools.lru_cache(maxsize=64)
+def count_operations(text: str) -> dict[str, int]:
+    """Count the operations of a text of TTIR or TTGIR by name, such as ``tt.load``."""
+    return dict(Counter(re.findall(r"(?<![\w.!#])(?:tt|ttg|ttng|scf|math|arith)\.\w+", text)))
 
 
 # --- From a text to a binary ----------------------------------------------------------------------
