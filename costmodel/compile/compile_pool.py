@@ -150,7 +150,10 @@ class CompilePool:
                 try:
                     future.set_result(_compile(worker, key, spec, item))
                 except BaseException as error:  # whoever waits would wait for ever
-                    future.set_exception(error)
+                    if self._closed:  # just before the child had it
+                        future.set_result(Artifact(key, spec, "crashed", "the pool was closed"))
+                    else:
+                        future.set_exception(error)
 
 
 def _compile(worker: _Worker, key: str, spec: Any, item: _Item) -> Artifact:
