@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import autotune_fakes
+import numpy as np
 import pytest
 import torch
 import triton
@@ -261,7 +263,10 @@ def many(x_ptr, n, flag, KIND: tl.constexpr, BLOCK: tl.constexpr):  # type: igno
     tl.store(x_ptr + tl.arange(0, BLOCK), n, mask=tl.arange(0, BLOCK) < 1)
 
 
-VALUES = [None, True, 7, "fast", 0.5, torch.float16, (1, 2), ("a", (None, 3)), tl.constexpr(4)]
+VALUES = [
+    None, True, 7, "fast", 0.5, torch.float16, (1, 2), ("a", (None, 3)), tl.constexpr(4),
+    np.int64(7), call,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", VALUES, ids=str)
@@ -278,9 +283,20 @@ def test_values_of_any_kind_in_the_key(
     stock, own = both(program)
     assert own == stock
     machine.restart()
+    if isinstance(value, FunctionType):  # it has another address there
+        value = FunctionType(value.__code__, {}, value.__name__)
     kernel = kernel_of(ours, many, ["KIND", "BLOCK"])
     kernel[(1,)](torch.zeros(8), 3, 2.0, KIND=value)
     assert len(machine.launches) == 1
+
+
+@pytest.mark.parametrize("key", [[], ["flag"]])
+def test_numbers_of_numpy(machine: Machine, key: list[str]) -> None:
+    kernel = kernel_of(ours, many, key)
+    for _ in range(2):  # 1 / np.sqrt(d) is the usual scale of attention
+        kernel[(1,)](torch.zeros(8), 3, np.float64(0.125), KIND=np.int64(7))
+    assert kernel.best_config.kwargs == {"BLOCK": 32}
+    assert len(machine.jobs) == 3
 
 
 def test_an_unhashable_value_is_tritons_error(both: Callable[..., list[Any]]) -> None:

@@ -25,6 +25,7 @@ import autotune_fakes
 import pytest
 import torch
 import triton
+import triton.language as tl
 from autotune_fakes import Launch, Machine, add, configs, machine_without_gpu, tuning
 from triton import knobs
 from triton.runtime.errors import OutOfResources
@@ -170,6 +171,35 @@ def test_another_kernel_is_another_key(
     machine.restart()
     tuned(function=module(tmp_path, **({part: new} if part else {})))
     assert len(machine.jobs) == (3 if part else 0)
+
+
+def at_least(least: int) -> Any:
+    return lambda named: named["n"] >= least
+
+
+HEURISTICS = [
+    (lambda named: named["n"] % 16 == 0, 0),
+    (lambda named: named["n"] % 32 == 0, 3),
+    (functools.partial(lambda least, named: named["n"] >= least, 64), 3),
+    (at_least(16), 3),
+    (at_least(32), 3),
+]
+
+
+@pytest.mark.fault("B16")
+def test_other_heuristics_are_another_key(machine: Machine) -> None:
+    def kernel(x_ptr, n, EVEN: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+        tl.store(x_ptr + tl.arange(0, BLOCK), n, mask=tl.arange(0, BLOCK) < n)
+
+    def call(heuristic: Any) -> None:
+        machine.restart()
+        jit = triton.heuristics({"EVEN": heuristic})(triton.jit(kernel))
+        costmodel.autotune(configs(*BLOCKS), ["n"])(jit)[(1,)](torch.zeros(96), 96)
+
+    call(lambda named: named["n"] % 16 == 0)
+    for heuristic, compiled in HEURISTICS:
+        call(heuristic)
+        assert len(machine.jobs) == compiled
 
 
 @pytest.mark.fault("B16", "N4", "B46")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import suppress
 from math import isfinite
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from costmodel.autotune.arguments import Snapshot, tensors_of
+from costmodel.autotune.store import lasting_text
 
 
 class KernelCall:
@@ -67,12 +69,21 @@ class KernelCall:
         if config.pre_hook is not None:
             config.pre_hook({**self.named, **config.all_kwargs()})
 
+    def source(self) -> str:
+        """Return a hash of the kernel, and of the heuristics around it."""
+        function, code = self.tuner.fn, ""
+        while not hasattr(function, "cache_key"):
+            code += "".join(map(_code, getattr(function, "values", {}).values()))
+            function = function.fn
+        own: str = function.cache_key
+        return f"{own}-{hashlib.sha256(code.encode()).hexdigest()}" if code else own
+
     def key(self) -> dict[str, Any]:
         """Return the values of the tuner's own key, and the types of arguments."""
         named = {k: v for k, v in self.named.items() if k in self.tuner.arg_names}
         values = {k: named[k] for k in self.tuner.keys if k in named}
         plain = {
-            k: v if v is None or isinstance(v, bool | int | str) else str(v)
+            k: v if v is None or isinstance(v, bool | int | str) else lasting_text(v)
             for k, v in values.items()
             if not hasattr(v, "data_ptr")
         }
@@ -116,3 +127,12 @@ class KernelCall:
 
     def _tensors(self, names: list[str]) -> dict[str, torch.Tensor]:
         return {x: self.named[x] for x in names if self.named.get(x) is not None}
+
+
+def _code(heuristic: Any) -> str:
+    """Return what a function of ``triton.heuristics`` does, as a text; of calls the names."""
+    if (code := getattr(heuristic, "__code__", None)) is None:
+        return lasting_text(heuristic)
+    cells = [cell.cell_contents for cell in heuristic.__closure__ or ()]
+    parts = [code.co_code.hex(), code.co_names, *code.co_consts, *cells]
+    return repr([part for part in parts if isinstance(part, int | float | str | tuple)])

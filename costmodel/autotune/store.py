@@ -66,11 +66,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     kind = type(value)
+    return {"type": f"{kind.__module__}.{kind.__qualname__}", "text": lasting_text(value)}
+
+
+def lasting_text(value: Any) -> str:
+    """Return a text of a value that is the same in every process: no address is in it."""
     text = f"{value} {getattr(value, 'cache_key', '')}".strip()  # of Triton's functions: a hash
-    return {
-        "type": f"{kind.__module__}.{kind.__qualname__}",
-        "text": re.sub(r" at 0x[0-9a-fA-F]+", "", text),
-    }
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
 def _content(path: Path) -> dict[str, str]:

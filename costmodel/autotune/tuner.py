@@ -165,7 +165,7 @@ def _describe(value: Any, rule: Rule, parts: list[Any]) -> None:
         parts.append(value.dtype)
         if by_alignment:
             parts.append(not value.data_ptr() & 15)
-    elif hasattr(value, "base"):  # a descriptor
+    elif hasattr(value, "block_shape"):  # a descriptor
         parts.append(value.base.dtype)
     elif in_key or value is None:  # without an optional pointer it is another kernel
         parts.append(value)

@@ -27,7 +27,7 @@ from costmodel.autotune.call import KernelCall
 from costmodel.autotune.isolated import IsolatedRunner
 from costmodel.autotune.options import Options
 from costmodel.autotune.runner import KernelRunner
-from costmodel.autotune.store import KernelStore, config_name
+from costmodel.autotune.store import KernelStore, config_name, lasting_text
 from costmodel.compile.compiler import Artifact, reason
 from costmodel.compile.ptx import extract
 from costmodel.compile.ttir import KernelJob, compile_job, count_operations, front_end, recorded
@@ -134,14 +134,11 @@ class Tuning:
 
     def _readable(self, key: tuple[Any, ...]) -> dict[str, Any]:
         """Return all that timings rest on: another kernel, device or compiler is another key."""
-        function = self._tuner.fn
-        while not hasattr(function, "cache_key"):
-            function = function.fn
         return {
             "name": f"{self._tuner.base_fn.__module__}.{self._tuner.base_fn.__qualname__}",
-            "source": function.cache_key,
+            "source": self._call.source(),
             "key": self._call.key(),
-            "specialized": [str(part) for part in key[2:]],  # [:2]: which device, which ranks
+            "specialized": [lasting_text(part) for part in key[2:]],  # [:2]: device, ranks
             **self._target.here(),
         }
 
