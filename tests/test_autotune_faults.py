@@ -28,7 +28,8 @@ import triton
 import triton.language as tl
 from autotune_fakes import Launch, Machine, add, configs, machine_without_gpu, tuning
 from triton import knobs
-from triton.runtime.errors import OutOfResources
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources, PTXASError
 
 import costmodel
 from costmodel.autotune.store import KernelEntry, KernelStore
@@ -387,6 +388,33 @@ def test_timings_that_scatter_are_repeated_and_flagged(machine: Machine) -> None
     assert "scatter too much" in entry(machine).why
 
 
+@pytest.mark.fault("N6")
+def test_one_later_process_compares_again_what_scattered(machine: Machine) -> None:
+    scatter = random.Random(1)
+    launches = []
+    for _ in range(4):
+        machine.us = lambda launch: scatter.uniform(10.0, 100.0)
+        tuned(32, 64)
+        launches.append(len(machine.launches))
+        machine.restart()
+    assert min(launches[:2]) > 9
+    assert launches[2:] == [1, 1]
+
+
+@pytest.mark.fault("N6")
+def test_a_choice_beside_a_busy_gpu_is_mended_once_it_is_free(machine: Machine) -> None:
+    scatter = random.Random(1)
+    machine.us = lambda launch: scatter.uniform(10.0, 100.0)
+    tuned(32, 64)
+    machine.restart()
+    machine.us = lambda launch: 20.0 if launch.block == 64 else 90.0
+    assert tuned(32, 64).best_config.kwargs == {"BLOCK": 64}
+    assert not machine.jobs
+    machine.restart()
+    assert tuned(32, 64).best_config.kwargs == {"BLOCK": 64}
+    assert len(machine.launches) == 1
+
+
 @pytest.mark.fault("N7")
 def test_triton_hooks_see_the_launch(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = tuned()
@@ -444,6 +472,44 @@ def test_a_known_choice_that_is_not_in_the_list_is_no_choice(machine: Machine) -
     machine.restart()
     assert tuned().best_config.kwargs == {"BLOCK": 32}
     assert not machine.jobs
+
+
+REFUSALS = [OutOfResources(1, 0, "registers"), PTXASError("no"), CompilationError("", None, "no")]
+
+
+@pytest.mark.fault("B13")
+@pytest.mark.parametrize("error", REFUSALS, ids=lambda error: type(error).__name__)
+def test_a_known_choice_that_is_refused_now_is_tuned_anew_once(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, error: Any
+) -> None:
+    tuned()
+    compile_ = machine.compile
+
+    def refuse(source: Any, target: Any = None, options: Any = None, **_: Any) -> Any:
+        if 32 in source.constants.values():
+            raise error
+        return compile_(source, target, options)
+
+    monkeypatch.setattr(triton.compiler, "compile", refuse)
+    machine.restart()
+    assert tuned().best_config.kwargs == {"BLOCK": 64}
+    assert not machine.jobs
+    machine.restart()
+    assert tuned().best_config.kwargs == {"BLOCK": 64}
+    assert len(machine.launches) == 1
+
+
+@pytest.mark.fault("B13")
+def test_a_mistaken_call_does_not_spoil_the_right_one(machine: Machine) -> None:
+    def kernel(x_ptr, n, KIND: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+        tl.static_assert(KIND == "fast")
+        tl.store(x_ptr + tl.arange(0, BLOCK), n, mask=tl.arange(0, BLOCK) < n)
+
+    made = costmodel.autotune(configs(*BLOCKS), ["n"])(triton.jit(kernel))
+    with pytest.raises(CompileError, match="none of 3"):
+        made[(1,)](torch.zeros(64), 64, "typo")
+    made[(1,)](torch.zeros(64), 64, "fast")
+    assert made.best_config.kwargs == {"BLOCK": 32}
 
 
 @pytest.mark.fault("B22")

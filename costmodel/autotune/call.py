@@ -8,9 +8,12 @@ from math import isfinite
 from typing import Any
 
 import torch
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from costmodel.autotune.arguments import Snapshot, tensors_of
 from costmodel.autotune.store import lasting_text
+from costmodel.compile.compiler import reason
 
 
 class KernelCall:
@@ -41,6 +44,15 @@ class KernelCall:
         """Launch a configuration, perhaps of another function; what Triton raises propagates."""
         run = (function or self.tuner.fn).run
         return run(*self._args, **{**self._kwargs, **options}, **config.all_kwargs())
+
+    def refused(self, config: Any) -> str:
+        """Load a configuration; say why where the compiler or the driver refuses, else nothing."""
+        self.hook(config)
+        try:
+            getattr(self.launch(config, warmup=True), "run", None)  # this asks the driver
+        except (CompilationError, OutOfResources, PTXASError) as error:
+            return reason(error)
+        return ""
 
     def prepare(self, config: Any) -> None:
         """Do what the user has asked for before a launch."""

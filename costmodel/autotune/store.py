@@ -16,7 +16,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -98,6 +98,7 @@ class KernelEntry:
         chosen: the configuration that launches take; None: none was chosen yet.
         why: how it was chosen.
         when: and when: UTC, ISO 8601.
+        unsteady: timings scattered then: the next process compares once more.
     """
 
     path: Path
@@ -108,6 +109,24 @@ class KernelEntry:
     chosen: str | None = None
     why: str = ""
     when: str = ""
+    unsteady: bool = False
+
+    def choice(self, names: Collection[str]) -> str | None:
+        """Return what was chosen for good, from among these configurations; or None."""
+        chosen = self.chosen
+        if chosen not in names or self.unsteady or not set(names) <= set(self.measured):
+            return None
+        return chosen if self.measured[chosen].ok else None
+
+    def known(self, names: Collection[str]) -> dict[str, Measurement]:
+        """Return the outcomes of these configurations that need not be tried again.
+
+        If none works, some may work with other arguments, which the key does not tell apart.
+        """
+        found = {name: m for name, m in self.measured.items() if name in names and not m.no_room}
+        if any(m.ok for m in found.values()):
+            return found
+        return {name: m for name, m in found.items() if m.status in ("crashed", "timeout")}
 
     def add(self, content: bytes) -> None:
         """Take over the lines of a file; what is no line of this key's is skipped."""
@@ -126,8 +145,9 @@ class KernelEntry:
                         self.binaries[config] = binary
                     case {"arguments": dict(arguments)}:
                         self.arguments = arguments
-                    case {"chosen": str(chosen), "why": str(why), "when": str(when)}:
+                    case {"chosen": str(chosen), "why": str(why), "when": str(when), **more}:
                         self.chosen, self.why, self.when = chosen, why, when
+                        self.unsteady = more.get("unsteady") is True
             except (ValueError, RecursionError):  # InvalidInput is a ValueError
                 continue
 
@@ -168,10 +188,13 @@ class KernelStore(CacheFolder):
         """Keep what is known of the binary of a configuration."""
         self._append(key, {"config": config_name, "binary": binary})
 
-    def choose(self, key: Mapping[str, Any], config_name: str, why: str) -> None:
+    def choose(
+        self, key: Mapping[str, Any], config_name: str, why: str, *, unsteady: bool = False
+    ) -> None:
         """Keep which configuration launches take."""
         when = datetime.now(UTC).isoformat(timespec="seconds")
-        self._append(key, {"chosen": config_name, "why": why, "when": when})
+        record = {"chosen": config_name, "why": why, "when": when}
+        self._append(key, record | ({"unsteady": True} if unsteady else {}))
 
     def entries(self) -> list[KernelEntry]:
         """All entries, by file name."""

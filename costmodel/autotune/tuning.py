@@ -108,10 +108,12 @@ class Tuning:
 
     def known(self) -> Any:
         """Return the configuration that was chosen before, from among the same ones; or None."""
-        kept = store.read(self._key)
-        if kept.chosen is None or not set(self._by_name) <= set(kept.measured):
+        if (name := store.read(self._key).choice(self._by_name)) is None:
             return None
-        return self._by_name.get(kept.chosen)
+        if error := self._call.refused(self._by_name[name]):
+            self._note(name, Measurement("launch_error", error=error))
+            return None
+        return self._by_name[name]
 
     def best_known(self) -> Any:
         """Return the fastest configuration of those that were timed; None if none was."""
@@ -157,7 +159,7 @@ class Tuning:
         """
         begin, kept = time.monotonic(), store.read(self._key)
         self._patient = patient or epoch() != 0
-        known = {name: m for name, m in kept.measured.items() if name in self._by_name}
+        known = kept.known(self._by_name)
         self._done.update(known)
         if not kept.arguments:
             store.describe(self._key, self._call.described())
@@ -191,14 +193,13 @@ class Tuning:
                 + "; ".join(sorted(reasons)[:3])
             )
         self._tuner.configs_timings = {
-            self._by_name[name]: [m.latency_us / 1e3, m.p10_us / 1e3, m.p90_us / 1e3]
-            if m.ok
-            else [inf] * 3
-            for name, m in search.measured.items()
+            self._by_name[n]: [x / 1e3 if m.ok else inf for x in (m.latency_us, m.p10_us, m.p90_us)]
+            for n, m in search.measured.items()
         }
         self.is_final = not self._left
         if self.is_final and not search.is_late:
-            store.choose(self._key, choice.config, choice.why)
+            unsteady = choice.unsteady and not kept.unsteady
+            store.choose(self._key, choice.config, choice.why, unsteady=unsteady)
         costs = f"{search.compile_s:.2f} s compiling, {search.measure_s:.2f} s timing"
         log.info("%s: %s; %s", self._call, choice.why, costs)
         best = self._by_name[choice.config]
