@@ -75,6 +75,8 @@ class Machine:
         slow_s: real seconds that each launch sleeps.
         device, capturing, target: the current device, whether a graph is captured, the target.
         launches, jobs: all so far.
+        broken: what using the CUDA context raises; of a launch that raises it, from then on.
+        warm: the device has been kept busy.
         now_us: the clock.
     """
 
@@ -89,6 +91,8 @@ class Machine:
         self.launches: list[Launch] = []
         self.jobs: list[KernelJob] = []
         self.now_us = 0.0
+        self.broken: torch.AcceleratorError | None = None
+        self.warm = False
 
     def timed(self) -> set[int]:
         """Block sizes that were launched so far."""
@@ -96,6 +100,7 @@ class Machine:
 
     def restart(self) -> None:
         """Forget what a new process would not know."""
+        self.broken = None
         self.launches.clear()
         self.jobs.clear()
         tuning.store = KernelStore(self.folder)
@@ -125,9 +130,17 @@ class Machine:
         named = dict(zip(function.arg_names, rest[6:], strict=True))
         launch = Launch(options, grid, rest[4], named)
         self.launches.append(launch)
-        self.effect(launch)
+        try:
+            self.effect(launch)
+        except torch.AcceleratorError as error:
+            self.broken = error
+            raise
         self.now_us += self.us(launch)
         time.sleep(self.slow_s)
+
+    def synchronize(self, device: Any) -> None:
+        if self.broken is not None:
+            raise self.broken
 
     def event(self, **_: Any) -> Any:
         event = SimpleNamespace(at=0.0)
@@ -138,7 +151,7 @@ class Machine:
     def torch_of_runner(self) -> Any:
         cuda = SimpleNamespace(
             current_device=lambda: self.device, Event=self.event, _sleep=lambda cycles: None,
-            synchronize=lambda device: None,
+            synchronize=self.synchronize,
             get_device_properties=lambda device: SimpleNamespace(L2_cache_size=64),
         )  # fmt: skip
         return SimpleNamespace(
@@ -165,6 +178,7 @@ def machine_without_gpu(folder: Path, patience_s: float = 60.0) -> Iterator[Mach
         patch.setattr(tuning, "device_compilers", lambda: machine)
         patch.setattr(tuning, "store", KernelStore(folder))
         patch.setattr(runner, "torch", machine.torch_of_runner())
+        patch.setattr(runner, "keep_warm", lambda: setattr(machine, "warm", True))
         patch.setattr(runner, "uuid_of", lambda device: f"test-{os.getpid()}")
         patch.setattr(tuning, "_compiling", {})
         patch.setattr(tuning, "_PATIENCE_S", patience_s)

@@ -333,6 +333,69 @@ def test_a_configuration_that_breaks_the_context_is_left_out_next_time(machine: 
     assert 128 not in machine.timed()
 
 
+@pytest.mark.fault("B14")
+def test_a_launch_that_the_driver_refuses_costs_that_configuration_only(machine: Machine) -> None:
+    def refuse(launch: Launch) -> None:
+        if launch.block == 32:
+            raise RuntimeError("Triton Error [CUDA]: too many blocks in cooperative launch")
+
+    machine.effect = refuse
+    assert tuned().best_config.kwargs == {"BLOCK": 64}
+    assert kept(machine)[32].status == "launch_error"
+
+
+@pytest.mark.fault("B04")
+def test_the_launch_after_the_one_that_broke_the_context_is_told_in_tritons_words(
+    machine: Machine,
+) -> None:
+    def later(launch: Launch) -> None:
+        if launch.block == 128:
+            machine.broken = torch.AcceleratorError("CUDA error: an illegal memory access")
+            raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
+
+    machine.effect = later
+    with pytest.raises(CostModelError, match=r"BLOCK: 128.* broke the CUDA context"):
+        tuned(64, 128)
+    assert kept(machine)[128].status == "crashed"
+
+
+@pytest.mark.fault("N6")
+def test_a_device_that_rested_is_warmed_before_it_times(machine: Machine) -> None:
+    """Else what happens to be timed first looks slow, and is no finalist."""
+    cold: list[int] = []
+    machine.effect = lambda launch: None if machine.warm else cold.append(launch.block)
+    tuned()
+    assert not cold
+
+
+@pytest.mark.fault("B61")
+def test_slow_finalists_are_compared_in_a_few_turns(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(autotune_fakes.runner, "_COMPARED_S", 0.0)
+    tuned(32, 64)
+    assert len(machine.launches) < 2 * (12 + 1 + 3 * 2) + 2
+
+
+@pytest.mark.fault("N6")
+def test_a_launch_that_the_host_was_late_with_makes_the_next_ones_wait(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []  # in cycles, 2,000 to a microsecond
+    monkeypatch.setattr(autotune_fakes.runner.torch.cuda, "_sleep", waits.append)
+    late_at: list[int] = []
+
+    def late(launch: Launch) -> None:
+        if len(waits) == 20 and not late_at:
+            late_at.append(len(waits))
+            time.sleep(0.1)
+
+    machine.effect = late
+    tuned(32, 64)
+    assert waits[20] == max(waits) > 2000 * 100_000
+    assert waits[28] < waits[20] / 50
+
+
 @pytest.mark.fault("B04")
 def test_the_blame_is_right_if_it_breaks_later(machine: Machine) -> None:
     def later(launch: Launch) -> None:
@@ -381,7 +444,7 @@ def test_other_results_than_those_of_the_others_cannot_win(machine: Machine) -> 
 
 @pytest.mark.fault("N6")
 def test_timings_that_scatter_are_repeated_and_flagged(machine: Machine) -> None:
-    scatter = random.Random(1)
+    scatter = random.Random(2)
     machine.us = lambda launch: scatter.uniform(10.0, 100.0)
     tuned(32, 64)
     assert len(machine.launches) > 4 * (9 + 27)

@@ -22,17 +22,19 @@ from costmodel.autotune.call import KernelCall
 from costmodel.data.measurement import Candidate, Measurement, Runner, Status
 from costmodel.errors import CostModelError
 from costmodel.measure.card import alone, uuid_of
+from costmodel.measure.warm import keep_warm
 
 _TIMED_US = 2500.0  # of launches and waits, for one configuration
-_REPEATS = (3, 12)
-_EARLY = 1.3  # so many times slower than the best: two launches are enough
-_STOP = 8.0  # one is enough
+_MOST = 9  # launches, beside the first three
+_EARLY = 1.3  # so many times slower than the best: two more are enough
+_STOP = 8.0  # no more are needed
+_COMPARED_S = 1.0  # of comparing finalists, once each has been launched a few times
 _CYCLES_PER_US = 2000  # at the highest clock of any NVIDIA GPU: never too short
 
-_REFUSALS: tuple[tuple[type[Exception], Status], ...] = (
-    (OutOfResources, "out_of_resources"), (PTXASError, "compile_error"),
-    (CompilationError, "compile_error"), (torch.OutOfMemoryError, "out_of_resources"),
-)  # fmt: skip
+_REFUSALS: tuple[tuple[Any, Status], ...] = (
+    ((OutOfResources, torch.OutOfMemoryError), "out_of_resources"),
+    ((PTXASError, CompilationError), "compile_error"),
+)
 
 
 class BrokenContext(CostModelError):
@@ -65,8 +67,8 @@ class KernelRunner(Runner):
             2 * properties.L2_cache_size // 4, dtype=torch.int32, device=self._device
         )
         self._card = uuid_of(self._device)
-        self._host_us: dict[str, float] = {}
-        self._votes: list[tuple[Snapshot, list[str]]] = []  # who has computed the same
+        self._host_us = 100.0  # of a launch
+        self._votes: list[tuple[Snapshot, set[str]]] = []  # who has computed the same
 
     def measure(
         self, workload: Any, candidates: Sequence[Candidate], best_us: float = inf
@@ -74,6 +76,7 @@ class KernelRunner(Runner):
         """Time candidates: one measurement each, in order."""
         found = []
         with alone(self._card):
+            keep_warm()
             for candidate in candidates:
                 measurement = self._survived(candidate.config, best_us)
                 self._note(candidate.config, measurement)
@@ -86,11 +89,14 @@ class KernelRunner(Runner):
         """Time a few in turn, against drift. For finalists."""
         times: list[list[float]] = [[] for _ in configs]
         with alone(self._card):
+            keep_warm()
             for name in configs:
-                if name not in self._host_us:  # another process has timed it
-                    with self._blamed(name):
-                        self._first_launch(name)
+                with self._blamed(name):
+                    self._first_launch(name)  # another process may have timed it
+            end = time.monotonic() + _COMPARED_S
             for turn in range(rounds):
+                if turn > 2 and time.monotonic() > end:
+                    break
                 order = range(len(configs)) if turn % 2 == 0 else reversed(range(len(configs)))
                 for i in order:
                     with self._blamed(configs[i]):
@@ -110,25 +116,24 @@ class KernelRunner(Runner):
 
     def _outvoted(self) -> dict[str, str]:
         """Return whose results are not those of the most configurations, and what differs."""
-        if len(self._votes) < 2:
-            return {}
-        most = max(self._votes, key=lambda vote: len(vote[1]))
+        ranked = sorted(self._votes, key=lambda vote: -len(vote[1]))
         return {
-            name: f"other results than {len(most[1])} configurations: {most[0].differs_from(found)}"
-            for found, names in self._votes
+            name: f"other results than {len(ranked[0][1])} configurations: "
+            f"{ranked[0][0].differs_from(found)}"
+            for found, names in ranked[1:]
             for name in names
-            if names is not most[1]
         }
 
     def _survived(self, name: str, best_us: float) -> Measurement:
         """Time one configuration; a refusal is an outcome, a broken context an error."""
-        refusals = tuple(kind for kind, _ in _REFUSALS)
         try:
             with self._blamed(name):
                 return self._measured(name, best_us)
-        except refusals as error:
-            status = next(s for kind, s in _REFUSALS if isinstance(error, kind))
-            return Measurement(status, error=str(error)[:500])
+        except Exception as error:
+            status = next((s for kind, s in _REFUSALS if isinstance(error, kind)), None)
+            if status is None and not str(error).startswith("Triton Error [CUDA]"):
+                raise
+            return Measurement(status or "launch_error", error=str(error)[:500])
 
     @contextmanager
     def _blamed(self, name: str) -> Iterator[None]:
@@ -136,26 +141,29 @@ class KernelRunner(Runner):
         try:
             yield
         except RuntimeError as error:
-            if "CUDA error" not in str(error):
-                raise
-            self._note(name, Measurement("crashed", error=str(error)[:200]))
-            raise BrokenContext(
-                f"{self._configs[name]} of {self._call} broke the CUDA context: "
-                f"{str(error).splitlines()[0]:.200}; this process must end, the next run leaves "
-                f"that configuration out"
-            ) from error
+            try:
+                torch.cuda.synchronize(self._device)
+            except RuntimeError as broken:  # each use of a broken context raises
+                text = str(broken)[:200]
+                self._note(name, Measurement("crashed", error=text))
+                raise BrokenContext(
+                    f"{self._configs[name]} of {self._call} broke the CUDA context: {text}; this "
+                    f"process must end, the next run leaves that configuration out"
+                ) from error
+            raise
 
     def _measured(self, name: str, best_us: float) -> Measurement:
         self._first_launch(name)
-        us = min(self._timed(name, 2))
+        times = self._timed(name, 2)
+        us = min(times)
         if us > _STOP * best_us:
             return Measurement("too_slow", us, us, us, 2)
-        wanted = _TIMED_US / (us + self._host_us[name] + 50)
-        least, most = (1, 2) if us > _EARLY * best_us else _REPEATS
-        return _summary(self._timed(name, int(min(max(wanted, least), most))))
+        wanted = int(_TIMED_US / (us + self._host_us + 50))
+        most = 2 if us > _EARLY * best_us else _MOST
+        return _summary(times[1:] + self._timed(name, min(max(wanted, 1), most)))
 
     def _first_launch(self, name: str) -> None:
-        """Launch once, which loads the binary, and once more to time the host."""
+        """Launch once, which loads the binary."""
         call, config = self._call, self._configs[name]
         if self._agree:
             call.restore()
@@ -169,31 +177,28 @@ class KernelRunner(Runner):
         torch.cuda.synchronize(self._device)
         if self._agree:
             self._vote(name, call.written())
-        begin = time.perf_counter()
-        call.prepare(config)
-        call.launch(config)
-        self._host_us[name] = 1e6 * (time.perf_counter() - begin)
-        call.finish(config)
 
     def _vote(self, name: str, result: Snapshot) -> None:
         for found, names in self._votes:
             if not found.differs_from(result):
-                names.append(name)
+                names.add(name)
                 return
-        self._votes.append((result, [name]))
+        self._votes.append((result, {name}))
 
     def _timed(self, name: str, repeats: int) -> list[float]:
         """Return us of so many launches, each with a cold cache."""
         call, config, events = self._call, self._configs[name], []
-        busy = int(_CYCLES_PER_US * (1.2 * self._host_us[name] + 10))
         for _ in range(repeats):
             call.prepare(config)
             self._other.max()
-            torch.cuda._sleep(busy)  # type: ignore[no-untyped-call]
+            torch.cuda._sleep(int(_CYCLES_PER_US * (1.2 * self._host_us + 10)))  # type: ignore[no-untyped-call]
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            start = time.perf_counter()
             begin.record()
             call.launch(config)
             end.record()
+            # Of the last few launches the slowest: a lucky one must not make the next one late.
+            self._host_us = max(1e6 * (time.perf_counter() - start), self._host_us / 2)
             call.finish(config)
             events.append((begin, end))
         torch.cuda.synchronize(self._device)

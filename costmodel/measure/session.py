@@ -20,6 +20,7 @@ from costmodel.hardware.target import Target
 from costmodel.measure.card import alone, clock_reader, uuid_of
 from costmodel.measure.operands import OperandPool, Problem, set_count
 from costmodel.measure.protocol import TimingProtocol
+from costmodel.measure.warm import keep_warm
 
 Launch = Callable[[Any], None]
 """Queues a launch on these operands on the current stream."""
@@ -29,8 +30,6 @@ _KEPT_BYTES = 2**30  # between problems: a program may come to need what is held
 _CHECK_BLOCK = 4096
 _BUSY_CYCLES = 400_000  # 0.2 ms and more: the host queues a launch in less, even a loaded one
 _MUCH_SLOWER = 3.0
-_WARM_S = (0.1, 0.3)  # a clock rises in steps: it is watched for so long at least, and at most
-_STAYS_WARM_S = 0.5
 
 
 def _nothing(*_: Any) -> None:
@@ -56,7 +55,6 @@ class Session:
         )
         self._clock_mhz = clock_reader(self._device)
         self._card = uuid_of(self._device)
-        self._warm_until = 0.0
         self._problem: Problem | None = None
         self._sets: list[Any] = []
         self._reference: torch.Tensor | None = None
@@ -85,7 +83,7 @@ class Session:
         """Time one choice, or the baseline for None; what is far slower than ``best_us`` less."""
         with alone(self._card), torch.cuda.stream(self._stream):
             self._prepare(problem)
-            self._warm()
+            keep_warm()
             return self._measure(choice, best_us)
 
     def compare(
@@ -102,7 +100,7 @@ class Session:
         """
         with alone(self._card), torch.cuda.stream(self._stream):
             self._prepare(problem)
-            self._warm()
+            keep_warm()
             return self._compare(choices, rounds)
 
     def _prepare(self, problem: Problem) -> None:
@@ -118,22 +116,6 @@ class Session:
         self._reference = problem.reference(self._sets[0])
         torch.cuda.synchronize()
         self._problem = problem
-
-    def _warm(self) -> None:
-        """Keep a device that has rested busy until its clock rises no more, as cycles tell."""
-        start = now = time.monotonic()
-        before_ms = ms = inf
-        while start > self._warm_until and now - start < _WARM_S[1]:
-            if now - start > _WARM_S[0] and ms > 0.99 * before_ms:
-                break
-            before_ms, begin, end = ms, _event(), _event()
-            begin.record()
-            for _ in range(20):
-                self._busy()
-            end.record()
-            end.synchronize()
-            now, ms = time.monotonic(), begin.elapsed_time(end)
-        self._warm_until = now + _STAYS_WARM_S
 
     def _measure(self, choice: Any, best_us: float) -> Measurement:
         launch, bad = self._passed(choice)
