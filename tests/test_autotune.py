@@ -157,6 +157,29 @@ def test_what_is_to_be_zero_is_zero_at_each_launch_and_restored_values_are_as_be
     assert own == [{(5.0, 0.0)}, 6.0, 1.0, 0.0, 7.0, 2.0]
 
 
+def test_a_later_tuning_does_not_zero_what_earlier_calls_added_up(
+    both: Callable[..., list[Any]], machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second call tunes the other half; the third is of another kind for ours only."""
+
+    def program(tune: Any) -> Any:
+        def work(launch: Any) -> None:
+            launch.named["out_ptr"] += 1
+
+        machine.effect = work
+        kernel = kernel_of(tune, key=(), reset_to_zero=["out_ptr"])
+        out = torch.full((64,), 7.0)
+        sums = []
+        for n in (64, 64, 33, 1):
+            kernel[(1,)](torch.zeros(64), None, out, n)
+            sums.append(float(out[0]))
+        return sums
+
+    monkeypatch.setattr(autotune_fakes.tuning, "_PATIENCE_S", 0.0)
+    stock, own = both(program)
+    assert own == stock == [1.0, 2.0, 3.0, 4.0]
+
+
 def test_none_is_neither_zeroed_nor_restored(machine: Machine) -> None:
     kernel = kernel_of(reset_to_zero=["y_ptr"], restore_value=["y_ptr"])
     call(kernel)

@@ -99,6 +99,7 @@ class State:
         is_patient: the first call waits for all configurations, since the caller may keep what it
             launched, as FlagGems does.
         begun: kinds of calls of which one was tuned, if only by half of the configurations.
+        launched: Triton's keys of the calls so far.
         compiling: what mode ``background`` waits for, by the same key.
         cached: what was put into the tuner's own ``cache``.
         lock: held by the thread that tunes.
@@ -108,6 +109,7 @@ class State:
         self.options = options
         self.launches: dict[Any, tuple[Any, dict[str, Any]]] = {}
         self.begun: set[Any] = set()
+        self.launched: set[Any] = set()
         strategy = getattr(tuner, "strategy", None)  # of FlagGems
         module = tuner.base_fn.__module__ or ""
         self.is_patient = strategy is not None or module.startswith("flag_gems.")
@@ -273,7 +275,10 @@ def _first_call(
         else:
             of_all = state.key_of(tuple(named.get(name) for name in tuner.arg_names), {})
             tuning = Tuning(tuner, state.options, of_all, args, kwargs)
+            # Triton zeroes once for each key of its own; later calls may add to what is there.
+            tuning.resets = of_tuner not in state.launched
             config, is_final = _chosen(tuning, state, key)
+            state.launched.add(of_tuner)
             if is_final:
                 cache[of_tuner] = state.cached[of_tuner] = config
         found = config, config.all_kwargs()

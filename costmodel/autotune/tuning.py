@@ -72,6 +72,7 @@ class Tuning:
 
     Attributes:
         is_final: the choice holds for the next calls too.
+        resets: what is to be zero is so for the launch that follows.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Tuning:
         self._listed = configs[0]
         self._target = Target.current(torch.cuda.current_device())
         self._key = self._readable(key)
+        self.resets = True
         self.is_final, self._patient, self._left, self._works = True, True, False, False
         self._urgency = next(_numbers)
         self._begun, self._done = time.monotonic(), set[str]()
@@ -205,7 +207,8 @@ class Tuning:
         best = self._by_name[choice.config]
         if self.is_final:
             self._tell(best, time.monotonic() - begin)
-        self._call.reset(best)  # as Triton does, once
+        if self.resets:
+            self._call.reset(best)
         return best
 
     def predict(self) -> Any:
