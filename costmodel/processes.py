@@ -106,6 +106,7 @@ class SupervisedWorker(Generic[T, R]):
         self._child: _Child | None = None
         self._closed = False
         self._lock = threading.Lock()  # of the two above: a child that `close` missed would go on
+        self._one_at_a_time = threading.Lock()
         close_at_exit(self)
 
     @property
@@ -119,7 +120,7 @@ class SupervisedWorker(Generic[T, R]):
         self._running_child()
 
     def run(self, item: T) -> Outcome[R]:
-        """Run the function on one item.
+        """Run the function on one item; other threads wait.
 
         Raises:
             Exception: whatever the function raises, as the same type where that can be pickled,
@@ -127,12 +128,13 @@ class SupervisedWorker(Generic[T, R]):
             RuntimeError: the child cannot be started, or the worker is closed.
         """
         data = pickle.dumps(item)
-        child = self._child
-        if child is not None and child.items == self._items_per_child:
-            self._discard()
-        for _ in range(2):  # a child that ends for want of items may do so just now
-            if (outcome := self._ask(data)) is not None:
-                return outcome
+        with self._one_at_a_time:
+            child = self._child
+            if child is not None and child.items == self._items_per_child:
+                self._discard()
+            for _ in range(2):  # a child that ends for want of items may do so just now
+                if (outcome := self._ask(data)) is not None:
+                    return outcome
         raise RuntimeError("a worker process could not start: it ended before it had the item")
 
     def _ask(self, data: bytes) -> Outcome[R] | None:

@@ -192,7 +192,7 @@ def tensors_of(
     return found
 
 
-def _span(tensor: torch.Tensor) -> torch.Tensor:
+def span(tensor: torch.Tensor) -> torch.Tensor:
     """View the bytes of its storage from a tensor's first to its last element.
 
     Autograd does not see what is written through the view.
@@ -213,7 +213,7 @@ class Snapshot:
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.tensors = {path: tensor.detach() for path, tensor in tensors.items()}
-        self._originals = {path: _span(tensor) for path, tensor in self.tensors.items()}
+        self._originals = {path: span(tensor) for path, tensor in self.tensors.items()}
         self._copies = {path: original.clone() for path, original in self._originals.items()}
 
     def restore(self) -> None:

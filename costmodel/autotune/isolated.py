@@ -2,18 +2,19 @@
 
 Triton binds the arguments and works out the grid in the program, on a copy of the function that
 launches nothing. The child imports no module of the program's: it takes the binary from Triton's
-cache, and launches it on arguments that are made like the program's (:func:`describe`). The user's
-hooks before a launch run in the program, once for each configuration; the tensors that they write
-are zeroed in the child before each launch. Hooks after a launch do not run.
+cache, and launches it on arguments that are made like the program's. What the user has asked for
+before a launch is done in the program, once for each configuration, and what the arguments hold
+then they hold before each launch in the child. Hooks after a launch do not run.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import os
+import pickle
 import sys
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,23 +22,23 @@ from dataclasses import dataclass
 from math import inf
 from types import SimpleNamespace
 from typing import Any
-from uuid import uuid4
 
 import torch
 import triton
 from triton import knobs
 
-from costmodel.autotune.arguments import tensors_of
+from costmodel.autotune import remade
+from costmodel.autotune.arguments import Snapshot, tensors_of
 from costmodel.autotune.call import KernelCall
-from costmodel.autotune.remade import Described, Storage, describe, remake, remake_storage
-from costmodel.autotune.runner import KernelRunner
+from costmodel.autotune.runner import BrokenContext, KernelRunner
 from costmodel.compile.compile_pool import settings_of_triton
 from costmodel.compile.compiler import reason
 from costmodel.compile.triton_private import know_triton_key
 from costmodel.compile.ttir import KernelJob, TextSource, front_end, recorded
-from costmodel.data.measurement import NO_ROOM, Candidate, Measurement, Runner
-from costmodel.errors import CompileError, CostModelError, HostError, InvalidInput, host_errors
-from costmodel.processes import IDLE_S, Done, SupervisedWorker, TimedOut
+from costmodel.data.measurement import NO_ROOM, Candidate, Measurement
+from costmodel.errors import CompileError, CostModelError, HostError, InvalidInput
+from costmodel.measure.device import ChildRunner
+from costmodel.processes import IDLE_S, SupervisedWorker
 
 LIMIT_S = 20.0
 """Seconds for all launches of a configuration; one that takes longer is taken to be endless."""
@@ -48,43 +49,37 @@ class Launch:
     """One configuration: its binary, the types of its arguments, and what it is launched with.
 
     Attributes:
-        zeroed: names of the tensors to zero before each launch.
+        values: the arguments, pickled.
     """
 
     name: str
     job: KernelJob
     signature: Mapping[str, Any]
     grid: tuple[int, int, int]
-    values: tuple[Described, ...]
-    zeroed: Sequence[str]
+    values: bytes
 
 
 @dataclass(frozen=True)
 class Request:
-    """One thing that a child is to time.
+    """Launches that a child is to time, one after another, or in turn if ``rounds`` is over 0.
 
     Attributes:
         token: of the call; another one has other arguments.
-        launches: to be timed one after another, or in turn if ``rounds`` is over 0.
-        storages: what the tensors of all launches lie in.
-        restored, written: names of arguments: to restore before each launch, and those whose
-            contents are results (None: all).
+        may_write: names of the arguments whose contents are results (None: all).
     """
 
-    token: str
+    token: int
     launches: tuple[Launch, ...]
-    storages: tuple[Storage, ...]
-    restored: Sequence[str]
-    written: set[str] | None
+    may_write: set[str] | None
     agree: bool
-    best_us: float = inf
-    rounds: int = 0
+    best_us: float
+    rounds: int
 
 
-Worker = SupervisedWorker["Request | None", list[Measurement]]
+Worker = SupervisedWorker[Request | None, list[Measurement]]
 
 
-class IsolatedRunner(Runner):
+class IsolatedRunner(ChildRunner):
     """Times the configurations of one call in a child; its arguments are those of `KernelRunner`.
 
     Args:
@@ -104,17 +99,17 @@ class IsolatedRunner(Runner):
         worker: Worker | None = None,
     ) -> None:
         self._call, self._configs, self._note, self._agree = call, configs, note, agree
-        self._token, self._storages = uuid4().hex, dict[int, Storage]()
+        self._token = next(_tokens)
         self._function = _apart(call.tuner.fn)
         for name in configs:
             with suppress(CompileError):
-                self._launch(name)
+                call.hook(configs[name])
+                self._described(name)
                 break
-        self._worker = worker or _shared_worker(
-            torch.cuda.current_device(), str(knobs.cache.dir), LIMIT_S
+        super().__init__(
+            worker or _shared_worker(torch.cuda.current_device(), str(knobs.cache.dir), LIMIT_S)
         )
-        with host_errors():
-            self._worker.start()
+        self.start()
 
     def measure(
         self, workload: Any, candidates: Sequence[Candidate], best_us: float = inf
@@ -122,7 +117,7 @@ class IsolatedRunner(Runner):
         """Time candidates: one measurement each, in order."""
         found = []
         for name in (candidate.config for candidate in candidates):
-            measurement = self._ask([name], best_us)[0]
+            measurement = self._timed([name], best_us)[0]
             self._note(name, measurement)
             if measurement.ok:
                 best_us = min(best_us, measurement.latency_us)
@@ -131,70 +126,47 @@ class IsolatedRunner(Runner):
 
     def compare(self, workload: Any, configs: Sequence[Any], rounds: int = 9) -> list[Measurement]:
         """Time a few in turn, against drift. For finalists."""
-        found = self._ask(configs, rounds=rounds)
+        found = self._timed(configs, rounds=rounds)
         if len(configs) > 1 and all(m.status in ("crashed", "timeout") for m in found):
             # One of them took the child along: each alone shows which.
-            found = [self._ask([name])[0] for name in configs]
+            found = [self._timed([name])[0] for name in configs]
         for name, measurement in zip(configs, found, strict=True):
             self._note(name, measurement)
         return found
 
-    def rest(self) -> None:
-        """Have the child give back the memory that it holds."""
-        with _one_at_a_time, host_errors():
-            if self._worker.running:
-                self._worker.run(None)
-
-    def _launch(self, name: str) -> Launch:
-        """Describe a launch."""
+    def _described(self, name: str) -> Launch:
+        """Describe a launch on the arguments as they are."""
         call, config, launch = self._call, self._configs[name], _Recorded()
-        tensors = tensors_of(call.named)
-        before = {x: t._version for x, t in tensors.items() if not t.is_inference()}
-        call.hook(config)
-        if call.tuner.user_defined_pre_hook:
-            call.tuner.pre_hook({**call.named, **config.all_kwargs()})
-        zeroed = [x for x, version in before.items() if tensors[x]._version != version]
         try:
             found, _ = recorded(lambda: call.launch(config, self._function), launch)
         except (AssertionError, ValueError) as error:  # options that the backend checks
             raise CompileError(reason(error)) from error
-        job = front_end().job(found[0])
+        job, types = front_end().job(found[0]), found[0].signature
         if "tt.int_to_ptr" in job.text:
             raise InvalidInput(f"{call} makes pointers of numbers, which another process cannot")
-        types = dict(found[0].signature)
-        values = tuple(
-            describe(parameter, kind, value, self._storages)
-            for (parameter, kind), value in zip(types.items(), launch.values, strict=True)
-        )
-        zeroed += call.tuner.reset_to_zero
-        return Launch(name, job, types, launch.grid, values, zeroed)
+        values = _passed(tuple(types.values()), launch.values)
+        return Launch(name, job, dict(types), launch.grid, remade.pickled(values))
 
-    def _ask(
+    def _timed(
         self, names: Sequence[str], best_us: float = inf, rounds: int = 0
     ) -> list[Measurement]:
+        launches = []
         try:
-            launches = tuple(map(self._launch, names))
+            for name in names:
+                self._call.prepare(self._configs[name])
+                launches.append(self._described(name))
         except CostModelError as error:
             return [Measurement("launch_error", error=reason(error))] * len(names)
         request = Request(
-            self._token, launches, tuple(self._storages.values()),
-            self._call.tuner.restore_value, self._call.may_write, self._agree, best_us, rounds,
-        )  # fmt: skip
+            self._token, tuple(launches), self._call.may_write, self._agree, best_us, rounds
+        )
         try:
-            with _one_at_a_time, host_errors():
-                outcome = self._worker.run(request)
+            return self._ask(request, len(names))
         except RuntimeError as error:  # such as a GPU that one process may use at a time
             raise HostError(f"no child process can time kernels here: {error}") from error
-        if isinstance(outcome, Done):
-            return outcome.value
-        if isinstance(outcome, TimedOut):
-            lost = Measurement("timeout", error=f"over {outcome.limit_s:g} s")
-        else:
-            lost = Measurement("crashed", error=outcome.how[:500])
-        return [lost] * len(names)
 
 
-_one_at_a_time = threading.Lock()
+_tokens = itertools.count()
 
 
 @functools.cache
@@ -228,68 +200,48 @@ def _apart(function: Any) -> Any:
     return made
 
 
+def _passed(kind: Any, value: Any) -> Any:
+    """Return an argument without its constants, which are part of the binary."""
+    if isinstance(kind, tuple):
+        return tuple(map(_passed, kind, value))
+    return None if kind == "constexpr" else value
+
+
 # --- The child's side -----------------------------------------------------------------------------
 
 
-class _RemadeCall(KernelCall):
-    """A call of which there are binaries and arguments, and no function."""
+class _RemadeCall:
+    """Stands for a `KernelCall` of which there are binaries and pickled arguments."""
 
-    def launch(self, config: Any, function: Any = None, **options: Any) -> None:
-        config.kernel[config.grid](*config.values)
+    def __init__(self, may_write: set[str] | None) -> None:
+        self._may_write = may_write
 
-    def hook(self, config: Any) -> None:
-        for tensor in tensors_of(self.named, config.zeroed).values():
-            tensor.zero_()
+    def prepare(self, config: Any) -> None:
+        self._named = dict(zip(config.signature, pickle.loads(config.values), strict=True))
 
+    def launch(self, config: Any) -> None:
+        config.kernel[config.grid](*self._named.values())
 
-class _Timing:
-    """The timing of one call."""
+    def written(self) -> Snapshot:
+        return Snapshot(tensors_of(self._named, self._may_write))
 
-    def __init__(self, request: Request) -> None:
-        self._device = torch.device("cuda", torch.cuda.current_device())
-        self._storages: list[torch.Tensor] = []
-        self._configs: dict[str, Any] = {}
-        first = request.launches[0]
-        self._load(request)
-        tuner = SimpleNamespace(
-            base_fn=SimpleNamespace(__name__=first.job.name), arg_names=list(first.signature),
-            reset_to_zero=[], restore_value=request.restored,
-            user_defined_pre_hook=False, user_defined_post_hook=False,
-        )  # fmt: skip
-        call = _RemadeCall(tuner, self._configs[first.name].values, {})
-        if request.agree:
-            call.keep(request.written)
-        self._runner = KernelRunner(call, self._configs, lambda *_: None, agree=request.agree)
+    def finish(self, *_: object) -> None:
+        """Do nothing."""
 
-    def answer(self, request: Request) -> list[Measurement]:
-        self._load(request)
-        names = [launch.name for launch in request.launches]
-        if request.rounds:
-            return self._runner.compare(None, names, request.rounds)
-        return self._runner.measure(None, list(map(Candidate, names)), request.best_us)
-
-    def _load(self, request: Request) -> None:
-        for storage in request.storages[len(self._storages) :]:
-            self._storages.append(remake_storage(storage, self._device))
-        for launch in request.launches:
-            if launch.name not in self._configs:
-                self._configs[launch.name] = loaded(launch, self._storages)
+    restore = finish
 
 
-def loaded(launch: Launch, storages: Sequence[torch.Tensor]) -> Any:
-    """Take a launch's binary from Triton's cache, and make its arguments."""
+def loaded(launch: Launch) -> Any:
+    """Take a launch's binary from Triton's cache, and make memory for its arguments."""
     source: Any = TextSource(launch.job)
     source.signature = launch.signature
     source.fn = SimpleNamespace(arg_names=list(launch.signature), launch_metadata=None)
-    return SimpleNamespace(
-        kernel=triton.compile(source, options=dict(launch.job.options)),
-        grid=launch.grid,
-        values=remake(launch.values, storages),
-        zeroed=launch.zeroed,
-    )
+    kernel = triton.compile(source, options=dict(launch.job.options))
+    pickle.loads(launch.values)
+    return SimpleNamespace(kernel=kernel, **vars(launch))
 
 
-_timings: dict[str, _Timing] = {}  # by token; one at most
+_timings: dict[int, tuple[dict[str, Any], KernelRunner]] = {}  # by token; one at most
 
 
 def begin(device_index: int, cache: str) -> None:
@@ -304,19 +256,31 @@ def answer(request: Request | None) -> list[Measurement]:
     """Time what is asked for; None gives back memory. What breaks the context ends the process."""
     if request is None or request.token not in _timings:
         _timings.clear()
+        remade.memory.clear()
         torch.cuda.empty_cache()
     if request is None:
         return []
     try:
-        timing = _timings.get(request.token) or _timings.setdefault(request.token, _Timing(request))
-        return timing.answer(request)
+        return _timed(request)
     except torch.OutOfMemoryError as error:
-        full = Measurement("out_of_resources", error=f"{NO_ROOM}: {error}"[:500])
-        return [full] * len(request.launches)
+        outcome = Measurement("out_of_resources", error=f"{NO_ROOM}: {error}"[:500])
+    except BrokenContext as error:
+        print(error, file=sys.stderr, flush=True)
+        os._exit(1)
     except Exception as error:
-        try:
-            torch.cuda.synchronize()
-        except Exception as broken:
-            print(f"the CUDA context is broken: {broken}", file=sys.stderr, flush=True)
-            os._exit(1)
-        return [Measurement("launch_error", error=reason(error))] * len(request.launches)
+        outcome = Measurement("launch_error", error=reason(error))
+    return [outcome] * len(request.launches)
+
+
+def _timed(request: Request) -> list[Measurement]:
+    if request.token not in _timings:
+        made: dict[str, Any] = {}
+        call: Any = _RemadeCall(request.may_write)
+        runner = KernelRunner(call, made, lambda *_: None, agree=request.agree)
+        _timings[request.token] = made, runner
+    configs, runner = _timings[request.token]
+    configs.update({launch.name: loaded(launch) for launch in request.launches})
+    names = [launch.name for launch in request.launches]
+    if request.rounds:
+        return runner.compare(None, names, request.rounds)
+    return runner.measure(None, list(map(Candidate, names)), request.best_us)

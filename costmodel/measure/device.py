@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from math import inf
+from typing import Any
 
 from costmodel.data.measurement import Candidate, Measurement, Runner
 from costmodel.errors import host_errors
@@ -21,7 +22,39 @@ from costmodel.processes import Done, SupervisedWorker, TimedOut
 _REHEARSAL = GemmProblem(Workload.dense(64, 64, 64))
 
 
-class DeviceRunner(Runner):
+class ChildRunner(Runner):
+    """Has a child that times, and may die of it.
+
+    Args:
+        worker: asks the child; None has it give back the device's memory.
+    """
+
+    def __init__(self, worker: SupervisedWorker[Any, list[Measurement]]) -> None:
+        self._worker = worker
+
+    def start(self) -> None:
+        """Start the timing process now, in the background; else the first request does."""
+        with host_errors():
+            self._worker.start()
+
+    def rest(self) -> None:
+        """Have the timing process, if there is one, give back the device's memory."""
+        if self._worker.running:
+            with host_errors():
+                self._worker.run(None)
+
+    def _ask(self, request: object, count: int = 1) -> list[Measurement]:
+        """Time so many things; if the child dies of one, none of them has a time."""
+        with host_errors():
+            outcome = self._worker.run(request)
+        if isinstance(outcome, Done):
+            return outcome.value
+        if isinstance(outcome, TimedOut):
+            return [Measurement("timeout", error=f"over {outcome.limit_s:g} s")] * count
+        return [Measurement("crashed", error=outcome.how[:500])] * count
+
+
+class DeviceRunner(ChildRunner):
     """Times configurations on one GPU; see :class:`TimingProtocol` for how.
 
     A kernel that hangs, or breaks the CUDA context, takes the timing process with it: its
@@ -45,20 +78,17 @@ class DeviceRunner(Runner):
         idle_s: float | None = None,
     ) -> None:
         self.protocol = protocol or TimingProtocol()
-        self._worker: SupervisedWorker[Request | None, list[Measurement]] = SupervisedWorker(
-            timing.answer,
-            limit_s=self.protocol.limit_s,
-            setup=functools.partial(
-                timing.start, self.protocol, device_index, seed, _REHEARSAL, import_kernels
-            ),
-            idle_s=idle_s,
-            settings=compiler_settings,
+        super().__init__(
+            SupervisedWorker(
+                timing.answer,
+                limit_s=self.protocol.limit_s,
+                setup=functools.partial(
+                    timing.start, self.protocol, device_index, seed, _REHEARSAL, import_kernels
+                ),
+                idle_s=idle_s,
+                settings=compiler_settings,
+            )
         )
-
-    def start(self) -> None:
-        """Start the timing process now, in the background; else the first request does."""
-        with host_errors():
-            self._worker.start()
 
     def measure(
         self, workload: Workload, candidates: Sequence[Candidate], best_us: float = inf
@@ -91,17 +121,11 @@ class DeviceRunner(Runner):
         if not configs:
             return []
         request = Request(GemmProblem(workload), None, compare=tuple(configs), rounds=rounds)
-        result = self._ask(request)
+        result = self._ask(request, len(configs))
         if len(configs) > 1 and all(m.status in ("crashed", "timeout") for m in result):
             # One of them took the process along: each alone shows which.
             result = [self._ask(Request(GemmProblem(workload), config))[0] for config in configs]
         return result
-
-    def rest(self) -> None:
-        """Have the timing process, if there is one, give back the device's memory."""
-        if self._worker.running:
-            with host_errors():
-                self._worker.run(None)
 
     def close(self) -> None:
         """End the timing process."""
@@ -112,13 +136,3 @@ class DeviceRunner(Runner):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _ask(self, request: Request) -> list[Measurement]:
-        with host_errors():
-            outcome = self._worker.run(request)
-        count = max(len(request.compare), 1)
-        if isinstance(outcome, Done):
-            return outcome.value
-        if isinstance(outcome, TimedOut):
-            return [Measurement("timeout", error=f"over {outcome.limit_s:g} s")] * count
-        return [Measurement("crashed", error=outcome.how[:500])] * count
