@@ -16,6 +16,7 @@ import typer
 
 from costmodel.cli.cache import check_folder, check_only_one, list_by_default, tell_unusable
 from costmodel.cli.common import AsJson, answer, note
+from costmodel.errors import InvalidInput
 from costmodel.files import cache_directory, decode, file_errors
 from costmodel.validation import one_line
 
@@ -96,6 +97,42 @@ def export(
     """Print a kernel's winners as Python source, or as a file of Flash Linear Attention's."""
     text = (_as_fla if kind == "fla" else _as_source)(_find(name, with_choice=True))
     typer.echo(json.dumps({"text": text}) if as_json else text)
+
+
+@app.command()
+def record(
+    folder: Annotated[Path, typer.Argument(help="Folder of the dataset; one that is there grows.")],
+    package: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VERSION of one that is not installed, by the name imported."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a dataset of the timings, to train a model on; or add them to one that is there."""
+    from costmodel.autotune.dataset import KernelDataset, role_of
+    from costmodel.data.shards import CARD, require_place
+
+    require_place(folder, "dataset of kernels")
+    packages = {}
+    for text in package or ():
+        name, _, version = text.partition("=")
+        if not (name and version):
+            raise InvalidInput(f"--package {text}: expected NAME=VERSION, such as fla=0.6.0")
+        packages[name] = f"{name} {version}"
+    base = KernelDataset.read(folder) if (folder / CARD).exists() else None
+    entries = _store().entries()
+    allowed = [entry for entry in entries if role_of(entry.key["name"])]
+    dataset = KernelDataset.of(allowed, packages, base=base)
+    dataset.write(folder)
+    card = dataset.card()
+    never = len(entries) - len(allowed)
+    answer(
+        as_json,
+        {"path": str(folder), **card},
+        (f"{folder}: {len(dataset.rows)} rows", ["package", "kernels", "lists", "rows"],
+         [[*counts.values()] for counts in card["packages"]]),
+        notes=[f"{never} tuned calls left out: no model may learn from these kernels"][:never],
+    )  # fmt: skip
 
 
 # --- Formats --------------------------------------------------------------------------------------

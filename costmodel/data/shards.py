@@ -266,7 +266,7 @@ def _check_header(
 # --- Places to write to ---------------------------------------------------------------------------
 
 
-def require_place(path: Path, kind: Literal["model", "dataset"]) -> None:
+def require_place(path: Path, kind: Literal["model", "dataset", "dataset of kernels"]) -> None:
     """Refuse a folder where a model or a dataset would destroy, or be taken for, something else.
 
     Raises:
@@ -291,7 +291,7 @@ def _content(folder: Path) -> str:
     except (OSError, CorruptFile):
         card = {}
     if "schema" in card and "protocol" in card:
-        return "dataset"
+        return "dataset of kernels" if "kernel_schema" in card else "dataset"
     return "model" if card.keys() >= {"format", "features"} else f"{CARD} of something else"
 
 

@@ -1,0 +1,280 @@
+"""A dataset of kernels' timings: what a model of any Triton kernel is trained and judged on.
+
+::
+
+    datasets/kernels-h200-sxm/
+      card.json          device, toolchain, protocol; which kernels of which packages, and how many
+      timings.parquet    one row for each kernel, key and configuration
+
+It is made from the timings that tuning has kept (:mod:`costmodel.autotune.store`), by
+``costmodel kernels record``. A list is what was timed of one kernel under one key.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from math import nan, prod
+from operator import attrgetter, itemgetter, mul
+from pathlib import Path
+from re import findall
+from typing import TYPE_CHECKING, Any, Literal
+
+from costmodel.autotune.store import KernelEntry
+from costmodel.compile.ptx import PTX_FEATURES, PTX_SCHEMA
+from costmodel.data.shards import CARD, Identity, read_shards, require_place, write_shard
+from costmodel.errors import InvalidInput, MissingData
+from costmodel.files import file_errors, read_json, write_json
+from costmodel.hardware.target import DEVICES, Target, Toolchain
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# --- Which kernels may be learned from ------------------------------------------------------------
+
+_OF_FLA = """gla gated_delta_rule delta_rule simple_gla retention rwkv6 hgrn based linear_attn
+gated_delta_product generalized_delta_rule common utils"""
+LEARNED_FROM = (*(f"fla.ops.{name}" for name in _OF_FLA.split()), "fla.modules")
+"""Modules whose kernels the shipped model learns from, though what is around them is not."""
+
+HELD_OUT = ("fla.ops.abc", "fla.ops.gsa", "fla.ops.nsa", "fla.ops.ttt", "liger_kernel", "gemlite")
+"""Modules whose kernels are timed to judge models by."""
+
+NEVER = (
+    "fla", "vllm",
+    # Copies of kernels of those two, and kernels of RWKV-7.
+    *(f"flag_gems.fused.{x}" for x in ("FLA", "fused_moe", "rwkv_ka_fusion", "rwkv_mm_sparsity")),
+)  # fmt: skip
+"""Modules whose kernels are in no dataset: others judge costmodel by them."""
+
+_Role = Literal["train", "eval"]
+_ROLES: dict[str, _Role | None] = {
+    **dict.fromkeys(NEVER),
+    **dict.fromkeys(LEARNED_FROM, "train"),
+    **dict.fromkeys(HELD_OUT, "eval"),
+}
+
+
+def role_of(module: str) -> _Role | None:
+    """Return what the kernels of a module, or one by its full name, are for; None: nothing.
+
+    The longest name in the tables counts. Kernels that no table names may be learned from.
+    """
+    found = [name for name in _ROLES if f"{module}.".startswith(f"{name}.")]
+    return _ROLES[max(found, key=len)] if found else "train"
+
+
+# --- Columns --------------------------------------------------------------------------------------
+
+_OPERATIONS = """tt.load tt.store tt.dot tt.dot_scaled tt.reduce tt.scan tt.addptr tt.splat
+tt.broadcast tt.expand_dims tt.reshape tt.trans tt.gather tt.atomic_rmw tt.atomic_cas
+tt.make_tensor_ptr tt.descriptor_load tt.descriptor_store tt.elementwise_inline_asm scf.for scf.if
+scf.while math.exp math.exp2 math.log math.sqrt math.rsqrt arith.addf arith.subf arith.mulf
+arith.divf arith.cmpf arith.maxnumf arith.addi arith.muli arith.divsi arith.remsi arith.cmpi
+arith.select arith.xori arith.truncf arith.extf arith.sitofp"""
+TTIR_OPERATIONS = tuple(_OPERATIONS.split())
+"""Operations of TTIR that are counted, each in a column of its name."""
+
+_TEXTS = ("list", "kernel", "package", "role", "key", "arguments", "config", "status")
+_TIMES = ("latency_us", "p10_us", "p90_us", "repeats")
+_GRID = ("grid_0", "grid_1", "grid_2")
+_KNOWN = """num_warps num_stages num_ctas maxnreg registers spill_bytes shared_bytes compile_s
+tensors tensor_bytes largest_elements widest_bytes"""
+
+FEATURES = (
+    *_KNOWN.split(), *_GRID, *(f"ptx_{name}" for name in PTX_FEATURES), *TTIR_OPERATIONS
+)  # fmt: skip
+"""Columns of numbers that are known before a timing, float32; NaN: unknown."""
+
+_FILE = "timings.parquet"
+_HEADER: dict[str, Any] = {"kernel_schema": 1, "ptx_schema": PTX_SCHEMA}
+_PROTOCOL = {"timing": "cold L2, events, 2.5 ms a configuration"}
+_NOTHING: dict[str, Any] = {}
+_place = itemgetter("device", "sm_count", "triton", "ptxas")  # of a key
+
+
+@dataclass(frozen=True)
+class KernelDataset:
+    """Timings of kernels on one device with one toolchain.
+
+    Attributes:
+        identity: device, toolchain and protocol of all rows.
+        rows: an Arrow table of :meth:`schema`, a row for each list and configuration: ``list``
+            (kernel and hash of the key), ``kernel`` (full name), ``package`` (with its version),
+            ``role``; ``key``, ``arguments`` and ``config`` as JSON; ``widened`` (not in the
+            kernel's own list of configurations); the measurement; :data:`FEATURES`.
+    """
+
+    identity: Identity
+    rows: pa.Table
+
+    @staticmethod
+    def schema() -> pa.Schema:
+        """Return the columns of the rows."""
+        import pyarrow as pa
+
+        text = pa.dictionary(pa.int32(), pa.string())
+        numbers = dict.fromkeys((*_TIMES, *FEATURES), pa.float32())
+        return pa.schema(dict.fromkeys(_TEXTS, text) | {"widened": pa.bool_()} | numbers)
+
+    @classmethod
+    def of(
+        cls,
+        entries: Sequence[KernelEntry],
+        packages: dict[str, str] = _NOTHING,
+        listed: Mapping[str, Collection[str]] = _NOTHING,
+        base: KernelDataset | None = None,
+    ) -> KernelDataset:
+        """Make a dataset of the entries of one store, or of several.
+
+        Args:
+            entries: those of one device and toolchain are taken: those of ``base``, else of what
+                was tuned last.
+            packages: name and version of packages that are not installed here, by the name that
+                is imported: ``{"fla": "fla-core 0.6.0"}``. Lists in ``base`` keep theirs.
+            listed: names of the configurations in the kernels' own lists, by full name of the
+                kernel; for those that were tuned over a wider list.
+            base: a dataset whose rows stay, but for what was timed again.
+
+        Raises:
+            MissingData: no timings. InvalidInput: those of a kernel of :data:`NEVER`, or of a
+                device that is not known here.
+        """
+        import pyarrow as pa
+
+        if base is None and not entries:
+            raise MissingData("no timings of kernels: tune some first (docs/own-kernels.md)")
+        if base is None:
+            last = max(entries, key=attrgetter("when"))
+            base = cls(Identity(_target(*_place(last.key)), _PROTOCOL), cls.schema().empty_table())
+        device, tools = base.identity.target.device, base.identity.target.toolchain
+        place = device.product, device.sm_count, tools.triton, tools.ptxas
+        found = base.rows.to_pylist()
+        lists = {row["list"]: row["package"] for row in found}
+        names = {_top(row["kernel"]): row["package"] for row in found} | _installed() | packages
+        for entry in entries:
+            if _place(entry.key) == place:
+                kernel = entry.key["name"]
+                package = lists.get(entry.path.stem) or names.get(_top(kernel), "")
+                found += _rows(entry, package, listed.get(kernel, entry.measured))
+        rows = {(row["list"], row["config"]): row for row in found}
+        table = pa.Table.from_pylist([rows[place] for place in sorted(rows)], cls.schema())
+        return cls(base.identity, table)
+
+    @classmethod
+    def read(cls, folder: Path) -> KernelDataset:
+        """Read a dataset; this runs no code.
+
+        Raises:
+            CorruptFile: a damaged or foreign file. WrongVersion: of a schema that this release does
+                not read. MixedData: rows of another target or protocol than the card's.
+            FileError: a file is missing, or cannot be read.
+        """
+        with file_errors(folder):
+            identity = Identity.from_dict(read_json(folder / CARD), folder / CARD)
+            files = [folder / _FILE]
+            return cls(identity, read_shards(files, cls.schema(), identity, **_HEADER))
+
+    def write(self, folder: Path) -> None:
+        """Write the dataset, in place of one that is there.
+
+        Raises:
+            FileError: something else is there, or it cannot be written.
+        """
+        require_place(folder, "dataset of kernels")
+        with file_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_shard(folder / _FILE, self.rows, self.identity, **_HEADER)
+            write_json(folder / CARD, self.card())
+
+    def card(self) -> dict[str, Any]:
+        """Return what the dataset is of, and which kernels of which packages are in it."""
+        keys = map(json.loads, self.rows.column("key").unique().to_pylist())
+        return {
+            **self.identity.to_dict(),
+            **_HEADER,
+            "drivers": sorted({key["driver"] for key in keys}),
+            "packages": self._counts("package"),
+            "kernels": self._counts("package", "kernel", "role"),
+        }
+
+    def _counts(self, *names: str) -> list[dict[str, Any]]:
+        """Count kernels, lists and rows for each value of some columns."""
+        columns = ["kernel_count_distinct", "list_count_distinct", "config_count"]
+        totals = [tuple(column.split("_", 1)) for column in columns]
+        found = self.rows.group_by(names, use_threads=False).aggregate(totals)
+        renamed = found.select([*names, *columns]).rename_columns(
+            [*names, "kernels", "lists", "rows"]
+        )
+        return renamed.to_pylist()
+
+
+# --- Rows -----------------------------------------------------------------------------------------
+
+
+def _target(product: str, sm_count: int, triton: str, ptxas: str) -> Target:
+    """Return a target: its device is one of the table, else this machine's."""
+    table = {(d.product, d.sm_count): d for d in DEVICES.values()}
+    device = table.get((product, sm_count)) or Target.current().device
+    if device.product != product:
+        raise InvalidInput(f"timings on a {product}: make the dataset on a machine that has one")
+    return Target(device, Toolchain(triton, ptxas))
+
+
+def _top(kernel: str) -> str:
+    return kernel.partition(".")[0]
+
+
+def _installed() -> dict[str, str]:
+    """Return name and version of each package, by the name that is imported."""
+    found = metadata.packages_distributions()
+    return {top: f"{min(names)} {metadata.version(min(names))}" for top, names in found.items()}
+
+
+def _rows(entry: KernelEntry, package: str, own: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Make the rows of one list.
+
+    Args:
+        own: names of the configurations that are not there by widening.
+    """
+    kernel = entry.key["name"]
+    role = role_of(kernel)
+    if role is None:
+        raise InvalidInput(f"{kernel}: no dataset may hold its timings (NEVER in {__name__})")
+    texts = {
+        "list": entry.path.stem, "kernel": kernel, "package": package, "role": role,
+        "key": json.dumps(entry.key), "arguments": json.dumps(entry.arguments),
+    }  # fmt: skip
+    for config, measurement in entry.measured.items():
+        binary = entry.binaries.get(config, {})
+        known = {**json.loads(config), **_sizes(entry.arguments), **binary}
+        if grid := binary.get("grid"):
+            known |= zip(_GRID, [*grid, 1, 1], strict=False)
+        # Zeros are left out of counts.
+        if ptx := binary.get("ptx"):
+            known |= {f"ptx_{name}": ptx.get(name, 0) for name in PTX_FEATURES}
+        if ttir := binary.get("ttir"):
+            known |= dict.fromkeys(TTIR_OPERATIONS, 0) | ttir
+        yield {
+            **texts,
+            "config": config,
+            "widened": config not in own,
+            **asdict(measurement),
+            **{x: nan if known.get(x) is None else float(known[x]) for x in FEATURES},
+        }
+
+
+def _sizes(arguments: Mapping[str, Any]) -> dict[str, int]:
+    """Return the sizes of tensors, of which type and shape are known."""
+    tensors = [value for value in arguments.values() if isinstance(value, list)]
+    elements = [prod(shape) for _, shape in tensors]
+    # The first number in the name of a type: its bits. A bool has none, and takes a byte.
+    widths = [int((findall(r"\d+", dtype) or [8])[0]) // 8 or 1 for dtype, _ in tensors]
+    return {
+        "tensors": len(tensors),
+        "tensor_bytes": sum(map(mul, elements, widths)),
+        "largest_elements": max(elements, default=0),
+        "widest_bytes": max(widths, default=0),
+    }
