@@ -1,0 +1,198 @@
+"""Records timings of other people's tuned kernels: every configuration of each list, timed once.
+
+Calls are made in processes one after another, so that a broken CUDA context or a hang costs one
+call. Each call is made twice, the second time some calls later: the first leaves half of a long
+list to be compiled while other kernels are called, and the second waits for it. What is left at the
+end of the seconds is recorded when the same command runs again: calls that are done are skipped,
+and of the others no configuration is timed twice.
+
+The output folder holds ``kernels`` (the files of `costmodel.autotune`'s store), ``lists.jsonl``
+(each list with its case, the package's version, and which configurations were added) and
+``calls.jsonl`` (what became of each call); ``--pack`` puts all of it into one archive.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from record_worker import DISTRIBUTIONS, work
+from recorded_calls import Call, by_turns, fla_calls, of_cases
+
+_TRIES = 2
+
+PACKAGES = ("fla", "flag_gems", "torchao", "tutorials")
+
+
+def learned_calls(packages: list[str]) -> list[Call]:
+    """Calls whose kernels a model may learn from, the widest variety first."""
+    families: list[list[Call]] = []
+    for package in packages:
+        if package == "fla":
+            families += fla_calls()
+        else:
+            short = {"flag_gems": "gems"}.get(package, package)
+            families += getattr(import_module(f"recorded_{short}"), f"{short}_calls")()
+    families += [calls for calls in of_cases() if calls[0].package in packages]
+    return by_turns(families)
+
+
+def judging_calls() -> list[Call]:
+    """Calls whose kernels judge what was learned from others."""
+    judges = import_module("recorded_judges").judges_calls()
+    return by_turns([*judges, *of_cases(judges=True)])
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """Lines of a file; one that was cut off is left out."""
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return found
+
+
+def left_of(names: list[str], lines: list[dict[str, Any]]) -> list[str]:
+    """The calls that are not done, without those that ended too many processes."""
+    done = {line["done"] for line in lines if "done" in line}
+    ended = Counter(line["ended"] for line in lines if "ended" in line)
+    return [name for name in names if name not in done and ended[name] < _TRIES]
+
+
+def watch(command: list[str], environment: dict[str, str], folder: Path, until: float,
+          silent_s: float) -> None:  # fmt: skip
+    """Run a process until it ends, says nothing for too long, or the time is over."""
+    progress, kernels = folder / "calls.jsonl", folder / "kernels"
+    with (folder / "errors.txt").open("ab") as errors:
+        process = subprocess.Popen(command, env=environment, stdout=errors, stderr=errors,
+                                   start_new_session=True)  # fmt: skip
+        try:
+            while process.poll() is None:
+                time.sleep(0.5)
+                changed = max(p.stat().st_mtime for p in (progress, kernels, folder) if p.exists())
+                newest = (
+                    max((e.stat().st_mtime for e in os.scandir(kernels)), default=changed)
+                    if kernels.exists() and time.time() - changed > silent_s
+                    else changed
+                )
+                if time.time() - newest > silent_s or time.time() > until + 15:
+                    break
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def record(names: list[str], folder: Path, args: argparse.Namespace) -> None:
+    """Run processes until all is recorded or the time is over."""
+    progress = folder / "calls.jsonl"
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+        environment = os.environ | {
+            "TRITON_CACHE_DIR": f"{scratch}/triton",
+            "COSTMODEL_CACHE_DIR": str(folder),
+            "FLAGGEMS_DB_URL": f"sqlite:///{scratch}/gems.db",
+            "FLA_CACHE_MODE": "disabled", "GEMS_VENDOR": "nvidia",
+        }  # fmt: skip
+        while time.time() < args.until and (left := left_of(names, lines_of(progress))):
+            listed = Path(scratch) / "calls.txt"
+            listed.write_text("\n".join(left))
+            command = [sys.executable, __file__, str(folder), "--worker", str(listed)]
+            command += ["--until", str(args.until), "--wide", str(args.wide)]
+            command += ["--judges"] if args.judges else ["--packages", *args.packages]
+            known = len(lines_of(progress))
+            watch(command, environment, folder, args.until, args.silent_s)
+            lines = lines_of(progress)[known:]
+            last = lines[-1] if lines else {"began": left[0]}
+            if "began" in last and time.time() < args.until:  # it ended in this call
+                with progress.open("a") as file:
+                    file.write("\n" + json.dumps({"ended": last["began"]}) + "\n")
+                print(f"a process ended in {last['began']}", flush=True)
+            elif not lines or left_of(names, lines_of(progress)) == left:
+                break  # else the same again
+
+
+def show(folder: Path) -> None:
+    """Print how much is recorded, by package."""
+    store = import_module("costmodel.autotune.store").KernelStore(folder / "kernels")
+    found: dict[str, list[Any]] = {}
+    for entry in store.entries():
+        module = str(entry.key["name"]).split(".")[0]
+        found.setdefault(DISTRIBUTIONS.get(module, module), []).append(entry)
+    for package, entries in sorted(found.items()):
+        timed = sum(m.ok for entry in entries for m in entry.measured.values())
+        kernels = len({entry.key["name"] for entry in entries})
+        chosen = sum(entry.chosen is not None for entry in entries)
+        print(
+            f"{package}: {kernels} kernels, {len(entries)} lists ({chosen} whole), {timed} timings"
+        )
+    lines = lines_of(folder / "calls.jsonl")
+    errors = {line["done"]: line["error"] for line in lines if line.get("error") and "done" in line}
+    print(
+        f"{sum('done' in line for line in lines)} calls done, {len(errors)} of them with an error"
+    )
+    for name, error in errors.items():
+        print(f"  {name}: {error.splitlines()[0][:150]}")
+
+
+def pack(folder: Path, archive: Path) -> None:
+    """Put a recording into one archive."""
+    with tarfile.open(archive, "w:xz") as file:
+        for name in ("kernels", "lists.jsonl", "calls.jsonl"):
+            if (folder / name).exists():
+                file.add(folder / name, name)
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Put what an archive holds into a folder, to go on there."""
+    with tarfile.open(archive) as file:
+        file.extractall(folder, filter="data")
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("folder", type=Path, help="for the recording; what it has is kept")
+    arguments.add_argument("--seconds", type=float, default=540.0)
+    arguments.add_argument("--packages", nargs="+", choices=PACKAGES, default=list(PACKAGES))
+    arguments.add_argument("--judges", action="store_true", help="the kernels that judge, instead")
+    arguments.add_argument("--only", default="", help="calls with this in their names")
+    arguments.add_argument("--wide", type=int, default=0, help="lengthen lists to so many")
+    arguments.add_argument("--silent-s", type=float, default=75.0, help="then a process hangs")
+    arguments.add_argument("--resume", type=Path, help="an archive to go on with")
+    arguments.add_argument("--pack", type=Path, help="an archive to write at the end")
+    arguments.add_argument("--list", action="store_true", help="print the calls, make none")
+    arguments.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    arguments.add_argument("--until", type=float, help=argparse.SUPPRESS)
+    args = arguments.parse_args()
+    args.until = args.until or time.time() + args.seconds
+    calls = judging_calls() if args.judges else learned_calls(args.packages)
+    names = [call.name for call in calls if args.only in call.name]
+    if args.list:
+        print("\n".join(names))
+        return
+    args.folder.mkdir(parents=True, exist_ok=True)
+    if args.worker:
+        work({call.name: call for call in calls}, args.worker.read_text().split("\n"),
+             args.folder, args)  # fmt: skip
+        return
+    if args.resume:
+        unpack(args.resume, args.folder)
+    record(names, args.folder.resolve(), args)
+    show(args.folder)
+    if args.pack:
+        pack(args.folder, args.pack)
+
+
+if __name__ == "__main__":
+    main()

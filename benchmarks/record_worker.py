@@ -1,0 +1,249 @@
+"""One process of a recording: makes calls, and times each list that they reach in full."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from recorded_calls import OURS, Call, may_judge, may_learn
+
+BROKEN = 3
+"""Exit code: a kernel broke the CUDA context."""
+
+LAG = 8
+"""Calls between the first and the second of a kind: about as many as keep 16 cores compiling."""
+
+_MEMORY = 40 * 2**30
+
+DISTRIBUTIONS = {"fla": "fla-core", "flag_gems": "flag-gems", "hopper": "flag-gems",
+                 "torchao": "torchao", "liger_kernel": "liger-kernel",
+                 **dict.fromkeys(OURS, "costmodel")}  # fmt: skip
+
+
+def package_of(module: str) -> tuple[str, str]:
+    """The distribution that a kernel's module is of, and its version."""
+    name = DISTRIBUTIONS[module.split(".")[0]]
+    try:
+        return name, version(name)
+    except PackageNotFoundError:
+        return name, "not installed"
+
+
+def neighbours(configs: list[Any], at_most: int) -> list[Any]:
+    """Configurations that a list lacks: half and twice the warps, one stage more and less.
+
+    Sizes of blocks are left as they are: kernels count on them. The nearest come first.
+    """
+    from triton import Config
+
+    def options(config: Any) -> tuple[Any, ...]:
+        kwargs = json.dumps(config.kwargs, sort_keys=True, default=str)
+        return kwargs, config.num_warps, config.num_stages, config.num_ctas, config.maxnreg
+
+    seen = {options(config) for config in configs}
+    found = []
+    for warps, stages in ((2, 0), (0.5, 0), (1, 1), (1, -1), (2, 1), (0.5, -1)):
+        for config in configs:
+            number = int(config.num_warps * (warps or 1))
+            made = Config(
+                dict(config.kwargs), num_warps=number, num_stages=config.num_stages + stages,
+                num_ctas=config.num_ctas, maxnreg=config.maxnreg, pre_hook=config.pre_hook,
+            )  # fmt: skip
+            fits = 1 <= number <= 16 and 1 <= made.num_stages <= 6
+            if fits and config.ir_override is None and options(made) not in seen:
+                seen.add(options(made))
+                found.append(made)
+    return found[: max(at_most - len(configs), 0)]
+
+
+class Recorder:
+    """Stands in front of the ``run`` of every tuner.
+
+    Args:
+        allowed: tells of a module whether its kernels may be called and recorded.
+        others: what is done with a kernel that may not be recorded: ``launch`` its first
+            configuration that works, or ``refuse`` it.
+        wide: lists that are shorter get neighbours up to so many.
+        write: takes a line about a list.
+    """
+
+    def __init__(
+        self, allowed: Callable[[str], bool], others: str, wide: int, write: Callable[..., None]
+    ) -> None:
+        self.allowed, self.others, self.wide, self.write = allowed, others, wide, write
+        self.case = ""
+        self.own: dict[int, list[Any]] = {}  # lists as their authors made them
+        self.written: set[str] = set()
+
+    def wrap(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+        """A ``run`` method that tunes all of a list."""
+
+        def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
+            module = tuner.base_fn.__module__
+            if not self.allowed(module):
+                return self.launch(tuner, args, kwargs)
+            if (len(tuner.configs) > 1 or self.wide) and id(tuner) not in self.own:
+                self.take(tuner, args, kwargs)
+            if len(tuner.configs) > 1:
+                forget_binaries(tuner)
+                self.note(tuner, args, kwargs)
+            return inner(tuner, *args, **kwargs)
+
+        return run
+
+    def launch(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Launch the first configuration that works, untuned."""
+        module = tuner.base_fn.__module__
+        if self.others == "refuse" or not (may_learn(module) or may_judge(module)):
+            raise RuntimeError(f"{module} may not be called here: take the call out")
+        failed: Exception | None = None
+        for config in tuner.configs:
+            try:
+                if config.pre_hook is not None:
+                    named = dict(zip(tuner.arg_names, args, strict=False))
+                    config.pre_hook({**named, **kwargs, **config.all_kwargs()})
+                result = tuner.fn.run(*args, **kwargs, **config.all_kwargs())
+            except Exception as error:
+                failed = error
+                continue
+            tuner.best_config = config
+            return result
+        raise failed or RuntimeError(f"{module}: no configurations")
+
+    def take(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Put all whole numbers into the key of a tuner, and neighbours into its list.
+
+        The key of a tuner may leave out a size, and then the second shape would not be timed.
+        """
+        from costmodel.autotune.tuner import state_of
+
+        self.own[id(tuner)] = list(tuner.configs)
+        if self.wide:
+            tuner.configs = [*tuner.configs, *neighbours(tuner.configs, self.wide)]
+        named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
+        sizes = [n for n in tuner.arg_names if type(named.get(n)) is int and n not in tuner.keys]
+        tuner.keys = [*tuner.keys, *(n for n in sizes if "seed" not in n and "offset" not in n)]
+        tuner.strategy = None  # FlagGems rounds sizes in its keys
+        state_of(tuner).is_patient = False
+
+    def note(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Write what the store does not know of a list, once for each kernel and call."""
+        from costmodel.autotune.store import config_name
+
+        name = f"{tuner.base_fn.__module__}.{tuner.base_fn.__qualname__}"
+        if f"{name} {self.case}" in self.written:
+            return
+        self.written.add(f"{name} {self.case}")
+        package, of_package = package_of(tuner.base_fn.__module__)
+        own = self.own[id(tuner)]
+        self.write(kernel=name, case=self.case, package=package, version=of_package, own=len(own),
+                   added=[config_name(c) for c in tuner.configs[len(own) :]])  # fmt: skip
+
+
+def forget_binaries(tuner: Any) -> None:
+    """Let a kernel's binaries be asked for again, so that each key has its own row of them.
+
+    They are in Triton's cache on disk, and a child has read one in a few milliseconds.
+    """
+    function = tuner.fn
+    while not hasattr(function, "device_caches"):
+        function = function.fn
+    for cache in function.device_caches.values():
+        cache[0].clear()
+
+
+def switch_on(recorder: Recorder) -> None:
+    """Put costmodel's tuner and the recorder in place of every tuner's ``run``."""
+    from triton.runtime.autotuner import Autotuner
+
+    import_module("costmodel.autotune.replace").replace_triton_autotune()
+    classes: list[Any] = [Autotuner]
+    if "flag_gems" in sys.modules:
+        library = sys.modules["flag_gems.utils.libentry"]
+        classes.append(library.LibTuner)
+        forget_first(library.LibEntry)
+    for cls in classes:
+        cls.run = recorder.wrap(cls.run)
+
+
+def forget_first(entry: Any) -> None:
+    """Let each call reach the tuner: FlagGems keeps what the first one launched."""
+    run = entry.run
+
+    def forgetful(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for cache in self.kernel_cache:
+            cache.clear()
+        return run(self, *args, **kwargs)
+
+    entry.run = forgetful
+
+
+def in_turns(names: list[str], lag: int) -> Iterator[tuple[str, bool]]:
+    """Each name twice, the second time after the first of ``lag`` others, and then True."""
+    waiting: deque[str] = deque()
+    for name in names:
+        yield name, False
+        waiting.append(name)
+        if len(waiting) > lag:
+            yield waiting.popleft(), True
+    for name in waiting:
+        yield name, True
+
+
+def work(calls: dict[str, Call], names: list[str], folder: Path, args: argparse.Namespace) -> None:
+    """Make the calls of this process; what fails is written, and the next one goes on."""
+    lists = (folder / "lists.jsonl").open("a", buffering=1)
+    progress = (folder / "calls.jsonl").open("a", buffering=1)
+
+    def write(file: Any, **line: Any) -> None:
+        file.write(json.dumps(line) + "\n")
+
+    for package in ("fla.ops", "flag_gems"):
+        if any(calls[name].package == package.split(".")[0] for name in names):
+            import_module(package)
+    allowed = may_judge if args.judges else may_learn
+    recorder = Recorder(allowed, "launch" if args.judges else "refuse", args.wide,
+                        lambda **line: write(lists, **line))  # fmt: skip
+    switch_on(recorder)
+    torch.cuda.set_per_process_memory_fraction(
+        min(_MEMORY / torch.cuda.get_device_properties(0).total_memory, 1.0)
+    )
+    counts = import_module("costmodel.autotune.tuning").counts
+    failed: set[str] = set()
+    for name, second in in_turns(names, LAG):
+        if time.time() > args.until or name in failed:
+            continue
+        recorder.case, begin = name, time.time()
+        write(progress, began=name)
+        error = ""
+        try:
+            calls[name]()
+            torch.cuda.synchronize()
+        except Exception as caught:
+            error = f"{type(caught).__name__}: {caught}"[:300]
+            traceback.print_exc()
+        if error and not second:  # once more may reach no further
+            failed.add(name)
+        gc.collect()
+        with suppress(RuntimeError):
+            torch.cuda.empty_cache()
+        write(progress, **{"done" if second or error else "first": name}, error=error,
+              seconds=round(time.time() - begin, 2), compiled=counts.compiled,
+              timed=counts.timed)  # fmt: skip
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            os._exit(BROKEN)  # nothing of this process is of use any more
