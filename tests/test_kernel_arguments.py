@@ -307,7 +307,7 @@ def reduces(x, y, out, n, BLOCK: tl.constexpr):
 def assembly_on_address(x, y, out, n, BLOCK: tl.constexpr):
     """The address goes into the assembly as a number."""
     at = out.to(tl.int64) + 4
-    tl.inline_asm_elementwise("mov.b32 $0, 0;", "=r,l", [at], tl.int32, True, 1)
+    tl.store(x, tl.inline_asm_elementwise("mov.b32 $0, 0;", "=r,l", [at], tl.int32, True, 1))
 
 
 @triton.jit
@@ -338,7 +338,7 @@ KERNELS: list[tuple[Any, set[str] | None]] = [
     (chosen_by_where, {"x", "out"}),
     (chosen_by_if, {"y", "out"}),
     (early_return, {"x", "out"}),
-    (return_in_branch, {"y", "out"}),
+    (return_in_branch, {"x", "y", "out"}),  # arguments of blocks are not told apart
     (reshaped, {"y", "out"}),
     (block_pointers, {"out"}),
     (device_descriptors, {"y", "out"}),

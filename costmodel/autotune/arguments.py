@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping
-from functools import cache
 from itertools import product
 from typing import Any
 
 import torch
-from triton._C.libtriton import ir
+from triton._C.libtriton import ir, passes
 
 from costmodel.compile.ttir import parse_module
 
@@ -29,103 +28,82 @@ _MOVES = {"tt.addptr", "tt.advance", "tt.bitcast", "tt.broadcast", "tt.expand_di
 _REGIONS = ("scf.", "tt.reduce", "tt.scan", "tt.map_elementwise")
 """Operations whose regions and results get their last operands, and what the regions end with."""
 
-RELATIVE_TOLERANCE = {
-    torch.float64: 1e-6,
-    torch.float32: 1e-2,  # many kernels round to 16 bits before they sum
-    torch.float16: 1e-2,
-    torch.bfloat16: 2e-2,
-}
-"""How far results of two right candidates may lie apart; other floats have few bits: 0.25."""
+RELATIVE_TOLERANCE = {8: 1e-6, 4: 1e-2, 2: 2e-2, 1: 0.25}
+"""How far results of two right candidates may lie apart, by the bytes of a float.
+
+Many kernels round to 16 bits before they sum.
+"""
 
 
-class _Module:
-    """The functions of a TTIR module, and what they may do with pointers."""
+def _pointers(ttir: str) -> tuple[list[int], set[int]]:
+    """Return which arguments of a kernel are pointers, and which it may write, by their number."""
+    context = ir.context()
+    ir.load_dialects(context)
+    module = parse_module(ttir.replace("noinline = true", "noinline = false"), context)
+    manager = ir.pass_manager(context)
+    passes.common.add_inliner(manager)
+    manager.run(module, "written")
+    walked: list[Any] = []
+    module.walk(walked.append)  # what is inside an operation comes before it
+    operations = [x for x in walked[:-1] if x.get_name() != "tt.func"]
+    # Of each region: its blocks' arguments, and the operands of what ends its blocks.
+    blocks: dict[int, Any] = defaultdict(dict)
+    ends: dict[int, Any] = defaultdict(list)
+    for operation in operations:
+        block = operation.get_block()
+        region, count = block.get_parent().id(), block.get_num_arguments()
+        blocks[region][block.id()] = [block.arg(i).id() for i in range(count)]
+        if operation.get_name().endswith(("yield", "condition", "return")):
+            ends[region].append(_operands(operation))
+    moves = [move for operation in operations for move in _moves(operation, blocks, ends)]
+    function = module.get_function(module.get_entry_func_name())
+    arguments = [function.args(i) for i in range(function.get_num_args())]
+    pointers = {i: value.id() for i, value in enumerate(arguments) if _is_pointer(value)}
+    origins: dict[int, set[int]] = defaultdict(set, {_ANY: {_ANY}})
+    origins |= {value: {i} for i, value in pointers.items()}
+    changed = True
+    while changed:
+        changed = False
+        for to, value in moves:
+            changed |= not origins[value] <= origins[to]
+            origins[to] |= origins[value]
+    written = origins[_WRITTEN]
+    if origins[_ESCAPED] or not all(origins[value] for to, value in moves if to == _WRITTEN):
+        written.add(_ANY)
+    return list(pointers), written
 
-    def __init__(self, ttir: str) -> None:
-        context = ir.context()
-        ir.load_dialects(context)
-        self._module = parse_module(ttir, context)
-        self._operations: dict[str, list[Any]] = {}  # by function
-        # Of each region: its blocks' arguments, and the operands of what ends its blocks.
-        self._arguments: dict[int, dict[int, list[int]]] = defaultdict(dict)
-        self._ends: dict[int, list[list[int]]] = defaultdict(list)
-        self.entry: str = self._module.get_entry_func_name()
-        self.effects = cache(self._effects)
-        walked: list[Any] = []
-        self._module.walk(walked.append)  # what is inside an operation comes before it
-        self._sort(walked[:-1])  # the last is the module
 
-    def _sort(self, operations: list[Any]) -> None:
-        """Sort operations by function, and note what the regions begin and end with."""
-        body: list[Any] = []
-        for operation in operations:
-            name, block = operation.get_name(), operation.get_block()
-            if name == "tt.func":
-                self._operations[operation.get_str_attr("sym_name")] = body
-                body = []
-                continue
-            body.append(operation)
-            region, count = block.get_parent().id(), block.get_num_arguments()
-            self._arguments[region][block.id()] = [block.arg(i).id() for i in range(count)]
-            if name.endswith(("yield", "condition", "return")):
-                self._ends[region].append(_operands(operation))
-
-    def pointers(self, name: str) -> list[int]:
-        """Return which arguments of a function are pointers or descriptors."""
-        function = self._module.get_function(name)
-        return [i for i in range(function.get_num_args()) if _is_pointer(function.args(i))]
-
-    def _effects(self, name: str) -> tuple[set[int], list[set[int]]]:
-        """Return the arguments that a function may write, and those that its results may be."""
-        function = self._module.get_function(name)
-        origins: dict[int, set[int]] = defaultdict(set, {_ANY: {_ANY}})
-        origins |= {function.args(i).id(): {i} for i in self.pointers(name)}
-        moves = [move for operation in self._operations[name] for move in self._moves(operation)]
-        changed = True
-        while changed:
-            changed = False
-            for to, value in moves:
-                changed |= not origins[value] <= origins[to]
-                origins[to] |= origins[value]
-        written = origins[_WRITTEN]
-        if origins[_ESCAPED] or not all(origins[value] for to, value in moves if to == _WRITTEN):
-            written.add(_ANY)
-        returned = zip(*self._ends[function.get_region(0).id()], strict=True)
-        return written, [set().union(*(origins[value] for value in each)) for each in returned]
-
-    def _moves(self, operation: Any) -> Iterator[tuple[int, int]]:
-        """Give where an operation's pointers go, and where they come from."""
-        name, operands = operation.get_name(), _operands(operation)
-        values = [operation.get_result(i) for i in range(operation.get_num_results())]
-        results = [value.id() for value in values]
-        if name == "tt.call":
-            written, returned = self.effects(operation.get_flat_symbol_ref_attr("callee"))
-            for to, numbers in ((_WRITTEN, written), *zip(results, returned, strict=True)):
-                yield from ((to, _ANY if i == _ANY else operands[i]) for i in numbers)
-        elif name in _STORES:
-            yield _WRITTEN, operands[0]
-        elif name in _MOVES or name.startswith(("arith.", "ub.")):
-            yield from product(results, operands)
-        elif name.startswith("cf."):  # to one of these blocks, or to two
-            for arguments in self._arguments[operation.get_block().get_parent().id()].values():
-                if name != "cf.br":
-                    yield from product(arguments, operands)
-                elif len(arguments) == len(operands):
-                    yield from zip(arguments, operands, strict=True)
-        elif name.startswith(_REGIONS):
-            sources, targets = [operands], [results]
-            for i in range(operation.get_num_regions()):
-                region = operation.get_region(i).id()
-                sources += self._ends[region]
-                targets += self._arguments[region].values()
-            for to, source in product(targets, sources):
-                yield from zip(reversed(to), reversed(source), strict=False)
-        elif not name.endswith("return"):
-            yield from ((value.id(), _ANY) for value in values if _is_pointer(value))
-            if name not in _LOADS:
-                yield from product([_ESCAPED], operands)
-            if operation.get_bool_attr("pure") is False:
-                yield _WRITTEN, _ANY  # assembly or a library, given an address as a number
+def _moves(
+    operation: Any, blocks: dict[int, Any], ends: dict[int, Any]
+) -> Iterator[tuple[int, int]]:
+    """Give where an operation's pointers go, and where they come from."""
+    name, operands = operation.get_name(), _operands(operation)
+    values = [operation.get_result(i) for i in range(operation.get_num_results())]
+    results = [value.id() for value in values]
+    if name in _STORES:
+        yield _WRITTEN, operands[0]
+    elif name in _MOVES or name.startswith(("arith.", "ub.")):
+        yield from product(results, operands)
+    elif name.startswith("cf."):  # to one of these blocks, or to two
+        for arguments in blocks[operation.get_block().get_parent().id()].values():
+            if name != "cf.br":
+                yield from product(arguments, operands)
+            elif len(arguments) == len(operands):
+                yield from zip(arguments, operands, strict=True)
+    elif name.startswith(_REGIONS):
+        sources, targets = [operands], [results]
+        for i in range(operation.get_num_regions()):
+            region = operation.get_region(i).id()
+            sources += ends[region]
+            targets += blocks[region].values()
+        for to, source in product(targets, sources):
+            yield from zip(reversed(to), reversed(source), strict=False)
+    elif not name.endswith("return"):
+        yield from ((value.id(), _ANY) for value in values if _is_pointer(value))
+        if name not in _LOADS:
+            yield from product([_ESCAPED], operands)
+        if operation.get_bool_attr("pure") is False:
+            yield _WRITTEN, _ANY  # assembly or a library, given an address as a number
 
 
 def _operands(operation: Any) -> list[int]:
@@ -156,7 +134,7 @@ def written(ttir: str, signature: Mapping[str, object]) -> frozenset[str] | None
     if not ttir or "ttg." in ttir:
         return None
     try:
-        module = _Module(ttir)
+        pointers, may_write = _pointers(ttir)
     except RuntimeError:
         return None
     names = [
@@ -165,10 +143,9 @@ def written(ttir: str, signature: Mapping[str, object]) -> frozenset[str] | None
         for path, part in _parts(kind, name)
         if str(part).startswith(("*", "tensordesc", "nvTmaDesc"))
     ]
-    places, may_write = module.pointers(module.entry), module.effects(module.entry)[0]
-    if _ANY in may_write or len(places) != len(names):
+    if _ANY in may_write or len(pointers) != len(names):
         return None
-    return frozenset(name for i, name in zip(places, names, strict=True) if i in may_write)
+    return frozenset(name for i, name in zip(pointers, names, strict=True) if i in may_write)
 
 
 def tensors_of(
@@ -242,7 +219,7 @@ def _difference(old: torch.Tensor, new: torch.Tensor) -> str:
     wide = torch.float64 if old.dtype == torch.float64 else torch.float32
     a, b = old.to(wide), new.to(wide)
     if old.is_floating_point():
-        tolerance = RELATIVE_TOLERANCE.get(old.dtype, 0.25)
+        tolerance = RELATIVE_TOLERANCE[old.dtype.itemsize]
         # A sum's error is relative to what was summed, not to a result that happens to be near 0.
         # The median, since parts that no kernel writes may hold numbers of any size.
         sizes = a.abs()[a.isfinite() & (a != 0)]
