@@ -390,6 +390,10 @@ def close_at_exit(thing: _Closes) -> None:
 _open: weakref.WeakSet[_Closes] = weakref.WeakSet()
 
 
+# What a forked process has of its parent is the parent's to close.
+os.register_at_fork(after_in_child=_open.clear)
+
+
 @atexit.register
 def _close_all() -> None:
     for thing in list(_open):

@@ -267,6 +267,31 @@ def test_close_from_another_thread_ends_a_run(here: ModuleType) -> None:
     timer.join()
 
 
+FORKS = """
+import os, sys
+import test_processes as here
+from costmodel.processes import SupervisedWorker
+
+worker = SupervisedWorker(here.act, limit_s=60)
+first = worker.run("pid")
+if not (child := os.fork()):
+    sys.exit()  # which runs what is to be done at the end of an interpreter
+os.waitpid(child, 0)
+assert worker.run("pid") == first
+"""
+
+
+@pytest.mark.fault("B27")
+def test_the_end_of_a_forked_process_leaves_the_children_alone() -> None:
+    where = os.pathsep.join((str(Path(__file__).parent), *sys.path))
+    subprocess.run(
+        [sys.executable, "-c", FORKS],
+        check=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": where},
+    )
+
+
 @pytest.mark.fault("B27")
 @pytest.mark.parametrize("call", ["run", "start"])
 def test_close_while_the_child_is_being_started_leaves_none(
