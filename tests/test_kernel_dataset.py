@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from importlib import metadata
-from math import isnan, nan
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -131,11 +131,10 @@ def test_tuning_fills_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 # --- Read as written ------------------------------------------------------------------------------
 
 COUNTS = st.floats(0, 2**100, width=32)
-BINARIES = st.fixed_dictionaries(
-    {},
-    optional={
+BINARIES = st.none() | st.fixed_dictionaries(
+    {
         "registers": st.integers(0, 255), "compile_s": st.floats(0, 1e6, width=32),
-        "grid": st.lists(st.integers(1, 2**24), max_size=3),
+        "grid": st.lists(st.integers(1, 2**24), min_size=1, max_size=3),
         "ptx": st.dictionaries(st.sampled_from(PTX_FEATURES), COUNTS, max_size=5),
         "ttir": st.dictionaries(st.sampled_from(TTIR_OPERATIONS), COUNTS, max_size=5),
     },
@@ -175,7 +174,8 @@ def test_any_timings_are_read_as_written(
         for block, (measurement, binary) in timed.items():
             config = config_name(triton.Config({"BLOCK": block}))
             store.note(key, config, measurement)
-            store.note_binary(key, config, **binary)
+            if binary:
+                store.note_binary(key, config, **binary)
             expected[name, value, config] = measurement, binary, arguments
     KernelDataset.of(store.entries()).write(folder / "data")
     read = KernelDataset.read(folder / "data")
@@ -187,13 +187,19 @@ def test_any_timings_are_read_as_written(
         assert json.loads(row["arguments"]) == arguments
         assert (row["status"], row["repeats"]) == (measurement.status, measurement.repeats)
         np.testing.assert_equal(row["latency_us"], measurement.latency_us)
-        np.testing.assert_equal(row["registers"], float(binary.get("registers", nan)))
-        np.testing.assert_equal(row["compile_s"], float(binary.get("compile_s", nan)))
-        for prefix, kind in (("ptx_", "ptx"), ("", "ttir")):
-            for name, count in binary.get(kind, {}).items():
-                assert row[prefix + name] == count
-        grid = binary.get("grid", [])
-        np.testing.assert_equal([row[f"grid_{i}"] for i in range(len(grid))], grid)
+        assert isnan(row["registers"]) == isnan(row["grid_0"]) == isnan(row["tt.load"])
+        if binary is None:
+            assert isnan(row["registers"])
+            continue
+        for name in ("registers", "compile_s"):
+            assert row[name] == binary[name]
+        assert [row[f"grid_{i}"] for i in range(len(binary["grid"]))] == binary["grid"]
+        assert [row[f"ptx_{x}"] for x in PTX_FEATURES] == [
+            binary["ptx"].get(x, 0) for x in PTX_FEATURES
+        ]
+        assert [row[x] for x in TTIR_OPERATIONS] == [
+            binary["ttir"].get(x, 0) for x in TTIR_OPERATIONS
+        ]
     card = json.loads((folder / "data" / "card.json").read_text())
     assert sum(kernel["rows"] for kernel in card["kernels"]) == len(expected)
     assert sum(package["rows"] for package in card["packages"]) == len(expected)

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from math import nan, prod
-from operator import attrgetter, itemgetter, mul
+from operator import itemgetter, mul
 from pathlib import Path
 from re import findall
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,7 +27,7 @@ from costmodel.compile.ptx import PTX_FEATURES, PTX_SCHEMA
 from costmodel.data.shards import CARD, Identity, read_shards, require_place, write_shard
 from costmodel.errors import InvalidInput, MissingData
 from costmodel.files import file_errors, read_json, write_json
-from costmodel.hardware.target import DEVICES, Target, Toolchain
+from costmodel.hardware.target import Target, Toolchain, known_device
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,34 +36,36 @@ if TYPE_CHECKING:
 
 _OF_FLA = """gla gated_delta_rule delta_rule simple_gla retention rwkv6 hgrn based linear_attn
 gated_delta_product generalized_delta_rule common utils"""
-LEARNED_FROM = (*(f"fla.ops.{name}" for name in _OF_FLA.split()), "fla.modules")
-"""Modules whose kernels the shipped model learns from, though what is around them is not."""
+LEARNED_FROM = (*(f"fla.ops.{name}." for name in _OF_FLA.split()), "fla.modules.")
+"""Modules in :data:`NEVER` whose kernels the shipped model learns from."""
 
-HELD_OUT = ("fla.ops.abc", "fla.ops.gsa", "fla.ops.nsa", "fla.ops.ttt", "liger_kernel", "gemlite")
+HELD_OUT = (
+    "fla.ops.abc.",
+    "fla.ops.gsa.",
+    "fla.ops.nsa.",
+    "fla.ops.ttt.",
+    "liger_kernel.",
+    "gemlite.",
+)
 """Modules whose kernels are timed to judge models by."""
 
 NEVER = (
-    "fla", "vllm",
+    "fla.", "vllm.",
     # Copies of kernels of those two, and kernels of RWKV-7.
-    *(f"flag_gems.fused.{x}" for x in ("FLA", "fused_moe", "rwkv_ka_fusion", "rwkv_mm_sparsity")),
+    *(f"flag_gems.fused.{x}." for x in ("FLA", "fused_moe", "rwkv_ka_fusion", "rwkv_mm_sparsity")),
 )  # fmt: skip
 """Modules whose kernels are in no dataset: others judge costmodel by them."""
 
-_Role = Literal["train", "eval"]
-_ROLES: dict[str, _Role | None] = {
-    **dict.fromkeys(NEVER),
-    **dict.fromkeys(LEARNED_FROM, "train"),
-    **dict.fromkeys(HELD_OUT, "eval"),
-}
 
-
-def role_of(module: str) -> _Role | None:
+def role_of(module: str) -> Literal["train", "eval"] | None:
     """Return what the kernels of a module, or one by its full name, are for; None: nothing.
 
-    The longest name in the tables counts. Kernels that no table names may be learned from.
+    Kernels of modules that are not named above may be learned from.
     """
-    found = [name for name in _ROLES if f"{module}.".startswith(f"{name}.")]
-    return _ROLES[max(found, key=len)] if found else "train"
+    name = f"{module}."
+    if name.startswith(HELD_OUT):
+        return "eval"
+    return None if name.startswith(NEVER) and not name.startswith(LEARNED_FROM) else "train"
 
 
 # --- Columns --------------------------------------------------------------------------------------
@@ -77,20 +79,17 @@ arith.select arith.xori arith.truncf arith.extf arith.sitofp"""
 TTIR_OPERATIONS = tuple(_OPERATIONS.split())
 """Operations of TTIR that are counted, each in a column of its name."""
 
-_TEXTS = ("list", "kernel", "package", "role", "key", "arguments", "config", "status")
-_TIMES = ("latency_us", "p10_us", "p90_us", "repeats")
-_GRID = ("grid_0", "grid_1", "grid_2")
-_KNOWN = """num_warps num_stages num_ctas maxnreg registers spill_bytes shared_bytes compile_s
-tensors tensor_bytes largest_elements widest_bytes"""
+_TEXTS = "list kernel package role key arguments config status"
+_TIMES = "latency_us p10_us p90_us repeats"
+_KNOWN = """num_warps num_stages num_ctas maxnreg grid_0 grid_1 grid_2 registers spill_bytes
+shared_bytes compile_s tensors tensor_bytes largest_elements widest_bytes"""
 
-FEATURES = (
-    *_KNOWN.split(), *_GRID, *(f"ptx_{name}" for name in PTX_FEATURES), *TTIR_OPERATIONS
-)  # fmt: skip
+FEATURES = (*_KNOWN.split(), *(f"ptx_{name}" for name in PTX_FEATURES), *TTIR_OPERATIONS)
 """Columns of numbers that are known before a timing, float32; NaN: unknown."""
 
 _FILE = "timings.parquet"
 _HEADER: dict[str, Any] = {"kernel_schema": 1, "ptx_schema": PTX_SCHEMA}
-_PROTOCOL = {"timing": "cold L2, events, 2.5 ms a configuration"}
+_PROTOCOL = {"timing": "cold L2, warm clock, device events"}
 _NOTHING: dict[str, Any] = {}
 _place = itemgetter("device", "sm_count", "triton", "ptxas")  # of a key
 
@@ -116,8 +115,8 @@ class KernelDataset:
         import pyarrow as pa
 
         text = pa.dictionary(pa.int32(), pa.string())
-        numbers = dict.fromkeys((*_TIMES, *FEATURES), pa.float32())
-        return pa.schema(dict.fromkeys(_TEXTS, text) | {"widened": pa.bool_()} | numbers)
+        numbers = dict.fromkeys((*_TIMES.split(), *FEATURES), pa.float32())
+        return pa.schema(dict.fromkeys(_TEXTS.split(), text) | {"widened": pa.bool_()} | numbers)
 
     @classmethod
     def of(
@@ -144,24 +143,22 @@ class KernelDataset:
         """
         import pyarrow as pa
 
-        if base is None and not entries:
+        found = base.rows.to_pylist() if base else []
+        if not (found or entries):
             raise MissingData("no timings of kernels: tune some first (docs/own-kernels.md)")
-        if base is None:
-            last = max(entries, key=attrgetter("when"))
-            base = cls(Identity(_target(*_place(last.key)), _PROTOCOL), cls.schema().empty_table())
-        device, tools = base.identity.target.device, base.identity.target.toolchain
-        place = device.product, device.sm_count, tools.triton, tools.ptxas
-        found = base.rows.to_pylist()
+        key = json.loads(found[0]["key"]) if found else max(entries, key=lambda e: e.when).key
+        identity = base.identity if base else Identity(_target(*_place(key)), _PROTOCOL)
         lists = {row["list"]: row["package"] for row in found}
-        names = {_top(row["kernel"]): row["package"] for row in found} | _installed() | packages
+        names = {row["kernel"].split(".")[0]: row["package"] for row in found}
+        names |= _installed() | packages
         for entry in entries:
-            if _place(entry.key) == place:
+            if _place(entry.key) == _place(key):
                 kernel = entry.key["name"]
-                package = lists.get(entry.path.stem) or names.get(_top(kernel), "")
-                found += _rows(entry, package, listed.get(kernel, entry.measured))
+                package = lists.get(entry.path.stem) or names.get(kernel.split(".")[0], "")
+                found.extend(_rows(entry, package, listed.get(kernel, entry.measured)))
         rows = {(row["list"], row["config"]): row for row in found}
         table = pa.Table.from_pylist([rows[place] for place in sorted(rows)], cls.schema())
-        return cls(base.identity, table)
+        return cls(identity, table)
 
     @classmethod
     def read(cls, folder: Path) -> KernelDataset:
@@ -202,13 +199,9 @@ class KernelDataset:
 
     def _counts(self, *names: str) -> list[dict[str, Any]]:
         """Count kernels, lists and rows for each value of some columns."""
-        columns = ["kernel_count_distinct", "list_count_distinct", "config_count"]
-        totals = [tuple(column.split("_", 1)) for column in columns]
+        totals = [("kernel", "count_distinct"), ("list", "count_distinct"), ("config", "count")]
         found = self.rows.group_by(names, use_threads=False).aggregate(totals)
-        renamed = found.select([*names, *columns]).rename_columns(
-            [*names, "kernels", "lists", "rows"]
-        )
-        return renamed.to_pylist()
+        return found.rename_columns([*names, "kernels", "lists", "rows"]).to_pylist()
 
 
 # --- Rows -----------------------------------------------------------------------------------------
@@ -216,15 +209,10 @@ class KernelDataset:
 
 def _target(product: str, sm_count: int, triton: str, ptxas: str) -> Target:
     """Return a target: its device is one of the table, else this machine's."""
-    table = {(d.product, d.sm_count): d for d in DEVICES.values()}
-    device = table.get((product, sm_count)) or Target.current().device
+    device = known_device(product, sm_count) or Target.current().device
     if device.product != product:
         raise InvalidInput(f"timings on a {product}: make the dataset on a machine that has one")
     return Target(device, Toolchain(triton, ptxas))
-
-
-def _top(kernel: str) -> str:
-    return kernel.partition(".")[0]
 
 
 def _installed() -> dict[str, str]:
@@ -249,20 +237,20 @@ def _rows(entry: KernelEntry, package: str, own: Collection[str]) -> Iterator[di
     }  # fmt: skip
     for config, measurement in entry.measured.items():
         binary = entry.binaries.get(config, {})
-        known = {**json.loads(config), **_sizes(entry.arguments), **binary}
-        if grid := binary.get("grid"):
-            known |= zip(_GRID, [*grid, 1, 1], strict=False)
-        # Zeros are left out of counts.
-        if ptx := binary.get("ptx"):
-            known |= {f"ptx_{name}": ptx.get(name, 0) for name in PTX_FEATURES}
-        if ttir := binary.get("ttir"):
-            known |= dict.fromkeys(TTIR_OPERATIONS, 0) | ttir
+        grid = [*(binary.get("grid") or [nan] * 3), 1, 1]
+        known = {
+            **json.loads(config), **_sizes(entry.arguments), **binary, **binary.get("ttir", {}),
+            **{f"ptx_{name}": count for name, count in binary.get("ptx", {}).items()},
+            **{f"grid_{i}": size for i, size in enumerate(grid)},
+        }  # fmt: skip
+        missing = 0 if binary else nan  # zeros are left out of counts
+        features = {name: known.get(name, missing) for name in FEATURES}
         yield {
             **texts,
             "config": config,
             "widened": config not in own,
             **asdict(measurement),
-            **{x: nan if known.get(x) is None else float(known[x]) for x in FEATURES},
+            **{name: nan if x is None else float(x) for name, x in features.items()},
         }
 
 

@@ -95,6 +95,12 @@ DEVICES: dict[str, Device] = {d.name: d for d in _DEVICES}
 """Devices that work without a driver. Figures: NVIDIA's data sheets and CUDA's occupancy tables."""
 
 
+def known_device(product: str, sm_count: int) -> Device | None:
+    """Return the device in :data:`DEVICES` that the driver calls so."""
+    same = (d for d in DEVICES.values() if (d.product, d.sm_count) == (product, sm_count))
+    return next(same, None)
+
+
 @dataclass(frozen=True, slots=True)
 class Toolchain:
     """The compiler: other versions, and other settings, give other binaries.
@@ -202,9 +208,4 @@ class Target:
 @functools.cache
 def _probe(index: int) -> Device:
     facts = nvidia.facts(index)
-    same = (
-        d
-        for d in DEVICES.values()
-        if (d.product, d.sm_count) == (facts["product"], facts["sm_count"])
-    )
-    return next(same, None) or Device(**facts)
+    return known_device(facts["product"], facts["sm_count"]) or Device(**facts)
