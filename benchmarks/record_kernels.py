@@ -7,8 +7,9 @@ end of the seconds is recorded when the same command runs again: calls that are 
 and of the others no configuration is timed twice.
 
 The output folder holds ``kernels`` (the files of `costmodel.autotune`'s store), ``lists.jsonl``
-(each list with its case, the package's version, and which configurations were added) and
-``calls.jsonl`` (what became of each call); ``--pack`` puts all of it into one archive.
+(which call has reached which kernel; versions of packages; with ``--wide``, the kernels' own lists)
+and ``calls.jsonl`` (what became of each call). ``--pack`` puts all of it into one archive, and
+``--dataset`` makes a dataset of it (with ``--seconds 0`` of what is there).
 """
 
 from __future__ import annotations
@@ -74,20 +75,16 @@ def left_of(names: list[str], lines: list[dict[str, Any]]) -> list[str]:
 def watch(command: list[str], environment: dict[str, str], folder: Path, until: float,
           silent_s: float) -> None:  # fmt: skip
     """Run a process until it ends, says nothing for too long, or the time is over."""
-    progress, kernels = folder / "calls.jsonl", folder / "kernels"
     with (folder / "errors.txt").open("ab") as errors:
         process = subprocess.Popen(command, env=environment, stdout=errors, stderr=errors,
                                    start_new_session=True)  # fmt: skip
+        begin = time.time()
         try:
             while process.poll() is None:
-                time.sleep(0.5)
-                changed = max(p.stat().st_mtime for p in (progress, kernels, folder) if p.exists())
-                newest = (
-                    max((e.stat().st_mtime for e in os.scandir(kernels)), default=changed)
-                    if kernels.exists() and time.time() - changed > silent_s
-                    else changed
-                )
-                if time.time() - newest > silent_s or time.time() > until + 15:
+                time.sleep(1)
+                files = [folder / "calls.jsonl", *folder.glob("kernels/*")]
+                last = max((path.stat().st_mtime for path in files if path.exists()), default=0)
+                if time.time() - max(last, begin) > silent_s or time.time() > until + 15:
                     break
         finally:
             with suppress(ProcessLookupError):
@@ -146,6 +143,20 @@ def show(folder: Path) -> None:
         print(f"  {name}: {error.splitlines()[0][:150]}")
 
 
+def make_dataset(folder: Path, dataset: Path) -> None:
+    """Make a dataset of a recording, or add it to one that is there."""
+    parts = import_module("costmodel.autotune.dataset")
+    store = import_module("costmodel.autotune.store").KernelStore(folder / "kernels")
+    packages, listed = {}, {}
+    for line in lines_of(folder / "lists.jsonl"):
+        if "package" in line:
+            packages[line["kernel"].split(".")[0]] = f"{line['package']} {line['version']}"
+        if "listed" in line:
+            listed[line["kernel"]] = line["listed"]
+    base = parts.KernelDataset.read(dataset) if dataset.exists() else None
+    parts.KernelDataset.of(store.entries(), packages, listed, base).write(dataset)
+
+
 def pack(folder: Path, archive: Path) -> None:
     """Put a recording into one archive."""
     with tarfile.open(archive, "w:xz") as file:
@@ -171,6 +182,7 @@ def main() -> None:
     arguments.add_argument("--silent-s", type=float, default=75.0, help="then a process hangs")
     arguments.add_argument("--resume", type=Path, help="an archive to go on with")
     arguments.add_argument("--pack", type=Path, help="an archive to write at the end")
+    arguments.add_argument("--dataset", type=Path, help="make a dataset of it, or add to one")
     arguments.add_argument("--list", action="store_true", help="print the calls, make none")
     arguments.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     arguments.add_argument("--until", type=float, help=argparse.SUPPRESS)
@@ -188,8 +200,11 @@ def main() -> None:
         return
     if args.resume:
         unpack(args.resume, args.folder)
-    record(names, args.folder.resolve(), args)
+    if args.seconds > 0:
+        record(names, args.folder.resolve(), args)
     show(args.folder)
+    if args.dataset:
+        make_dataset(args.folder, args.dataset)
     if args.pack:
         pack(args.folder, args.pack)
 

@@ -11,7 +11,6 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,7 +25,8 @@ BROKEN = 3
 LAG = 8
 """Calls between the first and the second of a kind: about as many as keep 16 cores compiling."""
 
-_MEMORY = 40 * 2**30
+_LISTED = "_listed"  # the name under which a tuner has its list as its author made it
+_MEMORY, _LEFT_LYING = 40 * 2**30, 8 * 2**30
 
 DISTRIBUTIONS = {"fla": "fla-core", "flag_gems": "flag-gems", "hopper": "flag-gems",
                  "torchao": "torchao", "liger_kernel": "liger-kernel",
@@ -85,7 +85,6 @@ class Recorder:
     ) -> None:
         self.allowed, self.others, self.wide, self.write = allowed, others, wide, write
         self.case = ""
-        self.own: dict[int, list[Any]] = {}  # lists as their authors made them
         self.written: set[str] = set()
 
     def wrap(self, inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,11 +94,11 @@ class Recorder:
             module = tuner.base_fn.__module__
             if not self.allowed(module):
                 return self.launch(tuner, args, kwargs)
-            if (len(tuner.configs) > 1 or self.wide) and id(tuner) not in self.own:
+            if (len(tuner.configs) > 1 or self.wide) and not hasattr(tuner, _LISTED):
                 self.take(tuner, args, kwargs)
             if len(tuner.configs) > 1:
                 forget_binaries(tuner)
-                self.note(tuner, args, kwargs)
+                self.note(tuner)
             return inner(tuner, *args, **kwargs)
 
         return run
@@ -130,7 +129,7 @@ class Recorder:
         """
         from costmodel.autotune.tuner import state_of
 
-        self.own[id(tuner)] = list(tuner.configs)
+        setattr(tuner, _LISTED, list(tuner.configs))
         if self.wide:
             tuner.configs = [*tuner.configs, *neighbours(tuner.configs, self.wide)]
         named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
@@ -139,18 +138,20 @@ class Recorder:
         tuner.strategy = None  # FlagGems rounds sizes in its keys
         state_of(tuner).is_patient = False
 
-    def note(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def note(self, tuner: Any) -> None:
         """Write what the store does not know of a list, once for each kernel and call."""
         from costmodel.autotune.store import config_name
 
-        name = f"{tuner.base_fn.__module__}.{tuner.base_fn.__qualname__}"
-        if f"{name} {self.case}" in self.written:
-            return
-        self.written.add(f"{name} {self.case}")
-        package, of_package = package_of(tuner.base_fn.__module__)
-        own = self.own[id(tuner)]
-        self.write(kernel=name, case=self.case, package=package, version=of_package, own=len(own),
-                   added=[config_name(c) for c in tuner.configs[len(own) :]])  # fmt: skip
+        kernel = f"{tuner.base_fn.__module__}.{tuner.base_fn.__qualname__}"
+        line: dict[str, Any] = {"kernel": kernel, "case": self.case}
+        if kernel not in self.written:
+            package, of_package = package_of(tuner.base_fn.__module__)
+            line |= {"package": package, "version": of_package}
+            if self.wide:
+                line["listed"] = [config_name(config) for config in getattr(tuner, _LISTED)]
+        if f"{kernel} {self.case}" not in self.written:
+            self.write(**line)
+        self.written |= {kernel, f"{kernel} {self.case}"}
 
 
 def forget_binaries(tuner: Any) -> None:
@@ -235,15 +236,16 @@ def work(calls: dict[str, Call], names: list[str], folder: Path, args: argparse.
         except Exception as caught:
             error = f"{type(caught).__name__}: {caught}"[:300]
             traceback.print_exc()
+        try:
+            torch.cuda.synchronize()
+            if torch.cuda.memory_allocated() > _LEFT_LYING:
+                gc.collect()
+            if torch.cuda.memory_reserved() > 2 * _LEFT_LYING:
+                torch.cuda.empty_cache()
+        except RuntimeError:
+            os._exit(BROKEN)  # nothing of this process is of use any more
         if error and not second:  # once more may reach no further
             failed.add(name)
-        gc.collect()
-        with suppress(RuntimeError):
-            torch.cuda.empty_cache()
         write(progress, **{"done" if second or error else "first": name}, error=error,
               seconds=round(time.time() - begin, 2), compiled=counts.compiled,
               timed=counts.timed)  # fmt: skip
-        try:
-            torch.cuda.synchronize()
-        except RuntimeError:
-            os._exit(BROKEN)  # nothing of this process is of use any more

@@ -14,19 +14,19 @@ from itertools import product
 from typing import Any
 
 import torch
-from autotune_cases import ALLOWED, CASES, HELD_OUT, Tensors, backward, within
+from autotune_cases import ALLOWED, CASES, Tensors, backward, within
+
+from costmodel.autotune.dataset import role_of
 
 OURS = ("recorded_tutorials", "recorded_products")
-LEARNED = (*(m for m in ALLOWED if not within(m, HELD_OUT)), "hopper.ops", "torchao", *OURS)
-"""Modules that a model may learn from; FlagGems loads its kernels for Hopper as ``hopper``."""
+CALLED = (*ALLOWED, "hopper.ops", "torchao", *OURS)
+"""Modules whose kernels are called; FlagGems loads those for Hopper as ``hopper``."""
 
 LEFT_OUT = (
-    *HELD_OUT,
-    *(f"flag_gems.fused.{name}" for name in (
-        "FLA", "fused_moe", "moe_align_block_size", "cutlass_scaled_mm")),
+    *(f"flag_gems.fused.{name}" for name in ("moe_align_block_size", "cutlass_scaled_mm")),
     "flag_gems.ops.w8a8_block_fp8_matmul", "hopper.ops.w8a8_block_fp8_matmul",
 )  # fmt: skip
-"""Never learned from, though within :data:`LEARNED`: what judges, and what vLLM has too."""
+"""Modules whose kernels vLLM has too."""
 
 JUDGING_CASES = ("fla_chunk_gsa", "fla_parallel_nsa", "liger_")
 """Beginnings of the names of those in CASES that judge."""
@@ -38,12 +38,12 @@ FP8 = torch.float8_e4m3fn
 
 def may_learn(module: str) -> bool:
     """Return True if a model may learn from the kernels of a module."""
-    return within(module, LEARNED) and not within(module, LEFT_OUT)
+    return within(module, CALLED) and not within(module, LEFT_OUT) and role_of(module) == "train"
 
 
 def may_judge(module: str) -> bool:
     """Return True if the kernels of a module judge what was learned from others."""
-    return within(module, HELD_OUT)
+    return within(module, CALLED) and role_of(module) == "eval"
 
 
 class Typed(Tensors):
