@@ -40,6 +40,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     monkeypatch.setenv("COSTMODEL_CACHE_DIR", str(tmp_path))
     with machine_without_gpu(tmp_path / "kernels") as machine:
         yield machine
+        monkeypatch.undo()  # what a test has put over the stand-ins goes before them
 
 
 @pytest.fixture

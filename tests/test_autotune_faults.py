@@ -50,6 +50,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     with machine_without_gpu(tmp_path / "kernels") as machine:
         yield machine
+        monkeypatch.undo()  # what a test has put over the stand-ins goes before them
 
 
 def tuned(*blocks: int, function: Any = add, own: Any = None, **options: Any) -> Any:

@@ -110,6 +110,10 @@ class KernelRunner(Runner):
             self._note(name, measurement)
         return found
 
+    def get_ready(self) -> None:
+        """Warm the device up, so that it is ready when the first binary is."""
+        keep_warm()
+
     def rest(self) -> None:
         """Give back the memory that only timing needs."""
         self._votes.clear()

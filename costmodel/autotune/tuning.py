@@ -10,7 +10,7 @@ import logging
 import sys
 import time
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -41,7 +41,6 @@ from costmodel.tuning.search import TopKSearch
 from costmodel.validation import one_line
 
 _COMPILERS_FIRST = 8
-
 _SILENT_S = 2.0  # of tuning, before it says how far it is
 _PATIENCE_S = 0.5  # of compiling, before half of a list may be enough for a first call
 
@@ -87,8 +86,8 @@ class Tuning:
         self._tuner, self._options = tuner, options
         self._call = KernelCall(tuner, args, kwargs)
         configs = self._pruned(kwargs) if configs is None else configs
-        # What compiles fast comes first: then half of the list is there early.
-        by_effort = sorted(configs, key=lambda c: (-c.num_warps, c.num_stages))
+        # What takes long to compile first; that half of a list is often the better one, too.
+        by_effort = sorted(configs, key=lambda c: (c.num_warps, -c.num_stages))
         self._by_name = {config_name(config): config for config in by_effort}
         self._listed = configs[0]
         self._target = Target.current(torch.cuda.current_device())
@@ -172,7 +171,7 @@ class Tuning:
             candidates=[Candidate(name) for name in self._by_name if name not in known],
             ranked_by="the list",
             runner=runner,
-            compile_=self._compile,
+            compile_=functools.partial(self._compile, meanwhile=runner.get_ready),
             identity=self._identity,
             deadline=begin + self._options.budget_s,
             measured=known,
@@ -217,7 +216,7 @@ class Tuning:
 
     def ranked(self) -> list[Any]:
         """Return the configurations that compile, the best by the PTX score first."""
-        begun = self._compile([*map(Candidate, self._by_name)], launches=False)
+        begun = self._compile([*map(Candidate, self._by_name)])
         made = [c for part in begun for c in part]
         works = {c.config: self._ptx_score(c) for c in made if not c.artifact or c.artifact.ok}
         names = [name for name in self._by_name if name in works]
@@ -288,9 +287,9 @@ class Tuning:
     # --- Compiling --------------------------------------------------------------------------------
 
     def _compile(
-        self, candidates: Sequence[Candidate], *, launches: bool = True
+        self, candidates: Sequence[Candidate], meanwhile: Callable[[], object] | None = None
     ) -> Generator[Sequence[Candidate], None, None]:
-        """Begin to compile; give those of each binary once it is there."""
+        """Begin to compile, do what can be done meanwhile; give those of each binary when ready."""
         waiting: dict[str, list[Candidate]] = {}
         futures: dict[Future[Artifact], str] = {}
         ready = []
@@ -308,8 +307,9 @@ class Tuning:
             same = waiting.setdefault(job.identity, [])
             same.append(candidate)
             futures[self._submit(job)] = job.identity
-        if launches:
+        if meanwhile is not None:
             self._keep_arguments()
+            meanwhile()
         yield from ([candidate] for candidate in ready)
         for future in as_completed(futures):
             _compiling.pop(futures[future], None)
