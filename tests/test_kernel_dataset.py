@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import triton
+import triton.language as tl
 from autotune_fakes import add, configs, machine_without_gpu
 from dataset_examples import PROTOCOL, TARGET, A, records
 from dataset_examples import RUN as GEMM_RUN
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 from test_cli import run, run_json
 from test_cli_faults import refused
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 import costmodel
 from costmodel.autotune.dataset import FEATURES, TTIR_OPERATIONS, KernelDataset, role_of
@@ -126,6 +128,25 @@ def test_tuning_fills_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert sorted(tuple(row.values()) for row in found.to_pylist()) == [
         (us, 3, 2, 1, 3 * 64 * 4) for us in (32, 64, 4096)
     ]
+
+
+def piece(x_desc, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Add one to a block of what is behind a descriptor."""
+    x_desc.store([0], x_desc.load([0]) + 1)
+
+
+def test_a_tensor_behind_a_descriptor_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COSTMODEL_CACHE_DIR", str(tmp_path))
+    with machine_without_gpu(tmp_path / "kernels"):
+        kernel = costmodel.autotune(configs(16, 32), [])(triton.jit(piece))
+        kernel[(1,)](TensorDescriptor(torch.zeros(256), [256], [1], [16]))
+    (size,) = {
+        row["tensor_bytes"]
+        for row in rows_of(KernelDataset.of(KernelStore(tmp_path / "kernels").entries()))
+    }
+    assert size == 256 * 4
 
 
 # --- Read as written ------------------------------------------------------------------------------
@@ -292,7 +313,7 @@ def test_a_damaged_file_is_a_clear_error(folder: Path, name: str, content: Any) 
     path.unlink()
     if content is not None:
         path.write_bytes(whole[: len(whole) // 2] if content == "half" else content)
-    with pytest.raises(FileError, match=str(folder)):
+    with pytest.raises(FileError, match=str(path)):
         KernelDataset.read(folder)
 
 

@@ -111,14 +111,14 @@ class KernelCall:
 
     def described(self) -> dict[str, Any]:
         """Return the arguments as JSON has them: type and shape of tensors, numbers, None."""
-        found: dict[str, Any] = {}
-        for name in self.tuner.arg_names:
-            value: Any = self.named.get(name)
-            if hasattr(value, "dtype"):
-                found[name] = [str(value.dtype), list(getattr(value, "shape", ()))]
-            elif value is None or (isinstance(value, bool | int | float) and isfinite(value)):
-                found[name] = value
-        return found
+        named = {name: self.named.get(name) for name in self.tuner.arg_names}
+        plain = {
+            name: value
+            for name, value in named.items()
+            if value is None or (isinstance(value, bool | int | float) and isfinite(value))
+        }
+        tensors = tensors_of(named).items()
+        return plain | {name: [str(x.dtype), list(x.shape)] for name, x in tensors}
 
     def keep(self, names: set[str] | None) -> None:
         """Copy what the kernel may write, before the first launch; None: all tensors."""

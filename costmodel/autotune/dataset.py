@@ -169,10 +169,11 @@ class KernelDataset:
                 not read. MixedData: rows of another target or protocol than the card's.
             FileError: a file is missing, or cannot be read.
         """
-        with file_errors(folder):
-            identity = Identity.from_dict(read_json(folder / CARD), folder / CARD)
-            files = [folder / _FILE]
-            return cls(identity, read_shards(files, cls.schema(), identity, **_HEADER))
+        card, file = folder / CARD, folder / _FILE
+        with file_errors(card):
+            identity = Identity.from_dict(read_json(card), card)
+        with file_errors(file):
+            return cls(identity, read_shards([file], cls.schema(), identity, **_HEADER))
 
     def write(self, folder: Path) -> None:
         """Write the dataset, in place of one that is there.
