@@ -115,24 +115,11 @@ class IsolatedRunner(ChildRunner):
         self, workload: Any, candidates: Sequence[Candidate], best_us: float = inf
     ) -> list[Measurement]:
         """Time candidates: one measurement each, in order."""
-        found = []
-        for name in (candidate.config for candidate in candidates):
-            measurement = self._timed([name], best_us)[0]
-            self._note(name, measurement)
-            if measurement.ok:
-                best_us = min(best_us, measurement.latency_us)
-            found.append(measurement)
-        return found
+        return self._timed([candidate.config for candidate in candidates], best_us)
 
     def compare(self, workload: Any, configs: Sequence[Any], rounds: int = 9) -> list[Measurement]:
         """Time a few in turn, against drift. For finalists."""
-        found = self._timed(configs, rounds=rounds)
-        if len(configs) > 1 and all(m.status in ("crashed", "timeout") for m in found):
-            # One of them took the child along: each alone shows which.
-            found = [self._timed([name])[0] for name in configs]
-        for name, measurement in zip(configs, found, strict=True):
-            self._note(name, measurement)
-        return found
+        return self._timed(configs, rounds=rounds)
 
     def get_ready(self) -> None:
         """Do nothing: the child warms its device when it times."""
@@ -153,6 +140,15 @@ class IsolatedRunner(ChildRunner):
     def _timed(
         self, names: Sequence[str], best_us: float = inf, rounds: int = 0
     ) -> list[Measurement]:
+        found = self._asked(names, best_us, rounds)
+        if len(names) > 1 and not any(m.ok for m in found):
+            # One of them may have taken the child along: each alone shows which.
+            found = [self._asked([name], best_us)[0] for name in names]
+        for name, measurement in zip(names, found, strict=True):
+            self._note(name, measurement)
+        return found
+
+    def _asked(self, names: Sequence[str], best_us: float, rounds: int = 0) -> list[Measurement]:
         launches = []
         try:
             for name in names:
@@ -244,7 +240,7 @@ def loaded(launch: Launch) -> Any:
     return SimpleNamespace(kernel=kernel, **vars(launch))
 
 
-_timings: dict[int, tuple[dict[str, Any], KernelRunner]] = {}  # by token; one at most
+_runners: dict[int, KernelRunner] = {}  # by token; one at most
 
 
 def begin(device_index: int, cache: str) -> None:
@@ -257,8 +253,8 @@ def begin(device_index: int, cache: str) -> None:
 
 def answer(request: Request | None) -> list[Measurement]:
     """Time what is asked for; None gives back memory. What breaks the context ends the process."""
-    if request is None or request.token not in _timings:
-        _timings.clear()
+    if request is None or request.token not in _runners:
+        _runners.clear()
         remade.memory.clear()
         torch.cuda.empty_cache()
     if request is None:
@@ -276,14 +272,11 @@ def answer(request: Request | None) -> list[Measurement]:
 
 
 def _timed(request: Request) -> list[Measurement]:
-    if request.token not in _timings:
-        made: dict[str, Any] = {}
+    if request.token not in _runners:
         call: Any = _RemadeCall(request.may_write)
-        runner = KernelRunner(call, made, lambda *_: None, agree=request.agree)
-        _timings[request.token] = made, runner
-    configs, runner = _timings[request.token]
-    configs.update({launch.name: loaded(launch) for launch in request.launches})
-    names = [launch.name for launch in request.launches]
+        _runners[request.token] = KernelRunner(call, {}, lambda *_: None, agree=request.agree)
+    runner = _runners[request.token]
+    runner.by_name = {launch.name: loaded(launch) for launch in request.launches}
     if request.rounds:
-        return runner.compare(None, names, request.rounds)
-    return runner.measure(None, list(map(Candidate, names)), request.best_us)
+        return runner.compare(None, [*runner.by_name], request.rounds)
+    return runner.measure(None, [*map(Candidate, runner.by_name)], request.best_us)

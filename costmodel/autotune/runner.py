@@ -59,7 +59,7 @@ class KernelRunner(Runner):
         *,
         agree: bool = False,
     ) -> None:
-        self._call, self._configs, self._note, self._agree = call, configs, note, agree
+        self._call, self.by_name, self._note, self._agree = call, configs, note, agree
         self._device = torch.device("cuda", torch.cuda.current_device())
         properties = torch.cuda.get_device_properties(self._device)
         # Reading twice the cache leaves nothing else in it, and nothing dirty.
@@ -87,7 +87,7 @@ class KernelRunner(Runner):
 
     def compare(self, workload: Any, configs: Sequence[Any], rounds: int = 9) -> list[Measurement]:
         """Time a few in turn, against drift. For finalists."""
-        times: list[list[float]] = [[] for _ in configs]
+        times: dict[str, list[float]] = {name: [] for name in configs}
         with alone(self._card):
             keep_warm()
             for name in configs:
@@ -97,18 +97,13 @@ class KernelRunner(Runner):
             for turn in range(rounds):
                 if turn > 2 and time.monotonic() > end:
                     break
-                order = range(len(configs)) if turn % 2 == 0 else reversed(range(len(configs)))
-                for i in order:
-                    with self._blamed(configs[i]):
-                        times[i] += self._timed(configs[i], 2)
-        wrong = self._outvoted()
-        found = [
-            Measurement("wrong_result", error=wrong[name]) if name in wrong else _summary(each)
-            for name, each in zip(configs, times, strict=True)
-        ]
-        for name, measurement in zip(configs, found, strict=True):
-            self._note(name, measurement)
-        return found
+                for name in configs[:: -1 if turn % 2 else 1]:
+                    with self._blamed(name):
+                        times[name] += self._timed(name, 2)
+        found = {name: _summary(each) for name, each in times.items()} | self._outvoted()
+        for name in configs:
+            self._note(name, found[name])
+        return [found[name] for name in configs]
 
     def get_ready(self) -> None:
         """Warm the device up, so that it is ready when the first binary is."""
@@ -118,15 +113,15 @@ class KernelRunner(Runner):
         """Give back the memory that only timing needs."""
         self._votes.clear()
 
-    def _outvoted(self) -> dict[str, str]:
-        """Return whose results are not those of the most configurations, and what differs."""
+    def _outvoted(self) -> dict[str, Measurement]:
+        """Return those whose results are not those of the most configurations."""
         ranked = sorted(self._votes, key=lambda vote: -len(vote[1]))
-        return {
-            name: f"other results than {len(ranked[0][1])} configurations: "
-            f"{ranked[0][0].differs_from(found)}"
-            for found, names in ranked[1:]
-            for name in names
-        }
+        wrong: dict[str, Measurement] = {}
+        for found, names in ranked[1:]:
+            most = f"other results than {len(ranked[0][1])} configurations"
+            error = f"{most}: {ranked[0][0].differs_from(found)}"
+            wrong |= dict.fromkeys(names, Measurement("wrong_result", error=error))
+        return wrong
 
     def _survived(self, name: str, best_us: float) -> Measurement:
         """Time one configuration; a refusal is an outcome, a broken context an error."""
@@ -151,7 +146,7 @@ class KernelRunner(Runner):
                 text = str(broken)[:200]
                 self._note(name, Measurement("crashed", error=text))
                 raise BrokenContext(
-                    f"{self._configs[name]} of {self._call} broke the CUDA context: {text}; this "
+                    f"{self.by_name[name]} of {self._call} broke the CUDA context: {text}; this "
                     f"process must end, the next run leaves that configuration out"
                 ) from error
             raise
@@ -168,7 +163,7 @@ class KernelRunner(Runner):
 
     def _first_launch(self, name: str) -> None:
         """Launch once, which loads the binary."""
-        call, config = self._call, self._configs[name]
+        call, config = self._call, self.by_name[name]
         if self._agree:
             call.restore()
         call.prepare(config)
@@ -191,7 +186,7 @@ class KernelRunner(Runner):
 
     def _timed(self, name: str, repeats: int) -> list[float]:
         """Return us of so many launches, each with a cold cache."""
-        call, config, events = self._call, self._configs[name], []
+        call, config, events = self._call, self.by_name[name], []
         for _ in range(repeats):
             call.prepare(config)
             self._other.max()
