@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -776,6 +777,15 @@ def test_what_is_far_slower_is_launched_a_few_times(machine: Machine) -> None:
     call(kernel)
     assert machine.now_us < 8e6
     assert kernel.best_config.kwargs == {"BLOCK": 32}
+
+
+@pytest.mark.fault("B61")
+def test_a_slow_kernel_is_launched_four_times_and_its_finalists_more(machine: Machine) -> None:
+    machine.us = lambda launch: 1e4 + launch.block
+    call(kernel_of(configs=configs(*(2**i for i in range(4, 14)))))
+    launches = sorted(Counter(launch.block for launch in machine.launches).values())
+    assert launches[:7] == [4] * 7
+    assert len(launches) == 10
 
 
 @pytest.mark.fault("B05")

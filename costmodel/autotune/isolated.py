@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import io
 import itertools
 import os
 import pickle
@@ -27,8 +28,7 @@ import torch
 import triton
 from triton import knobs
 
-from costmodel.autotune import remade
-from costmodel.autotune.arguments import Snapshot, tensors_of
+from costmodel.autotune.arguments import Snapshot, span, tensors_of
 from costmodel.autotune.call import KernelCall
 from costmodel.autotune.runner import BrokenContext, KernelRunner
 from costmodel.compile.compile_pool import settings_of_triton
@@ -42,6 +42,9 @@ from costmodel.processes import IDLE_S, SupervisedWorker
 
 LIMIT_S = 20.0
 """Seconds for all launches of a configuration; one that takes longer is taken to be endless."""
+
+_COPIED = 1 << 20
+"""Bytes of a tensor that are copied, and repeated in the rest of it: they may be indices."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ class IsolatedRunner(ChildRunner):
         if "tt.int_to_ptr" in job.text:
             raise InvalidInput(f"{call} makes pointers of numbers, which another process cannot")
         values = _passed(tuple(types.values()), launch.values)
-        return Launch(name, job, dict(types), launch.grid, remade.pickled(values))
+        return Launch(name, job, dict(types), launch.grid, pickled(values))
 
     def _timed(
         self, names: Sequence[str], best_us: float = inf, rounds: int = 0
@@ -206,14 +209,57 @@ def _passed(kind: Any, value: Any) -> Any:
     return None if kind == "constexpr" else value
 
 
+def pickled(values: object) -> bytes:
+    """Pickle arguments. Unpickled, they lie in other memory and hold what they hold now.
+
+    Raises:
+        InvalidInput: another process cannot make them.
+    """
+    file = io.BytesIO()
+    _Pickler(file).dump(values)
+    return file.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            storage = value.untyped_storage()
+            place = value.device, storage.data_ptr(), storage.nbytes()
+            view = int(value.storage_offset()), tuple(value.shape), value.stride()
+            content = span(value)[:_COPIED].cpu().numpy().tobytes()
+            return _remade, (place, value.dtype, view, content)
+        module = getattr(value, "__module__", type(value).__module__)
+        if module.split(".")[0] not in ("copyreg", "costmodel", "torch", "triton"):
+            raise InvalidInput(f"{value!r:.100} is an argument: expected a tensor or a number")
+        return NotImplemented
+
+
 # --- The child's side -----------------------------------------------------------------------------
 
 
+def _remade(place: tuple[Any, int, int], dtype: torch.dtype, view: Any, content: bytes) -> Any:
+    """Make a tensor: tensors that shared a storage do so again."""
+    device, _, nbytes = place
+    if place not in _memory:
+        pinned = device.type == "cpu" and torch.cuda.is_available()
+        _memory[place] = torch.zeros(nbytes, dtype=torch.uint8, device=device, pin_memory=pinned)
+    made = torch.empty(0, dtype=dtype, device=device)
+    made.set_(_memory[place].untyped_storage(), *view)
+    held, done = span(made), len(content)
+    if content:
+        held[:done].copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+    while 0 < done < len(held):
+        part = held[done : 2 * done]
+        part.copy_(held[: len(part)])
+        done *= 2
+    return made
+
+
+@dataclass
 class _RemadeCall:
     """Stands for a `KernelCall` of which there are binaries and pickled arguments."""
 
-    def __init__(self, may_write: set[str] | None) -> None:
-        self._may_write = may_write
+    may_write: set[str] | None
 
     def prepare(self, config: Any) -> None:
         self._named = dict(zip(config.signature, pickle.loads(config.values), strict=True))
@@ -222,7 +268,7 @@ class _RemadeCall:
         config.kernel[config.grid](*self._named.values())
 
     def written(self) -> Snapshot:
-        return Snapshot(tensors_of(self._named, self._may_write))
+        return Snapshot(tensors_of(self._named, self.may_write))
 
     def finish(self, *_: object) -> None:
         """Do nothing."""
@@ -241,6 +287,7 @@ def loaded(launch: Launch) -> Any:
 
 
 _runners: dict[int, KernelRunner] = {}  # by token; one at most
+_memory: dict[Any, torch.Tensor] = {}  # by the place in the program that it stands for
 
 
 def begin(device_index: int, cache: str) -> None:
@@ -255,7 +302,7 @@ def answer(request: Request | None) -> list[Measurement]:
     """Time what is asked for; None gives back memory. What breaks the context ends the process."""
     if request is None or request.token not in _runners:
         _runners.clear()
-        remade.memory.clear()
+        _memory.clear()
         torch.cuda.empty_cache()
     if request is None:
         return []
