@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import autotune_fakes
@@ -29,7 +29,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 import costmodel
 from costmodel.autotune.replace import restore_triton_autotune
-from costmodel.errors import InvalidInput
+from costmodel.errors import HostError, InvalidInput
 from costmodel.tuning.modes import set_default_mode
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -313,6 +313,17 @@ def test_values_of_any_kind_in_the_key(
     kernel = kernel_of(ours, many, ["KIND", "BLOCK"])
     kernel[(1,)](torch.zeros(8), 3, 2.0, KIND=value)
     assert len(machine.launches) == 1
+
+
+@pytest.mark.parametrize("stderr", [None, SimpleNamespace(write=len, flush=int)])
+def test_a_program_may_have_another_stderr(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, stderr: Any
+) -> None:
+    monkeypatch.setattr(autotune_fakes.tuning, "_SILENT_S", 0.0)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    kernel = kernel_of()
+    call(kernel)
+    assert kernel.best_config.kwargs == {"BLOCK": 32}
 
 
 @pytest.mark.parametrize("key", [[], ["flag"]])
@@ -635,6 +646,25 @@ def test_only_the_pruning(machine: Machine, both: Callable[..., list[Any]]) -> N
 
     stock, mine = both(program)
     assert stock == mine == {2, 4}
+
+
+@pytest.mark.fault("N3")
+def test_a_machine_that_cannot_compile_prunes_nothing(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bench(launch: Any, quantiles: Any) -> list[float]:
+        launch()
+        return [1.0] * 3
+
+    def submit(*_: Any, **__: Any) -> Any:
+        raise HostError("no room")
+
+    monkeypatch.setattr(machine, "submit", submit)
+    pruning = costmodel.prune_configs_by(top_k=1)
+    kernel = kernel_of(triton.autotune, do_bench=bench, prune_configs_by=pruning)
+    with pytest.warns(UserWarning, match="add is not pruned: no room"):
+        call(kernel)
+    assert machine.timed() == set(BLOCKS)
 
 
 # --- Modes ----------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import triton.language as tl
 from fake_driver import FakeDriver, fake_driver
 from triton.runtime.autotuner import Autotuner as StockAutotuner
 
+import costmodel
 from costmodel.autotune import tuner as module
 from costmodel.autotune.tuner import autotune, frozen
 
@@ -93,3 +94,10 @@ def test_what_is_frozen_launches_outside_too(driver: FakeDriver) -> None:
 def test_a_list_of_one_is_frozen_as_it_is(driver: FakeDriver) -> None:
     kernel, x = autotune(CONFIGS[:1], ["n"])(twice), torch.zeros(512)
     assert traced(kernel.frozen(x, 512, grid=grid_of(x)), x) == [(8, 1, 1)]
+
+
+def test_the_pruning_leaves_all_to_inductor(driver: FakeDriver) -> None:
+    """It has no arguments yet, by which kernels could be compiled."""
+    pruning = costmodel.prune_configs_by(top_k=1)
+    kernel = triton.autotune(CONFIGS, ["n"], prune_configs_by=pruning)(twice)
+    assert traced(kernel, torch.zeros(2048)) == [(32, 1, 1), (16, 1, 1), (8, 1, 1)]

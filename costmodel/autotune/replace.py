@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Any
 
+import torch
 from triton.runtime.autotuner import Autotuner as StockAutotuner
 
 from costmodel.autotune.tuner import Autotuner, run, stock_run
 from costmodel.autotune.tuning import ranked
+from costmodel.errors import HostError
 from costmodel.validation import require_count
 
 _OWN_RUNS = ("flag_gems.",)
@@ -41,7 +44,7 @@ def prune_configs_by(top_k: int = 8) -> dict[str, Any]:
     """Return a ``prune_configs_by`` for ``triton.autotune`` that leaves the best ``top_k``.
 
     For those who keep Triton's own tuner: the configurations are compiled in child processes, and
-    ranked by the hand-weighted PTX score.
+    ranked by the hand-weighted PTX score. Under ``torch.compile`` all are left.
 
     Raises:
         InvalidInput: ``top_k`` is not over 0.
@@ -49,9 +52,15 @@ def prune_configs_by(top_k: int = 8) -> dict[str, Any]:
     require_count("top_k", top_k)
 
     def early_config_prune(configs: list[Any], named: dict[str, Any], **options: Any) -> list[Any]:
+        if torch.compiler.is_compiling():  # Inductor, which has no arguments yet
+            return configs
         # Triton does not say whose configurations these are.
         tuner = sys._getframe(1).f_locals["self"]
-        return ranked(tuner, configs, named, options)[:top_k]
+        try:
+            return ranked(tuner, configs, named, options)[:top_k]
+        except HostError as error:
+            warnings.warn(f"{tuner.base_fn.__name__} is not pruned: {error}", stacklevel=2)
+            return configs
 
     return {"early_config_prune": early_config_prune}
 

@@ -231,10 +231,10 @@ def _chosen(tuning: Tuning, state: State, key: Any) -> tuple[Any, bool]:
     if (config := tuning.known()) is not None:
         return tuning.shared(config), True
     if torch.cuda.is_current_stream_capturing():
-        return tuning.best_known() or tuning.first(), False
+        return tuning.best_known() or tuning.first, False
     try:
         if mode == "background" and not _is_compiled(tuning, state, key):
-            return tuning.first(), False
+            return tuning.first, False
         if mode in ("predict", "heuristic"):
             config = tuning.predict()
         elif mode != "never":
@@ -244,7 +244,7 @@ def _chosen(tuning: Tuning, state: State, key: Any) -> tuple[Any, bool]:
                 return config, False
     except (HostError, torch.OutOfMemoryError) as error:
         warnings.warn(f"{tuning} is not tuned: {error}", RuntimeWarning, stacklevel=5)
-    return tuning.shared(config or tuning.best_known() or tuning.first()), True
+    return tuning.shared(config or tuning.best_known() or tuning.first), True
 
 
 def _is_compiled(tuning: Tuning, state: State, key: tuple[Any, ...]) -> bool:

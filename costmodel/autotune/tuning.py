@@ -70,6 +70,7 @@ class Tuning:
         configs: to choose from; None: those that the user's own functions leave.
 
     Attributes:
+        first: of the user's list, as far as it is left.
         is_final: the choice holds for the next calls too.
         resets: what is to be zero is so for the launch that follows.
     """
@@ -89,7 +90,7 @@ class Tuning:
         # What takes long to compile first; that half of a list is often the better one, too.
         by_effort = sorted(configs, key=lambda c: (c.num_warps, -c.num_stages))
         self._by_name = {config_name(config): config for config in by_effort}
-        self._listed = configs[0]
+        self.first = configs[0]
         self._target = Target.current(torch.cuda.current_device())
         self._key = self._readable(key)
         self.resets = True
@@ -121,10 +122,6 @@ class Tuning:
         measured = store.read(self._key).measured
         times = {n: m.latency_us for n, m in measured.items() if m.ok and n in self._by_name}
         return self._by_name[min(times, key=times.__getitem__)] if times else None
-
-    def first(self) -> Any:
-        """Return the first configuration of the user's list that is left."""
-        return self._listed
 
     def _pruned(self, kwargs: dict[str, Any]) -> list[Any]:
         """Return the configurations that the user's own functions leave."""
@@ -212,7 +209,7 @@ class Tuning:
 
     def predict(self) -> Any:
         """Return the configuration that the PTX score puts first, of those that compile."""
-        return next(iter(self.ranked()), self.first())
+        return next(iter(self.ranked()), self.first)
 
     def ranked(self) -> list[Any]:
         """Return the configurations that compile, the best by the PTX score first."""
@@ -267,7 +264,8 @@ class Tuning:
         store.note(self._key, name, measurement)
         self._done.add(name)
         self._works = self._works or measurement.ok
-        if time.monotonic() - self._begun > _SILENT_S and sys.stderr.isatty():
+        is_terminal = getattr(sys.stderr, "isatty", bool)  # a program may have put its own there
+        if time.monotonic() - self._begun > _SILENT_S and is_terminal():
             print(
                 f"\rcostmodel: tuning {self._call}, {len(self._done)} of {len(self._by_name)}",
                 end="\n" if len(self._done) == len(self._by_name) else "", file=sys.stderr,
