@@ -111,6 +111,9 @@ class Machine:
     def start(self, count: int) -> None:
         """As of a CompilePool."""
 
+    def hurry(self, future: Future[Artifact], urgency: int) -> None:
+        """As of a CompilePool."""
+
     def submit(self, key: str, spec: Any, compile_: Any, **_: Any) -> Future[Artifact]:
         job = compile_.args[0]
         self.jobs.append(job)

@@ -735,10 +735,16 @@ def test_the_default_mode_holds(machine: Machine) -> None:
 
 
 @pytest.mark.fault("B49")
-def test_a_first_call_need_not_wait_for_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_first_call_need_not_wait_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgotten: bool
+) -> None:
     from concurrent.futures import Future
 
     waiting: list[tuple[Future[Any], Any]] = []
+    hurried: list[Future[Any]] = []
+    if forgotten:  # since so many others were begun
+        monkeypatch.setattr(autotune_fakes.tuning, "_AT_MOST", 1)
     with machine_without_gpu(tmp_path, patience_s=0.0) as machine:
         submit = machine.submit
 
@@ -751,6 +757,7 @@ def test_a_first_call_need_not_wait_for_all(tmp_path: Path) -> None:
             return future
 
         machine.submit = some  # type: ignore[method-assign]
+        monkeypatch.setattr(machine, "hurry", lambda future, urgency: hurried.append(future))
         own = [*configs(64, 128, num_warps=4), *configs(32, 16, num_warps=8)]
         kernel = kernel_of(configs=own)
         call(kernel)
@@ -758,9 +765,11 @@ def test_a_first_call_need_not_wait_for_all(tmp_path: Path) -> None:
         assert not kernel.cache
         for future, artifact in waiting:
             future.set_result(artifact)
+        machine.submit = submit  # type: ignore[method-assign]
         call(kernel)
         assert kernel.best_config.kwargs == {"BLOCK": 16}
-        assert len(machine.jobs) == 4
+        assert len(machine.jobs) == 4 + 2 * forgotten
+        assert len(hurried) == 2 - 2 * forgotten
         done = len(machine.launches)
         call(kernel)
         assert len(machine.launches) == done + 1

@@ -114,6 +114,19 @@ def test_a_pool_keeps_its_children_for_the_next_batch(here: ModuleType) -> None:
     assert all(gone(pid) for pid in first)
 
 
+def test_what_is_queued_can_be_hurried(here: ModuleType) -> None:
+    specs = [spec_of("pointer", 64, 64, depth) for depth in (128, 256, 512, 1024)]
+    done: list[int] = []
+    with CompilePool(1) as pool:
+        made = [submitted(pool, spec, here.faulty_compile) for spec in specs]
+        for i, future in enumerate(made):
+            future.add_done_callback(lambda _, i=i: done.append(i))  # type: ignore[misc]
+        pool.hurry(made[3], 1)
+        pool.hurry(made[0], 2)  # which is being compiled already
+        assert all(future.result().ok for future in made)
+    assert done.index(3) < done.index(1) < done.index(2)
+
+
 @pytest.mark.fault("B27", "B31")
 def test_a_pool_that_is_closed_cancels_what_is_queued_and_kills_the_rest(here: ModuleType) -> None:
     specs = [spec_of("pointer", 64, 64, depth) for depth in (128, 256, 512)]

@@ -98,7 +98,7 @@ class State:
         launches: the configuration and its options for the call, by :meth:`key_of`.
         is_patient: the first call waits for all configurations, since the caller may keep what it
             launched, as FlagGems does.
-        begun: kinds of calls of which one was tuned, if only by half of the configurations.
+        begun: kinds of calls of which one was tuned by half of the configurations.
         launched: Triton's keys of the calls so far.
         compiling: what mode ``background`` waits for, by the same key.
         cached: what was put into the tuner's own ``cache``.
@@ -283,6 +283,7 @@ def _first_call(
                 cache[of_tuner] = state.cached[of_tuner] = config
         found = config, config.all_kwargs()
         if is_final:
+            state.begun.discard(key)
             state.launches[key] = found
             drop_oldest(state.launches, _AT_MOST)
         return found

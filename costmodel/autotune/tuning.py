@@ -38,9 +38,10 @@ from costmodel.hardware.target import Target
 from costmodel.models.baselines import PTX_WEIGHTS
 from costmodel.tuning.ranks import epoch
 from costmodel.tuning.search import TopKSearch
-from costmodel.validation import one_line
+from costmodel.validation import drop_oldest, one_line
 
 _COMPILERS_FIRST = 8
+_AT_MOST = 4096  # compiles that no later call has asked for
 _SILENT_S = 2.0  # of tuning, before it says how far it is
 _PATIENCE_S = 0.5  # of compiling, before half of a list may be enough for a first call
 
@@ -229,18 +230,15 @@ class Tuning:
 
     def _runner(self) -> KernelRunner | IsolatedRunner:
         """Return what times: in a child process, if that is asked for and possible."""
-        call, note, agree = self._call, self._note, self._must_agree()
+        call, note = self._call, self._note
+        by_hand = any(getattr(c, "ir_override", None) for c in self._by_name.values())
+        agree = by_hand or self._options.check == "agree"
         if self._options.isolate:
             try:
                 return IsolatedRunner(call, self._by_name, note, agree=agree)
             except InvalidInput as error:
                 warnings.warn(f"{call} is timed in this process: {error}", RuntimeWarning, 6)
         return KernelRunner(call, self._by_name, note, agree=agree)
-
-    def _must_agree(self) -> bool:
-        """Return True if results are compared: as asked for, or where code was written by hand."""
-        by_hand = any(getattr(c, "ir_override", None) for c in self._by_name.values())
-        return by_hand or self._options.check == "agree"
 
     def shared(self, config: Any) -> Any:
         """Return the choice of the rank of a process group that chose first; else one's own."""
@@ -364,10 +362,13 @@ class Tuning:
         begun = _compiling.get(job.identity)
         if begun is None or (begun.done() and (begun.cancelled() or begun.exception())):
             compile_ = functools.partial(compile_job, job, job.name)
-            _compiling[job.identity] = device_compilers().submit(
+            begun = _compiling[job.identity] = device_compilers().submit(
                 job.identity, job.name, compile_, cache=Path(knobs.cache.dir), urgency=self._urgency
             )
-        return _compiling[job.identity]
+            drop_oldest(_compiling, _AT_MOST)
+        else:
+            device_compilers().hurry(begun, self._urgency)
+        return begun
 
     def _may_leave(self, left: int, of: int) -> bool:
         """Return True if what is left may go on being compiled while the program goes on.

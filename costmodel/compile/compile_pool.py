@@ -113,6 +113,14 @@ class CompilePool:
             heapq.heappush(self._queued, (*place, future, key, spec, item))
         return future
 
+    def hurry(self, future: Future[Artifact], urgency: int) -> None:
+        """Make a compile that is still queued as urgent as that."""
+        with self._lock:
+            self._queued = [
+                (-urgency, *item[1:]) if item[2] is future else item for item in self._queued
+            ]
+            heapq.heapify(self._queued)
+
     def start(self, count: int) -> None:
         """Start so many children now, without waiting; else the first compiles start them."""
         with host_errors(), self._lock:
