@@ -22,10 +22,12 @@ from triton import knobs
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import num_warps as num_warps_here
+from triton.runtime.cache import FileCacheManager
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from costmodel.compile.compile_pool import CompilePool
 from costmodel.compile.compiler import Artifact
+from costmodel.compile.triton_private import cache_folder
 from costmodel.compile.ttir import Compilation, FrontEnd, KernelJob, compile_job, recorded
 from costmodel.errors import CompileError, HostError
 
@@ -344,6 +346,26 @@ def test_the_launch_finds_what_a_child_compiled(
     assert hits == [False]
     assert own.asm["ptx"] == kernel.asm["ptx"]
     assert own.metadata == kernel.metadata
+
+
+class OwnManager(FileCacheManager):  # type: ignore[misc]
+    """Has a folder for each process, as servers have."""
+
+    def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
+        super().__init__(key, override, dump)
+        self.cache_dir = os.path.join(f"{knobs.cache.dir}_{os.getpid()}", key)
+        self.lock_path = os.path.join(self.cache_dir, "lock")
+        os.makedirs(self.cache_dir, exist_ok=True)
+
+
+def test_the_folder_of_another_cache_manager_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_MANAGER", "no_module_of_the_child:OwnManager")
+    with knobs.cache.scope(), CompilePool(1) as pool:
+        knobs.cache.manager_class = OwnManager
+        job = FrontEnd().job(compilation(CALLS["globals"]))
+        compile_ = functools.partial(compile_job, job, "spec")
+        assert pool.submit(job.identity, "spec", compile_, cache=cache_folder()).result().ok
+        assert launch(CALLS["globals"])[1] == [True]
 
 
 def test_clusters_are_found_too(pool: CompilePool) -> None:

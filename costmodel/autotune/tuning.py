@@ -15,7 +15,6 @@ from concurrent.futures import Future, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from costmodel.autotune.runner import KernelRunner
 from costmodel.autotune.store import KernelStore, config_name, lasting_text
 from costmodel.compile.compiler import Artifact, reason
 from costmodel.compile.ptx import extract
+from costmodel.compile.triton_private import cache_folder
 from costmodel.compile.ttir import KernelJob, compile_job, count_operations, front_end, recorded
 from costmodel.data.measurement import Candidate, Measurement
 from costmodel.errors import CompileError, InvalidInput
@@ -363,7 +363,7 @@ class Tuning:
         if begun is None or (begun.done() and (begun.cancelled() or begun.exception())):
             compile_ = functools.partial(compile_job, job, job.name)
             begun = _compiling[job.identity] = device_compilers().submit(
-                job.identity, job.name, compile_, cache=Path(knobs.cache.dir), urgency=self._urgency
+                job.identity, job.name, compile_, cache=cache_folder(), urgency=self._urgency
             )
             drop_oldest(_compiling, _AT_MOST)
         else:

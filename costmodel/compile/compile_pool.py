@@ -212,6 +212,7 @@ def settings_of_triton() -> dict[str, str | None]:
 def _set_up_child(scratch: str, preload: Callable[[], object] | None) -> None:
     # Under TRITON_INTERPRET the kernels would not be compilable functions.
     os.environ.pop("TRITON_INTERPRET", None)
+    os.environ.pop("TRITON_CACHE_MANAGER", None)  # the folder that it would choose is told
     # Triton and ptxas leave files behind when they fail; all of them go where they are removed.
     os.makedirs(scratch, exist_ok=True)  # who tidies up /tmp may have taken it
     tempfile.tempdir = scratch

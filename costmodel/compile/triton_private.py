@@ -42,6 +42,18 @@ _LAUNCHER = "__triton_launcher"  # as Triton has it
 log = logging.getLogger("costmodel")
 
 
+def cache_folder() -> Path:
+    """Return where this process's Triton keeps what it compiles.
+
+    Servers have a cache manager of their own (``TRITON_CACHE_MANAGER``) with a folder for each
+    process.
+    """
+    from triton import knobs
+    from triton.runtime.cache import get_cache_manager
+
+    return Path(getattr(get_cache_manager(""), "cache_dir", None) or knobs.cache.dir)
+
+
 # --- Key ------------------------------------------------------------------------------------------
 
 

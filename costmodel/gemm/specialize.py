@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from costmodel.compile.compile_pool import CompilePool, as_compiled
 from costmodel.compile.compiler import Artifact, compile_source
-from costmodel.compile.triton_private import build_launchers
+from costmodel.compile.triton_private import build_launchers, cache_folder
 from costmodel.files import cached_fact
 from costmodel.gemm.config import GemmConfig, Specialization
 from costmodel.gemm.dtypes import DATA_TYPES
@@ -338,8 +338,6 @@ def compile_for_device(
     Returns:
         The artifacts, in the order in which they are done.
     """
-    import triton
-
     pool = pool or device_compilers()
     specs = list(dict.fromkeys(specs))
     sources = []
@@ -348,5 +346,5 @@ def compile_for_device(
         with suppress(ImportError, AttributeError):
             sources.append(source(spec)[0])
     build_launchers(sources)
-    cache = Path(triton.knobs.cache.dir)
+    cache = cache_folder()
     return as_compiled([submit(pool, spec, target, cache=cache) for spec in specs])
