@@ -843,6 +843,16 @@ def test_nothing_is_timed_while_a_graph_is_captured(machine: Machine) -> None:
     assert [launch.block for launch in machine.launches] == [32]
 
 
+def test_a_call_without_work_decides_nothing(machine: Machine) -> None:
+    """As of an expert that gets no tokens, the number of which is not in the key."""
+    kernel, x = kernel_of(), torch.zeros(0)
+    for _ in range(2):
+        kernel[lambda meta: (x.numel() // meta["BLOCK"], 4)](x, None, x, 64)
+    assert [launch.block for launch in machine.launches] == [64, 64]
+    call(kernel)
+    assert kernel.best_config.kwargs == {"BLOCK": 32}
+
+
 # --- Threads, ranks -------------------------------------------------------------------------------
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from triton.runtime.autotuner import Autotuner as StockAutotuner
 
+from costmodel.autotune.options import Options
 from costmodel.autotune.tuner import Autotuner, run, stock_run
-from costmodel.autotune.tuning import ranked
+from costmodel.autotune.tuning import Tuning
 from costmodel.errors import HostError
 from costmodel.validation import require_count
 
@@ -57,7 +58,8 @@ def prune_configs_by(top_k: int = 8) -> dict[str, Any]:
         # Triton does not say whose configurations these are.
         tuner = sys._getframe(1).f_locals["self"]
         try:
-            return ranked(tuner, configs, named, options)[:top_k]
+            tuning = Tuning(tuner, Options(), (), (), {**named, **options}, configs)
+            return tuning.ranked()[:top_k]
         except HostError as error:
             warnings.warn(f"{tuner.base_fn.__name__} is not pruned: {error}", stacklevel=2)
             return configs

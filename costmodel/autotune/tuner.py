@@ -230,7 +230,7 @@ def _chosen(tuning: Tuning, state: State, key: Any) -> tuple[Any, bool]:
     mode = state.options.mode or default_mode()
     if (config := tuning.known()) is not None:
         return tuning.shared(config), True
-    if torch.cuda.is_current_stream_capturing():
+    if tuning.is_empty or torch.cuda.is_current_stream_capturing():
         return tuning.best_known() or tuning.first, False
     try:
         if mode == "background" and not _is_compiled(tuning, state, key):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
-import json
 import logging
 import sys
 import time
@@ -18,7 +16,6 @@ from math import inf
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from triton import knobs
 
 from costmodel.autotune.arguments import written
@@ -36,7 +33,7 @@ from costmodel.errors import CompileError, InvalidInput
 from costmodel.gemm.specialize import device_compilers
 from costmodel.hardware.target import Target
 from costmodel.models.baselines import PTX_WEIGHTS
-from costmodel.tuning.ranks import epoch
+from costmodel.tuning.ranks import epoch, first_said
 from costmodel.tuning.search import TopKSearch
 from costmodel.validation import drop_oldest, one_line
 
@@ -123,6 +120,11 @@ class Tuning:
         measured = store.read(self._key).measured
         times = {n: m.latency_us for n, m in measured.items() if m.ok and n in self._by_name}
         return self._by_name[min(times, key=times.__getitem__)] if times else None
+
+    @property
+    def is_empty(self) -> bool:
+        """Return True if the call launches no program, of which nothing can be learned."""
+        return 0 in self._call.grid(self.first)
 
     def _pruned(self, kwargs: dict[str, Any]) -> list[Any]:
         """Return the configurations that the user's own functions leave."""
@@ -242,11 +244,7 @@ class Tuning:
 
     def shared(self, config: Any) -> Any:
         """Return the choice of the rank of a process group that chose first; else one's own."""
-        if not epoch():
-            return config
-        group = dist.distributed_c10d._get_default_store()
-        key = f"costmodel/{hashlib.sha256(json.dumps(self._key).encode()).hexdigest()}"
-        return self._by_name.get(group.compare_set(key, "", config_name(config)).decode(), config)
+        return self._by_name.get(first_said(self._key, config_name(config)), config)
 
     def _tell(self, config: Any, took_s: float) -> None:
         """Print what Triton prints of a tuning, where that is asked for."""
@@ -392,8 +390,3 @@ class Tuning:
             found = written(text, self._signature)
             names = None if names is None or found is None else names | found
         self._call.keep(names if self._texts else None)
-
-
-def ranked(tuner: Any, configs: list[Any], named: dict[str, Any], options: Any) -> list[Any]:
-    """Rank configurations of a stock tuner's call; those that do not compile are left out."""
-    return Tuning(tuner, Options(), (), (), {**named, **options}, configs).ranked()
