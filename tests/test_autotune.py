@@ -160,9 +160,9 @@ def test_what_is_to_be_zero_is_zero_at_each_launch_and_restored_values_are_as_be
 
 
 def test_a_later_tuning_does_not_zero_what_earlier_calls_added_up(
-    both: Callable[..., list[Any]], machine: Machine, monkeypatch: pytest.MonkeyPatch
+    both: Callable[..., list[Any]], machine: Machine
 ) -> None:
-    """The second call tunes the other half; the third is of another kind for ours only."""
+    """The third and fourth call are of another kind for ours only."""
 
     def program(tune: Any) -> Any:
         def work(launch: Any) -> None:
@@ -177,7 +177,6 @@ def test_a_later_tuning_does_not_zero_what_earlier_calls_added_up(
             sums.append(float(out[0]))
         return sums
 
-    monkeypatch.setattr(autotune_fakes.tuning, "_PATIENCE_S", 0.0)
     stock, own = both(program)
     assert own == stock == [1.0, 2.0, 3.0, 4.0]
 
@@ -243,6 +242,16 @@ def test_a_share_of_nothing_tunes_all(machine: Machine) -> None:
     kernel = kernel_of(prune_configs_by={"perf_model": lambda **_: 1.0, "top_k": 0.1})
     call(kernel)
     assert machine.timed() == set(BLOCKS)
+
+
+def test_a_pruning_may_be_a_generator(both: Callable[..., list[Any]]) -> None:
+    def program(tune: Any) -> Any:
+        pruning = {"early_config_prune": lambda own, named, **_: (c for c in own[:2])}
+        kernel = kernel_of(tune, prune_configs_by=pruning)
+        call(kernel)
+        return kernel.best_config.kwargs
+
+    assert both(program) == [{"BLOCK": 32}] * 2
 
 
 def test_pruning_to_nothing_is_tritons_error(both: Callable[..., list[Any]]) -> None:
@@ -773,6 +782,17 @@ def test_a_first_call_need_not_wait_for_all(
         done = len(machine.launches)
         call(kernel)
         assert len(machine.launches) == done + 1
+
+
+@pytest.mark.fault("B49")
+def test_a_first_call_leaves_nothing_that_is_compiled(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(autotune_fakes.tuning, "_PATIENCE_S", 0.0)  # as if timing took long
+    call(kernel_of())
+    machine.restart()
+    call(kernel_of())
+    assert len(machine.launches) == 1
 
 
 @pytest.mark.fault("B61")

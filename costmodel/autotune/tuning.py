@@ -131,7 +131,7 @@ class Tuning:
         tuner = self._tuner
         tuner.nargs = {k: v for k, v in self._call.named.items() if k not in kwargs}
         try:
-            return tuner.prune_configs(kwargs) or list(tuner.configs)
+            return list(tuner.prune_configs(kwargs)) or list(tuner.configs)
         finally:
             tuner.nargs = None
 
@@ -316,7 +316,7 @@ class Tuning:
                 yield [replace(candidate, artifact=artifact) for candidate in same]
             else:
                 yield [self._failed(candidate, artifact) for candidate in same]
-            if waiting and self._may_leave(len(waiting), len(futures)):
+            if self._may_leave([f for f in futures if futures[f] in waiting], len(futures)):
                 return
 
     def _note_binary(self, name: str, artifact: Artifact) -> None:
@@ -368,13 +368,14 @@ class Tuning:
             device_compilers().hurry(begun, self._urgency)
         return begun
 
-    def _may_leave(self, left: int, of: int) -> bool:
+    def _may_leave(self, left: Sequence[Future[Artifact]], of: int) -> bool:
         """Return True if what is left may go on being compiled while the program goes on.
 
         Its next kernel is compiled first then, and no core waits for the last one of this kernel.
         """
         long = time.monotonic() - self._begun > _PATIENCE_S
-        self._left = self._left or (not self._patient and self._works and long and 2 * left <= of)
+        enough = not self._patient and self._works and 2 * len(left) <= of
+        self._left |= long and enough and not all(future.done() for future in left)
         return self._left
 
     def _ptx_score(self, candidate: Candidate) -> float:
