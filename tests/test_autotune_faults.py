@@ -547,19 +547,25 @@ def test_a_known_choice_that_is_refused_now_is_tuned_anew_once(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, error: Any
 ) -> None:
     tuned()
+    before = next(each for each in entry(machine).measured.items() if '"BLOCK":32' in each[0])
     compile_ = machine.compile
 
     def refuse(source: Any, target: Any = None, options: Any = None, **_: Any) -> Any:
-        if 32 in source.constants.values():
+        if not refused.isdisjoint(source.constants.values()):
             raise error
         return compile_(source, target, options)
 
     monkeypatch.setattr(triton.compiler, "compile", refuse)
+    refused = {32}
     machine.restart()
-    assert tuned().best_config.kwargs == {"BLOCK": 64}
-    assert not machine.jobs
+    assert tuned(mode="never").best_config.kwargs == {"BLOCK": 64}
+    KernelStore(machine.folder).note(entry(machine).key, *before)
+    refused = {32, 64}
     machine.restart()
-    assert tuned().best_config.kwargs == {"BLOCK": 64}
+    assert tuned().best_config.kwargs == {"BLOCK": 128}
+    assert len(machine.jobs) == 3
+    machine.restart()
+    assert tuned().best_config.kwargs == {"BLOCK": 128}
     assert len(machine.launches) == 1
 
 

@@ -91,7 +91,7 @@ class Tuning:
         self.first = configs[0]
         self._target = Target.current(torch.cuda.current_device())
         self._key = self._readable(key)
-        self.resets = True
+        self.resets, self._anew = True, False
         self.is_final, self._patient, self._left, self._works = True, True, False, False
         self._urgency = next(_numbers)
         self._begun, self._done = time.monotonic(), set[str]()
@@ -112,6 +112,7 @@ class Tuning:
             return None
         if error := self._call.refused(self._by_name[name]):
             self._note(name, Measurement("launch_error", error=error))
+            self._anew = True  # others may be refused too
             return None
         return self._by_name[name]
 
@@ -160,7 +161,7 @@ class Tuning:
         """
         begin, kept = time.monotonic(), store.read(self._key)
         self._patient = patient or epoch() != 0
-        known = kept.known(self._by_name)
+        known = {} if self._anew else kept.known(self._by_name)
         self._done.update(known)
         if not kept.arguments:
             store.describe(self._key, self._call.described())
