@@ -629,6 +629,23 @@ def test_a_machine_that_compiles_again_tunes_again(
     assert kernel.best_config.kwargs == {"BLOCK": 32}
 
 
+@pytest.mark.fault("N3")
+def test_a_gpu_that_is_full_while_timing_still_launches(machine: Machine) -> None:
+    def allocate(launch: Launch) -> None:
+        if len(machine.launches) <= full:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    machine.effect, full = allocate, 3
+    tuned()
+    assert len(machine.launches) == 4
+    full = 0
+    machine.restart()
+    assert tuned().best_config.kwargs == {"BLOCK": 32}
+    machine.restart()
+    tuned()
+    assert len(machine.launches) == 1
+
+
 @pytest.mark.fault("B41")
 def test_a_full_gpu_still_launches(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> Any:

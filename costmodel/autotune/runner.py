@@ -19,7 +19,7 @@ from triton.runtime.errors import OutOfResources, PTXASError
 
 from costmodel.autotune.arguments import Snapshot
 from costmodel.autotune.call import KernelCall
-from costmodel.data.measurement import Candidate, Measurement, Runner, Status
+from costmodel.data.measurement import NO_ROOM, Candidate, Measurement, Runner, Status
 from costmodel.errors import CostModelError
 from costmodel.measure.card import alone, uuid_of
 from costmodel.measure.warm import keep_warm
@@ -132,7 +132,8 @@ class KernelRunner(Runner):
             status = next((s for kind, s in _REFUSALS if isinstance(error, kind)), None)
             if status is None and not str(error).startswith("Triton Error [CUDA]"):
                 raise
-            return Measurement(status or "launch_error", error=str(error)[:500])
+            full = f"{NO_ROOM}: " if isinstance(error, torch.OutOfMemoryError) else ""
+            return Measurement(status or "launch_error", error=f"{full}{error}"[:500])
 
     @contextmanager
     def _blamed(self, name: str) -> Iterator[None]:
