@@ -813,6 +813,17 @@ def test_a_budget_stops_and_the_next_process_goes_on(machine: Machine) -> None:
 
 
 @pytest.mark.fault("B61")
+def test_a_budget_that_is_too_small_to_compare_is_not_spent_by_each_process(
+    machine: Machine,
+) -> None:
+    machine.slow_s = 0.02
+    for _ in range(4):
+        machine.restart()
+        call(kernel_of(configs=configs(32, 64), budget_s=0.3))
+    assert len(machine.launches) == 1
+
+
+@pytest.mark.fault("B61")
 def test_a_budget_that_only_failures_have_used_up_is_not_an_error(machine: Machine) -> None:
     import time
 

@@ -199,8 +199,8 @@ class Tuning:
             for n, m in search.measured.items()
         }
         self.is_final = not self._left
-        if self.is_final and choice.timed and not search.is_late:
-            unsteady = choice.unsteady and not kept.unsteady
+        if self.is_final and choice.timed and self._done >= set(self._by_name):
+            unsteady = (choice.unsteady or search.is_late) and not kept.unsteady
             store.choose(self._key, choice.config, choice.why, unsteady=unsteady)
         costs = f"{search.compile_s:.2f} s compiling, {search.measure_s:.2f} s timing"
         log.info("%s: %s; %s", self._call, choice.why, costs)
