@@ -1,10 +1,10 @@
 """Records timings of other people's tuned kernels: every configuration of each list, timed once.
 
 Calls are made in processes one after another, so that a broken CUDA context or a hang costs one
-call. Each call is made twice, the second time some calls later: the first leaves half of a long
-list to be compiled while other kernels are called, and the second waits for it. What is left at the
-end of the seconds is recorded when the same command runs again: calls that are done are skipped,
-and of the others no configuration is timed twice.
+call. Each call is made twice: the first time nothing is launched, and all its configurations begin
+to be compiled; it is timed the second time, some calls later. What is left at the end of the
+seconds is recorded when the same command runs again: calls that are done are skipped, and of the
+others no configuration is timed twice.
 
 The output folder holds ``kernels`` (the files of `costmodel.autotune`'s store), ``lists.jsonl``
 (which call has reached which kernel; versions of packages; with ``--wide``, the kernels' own lists)
@@ -29,7 +29,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from record_worker import DISTRIBUTIONS, work
+from record_worker import DISTRIBUTIONS, lines_of, work
 from recorded_calls import Call, by_turns, fla_calls, of_cases
 
 _TRIES = 2
@@ -54,15 +54,6 @@ def judging_calls() -> list[Call]:
     """Calls whose kernels judge what was learned from others."""
     judges = import_module("recorded_judges").judges_calls()
     return by_turns([*judges, *of_cases(judges=True)])
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    """Lines of a file; one that was cut off is left out."""
-    found = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        with suppress(ValueError):
-            found.append(json.loads(line))
-    return found
 
 
 def left_of(names: list[str], lines: list[dict[str, Any]]) -> list[str]:
@@ -111,13 +102,14 @@ def record(names: list[str], folder: Path, args: argparse.Namespace) -> None:
             known = len(lines_of(progress))
             watch(command, environment, folder, args.until, args.silent_s)
             lines = lines_of(progress)[known:]
-            last = lines[-1] if lines else {"began": left[0]}
+            last = lines[-1] if lines else {}
             if "began" in last and time.time() < args.until:  # it ended in this call
                 with progress.open("a") as file:
                     file.write("\n" + json.dumps({"ended": last["began"]}) + "\n")
                 print(f"a process ended in {last['began']}", flush=True)
-            elif not lines or left_of(names, lines_of(progress)) == left:
-                break  # else the same again
+            elif left_of(names, lines_of(progress)) == left:  # else the same again
+                print((folder / "errors.txt").read_text()[-2000:])
+                break
 
 
 def show(folder: Path) -> None:

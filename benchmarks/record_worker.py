@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import os
 import sys
@@ -11,6 +12,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,12 +20,18 @@ from typing import Any
 
 import torch
 from recorded_calls import OURS, Call, may_judge, may_learn
+from triton.runtime.jit import JITFunction
+
+from costmodel.autotune import tuning
+from costmodel.autotune.options import Options
+from costmodel.autotune.store import config_name
+from costmodel.autotune.tuner import state_of
 
 BROKEN = 3
 """Exit code: a kernel broke the CUDA context."""
 
-LAG = 8
-"""Calls between the first and the second of a kind: about as many as keep 16 cores compiling."""
+LAG = 12
+"""Calls that are compiled for ahead of the one that is timed: so many keep 16 cores busy."""
 
 _LISTED = "_listed"  # the name under which a tuner has its list as its author made it
 _MEMORY, _LEFT_LYING = 40 * 2**30, 8 * 2**30
@@ -85,6 +93,7 @@ class Recorder:
     ) -> None:
         self.allowed, self.others, self.wide, self.write = allowed, others, wide, write
         self.case = ""
+        self.is_dry = False  # nothing is launched, all is compiled
         self.written: set[str] = set()
 
     def wrap(self, inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,6 +108,7 @@ class Recorder:
             if len(tuner.configs) > 1:
                 forget_binaries(tuner)
                 self.note(tuner)
+                state_of(tuner).options = Options("background" if self.is_dry else None)
             return inner(tuner, *args, **kwargs)
 
         return run
@@ -127,8 +137,6 @@ class Recorder:
 
         The key of a tuner may leave out a size, and then the second shape would not be timed.
         """
-        from costmodel.autotune.tuner import state_of
-
         setattr(tuner, _LISTED, list(tuner.configs))
         if self.wide:
             tuner.configs = [*tuner.configs, *neighbours(tuner.configs, self.wide)]
@@ -136,12 +144,10 @@ class Recorder:
         sizes = [n for n in tuner.arg_names if type(named.get(n)) is int and n not in tuner.keys]
         tuner.keys = [*tuner.keys, *(n for n in sizes if "seed" not in n and "offset" not in n)]
         tuner.strategy = None  # FlagGems rounds sizes in its keys
-        state_of(tuner).is_patient = False
+        state_of(tuner).is_patient = True
 
     def note(self, tuner: Any) -> None:
         """Write what the store does not know of a list, once for each kernel and call."""
-        from costmodel.autotune.store import config_name
-
         kernel = f"{tuner.base_fn.__module__}.{tuner.base_fn.__qualname__}"
         line: dict[str, Any] = {"kernel": kernel, "case": self.case}
         if kernel not in self.written:
@@ -178,6 +184,14 @@ def switch_on(recorder: Recorder) -> None:
         forget_first(library.LibEntry)
     for cls in classes:
         cls.run = recorder.wrap(cls.run)
+    launch = JITFunction.run
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if recorder.is_dry and not kwargs.get("warmup"):
+            return None
+        return launch(self, *args, **kwargs)
+
+    JITFunction.run = run
 
 
 def forget_first(entry: Any) -> None:
@@ -192,16 +206,25 @@ def forget_first(entry: Any) -> None:
     entry.run = forgetful
 
 
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """Lines of a file; one that was cut off is left out."""
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return found
+
+
 def in_turns(names: list[str], lag: int) -> Iterator[tuple[str, bool]]:
-    """Each name twice, the second time after the first of ``lag`` others, and then True."""
+    """Each name twice: first with True, and with False when ``lag`` others have had their first."""
     waiting: deque[str] = deque()
     for name in names:
-        yield name, False
+        yield name, True
         waiting.append(name)
         if len(waiting) > lag:
-            yield waiting.popleft(), True
+            yield waiting.popleft(), False
     for name in waiting:
-        yield name, True
+        yield name, False
 
 
 def work(calls: dict[str, Call], names: list[str], folder: Path, args: argparse.Namespace) -> None:
@@ -222,12 +245,16 @@ def work(calls: dict[str, Call], names: list[str], folder: Path, args: argparse.
     torch.cuda.set_per_process_memory_fraction(
         min(_MEMORY / torch.cuda.get_device_properties(0).total_memory, 1.0)
     )
-    counts = import_module("costmodel.autotune.tuning").counts
-    failed: set[str] = set()
-    for name, second in in_turns(names, LAG):
-        if time.time() > args.until or name in failed:
+    ended = {line["ended"] for line in lines_of(folder / "calls.jsonl") if "ended" in line}
+    # Of what is compiled ahead the oldest is wanted first, and what is timed now before all.
+    ahead, now = itertools.count(-1, -1), itertools.count(1)
+    for name, is_dry in in_turns(names, LAG):
+        if time.time() > args.until:
+            break
+        if is_dry and name in ended:  # it may have computed with results that are not there
             continue
-        recorder.case, begin = name, time.time()
+        recorder.case, recorder.is_dry, begin = name, is_dry, time.time()
+        tuning._numbers = ahead if is_dry else now
         write(progress, began=name)
         error = ""
         try:
@@ -235,7 +262,8 @@ def work(calls: dict[str, Call], names: list[str], folder: Path, args: argparse.
             torch.cuda.synchronize()
         except Exception as caught:
             error = f"{type(caught).__name__}: {caught}"[:300]
-            traceback.print_exc()
+            if not is_dry:  # else it may come from results that are not there
+                traceback.print_exc()
         try:
             torch.cuda.synchronize()
             if torch.cuda.memory_allocated() > _LEFT_LYING:
@@ -244,8 +272,6 @@ def work(calls: dict[str, Call], names: list[str], folder: Path, args: argparse.
                 torch.cuda.empty_cache()
         except RuntimeError:
             os._exit(BROKEN)  # nothing of this process is of use any more
-        if error and not second:  # once more may reach no further
-            failed.add(name)
-        write(progress, **{"done" if second or error else "first": name}, error=error,
-              seconds=round(time.time() - begin, 2), compiled=counts.compiled,
-              timed=counts.timed)  # fmt: skip
+        write(progress, **{"ahead" if is_dry else "done": name}, error=error,
+              seconds=round(time.time() - begin, 2), compiled=tuning.counts.compiled,
+              timed=tuning.counts.timed)  # fmt: skip

@@ -77,7 +77,7 @@ def int8_kernel(a, b, scale, c, m, n, k, BM: tl.constexpr, BN: tl.constexpr, BK:
     for start in range(0, k, BK):
         x = tl.load(left + start, ks[None, :] < k - start, other=0)
         y = tl.load(right + start, ks[:, None] < k - start, other=0)
-        acc = tl.dot(x, y, acc)
+        acc = tl.dot(x, y, acc, out_dtype=tl.int32)
     by = tl.load(scale + rows, rows < m).to(tl.float32)
     inside = (rows[:, None] < m) & (cols[None, :] < n)
     tl.store(c + rows[:, None] * n + cols[None, :], acc * by[:, None], inside)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -146,10 +149,10 @@ def test_a_judging_kernel_within_a_learned_call_is_refused(worker: Any) -> None:
 def test_each_call_is_made_twice_with_others_between(worker: Any, count: int) -> None:
     names = [f"call{i}" for i in range(count)]
     order = list(worker.in_turns(names, 4))
-    assert sorted(order) == sorted((name, second) for name in names for second in (False, True))
+    assert sorted(order) == sorted((name, is_dry) for name in names for is_dry in (False, True))
     for i, name in enumerate(names):
-        first, second = order.index((name, False)), order.index((name, True))
-        between = {other for other, again in order[first + 1 : second] if not again}
+        first, second = order.index((name, True)), order.index((name, False))
+        between = {other for other, is_dry in order[first + 1 : second] if is_dry}
         assert first < second
         assert len(between) == min(4, count - 1 - i)
 
@@ -164,12 +167,27 @@ def test_calls_that_are_done_or_end_processes_are_not_made_again(
     record: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "calls.jsonl"
-    lines = [{"began": "a"}, {"first": "a"}, {"began": "b"}, {"ended": "b"}, {"done": "c"}]
+    lines = [{"began": "a"}, {"ahead": "a"}, {"began": "b"}, {"ended": "b"}, {"done": "c"}]
     path.write_text("\n".join(map(json.dumps, lines)) + '\n{"done": "d')
     assert record.left_of(["a", "b", "c", "d"], record.lines_of(path)) == ["a", "b", "d"]
     with path.open("a") as file:
         file.write('\n{"ended": "b"}\n')
     assert record.left_of(["a", "b", "c", "d"], record.lines_of(path)) == ["a", "d"]
+
+
+def test_a_process_that_says_nothing_is_ended(record: Any, tmp_path: Path) -> None:
+    begin = time.monotonic()
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    record.watch(command, dict(os.environ), tmp_path, time.time() + 60, 0.5)
+    assert time.monotonic() - begin < 20
+
+
+def test_a_process_that_goes_on_too_long_is_ended(record: Any, tmp_path: Path) -> None:
+    text = "while True:\n open('calls.jsonl', 'a').write('.'); time.sleep(0.1)"
+    command = [sys.executable, "-c", f"import os, time; os.chdir({str(tmp_path)!r})\n{text}"]
+    begin = time.monotonic()
+    record.watch(command, dict(os.environ), tmp_path, time.time() - 13, 30)
+    assert time.monotonic() - begin < 20
 
 
 # --- Widened lists --------------------------------------------------------------------------------
