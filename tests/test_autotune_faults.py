@@ -570,6 +570,23 @@ def test_a_known_choice_that_is_refused_now_is_tuned_anew_once(
 
 
 @pytest.mark.fault("B13")
+def test_a_finalist_that_is_refused_now_costs_that_configuration_only(machine: Machine) -> None:
+    def refuse(launch: Launch) -> None:
+        if launch.block == 32:
+            raise OutOfResources(1, 0, "registers")
+
+    tuned()
+    (path,) = machine.folder.iterdir()
+    path.write_text("\n".join(x for x in path.read_text().split("\n") if '"chosen"' not in x))
+    machine.restart()
+    machine.effect = refuse
+    assert tuned().best_config.kwargs == {"BLOCK": 64}
+    machine.restart()
+    assert tuned().best_config.kwargs == {"BLOCK": 64}
+    assert len(machine.launches) == 1
+
+
+@pytest.mark.fault("B13")
 def test_a_mistaken_call_does_not_spoil_the_right_one(machine: Machine) -> None:
     def kernel(x_ptr, n, KIND: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
         tl.static_assert(KIND == "fast")

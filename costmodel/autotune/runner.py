@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ _EARLY = 1.3  # so many times slower than the best: two more are enough
 _STOP = 8.0  # no more are needed
 _COMPARED_S = 1.0  # of comparing finalists, once each has been launched a few times
 _CYCLES_PER_US = 2000  # at the highest clock of any NVIDIA GPU: never too short
+
+T = TypeVar("T")
 
 _REFUSALS: tuple[tuple[Any, Status], ...] = (
     ((OutOfResources, torch.OutOfMemoryError), "out_of_resources"),
@@ -78,7 +80,7 @@ class KernelRunner(Runner):
         with alone(self._card):
             keep_warm()
             for candidate in candidates:
-                measurement = self._survived(candidate.config, best_us)
+                measurement = self._survived(candidate.config, self._measured, best_us)
                 self._note(candidate.config, measurement)
                 if measurement.ok:
                     best_us = min(best_us, measurement.latency_us)
@@ -87,20 +89,20 @@ class KernelRunner(Runner):
 
     def compare(self, workload: Any, configs: Sequence[Any], rounds: int = 9) -> list[Measurement]:
         """Time a few in turn, against drift. For finalists."""
-        times: dict[str, list[float]] = {name: [] for name in configs}
         with alone(self._card):
             keep_warm()
-            for name in configs:
-                with self._blamed(name):
-                    self._first_launch(name)  # another process may have timed it
+            # Another process may have timed them, and they may be refused now.
+            tried = {name: self._survived(name, self._first_launch) for name in configs}
+            refused = {name: said for name, said in tried.items() if said is not None}
+            times: dict[str, list[float]] = {name: [] for name in configs if name not in refused}
             end = time.monotonic() + _COMPARED_S
             for turn in range(rounds):
                 if turn > 2 and time.monotonic() > end:
                     break
-                for name in configs[:: -1 if turn % 2 else 1]:
+                for name in [*times][:: -1 if turn % 2 else 1]:
                     with self._blamed(name):
                         times[name] += self._timed(name, 2)
-        found = {name: _summary(each) for name, each in times.items()} | self._outvoted()
+        found = {name: _summary(each) for name, each in times.items()} | self._outvoted() | refused
         for name in configs:
             self._note(name, found[name])
         return [found[name] for name in configs]
@@ -123,11 +125,11 @@ class KernelRunner(Runner):
             wrong |= dict.fromkeys(names, Measurement("wrong_result", error=error))
         return wrong
 
-    def _survived(self, name: str, best_us: float) -> Measurement:
-        """Time one configuration; a refusal is an outcome, a broken context an error."""
+    def _survived(self, name: str, do: Callable[..., T], *args: Any) -> T | Measurement:
+        """Launch one configuration; a refusal is an outcome, a broken context an error."""
         try:
             with self._blamed(name):
-                return self._measured(name, best_us)
+                return do(name, *args)
         except Exception as error:
             status = next((s for kind, s in _REFUSALS if isinstance(error, kind)), None)
             if status is None and not str(error).startswith("Triton Error [CUDA]"):
