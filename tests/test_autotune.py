@@ -795,6 +795,26 @@ def test_a_first_call_leaves_nothing_that_is_compiled(
     assert len(machine.launches) == 1
 
 
+def test_what_the_last_of_a_long_list_writes_is_undone_too(machine: Machine) -> None:
+    def kernel(x_ptr, y_ptr, n, KIND: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+        tl.store(y_ptr + n if KIND else x_ptr + n, 1.0)
+
+    def work(launch: Any) -> None:
+        launch.named["y_ptr" if launch.named["KIND"] else "x_ptr"].add_(1)
+
+    machine.effect = work
+    machine.us = lambda launch: 9.0 + launch.named["KIND"]
+    kinds = [(0, warps, stages) for warps in (1, 2, 4) for stages in range(1, 91)] + [(1, 8, 1)]
+    own = [
+        triton.Config({"BLOCK": 16, "KIND": kind}, num_warps=warps, num_stages=stages)
+        for kind, warps, stages in kinds
+    ]
+    x, y = torch.zeros(64), torch.zeros(64)
+    kernel_of(function=kernel, configs=own)[(1,)](x, y, 8)
+    assert {launch.named["KIND"] for launch in machine.launches} == {0, 1}
+    assert (float(x[0]), float(y[0])) == (1.0, 0.0)
+
+
 @pytest.mark.fault("B61")
 def test_a_budget_stops_and_the_next_process_goes_on(machine: Machine) -> None:
     machine.slow_s = 0.01

@@ -121,10 +121,14 @@ class KernelCall:
         return plain | {name: [str(x.dtype), list(x.shape)] for name, x in tensors}
 
     def keep(self, names: set[str] | None) -> None:
-        """Copy what the kernel may write, before the first launch; None: all tensors."""
-        if self._before is None:
-            self.may_write = names
-            self._before = Snapshot(tensors_of(self.named, names))
+        """Copy what the kernel may write, before the first launch that may; None: all tensors."""
+        if self._before is not None:
+            if names == self.may_write:
+                return
+            self._before.restore()  # of a long list the last ones may write others
+            self._before = None
+        self.may_write = names
+        self._before = Snapshot(tensors_of(self.named, names))
 
     def restore(self) -> None:
         """Put back what was there before the first launch, as far as it was kept."""
