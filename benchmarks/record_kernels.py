@@ -56,9 +56,9 @@ def judging_calls() -> list[Call]:
     return by_turns([*judges, *of_cases(judges=True)])
 
 
-def left_of(names: list[str], lines: list[dict[str, Any]]) -> list[str]:
-    """The calls that are not done, without those that ended too many processes."""
-    done = {line["done"] for line in lines if "done" in line}
+def left_of(names: list[str], lines: list[dict[str, Any]], wide: int = 0) -> list[str]:
+    """The calls not done with lists so wide, without those that ended too many processes."""
+    done = {line["done"] for line in lines if "done" in line and line.get("wide", 0) >= wide}
     ended = Counter(line["ended"] for line in lines if "ended" in line)
     return [name for name in names if name not in done and ended[name] < _TRIES]
 
@@ -92,8 +92,9 @@ def record(names: list[str], folder: Path, args: argparse.Namespace) -> None:
             "COSTMODEL_CACHE_DIR": str(folder),
             "FLAGGEMS_DB_URL": f"sqlite:///{scratch}/gems.db",
             "FLA_CACHE_MODE": "disabled", "GEMS_VENDOR": "nvidia",
+            "TORCHAO_FORCE_SKIP_LOADING_SO_FILES": "1",
         }  # fmt: skip
-        while time.time() < args.until and (left := left_of(names, lines_of(progress))):
+        while time.time() < args.until and (left := left_of(names, lines_of(progress), args.wide)):
             listed = Path(scratch) / "calls.txt"
             listed.write_text("\n".join(left))
             command = [sys.executable, __file__, str(folder), "--worker", str(listed)]
@@ -107,7 +108,7 @@ def record(names: list[str], folder: Path, args: argparse.Namespace) -> None:
                 with progress.open("a") as file:
                     file.write("\n" + json.dumps({"ended": last["began"]}) + "\n")
                 print(f"a process ended in {last['began']}", flush=True)
-            elif left_of(names, lines_of(progress)) == left:  # else the same again
+            elif left_of(names, lines_of(progress), args.wide) == left:  # else the same again
                 print((folder / "errors.txt").read_text()[-2000:])
                 break
 
@@ -171,7 +172,7 @@ def main() -> None:
     arguments.add_argument("--judges", action="store_true", help="the kernels that judge, instead")
     arguments.add_argument("--only", default="", help="calls with this in their names")
     arguments.add_argument("--wide", type=int, default=0, help="lengthen lists to so many")
-    arguments.add_argument("--silent-s", type=float, default=75.0, help="then a process hangs")
+    arguments.add_argument("--silent-s", type=float, default=90.0, help="then a process hangs")
     arguments.add_argument("--resume", type=Path, help="an archive to go on with")
     arguments.add_argument("--pack", type=Path, help="an archive to write at the end")
     arguments.add_argument("--dataset", type=Path, help="make a dataset of it, or add to one")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 from recorded_calls import OURS, Call, may_judge, may_learn
 from triton.runtime.jit import JITFunction
 
@@ -34,6 +35,7 @@ LAG = 12
 """Calls that are compiled for ahead of the one that is timed: so many keep 16 cores busy."""
 
 _LISTED = "_listed"  # the name under which a tuner has its list as its author made it
+_PLAIN = (int, float, str, triton.language.dtype, type(None))
 _MEMORY, _LEFT_LYING = 40 * 2**30, 8 * 2**30
 
 DISTRIBUTIONS = {"fla": "fla-core", "flag_gems": "flag-gems", "hopper": "flag-gems",
@@ -133,7 +135,7 @@ class Recorder:
         raise failed or RuntimeError(f"{module}: no configurations")
 
     def take(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Put all whole numbers into the key of a tuner, and neighbours into its list.
+        """Put all plain values into the key of a tuner, and neighbours into its list.
 
         The key of a tuner may leave out a size, and then the second shape would not be timed.
         """
@@ -141,8 +143,10 @@ class Recorder:
         if self.wide:
             tuner.configs = [*tuner.configs, *neighbours(tuner.configs, self.wide)]
         named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
-        sizes = [n for n in tuner.arg_names if type(named.get(n)) is int and n not in tuner.keys]
-        tuner.keys = [*tuner.keys, *(n for n in sizes if "seed" not in n and "offset" not in n)]
+        plain = [n for n in tuner.arg_names if isinstance(named.get(n, named), _PLAIN)]
+        # Seeds differ from call to call.
+        drawn = [n for n in plain if "seed" in n or "offset" in n]
+        tuner.keys = [*tuner.keys, *(n for n in plain if n not in (*drawn, *tuner.keys))]
         tuner.strategy = None  # FlagGems rounds sizes in its keys
         state_of(tuner).is_patient = True
 
@@ -274,4 +278,4 @@ def work(calls: dict[str, Call], names: list[str], folder: Path, args: argparse.
             os._exit(BROKEN)  # nothing of this process is of use any more
         write(progress, **{"ahead" if is_dry else "done": name}, error=error,
               seconds=round(time.time() - begin, 2), compiled=tuning.counts.compiled,
-              timed=tuning.counts.timed)  # fmt: skip
+              timed=tuning.counts.timed, wide=args.wide)  # fmt: skip

@@ -197,10 +197,11 @@ def _dplr(t: Typed, *s: int) -> tuple[Any, ...]:
 def _operations() -> list[list[Call]]:
     """Whole operations, forward and backward where there is one."""
     ops = "fla.ops"
+    broad = [*HEADS, (1, 1024, 4, 512)]
     short = [(b, min(n, 1024), h, d) for b, n, h, d in HEADS]
     found = []
     for name, path, make, shapes, grad in (
-        ("gla", "gla:chunk_gla", lambda t, *s: (*_qkv(t, *s), t.decay(*s)), HEADS, True),
+        ("gla", "gla:chunk_gla", lambda t, *s: (*_qkv(t, *s), t.decay(*s)), broad, True),
         ("gdr", "gated_delta_rule:chunk_gated_delta_rule",
          lambda t, *s: (*_unit(t, *s), t.decay(*s[:3]), t.share(*s[:3])), HEADS, True),
         ("delta", "delta_rule:chunk_delta_rule",
@@ -214,7 +215,7 @@ def _operations() -> list[list[Call]]:
         ("retention", "retention:chunk_retention", _qkv, HEADS, True),
         ("linear_attn", "linear_attn:chunk_linear_attn", _qkv, HEADS, True),
         ("rwkv6", "rwkv6.chunk:chunk_rwkv6",
-         lambda t, *s: (*_qkv(t, *s), t.decay(*s), t(*s[2:])), HEADS, True),
+         lambda t, *s: (*_qkv(t, *s), t.decay(*s), t(*s[2:])), broad, True),
         ("rwkv6_recurrent", "rwkv6:fused_recurrent_rwkv6",
          lambda t, *s: (*_qkv(t, *s), t.decay(*s), t(*s[2:])), short, True),
         ("delta_product", "gated_delta_product:chunk_gated_delta_product",
@@ -271,6 +272,9 @@ def _parts() -> list[list[Call]]:
         lambda t, *s: (t(*s), t.decay(*s[:3]), t.share(*s[:3])))  # fmt: skip
     add("gated_fwd_h", f"{common}.chunk_delta_h:chunk_gated_delta_rule_fwd_h", heads,
         lambda t, *s: (*_unit(t, *s), t.decay(*s[:3])))  # fmt: skip
+    add("gated_wy_bwd", f"{gdr}.wy_fast:prepare_wy_repr_bwd", heads,
+        lambda t, *s: (t(*s), t(*s), t.share(*s[:3]), t(*s[:3], 64), t(*s), t(*s),
+                       t.decay(*s[:3])))  # fmt: skip
     for kind, more in (("scalar", 3), ("vector", 4)):
         add(f"local_cumsum_{kind}", f"{utils}.cumsum:chunk_local_cumsum_{kind}", HEADS[1:],
             lambda t, *s, more=more: (t.decay(*s[:more]), 64), dtypes=(BF16,))  # fmt: skip

@@ -217,9 +217,6 @@ for _streams in (4, 2):
         lambda t, n, d, s=_streams: (t(n, s, d), t((2 + s) * s, s * d, dtype=F32),
                                      t(3, dtype=F32), t((2 + s) * s, dtype=F32), 1e-6, 1e-6, 1e-6,
                                      2.0, 20), dtypes=(BF16,))  # fmt: skip
-for _streams in (3, 8):
-    add(f"mhc_bwd_{_streams}", "flag_gems.fused.mhc.mhc_bwd:mhc_bwd", [(4096,), (512,), (1000,)],
-        lambda t, n, s=_streams: (t.share(n, s, s), t(n, s, s)), dtypes=(F32,))  # fmt: skip
 
 
 def gems_calls() -> list[list[Call]]:

@@ -190,6 +190,13 @@ def test_a_process_that_goes_on_too_long_is_ended(record: Any, tmp_path: Path) -
     assert time.monotonic() - begin < 20
 
 
+def test_calls_that_are_done_are_made_again_with_wider_lists(record: Any) -> None:
+    lines = [{"done": "a", "wide": 0}, {"done": "b", "wide": 12}, {"done": "c"}]
+    assert record.left_of(["a", "b", "c"], lines) == []
+    assert record.left_of(["a", "b", "c"], lines, 12) == ["a", "c"]
+    assert record.left_of(["a", "b", "c"], lines, 16) == ["a", "b", "c"]
+
+
 # --- Widened lists --------------------------------------------------------------------------------
 
 
