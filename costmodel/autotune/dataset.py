@@ -226,7 +226,7 @@ def _rows(entry: KernelEntry, package: str, own: Collection[str]) -> Iterator[di
     """Make the rows of one list.
 
     Args:
-        own: names of the configurations that are not there by widening.
+        own: names of the configurations in the kernel's own list.
     """
     kernel = entry.key["name"]
     role = role_of(kernel)
