@@ -32,7 +32,7 @@ from typing import Any
 from record_worker import DISTRIBUTIONS, lines_of, work
 from recorded_calls import Call, by_turns, fla_calls, of_cases
 
-_TRIES = 2
+_TRIES, _SHOWN = 2, 40
 
 PACKAGES = ("fla", "flag_gems", "torchao", "tutorials")
 
@@ -120,20 +120,16 @@ def show(folder: Path) -> None:
     for entry in store.entries():
         module = str(entry.key["name"]).split(".")[0]
         found.setdefault(DISTRIBUTIONS.get(module, module), []).append(entry)
-    for package, entries in sorted(found.items()):
-        timed = sum(m.ok for entry in entries for m in entry.measured.values())
-        kernels = len({entry.key["name"] for entry in entries})
-        chosen = sum(entry.chosen is not None for entry in entries)
-        print(
-            f"{package}: {kernels} kernels, {len(entries)} lists ({chosen} whole), {timed} timings"
-        )
     lines = lines_of(folder / "calls.jsonl")
     errors = {line["done"]: line["error"] for line in lines if line.get("error") and "done" in line}
-    print(
-        f"{sum('done' in line for line in lines)} calls done, {len(errors)} of them with an error"
-    )
-    for name, error in errors.items():
-        print(f"  {name}: {error.splitlines()[0][:150]}")
+    for name, error in sorted(errors.items())[:_SHOWN]:
+        print(f"  {name}: {error.splitlines()[0][:120]}")
+    print(f"{sum('done' in line for line in lines)} calls, {len(errors)} ended by an error")
+    for package, entries in sorted(found.items()):
+        kernels = len({entry.key["name"] for entry in entries})
+        whole = sum(entry.chosen is not None for entry in entries)
+        timed = sum(m.ok for entry in entries for m in entry.measured.values())
+        print(f"{package}: {kernels} kernels, {len(entries)} lists, {whole} whole, {timed} timings")
 
 
 def make_dataset(folder: Path, dataset: Path) -> None:

@@ -23,6 +23,7 @@ import triton
 from recorded_calls import OURS, Call, may_judge, may_learn
 from triton.runtime.jit import JITFunction
 
+import costmodel
 from costmodel.autotune import tuning
 from costmodel.autotune.options import Options
 from costmodel.autotune.store import config_name
@@ -48,8 +49,8 @@ def package_of(module: str) -> tuple[str, str]:
     name = DISTRIBUTIONS[module.split(".")[0]]
     try:
         return name, version(name)
-    except PackageNotFoundError:
-        return name, "not installed"
+    except PackageNotFoundError:  # costmodel itself may only be on the path
+        return name, costmodel.__version__
 
 
 def neighbours(configs: list[Any], at_most: int) -> list[Any]:

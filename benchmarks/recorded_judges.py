@@ -26,7 +26,6 @@ add("fla_gsa_recurrent", "fla.ops.gsa.fused_recurrent:fused_recurrent_gsa", _SHO
 add(
     "fla_gsa_gate", "fla.ops.gsa.gate:fused_additive_gate", HEADS, lambda t, *s: (t(*s),), grad=True
 )
-add("fla_abc", "fla.ops.abc.chunk:chunk_abc", HEADS, _four, dtypes=HALVES, grad=True)
 
 
 def _ttt(t: Typed, b: int, n: int, h: int, d: int) -> tuple[Any, ...]:
