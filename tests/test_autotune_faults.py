@@ -424,6 +424,22 @@ def test_an_error_of_a_hook_is_the_programs_own(machine: Machine) -> None:
 
 
 @pytest.mark.fault("B09")
+def test_written_code_that_computes_something_else_cannot_win(
+    machine: Machine, tmp_path: Path
+) -> None:
+    code = tmp_path / "own.ttir"
+    code.write_text("module {}")
+
+    def write(launch: Launch) -> None:
+        launch.named["out_ptr"][:] = 2.0 if launch.options.get("ir_override") else 1.0
+
+    machine.effect = write
+    machine.us = lambda launch: 1.0 if launch.options.get("ir_override") else 5.0
+    own = [*configs(32, ir_override=str(code)), *configs(64)]
+    assert tuned(own=own).best_config.ir_override is None
+
+
+@pytest.mark.fault("B09")
 def test_other_results_than_those_of_the_others_cannot_win(machine: Machine) -> None:
     def write(launch: Launch) -> None:
         half = launch.block == 16

@@ -283,7 +283,7 @@ def loaded(launch: Launch) -> Any:
     source.fn = SimpleNamespace(arg_names=list(launch.signature), launch_metadata=None)
     kernel = triton.compile(source, options=dict(launch.job.options))
     pickle.loads(launch.values)
-    return SimpleNamespace(kernel=kernel, **vars(launch))
+    return SimpleNamespace(kernel=kernel, ir_override=launch.job.override, **vars(launch))
 
 
 _runners: dict[int, KernelRunner] = {}  # by token; one at most

@@ -116,8 +116,12 @@ class KernelRunner(Runner):
         self._votes.clear()
 
     def _outvoted(self) -> dict[str, Measurement]:
-        """Return those whose results are not those of the most configurations."""
-        ranked = sorted(self._votes, key=lambda vote: -len(vote[1]))
+        """Return whose results are not those of the most; code written by hand has no vote."""
+
+        def compiled(vote: tuple[Snapshot, set[str]]) -> int:
+            return sum(not getattr(self.by_name[x], "ir_override", None) for x in vote[1])
+
+        ranked = sorted(self._votes, key=compiled, reverse=True)
         wrong: dict[str, Measurement] = {}
         for found, names in ranked[1:]:
             most = f"other results than {len(ranked[0][1])} configurations"
