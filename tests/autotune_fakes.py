@@ -32,6 +32,7 @@ from costmodel.hardware.target import Target
 
 __all__ = ["Launch", "Machine", "add", "configs", "machine_without_gpu"]
 
+compiling: Any = importlib.import_module("costmodel.autotune.compiling")
 tuning: Any = importlib.import_module("costmodel.autotune.tuning")
 runner: Any = importlib.import_module("costmodel.autotune.runner")
 ttir: Any = importlib.import_module("costmodel.compile.ttir")
@@ -104,7 +105,7 @@ class Machine:
         self.launches.clear()
         self.jobs.clear()
         tuning.store = KernelStore(self.folder)
-        tuning._compiling.clear()
+        compiling._begun.clear()
 
     # --- Stand-ins --------------------------------------------------------------------------------
 
@@ -178,12 +179,12 @@ def machine_without_gpu(folder: Path, patience_s: float = 60.0) -> Iterator[Mach
         patch.setattr(torch.cuda, "current_device", lambda: machine.device)
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: machine.capturing)
         patch.setattr(Target, "current", lambda index=None: machine.target)
-        patch.setattr(tuning, "device_compilers", lambda: machine)
+        patch.setattr(compiling, "device_compilers", lambda: machine)
         patch.setattr(tuning, "store", KernelStore(folder))
         patch.setattr(runner, "torch", machine.torch_of_runner())
         patch.setattr(runner, "keep_warm", lambda: setattr(machine, "warm", True))
         patch.setattr(runner, "uuid_of", lambda device: f"test-{os.getpid()}")
-        patch.setattr(tuning, "_compiling", {})
+        patch.setattr(compiling, "_begun", {})
         patch.setattr(tuning, "_PATIENCE_S", patience_s)
         patch.setattr(ttir, "build_launchers", lambda sources: None)
         yield machine

@@ -753,7 +753,7 @@ def test_a_first_call_need_not_wait_for_all(
     waiting: list[tuple[Future[Any], Any]] = []
     hurried: list[Future[Any]] = []
     if forgotten:  # since so many others were begun
-        monkeypatch.setattr(autotune_fakes.tuning, "_AT_MOST", 1)
+        monkeypatch.setattr(autotune_fakes.compiling, "_AT_MOST", 1)
     with machine_without_gpu(tmp_path, patience_s=0.0) as machine:
         submit = machine.submit
 

@@ -26,7 +26,14 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from autotune_fakes import Launch, Machine, add, configs, machine_without_gpu, tuning
+from autotune_fakes import (
+    Launch,
+    Machine,
+    add,
+    compiling,
+    configs,
+    machine_without_gpu,
+)
 from triton import knobs
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
@@ -801,7 +808,7 @@ class Faulty:
 def test_real_compilers_that_die_or_hang(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     with CompilePool(2, limit_s=20.0) as pool:
         faulty = Faulty(pool)
-        monkeypatch.setattr(tuning, "device_compilers", lambda: faulty)
+        monkeypatch.setattr(compiling, "device_compilers", lambda: faulty)
         kernel = tuned(own=by_warps(8, 4, 2, 1))
     assert kernel.best_config.num_warps in (1, 4)
     found = {warps: m.status for warps, m in statuses(machine).items()}

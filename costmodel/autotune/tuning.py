@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import sys
 import time
@@ -18,27 +17,20 @@ from typing import Any
 import torch
 from triton import knobs
 
-from costmodel.autotune.arguments import written
 from costmodel.autotune.call import KernelCall
+from costmodel.autotune.compiling import Compiling
 from costmodel.autotune.isolated import IsolatedRunner
 from costmodel.autotune.options import Options
 from costmodel.autotune.runner import KernelRunner
 from costmodel.autotune.store import KernelStore, config_name, lasting_text
-from costmodel.compile.compiler import Artifact, reason
-from costmodel.compile.ptx import extract
-from costmodel.compile.triton_private import cache_folder
-from costmodel.compile.ttir import KernelJob, compile_job, count_operations, front_end, recorded
+from costmodel.compile.compiler import Artifact
 from costmodel.data.measurement import Candidate, Measurement
 from costmodel.errors import CompileError, InvalidInput
-from costmodel.gemm.specialize import device_compilers
 from costmodel.hardware.target import Target
-from costmodel.models.baselines import PTX_WEIGHTS
 from costmodel.tuning.ranks import epoch, first_said
 from costmodel.tuning.search import TopKSearch
-from costmodel.validation import drop_oldest, one_line
+from costmodel.validation import one_line
 
-_COMPILERS_FIRST = 8
-_AT_MOST = 4096  # compiles that no later call has asked for
 _SILENT_S = 2.0  # of tuning, before it says how far it is
 _PATIENCE_S = 0.5  # of compiling, before half of a list may be enough for a first call
 
@@ -55,8 +47,6 @@ class Counts:
 
 counts = Counts()
 store = KernelStore()
-_compiling: dict[str, Future[Artifact]] = {}  # by the identity of the job
-_numbers = itertools.count(1)
 
 
 class Tuning:
@@ -68,6 +58,7 @@ class Tuning:
         configs: to choose from; None: those that the user's own functions leave.
 
     Attributes:
+        compiling: what is compiled of the configurations.
         first: of the user's list, as far as it is left.
         is_final: the choice holds for the next calls too.
         resets: what is to be zero is so for the launch that follows.
@@ -93,13 +84,10 @@ class Tuning:
         self._key = self._readable(key)
         self.resets, self._anew = True, False
         self.is_final, self._patient, self._left, self._works = True, True, False, False
-        self._urgency = next(_numbers)
         self._begun, self._done = time.monotonic(), set[str]()
         self._first_of: dict[object, str] = {}
         self._repeats: dict[str, str] = {}  # what does the same as an earlier one
-        self._texts: dict[str, str] = {}  # TTIR by configuration; empty where it is not known
-        self._signature: dict[str, Any] = {}
-        self._loaded: dict[str, Any] = {}
+        self.compiling = Compiling(self._call, self._by_name)
 
     def __str__(self) -> str:
         return self._call.name
@@ -165,7 +153,7 @@ class Tuning:
         self._done.update(known)
         if not kept.arguments:
             store.describe(self._key, self._call.described())
-        device_compilers().start(min(_COMPILERS_FIRST, len(self._by_name) - len(known)))
+        self.compiling.start(len(self._by_name) - len(known))
         runner = self._runner()
         search = TopKSearch(
             problem=self._call,
@@ -182,7 +170,7 @@ class Tuning:
             for name, first in self._repeats.items():
                 if first in search.measured:  # else there was no time for it
                     self._note(name, search.measured[first])
-            self._keep_arguments()
+            self._call.keep(self.compiling.written())
             search.remeasure_finalists()
         finally:
             with suppress(torch.AcceleratorError):  # in a broken context nothing can be put back
@@ -219,17 +207,12 @@ class Tuning:
         """Return the configurations that compile, the best by the PTX score first."""
         begun = self._compile([*map(Candidate, self._by_name)])
         made = [c for part in begun for c in part]
-        works = {c.config: self._ptx_score(c) for c in made if not c.artifact or c.artifact.ok}
+        score = self.compiling.ptx_score
+        works = {
+            c.config: score(c.config, c.artifact) for c in made if not c.artifact or c.artifact.ok
+        }
         names = [name for name in self._by_name if name in works]
         return [self._by_name[x] for x in sorted(names, key=works.__getitem__, reverse=True)]
-
-    def submit_all(self) -> list[Future[Artifact]]:
-        """Begin to compile all configurations, without waiting."""
-        jobs = []
-        for name in self._by_name:
-            with suppress(CompileError):
-                jobs.append(self._job(name))
-        return [self._submit(job) for job in {j.identity: j for j in jobs if j}.values()]
 
     def _runner(self) -> KernelRunner | IsolatedRunner:
         """Return what times: in a child process, if that is asked for and possible."""
@@ -291,7 +274,7 @@ class Tuning:
         for candidate in candidates:
             name = candidate.config
             try:
-                job = self._job(name)
+                job = self.compiling.job(name)
             except CompileError as error:
                 artifact = Artifact("", None, "compile_error", one_line(str(error)))
                 ready.append(self._failed(candidate, artifact))
@@ -301,73 +284,29 @@ class Tuning:
                 continue
             same = waiting.setdefault(job.identity, [])
             same.append(candidate)
-            futures[self._submit(job)] = job.identity
+            futures[self.compiling.submit(job)] = job.identity
         if meanwhile is not None:
-            self._keep_arguments()
+            self._call.keep(self.compiling.written())
             meanwhile()
         yield from ([candidate] for candidate in ready)
         for future in as_completed(futures):
-            _compiling.pop(futures[future], None)
+            self.compiling.forget(futures[future])
             artifact = future.result()
             counts.compiled += 1
             same = waiting.pop(artifact.key)
             if artifact.ok:
                 for candidate in same:
-                    self._note_binary(candidate.config, artifact)
+                    binary = self.compiling.binary(candidate.config, artifact)
+                    store.note_binary(self._key, candidate.config, **binary)
                 yield [replace(candidate, artifact=artifact) for candidate in same]
             else:
                 yield [self._failed(candidate, artifact) for candidate in same]
             if self._may_leave([f for f in futures if futures[f] in waiting], len(futures)):
                 return
 
-    def _note_binary(self, name: str, artifact: Artifact) -> None:
-        """Keep what a model can learn from, beside the timing to come."""
-        store.note_binary(
-            self._key, name,
-            registers=artifact.registers, spill_bytes=artifact.spill_bytes,
-            shared_bytes=artifact.shared_bytes, compile_s=round(artifact.compile_s, 3),
-            grid=self._call.grid(self._by_name[name]),
-            ptx={feature: count for feature, count in artifact.ptx.items() if count},
-            ttir=count_operations(self._texts[name]),
-        )  # fmt: skip
-
     def _failed(self, candidate: Candidate, artifact: Artifact) -> Candidate:
         self._note(candidate.config, Measurement(artifact.status, error=artifact.error))
         return replace(candidate, artifact=artifact)
-
-    def _job(self, name: str) -> KernelJob | None:
-        """Return what is to be compiled of a configuration; None if it is loaded.
-
-        Raises:
-            CompileError: it cannot be.
-        """
-        config = self._by_name[name]
-        self._call.hook(config)  # it may change the types of arguments
-        try:
-            found, loaded = recorded(lambda: self._call.launch(config, warmup=True))
-        except (AssertionError, ValueError) as error:  # options that the backend checks
-            raise CompileError(reason(error)) from error
-        if not found:
-            self._texts[name] = ""
-            self._loaded[name] = loaded
-            return None
-        job = front_end().job(found[-1])
-        self._texts[name] = job.text
-        self._signature = found[-1].signature
-        return job
-
-    def _submit(self, job: KernelJob) -> Future[Artifact]:
-        """Begin to compile, unless an earlier call has; the latest call comes first."""
-        begun = _compiling.get(job.identity)
-        if begun is None or (begun.done() and (begun.cancelled() or begun.exception())):
-            compile_ = functools.partial(compile_job, job, job.name)
-            begun = _compiling[job.identity] = device_compilers().submit(
-                job.identity, job.name, compile_, cache=cache_folder(), urgency=self._urgency
-            )
-            drop_oldest(_compiling, _AT_MOST)
-        else:
-            device_compilers().hurry(begun, self._urgency)
-        return begun
 
     def _may_leave(self, left: Sequence[Future[Artifact]], of: int) -> bool:
         """Return True if what is left may go on being compiled while the program goes on.
@@ -378,17 +317,3 @@ class Tuning:
         enough = not self._patient and self._works and 2 * len(left) <= of
         self._left |= long and enough and not all(future.done() for future in left)
         return self._left
-
-    def _ptx_score(self, candidate: Candidate) -> float:
-        """Return the hand-weighted score of a binary."""
-        artifact = candidate.artifact
-        counts_of = artifact.ptx if artifact else extract(self._loaded[candidate.config].asm["ptx"])
-        return sum(weight * counts_of.get(name, 0.0) for name, weight in PTX_WEIGHTS.items())
-
-    def _keep_arguments(self) -> None:
-        """Copy what any configuration may write, before the first one is launched."""
-        names: set[str] | None = set()
-        for text in set(self._texts.values()):
-            found = written(text, self._signature)
-            names = None if names is None or found is None else names | found
-        self._call.keep(names if self._texts else None)

@@ -1,0 +1,115 @@
+"""Compiles the configurations of one call of a kernel, in the pool of this process."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+from costmodel.autotune.arguments import written
+from costmodel.autotune.call import KernelCall
+from costmodel.compile.compiler import Artifact, reason
+from costmodel.compile.ptx import extract
+from costmodel.compile.triton_private import cache_folder
+from costmodel.compile.ttir import KernelJob, compile_job, count_operations, front_end, recorded
+from costmodel.errors import CompileError
+from costmodel.gemm.specialize import device_compilers
+from costmodel.models.baselines import PTX_WEIGHTS
+from costmodel.validation import drop_oldest
+
+_FIRST = 8  # children that start early
+_AT_MOST = 4096  # compiles that no later call has asked for
+
+_numbers = itertools.count(1)
+_begun: dict[str, Future[Artifact]] = {}  # by the identity of the job
+
+
+class Compiling:
+    """The configurations of a call on their way to binaries. The latest call comes first.
+
+    Args:
+        call: of the kernel.
+        by_name: its configurations.
+    """
+
+    def __init__(self, call: KernelCall, by_name: dict[str, Any]) -> None:
+        self._call, self._by_name = call, by_name
+        self._urgency = next(_numbers)
+        self._texts: dict[str, str] = {}  # TTIR; empty where it is not known
+        self._signature: dict[str, Any] = {}
+        self._loaded: dict[str, Any] = {}
+
+    def start(self, count: int) -> None:
+        """Start children for so many compiles, without waiting."""
+        device_compilers().start(min(_FIRST, count))
+
+    def job(self, name: str) -> KernelJob | None:
+        """Return what is to be compiled of a configuration; None if it is loaded.
+
+        Raises:
+            CompileError: it cannot be.
+        """
+        config = self._by_name[name]
+        self._call.hook(config)  # it may change the types of arguments
+        try:
+            found, loaded = recorded(lambda: self._call.launch(config, warmup=True))
+        except (AssertionError, ValueError) as error:  # options that the backend checks
+            raise CompileError(reason(error)) from error
+        if not found:
+            self._texts[name] = ""
+            self._loaded[name] = loaded
+            return None
+        job = front_end().job(found[-1])
+        self._texts[name] = job.text
+        self._signature = found[-1].signature
+        return job
+
+    def submit(self, job: KernelJob) -> Future[Artifact]:
+        """Begin to compile, unless an earlier call has."""
+        begun = _begun.get(job.identity)
+        if begun is None or (begun.done() and (begun.cancelled() or begun.exception())):
+            compile_ = functools.partial(compile_job, job, job.name)
+            begun = _begun[job.identity] = device_compilers().submit(
+                job.identity, job.name, compile_, cache=cache_folder(), urgency=self._urgency
+            )
+            drop_oldest(_begun, _AT_MOST)
+        else:
+            device_compilers().hurry(begun, self._urgency)
+        return begun
+
+    def submit_all(self) -> list[Future[Artifact]]:
+        """Begin to compile all configurations, without waiting."""
+        jobs = []
+        for name in self._by_name:
+            with suppress(CompileError):
+                jobs.append(self.job(name))
+        return [self.submit(job) for job in {j.identity: j for j in jobs if j}.values()]
+
+    def forget(self, identity: str) -> None:
+        """Let a job be compiled anew: its artifact was taken."""
+        _begun.pop(identity, None)
+
+    def written(self) -> set[str] | None:
+        """Return the arguments that any configuration may write; None: all."""
+        names: set[str] | None = set() if self._texts else None
+        for text in set(self._texts.values()):
+            found = written(text, self._signature)
+            names = None if names is None or found is None else names | found
+        return names
+
+    def binary(self, name: str, artifact: Artifact) -> dict[str, Any]:
+        """Return what a model can learn from, beside the timing to come."""
+        return {
+            "registers": artifact.registers, "spill_bytes": artifact.spill_bytes,
+            "shared_bytes": artifact.shared_bytes, "compile_s": round(artifact.compile_s, 3),
+            "grid": self._call.grid(self._by_name[name]),
+            "ptx": {feature: count for feature, count in artifact.ptx.items() if count},
+            "ttir": count_operations(self._texts[name]),
+        }  # fmt: skip
+
+    def ptx_score(self, name: str, artifact: Artifact | None) -> float:
+        """Return the hand-weighted score of a binary; without an artifact it is loaded."""
+        counts = artifact.ptx if artifact else extract(self._loaded[name].asm["ptx"])
+        return sum(weight * counts.get(each, 0.0) for each, weight in PTX_WEIGHTS.items())
