@@ -6,12 +6,18 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import triton
+from autotune_fakes import Machine, add, configs, machine_without_gpu
+
+from costmodel.autotune import tuner
+from costmodel.autotune.store import KernelStore
 
 JUDGE_FROM_OUTSIDE = (
     *(f"fla.ops.{name}.chunk" for name in (
@@ -140,6 +146,70 @@ def test_a_judging_kernel_within_a_learned_call_is_refused(worker: Any) -> None:
     run = recorder_of(worker, False, []).wrap(lambda *_: pytest.fail("tuned"))
     with pytest.raises(RuntimeError, match="may not be called"):
         run(tuner_of("fla.ops.gsa.chunk", []))
+
+
+# --- What is timed --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    with machine_without_gpu(tmp_path / "kernels") as machine:
+        yield machine
+
+
+def recorded_kernel(blocks: tuple[int, ...] = (64, 32, 128)) -> Any:
+    """A kernel of a module that is recorded; its key leaves out all sizes."""
+    function = FunctionType(add.__code__, add.__globals__, "add")
+    function.__module__, function.__annotations__ = "recorded_tutorials", add.__annotations__
+    return triton.autotune(configs(*blocks), [])(triton.jit(function))
+
+
+def lists_of(machine: Machine) -> list[Any]:
+    return KernelStore(machine.folder).entries()
+
+
+def test_what_is_compiled_ahead_is_neither_launched_nor_timed(
+    worker: Any, machine: Machine
+) -> None:
+    lines: list[Any] = []
+    recorder = recorder_of(worker, False, lines)
+    kernel, x = recorded_kernel(), torch.zeros(64)
+    run = recorder.wrap(tuner.run)
+    recorder.is_dry = True
+    for n in (64, 48):  # the second is compiled by then
+        run(kernel, x, None, x, n, grid=(1,), warmup=False)
+    assert len(machine.jobs) >= 3
+    assert machine.launches == lists_of(machine) == []
+    recorder.is_dry = False
+    run(kernel, x, None, x, 64, grid=(1,), warmup=False)
+    (found,) = lists_of(machine)
+    assert len(found.measured) == 3
+    assert all(measurement.ok for measurement in found.measured.values())
+    assert {line["package"] for line in lines} == {"costmodel"}
+
+
+def test_a_size_that_the_tuner_leaves_out_of_its_key_gives_a_list_of_its_own(
+    worker: Any, machine: Machine
+) -> None:
+    recorder = recorder_of(worker, False, [])
+    kernel, x = recorded_kernel(), torch.zeros(64)
+    run = recorder.wrap(tuner.run)
+    for n in (64, 48, 64):
+        run(kernel, x, None, x, n, grid=(1,), warmup=False)
+    found = lists_of(machine)
+    assert sorted(entry.key["key"]["n"] for entry in found) == [48, 64]
+    assert all(len(entry.measured) == len(entry.binaries) == 3 for entry in found)
+
+
+def test_configurations_added_to_a_list_are_told_apart(worker: Any, machine: Machine) -> None:
+    lines: list[Any] = []
+    recorder = worker.Recorder(lambda _: True, "refuse", 8, lambda **line: lines.append(line))
+    kernel, x = recorded_kernel((64,)), torch.zeros(64)
+    recorder.wrap(tuner.run)(kernel, x, None, x, 64, grid=(1,), warmup=False)
+    (found,) = lists_of(machine)
+    assert len(found.measured) > 4
+    assert len(lines[0]["listed"]) == 1
+    assert set(lines[0]["listed"]) < set(found.measured)
 
 
 # --- The order, and what is left ------------------------------------------------------------------
