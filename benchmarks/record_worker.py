@@ -24,7 +24,7 @@ from recorded_calls import OURS, Call, may_judge, may_learn
 from triton.runtime.jit import JITFunction
 
 import costmodel
-from costmodel.autotune import tuning
+from costmodel.autotune import compiling, tuning
 from costmodel.autotune.options import Options
 from costmodel.autotune.store import config_name
 from costmodel.autotune.tuner import state_of
@@ -176,7 +176,7 @@ def compile_ahead(tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     known = tuning.store.read(whole._key).measured
     left = [config for name, config in whole._by_name.items() if name not in known]
     if left:
-        tuning.Tuning(tuner, Options(), key, args, kwargs, left).submit_all()
+        tuning.Tuning(tuner, Options(), key, args, kwargs, left).compiling.submit_all()
 
 
 def forget_binaries(tuner: Any) -> None:
@@ -273,7 +273,7 @@ def work(calls: dict[str, Call], names: list[str], folder: Path, args: argparse.
         if is_dry and name in ended:  # it may have computed with results that are not there
             continue
         recorder.case, recorder.is_dry, begin = name, is_dry, time.time()
-        tuning._numbers = ahead if is_dry else now
+        compiling._numbers = ahead if is_dry else now
         write(progress, began=name)
         error = ""
         try:
