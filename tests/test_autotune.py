@@ -303,7 +303,7 @@ VALUES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", VALUES, ids=str)
+@pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
 def test_values_of_any_kind_in_the_key(
     machine: Machine, both: Callable[..., list[Any]], value: Any
 ) -> None:
