@@ -320,7 +320,7 @@ def test_a_device_is_told_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> No
     asked: list[float] = []
     latencies = iter((50.0, 20.0, 30.0, 40.0))
 
-    def answer(self: DeviceRunner, request: Request) -> list[Measurement]:
+    def answer(self: DeviceRunner, request: Request, count: int = 1) -> list[Measurement]:
         if request.compare:
             return [ok(20.0)] * len(request.compare)
         asked.append(request.best_us)
