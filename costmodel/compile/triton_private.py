@@ -51,7 +51,8 @@ def cache_folder() -> Path:
     from triton import knobs
     from triton.runtime.cache import get_cache_manager
 
-    return Path(getattr(get_cache_manager(""), "cache_dir", None) or knobs.cache.dir)
+    with host_errors():
+        return Path(getattr(get_cache_manager(""), "cache_dir", None) or knobs.cache.dir)
 
 
 # --- Key ------------------------------------------------------------------------------------------
