@@ -191,8 +191,8 @@ class Recorder:
 def counters(side: str, tuner: Any) -> tuple[int, int]:
     """Binaries compiled and timings made so far: by the process (ours), by the tuner (stock)."""
     if side in ("ours", "again"):
-        counts = importlib.import_module("costmodel.autotune.tuning").counts
-        return counts.compiled, counts.timed
+        stats = importlib.import_module("costmodel").stats()
+        return stats.compiled, stats.timed
     timed = getattr(tuner, "configs_timings", None) or {}
     return len(timed), sum(_is_finite(times) for times in timed.values())
 

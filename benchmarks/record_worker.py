@@ -291,6 +291,7 @@ def work(calls: dict[str, Call], names: list[str], folder: Path, args: argparse.
                 torch.cuda.empty_cache()
         except RuntimeError:
             os._exit(BROKEN)  # nothing of this process is of use any more
+        stats = costmodel.stats()
         write(progress, **{"ahead" if is_dry else "done": name}, error=error,
-              seconds=round(time.time() - begin, 2), compiled=tuning.counts.compiled,
-              timed=tuning.counts.timed, wide=args.wide)  # fmt: skip
+              seconds=round(time.time() - begin, 2), compiled=stats.compiled,
+              timed=stats.timed, wide=args.wide)  # fmt: skip

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, as_completed
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -27,6 +27,7 @@ from costmodel.compile.compiler import Artifact
 from costmodel.data.measurement import Candidate, Measurement
 from costmodel.errors import CompileError, InvalidInput
 from costmodel.hardware.target import Target
+from costmodel.tuning.counters import count
 from costmodel.tuning.ranks import epoch, first_said
 from costmodel.tuning.search import TopKSearch
 from costmodel.validation import one_line
@@ -37,15 +38,6 @@ _PATIENCE_S = 0.5  # of compiling, before half of a list may be enough for a fir
 log = logging.getLogger("costmodel")
 
 
-@dataclass
-class Counts:
-    """What tuning has done in this process: binaries asked for, and configurations timed."""
-
-    compiled: int = 0
-    timed: int = 0
-
-
-counts = Counts()
 store = KernelStore()
 
 
@@ -240,7 +232,7 @@ class Tuning:
             )
 
     def _note(self, name: str, measurement: Measurement) -> None:
-        counts.timed += measurement.status != "compile_error" and name not in self._done
+        count(timed=measurement.status != "compile_error" and name not in self._done)
         store.note(self._key, name, measurement)
         self._done.add(name)
         self._works = self._works or measurement.ok
@@ -292,7 +284,7 @@ class Tuning:
         for future in as_completed(futures):
             self.compiling.forget(futures[future])
             artifact = future.result()
-            counts.compiled += 1
+            count(compiled=1)
             same = waiting.pop(artifact.key)
             if artifact.ok:
                 for candidate in same:

@@ -12,7 +12,8 @@ class Stats:
 
     Attributes:
         tuned: choices that were timed; predicted: choices that rest on no timing.
-        timed: configurations timed, and compiled: those compiled, for such choices.
+        timed: configurations timed, and compiled: those compiled, for such choices, and for those
+            of users' kernels.
         loaded: binaries brought onto a device. Triton compiles what its own cache lacks.
         memory_hits, disk_hits, misses: where winners were found, if they were.
         prepared: calls of ``matmul`` that were the first of their kind, or came again after theirs

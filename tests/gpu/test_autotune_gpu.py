@@ -28,7 +28,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 import costmodel
 from costmodel.autotune.replace import replace_triton_autotune, restore_triton_autotune
 from costmodel.autotune.store import KernelStore, config_name
-from costmodel.autotune.tuning import counts
 from costmodel.data.measurement import Measurement
 
 pytestmark = [
@@ -275,19 +274,19 @@ def test_in_a_capture_nothing_is_timed() -> None:
             kernel[grid](x, None, N)
         return graph
 
-    before = counts.timed
+    before = costmodel.stats().timed
     graph = captured()
     assert kernel.best_config == BLOCKS[0]
-    assert counts.timed == before
+    assert costmodel.stats().timed == before
     assert x.eq(0).all()
     graph.replay()
     assert x.eq(1).all()
 
     tune(kernel, x, None, N)  # outside it is tuned
-    best, timed = kernel.best_config, counts.timed
+    best, timed = kernel.best_config, costmodel.stats().timed
     assert timed > before
     graph = captured()
-    assert (kernel.best_config, counts.timed) == (best, timed)
+    assert (kernel.best_config, costmodel.stats().timed) == (best, timed)
     graph.replay()
     assert x.eq(4).all()
 
