@@ -13,17 +13,13 @@ from typing import Any
 
 import torch
 
-ALLOWED = (
-    *(f"fla.ops.{name}" for name in (
-        "gla", "gated_delta_rule", "delta_rule", "simple_gla", "retention", "rwkv6", "hgrn",
-        "based", "linear_attn", "gated_delta_product", "generalized_delta_rule", "common", "utils",
-        "abc", "gsa", "nsa", "ttt")),
-    "fla.modules", "flag_gems", "liger_kernel",
-)  # fmt: skip
-"""Modules whose kernels may be tuned here; the rest of fla judges costmodel from outside."""
+from costmodel.autotune.dataset import HELD_OUT, LEARNED_FROM
 
-HELD_OUT = (*(f"fla.ops.{name}" for name in ("abc", "gsa", "nsa", "ttt")), "liger_kernel")
-"""Modules whose kernels no shipped model learns from."""
+ALLOWED = (
+    *(x[:-1] for x in (*LEARNED_FROM, *HELD_OUT) if x.startswith(("fla.", "liger_kernel."))),
+    "flag_gems",
+)
+"""Modules whose kernels may be run here; others of fla may not."""
 
 CASES: dict[str, Callable[[Tensors], None]] = {}
 

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from autotune_cases import HELD_OUT, within
 from common import Results, Row, announce, at_exit_code, note, parser, seconds_left, versions
 
+from costmodel.autotune.dataset import role_of
 from costmodel.cli.common import print_table
 from costmodel.evaluation.metrics import geomean
 from costmodel.files import read_json
@@ -238,7 +238,7 @@ def row_of(
     return {
         "part": "kernels", "kernel": name, "case": own.get("case", kernel.case),
         "key": own.get("key"),
-        "held_out": within(name.split(":")[0], HELD_OUT), "seed": SEED,
+        "held_out": role_of(name.split(":")[0]) == "eval", "seed": SEED,
         "stock_s": theirs.get("seconds"), "ours_s": own.get("seconds"),
         "settled_s": own.get("settled_s"),
         "compiled": own.get("compiled"), "timed": own.get("timed"),
