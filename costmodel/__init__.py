@@ -1,4 +1,4 @@
-"""A learned cost-model autotuner for Triton GEMM.
+"""A learned cost-model autotuner for Triton: matrix products, and any other kernel.
 
 ::
 
@@ -8,7 +8,8 @@
     costmodel.train(dataset).save(path)             # a model of one's own
     costmodel.use(path)
 
-Importing this touches no GPU, no disk and no environment; each name is loaded when first used.
+Importing this touches no GPU and no disk; each name is loaded when first used. Of the environment
+it reads ``COSTMODEL_AUTOTUNE``: 1 calls :func:`replace_triton_autotune`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a kernel is tuned: what :func:`costmodel.autotune` takes beside Triton's arguments."""
+"""The options of :func:`costmodel.autotune` beside Triton's own arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from costmodel.tuning.modes import check_mode
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a kernel is tuned; see :func:`costmodel.autotune`."""
+    """Options of a tuning; see :func:`costmodel.autotune`."""
 
     mode: str | None = None
     budget_s: float = inf

@@ -88,7 +88,7 @@ def _content(path: Path) -> dict[str, str]:
 
 @dataclass(slots=True)
 class KernelEntry:
-    """What one file tells of one kernel under one key.
+    """The content of one file: one kernel under one key.
 
     Attributes:
         key: empty: the file is no entry.

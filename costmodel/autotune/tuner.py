@@ -71,7 +71,7 @@ def autotune(
             compiles while the first configuration that is there answers, ``never`` takes what is
             known; None: the default mode.
         budget_s: after so many seconds the best so far wins.
-        check: ``agree``: a configuration whose results differ from the first one's cannot win.
+        check: ``agree``: a configuration whose results differ from those of most others cannot win.
         isolate: ``timing``: time in a child process, on arguments made like these, so that a kernel
             that crashes, or does not end within 20 s, costs its configuration only. What cannot be
             made there, such as an address, is warned of and timed in this process.
@@ -92,7 +92,7 @@ def autotune(
 
 
 class State:
-    """What costmodel knows of one tuner.
+    """The state that costmodel keeps of one tuner.
 
     Attributes:
         launches: the configuration and its options for the call, by :meth:`key_of`.

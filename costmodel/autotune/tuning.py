@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, as_completed
 from contextlib import suppress
 from dataclasses import replace
@@ -169,11 +169,7 @@ class Tuning:
                 self._call.restore()
         choice = search.choose()
         if choice.config is None:
-            reasons = {one_line(f"{m.status}: {m.error}")[:200] for m in search.measured.values()}
-            raise CompileError(
-                f"{self._call}: none of {len(self._by_name)} configurations works: "
-                + "; ".join(sorted(reasons)[:3])
-            )
+            raise self._none_works(search.measured.values())
         self._tuner.configs_timings = {
             self._by_name[n]: [x / 1e3 if m.ok else inf for x in (m.latency_us, m.p10_us, m.p90_us)]
             for n, m in search.measured.items()
@@ -190,6 +186,14 @@ class Tuning:
         if self.resets:
             self._call.reset(best)
         return best
+
+    def _none_works(self, outcomes: Iterable[Measurement]) -> CompileError:
+        """Return the error that names the first reasons."""
+        reasons = sorted({one_line(f"{m.status}: {m.error}")[:200] for m in outcomes})
+        count = len(self._by_name)
+        return CompileError(
+            f"{self._call}: none of {count} configurations works: {'; '.join(reasons[:3])}"
+        )
 
     def predict(self) -> Any:
         """Return the configuration that the PTX score puts first, of those that compile."""

@@ -36,7 +36,7 @@ from costmodel.errors import CompileError, HostError
 
 @dataclass(frozen=True)
 class Compilation:
-    """What Triton would have compiled for a call.
+    """A compile that Triton would have made for a call.
 
     Attributes:
         function: the ``triton.jit`` or Gluon function.
