@@ -167,6 +167,7 @@ def main() -> None:
     arguments.add_argument("--packages", nargs="+", choices=PACKAGES, default=list(PACKAGES))
     arguments.add_argument("--judges", action="store_true", help="the kernels that judge, instead")
     arguments.add_argument("--only", default="", help="calls with this in their names")
+    arguments.add_argument("--part", default="1/1", help="calls of one GPU among several: i/n")
     arguments.add_argument("--wide", type=int, default=0, help="lengthen lists to so many")
     arguments.add_argument("--silent-s", type=float, default=90.0, help="then a process hangs")
     arguments.add_argument("--resume", type=Path, help="an archive to go on with")
@@ -178,7 +179,8 @@ def main() -> None:
     args = arguments.parse_args()
     args.until = args.until or time.time() + args.seconds
     calls = judging_calls() if args.judges else learned_calls(args.packages)
-    names = [call.name for call in calls if args.only in call.name]
+    part, parts = (int(number) for number in args.part.split("/"))
+    names = [call.name for call in calls if args.only in call.name][part - 1 :: parts]
     if args.list:
         print("\n".join(names))
         return
