@@ -326,13 +326,15 @@ def test_if_nothing_works_one_error_names_the_reasons(machine: Machine) -> None:
 
 def broken(launch: Launch) -> None:
     if launch.block == 128:
-        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+        said = "CUDA error: an illegal memory access was encountered"
+        raise torch.AcceleratorError(f"{said}\nSearch for it in the documentation.")
 
 
 @pytest.mark.fault("B04")
 def test_a_configuration_that_breaks_the_context_is_left_out_next_time(machine: Machine) -> None:
     machine.effect = broken
-    with pytest.raises(CostModelError, match=r"BLOCK: 128.* broke the CUDA context"):
+    said = r"BLOCK: 128.* broke the CUDA context: CUDA error: .*the next run leaves that .* out$"
+    with pytest.raises(CostModelError, match=said):
         tuned()
     assert kept(machine)[128].status == "crashed"
     machine.restart()

@@ -150,7 +150,7 @@ class KernelRunner(Runner):
             try:
                 torch.cuda.synchronize(self._device)
             except RuntimeError as broken:  # each use of a broken context raises
-                text = str(broken)[:200]
+                text = str(broken).partition("\n")[0]  # then torch gives general advice
                 self._note(name, Measurement("crashed", error=text))
                 raise BrokenContext(
                     f"{self.by_name[name]} of {self._call} broke the CUDA context: {text}; this "
