@@ -894,6 +894,40 @@ def test_nothing_is_timed_while_a_graph_is_captured(machine: Machine) -> None:
     assert [launch.block for launch in machine.launches] == [32]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own
+@pytest.mark.parametrize("knows_triton", [False, True])
+def test_torch_compile_traces_nothing_of_a_tuner_with_hooks(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, knows_triton: bool
+) -> None:
+    """It breaks the graph there, and warns of what it cannot trace."""
+    from torch.utils import _triton
+
+    monkeypatch.setattr(_triton, "has_triton", lambda *_: knows_triton)
+    traced: list[bool] = []
+
+    def device() -> int:
+        traced.append(torch.compiler.is_dynamo_compiling())
+        return 0
+
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", device)
+    machine.effect = lambda launch: launch.named["out_ptr"].add_(1)
+    own = configs(*BLOCKS, pre_hook=lambda named: named["out_ptr"].zero_())
+    kernel = kernel_of(configs=own)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        kernel[(1,)](x + 1, None, out, 64)
+        return out * 2
+
+    compiled: Any = torch.compile(step, backend="eager")
+    for _ in range(3):
+        assert compiled(torch.zeros(64)).eq(2).all()
+    torch.compiler.reset()
+    assert machine.timed() == set(BLOCKS)
+    assert traced
+    assert not any(traced)
+
+
 def test_a_call_without_work_decides_nothing(machine: Machine) -> None:
     """As of an expert that gets no tokens, the number of which is not in the key."""
     kernel, x = kernel_of(), torch.zeros(0)

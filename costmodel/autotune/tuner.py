@@ -7,7 +7,6 @@ rest is compiled in child processes and timed as soon as it is there.
 
 from __future__ import annotations
 
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -179,6 +178,8 @@ def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
     Raises:
         CompileError: no configuration can be compiled and launched.
     """
+    if torch.compiler.is_dynamo_compiling():  # after a graph break: nothing of this can be traced
+        return torch.compiler.disable(run)(tuner, *args, **kwargs)  # type: ignore[no-untyped-call]
     if knobs.runtime.interpret:
         return stock_run(tuner, *args, **kwargs)
     found: Any
@@ -189,10 +190,7 @@ def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
         key = state.key_of(args, kwargs)
         found = state.launches.get(key)
     if found is None:
-        first_call = _first_call
-        if "torch._dynamo" in sys.modules:  # after a graph break it would trace the tuning
-            first_call = torch.compiler.disable(first_call)  # type: ignore[no-untyped-call]
-        found = first_call(tuner, state, key, args, kwargs)
+        found = _first_call(tuner, state, key, args, kwargs)
     config, options = found
     tuner.best_config = config
     if config.pre_hook is not None:
