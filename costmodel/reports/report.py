@@ -7,8 +7,8 @@ A table in a page is a block that says what belongs in it::
     <!-- end -->
 
 The name is that of a results file. Without columns the block shows its ``summary``; with columns it
-shows its ``rows``, of each the values at these paths, under the name after ``=``. A name with a
-group, ``strategies-h100-sxm/square``, shows only rows whose ``group`` is that.
+shows its ``rows``, of each the values at these paths, under the name after ``=``. A name with
+groups, ``strategies-h100-sxm/square``, shows only rows whose ``group`` (or ``part``) is among them.
 
 Plots go to ``benchmarks/plots/``, one for each results file of a bench in :data:`PLOTS`.
 """
@@ -105,7 +105,8 @@ def _table(name: str, columns: Sequence[str], folder: Path) -> str:
     if columns:
         parts = [column.partition("=") for column in columns]
         titles = [(title or path).strip() for path, _, title in parts]
-        rows = [row for row in results["rows"] if not group or row.get("group") == group]
+        groups = group.split(",")
+        rows = [r for r in results["rows"] if not group or r.get("group", r.get("part")) in groups]
         cells = [[_cell(_at(row, path.strip(), file)) for path, *_ in parts] for row in rows]
     else:
         titles = ["", "value"]
