@@ -1,7 +1,8 @@
 """What tuning other people's Triton kernels costs: Triton's own tuner against costmodel's.
 
 Parts: ``gla`` and ``gdr`` are the first calls of two operations of Flash Linear Attention, forward
-and backward; ``settled_s`` adds ours' second call, which waits for the rest of each list.
+and backward; ``settled_s`` adds ours' later calls, up to those that time the last of each list.
+Between them the program does something else: what is compiled then is waited for by no one.
 ``kernels``: each drawn kernel is tuned by stock and by ours, each in a process of its own with
 empty caches; in a third both winners are timed in turn, and stock's again beside itself.
 ``launch``: the host time of a warm call, and a process that finds its caches filled.
@@ -175,7 +176,7 @@ def operation(part: str, folder: Path, deadline: float, stock: bool) -> Row:
     row |= total(ours, "ours") | {"kernels": len(found), "error": error_of(ours)}
     row["of"] = sum(line["listed"] for line in found.values())
     second = sum(line["seconds"] for line in ours if "settled" in line)
-    row["settled_s"] = row["ours_s"] + second if second else None
+    row["settled_s"] = row["ours_s"] + second if row["ours_s"] else None
     if found:
         again = caches.run("again", [case], deadline, caches="ours")
         row |= total(again, "again")

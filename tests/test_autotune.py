@@ -785,6 +785,53 @@ def test_a_first_call_need_not_wait_for_all(
 
 
 @pytest.mark.fault("B49")
+def test_no_call_waits_for_the_last_few_of_a_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block that is far too large may compile for 10 s. The second call waits for the others."""
+    from concurrent.futures import Future
+
+    waiting: dict[int, tuple[Future[Any], Any]] = {}  # by warps
+    with machine_without_gpu(tmp_path, patience_s=0.0) as machine:
+        submit = machine.submit
+
+        def some(key: str, *args: Any, **options: Any) -> Any:
+            done = submit(key, *args, **options)
+            if (warps := machine.jobs[-1].options["num_warps"]) == 1:
+                return done
+            future: Future[Any] = Future()
+            waiting[warps] = future, done.result()
+            return future
+
+        def ready(warps: int) -> None:
+            future, artifact = waiting[warps]
+            future.set_result(artifact)
+
+        machine.submit = some  # type: ignore[method-assign]
+        own = [
+            *configs(64, 128, num_warps=1), *configs(32, num_warps=2), *configs(16, num_warps=4)
+        ]  # fmt: skip
+        kernel = kernel_of(configs=own)
+        call(kernel)
+        assert machine.timed() == {64, 128}
+        ready(2)
+        call(kernel)
+        assert machine.timed() == {32, 64, 128}
+        for _ in range(2):
+            done = len(machine.launches)
+            call(kernel)
+            assert [launch.block for launch in machine.launches[done:]] == [32]
+        assert not kernel.cache
+        ready(4)
+        call(kernel)
+        assert kernel.best_config.kwargs == {"BLOCK": 16}
+        assert len(machine.jobs) == 4
+        machine.restart()
+        call(kernel_of(configs=own))
+        assert len(machine.launches) == 1
+
+
+@pytest.mark.fault("B49")
 def test_a_first_call_leaves_nothing_that_is_compiled(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,7 +52,7 @@ class Tuning:
     Attributes:
         compiling: what is compiled of the configurations.
         first: of the user's list, as far as it is left.
-        is_final: the choice holds for the next calls too.
+        left: compiles that the choice did not wait for; without any it holds for later calls too.
         resets: what is to be zero is so for the launch that follows.
     """
 
@@ -75,7 +75,8 @@ class Tuning:
         self._target = Target.current(torch.cuda.current_device())
         self._key = self._readable(key)
         self.resets, self._anew = True, False
-        self.is_final, self._patient, self._left, self._works = True, True, False, False
+        self.left: list[Future[Artifact]] = []
+        self._may_leave, self._works = 0, False
         self._begun, self._done = time.monotonic(), set[str]()
         self._first_of: dict[object, str] = {}
         self._repeats: dict[str, str] = {}  # what does the same as an earlier one
@@ -128,20 +129,21 @@ class Tuning:
 
     # --- Choosing ---------------------------------------------------------------------------------
 
-    def choose(self, *, patient: bool = True) -> Any:
+    def choose(self, may_leave: float) -> Any:
         """Compile and time what is not known yet; return the best configuration.
 
         Args:
-            patient: wait for all of them. Else the best of one half serves for once, where the
-                other half takes long to compile; :attr:`is_final` tells.
+            may_leave: the share of the list that need not be waited for if it takes long to
+                compile; see :attr:`left`.
 
         Raises:
             CompileError: none can be compiled and launched.
             BrokenContext: one has broken the CUDA context.
         """
         begin, kept = time.monotonic(), store.read(self._key)
-        self._patient = patient or epoch() != 0
+        self._may_leave = int(may_leave * len(self._by_name)) if epoch() == 0 else 0
         known = {} if self._anew else kept.known(self._by_name)
+        self._works |= any(m.ok for m in known.values())
         self._done.update(known)
         if not kept.arguments:
             store.describe(self._key, self._call.described())
@@ -174,14 +176,13 @@ class Tuning:
             self._by_name[n]: [x / 1e3 if m.ok else inf for x in (m.latency_us, m.p10_us, m.p90_us)]
             for n, m in search.measured.items()
         }
-        self.is_final = not self._left
-        if self.is_final and choice.timed and self._done >= set(self._by_name):
+        if not self.left and choice.timed and self._done >= set(self._by_name):
             unsteady = (choice.unsteady or search.is_late) and not kept.unsteady
             store.choose(self._key, choice.config, choice.why, unsteady=unsteady)
         costs = f"{search.compile_s:.2f} s compiling, {search.measure_s:.2f} s timing"
         log.info("%s: %s; %s", self._call, choice.why, costs)
         best = self._by_name[choice.config]
-        if self.is_final:
+        if not self.left:
             self._tell(best, time.monotonic() - begin)
         if self.resets:
             self._call.reset(best)
@@ -297,19 +298,20 @@ class Tuning:
                 yield [replace(candidate, artifact=artifact) for candidate in same]
             else:
                 yield [self._failed(candidate, artifact) for candidate in same]
-            if self._may_leave([f for f in futures if futures[f] in waiting], len(futures)):
+            if self._leaves([f for f in futures if futures[f] in waiting]):
                 return
 
     def _failed(self, candidate: Candidate, artifact: Artifact) -> Candidate:
         self._note(candidate.config, Measurement(artifact.status, error=artifact.error))
         return replace(candidate, artifact=artifact)
 
-    def _may_leave(self, left: Sequence[Future[Artifact]], of: int) -> bool:
+    def _leaves(self, left: list[Future[Artifact]]) -> bool:
         """Return True if what is left may go on being compiled while the program goes on.
 
         Its next kernel is compiled first then, and no core waits for the last one of this kernel.
         """
         long = time.monotonic() - self._begun > _PATIENCE_S
-        enough = not self._patient and self._works and 2 * len(left) <= of
-        self._left |= long and enough and not all(future.done() for future in left)
-        return self._left
+        enough = self._works and len(left) <= self._may_leave
+        if self.left or (long and enough and not all(future.done() for future in left)):
+            self.left += left
+        return bool(self.left)
