@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from costmodel.hardware.target import Target
     from costmodel.measure.replay import ReplayRunner
     from costmodel.models import XgbCostModel, load
+    from costmodel.scaled.product import int_mm, scaled_mm
     from costmodel.torch_ops import matmul
     from costmodel.tuning.counters import Stats, stats
     from costmodel.tuning.explanation import Explanation, explain
@@ -58,6 +59,7 @@ __all__ = [
     "__version__",
     "autotune",
     "explain",
+    "int_mm",
     "load",
     "matmul",
     "pin",
@@ -65,6 +67,7 @@ __all__ = [
     "rank",
     "replace_triton_autotune",
     "result_for",
+    "scaled_mm",
     "set_buckets",
     "set_mode",
     "stats",
@@ -88,6 +91,7 @@ _WHERE = {
     "TuningResult": "tuning.tuning_result",
     "Workload": "gemm.workload",
     "explain": "tuning.explanation",
+    "int_mm": "scaled.product",
     "load": "models",
     "matmul": "torch_ops",
     "pin": "dispatch.ahead",
@@ -95,6 +99,7 @@ _WHERE = {
     "rank": "tuning.ranking",
     "replace_triton_autotune": "autotune.replace",
     "result_for": "dispatch.dispatch",
+    "scaled_mm": "scaled.product",
     "set_buckets": "dispatch.dispatch",
     "set_mode": "dispatch.dispatch",
     "stats": "tuning.counters",

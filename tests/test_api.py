@@ -13,9 +13,9 @@ import costmodel
 
 NAMES = {
     "Dataset", "Explanation", "GemmConfig", "Ranking", "ReplayRunner", "Stats", "Target",
-    "TuningResult", "Workload", "__version__", "autotune", "explain", "load", "matmul", "pin",
-    "prune_configs_by", "rank", "replace_triton_autotune",
-    "result_for", "set_buckets", "set_mode", "stats", "train", "tune", "unpin", "use", "warmup",
+    "TuningResult", "Workload", "__version__", "autotune", "explain", "int_mm", "load", "matmul",
+    "pin", "prune_configs_by", "rank", "replace_triton_autotune", "result_for", "scaled_mm",
+    "set_buckets", "set_mode", "stats", "train", "tune", "unpin", "use", "warmup",
 }  # fmt: skip
 
 

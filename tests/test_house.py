@@ -20,7 +20,7 @@ PACKAGE = ROOT / "costmodel"
 FOLDERS = (
     "kernels", "errors", "validation", "files", "processes",
     "hardware", "compile", "gemm", "data", "launch", "measure", "evaluation", "features",
-    "models", "collect", "tuning", "autotune", "dispatch", "torch_ops", "nn", "costmodel",
+    "models", "collect", "tuning", "autotune", "dispatch", "scaled", "torch_ops", "nn", "costmodel",
     "reports", "cli", "__main__",
 )  # fmt: skip
 """Each folder, or file that lies beside the folders, imports only those before it."""

@@ -20,7 +20,7 @@ from triton.runtime.errors import OutOfResources, PTXASError
 from costmodel.autotune.arguments import Snapshot
 from costmodel.autotune.call import KernelCall
 from costmodel.data.measurement import NO_ROOM, Candidate, Measurement, Runner, Status
-from costmodel.errors import CostModelError
+from costmodel.errors import CompileError, CostModelError
 from costmodel.measure.card import alone, uuid_of
 from costmodel.measure.warm import keep_warm
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 _REFUSALS: tuple[tuple[Any, Status], ...] = (
     ((OutOfResources, torch.OutOfMemoryError), "out_of_resources"),
-    ((PTXASError, CompilationError), "compile_error"),
+    ((PTXASError, CompilationError, CompileError), "compile_error"),
 )
 
 

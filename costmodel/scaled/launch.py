@@ -1,0 +1,180 @@
+"""Launches of each kernel, or of torch, by the configuration that the tuner asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil
+from typing import Any
+
+import torch
+
+from costmodel.autotune.tuner import autotune
+from costmodel.errors import CompileError
+from costmodel.gemm.kernels.warp_specialized import (
+    COPY_REGISTERS,
+    entry_registers,
+    multiply_registers,
+)
+from costmodel.launch.fast import activated, workspace_of
+from costmodel.launch.plan import Workspace
+from costmodel.scaled.configs import STEP, configurations, prune
+
+BLOCK_ROWS = {0: 0, 1: 0, 4: 1, 5: 128}
+"""Rows that share a scale in each block of K, by the number of torch's ``ScalingType``; 0: one
+scale for all of K."""
+
+_GROUP_M = 8
+
+
+def scaled_product(
+    a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, out: Any, m: int, n: int, k: int,
+    lda: int, ldb: int, ldc: int, stride_sam: int, stride_sak: int, stride_sbn: int,
+    stride_sbk: int, recipe_a: int, recipe_b: int, fast: bool, activation: str, bucket: int,
+) -> None:  # fmt: skip
+    """Stand for all kernels: their name and arguments, under which choices are kept.
+
+    Args:
+        a, b: [m, k] and [n, k], K contiguous, ``lda`` and ``ldb`` elements from row to row.
+        scale_a, scale_b: float32 as the caller gave them, or None; recipes: of ``BLOCK_ROWS``.
+        bucket: the largest m that shares the choice.
+    """
+
+
+class Kernels:
+    """All kernels behind one name, launched as a function of Triton's."""
+
+    fn = staticmethod(scaled_product)
+    arg_names = scaled_product.__code__.co_varnames
+    writes = ("out",)  # read by the tuner: torch has no code to find it in
+
+    @property
+    def cache_key(self) -> str:
+        """Return a hash of all kernels."""
+        from costmodel.kernels.scaled import scaled_pointer
+        from costmodel.kernels.scaled_hopper import scaled_warp_specialized
+
+        return f"{scaled_pointer.cache_key}-{scaled_warp_specialized.cache_key}"
+
+    def run(self, *args: Any, kernel: str, grid: Any = None, **meta: Any) -> Any:
+        """Launch a configuration, or only load it (``warmup``).
+
+        Raises:
+            CompileError: torch does not compute this.
+        """
+        named = dict(zip(self.arg_names, args, strict=True))
+        return _LAUNCHES[kernel](named, **meta)
+
+
+def _by_torch(call: dict[str, Any], *, warmup: bool = False, **_: Any) -> None:
+    if warmup:
+        return
+    a, b, out, bias = call["a"], call["b"].T, call["out"], call["bias"]
+    scales = call["scale_a"], call["scale_b"]
+    try:
+        if a.dtype == torch.int8:
+            exact = out if scales[0] is None else out.new_empty(out.shape, dtype=torch.int32)
+            torch._int_mm(a, b, out=exact)
+            if exact is not out:
+                value = exact * scales[0] * scales[1]
+                out.copy_(activated(value if bias is None else value + bias, call["activation"]))
+            return
+        torch.ops.aten._scaled_mm_v2.out(
+            a, b, [scales[0]], [call["recipe_a"]], [], [scales[1]], [call["recipe_b"]], [], bias,
+            out.dtype, [], call["fast"], out=out,
+        )  # fmt: skip
+        if call["activation"] != "none":
+            out.copy_(activated(out, call["activation"]))
+    except torch.AcceleratorError:
+        raise
+    except (RuntimeError, ValueError) as error:
+        raise CompileError(f"torch does not compute this: {error}") from error
+
+
+def _by_pointer(
+    call: dict[str, Any], *, block_m: int, block_n: int, step: int, splits: int, **options: Any
+) -> Any:  # fmt: skip
+    from costmodel.kernels.scaled import scaled_pointer
+
+    m, n, k, a = call["m"], call["n"], call["k"], call["a"]
+    tiles = ceil(m / block_m) * ceil(n / block_n)
+    partial = arrivals = None
+    if splits > 1:
+        partial, arrivals = _workspace(a).get(4 * tiles * splits * block_m * block_n, tiles)
+        partial = partial.view(torch.int32) if a.dtype == torch.int8 else partial
+    return scaled_pointer.run(
+        a, call["b"], call["out"], call["scale_a"], call["scale_b"], call["bias"], partial,
+        arrivals, m, n, k, call["lda"], call["ldb"], call["ldc"], *_strides(call), splits,
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=step, SWAP=block_m <= 64 or block_m > block_n,
+        SPLIT=splits > 1, EVEN_K=k % step == 0, **_constants(call), grid=(tiles * splits,),
+        **({"warmup": False} | options),
+    )  # fmt: skip
+
+
+def _by_warps(
+    call: dict[str, Any], *, groups: int, rows: int, block_n: int, num_stages: int, num_warps: int,
+    **options: Any,
+) -> Any:  # fmt: skip
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from costmodel.kernels.scaled_hopper import scaled_warp_specialized
+
+    out = call["out"]
+    blocks = [rows, STEP], [block_n, STEP], [rows, min(block_n, 128 // out.itemsize)]
+    descriptors = []
+    for tensor, block in zip((call["a"], call["b"], out), blocks, strict=True):
+        kind = getattr(gl, _GLUON[tensor.dtype])
+        layout = gl.NVMMASharedLayout.get_default_for(block, kind)
+        descriptors.append(TensorDescriptor.from_tensor(tensor, block, layout))
+    m, n, k = call["m"], call["n"], call["k"]
+    tiles = ceil(m / (groups * rows)) * ceil(n / block_n)
+    properties = torch.cuda.get_device_properties(call["a"].get_device())
+    programs = min(tiles, properties.multi_processor_count)
+    return scaled_warp_specialized.run(
+        *descriptors, call["scale_a"], call["scale_b"], call["bias"], m, n, k, *_strides(call),
+        ROWS=rows, BLOCK_N=block_n, BLOCK_K=STEP, STAGES=num_stages, GROUPS=groups,
+        COPY_REGISTERS=COPY_REGISTERS, MULTIPLY_REGISTERS=int(multiply_registers(4 * groups)),
+        **_constants(call), grid=(programs,), num_warps=num_warps,
+        maxnreg=int(entry_registers(4 * groups)), **({"warmup": False} | options),
+    )  # fmt: skip
+
+
+_LAUNCHES: dict[str, Callable[..., Any]] = {
+    "torch": _by_torch,
+    "pointer": _by_pointer,
+    "warps": _by_warps,
+}
+_GLUON = {
+    torch.float8_e4m3fn: "float8e4nv", torch.float8_e5m2: "float8e5", torch.int8: "int8",
+    torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32",
+    torch.int32: "int32",
+}  # fmt: skip
+
+
+def _workspace(a: torch.Tensor) -> Workspace:
+    """Return the scratch memory of the current stream; the interpreter has none."""
+    if a.device.type == "cpu":
+        return Workspace(a.device)
+    index = a.get_device()
+    return workspace_of(index, torch.cuda.current_stream(index).cuda_stream)
+
+
+def _strides(call: dict[str, Any]) -> tuple[int, ...]:
+    return call["stride_sam"], call["stride_sak"], call["stride_sbn"], call["stride_sbk"]
+
+
+def _constants(call: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "GROUP_M": _GROUP_M, "ROWS_A": BLOCK_ROWS[call["recipe_a"]],
+        "ROWS_B": BLOCK_ROWS[call["recipe_b"]], "ACTIVATION": call["activation"],
+        "PROMOTE": call["a"].dtype != torch.int8 and not call["fast"],
+    }  # fmt: skip
+
+
+tuned = autotune(
+    configurations(),
+    ["n", "k", "recipe_a", "recipe_b", "fast", "activation", "bucket"],
+    check="agree",
+    prune_configs_by={"early_config_prune": prune},
+)(Kernels())
+"""The tuner of all scaled products."""

@@ -1,0 +1,236 @@
+"""``costmodel.scaled_mm``: products of fp8 and int8 operands, with the scales that torch has."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from costmodel.errors import DeviceError, InvalidInput, LayoutError, ShapeError, UnsupportedDtype
+from costmodel.gemm.workload import ACTIVATIONS, MOST
+from costmodel.scaled.configs import STEP
+from costmodel.scaled.launch import BLOCK_ROWS, tuned
+from costmodel.validation import require
+
+_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_RESULTS = (torch.bfloat16, torch.float16, torch.float32)
+_RECIPES = {0: "TensorWise", 1: "RowWise", 4: "BlockWise1x128", 5: "BlockWise128x128"}
+
+
+def scaled_mm(
+    mat_a: Tensor,
+    mat_b: Tensor,
+    scale_a: Tensor | list[Tensor],
+    scale_recipe_a: Any,
+    scale_b: Tensor | list[Tensor],
+    scale_recipe_b: Any,
+    swizzle_a: Any = None,
+    swizzle_b: Any = None,
+    bias: Tensor | None = None,
+    output_dtype: torch.dtype | None = torch.bfloat16,
+    contraction_dim: Any = (),
+    use_fast_accum: bool = False,
+    *,
+    activation: str | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Multiply scaled 8-bit matrices: ``torch.nn.functional.scaled_mm``, tuned.
+
+    The first call of a kind tunes: torch and kernels of our own are timed, and the fastest is
+    kept on disk. Values of m up to the next power of two share a choice.
+
+    Args:
+        mat_a: [m, k], row-major: ``float8_e4m3fn``, ``float8_e5m2`` or ``int8``.
+        mat_b: [k, n], column-major, as ``weight.T`` is; of the same kind.
+        scale_a, scale_b: float32. ``TensorWise``: one element. ``RowWise``: [m, 1] and [1, n].
+            ``BlockWise1x128``: [m, k / 128] and [n, k / 128]. ``BlockWise128x128``: [k / 128,
+            rows / 128], where k / 128 may be rounded up to a multiple of 4. Any strides.
+        scale_recipe_a, scale_recipe_b: ``torch.nn.functional.ScalingType``: both ``TensorWise`` or
+            ``RowWise`` in any mix, or both ``BlockWise``, of fp8 operands only.
+        swizzle_a, swizzle_b, contraction_dim: torch's defaults only.
+        bias: [n], of a float type, contiguous.
+        output_dtype: bfloat16, float16 or float32; None is bfloat16.
+        use_fast_accum: leave all sums of fp8 products to the tensor cores, which keep some 14 bits
+            of them on Hopper; else sums are promoted to float32 after each 128 of k.
+        activation: applied last: ``relu``, ``gelu`` or ``silu``.
+        out: [m, n], to write the result to; row-major, and of ``output_dtype``.
+
+    Raises:
+        InvalidInput, UnsupportedDtype: an argument that cannot be used; the message says why.
+        CompileError: no kernel works on this device.
+    """
+    for name, value in (("swizzle_a", swizzle_a), ("swizzle_b", swizzle_b)):
+        value = getattr(value, "value", value)
+        if value not in (None, 0, []):
+            raise InvalidInput(f"{name}={value!r}: expected None, no swizzled scales are supported")
+    if contraction_dim not in ((), []):
+        raise InvalidInput(f"contraction_dim={contraction_dim!r}: expected (), mat_a [m, k]")
+    return _launched(
+        scaled_call(
+            mat_a, mat_b, scale_a, scale_recipe_a, scale_b, scale_recipe_b, bias, output_dtype,
+            bool(use_fast_accum), activation or "none", out,
+        )
+    )  # fmt: skip
+
+
+def scaled_call(
+    a: Tensor, mat_b: Tensor, scale_a: Any, recipe_a: Any, scale_b: Any, recipe_b: Any,
+    bias: Tensor | None = None, output_dtype: torch.dtype | None = None, fast: bool = False,
+    activation: str = "none", out: Tensor | None = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Check the arguments of :func:`scaled_mm`; return those of a launch."""
+    scales = _single("scale_a", scale_a), _single("scale_b", scale_b)
+    recipes = _recipe("a", recipe_a), _recipe("b", recipe_b)
+    dtype = torch.bfloat16 if output_dtype is None else output_dtype
+    if dtype not in _RESULTS:
+        raise UnsupportedDtype(f"output_dtype={dtype}: expected bfloat16, float16 or float32")
+    if (recipes[0] < 4) != (recipes[1] < 4):
+        names = " with ".join(_RECIPES[recipe] for recipe in recipes)
+        raise InvalidInput(f"{names}: expected block-wise scales for both operands, or for none")
+    m, n, _ = _check_operands(a, mat_b)
+    if a.dtype == torch.int8 and recipes[0] >= 4:
+        raise UnsupportedDtype("int8 operands have no block-wise scales: use RowWise or TensorWise")
+    if activation not in ACTIVATIONS:
+        raise InvalidInput(f"activation={activation!r}: expected one of {', '.join(ACTIVATIONS)}")
+    if bias is not None:
+        require("bias", bias, Tensor, "a tensor [n] or None")
+        if bias.shape != (n,) or not bias.is_contiguous() or bias.dtype not in _RESULTS:
+            raise InvalidInput(
+                f"bias is {bias.dtype} {list(bias.shape)}: expected a contiguous float [{n}]"
+            )
+    out = _output(out, a, (m, n), dtype)
+    return _call(a, mat_b, scales, recipes, bias, out, fast, activation)
+
+
+def int_mm(mat_a: Tensor, mat_b: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Multiply int8 matrices exactly, to int32: ``torch._int_mm``, tuned, for any m.
+
+    Args:
+        mat_a: [m, k], row-major; mat_b: [k, n], column-major, as ``weight.T`` is.
+        out: [m, n] int32, row-major, to write the result to.
+
+    Raises:
+        InvalidInput, UnsupportedDtype: an argument that cannot be used; the message says why.
+    """
+    m, n, _ = _check_operands(mat_a, mat_b)
+    if mat_a.dtype != torch.int8:
+        raise UnsupportedDtype(f"mat_a is {mat_a.dtype}: expected int8; scaled_mm multiplies fp8")
+    out = _output(out, mat_a, (m, n), torch.int32)
+    return _launched(_call(mat_a, mat_b, (None, None), (0, 0), None, out))
+
+
+def _call(
+    a: Tensor, mat_b: Tensor, scales: tuple[Any, Any], recipes: tuple[int, int],
+    bias: Tensor | None, out: Tensor, fast: bool = False, activation: str = "none",
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the arguments of a launch, in the order of ``scaled_product``."""
+    (m, k), b = a.shape, mat_b.T
+    n, bucket = len(b), 1 << max(m - 1, 0).bit_length()
+    strides_a = _scale_strides("a", scales[0], recipes[0], m, k)
+    strides_b = _scale_strides("b", scales[1], recipes[1], n, k)
+    given = {"mat_b": mat_b, "scale_a": scales[0], "scale_b": scales[1], "bias": bias, "out": out}
+    for name, x in given.items():
+        if x is not None and x.device != a.device:
+            raise DeviceError(f"{name} is on {x.device}, mat_a on {a.device}: expected one device")
+    return (
+        a, b, *scales, bias, out, m, n, k, a.stride(0), b.stride(0), out.stride(0), *strides_a,
+        *strides_b, *recipes, fast, activation, bucket,
+    )  # fmt: skip
+
+
+def _launched(call: tuple[Any, ...]) -> Tensor:
+    a, out = call[0], call[5]
+    if a.device.type != "cuda":
+        raise DeviceError(f"the operands are on {a.device}: expected them on a GPU")
+    if out.numel():
+        with torch.cuda.device(a.get_device()):
+            tuned.run(*call, warmup=False)
+    return out
+
+
+def _check_operands(a: Tensor, b: Tensor) -> tuple[int, int, int]:
+    """Return m, n and k of operands that kernels can read."""
+    for name, x in (("mat_a", a), ("mat_b", b)):
+        if require(name, x, Tensor, "a tensor").ndim != 2:
+            raise ShapeError(f"{name} has shape {list(x.shape)}: expected a matrix")
+        if x.dtype not in (*_FP8, torch.int8):
+            raise UnsupportedDtype(
+                f"{name} is {x.dtype}: expected float8_e4m3fn, float8_e5m2 or int8"
+            )
+    if a.dtype != b.dtype and torch.int8 in (a.dtype, b.dtype):
+        raise UnsupportedDtype(f"{a.dtype} by {b.dtype}: expected both fp8 or both int8")
+    (m, k), n = a.shape, b.shape[1]
+    if b.shape[0] != k or not k:
+        raise ShapeError(
+            f"mat_a {list(a.shape)} @ mat_b {list(b.shape)}: expected [m, k] @ [k, n], k over 0"
+        )
+    if max(m, n, k) > MOST:
+        raise ShapeError(f"[{m}, {k}] @ [{k}, {n}]: expected sizes up to {MOST}")
+    if (k > 1 and a.stride(1) != 1) or (m > 1 and a.stride(0) < k):
+        raise LayoutError(
+            f"mat_a has strides {a.stride()}: expected a row-major matrix; use .contiguous()"
+        )
+    if (k > 1 and b.stride(0) != 1) or (n > 1 and b.stride(1) < k):
+        raise LayoutError(
+            f"mat_b has strides {b.stride()}: expected a column-major matrix, as the .T of a "
+            f"weight [n, k] is; use mat_b.T.contiguous().T once"
+        )
+    return m, n, k
+
+
+def _output(out: Tensor | None, a: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    if out is None:
+        return a.new_empty(shape, dtype=dtype)
+    require("out", out, Tensor, "a tensor or None")
+    if out.shape != shape or out.dtype != dtype:
+        raise ShapeError(f"out is {out.dtype} {list(out.shape)}: expected {dtype} {list(shape)}")
+    if (shape[1] > 1 and out.stride(1) != 1) or (shape[0] > 1 and out.stride(0) < shape[1]):
+        raise LayoutError(f"out has strides {out.stride()}: expected a row-major matrix")
+    return out
+
+
+def _single(name: str, scale: Any) -> Tensor:
+    """Return the one scale of an operand; torch takes lists too."""
+    if isinstance(scale, list | tuple) and len(scale) == 1:
+        scale = scale[0]
+    if require(name, scale, Tensor, "a tensor").dtype != torch.float32:
+        raise UnsupportedDtype(f"{name} is {scale.dtype}: expected float32")
+    return scale
+
+
+def _recipe(name: str, recipe: Any) -> int:
+    if isinstance(recipe, list | tuple) and len(recipe) == 1:
+        recipe = recipe[0]
+    value = getattr(recipe, "value", recipe)
+    if not isinstance(value, int) or value not in _RECIPES:
+        expected = ", ".join(_RECIPES.values())
+        raise InvalidInput(f"scale_recipe_{name}={recipe!r}: expected ScalingType.* of {expected}")
+    return value
+
+
+def _scale_strides(name: str, scale: Any, recipe: int, rows: int, k: int) -> tuple[int, int]:
+    """Return the strides of a scale along the rows of its operand, and along blocks of K.
+
+    The rows of B are the columns of ``mat_b``.
+    """
+    if scale is None:
+        return 0, 0
+    if recipe == 0:
+        if scale.numel() != 1:
+            raise ShapeError(f"scale_{name} has {scale.numel()} elements: expected 1 (TensorWise)")
+        return 0, 0
+    of_row, steps = ceil(rows / max(BLOCK_ROWS[recipe], 1)), ceil(k / STEP)
+    shapes = [(of_row, steps)]
+    if recipe == 1:
+        shapes = [(rows, 1) if name == "a" else (1, rows)]
+    elif recipe == 5:
+        shapes = [(steps, of_row), (ceil(steps / 4) * 4, of_row)]
+    if tuple(scale.shape) not in shapes:
+        expected = " or ".join(str(list(shape)) for shape in shapes)
+        kind = _RECIPES[recipe]
+        raise ShapeError(f"scale_{name} is {list(scale.shape)}: expected {expected} ({kind})")
+    first, second = scale.stride()
+    along_first = recipe == 4 or (recipe == 1 and name == "a")
+    return (first, second) if along_first else (second, first)

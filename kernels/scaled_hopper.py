@@ -1,0 +1,199 @@
+"""Products of 8-bit operands with scales, for large m on Hopper: one warp copies, groups multiply.
+
+The ring of stages and the dealing of rows to groups are those of ``warp_specialized``. Products are
+promoted by the ordinary units of one group while the tensor cores multiply for another.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from . import hopper_tma as tma
+from .epilogue import grouped_tile
+from .warp_specialized import finish_rows
+
+
+@gluon.jit
+def fill_stages(
+    descs, ring, M, N, K, GROUP_M: gl.constexpr, ROWS: gl.constexpr, BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
+):  # fmt: skip
+    """The copying warp: fills a stage as soon as all groups have multiplied what was in it."""
+    a_desc, b_desc = descs
+    a_ring, b_ring, full, empty = ring
+    tiles_m = gl.cdiv(M, ROWS * GROUPS)
+    tiles_n = gl.cdiv(N, BLOCK_N)
+    filled = 0
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        tile_m, tile_n = grouped_tile(tile, tiles_m, tiles_n, GROUP_M)
+        for step in range(gl.cdiv(K, BLOCK_K)):
+            stage = filled % STAGES
+            barrier = full.index(stage)
+            mbarrier.wait(empty.index(stage), ((filled // STAGES) & 1) ^ 1)
+            mbarrier.expect(barrier, (ROWS * GROUPS + BLOCK_N) * BLOCK_K)
+            for i in gl.static_range(GROUPS):
+                start = [(tile_m * GROUPS + i) * ROWS, step * BLOCK_K]
+                block = a_ring.index(stage * GROUPS + i)
+                tma.async_copy_global_to_shared(a_desc, start, barrier, block)
+            start = [tile_n * BLOCK_N, step * BLOCK_K]
+            tma.async_copy_global_to_shared(b_desc, start, barrier, b_ring.index(stage))
+            filled += 1
+
+
+@gluon.jit
+def load_scales(ptr, offs, stride, LIMIT):
+    """ptr[offs * stride], 0 past the end; the strides of a scale of the whole operand are 0."""
+    return gl.load(ptr + offs * stride, mask=offs < LIMIT, other=0.0)
+
+
+@gluon.jit
+def block_scales(
+    scales, offs_m, offs_n, block, M, N, ROWS_A: gl.constexpr, ROWS_B: gl.constexpr
+):  # fmt: skip
+    """The scales of A's rows and of B's rows in one block of 128 of K; B may have one for all."""
+    a_ptr, b_ptr, stride_am, stride_ak, stride_bn, stride_bk = scales
+    a_ptr += block * stride_ak
+    b_ptr += block * stride_bk
+    sa = load_scales(a_ptr, offs_m // ROWS_A, stride_am, gl.cdiv(M, ROWS_A))
+    sb = load_scales(b_ptr, offs_n // ROWS_B, stride_bn, gl.cdiv(N, ROWS_B))
+    return sa, sb
+
+
+@gluon.jit
+def multiply_rows(
+    ring, out, scales, M, N, K, INDEX: gl.constexpr, GROUP_M: gl.constexpr, ROWS: gl.constexpr,
+    BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
+    ROWS_A: gl.constexpr, ROWS_B: gl.constexpr, PROMOTE: gl.constexpr, ACTIVATION: gl.constexpr,
+):  # fmt: skip
+    """A multiplying group of four warps: rows [INDEX * ROWS, (INDEX + 1) * ROWS) of each tile."""
+    a_ring, b_ring, full, empty = ring
+    c_desc, c_ring, bias_ptr = out
+    c_block = c_ring.index(INDEX)
+    SUM: gl.constexpr = gl.int32 if a_ring.dtype == gl.int8 else gl.float32
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 32])
+    tiles_m = gl.cdiv(M, ROWS * GROUPS)
+    tiles_n = gl.cdiv(N, BLOCK_N)
+    steps = gl.cdiv(K, BLOCK_K)
+    # One scale of B serves the whole tile: a tile lies in one block of B's rows.
+    ONE_B: gl.constexpr = ROWS_B > 0 and ROWS_B % BLOCK_N == 0
+    used = 0
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
+        tile_m, tile_n = grouped_tile(tile, tiles_m, tiles_n, GROUP_M)
+        m_start = (tile_m * GROUPS + INDEX) * ROWS
+        n_start = tile_n * BLOCK_N
+        offs_m = m_start + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
+        offs_n = n_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, LAYOUT))
+        acc = gl.zeros([ROWS, BLOCK_N], SUM, LAYOUT)
+        for step in range(steps):
+            stage = used % STAGES
+            if ROWS_A > 0:  # asked for before the products are waited for
+                if ONE_B:
+                    sa, sb = block_scales(scales, offs_m, n_start, step, M, N, ROWS_A, ROWS_B)
+                    sa *= sb
+                else:
+                    sa, sb = block_scales(scales, offs_m, offs_n, step, M, N, ROWS_A, ROWS_B)
+            mbarrier.wait(full.index(stage), (used // STAGES) & 1)
+            a = a_ring.index(stage * GROUPS + INDEX)
+            b = b_ring.index(stage).permute([1, 0])
+            if PROMOTE:
+                part = gl.zeros([ROWS, BLOCK_N], SUM, LAYOUT)
+                part = warpgroup_mma(a, b, part, use_acc=False, is_async=True)
+                part = warpgroup_mma_wait(0, deps=[part])
+                mbarrier.arrive(empty.index(stage))
+                if ROWS_A > 0:
+                    if not ONE_B:
+                        part *= gl.expand_dims(sb, 0)
+                    acc += part * gl.expand_dims(sa, 1)
+                else:
+                    acc += part
+            else:
+                acc = warpgroup_mma(a, b, acc, is_async=True)
+                acc = warpgroup_mma_wait(1, deps=[acc])
+                # Only this step's product is under way: the stage before may be filled again.
+                mbarrier.arrive(empty.index((used + STAGES - 1) % STAGES), pred=step > 0)
+            used += 1
+        if not PROMOTE:
+            acc = warpgroup_mma_wait(0, deps=[acc])
+            mbarrier.arrive(empty.index((used + STAGES - 1) % STAGES), pred=steps > 0)
+        a_ptr, b_ptr, stride_am, _ak, stride_bn, _bk = scales
+        if a_ptr is None:
+            value = acc
+        else:
+            value = acc.to(gl.float32)
+            if ROWS_A == 0:
+                value *= gl.expand_dims(load_scales(a_ptr, offs_m, stride_am, M), 1)
+                value *= gl.expand_dims(load_scales(b_ptr, offs_n, stride_bn, N), 0)
+        finish_rows(value, c_desc, c_block, bias_ptr, m_start, n_start, N, ACTIVATION)
+    tma.store_wait(pendings=0)
+
+
+@gluon.jit(do_not_specialize=["M"])
+def scaled_warp_specialized(
+    a_desc, b_desc, c_desc, scale_a_ptr, scale_b_ptr, bias_ptr,
+    M, N, K, stride_sam, stride_sak, stride_sbn, stride_sbk, GROUP_M: gl.constexpr,
+    ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
+    GROUPS: gl.constexpr, ROWS_A: gl.constexpr, ROWS_B: gl.constexpr, PROMOTE: gl.constexpr,
+    ACTIVATION: gl.constexpr, COPY_REGISTERS: gl.constexpr, MULTIPLY_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """As ``scaled_pointer``, each program walking over tiles of GROUPS * ROWS rows; no split-K.
+
+    Grid: as many programs as fit the GPU, at most one a tile. Four warps are launched; the region
+    adds the others.
+
+    Args:
+        a_desc: A[M, K] in blocks [ROWS, BLOCK_K]; b_desc: B[N, K] in blocks [BLOCK_N, BLOCK_K].
+        c_desc: C[M, N] in blocks of ROWS rows; the width divides BLOCK_N.
+        ROWS_A, ROWS_B, PROMOTE: as of ``scaled_pointer``; BLOCK_K is 128.
+        COPY_REGISTERS, MULTIPLY_REGISTERS: of a thread of either kind.
+    """
+    gl.static_assert(GROUPS == 2 or GROUPS == 3)
+    gl.static_assert(ROWS % 64 == 0 and BLOCK_K == 128)
+    a_ring = gl.allocate_shared_memory(
+        a_desc.dtype, [STAGES * GROUPS] + a_desc.block_shape, a_desc.layout
+    )
+    b_ring = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_shape, b_desc.layout)
+    c_ring = gl.allocate_shared_memory(c_desc.dtype, [GROUPS] + c_desc.block_shape, c_desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=GROUPS)
+    fence_async_shared()
+    descs = (a_desc, b_desc)
+    ring = (a_ring, b_ring, full, empty)
+    out = (c_desc, c_ring, bias_ptr)
+    scales = (scale_a_ptr, scale_b_ptr, stride_sam, stride_sak, stride_sbn, stride_sbk)
+    # Written out, since constants in a tuple that has a name are constants no longer.
+    if GROUPS == 2:
+        gl.warp_specialize(
+            [
+                (multiply_rows, (ring, out, scales, M, N, K, 0, GROUP_M, ROWS, BLOCK_N, BLOCK_K,
+                                 STAGES, GROUPS, ROWS_A, ROWS_B, PROMOTE, ACTIVATION)),
+                (multiply_rows, (ring, out, scales, M, N, K, 1, GROUP_M, ROWS, BLOCK_N, BLOCK_K,
+                                 STAGES, GROUPS, ROWS_A, ROWS_B, PROMOTE, ACTIVATION)),
+                (fill_stages, (descs, ring, M, N, K, GROUP_M, ROWS, BLOCK_N, BLOCK_K, STAGES,
+                               GROUPS)),
+            ],
+            [4, 1],
+            [MULTIPLY_REGISTERS, COPY_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (multiply_rows, (ring, out, scales, M, N, K, 0, GROUP_M, ROWS, BLOCK_N, BLOCK_K,
+                                 STAGES, GROUPS, ROWS_A, ROWS_B, PROMOTE, ACTIVATION)),
+                (multiply_rows, (ring, out, scales, M, N, K, 1, GROUP_M, ROWS, BLOCK_N, BLOCK_K,
+                                 STAGES, GROUPS, ROWS_A, ROWS_B, PROMOTE, ACTIVATION)),
+                (multiply_rows, (ring, out, scales, M, N, K, 2, GROUP_M, ROWS, BLOCK_N, BLOCK_K,
+                                 STAGES, GROUPS, ROWS_A, ROWS_B, PROMOTE, ACTIVATION)),
+                (fill_stages, (descs, ring, M, N, K, GROUP_M, ROWS, BLOCK_N, BLOCK_K, STAGES,
+                               GROUPS)),
+            ],
+            [4, 4, 1],
+            [MULTIPLY_REGISTERS, MULTIPLY_REGISTERS, COPY_REGISTERS],
+        )  # fmt: skip
