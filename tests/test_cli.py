@@ -209,7 +209,7 @@ def test_what_is_no_error_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_shapes_are_read_from_the_eval_list() -> None:
-    from costmodel.cli.collect import read_shapes
+    from costmodel.cli.draw import read_shapes
 
     path = Path(__file__).parents[1] / "benchmarks" / "eval.csv"
     assert read_shapes(path) == [(w.m, w.n, w.k) for w in eval_workloads()]

@@ -14,7 +14,7 @@ from test_cache import KEY, RESULT
 from test_cli import run, run_json
 
 import costmodel
-from costmodel.cli.collect import read_shapes
+from costmodel.cli.draw import read_shapes
 from costmodel.data.dataset import Dataset
 from costmodel.data.shards import require_place, write_file
 from costmodel.errors import CorruptFile, FileError, InvalidInput, NoGpu
@@ -289,7 +289,7 @@ def test_sizes_are_over_0_and_fit(place: int, size: int) -> None:
     ("arguments", "idle"),
     [*((("collect", "--write-worklist", "x", *HERE, *option), option[0])
        for option in (("--model", "x"), ("--best", 0.4), ("--unsure", 0.1), ("--out", "y"),
-                      ("--jobs", 2), ("--budget-s", 9))),
+                      ("--jobs", 2), ("--budget", 9))),
      (("collect", "--out", "x", "--sampler", "random", "--best", 0.5), "--best"),
      (("collect", "--out", "x", "--shapes", "SHAPES", "--workloads", 5), "--workloads"),
      *((("collect", "--out", "x", "--worklist", "y", *option), option[0])

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
+from math import inf, nan
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -23,7 +24,14 @@ from costmodel.compile.compile_pool import CompilePool
 from costmodel.compile.compiler import Artifact
 from costmodel.data.candidates import Candidates
 from costmodel.data.dataset import Dataset
-from costmodel.data.measurement import Candidate, Measurement, Role, RunInfo, TuningRecord
+from costmodel.data.measurement import (
+    Candidate,
+    Measurement,
+    Role,
+    RunInfo,
+    Runner,
+    TuningRecord,
+)
 from costmodel.errors import NoGpu
 from costmodel.evaluation.duplicates import identities
 from costmodel.gemm.config import GemmConfig, Specialization
@@ -37,7 +45,7 @@ from costmodel.gemm.specialize import (
 from costmodel.gemm.workload import Workload
 
 if TYPE_CHECKING:
-    from costmodel.measure.device import DeviceRunner
+    from costmodel.data.artifact_table import ArtifactTable
 
 _FINALISTS = 6
 _NO_ROOM_IN_A_ROW = 3  # jobs: then it is the card that is full
@@ -69,6 +77,8 @@ class Progress:
     compile_failures: int = 0
     timing_s: float = 0.0
     waiting_s: float = 0.0
+    best_us: float = nan  # of the last workload, and what torch takes
+    torch_us: float = nan
     statuses: dict[str, int] = field(default_factory=dict)
     drift: dict[str, float] = field(default_factory=dict)  # by workload: now over recorded, less 1
 
@@ -79,12 +89,13 @@ OnJob = Callable[[Job, Progress], None]
 def collect(
     jobs: Sequence[Job],
     dataset: Dataset,
-    runner: DeviceRunner,
+    runner: Runner,
     run: RunInfo,
     *,
     n_jobs: int | None = None,
     cache: Path | None = None,
-    budget_s: float = float("inf"),
+    known: ArtifactTable | None = None,
+    budget_s: float = inf,
     on_job: OnJob = lambda *_: None,
 ) -> Progress:
     """Measure what is not recorded yet.
@@ -99,6 +110,7 @@ def collect(
         n_jobs: compiling processes; default: all cores but two, which time.
         cache: the folder of Triton's cache through which binaries reach the timing process;
             default: Triton's own.
+        known: the binaries, if nothing is to be compiled: those of a bundle or of a recording.
         budget_s: begin no workload after so many wall seconds.
         on_job: called after each recorded job, in the thread that records.
 
@@ -116,7 +128,11 @@ def collect(
     anchors = _anchors(dataset) if todo else {}
     n_jobs = n_jobs or max((os.cpu_count() or 1) - 2, 1)
     with CompilePool(n_jobs, preload=import_kernels) as pool:
-        collection.compile([*anchors, *todo], pool, cache or Path(knobs.cache.dir))
+        wanted = [*anchors, *todo]
+        if known is None:
+            collection.compile(wanted, pool, cache or Path(knobs.cache.dir))
+        else:
+            collection.take(wanted, known)
         for anchor, first_us in anchors.items():
             collection.time_again(anchor, first_us)
         collection.work_through(todo, deadline, pool)
@@ -126,7 +142,7 @@ def collect(
 class _Collection:
     """One run of the collector on one GPU."""
 
-    def __init__(self, dataset: Dataset, runner: DeviceRunner, run: RunInfo, on_job: OnJob) -> None:
+    def __init__(self, dataset: Dataset, runner: Runner, run: RunInfo, on_job: OnJob) -> None:
         self._dataset, self._runner, self._run, self._on_job = dataset, runner, run, on_job
         self._recorded = dataset.artifacts()
         self._done = dataset.measured(kernel_hashes())
@@ -153,6 +169,14 @@ class _Collection:
                 if spec not in self._futures:
                     self._futures[spec] = submit(pool, spec, self._dataset.target, cache=cache)
 
+    def take(self, jobs: Sequence[Job], known: ArtifactTable) -> None:
+        """Take the binaries that jobs need from those that are known."""
+        specs = [*dict.fromkeys(specialize(j.workload, c) for j in jobs for c in j.configs)]
+        keys = [artifact_key(spec, self._dataset.target) for spec in specs]
+        for spec, key, artifact in zip(specs, keys, known.find(keys), strict=True):
+            future = self._futures[spec] = Future()
+            future.set_result(artifact or Artifact(key, spec, "crashed", "no binary is known"))
+
     def work_through(self, todo: Sequence[Job], deadline: float, pool: CompilePool) -> None:
         """Time one job after the other; the next is prepared, and the last recorded, meanwhile.
 
@@ -170,7 +194,12 @@ class _Collection:
                     if monotonic() > deadline:
                         break
                     begin = monotonic()
-                    candidates = ready.pop().result()
+                    try:
+                        candidates = ready.pop().result(
+                            None if deadline == inf else deadline - begin
+                        )
+                    except TimeoutError:
+                        break
                     self.progress.waiting_s += monotonic() - begin
                     if following is not None:
                         ready.append(ahead.submit(self._prepare, following))
@@ -267,6 +296,11 @@ class _Collection:
         self.progress.rows += len(records)
         self.progress.ok_rows += statuses["ok"]
         self.progress.statuses = dict(Counter(self.progress.statuses) + statuses)
+        times = [r.measurement.latency_us for r in records if r.measurement.ok]
+        self.progress.best_us, self.progress.torch_us = (
+            min(times, default=nan),
+            outcome.torch.latency_us,
+        )
         self._on_job(job, self.progress)
 
 
@@ -286,6 +320,24 @@ class _Outcome:
         """
         every = (self.torch, *(r.measurement for r in (*self.records, *self.again)))
         return next((m.error for m in every if m.no_room), "")
+
+
+def recorded_jobs(recording: Dataset) -> list[Job]:
+    """Return the work that a recording holds, as far as its kernels are those of today."""
+    measured = recording.measured(kernel_hashes())
+    roles: dict[Workload, Role] = dict.fromkeys(recording.workloads("eval"), "eval")
+    return [
+        Job(workload, tuple(sorted(configs, key=str)), roles.get(workload, "train"))
+        for workload, configs in sorted(measured.items(), key=lambda item: item[0].key())
+    ]
+
+
+def part_of(jobs: Sequence[Job], number: int, parts: int) -> list[Job]:
+    """Return one part of several, the first is 1: every machine cuts the same list alike.
+
+    A workload is never cut: its configurations are timed on one card, in one run.
+    """
+    return _merged(jobs)[number - 1 :: parts]
 
 
 def _pass_over(job: Job, reason: str, in_a_row: int, jobs: int) -> None:

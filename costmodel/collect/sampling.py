@@ -96,7 +96,7 @@ class ModelSampler:
     def sample(self, space: SearchSpace, rng: np.random.Generator) -> list[GemmConfig]:
         if len(space) <= self.count:
             return list(space.configs)
-        costs, disagreement = self._judge(space)
+        costs, disagreement = judge(self.model, space.workload, space.configs, space.target)
         guided = round(self.count * self.best)
         top = np.argsort(costs, kind="stable")[: 2 * guided]
         chosen = rng.choice(top, guided, replace=False)
@@ -109,19 +109,21 @@ class ModelSampler:
         rest = rng.choice(left, self.count - len(chosen) - len(disputed), replace=False)
         return [space.configs[i] for i in (*chosen, *disputed, *rest)]
 
-    def _judge(self, space: SearchSpace) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Cost of each configuration, and how far the heads disagree on it; float64 [n] each."""
-        workload, target = space.workload, space.target
-        keys = [artifact_key(specialize(workload, c), target) for c in space.configs]
-        columns, hashes = known_artifacts(self.model, target).columns(keys)
-        bare = Candidates.of(space.configs)
-        full = replace(bare, artifact_columns=columns, ptx_hash=hashes)
-        costs = self.model.predict(workload, full, target)
-        if not full.has_artifact.any():  # the model has one head, or the same answers twice
-            return costs, np.zeros(len(costs))
-        blind = self.model.predict(workload, bare, target)
-        near = (costs <= _NEAR * costs.min()) | (blind <= _NEAR * blind.min())
-        return costs, np.where(near, np.abs(np.log(costs / blind)), 0.0)
+
+def judge(
+    model: CostModel, workload: Workload, configs: Sequence[GemmConfig], target: Target
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Cost of each configuration, and how far the heads disagree on it; float64 [n] each."""
+    keys = [artifact_key(specialize(workload, c), target) for c in configs]
+    columns, hashes = known_artifacts(model, target).columns(keys)
+    bare = Candidates.of(configs)
+    full = replace(bare, artifact_columns=columns, ptx_hash=hashes)
+    costs = model.predict(workload, full, target)
+    if not full.has_artifact.any():  # the model has one head, or the same answers twice
+        return costs, np.zeros(len(costs))
+    blind = model.predict(workload, bare, target)
+    near = (costs <= _NEAR * costs.min()) | (blind <= _NEAR * blind.min())
+    return costs, np.where(near, np.abs(np.log(costs / blind)), 0.0)
 
 
 def training_workloads(
@@ -218,6 +220,26 @@ def by_code(jobs: Sequence[Job]) -> list[Job]:
     counts = Counter(job.workload.code for job in jobs)
     rank = {code: i for i, (code, _) in enumerate(counts.most_common())}
     return sorted(jobs, key=lambda job: rank[job.workload.code])
+
+
+def by_doubt(jobs: Sequence[Job], model: CostModel, target: Target) -> list[Job]:
+    """Order jobs for a time that may not be enough for all.
+
+    First what lies outside of what the model has learned, then what its heads disagree on. Where
+    it cannot tell, each beginning of the list is spread over kinds and sizes.
+    """
+
+    def doubt(job: Job) -> tuple[bool, float]:
+        outside = bool(model.out_of_coverage(job.workload))
+        return outside, float(judge(model, job.workload, job.configs, target)[1].mean())
+
+    ordered = sorted(jobs, key=lambda job: (str(job.workload.code), job.workload.flops()))
+    bits = len(ordered).bit_length()
+    places = sorted(range(len(ordered)), key=lambda i: f"{i:0{bits}b}"[::-1])
+    spread = [ordered[i] for i in places]
+    if model.kind != "learned":
+        return spread
+    return sorted(spread, key=doubt, reverse=True)
 
 
 def write_worklist(path: Path, jobs: Sequence[Job], identity: Identity) -> None:

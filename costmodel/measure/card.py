@@ -9,10 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import IO, Any, TypeVar
 from uuid import uuid4
 
 from costmodel.data.measurement import RunInfo
+from costmodel.errors import NoGpu
+from costmodel.files import file_errors
 from costmodel.hardware.target import Target
 
 T = TypeVar("T")
@@ -72,6 +75,26 @@ def clock_reader(device: Any) -> Callable[[], int]:
         return last[1]
 
     return recent
+
+
+@contextmanager
+def collecting(card: str) -> Iterator[None]:
+    """Keep other collections from a card while one runs; those of other users too.
+
+    Raises:
+        NoGpu: one runs there.
+    """
+    path = f"{tempfile.gettempdir()}/costmodel-collects-{card}.lock"
+    flags = os.O_RDONLY | (0 if os.path.exists(path) else os.O_CREAT)
+    with file_errors(Path(path)):
+        lock = os.open(path, flags, 0o644)
+    with open(lock) as file:
+        if not _is_locked(file):
+            raise NoGpu(
+                f"{card}: another `costmodel collect` times there, and both would be wrong: wait "
+                f"for its end, or name another GPU by CUDA_VISIBLE_DEVICES"
+            )
+        yield
 
 
 @contextmanager

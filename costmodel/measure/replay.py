@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from math import inf, log2
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
-from costmodel.data.measurement import Candidate, Measurement, Runner
+from costmodel.data.measurement import Candidate, Measurement, RunInfo, Runner
 from costmodel.errors import NotRecorded
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
@@ -22,10 +26,15 @@ class ReplayRunner(Runner):
 
     needs_binaries = False
 
-    def __init__(self, dataset: Dataset) -> None:
-        """Raise InvalidInput for what is not a dataset."""
+    def __init__(self, dataset: Dataset, wait_s: float = 0.0) -> None:
+        """Answer from a dataset, after so many seconds for each row, as a GPU would.
+
+        Raises:
+            InvalidInput: not a dataset.
+        """
         from costmodel.data.dataset import Dataset
 
+        self._wait_s = wait_s
         self.dataset = require("dataset", dataset, Dataset, "a Dataset, see Dataset.open(path)")
         self._outcomes: dict[Workload, dict[GemmConfig, Measurement]] = {}
 
@@ -61,6 +70,7 @@ class ReplayRunner(Runner):
                     f"{candidate.config} was not recorded for {workload}: {len(outcomes)} other "
                     f"configurations were, see ReplayRunner.configs(); the rest need a GPU"
                 )
+        time.sleep(self._wait_s * len(candidates))
         return [outcomes[candidate.config] for candidate in candidates]
 
     def measure_torch(self, workload: Workload) -> Measurement:
@@ -91,6 +101,13 @@ class ReplayRunner(Runner):
             f"workloads, the nearest {', '.join(map(str, nearest)) or 'none'}: replay one of "
             f"these, name a larger dataset with --data DIR, or tune on a GPU"
         )
+
+
+def replayed_run() -> RunInfo:
+    """Return the run of a replay, whose rows do not pass for timings of a card."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", str(os.getpid()))
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    return RunInfo(uuid4().hex, f"replay-{named}", "", "", started)
 
 
 def _distance(a: Workload, b: Workload) -> tuple[bool, float]:

@@ -1,0 +1,273 @@
+"""One description of work, cut and joined again: parts, GPUs, budgets; a recording stands for them.
+
+Each command runs in a process of its own, as on the machines of a cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up_recording import RECORDED, TARGET, TRAINING, write_recording
+from pyarrow import parquet
+
+from costmodel.collect import Job, part_of, recorded_jobs
+from costmodel.collect.machine import visible_gpus
+from costmodel.collect.plan import Plan
+from costmodel.collect.sampling import by_doubt
+from costmodel.data.dataset import Dataset
+from costmodel.data.measurement import Measurement, RunInfo, TuningRecord
+from costmodel.errors import CorruptFile, MissingData, MixedData, NoGpu
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target, Toolchain
+from costmodel.measure.card import collecting
+from costmodel.models.baselines import RuleHeuristic
+
+Row = tuple[str, ...]
+
+
+def rows_of(folder: Path) -> Counter[Row]:
+    """Workload, configuration, role and outcome of each row on disk, anchors left out."""
+    found: Counter[Row] = Counter()
+    names = ("workload", *GemmConfig("pointer", 16, 16, 16, 1, 1).to_dict(), "status", "latency_us")
+    for path in folder.glob("measurements*.parquet"):
+        for row in parquet.read_table(path).to_pylist():
+            if row["role"] != "anchor":
+                found[*(str(row[name]) for name in (*names, "role"))] += 1
+    return found
+
+
+def command(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``costmodel collect``."""
+    return subprocess.run(
+        [sys.executable, "-m", "costmodel", "collect", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    dataset = write_recording(tmp_path_factory.mktemp("recorded") / "data")
+    dataset.compact()
+    return dataset.path
+
+
+@pytest.fixture(scope="module")
+def whole(recording: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one machine makes of it."""
+    folder = tmp_path_factory.mktemp("whole") / "data"
+    done = command("--replay", recording, "--out", folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_a_replay_records_what_was_recorded(recording: Path, whole: Path) -> None:
+    assert rows_of(whole) == rows_of(recording)
+    assert set(rows_of(whole).values()) == {1}
+    (run,) = Dataset.open(whole).measurements().runs
+    assert run.device_uuid.startswith("replay"), "no row passes for one of a card"
+
+
+def test_parts_of_any_number_are_the_whole_and_share_nothing() -> None:
+    jobs = [Job(w, (GemmConfig("pointer", 16, 16, 16, 1, 1),)) for w in TRAINING]
+    for parts in (1, 2, 3, 5, 9):
+        cut = [part_of(jobs, i + 1, parts) for i in range(parts)]
+        assert sorted(str(job) for part in cut for job in part) == sorted(map(str, jobs))
+        assert max(map(len, cut)) - min(map(len, cut)) <= 1
+
+
+@pytest.mark.fault("B33")
+def test_merged_parts_are_what_one_machine_makes(
+    recording: Path, whole: Path, tmp_path: Path
+) -> None:
+    parts = [tmp_path / f"part-{i}" for i in (1, 2, 3)]
+    for i, folder in enumerate(parts):
+        done = command("--replay", recording, "--part", f"{i + 1}/3", "--out", folder)
+        assert done.returncode == 0, done.stderr
+    for _ in range(2):  # again it changes nothing
+        done = command("--merge", *parts, "--out", tmp_path / "all", "--json")
+        assert done.returncode == 0, done.stderr
+        assert rows_of(tmp_path / "all") == rows_of(whole)
+    assert json.loads(done.stdout)["workloads"] == 8
+    assert len(Dataset.open(tmp_path / "all").artifacts()) == len(Dataset.open(whole).artifacts())
+
+
+@pytest.mark.fault("B33")
+def test_each_gpu_that_is_named_times_its_part(
+    recording: Path, whole: Path, tmp_path: Path
+) -> None:
+    gpus = ["3", "GPU-1f0a", "MIG-77"]
+    done = command("--replay", recording, "--out", tmp_path / "data", "--json",
+                   CUDA_VISIBLE_DEVICES=",".join(gpus))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert rows_of(tmp_path / "data") == rows_of(whole)
+    cards = [run.device_uuid for run in Dataset.open(tmp_path / "data").measurements().runs]
+    assert sorted(cards) == sorted(f"replay-{gpu}" for gpu in gpus)
+    events = [json.loads(line) for line in done.stderr.splitlines()]
+    assert {event["gpu"] for event in events} == set(gpus)
+    assert json.loads(done.stdout)["jobs_done"] == 8
+
+
+@pytest.mark.parametrize(
+    ("named", "rank", "expected"),
+    [(None, None, ["0", "1", "2", "3"]), ("3,1", None, ["3", "1"]), ("", None, []),
+     ("GPU-a, MIG-b", None, ["GPU-a", "MIG-b"]), ("2,-1,0", None, ["2"]), ("1,1", None, ["1"]),
+     ("3,1", "1", ["1"]), (None, "2", ["2"])],
+)  # fmt: skip
+@pytest.mark.fault("B33")
+def test_gpus_are_named_as_cuda_names_them(
+    named: str | None, rank: str | None, expected: list[str]
+) -> None:
+    given = {"CUDA_VISIBLE_DEVICES": named, "LOCAL_RANK": rank}
+    environment = {name: value for name, value in given.items() if value is not None}
+    assert visible_gpus(environment, lambda: 4) == expected
+
+
+def test_two_collections_do_not_share_a_gpu(recording: Path, tmp_path: Path) -> None:
+    with collecting("replay-9"):
+        done = command("--replay", recording, "--out", tmp_path / "data", CUDA_VISIBLE_DEVICES="9")
+        assert done.returncode == 2
+        assert "another `costmodel collect`" in done.stderr
+        with pytest.raises(NoGpu, match="CUDA_VISIBLE_DEVICES"), collecting("replay-9"):
+            pass
+    with collecting("replay-9"):
+        pass
+
+
+def test_a_gpu_that_fails_costs_its_part_only(recording: Path, whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    with collecting("replay-6"):
+        done = command("--replay", recording, "--out", folder, CUDA_VISIBLE_DEVICES="5,6")
+    assert done.returncode == 2
+    assert "GPU 6: error: replay-6: another" in done.stderr
+    assert 0 < len(rows_of(folder)) < len(rows_of(whole))
+    done = command("--replay", recording, "--out", folder, CUDA_VISIBLE_DEVICES="5,6")
+    assert done.returncode == 0, done.stderr
+    assert rows_of(folder) == rows_of(whole)
+
+
+# --- What must not be merged ----------------------------------------------------------------------
+
+
+def test_other_devices_toolchains_and_protocols_are_not_merged(tmp_path: Path) -> None:
+    one = write_recording(tmp_path / "one")
+    others: dict[str, Any] = {
+        "device": {"target": Target.named("h200-sxm", TARGET.toolchain)},
+        "toolchain": {"target": Target(TARGET.device, Toolchain("3.7.0", "12.8"))},
+        "protocol": {"protocol": {"repeats": 9}},
+    }
+    for name, changed in others.items():
+        Dataset.create(tmp_path / name, **{"target": TARGET, "protocol": {"repeats": 5}} | changed)
+        with pytest.raises(MixedData, match=f"{name}.*must not mix"):
+            Dataset.merge(tmp_path / "all", [one.path, tmp_path / name])
+        assert not (tmp_path / "all").exists()
+
+
+def test_what_is_no_dataset_is_not_merged(tmp_path: Path) -> None:
+    one = write_recording(tmp_path / "one")
+    with pytest.raises(MissingData, match="nowhere"):
+        Dataset.merge(tmp_path / "all", [one.path, tmp_path / "nowhere"])
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "card.json").write_text("[]")
+    with pytest.raises(CorruptFile, match="odd"):
+        Dataset.merge(tmp_path / "all", [one.path, tmp_path / "odd"])
+    assert not (tmp_path / "all").exists()
+
+
+def test_of_a_row_in_two_parts_one_is_kept(tmp_path: Path) -> None:
+    config = GemmConfig("pointer", 16, 16, 16, 1, 1)
+    for name, us in (("a", 4.0), ("b", 5.0)):
+        dataset = Dataset.create(tmp_path / name, TARGET, {})
+        row = TuningRecord(TRAINING[0], config, "key", Measurement("ok", us))
+        dataset.append_measurements([row], run=RunInfo(name, name, "", "", name))
+    merged = Dataset.merge(tmp_path / "all", [tmp_path / "a", tmp_path / "b"])
+    assert merged.recorded(TRAINING[0])[config].latency_us == 4.0
+
+
+# --- Plans and budgets ----------------------------------------------------------------------------
+
+
+def test_a_plan_says_what_is_left_and_runs_nothing(
+    recording: Path, whole: Path, tmp_path: Path
+) -> None:
+    done = command("--plan", "--replay", recording, "--out", tmp_path / "data", "--json")
+    plan = json.loads(done.stdout)
+    assert not (tmp_path / "data").exists()
+    assert plan["rows"] == sum(rows_of(recording).values())
+    assert plan["workloads"] == 8
+    assert min(plan["compile_hours"], plan["gpu_minutes"], plan["bytes"], plan["binaries"]) > 0
+    done = command("--plan", "--replay", recording, "--out", whole, "--json")
+    assert json.loads(done.stdout)["rows"] == 0
+
+
+def test_a_plan_grows_with_the_work() -> None:
+    configs = tuple(GemmConfig("pointer", 16, 16, 16, w, 1) for w in (1, 2, 4))
+    small, large = (Job(Workload.dense(m, 4096, 4096), configs) for m in (16, 8192))
+    one, two, slow = (Plan.of(jobs, TARGET) for jobs in ([small], [small, small], [large]))
+    assert (one.rows, one.binaries, two.rows) == (4, 3, 8)
+    assert two.gpu_minutes == pytest.approx(2 * one.gpu_minutes)
+    assert slow.gpu_minutes > 2 * one.gpu_minutes
+
+
+@pytest.mark.fault("B61")
+def test_a_budget_is_kept_and_a_later_run_goes_on(
+    recording: Path, whole: Path, tmp_path: Path
+) -> None:
+    folder, start = tmp_path / "data", time.monotonic()
+    done = command("--replay", recording, "--out", folder, "--budget", "0s")
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - start < 60
+    assert not rows_of(folder)
+    done = command("--replay", recording, "--out", folder, "--budget", "2h")
+    assert done.returncode == 0, done.stderr
+    assert rows_of(folder) == rows_of(whole)
+
+
+@pytest.mark.parametrize("text", ["ten", "-1m", "10d", "", "1e9", "nan"])
+def test_a_budget_that_is_no_time_is_refused(recording: Path, text: str) -> None:
+    done = command("--replay", recording, "--out", "x", f"--budget={text}")
+    assert done.returncode == 2
+    assert "such as 10m" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["0/4", "5/4", "1", "a/b", "1/0", "-1/2", "1/2/3"])
+def test_a_part_that_is_none_is_refused(recording: Path, text: str) -> None:
+    done = command("--replay", recording, "--out", "x", f"--part={text}")
+    assert done.returncode == 2
+    assert "--part" in done.stderr
+
+
+def test_without_a_model_each_beginning_is_spread_over_sizes(recording: Path) -> None:
+    sizes = [2**i for i in range(3, 14)]
+    jobs = [Job(Workload.dense(m, 4096, 4096), recorded_jobs(Dataset.open(recording))[0].configs)
+            for m in sizes]  # fmt: skip
+    ordered = [job.workload.m for job in by_doubt(jobs, RuleHeuristic(), TARGET)]
+    assert sorted(ordered) == sizes
+    first = ordered[:4]
+    assert min(first) <= 16
+    assert max(first) >= 1024
+
+
+class Doubts(RuleHeuristic):
+    """Has learned nothing of one workload."""
+
+    kind = "learned"
+
+    def out_of_coverage(self, workload: Workload) -> str:
+        return "new" if workload == RECORDED else ""
+
+
+def test_what_a_model_does_not_know_comes_first(recording: Path) -> None:
+    jobs = recorded_jobs(Dataset.open(recording))
+    ordered = by_doubt(jobs, Doubts(), TARGET)
+    assert ordered[0].workload == RECORDED
+    assert sorted(map(str, ordered)) == sorted(map(str, jobs))
