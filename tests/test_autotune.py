@@ -785,9 +785,8 @@ def test_a_first_call_need_not_wait_for_all(
 
 
 @pytest.mark.fault("B49")
-def test_no_call_waits_for_the_last_few_of_a_list(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("more_is_ready", [True, False])
+def test_no_call_waits_for_the_last_few_of_a_list(tmp_path: Path, more_is_ready: bool) -> None:
     """A block that is far too large may compile for 10 s. The second call waits for the others."""
     from concurrent.futures import Future
 
@@ -814,7 +813,10 @@ def test_no_call_waits_for_the_last_few_of_a_list(
         kernel = kernel_of(configs=own)
         call(kernel)
         assert machine.timed() == {64, 128}
-        ready(2)
+        if more_is_ready:
+            ready(2)
+        else:
+            threading.Timer(0.1, ready, [2]).start()
         call(kernel)
         assert machine.timed() == {32, 64, 128}
         for _ in range(2):
@@ -829,6 +831,28 @@ def test_no_call_waits_for_the_last_few_of_a_list(
         machine.restart()
         call(kernel_of(configs=own))
         assert len(machine.launches) == 1
+
+
+@pytest.mark.fault("B49")
+def test_what_never_compiles_holds_up_no_call(tmp_path: Path) -> None:
+    """All others are compiled before the first call may leave something."""
+    from concurrent.futures import Future
+
+    with machine_without_gpu(tmp_path, patience_s=0.2) as machine:
+        submit = machine.submit
+
+        def some(key: str, *args: Any, **options: Any) -> Any:
+            done = submit(key, *args, **options)
+            return done if machine.jobs[-1].options["num_warps"] == 4 else Future()
+
+        machine.submit = some  # type: ignore[method-assign]
+        kernel = kernel_of(configs=[*configs(*BLOCKS), *configs(16, num_warps=8)])
+        call(kernel)
+        done = len(machine.launches)
+        call(kernel)
+        assert machine.timed() == set(BLOCKS)
+        assert len(machine.launches) == done + 1
+        assert kernel.best_config.kwargs == {"BLOCK": 32}
 
 
 @pytest.mark.fault("B49")

@@ -237,8 +237,9 @@ def _chosen(tuning: Tuning, state: State, key: Any, patient: bool) -> tuple[Any,
             config = tuning.predict()
         elif mode != "never":
             config = tuning.choose(0.0 if patient else 0.5 if is_first else 0.25)
-            if tuning.left:  # the second call waits once more, in case a graph is captured next
-                state.begun[key] = config, () if is_first else tuning.left
+            if tuning.left:
+                # Else the second call waits once more: a graph may be captured next.
+                state.begun[key] = config, tuning.left if tuning.has_most else ()
                 return config, False
     except (HostError, torch.OutOfMemoryError) as error:
         warnings.warn(f"{tuning} is not tuned: {error}", RuntimeWarning, stacklevel=5)

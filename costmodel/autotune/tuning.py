@@ -8,7 +8,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import Future, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -107,6 +107,11 @@ class Tuning:
     def is_empty(self) -> bool:
         """Return True if the call launches no program, of which nothing can be learned."""
         return 0 in self._call.grid(self.first)
+
+    @property
+    def has_most(self) -> bool:
+        """Return True if the choice is from three quarters of the list or more."""
+        return 4 * len(self.left) <= len(self._by_name)
 
     def _pruned(self, kwargs: dict[str, Any]) -> list[Any]:
         """Return the configurations that the user's own functions leave."""
@@ -286,20 +291,22 @@ class Tuning:
             self._call.keep(self.compiling.written())
             meanwhile()
         yield from ([candidate] for candidate in ready)
-        for future in as_completed(futures):
-            self.compiling.forget(futures[future])
-            artifact = future.result()
-            count(compiled=1)
-            same = waiting.pop(artifact.key)
-            if artifact.ok:
-                for candidate in same:
-                    binary = self.compiling.binary(candidate.config, artifact)
-                    store.note_binary(self._key, candidate.config, **binary)
-                yield [replace(candidate, artifact=artifact) for candidate in same]
-            else:
-                yield [self._failed(candidate, artifact) for candidate in same]
-            if self._leaves([f for f in futures if futures[f] in waiting]):
+        while left := [f for f in futures if futures[f] in waiting]:
+            if self._leaves(left):
                 return
+            patience = self._begun + _PATIENCE_S - time.monotonic()
+            for future in wait(left, patience if patience > 0 else None, FIRST_COMPLETED).done:
+                self.compiling.forget(futures[future])
+                artifact = future.result()
+                count(compiled=1)
+                same = waiting.pop(artifact.key)
+                if artifact.ok:
+                    for candidate in same:
+                        binary = self.compiling.binary(candidate.config, artifact)
+                        store.note_binary(self._key, candidate.config, **binary)
+                    yield [replace(candidate, artifact=artifact) for candidate in same]
+                else:
+                    yield [self._failed(candidate, artifact) for candidate in same]
 
     def _failed(self, candidate: Candidate, artifact: Artifact) -> Candidate:
         self._note(candidate.config, Measurement(artifact.status, error=artifact.error))
