@@ -1,4 +1,4 @@
-"""Products of 8-bit operands with scales, by plain loads: small m, and what TMA cannot address.
+"""Products of 8-bit operands with scales: tiles of any size, and splits of K for small m.
 
 A[M, K] and B are read along K: B is given as its transpose [N, K], as checkpoints have it. A scale
 belongs to the whole operand, to a row of it, or to a block of rows by 128 of K; strides say which.
@@ -54,9 +54,10 @@ def add_splits(
     return acc, is_last
 
 
-@triton.jit(do_not_specialize=["M", "SPLIT_K"])
-def scaled_pointer(
-    a_ptr, b_ptr, c_ptr, scale_a_ptr, scale_b_ptr, bias_ptr, partial_ptr, arrivals_ptr,
+@triton.jit(do_not_specialize=["M", "SPLIT_K", "stride_sak", "stride_sbk"])
+def scaled_tiles(
+    a_desc, b_desc, a_ptr, b_ptr, c_ptr, scale_a_ptr, scale_b_ptr, bias_ptr, partial_ptr,
+    arrivals_ptr,
     M, N, K, stride_am, stride_bn, stride_cm, stride_sam, stride_sak, stride_sbn, stride_sbk,
     SPLIT_K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr, SWAP: tl.constexpr, SPLIT: tl.constexpr, EVEN_K: tl.constexpr,
@@ -68,6 +69,8 @@ def scaled_pointer(
 
     Args:
         a_ptr, b_ptr: A[M, K] and B[N, K], K contiguous: both fp8 or both int8.
+        a_desc, b_desc: the same in blocks [BLOCK_M, BLOCK_K] and [BLOCK_N, BLOCK_K], to be read by
+            TMA; None: by plain loads.
         scale_a_ptr, scale_b_ptr: float32, or None for a plain product.
         partial_ptr: float32 (int32 for int8) [tiles, SPLIT_K, BLOCK_M, BLOCK_N]; arrivals_ptr:
             int32 [tiles], zero before and after. None unless SPLIT.
@@ -98,7 +101,10 @@ def scaled_pointer(
     SUM: tl.constexpr = tl.int32 if a_ptr.dtype.element_ty == tl.int8 else tl.float32
     acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), SUM)
     for step in range(first, last):
-        if EVEN_K:
+        if a_desc is not None:
+            a = a_desc.load([tile_m * BLOCK_M, step * BLOCK_K])
+            b = b_desc.load([tile_n * BLOCK_N, step * BLOCK_K])
+        elif EVEN_K:
             a = tl.load(a_ptrs)
             b = tl.load(b_ptrs)
         else:

@@ -132,7 +132,7 @@ def multiply_rows(
     tma.store_wait(pendings=0)
 
 
-@gluon.jit(do_not_specialize=["M"])
+@gluon.jit(do_not_specialize=["M", "stride_sak", "stride_sbk"])
 def scaled_warp_specialized(
     a_desc, b_desc, c_desc, scale_a_ptr, scale_b_ptr, bias_ptr,
     M, N, K, stride_sam, stride_sak, stride_sbn, stride_sbk, GROUP_M: gl.constexpr,
@@ -140,7 +140,7 @@ def scaled_warp_specialized(
     GROUPS: gl.constexpr, ROWS_A: gl.constexpr, ROWS_B: gl.constexpr, PROMOTE: gl.constexpr,
     ACTIVATION: gl.constexpr, COPY_REGISTERS: gl.constexpr, MULTIPLY_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """As ``scaled_pointer``, each program walking over tiles of GROUPS * ROWS rows; no split-K.
+    """As ``scaled_tiles``, each program walking over tiles of GROUPS * ROWS rows; no split-K.
 
     Grid: as many programs as fit the GPU, at most one a tile. Four warps are launched; the region
     adds the others.
@@ -148,7 +148,7 @@ def scaled_warp_specialized(
     Args:
         a_desc: A[M, K] in blocks [ROWS, BLOCK_K]; b_desc: B[N, K] in blocks [BLOCK_N, BLOCK_K].
         c_desc: C[M, N] in blocks of ROWS rows; the width divides BLOCK_N.
-        ROWS_A, ROWS_B, PROMOTE: as of ``scaled_pointer``; BLOCK_K is 128.
+        ROWS_A, ROWS_B, PROMOTE: as of ``scaled_tiles``; BLOCK_K is 128.
         COPY_REGISTERS, MULTIPLY_REGISTERS: of a thread of either kind.
     """
     gl.static_assert(GROUPS == 2 or GROUPS == 3)

@@ -19,19 +19,23 @@ from costmodel.hardware.target import Target
 STEP = 128
 """K that a scale of a block covers, and after which sums of fp8 products are promoted."""
 
+_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
 _WAVES = (1.0, 2.0, 4.0)  # programs of a multiprocessor that splits of K aim at
-_POINTER = {
-    16: [(16, 64, 4, 4), (16, 64, 4, 8), (16, 128, 4, 4), (16, 128, 4, 8), (16, 128, 8, 6)],
-    32: [(32, 64, 4, 4), (32, 64, 4, 8), (32, 128, 4, 4), (32, 128, 4, 6), (32, 128, 8, 6)],
-    64: [(64, 64, 4, 3), (64, 64, 4, 6), (64, 128, 4, 4), (64, 128, 8, 5)],
-    128: [(64, 64, 4, 4), (128, 64, 4, 3), (128, 64, 4, 5), (128, 128, 8, 4)],
-    512: [(64, 128, 4, 3), (128, 64, 4, 4), (128, 128, 4, 3), (128, 128, 8, 4)],
-    1 << 62: [(128, 128, 4, 3), (128, 128, 8, 4), (128, 256, 8, 3)],
-}
-"""Up to which m: BLOCK_M, BLOCK_N, warps and stages of the kernel with plain loads."""
+_TILES = {
+    16: ["pointer 64 4 4", "pointer 64 4 8", "pointer 128 4 4", "tma 64 4 4", "tma 64 4 8",
+         "tma 128 4 4", "tma 128 4 8"],
+    32: ["pointer 64 4 4", "pointer 64 4 8", "pointer 128 4 4", "tma 64 4 4", "tma 64 4 8",
+         "tma 128 4 6"],
+    64: ["pointer 64 4 3", "pointer 64 4 6", "pointer 128 8 5", "tma 64 4 3", "tma 64 4 6",
+         "tma 128 4 5"],
+    128: ["pointer 64 4 3", "pointer 128 8 4", "tma 64 4 3", "tma 64 4 5", "tma 128 8 4"],
+    512: ["pointer 64 4 4", "pointer 128 8 3", "tma 64 4 4", "tma 128 4 3", "tma 128 8 4"],
+    1 << 62: ["pointer 128 8 3", "tma 128 8 4", "tma 256 8 3"],
+}  # fmt: skip
+"""Up to which m: the kernel, BLOCK_N, warps and stages. BLOCK_M is the same m, up to 128."""
 
-_WIDE_STEP = {16: [(64, 4, 4), (128, 4, 3)], 32: [(64, 4, 4), (128, 8, 3)], 64: [(64, 4, 3)]}
-"""BLOCK_N, warps and stages with steps of 256, where no step of 128 has to be promoted."""
+_WIDE_STEP = {16: ["tma 64 4 4", "tma 128 4 3"], 32: ["tma 64 4 4"], 64: ["tma 64 4 3"]}
+"""The same with steps of 256, where no step of 128 has to be promoted."""
 
 _WARPS = [(2, 64, 64, 6), (2, 64, 128, 4), (2, 64, 128, 6), (3, 64, 128, 5)]
 _WARPS_ONE_SUM = [(2, 64, 256, 4), (2, 128, 128, 4)]
@@ -39,22 +43,36 @@ _WARPS_ONE_SUM = [(2, 64, 256, 4), (2, 128, 128, 4)]
 the registers of a second one."""
 
 
-def _pointer(rows: int, block_n: int, warps: int, stages: int, step: int, splits: int) -> Any:
-    meta = {"kernel": "pointer", "block_m": rows, "block_n": block_n, "step": step}
-    return triton.Config({**meta, "splits": splits}, num_warps=warps, num_stages=stages)
+def _tiles(most_m: int, promotes: bool) -> list[dict[str, Any]]:
+    """Return the options of the kernel of tiles for a bucket of ``_TILES``, without splits."""
+    steps = [(STEP, point) for point in _TILES[most_m]]
+    if not promotes:
+        steps += [(2 * STEP, point) for point in _WIDE_STEP.get(most_m, ())]
+    found = []
+    for step, point in steps:
+        kernel, *numbers = point.split()
+        block_n, warps, stages = map(int, numbers)
+        found.append({
+            "kernel": kernel, "block_m": min(most_m, 128), "block_n": block_n, "step": step,
+            "num_warps": warps, "num_stages": stages,
+        })  # fmt: skip
+    return found
+
+
+def _config(num_warps: int = 4, num_stages: int = 3, **meta: Any) -> triton.Config:
+    return triton.Config(meta, num_warps=num_warps, num_stages=num_stages)
 
 
 def configurations() -> list[triton.Config]:
     """Return all configurations; the first is torch."""
-    found = [triton.Config({"kernel": "torch"})]
-    points = {(*point, STEP) for points in _POINTER.values() for point in points}
-    points |= {(m, *point, 2 * STEP) for m, points in _WIDE_STEP.items() for point in points}
-    for point in sorted(points):
-        found += [_pointer(*point, splits) for splits in (1, 2, 3, 4, 6, 8, 12, 16)]
+    found = [_config(kernel="torch")]
+    for most_m in _TILES:
+        for tiles in _tiles(most_m, promotes=False):
+            found += [_config(**tiles, splits=splits) for splits in _SPLITS]
     for groups, rows, block_n, stages in _WARPS + _WARPS_ONE_SUM:
-        meta = {"kernel": "warps", "groups": groups, "rows": rows, "block_n": block_n}
-        found.append(triton.Config(meta, num_warps=4, num_stages=stages))
-    return found
+        warps: Any = {"kernel": "warps", "groups": groups, "rows": rows, "block_n": block_n}
+        found.append(_config(num_stages=stages, **warps))
+    return list({str(config): config for config in found}.values())
 
 
 def prune(configs: Sequence[triton.Config], named: Mapping[str, Any], **_: Any) -> list[Any]:
@@ -63,34 +81,31 @@ def prune(configs: Sequence[triton.Config], named: Mapping[str, Any], **_: Any) 
     m, n, k = named["bucket"], named["n"], named["k"]
     is_int = named["a"].dtype == torch.int8
     promotes = not is_int and not named["fast"]
-    bucket = next(most for most in _POINTER if m <= most)
-    points = {(*point, STEP) for point in _POINTER[bucket]}
-    if not promotes:
-        points |= {(bucket, *point, 2 * STEP) for point in _WIDE_STEP.get(bucket, ())}
-    found = []
-    for config in configs:
-        c = config.kwargs
-        if c["kernel"] == "torch":
-            if torch_may(named):
-                found.append(config)
-        elif c["kernel"] == "warps":
-            second_sum = (c["groups"], c["rows"], c["block_n"], config.num_stages) in _WARPS_ONE_SUM
-            aligned = all(named[x] * named[y].itemsize % 16 == 0 for x, y in _ROWS)
-            based = all(named[x].data_ptr() % 16 == 0 for _, x in _ROWS)
-            fits = device.architecture.instruction == "wgmma" and aligned and based
-            too_wide = is_int and c["block_n"] > 128  # Triton has no such instruction
-            if fits and m > 64 and not too_wide and not (promotes and second_sum):
-                found.append(config)
-        else:
-            point = (c["block_m"], c["block_n"], config.num_warps, config.num_stages, c["step"])
-            tiles = ceil(m / c["block_m"]) * ceil(n / c["block_n"])
-            steps = ceil(k / c["step"])
-            if point in points and c["splits"] in _splits(tiles, steps, device.sm_count):
-                found.append(config)
-    return found
+    wanted: list[triton.Config] = [_config(kernel="torch")] if torch_may(named) else []
+    has_tma = device.architecture.instruction == "wgmma" and _is_aligned(named, "a", "b")
+    for tiles in _tiles(next(most for most in _TILES if m <= most), promotes):
+        if tiles["kernel"] == "pointer" or has_tma:
+            count = ceil(m / tiles["block_m"]) * ceil(n / tiles["block_n"])
+            parts = _splits(count, ceil(k / tiles["step"]), device.sm_count)
+            wanted += [_config(**tiles, splits=splits) for splits in parts]
+    if has_tma and m > 64 and _is_aligned(named, "out"):
+        for groups, rows, block_n, stages in _WARPS + ([] if promotes else _WARPS_ONE_SUM):
+            if not is_int or block_n <= 128:  # Triton has no wider instruction for int8
+                warps: Any = {"kernel": "warps", "groups": groups, "rows": rows, "block_n": block_n}
+                wanted.append(_config(num_stages=stages, **warps))
+    names = {str(config) for config in wanted}
+    return [config for config in configs if str(config) in names]
 
 
-_ROWS = (("lda", "a"), ("ldb", "b"), ("ldc", "out"))
+def _is_aligned(named: Mapping[str, Any], *names: str) -> bool:
+    """Return True if TMA can address these matrices."""
+    return all(
+        named[x].data_ptr() % 16 == 0 and named[_ROW_STRIDES[x]] * named[x].itemsize % 16 == 0
+        for x in names
+    )
+
+
+_ROW_STRIDES = {"a": "lda", "b": "ldb", "out": "ldc"}
 
 
 def torch_may(named: Mapping[str, Any]) -> bool:
@@ -104,6 +119,6 @@ def torch_may(named: Mapping[str, Any]) -> bool:
 
 def _splits(tiles: int, steps: int, sm_count: int) -> set[int]:
     """Return in how many parts K may be split: what comes nearest to so many waves."""
-    choices = [s for s in (1, 2, 3, 4, 6, 8, 12, 16) if s == 1 or 2 * s <= steps]
+    choices = [s for s in _SPLITS if s == 1 or 2 * s <= steps]
     wanted = [max(waves * sm_count / tiles, 1.0) for waves in _WAVES]
     return {min(choices, key=lambda s, w=w: max(s / w, w / s)) for w in wanted}  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from math import ceil
 from typing import Any
@@ -50,10 +51,10 @@ class Kernels:
     @property
     def cache_key(self) -> str:
         """Return a hash of all kernels."""
-        from costmodel.kernels.scaled import scaled_pointer
+        from costmodel.kernels.scaled import scaled_tiles
         from costmodel.kernels.scaled_hopper import scaled_warp_specialized
 
-        return f"{scaled_pointer.cache_key}-{scaled_warp_specialized.cache_key}"
+        return f"{scaled_tiles.cache_key}-{scaled_warp_specialized.cache_key}"
 
     def run(self, *args: Any, kernel: str, grid: Any = None, **meta: Any) -> Any:
         """Launch a configuration, or only load it (``warmup``).
@@ -90,19 +91,25 @@ def _by_torch(call: dict[str, Any], *, warmup: bool = False, **_: Any) -> None:
         raise CompileError(f"torch does not compute this: {error}") from error
 
 
-def _by_pointer(
-    call: dict[str, Any], *, block_m: int, block_n: int, step: int, splits: int, **options: Any
+def _by_tiles(
+    call: dict[str, Any], *, block_m: int, block_n: int, step: int, splits: int,
+    by_tma: bool = False, **options: Any,
 ) -> Any:  # fmt: skip
-    from costmodel.kernels.scaled import scaled_pointer
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
-    m, n, k, a = call["m"], call["n"], call["k"], call["a"]
+    from costmodel.kernels.scaled import scaled_tiles
+
+    m, n, k, a, b = (call[name] for name in ("m", "n", "k", "a", "b"))
     tiles = ceil(m / block_m) * ceil(n / block_n)
-    partial = arrivals = None
+    partial = arrivals = a_desc = b_desc = None
     if splits > 1:
         partial, arrivals = _workspace(a).get(4 * tiles * splits * block_m * block_n, tiles)
         partial = partial.view(torch.int32) if a.dtype == torch.int8 else partial
-    return scaled_pointer.run(
-        a, call["b"], call["out"], call["scale_a"], call["scale_b"], call["bias"], partial,
+    if by_tma:
+        a_desc = TensorDescriptor(a, [m, k], [call["lda"], 1], [block_m, step])
+        b_desc = TensorDescriptor(b, [n, k], [call["ldb"], 1], [block_n, step])
+    return scaled_tiles.run(
+        a_desc, b_desc, a, b, call["out"], call["scale_a"], call["scale_b"], call["bias"], partial,
         arrivals, m, n, k, call["lda"], call["ldb"], call["ldc"], *_strides(call), splits,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=step, SWAP=block_m <= 64 or block_m > block_n,
         SPLIT=splits > 1, EVEN_K=k % step == 0, **_constants(call), grid=(tiles * splits,),
@@ -121,12 +128,14 @@ def _by_warps(
 
     out = call["out"]
     blocks = [rows, STEP], [block_n, STEP], [rows, min(block_n, 128 // out.itemsize)]
-    descriptors = []
-    for tensor, block in zip((call["a"], call["b"], out), blocks, strict=True):
-        kind = getattr(gl, _GLUON[tensor.dtype])
-        layout = gl.NVMMASharedLayout.get_default_for(block, kind)
-        descriptors.append(TensorDescriptor.from_tensor(tensor, block, layout))
     m, n, k = call["m"], call["n"], call["k"]
+    shapes = ("a", [m, k], "lda"), ("b", [n, k], "ldb"), ("out", [m, n], "ldc")
+    descriptors = []
+    for (name, shape, stride), block in zip(shapes, blocks, strict=True):
+        kind = getattr(gl, _GLUON[call[name].dtype])
+        layout = gl.NVMMASharedLayout.get_default_for(block, kind)
+        strides = [call[stride], 1]
+        descriptors.append(TensorDescriptor(call[name], shape, strides, block, layout))
     tiles = ceil(m / (groups * rows)) * ceil(n / block_n)
     properties = torch.cuda.get_device_properties(call["a"].get_device())
     programs = min(tiles, properties.multi_processor_count)
@@ -141,7 +150,8 @@ def _by_warps(
 
 _LAUNCHES: dict[str, Callable[..., Any]] = {
     "torch": _by_torch,
-    "pointer": _by_pointer,
+    "pointer": _by_tiles,
+    "tma": functools.partial(_by_tiles, by_tma=True),
     "warps": _by_warps,
 }
 _GLUON = {
@@ -174,7 +184,6 @@ def _constants(call: dict[str, Any]) -> dict[str, Any]:
 tuned = autotune(
     configurations(),
     ["n", "k", "recipe_a", "recipe_b", "fast", "activation", "bucket"],
-    check="agree",
     prune_configs_by={"early_config_prune": prune},
 )(Kernels())
 """The tuner of all scaled products."""

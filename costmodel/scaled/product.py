@@ -114,11 +114,15 @@ def int_mm(mat_a: Tensor, mat_b: Tensor, *, out: Tensor | None = None) -> Tensor
     Raises:
         InvalidInput, UnsupportedDtype: an argument that cannot be used; the message says why.
     """
-    m, n, _ = _check_operands(mat_a, mat_b)
-    if mat_a.dtype != torch.int8:
-        raise UnsupportedDtype(f"mat_a is {mat_a.dtype}: expected int8; scaled_mm multiplies fp8")
-    out = _output(out, mat_a, (m, n), torch.int32)
-    return _launched(_call(mat_a, mat_b, (None, None), (0, 0), None, out))
+    return _launched(int_call(mat_a, mat_b, out))
+
+
+def int_call(a: Tensor, mat_b: Tensor, out: Tensor | None = None) -> tuple[Any, ...]:
+    """Check the arguments of :func:`int_mm`; return those of a launch."""
+    m, n, _ = _check_operands(a, mat_b)
+    if a.dtype != torch.int8:
+        raise UnsupportedDtype(f"mat_a is {a.dtype}: expected int8; scaled_mm multiplies fp8")
+    return _call(a, mat_b, (None, None), (0, 0), None, _output(out, a, (m, n), torch.int32))
 
 
 def _call(
