@@ -81,11 +81,12 @@ class Compiling:
 
     def submit_all(self) -> list[Future[Artifact]]:
         """Begin to compile all configurations, without waiting."""
-        jobs = []
+        begun = []
         for name in self._by_name:
             with suppress(CompileError):
-                jobs.append(self.job(name))
-        return [self.submit(job) for job in {j.identity: j for j in jobs if j}.values()]
+                if job := self.job(name):
+                    begun.append(self.submit(job))
+        return begun
 
     def forget(self, identity: str) -> None:
         """Let a job be compiled anew: its artifact was taken."""
@@ -95,11 +96,8 @@ class Compiling:
         """Return the arguments that any configuration may write; None: all."""
         if hasattr(self._call.tuner.fn, "writes"):  # of what is no kernel of Triton's alone
             return set(self._call.tuner.fn.writes)
-        names: set[str] | None = set() if self._texts else None
-        for text in set(self._texts.values()):
-            found = written(text, self._signature)
-            names = None if names is None or found is None else names | found
-        return names
+        found = {written(text, self._signature) for text in set(self._texts.values())}
+        return None if None in found or not found else set().union(*filter(None, found))
 
     def binary(self, name: str, artifact: Artifact) -> dict[str, Any]:
         """Return what a model can learn from, beside the timing to come."""

@@ -118,10 +118,8 @@ class KernelRunner(Runner):
     def _outvoted(self) -> dict[str, Measurement]:
         """Return whose results are not those of the most; code written by hand has no vote."""
 
-        def compiled(vote: tuple[Snapshot, set[str]]) -> int:
-            return sum(not getattr(self.by_name[x], "ir_override", None) for x in vote[1])
-
-        ranked = sorted(self._votes, key=compiled, reverse=True)
+        by_hand = [x for x, config in self.by_name.items() if getattr(config, "ir_override", None)]
+        ranked = sorted(self._votes, key=lambda vote: -len(vote[1].difference(by_hand)))
         wrong: dict[str, Measurement] = {}
         for found, names in ranked[1:]:
             most = f"other results than {len(ranked[0][1])} configurations"

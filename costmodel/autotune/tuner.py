@@ -116,7 +116,7 @@ class State:
         names = list(tuner.arg_names)
         # Values may be in the key rounded, by functions in the order of the key.
         rounded = dict(zip(tuner.keys, strategy or (), strict=False))
-        in_key = {name: rounded.get(name, _same) for name in tuner.keys}
+        in_key = {name: rounded.get(name, lambda value: value) for name in tuner.keys}
         function = tuner.fn
         while not hasattr(function, "params") and hasattr(function, "fn"):
             function = function.fn
@@ -138,6 +138,10 @@ class State:
                 _describe(value, rule_of, parts)
         return tuple(parts)
 
+    def is_waiting(self, key: Any) -> bool:
+        """Return True if what a call waits for is still being compiled."""
+        return key in self.begun and not all(future.done() for future in self.begun[key][1])
+
 
 def state_of(tuner: Any, options: Options | None = None) -> State:
     """Return what costmodel knows of a tuner; begin with nothing."""
@@ -145,14 +149,7 @@ def state_of(tuner: Any, options: Options | None = None) -> State:
     return state
 
 
-Rule = tuple[Callable[[Any], Any] | None, bool, bool]
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _describe(value: Any, rule: Rule, parts: list[Any]) -> None:
+def _describe(value: Any, rule: tuple[Any, bool, bool], parts: list[Any]) -> None:
     in_key, specialized, by_alignment = rule
     kind = type(value)
     if kind is int:
@@ -210,7 +207,7 @@ def frozen(tuner: Any, *args: Any, **kwargs: Any) -> StockAutotuner:
     if len(tuner.configs) > 1:
         state, kwargs = state_of(tuner), {"warmup": False, **kwargs}
         key = state.key_of(args, kwargs)
-        config, _ = state.launches.get(key) or _first_call(tuner, state, key, args, kwargs, True)
+        config, _ = _first_call(tuner, state, key, args, kwargs, patient=True)
     return StockAutotuner(tuner.fn, tuner.arg_names, [config], [], None, None)
 
 
@@ -231,7 +228,7 @@ def _chosen(tuning: Tuning, state: State, key: Any, patient: bool) -> tuple[Any,
     try:
         if mode == "background" and is_first:
             state.begun[key] = tuning.first, tuning.compiling.submit_all()
-            if not _is_compiled(state, key):
+            if state.is_waiting(key):
                 return tuning.first, False
         if mode in ("predict", "heuristic"):
             config = tuning.predict()
@@ -244,10 +241,6 @@ def _chosen(tuning: Tuning, state: State, key: Any, patient: bool) -> tuple[Any,
     except (HostError, torch.OutOfMemoryError) as error:
         warnings.warn(f"{tuning} is not tuned: {error}", RuntimeWarning, stacklevel=5)
     return tuning.shared(config or tuning.best_known() or tuning.first), True
-
-
-def _is_compiled(state: State, key: Any) -> bool:
-    return all(future.done() for future in state.begun[key][1])
 
 
 def _first_call(
@@ -263,7 +256,7 @@ def _first_call(
     with state.lock:
         if (found := state.launches.get(key)) is not None:  # another thread was faster
             return found
-        if not patient and key in state.begun and not _is_compiled(state, key):
+        if not patient and state.is_waiting(key):
             config = state.begun[key][0]
             return config, config.all_kwargs()
         named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}

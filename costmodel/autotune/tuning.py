@@ -270,47 +270,39 @@ class Tuning:
         self, candidates: Sequence[Candidate], meanwhile: Callable[[], object] | None = None
     ) -> Generator[Sequence[Candidate], None, None]:
         """Begin to compile, do what can be done meanwhile; give those of each binary when ready."""
-        waiting: dict[str, list[Candidate]] = {}
-        futures: dict[Future[Artifact], str] = {}
+        waiting: dict[Future[Artifact], list[Candidate]] = {}
         ready = []
         for candidate in candidates:
-            name = candidate.config
             try:
-                job = self.compiling.job(name)
+                job = self.compiling.job(candidate.config)
             except CompileError as error:
                 artifact = Artifact("", None, "compile_error", one_line(str(error)))
-                ready.append(self._failed(candidate, artifact))
+                ready += self._compiled([candidate], artifact)
                 continue
             if job is None:  # this process has loaded it already
                 ready.append(candidate)
-                continue
-            same = waiting.setdefault(job.identity, [])
-            same.append(candidate)
-            futures[self.compiling.submit(job)] = job.identity
+            else:
+                waiting.setdefault(self.compiling.submit(job), []).append(candidate)
         if meanwhile is not None:
             self._call.keep(self.compiling.written())
             meanwhile()
         yield from ([candidate] for candidate in ready)
-        while left := [f for f in futures if futures[f] in waiting]:
-            if self._leaves(left):
-                return
+        while waiting and not self._leaves([*waiting]):
             patience = self._begun + _PATIENCE_S - time.monotonic()
-            for future in wait(left, patience if patience > 0 else None, FIRST_COMPLETED).done:
-                self.compiling.forget(futures[future])
+            for future in wait(waiting, patience if patience > 0 else None, FIRST_COMPLETED).done:
                 artifact = future.result()
+                self.compiling.forget(artifact.key)
                 count(compiled=1)
-                same = waiting.pop(artifact.key)
-                if artifact.ok:
-                    for candidate in same:
-                        binary = self.compiling.binary(candidate.config, artifact)
-                        store.note_binary(self._key, candidate.config, **binary)
-                    yield [replace(candidate, artifact=artifact) for candidate in same]
-                else:
-                    yield [self._failed(candidate, artifact) for candidate in same]
+                yield self._compiled(waiting.pop(future), artifact)
 
-    def _failed(self, candidate: Candidate, artifact: Artifact) -> Candidate:
-        self._note(candidate.config, Measurement(artifact.status, error=artifact.error))
-        return replace(candidate, artifact=artifact)
+    def _compiled(self, same: Sequence[Candidate], artifact: Artifact) -> list[Candidate]:
+        """Keep what is known of a binary, or why there is none."""
+        for name in [candidate.config for candidate in same]:
+            if artifact.ok:
+                store.note_binary(self._key, name, **self.compiling.binary(name, artifact))
+            else:
+                self._note(name, Measurement(artifact.status, error=artifact.error))
+        return [replace(candidate, artifact=artifact) for candidate in same]
 
     def _leaves(self, left: list[Future[Artifact]]) -> bool:
         """Return True if what is left may go on being compiled while the program goes on.
