@@ -1,8 +1,8 @@
-"""``torch.nn.Linear`` by :func:`costmodel.matmul`, with the same parameters."""
+"""``torch.nn.Linear`` by :func:`costmodel.matmul`, with the same parameters; 8-bit weights."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
@@ -24,7 +24,10 @@ from costmodel.tuning.modes import check_mode
 from costmodel.tuning.ranks import WORLD, epoch
 from costmodel.validation import drop_oldest
 
-__all__ = ["Linear", "replace_linear"]
+if TYPE_CHECKING:
+    from costmodel.scaled.layer import ScaledLinear
+
+__all__ = ["Linear", "ScaledLinear", "replace_linear"]
 
 _TYPES = [getattr(torch, name) for name in element_types()]
 
@@ -251,3 +254,11 @@ def _is_plain(layer: torch.nn.Linear) -> bool:
         return False
     parameters = [p for p in layer._parameters.values() if p is not None]
     return all(type(p) is torch.nn.Parameter and p.dtype in _TYPES for p in parameters)
+
+
+def __getattr__(name: str) -> Any:
+    if name != "ScaledLinear":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from costmodel.scaled.layer import ScaledLinear  # it imports Triton
+
+    return ScaledLinear

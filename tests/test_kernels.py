@@ -1,4 +1,4 @@
-"""Runs ``interpreted_kernels.py`` where Triton interprets: once, in a process of its own.
+"""Runs the suites ``interpreted_*.py`` where Triton interprets: once, in a process of its own.
 
 ``TRITON_INTERPRET`` has to be set before Triton is imported, and would spoil every test that
 compiles. Here is one test for each test function there, of all its cases.
@@ -16,17 +16,19 @@ from xml.etree import ElementTree
 
 import pytest
 
-SUITE = Path(__file__).with_name("interpreted_kernels.py")
+SUITES = [Path(__file__).with_name(f"interpreted_{x}.py") for x in ("kernels", "scaled")]
 # The first test runs them all: two minutes on a slow machine, and more on a busy one.
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.slow]
-FUNCTIONS = re.findall(r"^def (test_\w+)", SUITE.read_text(), re.MULTILINE)
+FUNCTIONS = [
+    name for suite in SUITES for name in re.findall(r"^def (test_\w+)", suite.read_text(), re.M)
+]
 
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
     """What did not pass, by function and case; the functions that ran are keys."""
     report = tmp_path_factory.mktemp("interpreted") / "report.xml"
-    command = [sys.executable, "-m", "pytest", str(SUITE), "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *map(str, SUITES), "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, "--tb=short", f"--junitxml={report}"],
         env={**os.environ, "TRITON_INTERPRET": "1"},

@@ -1,0 +1,72 @@
+"""Scaled products as vLLM, aiter and DeepGEMM call them: their names, arguments and layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from costmodel.errors import InvalidInput
+from costmodel.scaled.configs import STEP
+from costmodel.scaled.product import scaled_mm
+
+TENSOR, ROW, BY_ROW, BY_BLOCK = 0, 1, 4, 5  # torch.nn.functional.ScalingType
+
+
+def w8a8_triton_block_scaled_mm(
+    A: Tensor, B: Tensor, As: Tensor, Bs: Tensor, block_size: Sequence[int],
+    output_dtype: torch.dtype = torch.float16,
+) -> Tensor:  # fmt: skip
+    """Multiply as vLLM's function of this name: A [..., k], B [n, k], scales by 128 and 128 x 128.
+
+    Args:
+        As: [..., k / 128]; Bs: [n / 128, k / 128].
+    """
+    if list(block_size) != [STEP, STEP]:
+        raise InvalidInput(f"block_size={list(block_size)}: expected [{STEP}, {STEP}]")
+    a, scale = A.reshape(-1, A.shape[-1]), As.reshape(-1, As.shape[-1])
+    out = scaled_mm(a, B.T, scale, BY_ROW, Bs.T, BY_BLOCK, output_dtype=output_dtype)
+    return out.view(*A.shape[:-1], len(B))
+
+
+def triton_scaled_mm(
+    input: Tensor, weight: Tensor, scale_a: Tensor, scale_b: Tensor, out_dtype: torch.dtype,
+    bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Multiply as vLLM's function of this name: fp8 or int8 [m, k] by [k, n].
+
+    Args:
+        scale_a: one element, [m] or [m, 1]; scale_b: one element, [n] or [n, 1].
+    """
+    recipes = [TENSOR if scale.numel() == 1 else ROW for scale in (scale_a, scale_b)]
+    a = scale_a if scale_a.numel() == 1 else scale_a.reshape(-1, 1)
+    b = scale_b if scale_b.numel() == 1 else scale_b.reshape(1, -1)
+    return scaled_mm(
+        input, weight, a, recipes[0], b, recipes[1], bias=bias, output_dtype=out_dtype
+    )  # fmt: skip
+
+
+def gemm_a8w8_blockscale(
+    x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor,
+    dtype: torch.dtype | None = torch.bfloat16, y: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Multiply as aiter's function of this name: x [m, k], w [n, k], scales as vLLM has them."""
+    return scaled_mm(x, w.T, x_scale, BY_ROW, w_scale.T, BY_BLOCK, output_dtype=dtype, out=y)
+
+
+def fp8_gemm_nt(
+    a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], d: Tensor, c: Any = None
+) -> None:
+    """Multiply as DeepGEMM's function of this name: into d [m, n].
+
+    Args:
+        a: [m, k] and its scales [m, k / 128], of any strides; b: [n, k] and [n / 128, k / 128].
+        c: None: nothing is added.
+    """
+    if c is not None:
+        raise InvalidInput("c is a tensor: expected None, add it afterwards")
+    scaled_mm(
+        a[0], b[0].T, a[1], BY_ROW, b[1].T, BY_BLOCK, output_dtype=d.dtype, out=d
+    )  # fmt: skip
