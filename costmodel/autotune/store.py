@@ -113,9 +113,9 @@ class KernelEntry:
 
     def choice(self, names: Collection[str]) -> str | None:
         """Return what was chosen for good, from among these configurations; or None."""
-        if self.chosen is None or self.unsteady or not {self.chosen, *names} <= set(self.measured):
+        if self.unsteady or not set(names) <= set(self.measured):
             return None
-        return self.chosen if self.chosen in names and self.measured[self.chosen].ok else None
+        return next((x for x in names if x == self.chosen and self.measured[x].ok), None)
 
     def known(self, names: Collection[str]) -> dict[str, Measurement]:
         """Return the outcomes of these configurations that need not be tried again.

@@ -207,14 +207,14 @@ class Tuning:
 
     def ranked(self) -> list[Any]:
         """Return the configurations that compile, the best by the PTX score first."""
-        begun = self._compile([*map(Candidate, self._by_name)])
-        made = [c for part in begun for c in part]
-        score = self.compiling.ptx_score
-        works = {
-            c.config: score(c.config, c.artifact) for c in made if not c.artifact or c.artifact.ok
+        scores = {
+            candidate.config: self.compiling.ptx_score(candidate.config, candidate.artifact)
+            for same in self._compile([*map(Candidate, self._by_name)])
+            for candidate in same
+            if not candidate.artifact or candidate.artifact.ok
         }
-        names = [name for name in self._by_name if name in works]
-        return [self._by_name[x] for x in sorted(names, key=works.__getitem__, reverse=True)]
+        names = [name for name in self._by_name if name in scores]
+        return [self._by_name[x] for x in sorted(names, key=scores.__getitem__, reverse=True)]
 
     def _runner(self) -> KernelRunner | IsolatedRunner:
         """Return what times: in a child process, if that is asked for and possible."""
