@@ -1,0 +1,258 @@
+"""Scaled products: what is refused, what compiles where, and that the tuner keeps the choice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import triton
+from autotune_fakes import Machine, machine_without_gpu
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import ScalingType
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+import costmodel
+from costmodel.compile.ttir import compile_job, front_end, recorded
+from costmodel.errors import (
+    CompileError,
+    CostModelError,
+    DeviceError,
+    InvalidInput,
+    LayoutError,
+    ShapeError,
+    UnsupportedDtype,
+)
+from costmodel.hardware.target import Target
+from costmodel.kernels.scaled import scaled_tiles
+from costmodel.kernels.scaled_hopper import scaled_warp_specialized
+from costmodel.scaled import layouts
+from costmodel.scaled.configs import prune
+from costmodel.scaled.launch import Kernels, tuned
+from costmodel.scaled.product import int_call, scaled_call
+
+E4M3, E5M2, INT8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8
+TENSOR, ROW = ScalingType.TensorWise, ScalingType.RowWise
+BY_ROW, BY_BLOCK = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
+M, N, K = 6, 256, 384
+
+
+def matrix(rows: int, cols: int, dtype: torch.dtype = E4M3) -> torch.Tensor:
+    return torch.zeros(rows, cols).to(dtype)
+
+
+def arguments(**changed: Any) -> dict[str, Any]:
+    """Arguments of a product with scales of rows, some of them changed."""
+    return {
+        "mat_a": matrix(M, K), "mat_b": matrix(N, K).T,
+        "scale_a": torch.ones(M, 1), "scale_recipe_a": ROW,
+        "scale_b": torch.ones(1, N), "scale_recipe_b": ROW, **changed,
+    }  # fmt: skip
+
+
+def by_blocks(**changed: Any) -> dict[str, Any]:
+    """Arguments of a product with scales of blocks, some of them changed."""
+    blocks = {
+        "scale_a": torch.ones(3, M).T, "scale_recipe_a": BY_ROW,
+        "scale_b": torch.ones(N // 128, 4).T, "scale_recipe_b": BY_BLOCK,
+    }  # fmt: skip
+    return arguments(**(blocks | changed))
+
+
+# --- What is refused ------------------------------------------------------------------------------
+
+REFUSED = [
+    ({"mat_a": matrix(K, M).T}, LayoutError, "row-major"),
+    ({"mat_b": matrix(K, N)}, LayoutError, "column-major"),
+    ({"mat_a": matrix(M, K)[0]}, ShapeError, "matrix"),
+    ({"mat_a": matrix(M, K - 16)}, ShapeError, "k"),
+    ({"mat_a": torch.zeros(M, K)}, UnsupportedDtype, "float8_e4m3fn"),
+    ({"mat_b": matrix(N, K, INT8).T}, UnsupportedDtype, "both"),
+    ({"mat_a": None}, InvalidInput, "tensor"),
+    ({"scale_a": torch.ones(M)}, ShapeError, r"\[6, 1\]"),
+    ({"scale_b": torch.ones(N, 1)}, ShapeError, r"\[1, 256\]"),
+    ({"scale_a": torch.ones(M, 1).double()}, UnsupportedDtype, "float32"),
+    ({"scale_a": [torch.ones(M, 1)] * 2}, InvalidInput, "scale_a"),
+    ({"scale_recipe_a": ScalingType.BlockWise1x32}, InvalidInput, "RowWise"),
+    ({"scale_recipe_a": "rows"}, InvalidInput, "RowWise"),
+    ({"scale_recipe_b": BY_BLOCK}, InvalidInput, "both operands"),
+    ({"scale_recipe_a": TENSOR}, ShapeError, "TensorWise"),
+    ({"swizzle_a": 1}, InvalidInput, "swizzle_a"),
+    ({"contraction_dim": (1, 0)}, InvalidInput, "contraction_dim"),
+    ({"bias": torch.zeros(N + 1)}, InvalidInput, "bias"),
+    ({"bias": torch.zeros(2 * N)[::2]}, InvalidInput, "contiguous"),
+    ({"bias": torch.zeros(N, dtype=torch.int32)}, InvalidInput, "float"),
+    ({"output_dtype": torch.float64}, UnsupportedDtype, "bfloat16"),
+    ({"activation": "tanh"}, InvalidInput, "relu"),
+    ({"out": torch.zeros(M, N)}, ShapeError, "bfloat16"),
+    ({"out": torch.zeros(N, M, dtype=torch.bfloat16).T}, LayoutError, "row-major"),
+]
+
+
+@pytest.mark.parametrize(("changed", "kind", "text"), REFUSED)
+def test_what_is_wrong_is_named(changed: dict[str, Any], kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=text):
+        costmodel.scaled_mm(**arguments(**changed))
+
+
+def test_operands_on_a_cpu_are_refused_last() -> None:
+    with pytest.raises(DeviceError, match="GPU"):
+        costmodel.scaled_mm(**arguments())
+    with pytest.raises(DeviceError, match="GPU"):
+        costmodel.int_mm(matrix(M, K, INT8), matrix(N, K, INT8).T)
+
+
+def test_int8_is_refused_where_it_has_no_meaning() -> None:
+    with pytest.raises(UnsupportedDtype, match="int8"):
+        costmodel.int_mm(matrix(M, K), matrix(N, K).T)
+    with pytest.raises(UnsupportedDtype, match="RowWise"):
+        costmodel.scaled_mm(**by_blocks(mat_a=matrix(M, K, INT8), mat_b=matrix(N, K, INT8).T))
+
+
+@given(
+    rows=st.integers(0, 4), cols=st.integers(0, 4), strides=st.sampled_from([(1, 4), (4, 1)]),
+    recipes=st.tuples(*[st.sampled_from([TENSOR, ROW, BY_ROW, BY_BLOCK])] * 2),
+)  # fmt: skip
+def test_any_scales_are_taken_or_refused_with_a_reason(
+    rows: int, cols: int, strides: tuple[int, int], recipes: tuple[Any, Any]
+) -> None:
+    scale = torch.ones(64).as_strided((rows, cols), strides)
+    given = matrix(M, K), matrix(N, K).T, scale, recipes[0], scale, recipes[1]
+    if recipes == (TENSOR, TENSOR) and scale.numel() == 1:
+        assert scaled_call(*given)[6:9] == (M, N, K)
+    else:  # no other shape serves the rows of both
+        with pytest.raises(CostModelError, match="expected"):
+            scaled_call(*given)
+
+
+def test_other_packages_blocks_are_named() -> None:
+    with pytest.raises(InvalidInput, match="128"):
+        layouts.w8a8_triton_block_scaled_mm(
+            matrix(M, K), matrix(N, K), torch.ones(M, 6), torch.ones(4, 6), [64, 64]
+        )
+
+
+def test_a_layer_refuses_what_has_no_scales() -> None:
+    for options in ({"scales": "column"}, {"in_features": 100}, {"dtype": INT8}):
+        with pytest.raises(InvalidInput):
+            costmodel.nn.ScaledLinear(**{"in_features": 256, "out_features": 64, **options})
+
+
+# --- What compiles, and what is chosen ------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    monkeypatch.setenv("COSTMODEL_CACHE_DIR", str(tmp_path))
+    properties = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    for kernel in (scaled_tiles, scaled_warp_specialized):
+        kernel.device_caches.clear()  # of another machine
+    with machine_without_gpu(tmp_path / "kernels") as machine:
+        machine.us = lambda launch: 1.0 + len(machine.launches) % 7
+        yield machine
+        tuned.__dict__.pop("_costmodel", None)  # what it knows of this machine
+
+
+def call_of(form: str, m: int = M) -> tuple[Any, ...]:
+    if form == "int32":
+        return int_call(matrix(m, K, INT8), matrix(N, K, INT8).T)
+    dtype = INT8 if form == "int8" else E4M3
+    given = arguments(mat_a=matrix(m, K, dtype), mat_b=matrix(N, K, dtype).T)
+    given |= {"scale_a": torch.ones(m, 1)}
+    if form == "block":
+        given = by_blocks(mat_a=matrix(m, K), scale_a=torch.ones(3, m).T)
+    return scaled_call(*given.values(), fast=form == "fast")
+
+
+def configurations(call: tuple[Any, ...]) -> list[Any]:
+    return prune(tuned.configs, dict(zip(Kernels.arg_names, call, strict=True)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["row", "fast", "block", "int8", "int32"])
+def test_every_kernel_compiles_for_hopper(machine: Machine, form: str) -> None:
+    jobs = {}
+    for m in (6, 100, 2000):
+        for config in configurations(call_of(form, m)):
+            if config.kwargs["kernel"] != "torch":
+                options = {"warmup": True, **config.all_kwargs()}
+                found, _ = recorded(lambda m=m, o=options: Kernels().run(*call_of(form, m), **o))  # type: ignore[misc]
+                job = front_end().job(found[-1])
+                jobs[job.identity] = job, config
+    assert {config.kwargs["kernel"] for _, config in jobs.values()} == {"pointer", "tma", "warps"}
+    largest = machine.target.device.shared_bytes
+    for job, config in [*jobs.values()][::2]:
+        artifact = compile_job(job, job.name)
+        assert artifact.ok, f"{config}: {artifact.error}"
+        assert artifact.shared_bytes <= largest, config
+        assert artifact.ptx["all_wgmma"] > 0, config
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arch", "form"), [(89, "row"), (89, "block"), (80, "int8"), (89, "int8")])
+def test_tiles_compile_for_older_architectures(machine: Machine, arch: int, form: str) -> None:
+    machine.target = Target.named("a100-sxm")  # which has no TMA
+    found = configurations(call_of(form))
+    assert {config.kwargs["kernel"] for config in found} <= {"pointer", "torch"}
+    config = found[-1]
+    options = {"warmup": True, **config.all_kwargs()}
+    (made, *_), _ = recorded(lambda: Kernels().run(*call_of(form), **options))
+    source = ASTSource(made.function, made.signature, made.constexprs, made.attrs)
+    wanted = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    binary = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=wanted)
+    assert binary.metadata.shared <= 99 * 1024
+    assert ("e4m3.e4m3" if form != "int8" else "s8.s8") in binary.asm["ptx"]
+
+
+def test_the_choice_is_kept_and_shared_by_a_bucket(machine: Machine) -> None:
+    for _ in range(2):
+        tuned.run(*call_of("block", 5), warmup=False)
+    chosen, launches = tuned.best_config, len(machine.launches)
+    assert launches > 20
+    tuned.run(*call_of("block", 7), warmup=False)  # both up to 8
+    assert len(machine.launches) == launches + 1
+    assert tuned.best_config is chosen
+    machine.restart()
+    tuned.__dict__.pop("_costmodel")
+    tuned.run(*call_of("block", 5), warmup=False)
+    assert len(machine.launches) == 1
+    assert tuned.best_config is chosen
+
+
+def test_what_torch_refuses_is_no_candidate(machine: Machine) -> None:
+    tuned.run(*call_of("row", 16), warmup=False)
+    kernels = [c.kwargs["kernel"] for c in tuned.configs_timings]
+    assert "torch" in kernels
+    tuned.run(*call_of("block", 1), warmup=False)
+    kernels = [c.kwargs["kernel"] for c in tuned.configs_timings]
+    assert "torch" not in kernels
+    with pytest.raises(CompileError, match="torch does not compute this"):
+        Kernels().run(*call_of("block", 16), kernel="torch")  # of blocks, on a CPU
+
+
+@pytest.mark.parametrize("form", ["row", "int8", "int32"])
+def test_torch_in_a_kernels_place_computes_the_same(form: str) -> None:
+    torch.manual_seed(0)
+    a = torch.randint(-8, 9, (32, K)).to(INT8 if form.startswith("int") else E4M3)
+    b = torch.randint(-8, 9, (N, K)).to(a.dtype)
+    sa, sb = torch.rand(32, 1), torch.rand(1, N)
+    exact = a.double() @ b.double().T
+    if form == "int32":
+        call = int_call(a, b.T)
+    else:
+        bias = torch.randn(N) if form == "int8" else None
+        call = scaled_call(a, b.T, sa, ROW, sb, ROW, bias, activation="relu")
+        exact = torch.relu(exact * sa * sb + (0.0 if bias is None else bias))
+    Kernels().run(*call, kernel="torch")
+    torch.testing.assert_close(call[5].double(), exact.double(), atol=1e-2, rtol=1e-2)
+
+
+def test_the_interpreter_is_off() -> None:
+    assert not knobs.runtime.interpret  # else nothing here compiles
