@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import autotune_fakes
@@ -393,12 +394,14 @@ def test_a_launch_that_the_host_was_late_with_makes_the_next_ones_wait(
 ) -> None:
     waits: list[float] = []  # in cycles, 2,000 to a microsecond
     monkeypatch.setattr(autotune_fakes.runner.torch.cuda, "_sleep", waits.append)
+    clock = SimpleNamespace(perf_counter=lambda: machine.now_us / 1e6, monotonic=time.monotonic)
+    monkeypatch.setattr(autotune_fakes.runner, "time", clock)
     late_at: list[int] = []
 
     def late(launch: Launch) -> None:
         if len(waits) == 20 and not late_at:
             late_at.append(len(waits))
-            time.sleep(0.1)
+            machine.now_us += 100_000
 
     machine.effect = late
     tuned(32, 64)
