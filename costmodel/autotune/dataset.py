@@ -237,22 +237,34 @@ def _rows(entry: KernelEntry, package: str, own: Collection[str]) -> Iterator[di
         "key": json.dumps(entry.key), "arguments": json.dumps(entry.arguments),
     }  # fmt: skip
     for config, measurement in entry.measured.items():
-        binary = entry.binaries.get(config, {})
-        grid = [*(binary.get("grid") or [nan] * 3), 1, 1]
-        known = {
-            **json.loads(config), **_sizes(entry.arguments), **binary, **binary.get("ttir", {}),
-            **{f"ptx_{name}": count for name, count in binary.get("ptx", {}).items()},
-            **{f"grid_{i}": size for i, size in enumerate(grid)},
-        }  # fmt: skip
-        missing = 0 if binary else nan  # zeros are left out of counts
-        features = {name: known.get(name, missing) for name in FEATURES}
+        features = numbers(config, entry.arguments, entry.binaries.get(config, {}))
         yield {
             **texts,
             "config": config,
             "widened": config not in own,
             **asdict(measurement),
-            **{name: nan if x is None else float(x) for name, x in features.items()},
+            **features,
         }
+
+
+def numbers(
+    config: str, arguments: Mapping[str, Any], binary: Mapping[str, Any]
+) -> dict[str, float]:
+    """Return :data:`FEATURES` of a configuration, from what the store has of it.
+
+    Args:
+        binary: as in the store; before compiling ``grid`` and ``ttir`` alone, or nothing.
+    """
+    grid = [*(binary.get("grid") or [nan] * 3), 1, 1]
+    found = {
+        **json.loads(config), **_sizes(arguments), **binary,
+        **{f"grid_{i}": size for i, size in enumerate(grid)},
+    }  # fmt: skip
+    for part, names, start in (("ttir", TTIR_OPERATIONS, ""), ("ptx", PTX_FEATURES, "ptx_")):
+        if (counts := binary.get(part)) is not None:  # zeros are left out of counts
+            found |= {f"{start}{name}": counts.get(name, 0) for name in names}
+    known = {name: found.get(name) for name in FEATURES}
+    return {name: nan if x is None else float(x) for name, x in known.items()}
 
 
 def _sizes(arguments: Mapping[str, Any]) -> dict[str, int]:

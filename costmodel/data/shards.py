@@ -266,7 +266,10 @@ def _check_header(
 # --- Places to write to ---------------------------------------------------------------------------
 
 
-def require_place(path: Path, kind: Literal["model", "dataset", "dataset of kernels"]) -> None:
+Kind = Literal["model", "dataset", "model of kernels", "dataset of kernels"]
+
+
+def require_place(path: Path, kind: Kind) -> None:
     """Refuse a folder where a model or a dataset would destroy, or be taken for, something else.
 
     Raises:
@@ -292,6 +295,8 @@ def _content(folder: Path) -> str:
         card = {}
     if "schema" in card and "protocol" in card:
         return "dataset of kernels" if "kernel_schema" in card else "dataset"
+    if "kernel_model" in card:
+        return "model of kernels"
     return "model" if card.keys() >= {"format", "features"} else f"{CARD} of something else"
 
 

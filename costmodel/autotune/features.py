@@ -1,0 +1,121 @@
+"""Columns that a model of any kernel sees of a configuration, alone and beside its list.
+
+They must mean the same for every kernel. So the constants of a configuration count by size and by
+the side of a tile that they seem to be, not by name. All are logarithms, of which products and
+quotients are sums: what a kernel executes in all, or for each byte.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.autotune.dataset import FEATURES
+from costmodel.features.analytic import occupancy
+from costmodel.hardware.target import Device
+
+Floats = NDArray[np.float64]
+
+BINARY = ("registers", "spill_bytes", "shared_bytes")
+"""Columns of the dataset that only the binary tells, beside those of its PTX."""
+
+_SIDES = {"m": "MQT", "n": "NVSD", "k": "KC"}  # first letters of what blocks are named after
+_BEFORE = """programs+num_warps tensor_bytes-programs tensor_bytes-programs-num_warps
+largest_elements-programs largest_elements-programs-num_warps largest_elements-programs-blocks
+blocks-num_warps block_0+block_1-num_warps m+n-num_warps blocks+num_stages block_0-block_1
+blocks+programs"""
+_WORK = """all_instructions loop_instructions all_ld_global_bytes all_st_global_bytes
+all_float_arith loop_mma_flops all_barrier all_atomic"""
+_AFTER = """registers+num_warps spill_bytes-ptx_all_instructions running+ptx_all_ld_global_bytes
+running+ptx_all_cp_async ptx_all_ld_global_bytes-ptx_all_ld_global
+ptx_all_st_global_bytes-ptx_all_st_global"""
+# Work that is the same for all of a list makes so many iterations, of so many instructions.
+_RATES = """all_instructions-all_ld_global_bytes all_instructions-all_st_global_bytes
+all_instructions-all_float_arith all_instructions-all_mma_flops loop_instructions-loop_mma_flops
+loop_instructions-loop_cp_async loop_instructions-loop_float_arith loop_mma_flops-loop_cp_async"""
+
+
+def before(columns: Mapping[str, Any], device: Device) -> dict[str, Floats]:
+    """Return the columns that are known before compiling, float64 [n] each.
+
+    Args:
+        columns: ``config``, ``arguments`` and the columns of a dataset, of one list.
+    """
+    binary = (*BINARY, "compile_s", "ptx_")
+    found = {name: _log(columns[name]) for name in FEATURES if not name.startswith(binary)}
+    found |= _constants(columns["config"], columns["arguments"])
+    found["programs"] = found["grid_0"] + found["grid_1"] + found["grid_2"]
+    waves = 2 ** found["programs"] / device.sm_count
+    found["last_wave"] = waves / np.ceil(waves)
+    return found | _sums(_BEFORE.split(), found)
+
+
+def after(columns: Mapping[str, Any], device: Device) -> dict[str, Floats]:
+    """Return those, and after them the columns that need the binary."""
+    found = before(columns, device)
+    found |= {name: _log(columns[name]) for name in FEATURES if name.startswith((*BINARY, "ptx_"))}
+    warps = np.asarray(columns["num_warps"], np.float64)
+    registers, _, shared = (np.asarray(columns[name], np.float64) for name in BINARY)
+    blocks = occupancy(registers, shared, warps, device)
+    waves = 2 ** found["programs"] / device.sm_count / blocks
+    found["occupancy"] = np.log2(blocks)
+    found["resident_waves"], found["full_waves"] = np.log2(waves), np.log2(np.ceil(waves))
+    found["fill"] = waves / np.ceil(waves)
+    found["running"] = np.log2(np.minimum(waves, 1) * blocks * warps)
+    rates = [f"ptx_{rate.replace('-', '-ptx_')}" for rate in _RATES.split()]
+    times = [f"{rate}{more}" for rate in rates for more in ("+num_warps", "-programs+full_waves")]
+    work = [f"ptx_{name}+programs+num_warps" for name in _WORK.split()]
+    return found | _sums([*_AFTER.split(), *rates, *times, *work], found)
+
+
+def _log(values: Any) -> Floats:
+    return np.log2(np.maximum(np.asarray(values, np.float64), 0.5))  # 0 is one less than 1
+
+
+def _sums(names: Sequence[str], columns: Mapping[str, Floats]) -> dict[str, Floats]:
+    """Return sums of columns, each named by what it adds and subtracts."""
+    found = {}
+    for name in names:
+        terms = re.findall(r"([+-]?)([\w.]+)", name)
+        parts = [-columns[x] if sign == "-" else columns[x] for sign, x in terms]
+        found[name] = np.sum(parts, axis=0)
+    return found
+
+
+def _constants(configs: Sequence[str], arguments: Sequence[str]) -> dict[str, Floats]:
+    """Return the constants of configurations: sizes of blocks, and how they divide the call's."""
+    names = [
+        *(f"block_{i}" for i in range(4)),
+        *_SIDES,
+        "blocks",
+        "SPLIT",
+        "GROUP",
+        "steps",
+        "waste",
+    ]
+    found = {name: np.zeros(len(configs)) for name in names}
+    sizes = {n.upper(): x for n, x in json.loads(arguments[0]).items() if type(x) is int and x > 0}
+    for i, config in enumerate(configs):
+        blocks = []
+        for name, value in json.loads(config)["kwargs"].items():
+            if type(value) is not int or value < 1:
+                continue
+            log, name = np.log2(value), name.upper()
+            if (other := re.search("SPLIT|GROUP", name)) is not None:
+                found[other[0]][i] += log
+                continue
+            blocks.append(log)
+            stem = re.sub(r"_?BLOCK_?(SIZE_?)?|TILE_?|^B(?=.)", "", name)
+            for side, letters in _SIDES.items():
+                found[side][i] += log * stem.startswith(tuple(letters))
+            steps = np.log2(sizes.get(stem, value)) - log
+            found["steps" if steps > 0 else "waste"][i] += abs(steps)
+        found["blocks"][i] = sum(blocks)
+        for place, log in enumerate(sorted(blocks, reverse=True)[:4]):
+            found[f"block_{place}"][i] = log
+    return found
