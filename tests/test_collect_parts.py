@@ -148,11 +148,21 @@ def test_a_gpu_that_fails_costs_its_part_only(recording: Path, whole: Path, tmp_
     with collecting("replay-6"):
         done = command("--replay", recording, "--out", folder, CUDA_VISIBLE_DEVICES="5,6")
     assert done.returncode == 2
-    assert "GPU 6: error: replay-6: another" in done.stderr
+    assert "error: replay-6: another" in done.stderr
+    assert "error: GPU 6 did not finish" in done.stderr
     assert 0 < len(rows_of(folder)) < len(rows_of(whole))
     done = command("--replay", recording, "--out", folder, CUDA_VISIBLE_DEVICES="5,6")
     assert done.returncode == 0, done.stderr
     assert rows_of(folder) == rows_of(whole)
+
+
+def test_without_ray_its_engine_says_how_to_install_it(recording: Path, tmp_path: Path) -> None:
+    (tmp_path / "ray.py").write_text("raise ImportError")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    options = ("--replay", recording, "--out", tmp_path / "data", "--engine", "ray")
+    done = command(*options, PYTHONPATH=path)
+    assert done.returncode == 2
+    assert "pip install 'costmodel[ray]'" in done.stderr
 
 
 # --- What must not be merged ----------------------------------------------------------------------

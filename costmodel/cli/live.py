@@ -1,14 +1,17 @@
-"""Shows how far a collection is: a live line on a terminal, else plain lines, or JSON events."""
+"""Shows how far a collection is, on stderr: a live line, plain lines where there is no terminal,
+or with --json an event a line."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections import Counter
 from dataclasses import asdict
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
 
 from costmodel.cli.common import note
 from costmodel.reports import shown
@@ -16,71 +19,59 @@ from costmodel.reports import shown
 if TYPE_CHECKING:
     from costmodel.collect import Job, Progress
 
-_COUNTED = ("jobs", "jobs_done", "rows", "ok_rows", "compiled", "compile_failures")
-
 
 class LiveView:
-    """Shows the progress of one process, or of those of several GPUs together, on stderr.
-
-    Args:
-        as_json: an event a line, for machines.
-    """
+    """Shows the progress of this process, or of those of several GPUs together."""
 
     def __init__(self, as_json: bool) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-        live = sys.stderr.isatty() and not as_json
-        self._bar = Progress(*columns, console=Console(stderr=True), disable=not live)
-        self._task = self._bar.add_task("compiling", total=None)
         self._as_json, self._start = as_json, time.monotonic()
-        self._last: dict[str, dict[str, Any]] = {}
+        self._events: dict[str, dict[str, Any]] = {}  # the last one of each GPU
+        self._live = not as_json and sys.stderr.isatty()
+        self._status = Console(stderr=True).status("compiling")
 
-    def __enter__(self) -> Self:
-        self._bar.start()
+    def __enter__(self) -> LiveView:
+        if self._live:
+            self._status.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
+    def __exit__(self, *_: object) -> None:
+        self._status.stop()
 
     def job(self, job: Job, progress: Progress) -> None:
         """Show that a workload is recorded."""
-        self.event("", {"event": "job", "workload": str(job.workload), **asdict(progress)})
+        gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        counts = {k: None if v != v else v for k, v in asdict(progress).items()}
+        self._show({"event": "job", "gpu": gpu, "workload": str(job.workload), **counts})
 
-    def event(self, gpu: str, event: dict[str, Any]) -> None:
-        """Show an event of a GPU's process."""
-        if event.get("event") != "job":
-            note(f"GPU {gpu}: {event.get('text', event)}")
-            return
-        self._last[gpu] = event
-        total = self.total()
-        seconds = time.monotonic() - self._start
-        done = max(total["jobs_done"], 1)
-        left_s = seconds * (total["jobs"] - done) / done
-        rate = total["rows"] / max(seconds, 1e-9)
+    def line(self, text: str) -> None:
+        """Show a line of another process's view, or whatever else it says."""
+        try:
+            self._show(json.loads(text))
+        except ValueError:
+            note(text.strip())
+
+    def _show(self, event: dict[str, Any]) -> None:
+        self._events[event["gpu"]] = event
+        total, seconds = self.total(), time.monotonic() - self._start
+        left_s = seconds * (total["jobs"] / total["jobs_done"] - 1)
+        rate = total["rows"] / seconds
         if self._as_json:
-            plain = {k: None if v != v else v for k, v in event.items()}
-            plain |= {"gpu": gpu, "rows_per_s": round(rate, 1), "left_s": round(left_s, 1)}
-            print(json.dumps(plain), file=sys.stderr, flush=True)
+            more = {"rows_per_s": round(rate, 1), "left_s": round(left_s, 1)}
+            print(json.dumps(event | more), file=sys.stderr, flush=True)
             return
-        failed = ", ".join(f"{n} {kind}" for kind, n in total["statuses"].items() if kind != "ok")
-        where = f"{event['workload']} on GPU {gpu}" if gpu else event["workload"]
+        failed = (f"{n} {status}; " for status, n in total["statuses"].items() if status != "ok")
         text = (
             f"{total['jobs_done']}/{total['jobs']} workloads; {total['rows']} rows, {rate:.0f} a "
-            f"second; {f'{failed}; ' if failed else ''}{where}: best {shown(event['best_us'])} us, "
-            f"torch {shown(event['torch_us'])}"
+            f"second; {''.join(failed)}{left_s / 60:.1f} min left; {event['workload']}: best "
+            f"{shown(event['best_us'])} us, torch {shown(event['torch_us'])}"
         )
-        self._bar.update(
-            self._task, total=total["jobs"], completed=total["jobs_done"], description=text
-        )
-        if self._bar.disable:
-            note(f"{text}; {left_s / 60:.1f} min left")
+        self._status.update(text)
+        if not self._live:
+            note(text)
 
     def total(self) -> dict[str, Any]:
         """Return the counts of all GPUs together."""
-        every = [*self._last.values()]
+        names = ("jobs", "jobs_done", "rows", "ok_rows", "compiled", "compile_failures")
+        every = [*self._events.values()]
         statuses: Counter[str] = sum((Counter(e["statuses"]) for e in every), Counter())
-        return {**{k: sum(e[k] for e in every) for k in _COUNTED}, "statuses": dict(statuses)}
+        return {**{name: sum(e[name] for e in every) for name in names}, "statuses": {**statuses}}

@@ -7,19 +7,55 @@ GPUs of a machine and the tasks of an array of jobs do the same.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
+from costmodel.collect import Job, collect
+from costmodel.data.artifact_table import ArtifactTable
+from costmodel.data.dataset import Dataset
+from costmodel.data.measurement import Runner
 from costmodel.errors import CostModelError
+from costmodel.measure.card import collecting, current_run
+from costmodel.measure.device import DeviceRunner
+from costmodel.measure.replay import ReplayRunner, replayed_run
 
 _DIES_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
+
+
+class Timer(ExitStack):
+    """Times on the first GPU of this process, which it has for itself, or replays a recording.
+
+    Args:
+        recording: answers in place of a GPU.
+        cache: the folder of Triton's cache that holds the binaries; default: Triton's own.
+    """
+
+    def __init__(self, recording: Dataset | None, cache: Path | None = None) -> None:
+        super().__init__()
+        if cache is not None:
+            os.environ["TRITON_CACHE_DIR"] = str(cache)
+        self._run = current_run() if recording is None else replayed_run()
+        self.enter_context(collecting(self._run.device_uuid))
+        self._known = None if recording is None else recording.artifacts()
+        self._runner: Runner
+        if recording is None:
+            self._runner = runner = self.enter_context(DeviceRunner())
+            runner.start()
+        else:
+            self._runner = ReplayRunner(recording)
+
+    def collect(
+        self, jobs: Sequence[Job], dataset: Dataset, known: ArtifactTable | None, **options: Any
+    ) -> None:
+        """Collect; see :func:`costmodel.collect.collect`."""
+        known = known or self._known
+        collect(jobs, dataset, self._runner, self._run, known=known, **options)
 
 
 def visible_gpus(environment: Mapping[str, str], count: Callable[[], int]) -> list[str]:
@@ -42,72 +78,40 @@ def visible_gpus(environment: Mapping[str, str], count: Callable[[], int]) -> li
 
 
 def collect_on_each(
-    gpus: Sequence[str],
-    command: Sequence[str],
-    part: tuple[int, int],
-    on_event: Callable[[str, dict[str, Any]], None],
+    gpus: Sequence[str], command: Sequence[str], on_line: Callable[[str], None]
 ) -> None:
-    """Run one collection a GPU, all at once, and wait for all.
+    """Run one collection a GPU, all at once, and wait for all. They die with this process.
 
     Args:
-        command: of ``costmodel collect``, without --part.
-        part: of the whole list; each GPU gets a part of it.
-        on_event: called with the GPU and each event of its collection.
+        command: the options of ``costmodel collect``, without --part.
+        on_line: called with each line that one of them writes to stderr, a JSON event mostly.
 
     Raises:
         CostModelError: a collection failed; the others have gone on to their end.
     """
-    number, parts = part
-    failed: dict[str, str] = {}
-
-    def watch(gpu: str, process: subprocess.Popen[str]) -> None:
-        assert process.stderr is not None
-        last = ""
-        for line in process.stderr:
-            try:
-                on_event(gpu, json.loads(line))
-            except ValueError:  # a warning or an error in words
-                last = line.strip()
-                on_event(gpu, {"event": "note", "text": last})
-        if process.wait():
-            failed[gpu] = last
-
-    with _children(
-        gpus, command, lambda i: f"{(number - 1) * len(gpus) + i + 1}/{parts * len(gpus)}"
-    ) as children:
-        threads = [threading.Thread(target=watch, args=child) for child in children.items()]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    if failed:
-        gpu, why = next(iter(failed.items()))
-        raise CostModelError(
-            f"{len(failed)} of {len(gpus)} GPUs did not finish, GPU {gpu}: {why}; what they have "
-            f"measured is kept: run this again to go on"
-        )
-
-
-@contextmanager
-def _children(
-    gpus: Sequence[str], command: Sequence[str], part_of: Callable[[int], str]
-) -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """Start the processes, and end them with the block. They die with this process, too."""
-    library = ctypes.CDLL(None)
-    base = [sys.executable, "-m", "costmodel", "collect", "--json", *command]
-    children: dict[str, subprocess.Popen[str]] = {}
+    library, children = ctypes.CDLL(None), dict[str, subprocess.Popen[bytes]]()
+    ours, theirs = os.pipe()
     try:
         for i, gpu in enumerate(gpus):
+            part = ["--json", "--part", f"{i + 1}/{len(gpus)}"]
             children[gpu] = subprocess.Popen(
-                [*base, "--part", part_of(i)],
+                [sys.executable, "-m", "costmodel", "collect", *command, *part],
                 env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu},
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
+                stderr=theirs,
                 preexec_fn=lambda: library.prctl(_DIES_WITH_PARENT, signal.SIGKILL),
             )
-        yield children
+        os.close(theirs)
+        with open(ours) as lines:
+            for line in lines:
+                on_line(line)
+        failed = [gpu for gpu, child in children.items() if child.wait()]
     finally:
         for child in children.values():
             child.kill()
             child.wait()
+    if failed:
+        raise CostModelError(
+            f"GPU {', '.join(failed)} did not finish (the reason is above); what was measured is "
+            f"kept: run this again to go on"
+        )

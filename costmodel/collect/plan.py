@@ -27,7 +27,7 @@ class Plan:
     Attributes:
         compile_hours: of one core; binaries that Triton's cache holds cost nothing.
         gpu_minutes: of one GPU.
-        bytes_: of the dataset once it is compacted.
+        bytes: of the dataset once it is compacted.
     """
 
     workloads: int
@@ -35,7 +35,7 @@ class Plan:
     binaries: int
     compile_hours: float
     gpu_minutes: float
-    bytes_: int
+    bytes: int
 
     @classmethod
     def of(cls, jobs: Sequence[Job], target: Target) -> Plan:

@@ -303,11 +303,21 @@ class Dataset:
         merged = cls.create(path, opened[0].target, opened[0].protocol)
         for part in opened:
             if part.path.resolve() != merged.path.resolve():
-                for table in (_ARTIFACTS, _MEASUREMENTS):
-                    if len(rows := part._read(table)):
-                        merged._append(table, rows)
+                merged.absorb(part)
         merged.compact()
         return merged
+
+    def absorb(self, part: Dataset) -> None:
+        """Append the rows of another dataset.
+
+        Raises:
+            MixedData: it is of another device, toolchain or protocol.
+        """
+        self.identity.require_same(part.identity, part.path)
+        for table in (_ARTIFACTS, _MEASUREMENTS):
+            if len(rows := part._read(table)):
+                self._append(table, rows)
+        self._artifacts, self._statuses, self._measurements = None, None, {}
 
     def extract(self, path: str | Path, workloads: Sequence[Workload]) -> Dataset:
         """Write the rows of some workloads, and their artifacts, as a dataset of its own."""

@@ -33,14 +33,18 @@ def driver_version() -> str:
             return found
     except OSError:  # not Linux, or a container that hides it
         pass
+    return f"CUDA {number}" if (number := driver_cuda()) else ""
+
+
+def driver_cuda() -> int:
+    """Return the CUDA that the driver brings, such as 12080; 0 without a driver."""
     import torch
 
     cuda: Any = torch._C
     try:
-        number = int(cuda._cuda_getDriverVersion())
+        return int(cuda._cuda_getDriverVersion())
     except (AttributeError, RuntimeError):  # a torch without CUDA, or no driver
-        return ""
-    return f"CUDA {number}" if number else ""
+        return 0
 
 
 def _kernel_module(text: str) -> str:

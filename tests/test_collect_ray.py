@@ -1,0 +1,59 @@
+"""A collection on a Ray cluster of four nodes, one of which is lost; skipped without Ray."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up_recording import write_recording
+from test_collect_parts import rows_of
+
+from costmodel.collect import Job, recorded_jobs
+from costmodel.collect.ray_engine import collect_on_ray
+from costmodel.data.dataset import Dataset
+
+ray: Any = pytest.importorskip("ray")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A head without a GPU, and four nodes with one each."""
+    from ray.cluster_utils import Cluster
+
+    # Where the nodes' processes find what the tests do.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
+    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 0})
+    try:
+        found.nodes = [found.add_node(num_cpus=1, num_gpus=1) for _ in range(4)]
+        ray.init(address=found.address, log_to_driver=False)
+        yield found
+    finally:
+        ray.shutdown()
+        found.shutdown()
+
+
+@pytest.mark.fault("B31", "B33")
+def test_a_node_that_is_lost_costs_no_row(cluster: Any, tmp_path: Path) -> None:
+    recording = write_recording(tmp_path / "recording")
+    jobs = recorded_jobs(recording)
+    halves = [Job(j.workload, j.configs[i::2], j.role) for j in jobs for i in (0, 1)]
+    out = Dataset.create(tmp_path / "out", recording.target, recording.protocol)
+    told: list[str] = []
+
+    def lose_a_node(line: str) -> None:
+        told.append(line)
+        if len(told) == 1:
+            cluster.remove_node(cluster.nodes[1], allow_graceful=False)
+
+    collect_on_ray([[job] for job in halves], out, recording.path, lose_a_node)
+    out.compact()
+    assert len(told) == len(halves)
+    assert rows_of(out.path) == rows_of(recording.path)
+    assert set(rows_of(out.path).values()) == {1}
+    cards = {run.device_uuid for run in Dataset.open(out.path).measurements().runs}
+    assert len(cards) >= 3
