@@ -243,15 +243,17 @@ def test_a_budget_is_kept_and_a_later_run_goes_on(
 
 
 @pytest.mark.parametrize("text", ["ten", "-1m", "10d", "", "1e9", "nan"])
-def test_a_budget_that_is_no_time_is_refused(recording: Path, text: str) -> None:
-    done = command("--replay", recording, "--out", "x", f"--budget={text}")
+def test_a_budget_that_is_no_time_is_refused(recording: Path, tmp_path: Path, text: str) -> None:
+    done = command("--replay", recording, "--out", tmp_path / "x", f"--budget={text}")
+    assert not (tmp_path / "x").exists()
     assert done.returncode == 2
     assert "such as 10m" in done.stderr
 
 
 @pytest.mark.parametrize("text", ["0/4", "5/4", "1", "a/b", "1/0", "-1/2", "1/2/3"])
-def test_a_part_that_is_none_is_refused(recording: Path, text: str) -> None:
-    done = command("--replay", recording, "--out", "x", f"--part={text}")
+def test_a_part_that_is_none_is_refused(recording: Path, tmp_path: Path, text: str) -> None:
+    done = command("--replay", recording, "--out", tmp_path / "x", f"--part={text}")
+    assert not (tmp_path / "x").exists()
     assert done.returncode == 2
     assert "--part" in done.stderr
 

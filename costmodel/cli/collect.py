@@ -66,6 +66,14 @@ class Work:
             raise typer.BadParameter(f"--budget {self.budget}: expected a time such as 10m or 90s")
         return float(found[1]) * {"m": 60, "h": 3600}.get(found[2], 1)
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Number and count of the part."""
+        found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", self.part)
+        if found is None or not 1 <= int(found[1]) <= int(found[2]):
+            raise typer.BadParameter(f"--part {self.part}: expected i/n, such as 1/8 to 8/8")
+        return int(found[1]), int(found[2])
+
     def recording(self) -> Dataset | None:
         """Open what is replayed."""
         from costmodel.data.dataset import Dataset
@@ -78,16 +86,13 @@ class Work:
         from costmodel.collect.sampling import by_doubt, read_worklist
         from costmodel.models import find_model
 
-        part = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", self.part)
-        if part is None or not 1 <= int(part[1]) <= int(part[2]):
-            raise typer.BadParameter(f"--part {self.part}: expected i/n, such as 1/8 to 8/8")
         if worklist is not None:
             found = read_worklist(worklist, identity)
         elif recording := self.recording():
             found = recorded_jobs(recording)
         else:
             found = draw.jobs(identity.target)
-        found = part_of(found, int(part[1]), int(part[2]))
+        found = part_of(found, *self.place)
         if self.budget is not None and worklist is None:
             return by_doubt(found, find_model(identity.target)[0], identity.target)
         return found
@@ -124,6 +129,7 @@ def collect(
     from costmodel.data.shards import require_place
 
     _check_options(context, draw)
+    _ = work.place, work.seconds  # refused before anything is written
     if write_worklist is not None:
         _write(write_worklist, draw, target, as_json)
         return
