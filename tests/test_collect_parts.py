@@ -18,8 +18,9 @@ import pytest
 from made_up_recording import RECORDED, TARGET, TRAINING, write_recording
 from pyarrow import parquet
 
-from costmodel.collect import Job, part_of, recorded_jobs
+from costmodel.collect import Job
 from costmodel.collect.machine import visible_gpus
+from costmodel.collect.parts import merge, part_of, recorded_jobs
 from costmodel.collect.plan import Plan
 from costmodel.collect.sampling import by_doubt
 from costmodel.data.dataset import Dataset
@@ -178,18 +179,18 @@ def test_other_devices_toolchains_and_protocols_are_not_merged(tmp_path: Path) -
     for name, changed in others.items():
         Dataset.create(tmp_path / name, **{"target": TARGET, "protocol": {"repeats": 5}} | changed)
         with pytest.raises(MixedData, match=f"{name}.*must not mix"):
-            Dataset.merge(tmp_path / "all", [one.path, tmp_path / name])
+            merge(tmp_path / "all", [one.path, tmp_path / name])
         assert not (tmp_path / "all").exists()
 
 
 def test_what_is_no_dataset_is_not_merged(tmp_path: Path) -> None:
     one = write_recording(tmp_path / "one")
     with pytest.raises(MissingData, match="nowhere"):
-        Dataset.merge(tmp_path / "all", [one.path, tmp_path / "nowhere"])
+        merge(tmp_path / "all", [one.path, tmp_path / "nowhere"])
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "card.json").write_text("[]")
     with pytest.raises(CorruptFile, match="odd"):
-        Dataset.merge(tmp_path / "all", [one.path, tmp_path / "odd"])
+        merge(tmp_path / "all", [one.path, tmp_path / "odd"])
     assert not (tmp_path / "all").exists()
 
 
@@ -199,7 +200,7 @@ def test_of_a_row_in_two_parts_one_is_kept(tmp_path: Path) -> None:
         dataset = Dataset.create(tmp_path / name, TARGET, {})
         row = TuningRecord(TRAINING[0], config, "key", Measurement("ok", us))
         dataset.append_measurements([row], run=RunInfo(name, name, "", "", name))
-    merged = Dataset.merge(tmp_path / "all", [tmp_path / "a", tmp_path / "b"])
+    merged = merge(tmp_path / "all", [tmp_path / "a", tmp_path / "b"])
     assert merged.recorded(TRAINING[0])[config].latency_us == 4.0
 
 

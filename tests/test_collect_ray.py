@@ -12,7 +12,8 @@ import pytest
 from made_up_recording import write_recording
 from test_collect_parts import rows_of
 
-from costmodel.collect import Job, recorded_jobs
+from costmodel.collect import Job
+from costmodel.collect.parts import recorded_jobs
 from costmodel.collect.ray_engine import collect_on_ray
 from costmodel.data.dataset import Dataset
 

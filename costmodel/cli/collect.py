@@ -82,7 +82,7 @@ class Work:
 
     def jobs(self, draw: Draw, identity: Identity, worklist: Path | None) -> list[Job]:
         """Return the workloads of this part, in the order in which they are to be timed."""
-        from costmodel.collect import part_of, recorded_jobs
+        from costmodel.collect.parts import part_of, recorded_jobs
         from costmodel.collect.sampling import by_doubt, read_worklist
         from costmodel.models import find_model
 
@@ -197,12 +197,12 @@ def _write(path: Path, draw: Draw, target: str | None, as_json: bool) -> None:
 
 def _merge(out: Path, folders: Sequence[Path], as_json: bool) -> None:
     """Write the rows of several folders into one."""
-    from costmodel.data.dataset import Dataset
+    from costmodel.collect.parts import merge
 
     if not folders:
         raise InvalidInput("--merge: expected the folders to read, as in --merge part-1 part-2")
     there = [out] if (out / "card.json").exists() else []
-    merged = Dataset.merge(out, [*there, *folders])
+    merged = merge(out, [*there, *folders])
     rows, workloads = len(merged.measurements("train", "eval")), len(merged.workloads())
     answer(
         as_json,
@@ -213,7 +213,8 @@ def _merge(out: Path, folders: Sequence[Path], as_json: bool) -> None:
 
 def _plan(out: Path | None, work: Work, draw: Draw, target: str | None, as_json: bool) -> None:
     """Say what is left to do, and what it takes."""
-    from costmodel.collect.plan import Plan, left_of
+    from costmodel.collect.parts import left_of
+    from costmodel.collect.plan import Plan
     from costmodel.data.dataset import Dataset
     from costmodel.data.shards import CARD
     from costmodel.gemm.specialize import kernel_hashes

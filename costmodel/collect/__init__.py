@@ -120,7 +120,7 @@ def collect(
     from triton import knobs
 
     deadline = monotonic() + budget_s
-    merged = _merged(jobs)
+    merged = merged_jobs(jobs)
     _warn_of_roles(merged, dataset)
     collection = _Collection(dataset, runner, run, on_job)
     todo = collection.remaining(merged)
@@ -322,24 +322,6 @@ class _Outcome:
         return next((m.error for m in every if m.no_room), "")
 
 
-def recorded_jobs(recording: Dataset) -> list[Job]:
-    """Return the work that a recording holds, as far as its kernels are those of today."""
-    measured = recording.measured(kernel_hashes())
-    roles: dict[Workload, Role] = dict.fromkeys(recording.workloads("eval"), "eval")
-    return [
-        Job(workload, tuple(sorted(configs, key=str)), roles.get(workload, "train"))
-        for workload, configs in sorted(measured.items(), key=lambda item: item[0].key())
-    ]
-
-
-def part_of(jobs: Sequence[Job], number: int, parts: int) -> list[Job]:
-    """Return one part of several, the first is 1: every machine cuts the same list alike.
-
-    A workload is never cut: its configurations are timed on one card, in one run.
-    """
-    return _merged(jobs)[number - 1 :: parts]
-
-
 def _pass_over(job: Job, reason: str, in_a_row: int, jobs: int) -> None:
     """Warn of a workload that may be too large for the card; several in a row say it is full.
 
@@ -385,7 +367,7 @@ def _anchors(dataset: Dataset) -> dict[Job, float]:
     return found
 
 
-def _merged(jobs: Sequence[Job]) -> list[Job]:
+def merged_jobs(jobs: Sequence[Job]) -> list[Job]:
     """Return one job a workload and role, with the configurations of all."""
     configs: dict[tuple[Workload, Role], dict[GemmConfig, None]] = {}
     for job in jobs:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from costmodel.collect import Job
-from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import specialize
-from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.measure.protocol import TimingProtocol
 
@@ -52,12 +50,3 @@ class Plan:
         binaries = len({specialize(j.workload, c) for j in jobs for c in j.configs})
         size = rows * _ROW_BYTES + binaries * _BINARY_BYTES
         return cls(len(jobs), rows, binaries, binaries * _COMPILE_S / 3600, gpu_s / 60, size)
-
-
-def left_of(jobs: Sequence[Job], done: Mapping[Workload, Set[GemmConfig]]) -> list[Job]:
-    """Return the jobs without what is recorded."""
-    left = [
-        replace(job, configs=tuple(c for c in job.configs if c not in done.get(job.workload, ())))
-        for job in jobs
-    ]
-    return [job for job in left if job.configs]

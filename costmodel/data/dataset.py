@@ -290,23 +290,6 @@ class Dataset:
             self._artifacts, self._measurements = None, {}
             self._write_card(self._counts())
 
-    @classmethod
-    def merge(cls, path: str | Path, parts: Sequence[str | Path]) -> Dataset:
-        """Write the rows of several datasets as one; merging again changes nothing.
-
-        Raises:
-            MixedData: they are of different devices, toolchains or protocols; nothing is written.
-        """
-        opened = [cls.open(part) for part in parts]
-        for part in opened[1:]:
-            opened[0].identity.require_same(part.identity, part.path)
-        merged = cls.create(path, opened[0].target, opened[0].protocol)
-        for part in opened:
-            if part.path.resolve() != merged.path.resolve():
-                merged.absorb(part)
-        merged.compact()
-        return merged
-
     def absorb(self, part: Dataset) -> None:
         """Append the rows of another dataset.
 
