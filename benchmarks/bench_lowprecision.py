@@ -19,6 +19,7 @@ from common import Results, Row, announce, at_exit_code, note, parser, until, ve
 import costmodel
 from costmodel.cli.common import print_table
 from costmodel.data.measurement import Measurement
+from costmodel.errors import CostModelError
 from costmodel.evaluation.metrics import geomean
 from costmodel.hardware.target import Target
 from costmodel.measure.protocol import TimingProtocol
@@ -33,11 +34,15 @@ WEIGHTS = {
     "llama3-70b up, 4 ways": (14336, 8192), "qwen2.5-7b qkv": (4608, 3584),
     "qwen3-32b qkv": (10240, 5120), "mixtral-8x7b up, 2 ways": (14336, 4096),
 }  # fmt: skip
+COMPILED = 3968, 7168
+"""An (n, k) of which all is compiled ahead; no shape, so that each shape is tuned."""
 ROWS = (1, 8, 16, 64, 128, 512, 2048, 8192)
 FORMS = ("row", "block", "tensor", "int8", "int32", "row_fast")
 """Scales of fp8 by rows, blocks and the tensor; int8 with scales and without; row_fast leaves
 all sums to the tensor cores, in torch too."""
 ROUNDS = 5
+WRONG = 0.02
+"""What a result may be off, of the largest element: bfloat16 rounds to 0.004."""
 SMALL = 128
 """Up to this m a product takes as long as its weight takes to be read."""
 
@@ -147,8 +152,11 @@ def timed(session: Session, problem: Scaled) -> Row:
     """Tune a shape, time our best kernel beside torch; return its row."""
     operands = problem.operands(None, 1)[0]
     call = operands[0]
+    tuned.configs_timings = {}
     for _ in range(2):  # the first call may have gone on with half of the list
         tuned.run(*call, warmup=False)
+    if not tuned.configs_timings:
+        raise CostModelError("it was tuned before: name an empty folder by COSTMODEL_CACHE_DIR")
     chosen = tuned.best_config
     times = {c: t[0] for c, t in tuned.configs_timings.items() if t[0] < float("inf")}
     ours = [c for c in times if c.kwargs["kernel"] != "torch"]
@@ -156,6 +164,8 @@ def timed(session: Session, problem: Scaled) -> Row:
     best = min(ours, key=times.__getitem__)
     launcher(best)(operands)
     error = error_of(problem, call)
+    if not error < WRONG:
+        raise CostModelError(f"{best} is off by {error:.3g} of the largest element")
     choices = {"ours": launcher(best)}
     if torch_config is not None:
         choices["torch"] = launcher(torch_config)
@@ -169,7 +179,7 @@ def timed(session: Session, problem: Scaled) -> Row:
     return {
         "form": problem.form, "m": problem.m, "n": problem.n, "k": problem.k, "us": us,
         "speedup": round(us["torch"] / us["ours"], 4) if "torch" in us else None,
-        "tflops": round(ops / us["ours"] / 1e6, 1), "config": f"{best}", "error": error,
+        "tflops": round(ops / us["ours"] / 1e6, 1), "config": f"{best}", "error": round(error, 6),
         "over_default": round(us["torch"] / us["default"], 4) if "torch" in us else None,
         "timed": len(times),
     }  # fmt: skip
@@ -214,7 +224,7 @@ def compile_ahead(forms: list[str]) -> None:
     for form in forms:
         for m in ROWS:
             try:
-                n, k = WEIGHTS["deepseek-v3 experts up"]
+                n, k = COMPILED
                 tuned.run(*Scaled(form, m, n, k).operands(None, 1)[0][0], warmup=False)
             except Exception as error:  # the shape itself will say so
                 note(f"{form} m={m}: {one_line(error)}")

@@ -226,6 +226,17 @@ def test_the_choice_is_kept_and_shared_by_a_bucket(machine: Machine) -> None:
     assert tuned.best_config is chosen
 
 
+@pytest.mark.parametrize("mode", ["predict", "never", "background"])
+def test_every_mode_launches_a_kernel(machine: Machine, mode: str) -> None:
+    costmodel.set_mode(mode)
+    try:
+        tuned.run(*call_of("block", 16), warmup=False)
+    finally:
+        costmodel.set_mode("auto")
+    assert machine.launches
+    assert tuned.best_config.kwargs["kernel"] != "torch"
+
+
 def test_what_torch_refuses_is_no_candidate(machine: Machine) -> None:
     tuned.run(*call_of("row", 16), warmup=False)
     kernels = [c.kwargs["kernel"] for c in tuned.configs_timings]

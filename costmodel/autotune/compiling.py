@@ -6,6 +6,7 @@ import functools
 import itertools
 from concurrent.futures import Future
 from contextlib import suppress
+from math import inf
 from typing import Any
 
 from costmodel.autotune.arguments import written
@@ -111,5 +112,7 @@ class Compiling:
 
     def ptx_score(self, name: str, artifact: Artifact | None) -> float:
         """Return the hand-weighted score of a binary; without an artifact it is loaded."""
+        if artifact is None and self._loaded[name] is None:
+            return -inf  # no kernel of Triton's
         counts = artifact.ptx if artifact else extract(self._loaded[name].asm["ptx"])
         return sum(weight * counts.get(each, 0.0) for each, weight in PTX_WEIGHTS.items())

@@ -64,14 +64,15 @@ def _config(num_warps: int = 4, num_stages: int = 3, **meta: Any) -> triton.Conf
 
 
 def configurations() -> list[triton.Config]:
-    """Return all configurations; the first is torch."""
-    found = [_config(kernel="torch")]
+    """Return all configurations; torch, which refuses some calls, is the last."""
+    found: list[triton.Config] = []
     for most_m in _TILES:
         for tiles in _tiles(most_m, promotes=False):
             found += [_config(**tiles, splits=splits) for splits in _SPLITS]
     for groups, rows, block_n, stages in _WARPS + _WARPS_ONE_SUM:
         warps: Any = {"kernel": "warps", "groups": groups, "rows": rows, "block_n": block_n}
         found.append(_config(num_stages=stages, **warps))
+    found.append(_config(kernel="torch"))
     return list({str(config): config for config in found}.values())
 
 
