@@ -26,7 +26,6 @@ from triton.runtime.autotuner import Autotuner
 _FLUSH_BYTES = 256 * 2**20
 _CYCLES_PER_US = 2000  # at the highest clock of any NVIDIA GPU: never too short
 _ROUNDS, _COMPARE_S = 200, 0.7
-_OTHER_WORK_S = 0.2  # of the program, between two calls of a kernel that is not settled
 BROKEN = 3
 """Exit code: a kernel broke the CUDA context, and the next case needs another process."""
 
@@ -111,7 +110,6 @@ class Recorder:
         self.side, self.wanted, self.winners, self.untuned = side, wanted, winners, untuned
         self.write = write
         self.case = ""
-        self.seen: set[Any] = set()
         self.chosen: dict[str, Any] = {}
 
     def wrap(self, inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,7 +117,6 @@ class Recorder:
 
         def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
             name = name_of(tuner)
-            self.seen.add(tuner)
             if name.startswith("fla.") and not within(name.split(":")[0], ALLOWED):
                 raise RuntimeError(f"{name} may not be run here: take the case out")
             if self.wanted and (name not in self.wanted or name in self.chosen):
@@ -163,17 +160,11 @@ class Recorder:
         before, start = counters(self.side, tuner), time.perf_counter()
         result = inner(tuner, *args, **kwargs)
         torch.cuda.synchronize()
-        seconds = settled_s = time.perf_counter() - start
-        while self.wanted and self.side == "ours" and is_unsettled(tuner):
-            start = time.perf_counter()
-            result = inner(tuner, *args, **kwargs)
-            torch.cuda.synchronize()
-            settled_s += time.perf_counter() - start
-            time.sleep(_OTHER_WORK_S)
+        seconds = time.perf_counter() - start
         after = counters(self.side, tuner)
         self.chosen[name] = tuner.best_config
         self.write(
-            kernel=name, case=self.case, key=key, seconds=seconds, settled_s=settled_s,
+            kernel=name, case=self.case, key=key, seconds=seconds,
             listed=listed, compiled=after[0] - before[0], timed=after[1] - before[1],
             winner=options_of(tuner.best_config),
         )  # fmt: skip
@@ -200,12 +191,6 @@ def counters(side: str, tuner: Any) -> tuple[int, int]:
         return stats.compiled, stats.timed
     timed = getattr(tuner, "configs_timings", None) or {}
     return len(timed), sum(_is_finite(times) for times in timed.values())
-
-
-def is_unsettled(tuner: Any) -> bool:
-    """Return True if a later call is to time what is still being compiled."""
-    state = vars(tuner).get("_costmodel")
-    return state is not None and bool(state.begun)
 
 
 def _is_finite(times: Any) -> bool:
@@ -269,11 +254,6 @@ def main() -> None:
             if time.time() > args.until:
                 break
             run_case(case, recorder, write)
-            while (
-                args.side == "ours" and not args.kernels and any(map(is_unsettled, recorder.seen))
-            ):
-                run_case(case, recorder, write, "settled")
-                time.sleep(_OTHER_WORK_S)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """What tuning other people's Triton kernels costs: Triton's own tuner against costmodel's.
 
 Parts: ``gla`` and ``gdr`` are the first calls of two operations of Flash Linear Attention, forward
-and backward; ``settled_s`` adds ours' later calls, up to those that time the last of each list.
-Between them the program does something else: what is compiled then is waited for by no one.
+and backward.
 ``kernels``: each drawn kernel is tuned by stock and by ours, each in a process of its own with
 empty caches; in a third both winners are timed in turn, and stock's again beside itself.
 ``launch``: the host time of a warm call, and a process that finds its caches filled.
@@ -175,8 +174,6 @@ def operation(part: str, folder: Path, deadline: float, stock: bool) -> Row:
     found = by_kernel(ours)
     row |= total(ours, "ours") | {"kernels": len(found), "error": error_of(ours)}
     row["of"] = sum(line["listed"] for line in found.values())
-    second = sum(line["seconds"] for line in ours if "settled" in line)
-    row["settled_s"] = row["ours_s"] + second if row["ours_s"] else None
     if found:
         again = caches.run("again", [case], deadline, caches="ours")
         row |= total(again, "again")
@@ -241,7 +238,6 @@ def row_of(
         "key": own.get("key"),
         "held_out": role_of(name.split(":")[0]) == "eval", "seed": SEED,
         "stock_s": theirs.get("seconds"), "ours_s": own.get("seconds"),
-        "settled_s": own.get("settled_s"),
         "compiled": own.get("compiled"), "timed": own.get("timed"),
         "of": theirs.get("compiled") or kernel.configs, "kept_pct": kept, "noise_pct": noise,
         "same": same, "stock_us": us.get("stock_us"), "ours_us": us.get("ours_us"),
@@ -279,16 +275,13 @@ def summarize(rows: list[Row]) -> Row:
     tuned = [row for row in kernels if row["stock_s"] and row["ours_s"]]
     kept = [row["kept_pct"] for row in kernels if row["kept_pct"]]
     noise = [row["noise_pct"] for row in kernels if row["noise_pct"]]
-    stock_s, ours_s, settled_s = (
-        sum(row.get(f"{side}_s") or 0 for row in tuned) for side in ("stock", "ours", "settled")
-    )
+    stock_s, ours_s = (sum(row[f"{side}_s"] for row in tuned) for side in ("stock", "ours"))
     summary: Row = {
         "kernels": len(tuned), "configurations": sum(row["of"] for row in tuned),
         "compiled": sum(row["compiled"] for row in tuned),
         "timed": sum(row["timed"] for row in tuned),
-        "stock_s": stock_s or None, "ours_s": ours_s or None, "settled_s": settled_s or None,
+        "stock_s": stock_s or None, "ours_s": ours_s or None,
         "wall_ratio_first_key": stock_s / ours_s if ours_s else None,
-        "wall_ratio_settled": stock_s / settled_s if settled_s else None,
         "wall_ratio_later_keys": None,
         "kept_geomean_pct": geomean(kept) if kept else None,
         "kept_worst_pct": min(kept) if kept else None,
@@ -297,7 +290,6 @@ def summarize(rows: list[Row]) -> Row:
     for part in _OPERATIONS:
         row = next((row for row in rows if row["part"] == part), {})
         summary[f"{part}_s"] = row.get("ours_s")
-        summary[f"{part}_settled_s"] = row.get("settled_s")
         summary[f"{part}_stock_s"] = row.get("stock_s")
         summary[f"{part}_again_s"] = row.get("again_s")
         summary[f"{part}_single_s"] = row.get("single_s")
@@ -333,7 +325,6 @@ def show(results: Results) -> None:
         "of",
         "stock_s",
         "ours_s",
-        "settled_s",
         "compiled",
         "timed",
         "kept_pct",

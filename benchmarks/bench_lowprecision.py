@@ -235,10 +235,7 @@ def main() -> None:
     """Time all shapes within the budget; print a short table."""
     options = parser(__doc__)
     options.add_argument("--forms", default=",".join(FORMS), help="which, separated by commas")
-    options.add_argument("--without", default="", help="kernels to leave out: pointer, tma, warps")
     arguments: argparse.Namespace = options.parse_args()
-    without = arguments.without.split(",")
-    tuned.configs = [c for c in tuned.configs if c.kwargs["kernel"] not in without]
     forms = [form for form in FORMS if form in arguments.forms.split(",")]
     target = Target.current()
     everything = list(problems(forms))[:: arguments.every]

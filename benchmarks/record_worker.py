@@ -152,7 +152,7 @@ class Recorder:
         drawn = [n for n in plain if "seed" in n or "offset" in n]
         tuner.keys = [*tuner.keys, *(n for n in plain if n not in (*drawn, *tuner.keys))]
         tuner.strategy = None  # FlagGems rounds sizes in its keys
-        state_of(tuner).is_patient = True
+        state_of(tuner).options = Options("exhaustive")
 
     def note(self, tuner: Any) -> None:
         """Write what the store does not know of a list, once for each kernel and call."""

@@ -109,6 +109,8 @@ class Machine:
 
     # --- Stand-ins --------------------------------------------------------------------------------
 
+    size = 4
+
     def start(self, count: int) -> None:
         """As of a CompilePool."""
 

@@ -744,98 +744,34 @@ def test_the_default_mode_holds(machine: Machine) -> None:
 
 
 @pytest.mark.fault("B49")
-@pytest.mark.parametrize("forgotten", [False, True])
-def test_a_first_call_need_not_wait_for_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgotten: bool
-) -> None:
+def test_no_call_waits_for_what_takes_far_longer_than_the_rest(tmp_path: Path) -> None:
+    """A block that is far too large may compile for ten seconds."""
     from concurrent.futures import Future
 
-    waiting: list[tuple[Future[Any], Any]] = []
-    hurried: list[Future[Any]] = []
-    if forgotten:  # since so many others were begun
-        monkeypatch.setattr(autotune_fakes.compiling, "_AT_MOST", 1)
+    never: Future[Any] = Future()
     with machine_without_gpu(tmp_path, patience_s=0.0) as machine:
         submit = machine.submit
 
         def some(key: str, *args: Any, **options: Any) -> Any:
             done = submit(key, *args, **options)
-            if machine.jobs[-1].options["num_warps"] == 4:
-                return done
-            future: Future[Any] = Future()
-            waiting.append((future, done.result()))
-            return future
+            return never if machine.jobs[-1].options["num_warps"] == 4 else done
 
         machine.submit = some  # type: ignore[method-assign]
-        monkeypatch.setattr(machine, "hurry", lambda future, urgency: hurried.append(future))
-        own = [*configs(64, 128, num_warps=4), *configs(32, 16, num_warps=8)]
+        own = [*configs(64, 128, 32, num_warps=1), *configs(16, num_warps=4)]
         kernel = kernel_of(configs=own)
         call(kernel)
-        assert kernel.best_config.kwargs == {"BLOCK": 64}
-        assert not kernel.cache
-        for future, artifact in waiting:
-            future.set_result(artifact)
-        machine.submit = submit  # type: ignore[method-assign]
-        call(kernel)
-        assert kernel.best_config.kwargs == {"BLOCK": 16}
-        assert len(machine.jobs) == 4 + 2 * forgotten
-        assert len(hurried) == 2 - 2 * forgotten
-        done = len(machine.launches)
-        call(kernel)
-        assert len(machine.launches) == done + 1
-
-
-@pytest.mark.fault("B49")
-@pytest.mark.parametrize("more_is_ready", [True, False])
-def test_no_call_waits_for_the_last_few_of_a_list(tmp_path: Path, more_is_ready: bool) -> None:
-    """A block that is far too large may compile for 10 s. The second call waits for the others."""
-    from concurrent.futures import Future
-
-    waiting: dict[int, tuple[Future[Any], Any]] = {}  # by warps
-    with machine_without_gpu(tmp_path, patience_s=0.0) as machine:
-        submit = machine.submit
-
-        def some(key: str, *args: Any, **options: Any) -> Any:
-            done = submit(key, *args, **options)
-            if (warps := machine.jobs[-1].options["num_warps"]) == 1:
-                return done
-            future: Future[Any] = Future()
-            waiting[warps] = future, done.result()
-            return future
-
-        def ready(warps: int) -> None:
-            future, artifact = waiting[warps]
-            future.set_result(artifact)
-
-        machine.submit = some  # type: ignore[method-assign]
-        own = [
-            *configs(64, 128, num_warps=1), *configs(32, num_warps=2), *configs(16, num_warps=4)
-        ]  # fmt: skip
-        kernel = kernel_of(configs=own)
-        call(kernel)
-        assert machine.timed() == {64, 128}
-        if more_is_ready:
-            ready(2)
-        else:
-            threading.Timer(0.1, ready, [2]).start()
-        call(kernel)
-        assert machine.timed() == {32, 64, 128}
-        for _ in range(2):
-            done = len(machine.launches)
-            call(kernel)
-            assert [launch.block for launch in machine.launches[done:]] == [32]
-        assert not kernel.cache
-        ready(4)
-        call(kernel)
-        assert kernel.best_config.kwargs == {"BLOCK": 16}
-        assert len(machine.jobs) == 4
+        assert kernel.best_config.kwargs == {"BLOCK": 32}
+        assert never.cancelled()
         machine.restart()
         call(kernel_of(configs=own))
         assert len(machine.launches) == 1
+        call(kernel_of(configs=own, mode="exhaustive"))
+        assert len(machine.launches) == 2
 
 
 @pytest.mark.fault("B49")
 def test_what_never_compiles_holds_up_no_call(tmp_path: Path) -> None:
-    """All others are compiled before the first call may leave something."""
+    """All others are compiled before a call may leave something."""
     from concurrent.futures import Future
 
     with machine_without_gpu(tmp_path, patience_s=0.2) as machine:
@@ -856,7 +792,7 @@ def test_what_never_compiles_holds_up_no_call(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault("B49")
-def test_a_first_call_leaves_nothing_that_is_compiled(
+def test_nothing_is_left_that_is_compiled(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(autotune_fakes.tuning, "_PATIENCE_S", 0.0)  # as if timing took long
@@ -899,7 +835,7 @@ def test_a_budget_stops_and_the_next_process_goes_on(machine: Machine) -> None:
     machine.slow_s = 0
     kernel = kernel_of(configs=configs(*blocks))
     call(kernel)
-    assert set(blocks) - timed <= machine.timed()
+    assert len(timed | machine.timed()) >= 5
     assert kernel.best_config.kwargs == {"BLOCK": 16}
 
 
@@ -943,7 +879,7 @@ def test_what_is_far_slower_is_launched_a_few_times(machine: Machine) -> None:
 @pytest.mark.fault("B61")
 def test_a_slow_kernel_is_launched_four_times_and_its_finalists_more(machine: Machine) -> None:
     machine.us = lambda launch: 1e4 + launch.block
-    call(kernel_of(configs=configs(*(2**i for i in range(4, 14)))))
+    call(kernel_of(configs=configs(*(2**i for i in range(4, 14))), mode="exhaustive"))
     launches = sorted(Counter(launch.block for launch in machine.launches).values())
     assert launches[:7] == [4] * 7
     assert len(launches) == 10

@@ -727,7 +727,7 @@ def test_a_kill_loses_no_timing(machine: Machine, seed: int) -> None:
                 os.write(tell, b".")
 
         machine.effect, machine.slow_s = effect, 0.0005
-        tuned(*MANY)
+        tuned(*MANY, mode="exhaustive")
 
     process = in_a_fork(child)
     os.close(tell)
@@ -740,7 +740,7 @@ def test_a_kill_loses_no_timing(machine: Machine, seed: int) -> None:
     os.close(told)
     done = kept(machine) if machine.folder.exists() else {}
     assert len(begun) - 1 <= len(done) <= len(begun)
-    kernel = tuned(*MANY)
+    kernel = tuned(*MANY, mode="exhaustive")
     assert len(machine.jobs) == len(MANY) - len(done)
     assert kernel.best_config.kwargs == {"BLOCK": 16}
 

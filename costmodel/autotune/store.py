@@ -16,7 +16,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 """Version of the files: it is in the key, so that those of another release have other names."""
+
+_BEFORE_DIGEST = -len("0" * 20 + ".jsonl")  # of a file's name
+_RELATIVES = 32
 
 _PARTS = ("kwargs", "num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override", "pre_hook")
 
@@ -96,6 +99,7 @@ class KernelEntry:
         measured: the last timing of each configuration, by :func:`config_name`.
         binaries: what is known of the binary of each, such as registers and counts of its PTX.
         chosen: the configuration that launches take; None: none was chosen yet.
+        untried: those that were known then, and of which nothing was expected.
         why: how it was chosen.
         when: and when: UTC, ISO 8601.
         unsteady: timings scattered then: the next process compares once more.
@@ -107,13 +111,14 @@ class KernelEntry:
     measured: dict[str, Measurement] = field(default_factory=dict)
     binaries: dict[str, dict[str, Any]] = field(default_factory=dict)
     chosen: str | None = None
+    untried: list[str] = field(default_factory=list)
     why: str = ""
     when: str = ""
     unsteady: bool = False
 
     def choice(self, names: Collection[str]) -> str | None:
         """Return what was chosen for good, from among these configurations; or None."""
-        if self.unsteady or not set(names) <= set(self.measured):
+        if self.unsteady or not set(names) <= {*self.measured, *self.untried}:
             return None
         return next((x for x in names if x == self.chosen and self.measured[x].ok), None)
 
@@ -147,6 +152,8 @@ class KernelEntry:
                     case {"chosen": str(chosen), "why": str(why), "when": str(when), **more}:
                         self.chosen, self.why, self.when = chosen, why, when
                         self.unsteady = more.get("unsteady") is True
+                        untried = more.get("untried")
+                        self.untried = untried if isinstance(untried, list) else []
             except (ValueError, RecursionError):  # InvalidInput is a ValueError
                 continue
 
@@ -188,12 +195,27 @@ class KernelStore(CacheFolder):
         self._append(key, {"config": config_name, "binary": binary})
 
     def choose(
-        self, key: Mapping[str, Any], config_name: str, why: str, *, unsteady: bool = False
+        self,
+        key: Mapping[str, Any],
+        config_name: str,
+        why: str,
+        untried: Sequence[str] = (),
+        *,
+        unsteady: bool = False,
     ) -> None:
-        """Keep which configuration launches take."""
+        """Keep which configuration launches take, and which others were not tried."""
         when = datetime.now(UTC).isoformat(timespec="seconds")
+        more = {"untried": [*untried], "unsteady": unsteady}
         record = {"chosen": config_name, "why": why, "when": when}
-        self._append(key, record | ({"unsteady": True} if unsteady else {}))
+        self._append(key, record | {name: value for name, value in more.items() if value})
+
+    def relatives(self, key: Mapping[str, Any]) -> list[KernelEntry]:
+        """Return what is known of a kernel on the same device under a few other keys."""
+        name = _file_name(_header(key))
+        paths = self.files(f"{name[:_BEFORE_DIGEST]}*.jsonl")[:_RELATIVES]
+        found = [_load(path, logging.INFO) for path in paths if path.name != name]
+        parts = "name", "source", "device", "triton"
+        return [e for e in found if all(e.key.get(part) == key.get(part) for part in parts)]
 
     def entries(self) -> list[KernelEntry]:
         """All entries, by file name."""

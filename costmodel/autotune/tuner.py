@@ -66,7 +66,8 @@ def autotune(
 
     Args:
         configs, key: as of ``triton.autotune``.
-        mode: as of :func:`costmodel.matmul`: ``auto`` times, ``predict`` does not, ``background``
+        mode: as of :func:`costmodel.matmul`: ``auto`` times what may win,
+            ``exhaustive`` all, ``predict`` nothing, ``background``
             compiles while the first configuration that is there answers, ``never`` takes what is
             known; None: the default mode.
         budget_s: after so many seconds the best so far wins.
@@ -95,10 +96,8 @@ class State:
 
     Attributes:
         launches: the configuration and its options for the call, by :meth:`key_of`.
-        is_patient: the first call waits for all configurations, since the caller may keep what it
-            launched, as FlagGems does.
-        begun: by the same key: what is launched until these compiles are done, and all is timed.
         launched: Triton's keys of the calls so far.
+        compiling: what mode ``background`` waits for, by the same key.
         cached: what was put into the tuner's own ``cache``.
         lock: held by the thread that tunes.
     """
@@ -106,11 +105,9 @@ class State:
     def __init__(self, tuner: Any, options: Options) -> None:
         self.options = options
         self.launches: dict[Any, tuple[Any, dict[str, Any]]] = {}
-        self.begun: dict[Any, tuple[Any, Sequence[Future[Any]]]] = {}
         self.launched: set[Any] = set()
+        self.compiling: dict[Any, list[Future[Any]]] = {}
         strategy = getattr(tuner, "strategy", None)  # of FlagGems
-        module = tuner.base_fn.__module__ or ""
-        self.is_patient = strategy is not None or module.startswith("flag_gems.")
         self.cached: dict[Any, Any] = {}
         self.lock = threading.RLock()
         names = list(tuner.arg_names)
@@ -137,10 +134,6 @@ class State:
                 parts.append(name)
                 _describe(value, rule_of, parts)
         return tuple(parts)
-
-    def is_waiting(self, key: Any) -> bool:
-        """Return True if what a call waits for is still being compiled."""
-        return key in self.begun and not all(future.done() for future in self.begun[key][1])
 
 
 def state_of(tuner: Any, options: Options | None = None) -> State:
@@ -207,7 +200,7 @@ def frozen(tuner: Any, *args: Any, **kwargs: Any) -> StockAutotuner:
     if len(tuner.configs) > 1:
         state, kwargs = state_of(tuner), {"warmup": False, **kwargs}
         key = state.key_of(args, kwargs)
-        config, _ = _first_call(tuner, state, key, args, kwargs, patient=True)
+        config, _ = _first_call(tuner, state, key, args, kwargs)
     return StockAutotuner(tuner.fn, tuner.arg_names, [config], [], None, None)
 
 
@@ -217,48 +210,42 @@ def _stock_key(tuner: Any, named: dict[str, Any]) -> tuple[Any, ...]:
     return *values, *(str(value.dtype) for value in named.values() if hasattr(value, "dtype"))
 
 
-def _chosen(tuning: Tuning, state: State, key: Any, patient: bool) -> tuple[Any, bool]:
-    """Return the configuration of a call, and whether it is the final one."""
+def _chosen(tuning: Tuning, state: State, key: Any) -> tuple[Any, bool]:
+    """Return the configuration of a call, and whether later calls take it too."""
     mode = state.options.mode or default_mode()
     if (config := tuning.known()) is not None:
         return tuning.shared(config), True
     if tuning.is_empty or torch.cuda.is_current_stream_capturing():
         return tuning.best_known() or tuning.first, False
-    is_first = key not in state.begun
     try:
-        if mode == "background" and is_first:
-            state.begun[key] = tuning.first, tuning.compiling.submit_all()
-            if state.is_waiting(key):
-                return tuning.first, False
+        if mode == "background" and not _is_compiled(tuning, state, key):
+            return tuning.first, False
         if mode in ("predict", "heuristic"):
             config = tuning.predict()
         elif mode != "never":
-            config = tuning.choose(0.0 if patient else 0.5 if is_first else 0.25)
-            if tuning.left:
-                # Else the second call waits once more: a graph may be captured next.
-                state.begun[key] = config, tuning.left if tuning.has_most else ()
-                return config, False
+            config = tuning.choose()
     except (HostError, torch.OutOfMemoryError) as error:
         warnings.warn(f"{tuning} is not tuned: {error}", RuntimeWarning, stacklevel=5)
     return tuning.shared(config or tuning.best_known() or tuning.first), True
 
 
+def _is_compiled(tuning: Tuning, state: State, key: tuple[Any, ...]) -> bool:
+    """Begin to compile all configurations of a call; return True once that is done."""
+    if key not in state.compiling:
+        state.compiling[key] = tuning.compiling.submit_all()
+    if not all(future.done() for future in state.compiling[key]):
+        return False
+    del state.compiling[key]
+    return True
+
+
 def _first_call(
-    tuner: Any,
-    state: State,
-    key: tuple[Any, ...],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    patient: bool = False,
+    tuner: Any, state: State, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
     """Find the configuration of a call; keep it for the next ones if it is the final one."""
-    patient |= state.is_patient
     with state.lock:
         if (found := state.launches.get(key)) is not None:  # another thread was faster
             return found
-        if not patient and state.is_waiting(key):
-            config = state.begun[key][0]
-            return config, config.all_kwargs()
         named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
         named = {name: named[name] for name in named if name in tuner.arg_names}
         of_tuner = _stock_key(tuner, named)
@@ -272,13 +259,12 @@ def _first_call(
             tuning = Tuning(tuner, state.options, of_all, args, kwargs)
             # Triton zeroes once for each key of its own; later calls may add to what is there.
             tuning.resets = of_tuner not in state.launched
-            config, is_final = _chosen(tuning, state, key, patient)
+            config, is_final = _chosen(tuning, state, key)
             state.launched.add(of_tuner)
             if is_final:
                 cache[of_tuner] = state.cached[of_tuner] = config
         found = config, config.all_kwargs()
         if is_final:
-            state.begun.pop(key, None)
             state.launches[key] = found
             drop_oldest(state.launches, _AT_MOST)
         return found

@@ -3,37 +3,44 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
+import math
 import sys
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from typing import Any
 
+import numpy as np
 import torch
 from triton import knobs
 
 from costmodel.autotune.call import KernelCall
 from costmodel.autotune.compiling import Compiling
 from costmodel.autotune.isolated import IsolatedRunner
+from costmodel.autotune.learner import Learner, Tried
 from costmodel.autotune.options import Options
 from costmodel.autotune.runner import KernelRunner
 from costmodel.autotune.store import KernelStore, config_name, lasting_text
 from costmodel.compile.compiler import Artifact
+from costmodel.compile.ttir import KernelJob
 from costmodel.data.measurement import Candidate, Measurement
 from costmodel.errors import CompileError, InvalidInput
+from costmodel.gemm.specialize import device_compilers
 from costmodel.hardware.target import Target
 from costmodel.tuning.counters import count
-from costmodel.tuning.ranks import epoch, first_said
+from costmodel.tuning.modes import default_mode
+from costmodel.tuning.ranks import first_said
 from costmodel.tuning.search import TopKSearch
 from costmodel.validation import one_line
 
 _SILENT_S = 2.0  # of tuning, before it says how far it is
-_PATIENCE_S = 0.5  # of compiling, before half of a list may be enough for a first call
+_PATIENCE_S = 0.5  # for the last binaries, at least
 
 log = logging.getLogger("costmodel")
 
@@ -52,7 +59,6 @@ class Tuning:
     Attributes:
         compiling: what is compiled of the configurations.
         first: of the user's list, as far as it is left.
-        left: compiles that the choice did not wait for; without any it holds for later calls too.
         resets: what is to be zero is so for the launch that follows.
     """
 
@@ -68,16 +74,14 @@ class Tuning:
         self._tuner, self._options = tuner, options
         self._call = KernelCall(tuner, args, kwargs)
         configs = self._pruned(kwargs) if configs is None else configs
-        # What takes long to compile first; that half of a list is often the better one, too.
-        by_effort = sorted(configs, key=lambda c: (c.num_warps, -c.num_stages))
-        self._by_name = {config_name(config): config for config in by_effort}
+        self._by_name = {config_name(config): config for config in configs}
         self.first = configs[0]
         self._target = Target.current(torch.cuda.current_device())
         self._key = self._readable(key)
         self.resets, self._anew = True, False
-        self.left: list[Future[Artifact]] = []
-        self._may_leave, self._works = 0, False
-        self._begun, self._done = time.monotonic(), set[str]()
+        self._begun = time.monotonic()
+        self._done: dict[str, Measurement] = {}
+        self._enough = False  # the learner wants no more
         self._first_of: dict[object, str] = {}
         self._repeats: dict[str, str] = {}  # what does the same as an earlier one
         self.compiling = Compiling(self._call, self._by_name)
@@ -108,11 +112,6 @@ class Tuning:
         """Return True if the call launches no program, of which nothing can be learned."""
         return 0 in self._call.grid(self.first)
 
-    @property
-    def has_most(self) -> bool:
-        """Return True if the choice is from three quarters of the list or more."""
-        return 4 * len(self.left) <= len(self._by_name)
-
     def _pruned(self, kwargs: dict[str, Any]) -> list[Any]:
         """Return the configurations that the user's own functions leave."""
         tuner = self._tuner
@@ -134,22 +133,16 @@ class Tuning:
 
     # --- Choosing ---------------------------------------------------------------------------------
 
-    def choose(self, may_leave: float) -> Any:
-        """Compile and time what is not known yet; return the best configuration.
-
-        Args:
-            may_leave: the share of the list that need not be waited for if it takes long to
-                compile; see :attr:`left`.
+    def choose(self) -> Any:
+        """Compile and time what may be the best; return what is.
 
         Raises:
             CompileError: none can be compiled and launched.
             BrokenContext: one has broken the CUDA context.
         """
         begin, kept = time.monotonic(), store.read(self._key)
-        self._may_leave = int(may_leave * len(self._by_name)) if epoch() == 0 else 0
         known = {} if self._anew else kept.known(self._by_name)
-        self._works |= any(m.ok for m in known.values())
-        self._done.update(known)
+        self._done |= known
         if not kept.arguments:
             store.describe(self._key, self._call.described())
         self.compiling.start(len(self._by_name) - len(known))
@@ -181,14 +174,14 @@ class Tuning:
             self._by_name[n]: [x / 1e3 if m.ok else inf for x in (m.latency_us, m.p10_us, m.p90_us)]
             for n, m in search.measured.items()
         }
-        if not self.left and choice.timed and self._done >= set(self._by_name):
+        untried = [name for name in self._by_name if name not in self._done]
+        if choice.timed and (self._enough or not untried):
             unsteady = (choice.unsteady or search.is_late) and not kept.unsteady
-            store.choose(self._key, choice.config, choice.why, unsteady=unsteady)
+            store.choose(self._key, choice.config, choice.why, untried, unsteady=unsteady)
         costs = f"{search.compile_s:.2f} s compiling, {search.measure_s:.2f} s timing"
         log.info("%s: %s; %s", self._call, choice.why, costs)
         best = self._by_name[choice.config]
-        if not self.left:
-            self._tell(best, time.monotonic() - begin)
+        self._tell(best, time.monotonic() - begin)
         if self.resets:
             self._call.reset(best)
         return best
@@ -244,8 +237,7 @@ class Tuning:
     def _note(self, name: str, measurement: Measurement) -> None:
         count(timed=measurement.status != "compile_error" and name not in self._done)
         store.note(self._key, name, measurement)
-        self._done.add(name)
-        self._works = self._works or measurement.ok
+        self._done[name] = measurement
         is_terminal = getattr(sys.stderr, "isatty", bool)  # a program may have put its own there
         if time.monotonic() - self._begun > _SILENT_S and is_terminal():
             print(
@@ -269,9 +261,13 @@ class Tuning:
     def _compile(
         self, candidates: Sequence[Candidate], meanwhile: Callable[[], object] | None = None
     ) -> Generator[Sequence[Candidate], None, None]:
-        """Begin to compile, do what can be done meanwhile; give those of each binary when ready."""
-        waiting: dict[Future[Artifact], list[Candidate]] = {}
-        ready = []
+        """Compile what the learner wants, in its order; give those of each binary when ready.
+
+        Args:
+            meanwhile: done while the first are being compiled; None: nothing is timed, and so
+                nothing learned: all are compiled.
+        """
+        jobs, ready = {}, []
         for candidate in candidates:
             try:
                 job = self.compiling.job(candidate.config)
@@ -282,18 +278,55 @@ class Tuning:
             if job is None:  # this process has loaded it already
                 ready.append(candidate)
             else:
-                waiting.setdefault(self.compiling.submit(job), []).append(candidate)
+                jobs[candidate.config] = job
         if meanwhile is not None:
             self._call.keep(self.compiling.written())
-            meanwhile()
         yield from ([candidate] for candidate in ready)
-        while waiting and not self._leaves([*waiting]):
-            patience = self._begun + _PATIENCE_S - time.monotonic()
-            for future in wait(waiting, patience if patience > 0 else None, FIRST_COMPLETED).done:
-                artifact = future.result()
-                self.compiling.forget(artifact.key)
-                count(compiled=1)
-                yield self._compiled(waiting.pop(future), artifact)
+        everything = meanwhile is None or (self._options.mode or default_mode()) == "exhaustive"
+        learner = self._learner(jobs, everything)
+        names = [*self._by_name]
+        pending: dict[Future[Artifact], list[int]] = {}
+        wanted = self._begin(learner, jobs, names, pending)
+        if meanwhile is not None:
+            meanwhile()
+        try:
+            while True:
+                self._enough = not learner.needs(_rows(pending))
+                if self._enough:
+                    break
+                may_leave = not (wanted or everything)
+                done, _ = wait(pending, self._patience_s() if may_leave else None, FIRST_COMPLETED)
+                self._enough = not done
+                if not done:
+                    break
+                for future in done:
+                    rows, artifact = pending.pop(future), future.result()
+                    self.compiling.forget(artifact.key)
+                    count(compiled=1)
+                    yield self._compiled([Candidate(names[row]) for row in rows], artifact)
+                    for row in rows:
+                        learner.tell(row, self._latency_us(names[row]))
+                wanted = self._begin(learner, jobs, names, pending)
+        finally:
+            for future in pending:
+                future.cancel()
+        yield []  # what was not given is not to be timed
+
+    def _begin(
+        self,
+        learner: Learner,
+        jobs: dict[str, KernelJob],
+        names: Sequence[str],
+        pending: dict[Future[Artifact], list[int]],
+    ) -> bool:
+        """Begin what the learner wants, as far as there are cores; return True if it wants more."""
+        while len(pending) < device_compilers().size:
+            if (row := learner.next(_rows(pending))) is None:
+                return False
+            job = jobs[names[row]]
+            same = [i for i, name in enumerate(names) if name in jobs and jobs[name] == job]
+            pending.setdefault(self.compiling.submit(job), []).extend(same)
+        return True
 
     def _compiled(self, same: Sequence[Candidate], artifact: Artifact) -> list[Candidate]:
         """Keep what is known of a binary, or why there is none."""
@@ -304,13 +337,43 @@ class Tuning:
                 self._note(name, Measurement(artifact.status, error=artifact.error))
         return [replace(candidate, artifact=artifact) for candidate in same]
 
-    def _leaves(self, left: list[Future[Artifact]]) -> bool:
-        """Return True if what is left may go on being compiled while the program goes on.
+    def _patience_s(self) -> float:
+        """Return how long the last binaries are waited for: as long again as it has taken.
 
-        Its next kernel is compiled first then, and no core waits for the last one of this kernel.
+        A block that is far too large may compile for ten seconds.
         """
-        long = time.monotonic() - self._begun > _PATIENCE_S
-        enough = self._works and len(left) <= self._may_leave
-        if self.left or (long and enough and not all(future.done() for future in left)):
-            self.left += left
-        return bool(self.left)
+        return max(_PATIENCE_S, time.monotonic() - self._begun)
+
+    # --- Learning ---------------------------------------------------------------------------------
+
+    def _learner(self, left: Collection[str], everything: bool) -> Learner:
+        """Return what decides which of the configurations that are left are tried."""
+        names = [*self._by_name]
+        sizes = self._call.described()
+        predicted = np.zeros(len(names))
+        times = np.array([self._latency_us(name) for name in names])
+        now = Tried([*map(json.loads, names)], predicted, times, sizes)
+        learner = Learner(now, self._others(), least=len(names) if everything else 0)
+        for row, name in enumerate(names):
+            if name not in left:
+                learner.tell(row, times[row])
+        return learner
+
+    def _others(self) -> list[Tried]:
+        """Return what is known of this kernel under other keys."""
+        found = []
+        for entry in store.relatives(self._key):
+            names = [name for name, m in entry.measured.items() if m.ok]
+            times = np.array([entry.measured[name].latency_us for name in names])
+            configs = [*map(json.loads, names)]
+            found.append(Tried(configs, np.zeros(len(names)), times, entry.arguments))
+        return found
+
+    def _latency_us(self, name: str) -> float:
+        """Return what a configuration took; NaN: it was not timed."""
+        measurement = self._done.get(self._repeats.get(name, name))
+        return measurement.latency_us if measurement and measurement.ok else math.nan
+
+
+def _rows(pending: Mapping[Any, Sequence[int]]) -> list[int]:
+    return [row for rows in pending.values() for row in rows]

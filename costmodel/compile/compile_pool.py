@@ -45,6 +45,9 @@ class CompilePool:
         limit_s: wall seconds per compile; then its status is ``timeout``.
         idle_s: a child ends when it gets nothing to compile for so long; None: it stays.
         preload: an importable function that each fresh child calls while nobody waits for it.
+
+    Attributes:
+        size: child processes at most.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class CompilePool:
     ) -> None:
         import joblib  # which sets environment variables
 
-        jobs = joblib.cpu_count() if n_jobs is None else n_jobs
+        jobs = self.size = joblib.cpu_count() if n_jobs is None else n_jobs
         if jobs < 1:
             raise InvalidInput(f"n_jobs={n_jobs}: expected a positive number of processes")
         with host_errors():

@@ -1,0 +1,284 @@
+"""Decides which configuration of a list is tried next, and when the best is good enough.
+
+The logarithm of the latency is taken to be the level of the list, plus what the model of all
+kernels predicts, times a factor near :data:`_TRUST`, plus a smooth function of the configuration:
+a Gaussian process. What was timed of the same kernel under other keys tells of that function too,
+the more so the nearer the sizes of the arguments are. How smooth the function is, how large, and
+how much keys have in common is not known: a few answers are weighed by how well they explain what
+was timed. The next configuration is that of the greatest expected improvement.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+T = TypeVar("T")
+
+STOP = 0.002
+"""Expected improvement, a share of the latency, under which nothing more is tried."""
+
+_SIZES = (0.1, 0.2, 0.4)  # of the function, in the logarithm of the latency
+_LENGTHS = (1.0, 2.0, 4.0)  # over which it changes: steps of a factor of two, of one stage
+_SHARED = (0.3, 0.6, 0.9)  # by keys however far apart
+_OCTAVES = 3.0  # between sizes of arguments: so much less is shared
+_TRUST, _DOUBT = 0.6, 0.5  # factor of the model's prediction, and its standard deviation
+_NOISE = 0.02  # of a timing
+_LEVEL = 1.0  # standard deviation of a list's level, once roughly known
+_FIRST = 4  # picks far apart, before anything is known
+_OTHERS, _ROWS = 8, 160  # keys that are looked at, and their timings
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What is known of one key of a kernel.
+
+    Attributes:
+        configs: parsed names of configurations (:func:`costmodel.autotune.store.config_name`).
+        predicted: by the model, log(latency) but for a constant.
+        latency_us: of those that were timed; NaN: not timed, or it does not work.
+        sizes: arguments as :class:`costmodel.autotune.store.KernelEntry` has them.
+    """
+
+    configs: Sequence[Mapping[str, Any]]
+    predicted: Floats
+    latency_us: Floats
+    sizes: Mapping[str, Any]
+
+
+class Learner:
+    """What to try next of one list.
+
+    Args:
+        now: the list; what is known of it already counts as tried.
+        others: the same kernel under other keys.
+        least: how many are tried whatever is expected of them.
+    """
+
+    def __init__(self, now: Tried, others: Sequence[Tried] = (), *, least: int = 0) -> None:
+        others = [each for each in others if np.isfinite(each.latency_us).any()]
+        others = sorted(others, key=lambda each: distance(each.sizes, now.sizes))[:_OTHERS]
+        self._count = len(now.configs)
+        self.least = max(least, min(3, self._count) if others else _least(self._count))
+        self._tried: dict[int, float] = {}
+        self._condition(now, others)
+        for row in np.flatnonzero(np.isfinite(now.latency_us)):
+            self.tell(int(row), now.latency_us[row])
+        self._first = [] if others or self._tried else self._apart(_FIRST)
+
+    def tell(self, row: int, latency_us: float = math.nan) -> None:
+        """Note a timing; NaN where there is none, since it does not work."""
+        self._tried[row] = math.log(latency_us) if latency_us > 0 else math.nan
+
+    def next(self, pending: Collection[int] = ()) -> int | None:
+        """Return the row to try next; None: nothing more, but for what is pending.
+
+        Args:
+            pending: rows that are on their way: they are taken to turn out as expected.
+        """
+        begun = {*self._tried, *pending}
+        left = [row for row in range(self._count) if row not in begun]
+        for row in self._first:
+            if row in left:
+                return row
+        if not left:
+            return None
+        gain = self._gain(pending)
+        row = max(left, key=gain.__getitem__)
+        return row if gain[row] >= STOP or len(begun) < self.least else None
+
+    def needs(self, pending: Collection[int]) -> bool:
+        """Return True if what is pending is worth waiting for."""
+        if not pending or len(self._tried) < self.least:
+            return bool(pending)
+        return bool(self._gain(())[list(pending)].max() >= STOP)
+
+    # --- The Gaussian process ---------------------------------------------------------------------
+
+    def _condition(self, now: Tried, others: Sequence[Tried]) -> None:
+        """Set mean and covariance of the list, as the other keys leave them, for each answer."""
+        keys = [now, *others]
+        rows = [range(self._count), *(_fastest(each, _ROWS // len(others)) for each in others)]
+        configs = [keys[k].configs[i] for k, part in enumerate(rows) for i in part]
+        place = np.repeat(np.arange(len(keys)), [len(part) for part in rows])
+        parts = [(key, list(part)) for key, part in zip(keys, rows, strict=True)]
+        model = np.concatenate([_centred(key.predicted)[part] for key, part in parts])
+        times = [np.log(key.latency_us[part]) for key, part in parts[1:]]
+        far = squared_distances(encode(configs))
+        apart = np.array([[distance(a.sizes, b.sizes) for b in keys] for a in keys])
+        same = place[:, None] == place
+        level = _LEVEL**2 * same
+        doubt = _DOUBT**2 * np.outer(model, model)
+        covariances = []
+        for shared in _SHARED if others else (1.0,):
+            common = shared + (0.97 - shared) * np.exp(-apart / _OCTAVES)
+            common = np.where(same, 1.0, common[place][:, place])
+            for size, length in itertools.product(_SIZES, _LENGTHS):
+                covariances.append((size**2 * matern(far / length**2) + doubt) * common + level)
+        covariance, own = np.stack(covariances), slice(0, self._count)
+        self._mean = np.broadcast_to(_TRUST * model[own], (len(covariance), self._count))
+        self._covariance, self._evidence = covariance[:, own, own], np.zeros(len(covariance))
+        if others:
+            seen = slice(self._count, None)
+            off = [t - _TRUST * model[place == k + 1] for k, t in enumerate(times)]
+            found = np.concatenate([each - each.mean() for each in off])
+            self._mean, self._covariance, self._evidence = _given(
+                self._mean, covariance[:, own, own], covariance[:, own, seen],
+                covariance[:, seen, seen], found,
+            )  # fmt: skip
+            likely = self._evidence > self._evidence.max() - 8
+            self._mean, self._covariance = self._mean[likely], self._covariance[likely]
+            self._evidence = self._evidence[likely]
+
+    def _gain(self, pending: Collection[int]) -> Floats:
+        """Return the expected improvement over the best that was timed, a share of its latency.
+
+        Before anything was timed: how much faster than the list's slowest it is expected to be.
+        """
+        timed = [row for row, value in self._tried.items() if value == value]
+        found = np.array([self._tried[row] for row in timed])
+        mean, covariance, evidence = self._mean, self._covariance, self._evidence
+        if timed:
+            off = (found - mean[:, timed]).mean(axis=1, keepdims=True)
+            mean, covariance, more = _given(
+                mean + off, covariance, covariance[:, :, timed],
+                covariance[:, timed][:, :, timed], found - mean[:, timed] - off,
+            )  # fmt: skip
+            evidence = evidence + more
+        if pending:  # as expected: the mean stays, but less is unknown
+            rows = list(pending)
+            _, covariance, _ = _given(
+                mean, covariance, covariance[:, :, rows], covariance[:, rows][:, :, rows],
+                np.zeros((1, len(rows))),
+            )  # fmt: skip
+        weight = np.exp(evidence - evidence.max())
+        weight /= weight.sum()
+        if not timed:
+            expected = weight @ mean
+            return expected.max() - expected + STOP
+        spread = np.sqrt(np.maximum(np.diagonal(covariance, axis1=1, axis2=2), 1e-10))
+        return weight @ _improvement(found.min() - mean, spread)
+
+    def _apart(self, count: int) -> list[int]:
+        """Return rows that are promising, each with what is least known beside those before it."""
+        mean = self._mean[0]
+        covariance = self._covariance[len(_LENGTHS) // 2 + len(_LENGTHS)] - _LEVEL**2
+        picked: list[int] = []
+        for _ in range(min(count, self._count)):
+            unknown = covariance.diagonal()
+            if picked:
+                between = covariance[:, picked]
+                known = covariance[np.ix_(picked, picked)] + _NOISE**2 * np.eye(len(picked))
+                told = np.linalg.solve(known, between.T)
+                unknown = unknown - np.einsum("ij,ji->i", between, told)
+            bound = mean - np.sqrt(np.maximum(unknown, 0)) * bool(picked)
+            bound[picked] = math.inf
+            picked.append(int(bound.argmin()))
+        return picked
+
+
+def _least(count: int) -> int:
+    """Return how many of a list are tried at least, where its kernel is new."""
+    return min(math.ceil(0.75 * count), max(10, math.ceil(count / 3)))
+
+
+def _given(
+    mean: Floats, covariance: Floats, between: Floats, known: Floats, off: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """Return mean and covariance given what was found, and the logarithm of its likelihood.
+
+    Args:
+        mean, covariance: of all, for each answer.
+        between, known: covariance of all with what was found, and of that.
+        off: what was found, less its mean.
+    """
+    count = known.shape[-1]
+    factor = np.linalg.cholesky(known + _NOISE**2 * np.eye(count))
+    scaled = np.linalg.solve(factor, between.transpose(0, 2, 1))
+    off = np.broadcast_to(off, (len(known), count))
+    error = np.linalg.solve(factor, off[:, :, None])[:, :, 0]
+    evidence = -np.log(np.diagonal(factor, axis1=1, axis2=2)).sum(axis=1)
+    return (
+        mean + np.einsum("hki,hk->hi", scaled, error),
+        covariance - scaled.transpose(0, 2, 1) @ scaled,
+        evidence - 0.5 * (error * error).sum(axis=1),
+    )
+
+
+def _improvement(lead: Floats, spread: Floats) -> Floats:
+    """Return the expected value of a normal variable's part over zero."""
+    scaled = lead / spread
+    below = 0.5 * (1 + np.vectorize(math.erf)(scaled / math.sqrt(2)))
+    return lead * below + spread * np.exp(-0.5 * scaled**2) / math.sqrt(2 * math.pi)
+
+
+# --- Distances ------------------------------------------------------------------------------------
+
+
+def encode(configs: Sequence[Mapping[str, Any]]) -> Floats:
+    """Return coordinates of configurations: a factor of two, and a stage, is a step of one."""
+    columns = []
+    for name in sorted({name for config in configs for name in config["kwargs"]}):
+        columns += _columns([config["kwargs"].get(name) for config in configs])
+    columns += _columns([config["num_warps"] for config in configs])
+    columns += _columns([config["maxnreg"] or 256 for config in configs])
+    columns += [np.array([float(c[name]) for c in configs]) for name in ("num_stages", "num_ctas")]
+    return np.stack(columns, axis=1)
+
+
+def _columns(values: Sequence[Any]) -> list[Floats]:
+    """Return the coordinates of one argument: logarithms of numbers, else one for each value."""
+    if all(isinstance(x, int | float) and not isinstance(x, bool) for x in values):
+        return [np.array([math.log2(x) if x > 0 else x - 1.0 for x in values])]
+    texts = [str(value) for value in values]
+    return [np.array([float(text == each) for text in texts]) for each in sorted(set(texts))]
+
+
+def squared_distances(points: Floats) -> Floats:
+    """Return the squared distance of each two rows."""
+    return ((points[:, None] - points) ** 2).sum(axis=2)
+
+
+def matern(squared: Floats) -> Floats:
+    """Return the Matérn 5/2 correlation at squared distances."""
+    far = np.sqrt(5 * squared)
+    return (1 + far + far**2 / 3) * np.exp(-far)
+
+
+def distance(first: Mapping[str, Any], second: Mapping[str, Any]) -> float:
+    """Return how far the sizes of two calls are apart: octaves of the argument that differs most.
+
+    Another type counts as two.
+    """
+    apart = [0.0]
+    for name in first.keys() & second.keys():
+        match first[name], second[name]:
+            case [str(dtype), list(shape)], [str(other), list(other_shape)]:
+                apart += [abs(_octaves(math.prod(shape), math.prod(other_shape)))]
+                apart += [2.0 * (dtype != other)]
+            case bool(a), bool(b):
+                apart += [2.0 * (a != b)]
+            case int(a), int(b):
+                apart += [abs(_octaves(a, b))]
+    return max(apart)
+
+
+def _octaves(a: int, b: int) -> float:
+    return math.log2(max(a, 1)) - math.log2(max(b, 1))
+
+
+def _centred(values: Floats) -> Floats:
+    return values - values.mean()
+
+
+def _fastest(tried: Tried, count: int) -> list[int]:
+    """Return the rows of the fastest of what was timed."""
+    rows = np.flatnonzero(np.isfinite(tried.latency_us))
+    return [int(row) for row in rows[np.argsort(tried.latency_us[rows], kind="stable")][:count]]
