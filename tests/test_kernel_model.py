@@ -10,13 +10,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from dataset_examples import PROTOCOL, TARGET
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernel_datasets import ARGUMENTS, NAMES, SIZES, binary_of, dataset, latency_us
+from kernel_datasets import ARGUMENTS, NAMES, SIZES, binary_of, dataset, entry, latency_us
+from test_cli import run, run_json
+from test_cli_faults import refused
 
 from costmodel.autotune.dataset import KernelDataset
+from costmodel.autotune.features import concept
 from costmodel.autotune.model import KERNELS, KernelModel, columns_of
+from costmodel.autotune.store import KernelStore
+from costmodel.data.dataset import Dataset
 from costmodel.errors import CorruptFile, FileError, MissingData, NoModel, SchemaMismatch
+from costmodel.features.concepts import CONCEPTS, OTHER
 from costmodel.models.trees import XgbParams
 
 FEW = replace(KERNELS, rounds=25, max_depth=3)
@@ -157,3 +164,64 @@ def test_without_lists_to_learn_from_there_is_no_model() -> None:
     none = KernelDataset(whole.identity, whole.rows.slice(0, 1))
     with pytest.raises(MissingData, match="tune more kernels"):
         KernelModel.train(none, XgbParams())
+
+
+# --- Commands -------------------------------------------------------------------------------------
+
+
+def test_a_dataset_of_kernels_gives_a_model_of_kernels(tmp_path: Path) -> None:
+    dataset().write(tmp_path / "data")
+    found = run_json("train", tmp_path / "data", "--out", tmp_path / "model")
+    assert found["training"] == {"kernels": 12, "lists": 12, "rows": 144}
+    assert KernelModel.load(tmp_path / "model").card.trained_on == found["training"]
+    both = run_json("train", tmp_path / "data", tmp_path / "data", "--out", tmp_path / "model")
+    assert both["training"]["kernels"] == 12
+    assert "kernels record" in refused("train", tmp_path / "data", "--out", "m", "--add-cache")
+
+
+def test_datasets_of_kernels_and_products_do_not_mix(tmp_path: Path) -> None:
+    dataset().write(tmp_path / "kernels")
+    Dataset.create(tmp_path / "products", TARGET, PROTOCOL)
+    said = refused("train", tmp_path / "kernels", tmp_path / "products", "--out", tmp_path / "m")
+    assert "products" in said
+
+
+@pytest.mark.parametrize("chosen", [0, 4, 9])
+def test_what_a_model_makes_of_a_winner_multiplies_to_its_prediction(
+    model: KernelModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: int
+) -> None:
+    monkeypatch.setenv("COSTMODEL_CACHE_DIR", str(tmp_path / "cache"))
+    store, known = KernelStore(), entry("mine.kernel")
+    store.describe(known.key, known.arguments)
+    for name, measurement in known.measured.items():
+        store.note(known.key, name, measurement)
+        store.note_binary(known.key, name, **known.binaries[name])
+    store.choose(known.key, NAMES[chosen], "timed all")
+    folder = model.save(tmp_path / "model")
+    winner, rival = run_json("kernels", "explain", "mine", "--model", folder)["explained"]
+    assert winner["config"] == NAMES[chosen] != rival["config"]
+    order = ranked(model)
+    assert winner["place"] == order.index(NAMES[chosen]) + 1
+    assert rival["place"] == (2 if winner["place"] == 1 else 1)
+    for each in (winner, rival):
+        assert np.prod([*each["factors"].values()]) == pytest.approx(each["predicted"], rel=1e-3)
+        assert {*each["factors"]} <= {*CONCEPTS, "all alike"}
+    shown = run("kernels", "explain", "mine", "--model", folder)
+    assert "over the median" in shown.output
+
+
+def test_without_binaries_there_is_nothing_to_explain(
+    model: KernelModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COSTMODEL_CACHE_DIR", str(tmp_path / "cache"))
+    store, known = KernelStore(), entry("mine.kernel")
+    for name, measurement in known.measured.items():
+        store.note(known.key, name, measurement)
+    store.choose(known.key, NAMES[0], "timed all")
+    folder = model.save(tmp_path / "model")
+    assert "fewer than two" in refused("kernels", "explain", "mine", "--model", folder)
+
+
+def test_few_columns_are_of_no_concept(model: KernelModel) -> None:
+    columns = model.card.features["after"]
+    assert sum(concept(name) == OTHER for name in columns) < len(columns) / 10

@@ -175,6 +175,20 @@ class KernelDataset:
         with file_errors(file):
             return cls(identity, read_shards([file], cls.schema(), identity, **_HEADER))
 
+    @classmethod
+    def read_all(cls, folders: Sequence[Path]) -> KernelDataset:
+        """Read datasets of one device, toolchain and protocol as one.
+
+        Raises:
+            As :meth:`read`. MixedData: they are of several.
+        """
+        import pyarrow as pa
+
+        first, *others = map(cls.read, folders)
+        for folder, other in zip(folders[1:], others, strict=True):
+            first.identity.require_same(other.identity, folder)
+        return cls(first.identity, pa.concat_tables([first.rows, *(o.rows for o in others)]))
+
     def write(self, folder: Path) -> None:
         """Write the dataset, in place of one that is there.
 

@@ -17,12 +17,16 @@ from numpy.typing import NDArray
 
 from costmodel.autotune.dataset import FEATURES
 from costmodel.features.analytic import occupancy
+from costmodel.features.concepts import concept_of
 from costmodel.hardware.target import Device
 
 Floats = NDArray[np.float64]
 
 BINARY = ("registers", "spill_bytes", "shared_bytes")
 """Columns of the dataset that only the binary tells, beside those of its PTX."""
+
+BESIDE = " in its list"
+"""End of the name of a column that is taken as the difference from the list's median."""
 
 _SIDES = {"m": "MQT", "n": "NVSD", "k": "KC"}  # first letters of what blocks are named after
 _BEFORE = """programs+num_warps tensor_bytes-programs tensor_bytes-programs-num_warps
@@ -38,6 +42,26 @@ ptx_all_st_global_bytes-ptx_all_st_global"""
 _RATES = """all_instructions-all_ld_global_bytes all_instructions-all_st_global_bytes
 all_instructions-all_float_arith all_instructions-all_mma_flops loop_instructions-loop_mma_flops
 loop_instructions-loop_cp_async loop_instructions-loop_float_arith loop_mma_flops-loop_cp_async"""
+
+
+_CONCEPTS = {
+    r"(tt|arith|math|scf)\.": "which kernel it is",
+    r"grid_|.*programs$": "how many blocks there are",
+    r"(block_.|blocks|m|n|k|steps)$": "the shape of the tile",
+    r"waste": "padding of the tiles",
+    r"\w*waves?|fill": "the tail of the last wave",
+    r"running": "blocks and warps that share a multiprocessor",
+    r"SPLIT": "splitting k",
+    r"GROUP": "traffic, and reuse in L2",
+    r"executed": "the instructions outside the main loop",
+}
+
+
+def concept(name: str) -> str:
+    """Return the concept of a column, in the words that products are explained in."""
+    first = re.split(r"[+-]", name.removesuffix(BESIDE))[0].removeprefix("ptx_")
+    own = (words for pattern, words in _CONCEPTS.items() if re.match(pattern, first))
+    return next(own, concept_of(first))
 
 
 def before(columns: Mapping[str, Any], device: Device) -> dict[str, Floats]:
@@ -67,6 +91,10 @@ def after(columns: Mapping[str, Any], device: Device) -> dict[str, Floats]:
     found["resident_waves"], found["full_waves"] = np.log2(waves), np.log2(np.ceil(waves))
     found["fill"] = waves / np.ceil(waves)
     found["running"] = np.log2(np.minimum(waves, 1) * blocks * warps)
+    # Without loops all instructions are executed once: then it is known how many.
+    once = np.where(found["ptx_loops"] > 0, np.nan, found["ptx_all_instructions"])
+    found["executed"] = once + found["programs"] + found["num_warps"]
+    found["executed_in_turn"] = once + found["full_waves"] + found["occupancy"] + found["num_warps"]
     rates = [f"ptx_{rate.replace('-', '-ptx_')}" for rate in _RATES.split()]
     times = [f"{rate}{more}" for rate in rates for more in ("+num_warps", "-programs+full_waves")]
     work = [f"ptx_{name}+programs+num_warps" for name in _WORK.split()]
@@ -99,7 +127,11 @@ def _constants(configs: Sequence[str], arguments: Sequence[str]) -> dict[str, Fl
         "waste",
     ]
     found = {name: np.zeros(len(configs)) for name in names}
-    sizes = {n.upper(): x for n, x in json.loads(arguments[0]).items() if type(x) is int and x > 0}
+    sizes = {
+        re.sub(r"_?(DIM|SIZE)$", "", name.upper()): value
+        for name, value in json.loads(arguments[0]).items()
+        if type(value) is int and value > 0
+    }
     for i, config in enumerate(configs):
         blocks = []
         for name, value in json.loads(config)["kwargs"].items():

@@ -13,6 +13,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import exp
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.autotune.dataset import FEATURES, KernelDataset, numbers
-from costmodel.autotune.features import Floats, after, before
+from costmodel.autotune.features import BESIDE, Floats, after, before, concept
 from costmodel.compile.ptx import PTX_SCHEMA
 from costmodel.data.shards import CARD, require_place
 from costmodel.errors import CorruptFile, InvalidInput, MissingData, NoModel, SchemaMismatch
@@ -116,6 +117,25 @@ class KernelModel:
     def after(self, columns: Columns) -> tuple[Floats, Floats]:
         """Predict from the binaries too; of what is not compiled (NaN) the mean says little."""
         return self._predict("after", columns)
+
+    def factors(self, columns: Columns) -> list[dict[str, float]]:
+        """Return what each concept makes of each configuration, as factors of its latency.
+
+        They multiply, with the one that all share, to what :meth:`after` predicts.
+        """
+        import xgboost
+
+        names, values = matrix("after", columns, self.card.target)
+        data = xgboost.DMatrix(values, feature_names=list(names))
+        found = self.trees["after"].booster.predict(data, pred_contribs=True)
+        concepts = [*map(concept, names), "all alike"]  # the mean comes last
+        result = []
+        for row in found.tolist():
+            logs: dict[str, float] = defaultdict(float)
+            for name, log in zip(concepts, row, strict=True):
+                logs[name] += log
+            result.append({name: exp(log) for name, log in logs.items()})
+        return result
 
     def _predict(self, head: str, columns: Columns) -> tuple[Floats, Floats]:
         _, values = matrix(head, columns, self.card.target)
@@ -229,7 +249,7 @@ def matrix(head: str, columns: Columns, target: Target) -> tuple[tuple[str, ...]
         values = np.column_stack([*found.values()])
         values[~np.isfinite(values)] = np.nan
         beside = (values - np.nanmedian(values, axis=0)).astype(np.float32)
-    names = tuple(f"{name} in its list" for name in found)
+    names = tuple(f"{name}{BESIDE}" for name in found)
     if head == "after":
         return names, beside
     return (*names, *found), np.hstack([beside, values.astype(np.float32)])

@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter
 from dataclasses import asdict
-from math import nan
+from math import exp, nan
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,7 +16,7 @@ import typer
 
 from costmodel.cli.cache import check_folder, check_only_one, list_by_default, tell_unusable
 from costmodel.cli.common import AsJson, answer, note
-from costmodel.errors import InvalidInput
+from costmodel.errors import InvalidInput, MissingData
 from costmodel.files import cache_directory, decode, file_errors
 from costmodel.validation import one_line
 
@@ -62,6 +62,51 @@ def show(name: Name, as_json: AsJson = False) -> None:
         tables.append((e["path"], ["", "value"], [*about, *e["key"].items()]))
         tables.append(("timed", ["config", "us", "status", "reason"], timed))
     answer(as_json, entries, *tables)
+
+
+@app.command()
+def explain(
+    name: Name,
+    model: Annotated[Path, typer.Option(help="Folder of a model of kernels.")],
+    as_json: AsJson = False,
+) -> None:
+    """Explain why a model puts a kernel's winner before its rival, or does not.
+
+    The rival is what the model puts first of all others. Of several keys it is the last one tuned.
+    """
+    from costmodel.autotune.model import KernelModel, columns_of
+
+    entry = max(_find(name, with_choice=True), key=lambda e: e["when"])
+    binaries, winner = entry["binaries"], entry["chosen"]
+    us = {m["config"]: m["latency_us"] for m in entry["measured"] if m["config"] in binaries}
+    if winner not in us or len(us) < 2:
+        raise MissingData(f"{entry['path']}: of fewer than two configurations the binary is known")
+    ranker, columns = KernelModel.load(model), columns_of([*us], entry["arguments"], binaries)
+    predicted = dict(zip(us, ranker.after(columns)[0].tolist(), strict=True))
+    factors = dict(zip(us, ranker.factors(columns), strict=True))
+    order = sorted(us, key=predicted.__getitem__)
+    pair = [winner, next(config for config in order if config != winner)]
+    found = [
+        {
+            "config": config,
+            "latency_us": us[config],
+            "place": order.index(config) + 1,
+            "predicted": exp(predicted[config]),
+            "factors": factors[config],
+        }
+        for config in pair
+    ]
+    facts = {"timed, us": "latency_us", "place": "place", "over the median": "predicted"}
+    rows = [[label, *(x[key] for x in found)] for label, key in facts.items()]
+    for concept in factors[winner]:
+        changes = [f"{100 * (factors[config][concept] - 1):+.1f} %" for config in pair]
+        rows.append([concept, *changes])
+    title = f"{entry['kernel']} {entry['values']}: what the model makes of it, of {len(us)}"
+    answer(
+        as_json,
+        {"kernel": entry["key"]["name"], "key": entry["key"], "explained": found},
+        (title, ["", *map(_source, pair)], rows),
+    )
 
 
 @app.command()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from costmodel.cli.common import DEFAULT_TARGET, AsJson, answer, note
+from costmodel.errors import InvalidInput
 
 if TYPE_CHECKING:
     from costmodel.data.dataset import Dataset
@@ -19,7 +21,7 @@ def train(
         list[Path],
         typer.Argument(
             help="Folders that `costmodel collect` wrote: of one device, or also of others that "
-            "run the same binaries (an H200 beside an H100)."
+            "run the same binaries (an H200 beside an H100); or of `costmodel kernels record`."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to save the model in.")],
@@ -32,11 +34,19 @@ def train(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model on datasets and save it; then costmodel.use(OUT) makes it answer."""
+    """Train a model on datasets and save it; then costmodel.use(OUT) makes it answer.
+
+    Datasets of kernels give a model of any kernel, which tuning and `kernels explain` can use.
+    """
     import costmodel
     from costmodel.data.dataset import Dataset
-    from costmodel.data.shards import require_place
+    from costmodel.data.shards import content_of, require_place
 
+    if "dataset of kernels" in map(content_of, datasets):
+        if add_cache or cache_dir:
+            raise InvalidInput("--add-cache is for products: use `costmodel kernels record` first")
+        _train_kernels(datasets, out, as_json)
+        return
     opened = [Dataset.open(path) for path in datasets]
     require_place(out, "model")  # training takes minutes: before it, not after
     model = costmodel.train(*opened, name=name, add_cache=cache_dir or add_cache)
@@ -51,6 +61,25 @@ def train(
         as_json,
         {"path": str(out), "name": model.name, "hash": model.hash, "training": card},
         (f"model {model.name} ({model.hash}) in {out}", ["trained on", ""], rows),
+    )
+
+
+def _train_kernels(datasets: Sequence[Path], out: Path, as_json: bool) -> None:
+    from joblib import cpu_count
+
+    from costmodel.autotune.dataset import KernelDataset
+    from costmodel.autotune.model import KernelModel
+    from costmodel.data.shards import require_place
+
+    dataset = KernelDataset.read_all(datasets)
+    require_place(out, "model of kernels")
+    model = KernelModel.train(dataset, nthread=cpu_count())
+    model.save(out)
+    rows = [*model.card.trained_on.items()]
+    answer(
+        as_json,
+        {"path": str(out), "training": model.card.trained_on},
+        (f"model of kernels in {out}", ["trained on", ""], rows),
     )
 
 

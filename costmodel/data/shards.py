@@ -276,7 +276,7 @@ def require_place(path: Path, kind: Kind) -> None:
         FileError: it holds the other kind, or another ``card.json``.
     """
     require_folder(path)
-    found = _content(path)
+    found = content_of(path)
     if found not in ("", kind):
         raise FileError(
             f"{path} holds a {found}, which a {kind} would replace: name another folder for the "
@@ -284,8 +284,8 @@ def require_place(path: Path, kind: Kind) -> None:
         )
 
 
-def _content(folder: Path) -> str:
-    """Name what a folder holds; empty if it has neither a card nor the rows of a dataset."""
+def content_of(folder: Path) -> str:
+    """Name the :data:`Kind` of a folder; empty without a card or the rows of a dataset."""
     file = folder / CARD
     if not os.path.lexists(file):
         return "dataset" if any(folder.glob("measurements*.parquet")) else ""

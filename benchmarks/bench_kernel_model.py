@@ -1,0 +1,234 @@
+"""How well a model ranks the configurations of kernels that it has never seen; needs no GPU.
+
+It is trained on the kernels of a dataset that may be learned from, and judged twice: by
+cross-validation with whole modules left out, and on the dataset's judges, of whose packages it has
+seen nothing. A list counts if eight of its configurations or more work. What does not compile or
+launch counts for no ranking: nobody would time it. Writes ``kernel-model-<target>.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import xgboost
+from common import Results, Row, at_exit_code, count, note, versions
+from numpy.typing import NDArray
+
+from costmodel.autotune.dataset import KernelDataset
+from costmodel.autotune.model import KERNELS, KernelTable
+from costmodel.models.baselines import HOPPER_WEIGHTS, PTX_WEIGHTS
+from costmodel.models.trees import train_booster
+
+Floats = NDArray[np.float64]
+FIRST = (1, 2, 4, 8)
+LEAST = 8  # configurations that work
+
+KINDS = {
+    "PTX": r"ptx_",
+    "binary": r"registers|spill_|shared_|occupancy|_waves|fill|running",
+    "TTIR": r"tt\.|arith\.|math\.|scf\.",
+    "launch": r"grid_|programs|tensor|elements|widest|steps|waste|last_wave",
+    "configuration": r"",
+}
+"""Kinds of columns: the first whose pattern is in the name."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A ranking by trees: the head, and the kinds of its columns that it is shown."""
+
+    name: str
+    head: str
+    kinds: tuple[str, ...]
+
+    def shown(self, table: KernelTable) -> KernelTable:
+        """Return a table with these columns alone."""
+        names = table.names[self.head]
+        index = [i for i, name in enumerate(names) if kind_of(name) in self.kinds]
+        return replace(
+            table,
+            names={self.head: tuple(names[i] for i in index)},
+            values={self.head: np.ascontiguousarray(table.values[self.head][:, index])},
+        )
+
+
+SETTINGS = (
+    Setting("configuration", "before", ("configuration",)),
+    Setting("+ launch and sizes", "before", ("configuration", "launch")),
+    Setting("before compiling", "before", ("configuration", "launch", "TTIR")),
+    Setting("+ registers, shared memory", "after", ("configuration", "launch", "TTIR", "binary")),
+    Setting("PTX and binary alone", "after", ("PTX", "binary")),
+    Setting("after compiling", "after", tuple(KINDS)),
+)
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of a column."""
+    return next(kind for kind, pattern in KINDS.items() if re.search(pattern, name))
+
+
+# --- Figures --------------------------------------------------------------------------------------
+
+
+def lists_of(table: KernelTable, dataset: KernelDataset) -> Iterator[NDArray[np.intp]]:
+    """Yield the rows of each list that counts, without failures."""
+    status = np.asarray(dataset.rows["status"])[table.row]
+    timed = np.isin(status, ("ok", "too_slow"))
+    for number in np.unique(table.list):
+        rows = np.flatnonzero((table.list == number) & timed)
+        if np.sum(status[rows] == "ok") >= LEAST:
+            yield rows
+
+
+def lost(slower: Floats, score: Floats) -> list[float]:
+    """Return log(best / best of the first k) by a score, for each k of FIRST."""
+    ranked = slower[np.argsort(score, kind="stable")]
+    return [float(ranked[0:k].min() - slower.min()) for k in FIRST]
+
+
+def lost_at_random(slower: Floats) -> list[float]:
+    """Return what it is on average over all orders."""
+    ranked, n = np.sort(slower), len(slower)
+    result = []
+    for k in FIRST:
+        left, total = 1.0, 0.0  # probability that none of those before is among the k
+        for i in range(n):
+            here = min(k / (n - i), 1.0)
+            total += left * here * float(ranked[i])
+            left *= 1 - here
+        result.append(total - float(ranked[0]))
+    return result
+
+
+def figures(parts: Collection[list[float]], kernels: Collection[str]) -> Row:
+    """Return shares of the best's speed in %: geometric means, and the worst list."""
+    logs = np.array(parts)
+    _, kernel = np.unique([*kernels], return_inverse=True)
+    each = [logs[kernel == i].mean(axis=0) for i in range(kernel.max() + 1)]
+    found = {f"first_{k}_pct": share(x) for k, x in zip(FIRST, logs.mean(axis=0), strict=True)}
+    worst = {f"worst_{k}_pct": share(x) for k, x in zip(FIRST, logs.max(axis=0), strict=True)}
+    by_kernel = {f"first_{k}_by_kernel_pct": share(np.mean(each, axis=0)[FIRST.index(k)])
+                 for k in (1, 8)}  # fmt: skip
+    return {"lists": len(logs), "kernels": len(each), **found, **worst, **by_kernel}
+
+
+def share(log: float) -> float:
+    return round(100 * float(np.exp(-log)), 2)
+
+
+# --- Rankings -------------------------------------------------------------------------------------
+
+
+class Study:
+    """What is learned from and what judges, laid out once."""
+
+    def __init__(self, dataset: KernelDataset, nthread: int) -> None:
+        self.dataset, self.nthread = dataset, nthread
+        self.train, self.judges = (KernelTable.of(dataset, role) for role in ("train", "eval"))
+
+    def rows(self) -> Iterator[Row]:
+        """Yield a row for each judge and ranking."""
+        for judge, table in (("modules left out", self.train), ("judges", self.judges)):
+            yield self._row(judge, table, "random", lambda slower, _: lost_at_random(slower))
+            for name, weights in (("PTX score", PTX_WEIGHTS), ("with Hopper's", HOPPER_WEIGHTS)):
+                column = sum(
+                    weight * np.asarray(self.dataset.rows[f"ptx_{counted}"])
+                    for counted, weight in weights.items()
+                )
+                yield self._by(judge, table, name, -column[table.row])
+        for setting in SETTINGS:
+            shown = setting.shown(self.train)
+            unseen = shown.unseen(setting.head, KERNELS, self.nthread)
+            spread = shown.deviations(unseen)
+            yield self._by("modules left out", self.train, setting.name, unseen)
+            rows = shown.labelled(setting.head, KERNELS)
+            booster = train_booster(rows, KERNELS, nthread=self.nthread)
+            judged = setting.shown(self.judges).values[setting.head]
+            score = booster.inplace_predict(judged).astype(np.float64)
+            row = self._by("judges", self.judges, setting.name, score)
+            yield row | self._coverage(score, np.interp(score, *spread))
+            if setting is SETTINGS[-1]:
+                yield from self._each_kernel(score)
+
+    def _row(
+        self, judge: str, table: KernelTable, name: str,
+        lose: Callable[[Floats, NDArray[np.intp]], list[float]],
+    ) -> Row:  # fmt: skip
+        parts = [*lists_of(table, self.dataset)]
+        kernels = [str(table.kernel[rows[0]]) for rows in parts]
+        found = figures([lose(table.slower[rows], rows) for rows in parts], kernels)
+        return {"judge": judge, "ranking": name, **found}
+
+    def _by(self, judge: str, table: KernelTable, name: str, score: Floats) -> Row:
+        return self._row(judge, table, name, lambda slower, rows: lost(slower, score[rows]))
+
+    def _coverage(self, mean: Floats, deviation: Floats) -> Row:
+        """Return the share of latencies that are within one and two deviations, in %."""
+        off = []
+        for rows in lists_of(self.judges, self.dataset):
+            error = self.judges.label[rows] - mean[rows]
+            off.extend(np.abs(error - error.mean()) / deviation[rows])
+        return {f"within_{n}_deviations_pct": round(100 * float(np.mean(np.array(off) <= n)), 1)
+                for n in (1, 2)}  # fmt: skip
+
+    def _each_kernel(self, score: Floats) -> Iterator[Row]:
+        """Yield a row for each kernel that judges, with how far timings of the best scatter."""
+        table, columns = self.judges, self.dataset.rows
+        p10, p90, us = (
+            np.asarray(columns[f"{x}_us"])[table.row] for x in ("p10", "p90", "latency")
+        )
+        parts = [*lists_of(table, self.dataset)]
+        for kernel in sorted({str(table.kernel[rows[0]]) for rows in parts}):
+            own = [rows for rows in parts if table.kernel[rows[0]] == kernel]
+            best = [rows[np.argmin(us[rows])] for rows in own]
+            noise = 100 * np.median((p90[best] - p10[best]) / us[best])
+            losses = [lost(table.slower[rows], score[rows]) for rows in own]
+            yield {
+                "judge": kernel,
+                "ranking": SETTINGS[-1].name,
+                "best_us": round(float(us[best].min()), 2),
+                "scatter_of_best_pct": round(float(noise), 2),
+                **figures(losses, [kernel] * len(own)),
+            }
+
+
+def summarize(rows: list[Row]) -> Row:
+    """First choice and first eight of each ranking, on the judges."""
+    return {
+        f"first_{k}_pct, {row['ranking']}": row[f"first_{k}_pct"]
+        for row in rows if row["judge"] == "judges" for k in (1, 8)
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    checkout = Path(__file__).parent.parent
+    default = checkout / "datasets" / "kernels-h200-sxm"
+    parser.add_argument("--dataset", type=Path, default=default, help="a dataset of kernels")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--nthread", type=count, default=2)
+    args = parser.parse_args()
+    dataset = KernelDataset.read(args.dataset)
+    target = dataset.identity.target
+    results = Results(
+        "kernel-model",
+        target,
+        args.results,
+        versions(target, xgboost=xgboost.__version__),
+        summarize,
+    )
+    for row in Study(dataset, args.nthread).rows():
+        note(f"{row['judge']}, {row['ranking']}: first {row['first_1_pct']} %, of eight "
+             f"{row['first_8_pct']} %")  # fmt: skip
+        results.add(row)
+    results.show()
+
+
+if __name__ == "__main__":
+    sys.exit(at_exit_code(main))
