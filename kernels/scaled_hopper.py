@@ -21,13 +21,13 @@ from .warp_specialized import finish_rows
 @gluon.jit
 def fill_stages(
     descs, ring, M, N, K, GROUP_M: gl.constexpr, ROWS: gl.constexpr, BLOCK_N: gl.constexpr,
-    BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
+    BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
     """The copying warp: fills a stage as soon as all groups have multiplied what was in it."""
     a_desc, b_desc = descs
     a_ring, b_ring, full, empty = ring
     tiles_m = gl.cdiv(M, ROWS * GROUPS)
-    tiles_n = gl.cdiv(N, BLOCK_N)
+    tiles_n = gl.cdiv(N, BLOCK_N * PARTS)
     filled = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         tile_m, tile_n = grouped_tile(tile, tiles_m, tiles_n, GROUP_M)
@@ -35,13 +35,15 @@ def fill_stages(
             stage = filled % STAGES
             barrier = full.index(stage)
             mbarrier.wait(empty.index(stage), ((filled // STAGES) & 1) ^ 1)
-            mbarrier.expect(barrier, (ROWS * GROUPS + BLOCK_N) * BLOCK_K)
+            mbarrier.expect(barrier, (ROWS * GROUPS + BLOCK_N * PARTS) * BLOCK_K)
             for i in gl.static_range(GROUPS):
                 start = [(tile_m * GROUPS + i) * ROWS, step * BLOCK_K]
                 block = a_ring.index(stage * GROUPS + i)
                 tma.async_copy_global_to_shared(a_desc, start, barrier, block)
-            start = [tile_n * BLOCK_N, step * BLOCK_K]
-            tma.async_copy_global_to_shared(b_desc, start, barrier, b_ring.index(stage))
+            for i in gl.static_range(PARTS):
+                start = [(tile_n * PARTS + i) * BLOCK_N, step * BLOCK_K]
+                block = b_ring.index(stage * PARTS + i)
+                tma.async_copy_global_to_shared(b_desc, start, barrier, block)
             filled += 1
 
 
@@ -53,64 +55,88 @@ def load_scales(ptr, offs, stride, LIMIT):
 
 @gluon.jit
 def block_scales(
-    scales, offs_m, offs_n, block, M, N, ROWS_A: gl.constexpr, ROWS_B: gl.constexpr
+    scales, offs_m, offs_n, n_start, step, M, N, ROWS_A: gl.constexpr, ROWS_B: gl.constexpr,
+    BLOCK_N: gl.constexpr,
 ):  # fmt: skip
-    """The scales of A's rows and of B's rows in one block of 128 of K; B may have one for all."""
+    """Scales of one block of 128 of K: of A's rows, and of B's, one if a part lies in one block.
+
+    Without scales along K: nothing that is used.
+    """
     a_ptr, b_ptr, stride_am, stride_ak, stride_bn, stride_bk = scales
-    a_ptr += block * stride_ak
-    b_ptr += block * stride_bk
-    sa = load_scales(a_ptr, offs_m // ROWS_A, stride_am, gl.cdiv(M, ROWS_A))
-    sb = load_scales(b_ptr, offs_n // ROWS_B, stride_bn, gl.cdiv(N, ROWS_B))
+    if ROWS_A == 0:
+        sa, sb = step, step
+    else:
+        a_ptr += step * stride_ak
+        b_ptr += step * stride_bk
+        sa = load_scales(a_ptr, offs_m // ROWS_A, stride_am, gl.cdiv(M, ROWS_A))
+        row = n_start if ROWS_B % BLOCK_N == 0 else n_start + offs_n
+        sb = load_scales(b_ptr, row // ROWS_B, stride_bn, gl.cdiv(N, ROWS_B))
     return sa, sb
+
+
+@gluon.jit
+def promoted(
+    acc, part, sa, sb, ROWS_A: gl.constexpr, ROWS_B: gl.constexpr, BLOCK_N: gl.constexpr
+):  # fmt: skip
+    """acc + part * sa * sb in float32, with the scales of ``block_scales``."""
+    if ROWS_A == 0:
+        acc += part
+    elif ROWS_B % BLOCK_N == 0:
+        acc += part * gl.expand_dims(sa * sb, 1)
+    else:
+        acc += part * gl.expand_dims(sb, 0) * gl.expand_dims(sa, 1)
+    return acc
 
 
 @gluon.jit
 def multiply_rows(
     ring, out, scales, M, N, K, INDEX: gl.constexpr, GROUP_M: gl.constexpr, ROWS: gl.constexpr,
     BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
-    ROWS_A: gl.constexpr, ROWS_B: gl.constexpr, PROMOTE: gl.constexpr, ACTIVATION: gl.constexpr,
+    PARTS: gl.constexpr, ROWS_A: gl.constexpr, ROWS_B: gl.constexpr, PROMOTE: gl.constexpr,
+    ACTIVATION: gl.constexpr,
 ):  # fmt: skip
     """A multiplying group of four warps: rows [INDEX * ROWS, (INDEX + 1) * ROWS) of each tile."""
     a_ring, b_ring, full, empty = ring
-    c_desc, c_ring, bias_ptr = out
-    c_block = c_ring.index(INDEX)
     SUM: gl.constexpr = gl.int32 if a_ring.dtype == gl.int8 else gl.float32
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 32])
     tiles_m = gl.cdiv(M, ROWS * GROUPS)
-    tiles_n = gl.cdiv(N, BLOCK_N)
+    tiles_n = gl.cdiv(N, BLOCK_N * PARTS)
     steps = gl.cdiv(K, BLOCK_K)
-    # One scale of B serves the whole tile: a tile lies in one block of B's rows.
-    ONE_B: gl.constexpr = ROWS_B > 0 and ROWS_B % BLOCK_N == 0
+    offs_n = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, LAYOUT))
     used = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         tile_m, tile_n = grouped_tile(tile, tiles_m, tiles_n, GROUP_M)
         m_start = (tile_m * GROUPS + INDEX) * ROWS
-        n_start = tile_n * BLOCK_N
+        n_start = tile_n * BLOCK_N * PARTS
         offs_m = m_start + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
-        offs_n = n_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, LAYOUT))
         acc = gl.zeros([ROWS, BLOCK_N], SUM, LAYOUT)
+        acc2 = acc
         for step in range(steps):
             stage = used % STAGES
-            if ROWS_A > 0:  # asked for before the products are waited for
-                if ONE_B:
-                    sa, sb = block_scales(scales, offs_m, n_start, step, M, N, ROWS_A, ROWS_B)
-                    sa *= sb
-                else:
-                    sa, sb = block_scales(scales, offs_m, offs_n, step, M, N, ROWS_A, ROWS_B)
+            # Asked for before the products are waited for.
+            sa, sb = block_scales(
+                scales, offs_m, offs_n, n_start, step, M, N, ROWS_A, ROWS_B, BLOCK_N
+            )
+            _, sb2 = block_scales(
+                scales, offs_m, offs_n, n_start + BLOCK_N, step, M, N, ROWS_A, ROWS_B, BLOCK_N
+            )
             mbarrier.wait(full.index(stage), (used // STAGES) & 1)
             a = a_ring.index(stage * GROUPS + INDEX)
-            b = b_ring.index(stage).permute([1, 0])
+            b = b_ring.index(stage * PARTS).permute([1, 0])
             if PROMOTE:
                 part = gl.zeros([ROWS, BLOCK_N], SUM, LAYOUT)
                 part = warpgroup_mma(a, b, part, use_acc=False, is_async=True)
                 part = warpgroup_mma_wait(0, deps=[part])
-                mbarrier.arrive(empty.index(stage))
-                if ROWS_A > 0:
-                    if not ONE_B:
-                        part *= gl.expand_dims(sb, 0)
-                    acc += part * gl.expand_dims(sa, 1)
+                if PARTS == 2:
+                    acc = promoted(acc, part, sa, sb, ROWS_A, ROWS_B, BLOCK_N)
+                    b = b_ring.index(stage * PARTS + 1).permute([1, 0])
+                    part = warpgroup_mma(a, b, part, use_acc=False, is_async=True)
+                    part = warpgroup_mma_wait(0, deps=[part])
+                    mbarrier.arrive(empty.index(stage))
+                    acc2 = promoted(acc2, part, sa, sb2, ROWS_A, ROWS_B, BLOCK_N)
                 else:
-                    acc += part
+                    mbarrier.arrive(empty.index(stage))
+                    acc = promoted(acc, part, sa, sb, ROWS_A, ROWS_B, BLOCK_N)
             else:
                 acc = warpgroup_mma(a, b, acc, is_async=True)
                 acc = warpgroup_mma_wait(1, deps=[acc])
@@ -120,16 +146,30 @@ def multiply_rows(
         if not PROMOTE:
             acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(empty.index((used + STAGES - 1) % STAGES), pred=steps > 0)
-        a_ptr, b_ptr, stride_am, _ak, stride_bn, _bk = scales
-        if a_ptr is None:
-            value = acc
-        else:
-            value = acc.to(gl.float32)
-            if ROWS_A == 0:
-                value *= gl.expand_dims(load_scales(a_ptr, offs_m, stride_am, M), 1)
-                value *= gl.expand_dims(load_scales(b_ptr, offs_n, stride_bn, N), 0)
-        finish_rows(value, c_desc, c_block, bias_ptr, m_start, n_start, N, ACTIVATION)
+        finish_scaled(acc, out, scales, offs_m, offs_n, m_start, n_start, M, N, INDEX, ROWS_A,
+                      ACTIVATION)  # fmt: skip
+        if PARTS == 2:
+            finish_scaled(acc2, out, scales, offs_m, offs_n, m_start, n_start + BLOCK_N, M, N,
+                          INDEX, ROWS_A, ACTIVATION)  # fmt: skip
     tma.store_wait(pendings=0)
+
+
+@gluon.jit
+def finish_scaled(
+    acc, out, scales, offs_m, offs_n, m_start, n_start, M, N, INDEX: gl.constexpr,
+    ROWS_A: gl.constexpr, ACTIVATION: gl.constexpr,
+):  # fmt: skip
+    """Scales that do not change along K, the epilogue and the store of a group's rows."""
+    c_desc, c_ring, bias_ptr = out
+    a_ptr, b_ptr, stride_am, _ak, stride_bn, _bk = scales
+    if a_ptr is None:
+        value = acc
+    else:
+        value = acc.to(gl.float32)
+        if ROWS_A == 0:
+            value *= gl.expand_dims(load_scales(a_ptr, offs_m, stride_am, M), 1)
+            value *= gl.expand_dims(load_scales(b_ptr, n_start + offs_n, stride_bn, N), 0)
+    finish_rows(value, c_desc, c_ring.index(INDEX), bias_ptr, m_start, n_start, N, ACTIVATION)
 
 
 @gluon.jit(do_not_specialize=["M", "stride_sak", "stride_sbk"])
@@ -137,8 +177,9 @@ def scaled_warp_specialized(
     a_desc, b_desc, c_desc, scale_a_ptr, scale_b_ptr, bias_ptr,
     M, N, K, stride_sam, stride_sak, stride_sbn, stride_sbk, GROUP_M: gl.constexpr,
     ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
-    GROUPS: gl.constexpr, ROWS_A: gl.constexpr, ROWS_B: gl.constexpr, PROMOTE: gl.constexpr,
-    ACTIVATION: gl.constexpr, COPY_REGISTERS: gl.constexpr, MULTIPLY_REGISTERS: gl.constexpr,
+    GROUPS: gl.constexpr, PARTS: gl.constexpr, ROWS_A: gl.constexpr, ROWS_B: gl.constexpr,
+    PROMOTE: gl.constexpr, ACTIVATION: gl.constexpr, COPY_REGISTERS: gl.constexpr,
+    MULTIPLY_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """As ``scaled_tiles``, each program walking over tiles of GROUPS * ROWS rows; no split-K.
 
@@ -148,15 +189,20 @@ def scaled_warp_specialized(
     Args:
         a_desc: A[M, K] in blocks [ROWS, BLOCK_K]; b_desc: B[N, K] in blocks [BLOCK_N, BLOCK_K].
         c_desc: C[M, N] in blocks of ROWS rows; the width divides BLOCK_N.
+        PARTS: a tile is so many times BLOCK_N wide (1, or 2 if products are promoted): the parts
+            share the registers of the product, so that a wider tile asks less of the L2 cache.
         ROWS_A, ROWS_B, PROMOTE: as of ``scaled_tiles``; BLOCK_K is 128.
         COPY_REGISTERS, MULTIPLY_REGISTERS: of a thread of either kind.
     """
     gl.static_assert(GROUPS == 2 or GROUPS == 3)
     gl.static_assert(ROWS % 64 == 0 and BLOCK_K == 128)
+    gl.static_assert(PARTS == 1 or (PARTS == 2 and PROMOTE))
     a_ring = gl.allocate_shared_memory(
         a_desc.dtype, [STAGES * GROUPS] + a_desc.block_shape, a_desc.layout
     )
-    b_ring = gl.allocate_shared_memory(b_desc.dtype, [STAGES] + b_desc.block_shape, b_desc.layout)
+    b_ring = gl.allocate_shared_memory(
+        b_desc.dtype, [STAGES * PARTS] + b_desc.block_shape, b_desc.layout
+    )
     c_ring = gl.allocate_shared_memory(c_desc.dtype, [GROUPS] + c_desc.block_shape, c_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -173,11 +219,11 @@ def scaled_warp_specialized(
         gl.warp_specialize(
             [
                 (multiply_rows, (ring, out, scales, M, N, K, 0, GROUP_M, ROWS, BLOCK_N, BLOCK_K,
-                                 STAGES, GROUPS, ROWS_A, ROWS_B, PROMOTE, ACTIVATION)),
+                                 STAGES, GROUPS, PARTS, ROWS_A, ROWS_B, PROMOTE, ACTIVATION)),
                 (multiply_rows, (ring, out, scales, M, N, K, 1, GROUP_M, ROWS, BLOCK_N, BLOCK_K,
-                                 STAGES, GROUPS, ROWS_A, ROWS_B, PROMOTE, ACTIVATION)),
+                                 STAGES, GROUPS, PARTS, ROWS_A, ROWS_B, PROMOTE, ACTIVATION)),
                 (fill_stages, (descs, ring, M, N, K, GROUP_M, ROWS, BLOCK_N, BLOCK_K, STAGES,
-                               GROUPS)),
+                               GROUPS, PARTS)),
             ],
             [4, 1],
             [MULTIPLY_REGISTERS, COPY_REGISTERS],
@@ -186,13 +232,13 @@ def scaled_warp_specialized(
         gl.warp_specialize(
             [
                 (multiply_rows, (ring, out, scales, M, N, K, 0, GROUP_M, ROWS, BLOCK_N, BLOCK_K,
-                                 STAGES, GROUPS, ROWS_A, ROWS_B, PROMOTE, ACTIVATION)),
+                                 STAGES, GROUPS, PARTS, ROWS_A, ROWS_B, PROMOTE, ACTIVATION)),
                 (multiply_rows, (ring, out, scales, M, N, K, 1, GROUP_M, ROWS, BLOCK_N, BLOCK_K,
-                                 STAGES, GROUPS, ROWS_A, ROWS_B, PROMOTE, ACTIVATION)),
+                                 STAGES, GROUPS, PARTS, ROWS_A, ROWS_B, PROMOTE, ACTIVATION)),
                 (multiply_rows, (ring, out, scales, M, N, K, 2, GROUP_M, ROWS, BLOCK_N, BLOCK_K,
-                                 STAGES, GROUPS, ROWS_A, ROWS_B, PROMOTE, ACTIVATION)),
+                                 STAGES, GROUPS, PARTS, ROWS_A, ROWS_B, PROMOTE, ACTIVATION)),
                 (fill_stages, (descs, ring, M, N, K, GROUP_M, ROWS, BLOCK_N, BLOCK_K, STAGES,
-                               GROUPS)),
+                               GROUPS, PARTS)),
             ],
             [4, 4, 1],
             [MULTIPLY_REGISTERS, MULTIPLY_REGISTERS, COPY_REGISTERS],

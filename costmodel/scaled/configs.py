@@ -14,21 +14,20 @@ from typing import Any
 import torch
 import triton
 
-from costmodel.hardware.target import Target
+from costmodel.hardware.target import Device, Target
 
 STEP = 128
 """K that a scale of a block covers, and after which sums of fp8 products are promoted."""
 
-_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
-_WAVES = (1.0, 2.0, 4.0)  # programs of a multiprocessor that splits of K aim at
+_SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
 _TILES = {
     16: ["pointer 64 4 4", "pointer 64 4 8", "pointer 128 4 4", "tma 64 4 4", "tma 64 4 8",
          "tma 128 4 4", "tma 128 4 8"],
     32: ["pointer 64 4 4", "pointer 64 4 8", "pointer 128 4 4", "tma 64 4 4", "tma 64 4 8",
          "tma 128 4 6"],
     64: ["pointer 64 4 3", "pointer 64 4 6", "pointer 128 8 5", "tma 64 4 3", "tma 64 4 6",
-         "tma 128 4 5"],
-    128: ["pointer 64 4 3", "pointer 128 8 4", "tma 64 4 3", "tma 64 4 5", "tma 128 8 4"],
+         "tma 128 4 5", "tma 256 8 4"],
+    128: ["pointer 128 8 4", "tma 64 4 3", "tma 64 4 5", "tma 128 8 3", "tma 128 8 5"],
     512: ["pointer 64 4 4", "pointer 128 8 3", "tma 64 4 4", "tma 128 4 3", "tma 128 8 4"],
     1 << 62: ["pointer 128 8 3", "tma 128 8 4", "tma 256 8 3"],
 }  # fmt: skip
@@ -37,10 +36,11 @@ _TILES = {
 _WIDE_STEP = {16: ["tma 64 4 4", "tma 128 4 3"], 32: ["tma 64 4 4"], 64: ["tma 64 4 3"]}
 """The same with steps of 256, where no step of 128 has to be promoted."""
 
-_WARPS = [(2, 64, 64, 6), (2, 64, 128, 4), (2, 64, 128, 6), (3, 64, 128, 5)]
-_WARPS_ONE_SUM = [(2, 64, 256, 4), (2, 128, 128, 4)]
-"""Groups, ROWS, BLOCK_N and stages of the warp-specialised kernel; those with one sum only need
-the registers of a second one."""
+_WARPS = [(2, 64, 64, 1, 6), (2, 64, 128, 1, 6), (3, 64, 128, 1, 5)]
+_WARPS_PROMOTED = [(2, 64, 128, 2, 4)]
+_WARPS_ONE_SUM = [(2, 64, 256, 1, 4), (2, 128, 128, 1, 4)]
+"""Groups, ROWS, BLOCK_N, PARTS and stages of the warp-specialised kernel: always; where products
+are promoted; and where they are not, which leaves registers for larger tiles."""
 
 
 def _tiles(most_m: int, promotes: bool) -> list[dict[str, Any]]:
@@ -63,15 +63,18 @@ def _config(num_warps: int = 4, num_stages: int = 3, **meta: Any) -> triton.Conf
     return triton.Config(meta, num_warps=num_warps, num_stages=num_stages)
 
 
+def _warps(point: tuple[int, ...]) -> triton.Config:
+    meta: Any = dict(zip(("groups", "rows", "block_n", "parts"), point, strict=False))
+    return _config(kernel="warps", num_stages=point[-1], **meta)
+
+
 def configurations() -> list[triton.Config]:
     """Return all configurations; torch, which refuses some calls, is the last."""
     found: list[triton.Config] = []
     for most_m in _TILES:
         for tiles in _tiles(most_m, promotes=False):
             found += [_config(**tiles, splits=splits) for splits in _SPLITS]
-    for groups, rows, block_n, stages in _WARPS + _WARPS_ONE_SUM:
-        warps: Any = {"kernel": "warps", "groups": groups, "rows": rows, "block_n": block_n}
-        found.append(_config(num_stages=stages, **warps))
+    found += [_warps(point) for point in _WARPS + _WARPS_PROMOTED + _WARPS_ONE_SUM]
     found.append(_config(kernel="torch"))
     return list({str(config): config for config in found}.values())
 
@@ -86,14 +89,13 @@ def prune(configs: Sequence[triton.Config], named: Mapping[str, Any], **_: Any) 
     has_tma = device.architecture.instruction == "wgmma" and _is_aligned(named, "a", "b")
     for tiles in _tiles(next(most for most in _TILES if m <= most), promotes):
         if tiles["kernel"] == "pointer" or has_tma:
-            count = ceil(m / tiles["block_m"]) * ceil(n / tiles["block_n"])
-            parts = _splits(count, ceil(k / tiles["step"]), device.sm_count)
-            wanted += [_config(**tiles, splits=splits) for splits in parts]
+            wanted += [
+                _config(**tiles, splits=splits) for splits in _splits(tiles, m, n, k, device)
+            ]
     if has_tma and m > 64 and _is_aligned(named, "out"):
-        for groups, rows, block_n, stages in _WARPS + ([] if promotes else _WARPS_ONE_SUM):
-            if not is_int or block_n <= 128:  # Triton has no wider instruction for int8
-                warps: Any = {"kernel": "warps", "groups": groups, "rows": rows, "block_n": block_n}
-                wanted.append(_config(num_stages=stages, **warps))
+        points = _WARPS + (_WARPS_PROMOTED if promotes else _WARPS_ONE_SUM)
+        # Triton has no instruction of 256 columns for int8.
+        wanted += [_warps(point) for point in points if not is_int or point[2] <= 128]
     names = {str(config) for config in wanted}
     return [config for config in configs if str(config) in names]
 
@@ -111,15 +113,25 @@ _ROW_STRIDES = {"a": "lda", "b": "ldb", "out": "ldc"}
 
 def torch_may(named: Mapping[str, Any]) -> bool:
     """Return False where torch is known to refuse the call, for some m of its bucket."""
-    m, n, k = named["m"], named["n"], named["k"]
+    n, k = named["n"], named["k"]
     if named["a"].dtype == torch.int8:
-        return m > 16 and k % 8 == 0 and n % 8 == 0
-    # Its block scales take no m that is not a multiple of 4; 16 is what the key tells apart.
-    return n % 16 == 0 and k % 16 == 0 and (named["recipe_a"] < 4 or m % 16 == 0)
+        return bool(named["m"] > 16 and k % 8 == 0 and n % 8 == 0)
+    # Its block scales take no m that is not a multiple of 4.
+    return bool(n % 16 == 0 and k % 16 == 0 and (named["recipe_a"] < 4 or named["by_4"]))
 
 
-def _splits(tiles: int, steps: int, sm_count: int) -> set[int]:
-    """Return in how many parts K may be split: what comes nearest to so many waves."""
+def _splits(tiles: dict[str, Any], m: int, n: int, k: int, device: Device) -> set[int]:
+    """Return in how many parts K may be split: programs for one, two and four a multiprocessor.
+
+    Four may wait for each other if the shared memory holds fewer, but not more than half of them.
+    """
+    rows, columns, step = tiles["block_m"], tiles["block_n"], tiles["step"]
+    count, steps = ceil(m / rows) * ceil(n / columns), ceil(k / step)
+    held = device.sm_shared_bytes // ((rows + columns) * step * tiles["num_stages"])
     choices = [s for s in _SPLITS if s == 1 or 2 * s <= steps]
-    wanted = [max(waves * sm_count / tiles, 1.0) for waves in _WAVES]
-    return {min(choices, key=lambda s, w=w: max(s / w, w / s)) for w in wanted}  # type: ignore[misc]
+    found = set()
+    for waves in (1, 2, 4):
+        if waves <= 2 * max(held, 1):
+            programs = waves * device.sm_count
+            found.add(max([s for s in choices if s * count <= programs], default=1))
+    return found

@@ -31,13 +31,14 @@ def scaled_product(
     a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, out: Any, m: int, n: int, k: int,
     lda: int, ldb: int, ldc: int, stride_sam: int, stride_sak: int, stride_sbn: int,
     stride_sbk: int, recipe_a: int, recipe_b: int, fast: bool, activation: str, bucket: int,
+    by_4: bool,
 ) -> None:  # fmt: skip
     """Stand for all kernels: their name and arguments, under which choices are kept.
 
     Args:
         a, b: [m, k] and [n, k], K contiguous, ``lda`` and ``ldb`` elements from row to row.
         scale_a, scale_b: float32 as the caller gave them, or None; recipes: of ``BLOCK_ROWS``.
-        bucket: the largest m that shares the choice.
+        bucket: the largest m that shares the choice; by_4: m is a multiple of 4.
     """
 
 
@@ -118,8 +119,8 @@ def _by_tiles(
 
 
 def _by_warps(
-    call: dict[str, Any], *, groups: int, rows: int, block_n: int, num_stages: int, num_warps: int,
-    **options: Any,
+    call: dict[str, Any], *, groups: int, rows: int, block_n: int, parts: int, num_stages: int,
+    num_warps: int, **options: Any,
 ) -> Any:  # fmt: skip
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -136,12 +137,12 @@ def _by_warps(
         layout = gl.NVMMASharedLayout.get_default_for(block, kind)
         strides = [call[stride], 1]
         descriptors.append(TensorDescriptor(call[name], shape, strides, block, layout))
-    tiles = ceil(m / (groups * rows)) * ceil(n / block_n)
+    tiles = ceil(m / (groups * rows)) * ceil(n / (block_n * parts))
     properties = torch.cuda.get_device_properties(call["a"].get_device())
     programs = min(tiles, properties.multi_processor_count)
     return scaled_warp_specialized.run(
         *descriptors, call["scale_a"], call["scale_b"], call["bias"], m, n, k, *_strides(call),
-        ROWS=rows, BLOCK_N=block_n, BLOCK_K=STEP, STAGES=num_stages, GROUPS=groups,
+        ROWS=rows, BLOCK_N=block_n, BLOCK_K=STEP, STAGES=num_stages, GROUPS=groups, PARTS=parts,
         COPY_REGISTERS=COPY_REGISTERS, MULTIPLY_REGISTERS=int(multiply_registers(4 * groups)),
         **_constants(call), grid=(programs,), num_warps=num_warps,
         maxnreg=int(entry_registers(4 * groups)), **({"warmup": False} | options),
@@ -183,7 +184,7 @@ def _constants(call: dict[str, Any]) -> dict[str, Any]:
 
 tuned = autotune(
     configurations(),
-    ["n", "k", "recipe_a", "recipe_b", "fast", "activation", "bucket"],
+    ["n", "k", "recipe_a", "recipe_b", "fast", "activation", "bucket", "by_4"],
     prune_configs_by={"early_config_prune": prune},
 )(Kernels())
 """The tuner of all scaled products."""

@@ -140,7 +140,7 @@ def _call(
             raise DeviceError(f"{name} is on {x.device}, mat_a on {a.device}: expected one device")
     return (
         a, b, *scales, bias, out, m, n, k, a.stride(0), b.stride(0), out.stride(0), *strides_a,
-        *strides_b, *recipes, fast, activation, bucket,
+        *strides_b, *recipes, fast, activation, bucket, m % 4 == 0,
     )  # fmt: skip
 
 
