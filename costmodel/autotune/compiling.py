@@ -39,6 +39,7 @@ class Compiling:
         self._call, self._by_name = call, by_name
         self._urgency = next(_numbers)
         self._texts: dict[str, str] = {}  # TTIR; empty where it is not known
+        self._operations: dict[str, dict[str, int]] = {}  # of each text
         self._signature: dict[str, Any] = {}
         self._loaded: dict[str, Any] = {}
 
@@ -100,14 +101,20 @@ class Compiling:
         found = {written(text, self._signature) for text in set(self._texts.values())}
         return None if None in found or not found else set().union(*filter(None, found))
 
+    def known(self, name: str) -> dict[str, Any]:
+        """Return what a model can learn from before a configuration is compiled."""
+        text = self._texts[name]
+        if text not in self._operations:
+            self._operations[text] = count_operations(text)
+        return {"grid": self._call.grid(self._by_name[name]), "ttir": self._operations[text]}
+
     def binary(self, name: str, artifact: Artifact) -> dict[str, Any]:
-        """Return what a model can learn from, beside the timing to come."""
+        """Return that, and what a model can learn from a binary."""
         return {
             "registers": artifact.registers, "spill_bytes": artifact.spill_bytes,
             "shared_bytes": artifact.shared_bytes, "compile_s": round(artifact.compile_s, 3),
-            "grid": self._call.grid(self._by_name[name]),
             "ptx": {feature: count for feature, count in artifact.ptx.items() if count},
-            "ttir": count_operations(self._texts[name]),
+            **self.known(name),
         }  # fmt: skip
 
     def ptx_score(self, name: str, artifact: Artifact | None) -> float:

@@ -25,6 +25,7 @@ from costmodel.autotune.compiling import Compiling
 from costmodel.autotune.isolated import IsolatedRunner
 from costmodel.autotune.learner import Learner, Tried
 from costmodel.autotune.options import Options
+from costmodel.autotune.prior import load_meanwhile, predicted
 from costmodel.autotune.runner import KernelRunner
 from costmodel.autotune.store import KernelStore, config_name, lasting_text
 from costmodel.compile.compiler import Artifact
@@ -145,6 +146,7 @@ class Tuning:
         self._done |= known
         if not kept.arguments:
             store.describe(self._key, self._call.described())
+        load_meanwhile(self._target)
         self.compiling.start(len(self._by_name) - len(known))
         runner = self._runner()
         search = TopKSearch(
@@ -350,9 +352,10 @@ class Tuning:
         """Return what decides which of the configurations that are left are tried."""
         names = [*self._by_name]
         sizes = self._call.described()
-        predicted = np.zeros(len(names))
+        known = {name: self.compiling.known(name) for name in left}
+        model = predicted(self._target, names, sizes, known)
         times = np.array([self._latency_us(name) for name in names])
-        now = Tried([*map(json.loads, names)], predicted, times, sizes)
+        now = Tried([*map(json.loads, names)], model, times, sizes)
         learner = Learner(now, self._others(), least=len(names) if everything else 0)
         for row, name in enumerate(names):
             if name not in left:
@@ -365,8 +368,8 @@ class Tuning:
         for entry in store.relatives(self._key):
             names = [name for name, m in entry.measured.items() if m.ok]
             times = np.array([entry.measured[name].latency_us for name in names])
-            configs = [*map(json.loads, names)]
-            found.append(Tried(configs, np.zeros(len(names)), times, entry.arguments))
+            model = predicted(self._target, names, entry.arguments, entry.binaries)
+            found.append(Tried([*map(json.loads, names)], model, times, entry.arguments))
         return found
 
     def _latency_us(self, name: str) -> float:

@@ -47,12 +47,16 @@ def use(model: str | Path | CostModel | None) -> CostModel | None:
     return chosen
 
 
-def shipped_models() -> dict[str, Path]:
-    """Return the directories of the models that came with the package, by device name."""
-    root = _root()
-    if not root.is_dir():
-        return {}
-    return {d.name: d for d in sorted(root.iterdir()) if (d / CARD).is_file()}
+def shipped_models(kind: str = "") -> dict[str, Path]:
+    """Return the directories of the models that came with the package, by device name.
+
+    Args:
+        kind: ``kernels-`` for the models of any kernel.
+    """
+    root, length = _root(), len(kind)
+    found = sorted(root.glob(f"{kind}*/{CARD}")) if root.is_dir() else []
+    named = {card.parent.name[length:]: card.parent for card in found}
+    return {name: folder for name, folder in named.items() if name in DEVICES}
 
 
 def model_directory(target: Target) -> Path | None:

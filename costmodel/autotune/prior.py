@@ -1,0 +1,64 @@
+"""Finds the model of all kernels, and asks it what the learner starts from."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from costmodel.errors import CostModelError
+from costmodel.hardware.target import Target
+from costmodel.models.registry import shipped_models, warn_once
+
+if TYPE_CHECKING:
+    from costmodel.autotune.learner import Floats
+    from costmodel.autotune.model import KernelModel
+
+_LOADING = threading.Lock()
+
+
+def load_meanwhile(target: Target) -> None:
+    """Begin to read the model for a target, without waiting; XGBoost takes 0.3 s to import."""
+    threading.Thread(target=model_for, args=[target.device.arch], daemon=True).start()
+
+
+def model_for(arch: int) -> KernelModel | None:
+    """Return the model that came with the package for an architecture; None without one."""
+    with _LOADING:
+        return _load(arch)
+
+
+def predicted(
+    target: Target,
+    configs: Sequence[str],
+    arguments: Mapping[str, Any],
+    binaries: Mapping[str, Mapping[str, Any]],
+) -> Floats:
+    """Return log(latency) of each configuration but for a constant; zeros without a model.
+
+    Args:
+        configs, arguments, binaries: see :func:`costmodel.autotune.model.columns_of`.
+    """
+    if (model := model_for(target.device.arch)) is None or len(configs) < 2:
+        return np.zeros(len(configs))
+    from costmodel.autotune.model import columns_of
+
+    return model.before(columns_of(configs, arguments, binaries))[0]
+
+
+@functools.cache
+def _load(arch: int) -> KernelModel | None:
+    from costmodel.autotune.model import KernelModel
+
+    for folder in shipped_models("kernels-").values():
+        try:
+            model = KernelModel.load(folder)
+        except CostModelError as error:
+            warn_once(f"the model of kernels cannot be used: {error}")
+            continue
+        if model.card.target.device.arch == arch:
+            return model
+    return None
