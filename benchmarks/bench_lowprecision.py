@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
 from common import Results, Row, announce, at_exit_code, note, parser, until, versions
 
 import costmodel
@@ -41,6 +42,12 @@ FORMS = ("row", "block", "tensor", "int8", "int32", "row_fast")
 """Scales of fp8 by rows, blocks and the tensor; int8 with scales and without; row_fast leaves
 all sums to the tensor cores, in torch too."""
 ROUNDS = 5
+BASELINE_FROM = 1024
+BASELINE = triton.Config(
+    {"kernel": "pointer", "block_m": 64, "block_n": 128, "step": 128, "splits": 1, "swap": False},
+    num_warps=4, num_stages=3,
+)  # fmt: skip
+"""The algorithm and the usual tile of vLLM's Triton kernel of block scales, for large m."""
 WRONG = 0.02
 """What a result may be off, of the largest element: bfloat16 rounds to 0.004."""
 SMALL = 128
@@ -169,6 +176,8 @@ def timed(session: Session, problem: Scaled) -> Row:
     choices = {"ours": launcher(best)}
     if torch_config is not None:
         choices["torch"] = launcher(torch_config)
+    if problem.form == "block" and problem.m >= BASELINE_FROM:
+        choices["baseline"] = launcher(BASELINE)
     if problem.has_bfloat16:
         choices["bfloat16"] = lambda operands: torch.mm(*operands[1])
     del operands, call
@@ -201,6 +210,10 @@ def summarize(rows: list[Row]) -> Row:
                 found[f"{form}_{name}_geomean"] = round(geomean(over), 4)
                 found[f"{form}_{name}_worst"] = min(over)
                 found[f"{form}_{name}_count"] = len(over)
+        slower = [r["us"]["baseline"] / r["us"]["ours"] for r in good
+                  if r["form"] == form and "baseline" in r["us"]]  # fmt: skip
+        if slower:
+            found[f"{form}_over_baseline_geomean"] = round(geomean(slower), 4)
         alone = [r for r in good if r["form"] == form and "bfloat16" in r["us"]]
         if alone:
             against = [r["us"]["bfloat16"] / r["us"]["ours"] for r in alone]

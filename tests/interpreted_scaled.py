@@ -30,6 +30,7 @@ TILES = [
     {"kernel": "tma", "block_m": 128, "block_n": 64, "splits": 1},
     {"kernel": "tma", "block_m": 16, "block_n": 64, "splits": 2},
     {"kernel": "pointer", "block_m": 128, "block_n": 128, "splits": 2},
+    {"kernel": "tma", "block_m": 64, "block_n": 32, "splits": 1},
 ]
 TINY = 1e-30
 

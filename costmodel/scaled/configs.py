@@ -22,16 +22,16 @@ STEP = 128
 _SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
 _TILES = {
     16: ["pointer 64 4 4", "pointer 64 4 8", "pointer 128 4 4", "tma 64 4 4", "tma 64 4 8",
-         "tma 128 4 4", "tma 128 4 8"],
+         "tma 128 4 4", "tma 128 4 8", "tma 32 4 8 64"],
     32: ["pointer 64 4 4", "pointer 64 4 8", "pointer 128 4 4", "tma 64 4 4", "tma 64 4 8",
-         "tma 128 4 6"],
+         "tma 128 4 6", "tma 32 4 8 64"],
     64: ["pointer 64 4 3", "pointer 64 4 6", "pointer 128 8 5", "tma 64 4 3", "tma 64 4 6",
-         "tma 128 4 5", "tma 256 8 4"],
+         "tma 128 4 5", "tma 256 8 4", "tma 32 4 8"],
     128: ["pointer 128 8 4", "tma 64 4 3", "tma 64 4 5", "tma 128 8 3", "tma 128 8 5"],
     512: ["pointer 64 4 4", "pointer 128 8 3", "tma 64 4 4", "tma 128 4 3", "tma 128 8 4"],
     1 << 62: ["pointer 128 8 3", "tma 128 8 4", "tma 256 8 3"],
 }  # fmt: skip
-"""Up to which m: the kernel, BLOCK_N, warps and stages. BLOCK_M is the same m, up to 128."""
+"""Up to which m: the kernel, BLOCK_N, warps, stages, and BLOCK_M if it is not that m, or 128."""
 
 _WIDE_STEP = {16: ["tma 64 4 4", "tma 128 4 3"], 32: ["tma 64 4 4"], 64: ["tma 64 4 3"]}
 """The same with steps of 256, where no step of 128 has to be promoted."""
@@ -51,10 +51,10 @@ def _tiles(most_m: int, promotes: bool) -> list[dict[str, Any]]:
     found = []
     for step, point in steps:
         kernel, *numbers = point.split()
-        block_n, warps, stages = map(int, numbers)
+        block_n, warps, stages, *rows = map(int, numbers)
         found.append({
-            "kernel": kernel, "block_m": min(most_m, 128), "block_n": block_n, "step": step,
-            "num_warps": warps, "num_stages": stages,
+            "kernel": kernel, "block_m": rows[0] if rows else min(most_m, 128),
+            "block_n": block_n, "step": step, "num_warps": warps, "num_stages": stages,
         })  # fmt: skip
     return found
 

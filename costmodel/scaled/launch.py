@@ -94,7 +94,7 @@ def _by_torch(call: dict[str, Any], *, warmup: bool = False, **_: Any) -> None:
 
 def _by_tiles(
     call: dict[str, Any], *, block_m: int, block_n: int, step: int, splits: int,
-    by_tma: bool = False, **options: Any,
+    by_tma: bool = False, swap: bool | None = None, **options: Any,
 ) -> Any:  # fmt: skip
     from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -102,6 +102,8 @@ def _by_tiles(
 
     m, n, k, a, b = (call[name] for name in ("m", "n", "k", "a", "b"))
     tiles = ceil(m / block_m) * ceil(n / block_n)
+    if swap is None:  # the tensor cores' tile has 64 rows at least
+        swap = block_n >= 64 and (block_m <= 64 or block_m > block_n)
     partial = arrivals = a_desc = b_desc = None
     if splits > 1:
         partial, arrivals = _workspace(a).get(4 * tiles * splits * block_m * block_n, tiles)
@@ -112,7 +114,7 @@ def _by_tiles(
     return scaled_tiles.run(
         a_desc, b_desc, a, b, call["out"], call["scale_a"], call["scale_b"], call["bias"], partial,
         arrivals, m, n, k, call["lda"], call["ldb"], call["ldc"], *_strides(call), splits,
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=step, SWAP=block_m <= 64 or block_m > block_n,
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=step, SWAP=swap,
         SPLIT=splits > 1, EVEN_K=k % step == 0, **_constants(call), grid=(tiles * splits,),
         **({"warmup": False} | options),
     )  # fmt: skip
