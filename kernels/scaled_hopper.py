@@ -129,6 +129,8 @@ def multiply_rows(
                 part = warpgroup_mma_wait(0, deps=[part])
                 if PARTS == 2:
                     acc = promoted(acc, part, sa, sb, ROWS_A, ROWS_B, BLOCK_N)
+                    # The sums are made before the registers of the product are used again.
+                    acc, part = warpgroup_mma_wait(0, deps=[acc, part])
                     b = b_ring.index(stage * PARTS + 1).permute([1, 0])
                     part = warpgroup_mma(a, b, part, use_acc=False, is_async=True)
                     part = warpgroup_mma_wait(0, deps=[part])

@@ -95,7 +95,7 @@ class Case:
         self.out: torch.Tensor = self.call[5]
 
     def run(self, **options: Any) -> torch.Tensor:
-        self.out.view(torch.uint8).fill_(0x7F)  # NaN, or a large integer
+        self.out.view(torch.uint8).fill_(0x7F)  # large numbers
         Kernels().run(*self.call, **options)
         return self.out
 
