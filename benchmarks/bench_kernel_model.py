@@ -21,7 +21,7 @@ from common import Results, Row, at_exit_code, count, note, versions
 from numpy.typing import NDArray
 
 from costmodel.autotune.dataset import KernelDataset
-from costmodel.autotune.model import KERNELS, KernelTable
+from costmodel.autotune.model import HEADS, KERNELS, KernelTable
 from costmodel.models.baselines import HOPPER_WEIGHTS, PTX_WEIGHTS
 from costmodel.models.trees import train_booster
 
@@ -49,13 +49,9 @@ class Setting:
 
     def shown(self, table: KernelTable) -> KernelTable:
         """Return a table with these columns alone."""
-        names = table.names[self.head]
-        index = [i for i, name in enumerate(names) if kind_of(name) in self.kinds]
-        return replace(
-            table,
-            names={self.head: tuple(names[i] for i in index)},
-            values={self.head: np.ascontiguousarray(table.values[self.head][:, index])},
-        )
+        index = [i for i, name in enumerate(table.names) if kind_of(name) in self.kinds]
+        values = np.ascontiguousarray(table.values[:, index])
+        return replace(table, names=tuple(table.names[i] for i in index), values=values)
 
 
 SETTINGS = (
@@ -86,15 +82,15 @@ def lists_of(table: KernelTable, dataset: KernelDataset) -> Iterator[NDArray[np.
             yield rows
 
 
-def lost(slower: Floats, score: Floats) -> list[float]:
-    """Return log(best / best of the first k) by a score, for each k of FIRST."""
-    ranked = slower[np.argsort(score, kind="stable")]
-    return [float(ranked[0:k].min() - slower.min()) for k in FIRST]
+def lost(label: Floats, score: Floats) -> list[float]:
+    """Return log(best of the first k by a score / best), for each k of FIRST."""
+    ranked = label[np.argsort(score, kind="stable")]
+    return [float(ranked[:k].min() - label.min()) for k in FIRST]
 
 
-def lost_at_random(slower: Floats) -> list[float]:
+def lost_at_random(label: Floats) -> list[float]:
     """Return what it is on average over all orders."""
-    ranked, n = np.sort(slower), len(slower)
+    ranked, n = np.sort(label), len(label)
     result = []
     for k in FIRST:
         left, total = 1.0, 0.0  # probability that none of those before is among the k
@@ -130,56 +126,60 @@ class Study:
 
     def __init__(self, dataset: KernelDataset, nthread: int) -> None:
         self.dataset, self.nthread = dataset, nthread
-        self.train, self.judges = (KernelTable.of(dataset, role) for role in ("train", "eval"))
+        roles = {"modules left out": "train", "judges": "eval"}
+        self.tables = {
+            (judge, head): KernelTable.of(dataset, head, role)
+            for judge, role in roles.items()
+            for head in HEADS
+        }
 
     def rows(self) -> Iterator[Row]:
         """Yield a row for each judge and ranking."""
-        for judge, table in (("modules left out", self.train), ("judges", self.judges)):
-            yield self._row(judge, table, "random", lambda slower, _: lost_at_random(slower))
+        for judge in ("modules left out", "judges"):
+            table = self.tables[judge, "after"]
+            yield self._row(judge, "random", lambda label, _: lost_at_random(label))
             for name, weights in (("PTX score", PTX_WEIGHTS), ("with Hopper's", HOPPER_WEIGHTS)):
-                column = sum(
-                    weight * np.asarray(self.dataset.rows[f"ptx_{counted}"])
-                    for counted, weight in weights.items()
-                )
-                yield self._by(judge, table, name, -column[table.row])
+                columns = (self.dataset.rows[f"ptx_{counted}"] for counted in weights)
+                counts = np.column_stack([*map(np.asarray, columns)])[table.row]
+                yield self._by(judge, name, -counts @ np.array([*weights.values()]))
         for setting in SETTINGS:
-            shown = setting.shown(self.train)
-            unseen = shown.unseen(setting.head, KERNELS, self.nthread)
-            spread = shown.deviations(unseen)
-            yield self._by("modules left out", self.train, setting.name, unseen)
-            rows = shown.labelled(setting.head, KERNELS)
+            train = setting.shown(self.tables["modules left out", setting.head])
+            unseen = train.unseen(KERNELS, self.nthread)
+            yield self._by("modules left out", setting.name, unseen)
+            rows = train.labelled(KERNELS)
             booster = train_booster(rows, KERNELS, nthread=self.nthread)
-            judged = setting.shown(self.judges).values[setting.head]
+            judged = setting.shown(self.tables["judges", setting.head]).values
             score = booster.inplace_predict(judged).astype(np.float64)
-            row = self._by("judges", self.judges, setting.name, score)
-            yield row | self._coverage(score, np.interp(score, *spread))
-            if setting is SETTINGS[-1]:
-                yield from self._each_kernel(score)
+            row = self._by("judges", setting.name, score)
+            yield row | self._coverage(score, np.interp(score, *train.deviations(unseen)))
+        yield from self._each_kernel(score)
 
     def _row(
-        self, judge: str, table: KernelTable, name: str,
+        self, judge: str, name: str,
         lose: Callable[[Floats, NDArray[np.intp]], list[float]],
     ) -> Row:  # fmt: skip
+        table = self.tables[judge, "after"]
         parts = [*lists_of(table, self.dataset)]
         kernels = [str(table.kernel[rows[0]]) for rows in parts]
-        found = figures([lose(table.slower[rows], rows) for rows in parts], kernels)
+        found = figures([lose(table.label[rows], rows) for rows in parts], kernels)
         return {"judge": judge, "ranking": name, **found}
 
-    def _by(self, judge: str, table: KernelTable, name: str, score: Floats) -> Row:
-        return self._row(judge, table, name, lambda slower, rows: lost(slower, score[rows]))
+    def _by(self, judge: str, name: str, score: Floats) -> Row:
+        return self._row(judge, name, lambda label, rows: lost(label, score[rows]))
 
     def _coverage(self, mean: Floats, deviation: Floats) -> Row:
         """Return the share of latencies that are within one and two deviations, in %."""
-        off = []
-        for rows in lists_of(self.judges, self.dataset):
-            error = self.judges.label[rows] - mean[rows]
+        off: list[float] = []
+        table = self.tables["judges", "after"]
+        for rows in lists_of(table, self.dataset):
+            error = table.label[rows] - mean[rows]
             off.extend(np.abs(error - error.mean()) / deviation[rows])
         return {f"within_{n}_deviations_pct": round(100 * float(np.mean(np.array(off) <= n)), 1)
                 for n in (1, 2)}  # fmt: skip
 
     def _each_kernel(self, score: Floats) -> Iterator[Row]:
         """Yield a row for each kernel that judges, with how far timings of the best scatter."""
-        table, columns = self.judges, self.dataset.rows
+        table, columns = self.tables["judges", "after"], self.dataset.rows
         p10, p90, us = (
             np.asarray(columns[f"{x}_us"])[table.row] for x in ("p10", "p90", "latency")
         )
@@ -188,7 +188,7 @@ class Study:
             own = [rows for rows in parts if table.kernel[rows[0]] == kernel]
             best = [rows[np.argmin(us[rows])] for rows in own]
             noise = 100 * np.median((p90[best] - p10[best]) / us[best])
-            losses = [lost(table.slower[rows], score[rows]) for rows in own]
+            losses = [lost(table.label[rows], score[rows]) for rows in own]
             yield {
                 "judge": kernel,
                 "ranking": SETTINGS[-1].name,

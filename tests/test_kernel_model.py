@@ -121,7 +121,7 @@ def test_a_save_replaces_the_model_that_is_there(model: KernelModel, tmp_path: P
 
 @pytest.mark.parametrize("cut", [0, 40, -3])
 def test_damaged_trees_are_one_clear_error(model: KernelModel, tmp_path: Path, cut: int) -> None:
-    file = model.save(tmp_path) / model.card.files["after"]
+    file = model.save(tmp_path) / model.card.heads["after"].file
     file.write_bytes(file.read_bytes()[:cut])
     loaded = KernelModel.load(tmp_path)
     with pytest.raises(CorruptFile, match=f"{file.name}: .*train the model again"):
@@ -134,9 +134,9 @@ def test_damaged_trees_are_one_clear_error(model: KernelModel, tmp_path: Path, c
         ({"kernel_model": 99}, SchemaMismatch),
         ({"ptx_schema": 0}, SchemaMismatch),
         ({"kernel_model": None}, CorruptFile),
-        ({"deviations": 3}, CorruptFile),
-        ({"deviations": {}}, CorruptFile),
-        ({"files": {}}, CorruptFile),
+        ({"heads": 3}, CorruptFile),
+        ({"heads": {}}, CorruptFile),
+        ({"trained_on": {"rows": "many"}}, CorruptFile),
         ({"target": {}}, CorruptFile),
     ],
 )
@@ -223,5 +223,5 @@ def test_without_binaries_there_is_nothing_to_explain(
 
 
 def test_few_columns_are_of_no_concept(model: KernelModel) -> None:
-    columns = model.card.features["after"]
+    columns = model.card.heads["after"].columns
     assert sum(concept(name) == OTHER for name in columns) < len(columns) / 10

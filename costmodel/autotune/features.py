@@ -28,6 +28,11 @@ BINARY = ("registers", "spill_bytes", "shared_bytes")
 BESIDE = " in its list"
 """End of the name of a column that is taken as the difference from the list's median."""
 
+_ALONE = """num_warps programs blocks scf.for tensor_bytes-programs-num_warps registers fill running
+resident_waves ptx_loops ptx_all_instructions ptx_all_mma_flops ptx_loop_mma_flops"""
+ALONE = frozenset(_ALONE.split())
+"""Columns that count as they are, too, where the binary is known."""
+
 _SIDES = {"m": "MQT", "n": "NVSD", "k": "KC"}  # first letters of what blocks are named after
 _BEFORE = """programs+num_warps tensor_bytes-programs tensor_bytes-programs-num_warps
 largest_elements-programs largest_elements-programs-num_warps largest_elements-programs-blocks

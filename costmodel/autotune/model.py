@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.autotune.dataset import FEATURES, KernelDataset, numbers
-from costmodel.autotune.features import BESIDE, Floats, after, before, concept
+from costmodel.autotune.features import ALONE, BESIDE, Floats, after, before, concept
 from costmodel.compile.ptx import PTX_SCHEMA
 from costmodel.data.shards import CARD, require_place
 from costmodel.errors import CorruptFile, InvalidInput, MissingData, NoModel, SchemaMismatch
@@ -37,7 +37,6 @@ from costmodel.hardware.target import Target
 from costmodel.models.trees import LabelledRows, Trees, XgbParams, train_booster
 
 Rows = NDArray[np.float32]
-Deviations = tuple[tuple[float, ...], tuple[float, ...]]
 Columns = Mapping[str, Any]
 """Of one list: names and arguments as JSON (``config``, ``arguments``), and a dataset's columns."""
 
@@ -45,7 +44,7 @@ FORMAT = 1
 """Version of the card and of what the columns mean."""
 
 KERNELS = XgbParams(
-    rounds=300, max_depth=5, colsample_bytree=0.3, nearness=4.0, floor=0.1, pairs=1.0, pair_scale=5
+    rounds=280, max_depth=5, colsample_bytree=0.3, nearness=4.0, floor=0.1, pairs=1.0, pair_scale=5
 )
 """Chosen by cross-validation over the modules of the kernels that may be learned from."""
 
@@ -73,6 +72,25 @@ def columns_of(
 
 
 @dataclass(frozen=True)
+class Head:
+    """One of the two ensembles of trees.
+
+    Attributes:
+        file: its name ends with the hash of the content.
+        columns: what the trees see.
+        canary: a prediction that they must give when they are read.
+        predicted, deviation: predictions, in order, and how far latencies are from each: the
+            standard deviation of the logarithm, within lists of kernels not learned from.
+    """
+
+    file: str
+    columns: tuple[str, ...]
+    canary: float
+    predicted: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class KernelCard:
     """The content of ``card.json``.
 
@@ -81,10 +99,7 @@ class KernelCard:
         target: of the timings that were learned from.
         trained_on: how many ``kernels``, ``lists`` and ``rows``.
         params: of the trees.
-        features: the columns of each head.
-        files, hashes, canaries: name, content and a known prediction of each head's trees.
-        deviations: of each head: predictions, in order, and how far latencies are from each, as the
-            standard deviation of the logarithm within a list of kernels not learned from.
+        heads: by name, see :data:`HEADS`.
     """
 
     kernel_model: int
@@ -92,11 +107,7 @@ class KernelCard:
     target: Target
     trained_on: dict[str, int]
     params: XgbParams
-    features: dict[str, tuple[str, ...]]
-    deviations: dict[str, Deviations]
-    files: dict[str, str]
-    hashes: dict[str, str]
-    canaries: dict[str, float]
+    heads: dict[str, Head]
 
 
 class KernelModel:
@@ -140,7 +151,8 @@ class KernelModel:
     def _predict(self, head: str, columns: Columns) -> tuple[Floats, Floats]:
         _, values = matrix(head, columns, self.card.target)
         mean = self.trees[head].booster.inplace_predict(values).astype(np.float64)
-        return mean, np.interp(mean, *self.card.deviations[head])
+        about = self.card.heads[head]
+        return mean, np.interp(mean, about.predicted, about.deviation)
 
     @classmethod
     def train(
@@ -151,28 +163,23 @@ class KernelModel:
         Raises:
             MissingData: no list has two timings.
         """
-        table = KernelTable.of(dataset)
-        trees, deviations = {}, {}
+        heads, trees = {}, {}
         for head in HEADS:
-            rows = table.labelled(head, params)
-            booster = train_booster(rows, params, nthread=nthread, names=table.names[head])
-            trees[head] = Trees.of(booster, table.names[head])
-            deviations[head] = table.deviations(table.unseen(head, params, nthread))
-        raw = {head: each.raw for head, each in trees.items()}
-        hashes = {head: hashlib.sha256(data).hexdigest()[:16] for head, data in raw.items()}
-        card = KernelCard(
-            kernel_model=FORMAT,
-            ptx_schema=PTX_SCHEMA,
-            target=dataset.identity.target,
-            trained_on=table.counts(),
-            params=params,
-            features={head: each.columns for head, each in trees.items()},
-            deviations=deviations,
-            files={head: f"{head}-{digest}.ubj" for head, digest in hashes.items()},
-            hashes=hashes,
-            canaries={head: each.canary() for head, each in trees.items()},
-        )
-        return cls(card, trees)
+            table = KernelTable.of(dataset, head)
+            booster = train_booster(
+                table.labelled(params), params, nthread=nthread, names=table.names
+            )
+            made = trees[head] = Trees.of(booster, table.names)
+            spread = table.deviations(table.unseen(params, nthread))
+            file = f"{head}-{_digest(made.raw)}.ubj"
+            heads[head] = Head(file, table.names, made.canary(), *spread)
+        count = {
+            "kernels": len(np.unique(table.kernel)),
+            "lists": int(table.list[-1]) + 1,
+            "rows": len(table.row),
+        }
+        target = dataset.identity.target
+        return cls(KernelCard(FORMAT, PTX_SCHEMA, target, count, params, heads), trees)
 
     def save(self, folder: Path) -> Path:
         """Write the model; the card last, so that whoever reads meanwhile finds a whole one.
@@ -183,12 +190,13 @@ class KernelModel:
         require_place(folder, "model of kernels")
         with file_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            for head, name in self.card.files.items():
-                replace_file(folder / name, self.trees[head].raw)
+            before = {*folder.glob("*.ubj")}
+            for name, head in self.card.heads.items():
+                replace_file(folder / head.file, self.trees[name].raw)
+                before.discard(folder / head.file)
             write_json(folder / CARD, self.card)
-            for file in folder.glob("*.ubj"):
-                if file.name not in self.card.files.values():
-                    file.unlink()
+            for file in before:
+                file.unlink()
         return folder
 
     @classmethod
@@ -204,34 +212,33 @@ class KernelModel:
             raise NoModel(f"no model of kernels at {folder}: expected what `costmodel train` wrote")
         with file_errors(file):
             found = read_json(file, dict[str, Any])
-        schemas = found.get("kernel_model"), found.get("ptx_schema")
-        if None in schemas:
-            raise CorruptFile(f"{file}: expected the card of a model of kernels; name another")
-        if schemas != (FORMAT, PTX_SCHEMA):
+        ours, theirs = (FORMAT, PTX_SCHEMA), (found.get("kernel_model"), found.get("ptx_schema"))
+        if None not in theirs and theirs != ours:
             raise SchemaMismatch(
-                f"{folder}: format and PTX schema {schemas}, this release has "
-                f"{(FORMAT, PTX_SCHEMA)}: train the model again"
+                f"{folder}: format and PTX schema {theirs}, this release has {ours}: train it again"
             )
         try:
             card = decode(found, KernelCard)
-        except InvalidInput as error:
-            raise CorruptFile(f"{file}: {error}") from None
-        return cls(card, {head: _trees(folder, card, head) for head in HEADS})
+            return cls(card, {name: _trees(folder, card.heads[name]) for name in HEADS})
+        except (InvalidInput, KeyError) as error:
+            raise CorruptFile(f"{file}: not the card of a model of kernels: {error}") from None
 
 
-def _trees(folder: Path, card: KernelCard, head: str) -> Trees:
+def _trees(folder: Path, head: Head) -> Trees:
+    file = folder / head.file
+
     def read() -> bytes:
         with file_errors(file):
             data = read_small_file(file)
-        if hashlib.sha256(data).hexdigest()[:16] != card.hashes[head]:
-            raise CorruptFile(f"{file}: not that of {CARD}; train the model again")
+        if not file.stem.endswith(_digest(data)):
+            raise CorruptFile(f"{file}: not what it was named after; train the model again")
         return data
 
-    try:
-        file, _ = folder / card.files[head], card.deviations[head]
-        return Trees(card.features[head], read, file=file, canary=card.canaries[head])
-    except KeyError:
-        raise CorruptFile(f"{folder / CARD}: nothing of the head {head!r}") from None
+    return Trees(head.columns, read, file=file, canary=head.canary)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 # --- What is learned from -------------------------------------------------------------------------
@@ -240,43 +247,39 @@ def _trees(folder: Path, card: KernelCard, head: str) -> Trees:
 def matrix(head: str, columns: Columns, target: Target) -> tuple[tuple[str, ...], Rows]:
     """Return the names of a head's columns, and what they hold of a list, float32 [n, f].
 
-    Without the binary the columns are there as they are, too: what kind of kernel and call it is
-    then says more than it misleads.
+    All are there as the difference from the median of the list, and some as they are. Without the
+    binary all are: what kind of kernel and call it is then says more than it misleads.
     """
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a column of NaN has no median
         found = HEADS[head](columns, target.device)
         values = np.column_stack([*found.values()])
         values[~np.isfinite(values)] = np.nan
-        beside = (values - np.nanmedian(values, axis=0)).astype(np.float32)
-    names = tuple(f"{name}{BESIDE}" for name in found)
-    if head == "after":
-        return names, beside
-    return (*names, *found), np.hstack([beside, values.astype(np.float32)])
+        beside = values - np.nanmedian(values, axis=0)
+    alone = [i for i, name in enumerate(found) if head == "before" or name in ALONE]
+    names = tuple(f"{name}{BESIDE}" for name in found) + tuple([*found][i] for i in alone)
+    return names, np.hstack([beside, values[:, alone]]).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class KernelTable:
-    """Rows of a dataset as a model sees them, in the order of its lists.
+    """Rows of a dataset as one head sees them, in the order of its lists.
 
     Attributes:
-        names, values: of each head: its columns, and what they hold, float32 [n, f].
+        names, values: of the columns, and what they hold, float32 [n, f].
         label: log(latency / median of the list), float64 [n]; of what fails above all of the list.
-        slower: than the fastest of the list, in the logarithm, float64 [n].
-        kernel, list: full name of the kernel, and number of the list, [n].
-        row: of the dataset, [n].
+        kernel, list, row: full name, number of the list, and row of the dataset, [n].
     """
 
-    names: dict[str, tuple[str, ...]]
-    values: dict[str, Rows]
+    names: tuple[str, ...]
+    values: Rows
     label: Floats
-    slower: Floats
-    kernel: NDArray[np.str_]
+    kernel: NDArray[np.object_]
     list: NDArray[np.intp]
     row: NDArray[np.intp]
 
     @classmethod
-    def of(cls, dataset: KernelDataset, role: str = "train") -> KernelTable:
+    def of(cls, dataset: KernelDataset, head: str, role: str = "train") -> KernelTable:
         """Take the lists of one role in which two configurations work.
 
         Raises:
@@ -287,67 +290,51 @@ class KernelTable:
         every = {name: np.asarray(table[name]) for name in table.column_names}
         order = np.lexsort((every["config"], every["list"]))
         ends = np.flatnonzero(every["list"][order][1:] != every["list"][order][:-1]) + 1
-        names: dict[str, tuple[str, ...]] = {}
-        parts: dict[str, list[Any]] = defaultdict(list)
+        parts: list[tuple[Any, ...]] = []
         for rows in np.split(order, ends):
             columns = {name: column[rows] for name, column in every.items()}
             label = _label(columns)
-            known = ~np.isnan(label)
-            if columns["role"][0] != role or known.sum() < 2:
-                continue
-            for head in HEADS:
-                names[head], values = matrix(head, columns, dataset.identity.target)
-                parts[head].append(values[known])
-            parts["label"].append(label[known])
-            parts["slower"].append(label[known] - label[known].min())
-            parts["kernel"].append(columns["kernel"][known])
-            parts["list"].append(np.full(known.sum(), len(parts["list"])))
-            parts["row"].append(rows[known])
-        if not names:
+            known = np.flatnonzero(~np.isnan(label))
+            if columns["role"][0] == role and len(known) > 1:
+                names, values = matrix(head, columns, dataset.identity.target)
+                number = np.full(len(known), len(parts))
+                kernel = columns["kernel"][known]
+                parts.append((values[known], label[known], kernel, number, rows[known]))
+        if not parts:
             raise MissingData(f"no list of role {role!r} with two timings: tune more kernels first")
-        found = {name: np.concatenate(part) for name, part in parts.items()}
-        return cls(names, {head: found.pop(head) for head in HEADS}, **found)
+        return cls(names, *map(np.concatenate, zip(*parts, strict=True)))
 
-    def counts(self) -> dict[str, int]:
-        """Return how many kernels, lists and rows there are."""
-        return {
-            "kernels": len(np.unique(self.kernel)),
-            "lists": len(np.unique(self.list)),
-            "rows": len(self.row),
-        }
-
-    def labelled(self, head: str, params: XgbParams, rows: Any = slice(None)) -> LabelledRows:
+    def labelled(self, params: XgbParams, rows: Any = slice(None)) -> LabelledRows:
         """Return rows to learn from: each kernel counts alike, and each of its lists."""
         _, kernel = np.unique(self.kernel, return_inverse=True)
         of_list = np.bincount(self.list)[self.list]
         lists = np.bincount(kernel, 1 / of_list)[kernel]
-        near = np.exp(-params.nearness * np.expm1(self.slower))
-        weight = (params.floor + (1 - params.floor) * near) / of_list / lists
-        label, weight = self.label[rows], weight[rows]
-        start = np.zeros_like(label)
-        values = self.values[head][rows]
-        return LabelledRows(values, label, start, weight / weight.mean(), self.list[rows])
+        best = np.full(len(of_list), np.inf)
+        np.minimum.at(best, self.list, self.label)
+        near = np.exp(-params.nearness * np.expm1(self.label - best[self.list]))
+        weight = ((params.floor + (1 - params.floor) * near) / of_list / lists)[rows]
+        label = self.label[rows]
+        return LabelledRows(
+            self.values[rows], label, np.zeros_like(label), weight / weight.mean(), self.list[rows]
+        )
 
-    def unseen(self, head: str, params: XgbParams, nthread: int = 1) -> Floats:
+    def unseen(self, params: XgbParams, nthread: int = 1) -> Floats:
         """Predict each row by trees that have learned from no kernel of its module, float64 [n].
 
         Modules of three names are left out together; if there are few, kernels.
         """
         groups = [".".join(name.split(".")[:3]) for name in self.kernel]
         if len(set(groups)) < _FOLDS:
-            groups = self.kernel.tolist()
-        _, group = np.unique(groups, return_inverse=True)
-        fold = group % _FOLDS
+            groups = [*self.kernel]
+        fold = np.unique(groups, return_inverse=True)[1] % _FOLDS
         found = np.zeros(len(fold))
-        for i in np.unique(fold):
+        for i in np.unique(fold) if fold.any() else ():  # but for one kernel, nothing is left
             out = fold == i
-            if not out.all():
-                rows = self.labelled(head, params, ~out)
-                booster = train_booster(rows, params, nthread=nthread)
-                found[out] = booster.inplace_predict(self.values[head][out])
+            booster = train_booster(self.labelled(params, ~out), params, nthread=nthread)
+            found[out] = booster.inplace_predict(self.values[out])
         return found
 
-    def deviations(self, predicted: Floats) -> Deviations:
+    def deviations(self, predicted: Floats) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return how far latencies are from predictions, by what is predicted."""
         error = self.label - predicted
         error -= (np.bincount(self.list, error) / np.bincount(self.list))[self.list]
