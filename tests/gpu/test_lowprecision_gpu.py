@@ -62,7 +62,7 @@ def scales_of(form: str, m: int, n: int, k: int) -> tuple[torch.Tensor, Any, tor
 
 def dequantised(x: torch.Tensor, scale: torch.Tensor | None, recipe: Any) -> torch.Tensor:
     """Return float64 operands; scales are [rows, ...], or those of blocks by K."""
-    wide = x.double()
+    wide = x.float().double()
     if scale is None:
         return wide
     if recipe == ScalingType.BlockWise1x128:
@@ -84,7 +84,7 @@ class Case:
         self.a, self.b = operands(m, k, dtype), operands(n, k, dtype)
         if form == "int32":
             self.call = int_call(self.a, self.b.T)
-            left, right = self.a.double(), self.b.double()
+            left, right = dequantised(self.a, None, None), dequantised(self.b, None, None)
         else:
             sa, ra, sb, rb = scales_of(form, m, n, k)
             fast = form.endswith("fast")
@@ -157,9 +157,10 @@ def test_error_is_not_above_that_of_cublas(form: str) -> None:
 def test_nan_and_infinity_reach_their_rows_and_columns_only(form: str, dtype: torch.dtype) -> None:
     m, n, k = 130, 256, 512
     a, b = operands(m, k, dtype), operands(n, k, dtype)
-    a[3, 5] = float("nan")
-    b[7, 200] = float("nan") if dtype == E4M3 else float("inf")
-    a[9], b[11] = 0.0, 0.0
+    bits_a, bits_b = a.view(torch.uint8), b.view(torch.uint8)
+    bits_a[3, 5] = 0x7F  # NaN in both types
+    bits_b[7, 200] = 0x7F if dtype == E4M3 else 0x7C  # infinity
+    bits_a[9], bits_b[11] = 0, 0
     sa, ra, sb, rb = scales_of(form, m, n, k)
     out = costmodel.scaled_mm(a, b.T, sa, ra, sb, rb, output_dtype=torch.float32)
     exact = dequantised(a, sa, ra) @ dequantised(b, sb.T if form == "row" else sb, rb).T
@@ -179,10 +180,28 @@ def test_bias_and_activation(out_dtype: torch.dtype, activation: str | None) -> 
     out = costmodel.scaled_mm(
         a, b.T, sa, row, sb, row, bias=bias, output_dtype=out_dtype, activation=activation
     )
-    exact = (a.double() * sa) @ (b.double().T * sb) + bias.double()
+    exact = (dequantised(a, None, None) * sa) @ (dequantised(b, None, None).T * sb) + bias.double()
     if activation:
         exact = getattr(torch.nn.functional, activation)(exact)
     torch.testing.assert_close(out.double(), exact, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("scales", ["row", "block"])
+def test_a_layer_is_near_its_dequantised_checkpoint(scales: str) -> None:
+    n, k = 640, 1024
+    weight = operands(n, k, E4M3)
+    if scales == "row":
+        scale = torch.rand(n, device="cuda") / 16
+        state, wide = {"weight_scale": scale}, scale[:, None]
+    else:
+        scale = torch.rand(n // 128, k // 128, device="cuda") / 16
+        state = {"weight_scale_inv": scale}
+        wide = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    layer = costmodel.nn.ScaledLinear(k, n, scales=scales, device="cuda")
+    layer.load_state_dict({"weight": weight, **state})
+    x = torch.randn(3, 5, k, device="cuda", dtype=torch.bfloat16)
+    exact = x.double() @ (dequantised(weight, None, None) * wide).T
+    assert float((layer(x).double() - exact).norm() / exact.norm()) < 0.05
 
 
 def test_a_captured_graph_replays() -> None:
