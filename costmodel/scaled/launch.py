@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from math import ceil
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ BLOCK_ROWS = {0: 0, 1: 0, 4: 1, 5: 128}
 scale for all of K."""
 
 _GROUP_M = 8
+_PLAIN = ("m", "stride_sak", "stride_sbk")
 
 
 def scaled_product(
@@ -38,7 +40,7 @@ def scaled_product(
     Args:
         a, b: [m, k] and [n, k], K contiguous, ``lda`` and ``ldb`` elements from row to row.
         scale_a, scale_b: float32 as the caller gave them, or None; recipes: of ``BLOCK_ROWS``.
-        bucket: the largest m that shares the choice; by_4: m is a multiple of 4.
+        bucket: the largest m that shares the choice; by_4: torch's block scales fit m.
     """
 
 
@@ -48,6 +50,11 @@ class Kernels:
     fn = staticmethod(scaled_product)
     arg_names = scaled_product.__code__.co_varnames
     writes = ("out",)  # read by the tuner: torch has no code to find it in
+    # No kernel is compiled for these: the tuner need not tell them apart.
+    params = tuple(
+        SimpleNamespace(name=x, do_not_specialize=x in _PLAIN, do_not_specialize_on_alignment=False)
+        for x in arg_names
+    )
 
     @property
     def cache_key(self) -> str:

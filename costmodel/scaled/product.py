@@ -39,7 +39,7 @@ def scaled_mm(
     """Multiply scaled 8-bit matrices: ``torch.nn.functional.scaled_mm``, tuned.
 
     The first call of a kind tunes: torch and kernels of our own are timed, and the fastest is
-    kept on disk. Values of m up to the next power of two share a choice.
+    kept on disk. Values of m up to the next power of two (over 64: or 3/4 of it) share a choice.
 
     Args:
         mat_a: [m, k], row-major: ``float8_e4m3fn``, ``float8_e5m2`` or ``int8``.
@@ -131,7 +131,7 @@ def _call(
 ) -> tuple[Any, ...]:  # fmt: skip
     """Return the arguments of a launch, in the order of ``scaled_product``."""
     (m, k), b = a.shape, mat_b.T
-    n, bucket = len(b), 1 << max(m - 1, 0).bit_length()
+    n = len(b)
     strides_a = _scale_strides("a", scales[0], recipes[0], m, k)
     strides_b = _scale_strides("b", scales[1], recipes[1], n, k)
     given = {"mat_b": mat_b, "scale_a": scales[0], "scale_b": scales[1], "bias": bias, "out": out}
@@ -140,8 +140,14 @@ def _call(
             raise DeviceError(f"{name} is on {x.device}, mat_a on {a.device}: expected one device")
     return (
         a, b, *scales, bias, out, m, n, k, a.stride(0), b.stride(0), out.stride(0), *strides_a,
-        *strides_b, *recipes, fast, activation, bucket, m % 4 == 0,
+        *strides_b, *recipes, fast, activation, _bucket(m), recipes[0] < 4 or m % 4 == 0,
     )  # fmt: skip
+
+
+def _bucket(m: int) -> int:
+    """Return the largest m that shares a choice: a power of two, over 64 also 3/4 of one."""
+    power = 1 << max(m - 1, 0).bit_length()
+    return 3 * power // 4 if 64 < m <= 3 * power // 4 else power
 
 
 def _launched(call: tuple[Any, ...]) -> Tensor:
