@@ -23,7 +23,6 @@ from costmodel.collect import Job
 from costmodel.collect.sampling import (
     ModelSampler,
     RandomSampler,
-    Sampler,
     by_code,
     training_workloads,
     write_worklist,
@@ -92,7 +91,7 @@ def near_best(recorded: Dataset, workload: Workload) -> list[GemmConfig]:
     return sorted((c for c in ok if ok[c] <= limit), key=ok.__getitem__)[:60]
 
 
-def sampler_of(args: argparse.Namespace) -> Sampler:
+def sampler_of(args: argparse.Namespace) -> RandomSampler | ModelSampler:
     """Led by an earlier model if one is named: most rows near the best, where it must be exact."""
     if args.led_by is None:
         return RandomSampler(args.configs)

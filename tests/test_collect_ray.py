@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def test_a_node_that_is_lost_costs_no_row(cluster: Any, tmp_path: Path) -> None:
         if len(told) == 1:
             cluster.remove_node(cluster.nodes[1], allow_graceful=False)
 
-    collect_on_ray([[job] for job in halves], out, recording.path, lose_a_node)
+    collect_on_ray([[job] for job in halves], out, recording.path, inf, lose_a_node)
     out.compact()
     assert len(told) == len(halves)
     assert rows_of(out.path) == rows_of(recording.path)

@@ -7,7 +7,7 @@ import re
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -44,6 +44,9 @@ class Work:
     replay: Annotated[
         Path | None,
         typer.Option(help="A dataset that answers in place of a GPU: rehearses a collection."),
+    ] = None
+    kernel: Annotated[
+        str | None, typer.Option(help="Of --bundle: the FILE.py:FUNCTION that it was compiled of.")
     ] = None
     part: Annotated[
         str, typer.Option(help="Time one part of several, such as 3/8; --merge joins them.")
@@ -139,7 +142,7 @@ def collect(
         raise MissingData(f"no file {work.worklist}: `costmodel collect --write-worklist` draws it")
     draw.check()
     if plan:
-        _plan(out, work, draw, target, as_json)
+        _plan(work, draw, target, as_json)
         return
     if target is not None:
         raise typer.BadParameter(f"--target {target}: timing is on the card at hand; leave it out")
@@ -162,7 +165,7 @@ def _check_options(context: typer.Context, draw: Draw) -> None:
         ("replay", drawing, "takes its workloads from the recording"),
         ("bundle", drawing, "holds its workloads"),
         ("merge", (*drawing, *timing, "write_worklist", "plan"), "times nothing"),
-        ("plan", ("budget", "jobs", "engine", "bundle"), "runs nothing"),
+        ("plan", ("out", "budget", "jobs", "engine", "bundle"), "runs nothing"),
         ("shapes", ("workloads",), "draws no workloads"),
     ):
         named, idle = named_options(context, option), named_options(context, *others)
@@ -204,29 +207,20 @@ def _merge(out: Path, folders: Sequence[Path], as_json: bool) -> None:
     there = [out] if (out / "card.json").exists() else []
     merged = merge(out, [*there, *folders])
     rows, workloads = len(merged.measurements("train", "eval")), len(merged.workloads())
-    answer(
-        as_json,
-        {"path": str(out), "workloads": workloads, "rows": rows, "folders": len(folders)},
-        notes=[f"{out}: {workloads} workloads, {rows} rows of {len(folders)} folders"],
-    )
+    counts = {"path": str(out), "workloads": workloads, "rows": rows}
+    answer(as_json, counts, notes=[f"{out}: {workloads} workloads, {rows} rows"])
 
 
-def _plan(out: Path | None, work: Work, draw: Draw, target: str | None, as_json: bool) -> None:
-    """Say what is left to do, and what it takes."""
-    from costmodel.collect.parts import left_of
-    from costmodel.collect.plan import Plan
-    from costmodel.data.dataset import Dataset
-    from costmodel.data.shards import CARD
-    from costmodel.gemm.specialize import kernel_hashes
+def _plan(work: Work, draw: Draw, target: str | None, as_json: bool) -> None:
+    """Say what it takes."""
+    from costmodel.collect.parts import plan
 
     identity = _identity(work, target)
     jobs = work.jobs(draw, identity, work.worklist)
-    if out is not None and (out / CARD).exists():
-        jobs = left_of(jobs, Dataset.open(out).measured(kernel_hashes()))
-    plan = asdict(Plan.of(jobs, identity.target))
+    planned = plan(jobs, identity.target)
     device = identity.target.device.name
-    table = (f"left to collect on {device}", ["what", "how much"], plan.items())
-    answer(as_json, {"target": device, **plan}, table)
+    table = (f"to collect on {device}", ["what", "how much"], planned.items())
+    answer(as_json, {"target": device, **planned}, table)
 
 
 def _identity(work: Work, target: str | None) -> Identity:
@@ -244,21 +238,21 @@ def _identity(work: Work, target: str | None) -> Identity:
 
 def _time(out: Path, work: Work, draw: Draw, n_jobs: int | None, as_json: bool) -> None:
     """Time on each GPU of this machine, or of a cluster, or replay in their place."""
+    import torch
+
+    from costmodel.autotune.bundle import collect_kernels
     from costmodel.collect.bundle import require_usable, unpack
     from costmodel.collect.machine import Timer, collect_on_each, visible_gpus
     from costmodel.collect.ray_engine import collect_on_ray
-    from costmodel.collect.sampling import write_worklist
     from costmodel.data.dataset import Dataset
     from costmodel.hardware.installed import driver_cuda
 
     deadline, recording = time.monotonic() + work.seconds, work.recording()
-    gpus = visible_gpus(os.environ, _count_gpus if recording is None else lambda: 0)
+    gpus = visible_gpus(os.environ, torch.cuda.device_count if recording is None else int)
     known = cache = None
-    worklist, n_jobs = (
-        work.worklist,
-        n_jobs or max((len(os.sched_getaffinity(0)) - 2) // max(len(gpus), 1), 1),
-    )
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name, LiveView(as_json) as view:
+    worklist, view = work.worklist, LiveView(as_json)
+    n_jobs = n_jobs or max((len(os.sched_getaffinity(0)) - 2) // max(len(gpus), 1), 1)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         if recording is None and work.engine == "local":
             Target.current()  # the clear error
@@ -267,29 +261,27 @@ def _time(out: Path, work: Work, draw: Draw, n_jobs: int | None, as_json: bool) 
             made = Target.from_dict(unpack(work.bundle, folder).target)
             if recording is None:
                 require_usable(work.bundle, made, identity.target, driver_cuda())
+            if work.kernel is not None:
+                rows = collect_kernels(folder, work.kernel, out)
+                answer(as_json, {"path": str(out), "rows": rows}, notes=[f"{out}: {rows} timings"])
+                return
             worklist, cache = folder / "worklist.parquet", folder / "cache"
             known = Dataset.open(folder / "data").artifacts()
         dataset = Dataset.create(out, identity.target, identity.protocol)
-        todo = work.jobs(draw, identity, worklist)
         try:
-            if work.engine == "ray":
+            if work.engine == "local" and len(gpus) > 1:
+                collect_on_each(gpus, work.place, n_jobs, view.line)
+            elif work.engine == "ray":
+                todo = work.jobs(draw, identity, worklist)
                 chunks = [todo[i : i + _CHUNK] for i in range(0, len(todo), _CHUNK)]
-                collect_on_ray(chunks, dataset, work.replay, view.line)
-            elif len(gpus) < 2:
-                with Timer(recording, cache) as timer:
-                    timer.collect(
-                        todo, dataset, known, n_jobs=n_jobs, on_job=view.job,
-                        budget_s=deadline - time.monotonic(),
-                    )  # fmt: skip
+                collect_on_ray(chunks, dataset, work.replay, deadline, view.line)
             else:
-                write_worklist(folder / "parts.parquet", todo, identity)
-                options = {"out": out, "jobs": n_jobs, "replay": work.replay, "bundle": work.bundle}
-                if work.bundle is None:
-                    options["worklist"] = folder / "parts.parquet"
-                if work.budget is not None:
-                    options["budget"] = f"{max(deadline - time.monotonic(), 0):.1f}"
-                command = [f"--{name}={value}" for name, value in options.items() if value]
-                collect_on_each(gpus, command, view.line)
+                todo = work.jobs(draw, identity, worklist)
+                with Timer(recording, cache) as timer:
+                    left_s = deadline - time.monotonic()
+                    timer.collect(
+                        todo, dataset, known, n_jobs=n_jobs, on_job=view.job, budget_s=left_s
+                    )
         finally:
             dataset.compact()
         total = view.total()
@@ -299,9 +291,3 @@ def _time(out: Path, work: Work, draw: Draw, n_jobs: int | None, as_json: bool) 
         {"path": str(out), **total},
         (title, ["status", "rows"], sorted(total["statuses"].items())),
     )
-
-
-def _count_gpus() -> int:
-    import torch
-
-    return torch.cuda.device_count()

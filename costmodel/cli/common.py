@@ -93,6 +93,19 @@ def _product(
     return Workload.dense(m, n, k, dtype, **layouts, out_dtype=out_dtype, tf32=tf32)
 
 
+@wraps(_product)
+def product_or_none(**values: Any) -> Workload | None:
+    """Return the workload; None where M, N and K are left out."""
+    return None if values["k"] is None else _product(**values)
+
+
+product_or_none.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [
+        each.replace(default=None) if each.default is each.empty else each
+        for each in inspect.signature(_product, eval_str=True).parameters.values()
+    ]
+)
+
 takes_product = takes("workload", _product)
 """Decorate a command that takes a ``workload``: the command line gives M, N, K and options."""
 

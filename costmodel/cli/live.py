@@ -26,16 +26,6 @@ class LiveView:
     def __init__(self, as_json: bool) -> None:
         self._as_json, self._start = as_json, time.monotonic()
         self._events: dict[str, dict[str, Any]] = {}  # the last one of each GPU
-        self._live = not as_json and sys.stderr.isatty()
-        self._status = Console(stderr=True).status("compiling")
-
-    def __enter__(self) -> LiveView:
-        if self._live:
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._status.stop()
 
     def job(self, job: Job, progress: Progress) -> None:
         """Show that a workload is recorded."""
@@ -57,7 +47,7 @@ class LiveView:
         rate = total["rows"] / seconds
         if self._as_json:
             more = {"rows_per_s": round(rate, 1), "left_s": round(left_s, 1)}
-            print(json.dumps(event | more), file=sys.stderr, flush=True)
+            note(json.dumps(event | more))
             return
         failed = (f"{n} {status}; " for status, n in total["statuses"].items() if status != "ok")
         text = (
@@ -65,8 +55,11 @@ class LiveView:
             f"second; {''.join(failed)}{left_s / 60:.1f} min left; {event['workload']}: best "
             f"{shown(event['best_us'])} us, torch {shown(event['torch_us'])}"
         )
-        self._status.update(text)
-        if not self._live:
+        if sys.stderr.isatty():  # over the line before
+            print(
+                f"\r\x1b[K{text[: Console(stderr=True).width]}", end="", file=sys.stderr, flush=True
+            )
+        else:
             note(text)
 
     def total(self) -> dict[str, Any]:

@@ -12,35 +12,34 @@ files; nothing is used before both are checked. A bundle of products holds::
 from __future__ import annotations
 
 import hashlib
+import shutil
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from costmodel.collect import Job
-from costmodel.collect.plan import Plan
+from costmodel.collect.parts import plan
 from costmodel.collect.sampling import write_worklist
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.dataset import Dataset
-from costmodel.errors import CorruptFile, CostModelError, InvalidInput, MissingData, MixedData
+from costmodel.errors import CorruptFile, InvalidInput, MissingData, MixedData
 from costmodel.files import decode, encode, file_errors, replace_file
 from costmodel.gemm.specialize import artifact_key, compile_many, specialize
 from costmodel.hardware.target import Target
 
 _MANIFEST = "bundle.json"
-_SCHEMA = 1
 _MOST_BYTES = 2**36
+_UNUSED = {".source", ".ttir", ".ttgir", ".llir"}  # on the way to a binary
 
 
 @dataclass(frozen=True)
 class Manifest:
     """The content of ``bundle.json``."""
 
-    bundle: int
-    kind: Literal["gemm", "kernels"]
+    bundle: Literal[1]
     target: dict[str, Any]
     plan: dict[str, Any]
     sha256: dict[str, str]
@@ -53,14 +52,14 @@ def write_bundle(
     protocol: dict[str, Any],
     *,
     n_jobs: int | None = None,
-    dump: bool = False,
+    dump: Path | None = None,
     known: ArtifactTable | None = None,
-) -> Manifest:
-    """Compile what jobs need, and write it as a bundle.
+) -> dict[str, Any]:
+    """Compile what jobs need, and write it as a bundle; return the plan.
 
     Args:
         n_jobs: compiling processes.
-        dump: add PTX and SASS.
+        dump: a folder for PTX and SASS, which the bundle has too.
         known: binaries of a recording that is to be replayed; nothing is compiled.
     """
     with tempfile.TemporaryDirectory() as name:
@@ -69,23 +68,23 @@ def write_bundle(
         write_worklist(folder / "worklist.parquet", jobs, dataset.identity)
         specs = dict.fromkeys(specialize(j.workload, c) for j in jobs for c in j.configs)
         if known is None:
-            dumped = folder / "dump" if dump else None
             artifacts = [
-                *compile_many(specs, target, n_jobs=n_jobs, dump=dumped, cache=folder / "cache")
+                *compile_many(specs, target, n_jobs=n_jobs, dump=dump, cache=folder / "cache")
             ]
+            if dump is not None:
+                shutil.copytree(dump, folder / "dump")
         else:
             artifacts = [*filter(None, known.find([artifact_key(s, target) for s in specs]))]
         dataset.append_artifacts(artifacts)
-        return pack(folder, file, "gemm", target, asdict(Plan.of(jobs, target)))
+        return pack(folder, file, target, plan(jobs, target))
 
 
-def pack(
-    folder: Path, file: Path, kind: Literal["gemm", "kernels"], target: Target, plan: dict[str, Any]
-) -> Manifest:
-    """Write the files of a folder as a bundle."""
-    paths = {str(p.relative_to(folder)): p for p in sorted(folder.rglob("*")) if p.is_file()}
+def pack(folder: Path, file: Path, target: Target, planned: dict[str, Any]) -> dict[str, Any]:
+    """Write the files of a folder as a bundle; return the plan."""
+    files = (p for p in sorted(folder.rglob("*")) if p.is_file() and p.suffix not in _UNUSED)
+    paths = {str(path.relative_to(folder)): path for path in files}
     hashes = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in paths.items()}
-    manifest = Manifest(_SCHEMA, kind, target.to_dict(), plan, hashes)
+    manifest = Manifest(1, target.to_dict(), planned, hashes)
 
     def write(to: Any) -> None:
         with zipfile.ZipFile(to, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -95,7 +94,7 @@ def pack(
 
     with file_errors(file):
         replace_file(file, write)
-    return manifest
+    return planned
 
 
 def unpack(file: Path, folder: Path) -> Manifest:
@@ -113,28 +112,25 @@ def unpack(file: Path, folder: Path) -> Manifest:
             if sum(sizes.values()) > _MOST_BYTES:
                 raise InvalidInput(f"over {_MOST_BYTES} bytes")
             manifest = decode(archive.read(_MANIFEST), Manifest)
-            if manifest.bundle != _SCHEMA:
-                raise InvalidInput(f"bundle {manifest.bundle}: this release reads {_SCHEMA}")
             if odd := sizes.keys() ^ {_MANIFEST, *manifest.sha256}:
                 raise InvalidInput(f"{min(odd)!r:.80} is listed and missing, or there unlisted")
             for name, digest in manifest.sha256.items():
                 path = folder / name
-                if not path.resolve().is_relative_to(folder.resolve()) or ".." in path.parts:
+                if not path.resolve().is_relative_to(folder.resolve()):
                     raise InvalidInput(f"{name!r:.80} leads out of it")
                 content = archive.read(name)
                 if hashlib.sha256(content).hexdigest() != digest:
                     raise InvalidInput(f"{name!r:.80} is not what its hash says")
                 path.parent.mkdir(parents=True, exist_ok=True)
+                if path.name.startswith("__grp__"):  # Triton's list of files, by their old paths
+                    names = decode(content, dict[str, dict[str, str]])["child_paths"]
+                    content = encode({"child_paths": {x: str(path.parent / x) for x in names}})
                 path.write_bytes(content)
-    # A zip file may be damaged, encrypted, or packed in ways that Python does not have.
-    except (
-        zipfile.BadZipFile, zlib.error, EOFError, KeyError, RuntimeError, ValueError, OSError,
-    ) as error:  # fmt: skip
-        if isinstance(error, CostModelError) or not isinstance(error, OSError) or not error.errno:
-            raise CorruptFile(
-                f"{file}: not a bundle to be trusted: {error}: make it again"
-            ) from None
-        raise
+    except Exception as error:  # a zip file may be damaged in many ways
+        raise CorruptFile(
+            f"{file}: not a bundle that can be used: {error}: make it again with `costmodel "
+            f"compile --bundle`"
+        ) from None
     return manifest
 
 
@@ -149,14 +145,11 @@ def require_usable(file: Path, made: Target, here: Target, driver_cuda: int) -> 
         MixedData: with the reason.
     """
     needed = int(made.toolchain.ptxas.split(".")[0])
-    for what, theirs, ours in (
-        ("architecture", made.device.capability, here.device.capability),
-        ("Triton", made.toolchain.triton, here.toolchain.triton),
-        ("ptxas and settings", made.toolchain.ptxas, here.toolchain.ptxas),
-        ("driver for CUDA", needed, min(needed, driver_cuda // 1000)),
-    ):
-        if theirs != ours:
-            raise MixedData(
-                f"{file} was made for {what} {theirs}, and this machine has {ours}: make it again "
-                f"for this machine, or bring this machine to the same"
-            )
+    theirs = made.device.capability, made.toolchain, needed
+    ours = here.device.capability, here.toolchain, min(needed, driver_cuda // 1000)
+    if theirs != ours:
+        told = ("{}, {}, a driver for CUDA {}".format(*each) for each in (theirs, ours))
+        raise MixedData(
+            f"{file} was made for {next(told)}; this machine has {next(told)}: make it again with "
+            f"the same versions, for this machine"
+        )

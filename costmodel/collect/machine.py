@@ -40,15 +40,16 @@ class Timer(ExitStack):
         super().__init__()
         if cache is not None:
             os.environ["TRITON_CACHE_DIR"] = str(cache)
-        self._run = current_run() if recording is None else replayed_run()
-        self.enter_context(collecting(self._run.device_uuid))
-        self._known = None if recording is None else recording.artifacts()
+        self._known: ArtifactTable | None = None
         self._runner: Runner
-        if recording is None:
-            self._runner = runner = self.enter_context(DeviceRunner())
-            runner.start()
-        else:
-            self._runner = ReplayRunner(recording)
+        if recording is not None:
+            self._run, self._runner = replayed_run(), ReplayRunner(recording)
+            self._known = recording.artifacts()
+            return
+        self._run = current_run()
+        self.enter_context(collecting(self._run.device_uuid))
+        self._runner = runner = self.enter_context(DeviceRunner())
+        runner.start()
 
     def collect(
         self, jobs: Sequence[Job], dataset: Dataset, known: ArtifactTable | None, **options: Any
@@ -78,24 +79,27 @@ def visible_gpus(environment: Mapping[str, str], count: Callable[[], int]) -> li
 
 
 def collect_on_each(
-    gpus: Sequence[str], command: Sequence[str], on_line: Callable[[str], None]
+    gpus: Sequence[str], place: tuple[int, int], n_jobs: int, on_line: Callable[[str], None]
 ) -> None:
-    """Run one collection a GPU, all at once, and wait for all. They die with this process.
+    """Run this command once a GPU, all at once, and wait for all. They die with this process.
 
     Args:
-        command: the options of ``costmodel collect``, without --part.
+        place: number and count of the part; each GPU times a part of that.
+        n_jobs: compiling processes of each.
         on_line: called with each line that one of them writes to stderr, a JSON event mostly.
 
     Raises:
         CostModelError: a collection failed; the others have gone on to their end.
     """
+    number, parts = place
     library, children = ctypes.CDLL(None), dict[str, subprocess.Popen[bytes]]()
     ours, theirs = os.pipe()
     try:
         for i, gpu in enumerate(gpus):
-            part = ["--json", "--part", f"{i + 1}/{len(gpus)}"]
+            part = f"{(number - 1) * len(gpus) + i + 1}/{parts * len(gpus)}"
+            own = ["--json", f"--part={part}", f"--jobs={n_jobs}"]  # of two alike the last counts
             children[gpu] = subprocess.Popen(
-                [sys.executable, "-m", "costmodel", "collect", *command, *part],
+                [sys.executable, "-m", "costmodel", *sys.argv[1:], *own],
                 env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu},
                 stdout=subprocess.DEVNULL,
                 stderr=theirs,

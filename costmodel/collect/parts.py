@@ -1,17 +1,24 @@
-"""Cuts work into parts, for machines that know nothing of each other, and joins what they made."""
+"""Says what work takes, cuts it for machines that know nothing of each other, joins the rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 from costmodel.collect import Job, merged_jobs
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Role
-from costmodel.gemm.config import GemmConfig
-from costmodel.gemm.specialize import kernel_hashes
+from costmodel.gemm.specialize import kernel_hashes, specialize
 from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target
+from costmodel.measure.protocol import TimingProtocol
+
+# Means of the shipped recordings: seconds of one core, bytes on disk once compacted, latency.
+_COMPILE_S = 0.48
+_ROW_BYTES, _BINARY_BYTES = 15, 73
+_ROOFLINES = 4.2
+_ROW_S = 2.2e-3  # to ask, to check the result and to capture
+_REPLAYS = 4.0  # most configurations are much slower than the best, and stop early
 
 
 def recorded_jobs(recording: Dataset) -> list[Job]:
@@ -32,13 +39,24 @@ def part_of(jobs: Sequence[Job], number: int, parts: int) -> list[Job]:
     return merged_jobs(jobs)[number - 1 :: parts]
 
 
-def left_of(jobs: Sequence[Job], done: Mapping[Workload, Set[GemmConfig]]) -> list[Job]:
-    """Return the jobs without what is recorded."""
-    left = [
-        replace(job, configs=tuple(c for c in job.configs if c not in done.get(job.workload, ())))
-        for job in jobs
-    ]
-    return [job for job in left if job.configs]
+def plan(jobs: Sequence[Job], target: Target) -> dict[str, float]:
+    """Estimate what jobs take: hours of one core, minutes of one GPU, bytes of the dataset.
+
+    Binaries that are in Triton's cache cost nothing.
+    """
+    protocol, rows, gpu_s = TimingProtocol(), 0, 0.0
+    for job in jobs:
+        us = _ROOFLINES * job.workload.roofline_us(target.device)
+        rests = protocol.idle * (us > protocol.idle_from_us)
+        row_s = _ROW_S + _REPLAYS * max(protocol.replay_us, us) * (1 + rests) / 1e6
+        rows += len(job.configs) + 1  # and torch
+        gpu_s += (len(job.configs) + 1) * row_s
+    binaries = len({specialize(j.workload, c) for j in jobs for c in j.configs})
+    return {
+        "workloads": len(jobs), "rows": rows, "binaries": binaries,
+        "compile_hours": binaries * _COMPILE_S / 3600, "gpu_minutes": gpu_s / 60,
+        "bytes": rows * _ROW_BYTES + binaries * _BINARY_BYTES,
+    }  # fmt: skip
 
 
 def merge(path: Path, parts: Sequence[Path]) -> Dataset:

@@ -8,15 +8,14 @@ that is lost are handed out again.
 from __future__ import annotations
 
 import logging
-import os
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from costmodel.collect import Job
-from costmodel.collect.bundle import pack, unpack, write_bundle
+from costmodel.collect.bundle import unpack, write_bundle
 from costmodel.collect.machine import Timer
 from costmodel.collect.sampling import read_worklist
 from costmodel.data.dataset import Dataset
@@ -32,6 +31,7 @@ def collect_on_ray(
     chunks: Sequence[Sequence[Job]],
     dataset: Dataset,
     replay: Path | None,
+    deadline: float,
     on_line: Callable[[str], None],
 ) -> None:
     """Time chunks of work on all GPUs of the cluster that this process belongs to.
@@ -39,6 +39,7 @@ def collect_on_ray(
     Args:
         dataset: where rows go, whole chunks at a time.
         replay: a dataset that every node can read, which answers in place of GPUs.
+        deadline: of time.monotonic(); no chunk is begun after it.
         on_line: called with a line about each chunk that is there.
 
     Raises:
@@ -54,11 +55,11 @@ def collect_on_ray(
 
     def start() -> None:
         one = actor.remote(replay)
-        busy[one.ready.remote()] = one, None
+        busy[one.__ray_ready__.remote()] = one, None
 
     for _ in range(gpus):
         start()
-    while left or any(work for _, work in busy.values()):
+    while (left and time.monotonic() < deadline) or any(work for _, work in busy.values()):
         done = ray.wait([*busy])[0][0]
         one, work = busy.pop(done)
         try:
@@ -79,9 +80,11 @@ def collect_on_ray(
             continue
         if work:
             with tempfile.TemporaryDirectory() as folder:
-                dataset.absorb(Dataset.open(_unpacked(content, Path(folder)) / "out"))
+                for name, file in content.items():
+                    Path(folder, name).write_bytes(file)
+                dataset.absorb(Dataset.open(folder))
             on_line(f"{len(work)} workloads are timed, {len(left)} chunks are left")
-        if left:
+        if left and time.monotonic() < deadline:
             chunk, bundle = left.pop(0)
             busy[one.time.remote(bundle)] = one, chunk
 
@@ -98,13 +101,6 @@ def _connected() -> tuple[Any, int]:
     if not gpus:
         raise NoGpu("--engine ray: the cluster has no GPU: start its nodes with --num-gpus")
     return ray, gpus
-
-
-def _unpacked(content: bytes, folder: Path) -> Path:
-    file = folder / "bundle"
-    file.write_bytes(content)
-    unpack(file, folder)
-    return folder
 
 
 # --- On the nodes ---------------------------------------------------------------------------------
@@ -127,23 +123,17 @@ class _Gpu:
     def __init__(self, replay: Path | None) -> None:
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         self._path = Path(self._folder.name)
-        recording = None
-        if replay is not None:  # nodes that are one machine have GPUs of one name
-            os.environ["CUDA_VISIBLE_DEVICES"] = uuid4().hex
-            recording = Dataset.open(replay)
+        recording = None if replay is None else Dataset.open(replay)
         self._timer = Timer(recording, self._path / "cache")
 
-    def ready(self) -> None:
-        """Answer once the GPU is there."""
-
-    def time(self, content: bytes) -> bytes:
-        """Time a bundle; return its rows."""
-        _unpacked(content, self._path)
+    def time(self, content: bytes) -> dict[str, bytes]:
+        """Time a bundle; return the files of its rows."""
+        file = self._path / "bundle"
+        file.write_bytes(content)
+        unpack(file, self._path)
         made = Dataset.open(self._path / "data")
         with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            out = Dataset.create(folder / "rows" / "out", made.target, made.protocol)
+            out = Dataset.create(name, made.target, made.protocol)
             jobs = read_worklist(self._path / "worklist.parquet", made.identity)
             self._timer.collect(jobs, out, made.artifacts())
-            pack(folder / "rows", folder / "bundle", "gemm", made.target, {})
-            return (folder / "bundle").read_bytes()
+            return {file.name: file.read_bytes() for file in out.path.iterdir()}

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,7 @@ _MAX_BYTES = 2**30
 _MAX_FLOPS = 6e11
 _TRANSPOSED_SHARE = 0.3
 _NEAR = 2.0
+_SPREAD = 8
 _ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
          6144, 8192, 16384)  # fmt: skip
 # (n, k) of layers of well-known models that are not in the eval list.
@@ -50,12 +51,6 @@ _LAYERS = (
     (1536, 1536), (4608, 1536), (6144, 1536), (1536, 6144), (896, 896), (4864, 896), (896, 4864),
     (640, 640), (320, 320), (1152, 4304), (4304, 1152), (1152, 1152), (96, 384), (16384, 5120),
 )  # fmt: skip
-
-
-class Sampler(Protocol):
-    """Chooses the configurations of a space to measure."""
-
-    def sample(self, space: SearchSpace, rng: np.random.Generator) -> list[GemmConfig]: ...
 
 
 class RandomSampler:
@@ -226,7 +221,7 @@ def by_doubt(jobs: Sequence[Job], model: CostModel, target: Target) -> list[Job]
     """Order jobs for a time that may not be enough for all.
 
     First what lies outside of what the model has learned, then what its heads disagree on. Where
-    it cannot tell, each beginning of the list is spread over kinds and sizes.
+    it cannot tell, each eighth of the list is spread over kinds and sizes.
     """
 
     def doubt(job: Job) -> tuple[bool, float]:
@@ -234,9 +229,7 @@ def by_doubt(jobs: Sequence[Job], model: CostModel, target: Target) -> list[Job]
         return outside, float(judge(model, job.workload, job.configs, target)[1].mean())
 
     ordered = sorted(jobs, key=lambda job: (str(job.workload.code), job.workload.flops()))
-    bits = len(ordered).bit_length()
-    places = sorted(range(len(ordered)), key=lambda i: f"{i:0{bits}b}"[::-1])
-    spread = [ordered[i] for i in places]
+    spread = [job for i in range(_SPREAD) for job in ordered[i::_SPREAD]]
     if model.kind != "learned":
         return spread
     return sorted(spread, key=doubt, reverse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from math import inf, log2
@@ -26,15 +25,10 @@ class ReplayRunner(Runner):
 
     needs_binaries = False
 
-    def __init__(self, dataset: Dataset, wait_s: float = 0.0) -> None:
-        """Answer from a dataset, after so many seconds for each row, as a GPU would.
-
-        Raises:
-            InvalidInput: not a dataset.
-        """
+    def __init__(self, dataset: Dataset) -> None:
+        """Raise InvalidInput for what is not a dataset."""
         from costmodel.data.dataset import Dataset
 
-        self._wait_s = wait_s
         self.dataset = require("dataset", dataset, Dataset, "a Dataset, see Dataset.open(path)")
         self._outcomes: dict[Workload, dict[GemmConfig, Measurement]] = {}
 
@@ -70,7 +64,6 @@ class ReplayRunner(Runner):
                     f"{candidate.config} was not recorded for {workload}: {len(outcomes)} other "
                     f"configurations were, see ReplayRunner.configs(); the rest need a GPU"
                 )
-        time.sleep(self._wait_s * len(candidates))
         return [outcomes[candidate.config] for candidate in candidates]
 
     def measure_torch(self, workload: Workload) -> Measurement:
@@ -105,9 +98,9 @@ class ReplayRunner(Runner):
 
 def replayed_run() -> RunInfo:
     """Return the run of a replay, whose rows do not pass for timings of a card."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES", str(os.getpid()))
+    name = f"replay-{os.environ.get('CUDA_VISIBLE_DEVICES', '')}-{os.getpid()}"
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    return RunInfo(uuid4().hex, f"replay-{named}", "", "", started)
+    return RunInfo(uuid4().hex, name, "", "", started)
 
 
 def _distance(a: Workload, b: Workload) -> tuple[bool, float]:

@@ -1,0 +1,113 @@
+"""Bundles of users' kernels: compiled without a GPU, timed by a machine that compiles nothing.
+
+A function of the user's makes the calls, here on the CPU and there on the GPU. A bundle holds the
+binaries, as Triton's cache has them, and the hash of the function's file: no code comes out of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import runpy
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from costmodel.autotune import tuner, tuning
+from costmodel.autotune.call import KernelCall
+from costmodel.autotune.compiling import Compiling
+from costmodel.autotune.options import Options
+from costmodel.autotune.store import KernelStore, config_name
+from costmodel.collect.bundle import pack
+from costmodel.errors import InvalidInput, MissingData, MixedData
+from costmodel.files import encode, read_json
+from costmodel.hardware.target import Target
+
+_CALLS = "calls.json"
+
+
+def write_kernel_bundle(file: Path, place: str, target: Target, folder: Path) -> dict[str, Any]:
+    """Compile what a function's calls of tuned kernels may launch; launch nothing.
+
+    Args:
+        place: ``FILE.py:FUNCTION``, of no arguments. Its tensors may be on the CPU.
+        folder: an empty one to work in.
+
+    Returns:
+        the plan: calls, binaries, and how many did not compile.
+
+    Raises:
+        InvalidInput: it calls no tuned kernel. MissingData: no such function.
+    """
+    found: list[list[Future[Any]]] = []
+
+    def compiled(tuned: Any, *args: Any, **kwargs: Any) -> None:
+        call = KernelCall(tuned, args, kwargs)
+        found.append(Compiling(call, {config_name(c): c for c in tuned.configs}).submit_all())
+
+    host = SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", target.device.arch, 32),
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device: 0,
+    )
+    with _instead(compiled, folder), patch.object(driver, "_active", host):
+        function, digest = _function(place)
+        function()
+        failed = sum(not future.result().ok for futures in found for future in futures)
+    if not found:
+        raise InvalidInput(f"{place} calls no kernel that costmodel or Triton tunes")
+    plan = {"calls": len(found), "binaries": sum(map(len, found)), "failed": failed}
+    (folder / _CALLS).write_bytes(encode({"source": digest}))
+    return pack(folder, file, target, plan)
+
+
+def collect_kernels(folder: Path, place: str, out: Path) -> int:
+    """Make the calls that an unpacked bundle was compiled of, and time all configurations.
+
+    Args:
+        out: a folder of timings, as ``COSTMODEL_CACHE_DIR/kernels`` is; what it has is kept.
+
+    Returns:
+        how many timings are there.
+
+    Raises:
+        MixedData: the function's file is another one than the bundle was made with.
+    """
+    function, digest = _function(place)
+    if read_json(folder / _CALLS, dict[str, str])["source"] != digest:
+        raise MixedData(f"{place} has changed since the bundle was made: compile it again")
+
+    def timed(tuned: Any, *args: Any, **kwargs: Any) -> Any:
+        tuner.state_of(tuned, Options(isolate="timing")).is_patient = True
+        return tuner.run(tuned, *args, **kwargs)
+
+    with _instead(timed, folder), patch.object(tuning, "store", KernelStore(out)):
+        function()
+        return sum(len(entry.measured) for entry in tuning.store.entries())
+
+
+@contextmanager
+def _instead(run: Callable[..., Any], folder: Path) -> Iterator[None]:
+    """Run this where tuners are called; binaries are in the folder."""
+    ours, theirs = tuner.Autotuner.__mro__[:2]
+    with knobs.cache.scope(), patch.object(ours, "run", run), patch.object(theirs, "run", run):
+        knobs.cache.dir = str(folder / "cache")
+        yield
+
+
+def _function(place: str) -> tuple[Any, str]:
+    """Return a function of the user's, and the hash of its file."""
+    file, _, name = place.rpartition(":")
+    path, found = Path(file), None
+    if path.is_file():
+        found = runpy.run_path(file, run_name=path.stem).get(name)
+    if found is None:
+        raise MissingData(f"{place}: expected FILE.py:FUNCTION")
+    return found, hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,271 @@
+"""Bundles: compiled here, timed elsewhere; what is not as it was made is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from autotune_fakes import machine_without_gpu
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_up_recording import TARGET, write_recording
+from test_collect_parts import command, rows_of
+
+from costmodel.autotune import bundle as bundles
+from costmodel.autotune.bundle import collect_kernels, write_kernel_bundle
+from costmodel.autotune.options import Options
+from costmodel.autotune.store import KernelStore
+from costmodel.collect import Job
+from costmodel.collect.bundle import require_usable, unpack, write_bundle
+from costmodel.collect.parts import recorded_jobs
+from costmodel.collect.sampling import read_worklist
+from costmodel.data.dataset import Dataset
+from costmodel.data.shards import Identity
+from costmodel.errors import CorruptFile, InvalidInput, MissingData, MixedData
+from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.specialize import source, specialize
+from costmodel.gemm.workload import Workload
+from costmodel.hardware.target import Target, Toolchain
+
+JOB = Job(
+    Workload.dense(64, 256, 256),
+    tuple(GemmConfig("pointer", 16, n, 32, 4, 2) for n in (32, 64)),
+)
+REFUSED = GemmConfig("pointer", 64, 64, 16, 4, 2, maxnreg=24)
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return write_recording(tmp_path_factory.mktemp("recorded") / "data")
+
+
+@pytest.fixture(scope="module")
+def bundle(recording: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Work without binaries, to be replayed."""
+    file = tmp_path_factory.mktemp("bundle") / "work.zip"
+    known = recording.artifacts()
+    write_bundle(file, recorded_jobs(recording), TARGET, dict(recording.protocol), known=known)
+    return file
+
+
+def test_a_bundle_is_timed_as_its_work_is_here(
+    recording: Dataset, bundle: Path, tmp_path: Path
+) -> None:
+    for part in ("1/2", "2/2"):
+        done = command("--bundle", bundle, "--replay", recording.path, "--part", part,
+                       "--out", tmp_path / "data")  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert rows_of(tmp_path / "data") == rows_of(recording.path)
+    assert len(Dataset.open(tmp_path / "data").artifacts()) == len(recording.artifacts())
+
+
+@pytest.mark.slow
+def test_binaries_of_a_bundle_are_found_by_triton_in_another_folder(tmp_path: Path) -> None:
+    """Whatever the folder was in which they were made; nothing is compiled again."""
+    import triton
+    from triton import knobs
+    from triton.backends.compiler import GPUTarget
+
+    target, file = Target.named("h100-sxm"), tmp_path / "work.zip"
+    job = Job(JOB.workload, (*JOB.configs, REFUSED))
+    planned = write_bundle(file, [job], target, {}, n_jobs=2, dump=tmp_path / "dump")
+    assert planned["rows"] == 4
+    folder = tmp_path / "elsewhere"
+    unpack(file, folder)
+    assert read_worklist(folder / "worklist.parquet", Identity(target, {})) == [job]
+    artifacts = dict(Dataset.open(folder / "data").artifacts())
+    assert sorted(a.status for a in artifacts.values()) == ["compile_error", "ok", "ok"]
+    kinds = {path.suffix for path in (folder / "dump").iterdir()}
+    assert kinds == {".ptx", ".sass", ".json"}
+    before = sorted((folder / "cache").rglob("*"))
+    compiled = [path for path in before if path.suffix == ".cubin"]
+    assert len(compiled) == 2
+    with knobs.cache.scope():
+        knobs.cache.dir = str(folder / "cache")
+        for config in job.configs[:2]:
+            made, options = source(specialize(job.workload, config))
+            kernel = triton.compile(made, target=GPUTarget("cuda", 90, 32), options=options)
+            assert kernel.asm["cubin"] in [path.read_bytes() for path in compiled]
+    assert sorted((folder / "cache").rglob("*")) == before
+
+
+# --- What is refused ------------------------------------------------------------------------------
+
+
+def changed(bundle: Path, file: Path, change: Any) -> Path:
+    """Write a copy whose files, a dictionary, were changed."""
+    with zipfile.ZipFile(bundle) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    change(files)
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return file
+
+
+def listed(files: dict[str, bytes], name: str, content: bytes) -> None:
+    """Put in a file that the manifest knows."""
+    manifest = json.loads(files["bundle.json"])
+    manifest["sha256"][name] = hashlib.sha256(content).hexdigest()
+    files |= {"bundle.json": json.dumps(manifest).encode(), name: content}
+
+
+def of_another_release(files: dict[str, bytes]) -> None:
+    files["bundle.json"] = files["bundle.json"].replace(b'"bundle": 1', b'"bundle": 2')
+
+
+CHANGES: dict[str, tuple[Any, str]] = {
+    "outside": (lambda files: listed(files, "../../evil.py", b"x"), "leads out"),
+    "absolute": (lambda files: listed(files, "/tmp/costmodel-evil", b"x"), "leads out"),
+    "hash": (lambda files: files.update({"worklist.parquet": b"PAR1"}), "hash"),
+    "unlisted": (lambda files: files.update(more=b"x"), "more"),
+    "lacking": (lambda files: files.pop("worklist.parquet"), "worklist.parquet"),
+    "no manifest": (lambda files: files.pop("bundle.json"), "bundle.json"),
+    "no JSON": (lambda files: files.update({"bundle.json": b"["}), "JSON"),
+    "a list": (lambda files: files.update({"bundle.json": b"[]"}), "expected"),
+    "release": (of_another_release, "bundle"),
+}
+
+
+@pytest.mark.fault("B53")
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_was_changed_is_refused_and_leaves_nothing_outside(
+    bundle: Path, tmp_path: Path, name: str
+) -> None:
+    change, why = CHANGES[name]
+    file = changed(bundle, tmp_path / "changed.zip", change)
+    with pytest.raises(CorruptFile, match=f"changed.zip.*{why}.*make it again"):
+        unpack(file, tmp_path / "deep" / "out")
+    assert {path.name for path in tmp_path.iterdir()} <= {"changed.zip", "deep"}
+    assert not Path("/tmp/costmodel-evil").exists()
+
+
+@given(at=st.integers(0, 10**6), bits=st.integers(1, 255), cut=st.integers(0, 10**6))
+@settings(max_examples=60, deadline=None)
+def test_any_damage_is_one_error_or_none(
+    bundle: Path, tmp_path_factory: pytest.TempPathFactory, at: int, bits: int, cut: int
+) -> None:
+    content, folder = bytearray(bundle.read_bytes()), tmp_path_factory.mktemp("damaged")
+    content[at % len(content)] ^= bits
+    file = folder / "damaged.zip"
+    file.write_bytes(content if cut % 2 else content[: cut % len(content)])
+    good = folder / "good"
+    unpack(bundle, good)
+    try:
+        unpack(file, folder / "out")
+    except CorruptFile:
+        return
+    for path in good.rglob("*"):  # what was damaged says nothing, such as a date
+        found = folder / "out" / path.relative_to(good)
+        assert path.is_dir() or path.read_bytes() == found.read_bytes()
+
+
+@given(st.binary(max_size=400))
+@settings(max_examples=60, deadline=None)
+def test_bytes_that_are_no_bundle_are_refused(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    file = tmp_path_factory.mktemp("bytes") / "x.zip"
+    file.write_bytes(content)
+    with pytest.raises(CorruptFile):
+        unpack(file, file.parent / "out")
+
+
+def test_a_bundle_that_is_not_there_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(MissingData, match="costmodel compile --bundle"):
+        unpack(tmp_path / "none.zip", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("here", "driver_cuda", "why"),
+    [(Target.named("a100-sxm", TARGET.toolchain), 12080, "sm_90.*this machine has sm_80"),
+     (Target(TARGET.device, Toolchain("3.5.0", "12.8")), 12080, "3.6.0.*3.5.0"),
+     (Target(TARGET.device, Toolchain("3.6.0", "12.8 DISABLE_PTXAS_OPT=1")), 12080, "DISABLE_PTX"),
+     (TARGET, 11080, "CUDA 12.*CUDA 11"), (TARGET, 0, "CUDA 12.*CUDA 0")],
+)  # fmt: skip
+def test_another_machine_than_it_was_made_for_is_refused(
+    here: Target, driver_cuda: int, why: str
+) -> None:
+    with pytest.raises(MixedData, match=why):
+        require_usable(Path("x.zip"), TARGET, here, driver_cuda)
+
+
+@pytest.mark.parametrize("driver_cuda", [12000, 12080, 13000])
+def test_a_driver_of_the_same_or_a_later_cuda_will_do(driver_cuda: int) -> None:
+    require_usable(Path("x.zip"), TARGET, TARGET, driver_cuda)
+
+
+# --- Users' kernels -------------------------------------------------------------------------------
+
+SCRIPT = """
+import torch, triton, triton.language as tl
+
+@triton.autotune([triton.Config({"BLOCK": b}) for b in (64, 128, 256)], key=["n"])
+@triton.jit
+def twice(x_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, 2 * tl.load(x_ptr + at, mask=at < n), mask=at < n)
+
+def call():
+    twice[lambda m: (triton.cdiv(1000, m["BLOCK"]),)](torch.zeros(1000), 1000)
+
+def nothing():
+    pass
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    file = tmp_path / "my_kernel.py"
+    file.write_text(SCRIPT)
+    return f"{file}:call"
+
+
+@pytest.mark.slow
+def test_a_users_kernel_is_compiled_here_and_timed_there(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (work := tmp_path / "work").mkdir()
+    planned = write_kernel_bundle(tmp_path / "k.zip", place, Target.named("h100-sxm"), work)
+    assert planned == {"calls": 1, "binaries": 3, "failed": 0}
+    there, out = tmp_path / "there", tmp_path / "timings"
+    unpack(tmp_path / "k.zip", there)
+    assert len([*(there / "cache").rglob("*.cubin")]) == 3
+    assert not [*there.rglob("*.py")], "no code comes with it"
+    # A child process needs a GPU: the machine of the tests times in this one.
+    monkeypatch.setattr(bundles, "Options", lambda **_: Options())
+    with machine_without_gpu(out) as machine:
+        assert collect_kernels(there, place, out) == 3
+        assert machine.timed() == {64, 128, 256}
+        assert len(machine.jobs) == 3
+        machine.restart()
+        assert collect_kernels(there, place, out) == 3
+        assert machine.timed() <= {64}, "only the winner is launched"
+    (entry,) = KernelStore(out).entries()
+    assert entry.key["name"] == "my_kernel.twice"
+    assert {m.status for m in entry.measured.values()} == {"ok"}
+
+
+def test_a_kernel_that_has_changed_is_not_timed_with_old_binaries(
+    place: str, tmp_path: Path
+) -> None:
+    (tmp_path / "calls.json").write_text(json.dumps({"source": "0"}))
+    with pytest.raises(MixedData, match=r"has changed.*compile it again"):
+        collect_kernels(tmp_path, place, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["my_kernel.py", "my_kernel.py:other", "no.py:call", "call", ""])
+def test_a_function_that_is_not_there_is_named(place: str, tmp_path: Path, name: str) -> None:
+    with pytest.raises(MissingData, match=r"expected FILE\.py:FUNCTION"):
+        write_kernel_bundle(tmp_path / "k.zip", f"{tmp_path}/{name}", TARGET, tmp_path)
+
+
+def test_a_function_that_calls_no_kernel_is_refused(place: str, tmp_path: Path) -> None:
+    nothing = place.replace(":call", ":nothing")
+    with pytest.raises(InvalidInput, match="calls no kernel"):
+        write_kernel_bundle(tmp_path / "k.zip", nothing, TARGET, tmp_path)
+    assert not (tmp_path / "k.zip").exists()
