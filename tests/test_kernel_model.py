@@ -208,6 +208,10 @@ def test_what_a_model_makes_of_a_winner_multiplies_to_its_prediction(
         assert {*each["factors"]} <= {*CONCEPTS, "all alike"}
     shown = run("kernels", "explain", "mine", "--model", folder)
     assert "over the median" in shown.output
+    monkeypatch.setattr("costmodel.autotune.prior.model_for", lambda arch: model)
+    assert run("kernels", "explain", "mine").output == shown.output
+    monkeypatch.setattr("costmodel.autotune.prior.model_for", lambda arch: None)
+    assert "costmodel train" in refused("kernels", "explain", "mine")
 
 
 def test_without_binaries_there_is_nothing_to_explain(

@@ -16,7 +16,7 @@ import typer
 
 from costmodel.cli.cache import check_folder, check_only_one, list_by_default, tell_unusable
 from costmodel.cli.common import AsJson, answer, note
-from costmodel.errors import InvalidInput, MissingData
+from costmodel.errors import InvalidInput, MissingData, NoModel
 from costmodel.files import cache_directory, decode, file_errors
 from costmodel.validation import one_line
 
@@ -67,7 +67,9 @@ def show(name: Name, as_json: AsJson = False) -> None:
 @app.command()
 def explain(
     name: Name,
-    model: Annotated[Path, typer.Option(help="Folder of a model of kernels.")],
+    model: Annotated[
+        Path | None, typer.Option(help="Folder of a model of kernels; default: the shipped one.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Explain why a model puts a kernel's winner before its rival, or does not.
@@ -75,13 +77,17 @@ def explain(
     The rival is what the model puts first of all others. Of several keys it is the last one tuned.
     """
     from costmodel.autotune.model import KernelModel, columns_of
+    from costmodel.autotune.prior import model_for
 
     entry = max(_find(name, with_choice=True), key=lambda e: e["when"])
     binaries, winner = entry["binaries"], entry["chosen"]
     us = {m["config"]: m["latency_us"] for m in entry["measured"] if m["config"] in binaries}
     if winner not in us or len(us) < 2:
         raise MissingData(f"{entry['path']}: of fewer than two configurations the binary is known")
-    ranker, columns = KernelModel.load(model), columns_of([*us], entry["arguments"], binaries)
+    ranker = KernelModel.load(model) if model else model_for(entry["key"]["arch"])
+    if ranker is None:
+        raise NoModel("no model of kernels is shipped for this GPU: `costmodel train`, and --model")
+    columns = columns_of([*us], entry["arguments"], binaries)
     predicted = dict(zip(us, ranker.after(columns)[0].tolist(), strict=True))
     factors = dict(zip(us, ranker.factors(columns), strict=True))
     order = sorted(us, key=predicted.__getitem__)
