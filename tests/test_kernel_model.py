@@ -149,6 +149,16 @@ def test_a_damaged_card_is_one_clear_error(
         KernelModel.load(tmp_path)
 
 
+@pytest.mark.parametrize("head", ["before", "after"])
+def test_a_model_of_other_columns_is_refused(model: KernelModel, tmp_path: Path, head: str) -> None:
+    card = model.save(tmp_path) / "card.json"
+    written = json.loads(card.read_text())
+    written["heads"][head]["columns"][5] = "of another release"
+    card.write_text(json.dumps(written))
+    with pytest.raises(SchemaMismatch, match=r"of another release.*train the model again"):
+        KernelModel.load(tmp_path)
+
+
 def test_other_folders_are_refused(model: KernelModel, tmp_path: Path) -> None:
     with pytest.raises(NoModel, match="costmodel train"):
         KernelModel.load(tmp_path)

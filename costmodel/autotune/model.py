@@ -34,7 +34,7 @@ from costmodel.files import (
     write_json,
 )
 from costmodel.hardware.target import Target
-from costmodel.models.trees import LabelledRows, Trees, XgbParams, train_booster
+from costmodel.models.trees import LabelledRows, Trees, XgbParams, require_columns, train_booster
 
 Rows = NDArray[np.float32]
 Columns = Mapping[str, Any]
@@ -212,16 +212,20 @@ class KernelModel:
             raise NoModel(f"no model of kernels at {folder}: expected what `costmodel train` wrote")
         with file_errors(file):
             found = read_json(file, dict[str, Any])
-        ours, theirs = (FORMAT, PTX_SCHEMA), (found.get("kernel_model"), found.get("ptx_schema"))
-        if None not in theirs and theirs != ours:
+        known, theirs = (FORMAT, PTX_SCHEMA), (found.get("kernel_model"), found.get("ptx_schema"))
+        if None not in theirs and theirs != known:
             raise SchemaMismatch(
-                f"{folder}: format and PTX schema {theirs}, this release has {ours}: train it again"
+                f"{folder}: format and PTX schema {theirs}, this release {known}: train it again"
             )
         try:
             card = decode(found, KernelCard)
-            return cls(card, {name: _trees(folder, card.heads[name]) for name in HEADS})
+            trees = {name: _trees(folder, card.heads[name]) for name in HEADS}
         except (InvalidInput, KeyError) as error:
             raise CorruptFile(f"{file}: not the card of a model of kernels: {error}") from None
+        for name in HEADS:  # those of this release
+            ours, _ = matrix(name, columns_of(['{"kwargs":{}}'], {}, {}), card.target)
+            require_columns(file, card.heads[name].columns, ours)
+        return cls(card, trees)
 
 
 def _trees(folder: Path, head: Head) -> Trees:
