@@ -32,6 +32,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
         machine.us = lambda launch: 1e-3  # torch, which this clock does not see, takes no time
         yield machine
         tuned.__dict__.pop("_costmodel", None)
+        tuned.cache.clear()
 
 
 class Session:

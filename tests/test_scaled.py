@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -158,6 +160,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
         machine.us = lambda launch: 1.0 + len(machine.launches) % 7
         yield machine
         tuned.__dict__.pop("_costmodel", None)  # what it knows of this machine
+        tuned.cache.clear()
 
 
 def call_of(form: str, m: int = M) -> tuple[Any, ...]:
@@ -173,6 +176,13 @@ def call_of(form: str, m: int = M) -> tuple[Any, ...]:
 
 def configurations(call: tuple[Any, ...]) -> list[Any]:
     return prune(tuned.configs, dict(zip(Kernels.arg_names, call, strict=True)))
+
+
+def test_buckets_end_at_powers_of_two_and_three_quarters_of_them() -> None:
+    at = Kernels.arg_names.index("bucket")
+    found = {m: call_of("row", m)[at] for m in (1, 2, 3, 48, 64, 65, 96, 97, 128, 129, 200)}
+    assert found == {1: 1, 2: 2, 3: 4, 48: 64, 64: 64, 65: 96, 96: 96, 97: 128, 128: 128,
+                     129: 192, 200: 256}  # fmt: skip
 
 
 @pytest.mark.parametrize(("n", "k"), [(2112, 7168), (4608, 3584), (7168, 16384), (512, 7168)])
@@ -234,9 +244,13 @@ def test_the_choice_is_kept_and_shared_by_a_bucket(machine: Machine) -> None:
     assert launches > 20
     tuned.run(*call_of("block", 7), warmup=False)  # both up to 8
     assert len(machine.launches) == launches + 1
+    tuned.run(*call_of("block", 8), warmup=False)  # here torch's block scales may fit
+    assert len(machine.launches) > launches + 2
+    tuned.run(*call_of("block", 5), warmup=False)
     assert tuned.best_config is chosen
     machine.restart()
     tuned.__dict__.pop("_costmodel")
+    tuned.cache.clear()
     tuned.run(*call_of("block", 5), warmup=False)
     assert len(machine.launches) == 1
     assert tuned.best_config is chosen
@@ -262,6 +276,30 @@ def test_what_torch_refuses_is_no_candidate(machine: Machine) -> None:
     assert "torch" not in kernels
     with pytest.raises(CompileError, match="torch does not compute this"):
         Kernels().run(*call_of("block", 16), kernel="torch")  # of blocks, on a CPU
+
+
+def test_deep_gemm_is_a_candidate_where_it_is_installed(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "deep_gemm" not in {c.kwargs["kernel"] for c in configurations(call_of("block"))}
+    calls = []
+
+    def fp8_gemm_nt(a: Any, b: Any, d: torch.Tensor) -> None:
+        calls.append((a[0].shape, a[1].shape, b[0].shape, b[1].shape, d.shape))
+        machine.now_us += 0.5  # the fastest
+        if len(d) == 2:
+            raise AssertionError("no such layout")
+
+    module = ModuleType("deep_gemm")
+    module.__spec__ = ModuleSpec("deep_gemm", None)
+    module.fp8_gemm_nt = fp8_gemm_nt  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "deep_gemm", module)
+    tuned.run(*call_of("block", 5), warmup=False)
+    assert tuned.best_config.kwargs["kernel"] == "deep_gemm"
+    assert set(calls) == {((5, K), (5, 3), (N, K), (2, 3), (5, N))}
+    tuned.run(*call_of("block", 2), warmup=False)
+    assert tuned.best_config.kwargs["kernel"] != "deep_gemm"
+    assert "deep_gemm" not in {c.kwargs["kernel"] for c in configurations(call_of("row"))}
 
 
 @pytest.mark.parametrize("form", ["row", "int8", "int32"])

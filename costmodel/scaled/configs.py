@@ -8,6 +8,7 @@ the L2 cache that feeds them: large tiles.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from math import ceil
 from typing import Any
 
@@ -69,13 +70,13 @@ def _warps(point: tuple[int, ...]) -> triton.Config:
 
 
 def configurations() -> list[triton.Config]:
-    """Return all configurations; torch, which refuses some calls, is the last."""
+    """Return all configurations; libraries, which refuse some calls, are the last."""
     found: list[triton.Config] = []
     for most_m in _TILES:
         for tiles in _tiles(most_m, promotes=False):
             found += [_config(**tiles, splits=splits) for splits in _SPLITS]
     found += [_warps(point) for point in _WARPS + _WARPS_PROMOTED + _WARPS_ONE_SUM]
-    found.append(_config(kernel="torch"))
+    found += [_config(kernel="deep_gemm"), _config(kernel="torch")]
     return list({str(config): config for config in found}.values())
 
 
@@ -86,6 +87,8 @@ def prune(configs: Sequence[triton.Config], named: Mapping[str, Any], **_: Any) 
     is_int = named["a"].dtype == torch.int8
     promotes = not is_int and not named["fast"]
     wanted: list[triton.Config] = [_config(kernel="torch")] if torch_may(named) else []
+    if deep_gemm_may(named):
+        wanted.append(_config(kernel="deep_gemm"))
     has_tma = device.architecture.instruction == "wgmma" and _is_aligned(named, "a", "b")
     for tiles in _tiles(next(most for most in _TILES if m <= most), promotes):
         if tiles["kernel"] == "pointer" or has_tma:
@@ -118,6 +121,17 @@ def torch_may(named: Mapping[str, Any]) -> bool:
         return bool(named["m"] > 16 and k % 8 == 0 and n % 8 == 0)
     # Its block scales take no m that is not a multiple of 4.
     return bool(n % 16 == 0 and k % 16 == 0 and (named["recipe_a"] < 4 or named["by_4"]))
+
+
+def deep_gemm_may(named: Mapping[str, Any]) -> bool:
+    """Return True if DeepGEMM is installed, and the call is of the one form that it has here."""
+    return (
+        (named["recipe_a"], named["recipe_b"]) == (4, 5)
+        and named["bias"] is None
+        and named["activation"] == "none"
+        and named["out"].dtype == torch.bfloat16
+        and find_spec("deep_gemm") is not None
+    )
 
 
 def _splits(tiles: dict[str, Any], m: int, n: int, k: int, device: Device) -> set[int]:

@@ -68,7 +68,7 @@ class Kernels:
         """Launch a configuration, or only load it (``warmup``).
 
         Raises:
-            CompileError: torch does not compute this.
+            CompileError: torch or DeepGEMM does not compute this.
         """
         named = dict(zip(self.arg_names, args, strict=True))
         return _LAUNCHES[kernel](named, **meta)
@@ -97,6 +97,20 @@ def _by_torch(call: dict[str, Any], *, warmup: bool = False, **_: Any) -> None:
         raise
     except (AttributeError, RuntimeError, ValueError) as error:  # another torch lacks operators
         raise CompileError(f"torch does not compute this: {error}") from error
+
+
+def _by_deep_gemm(call: dict[str, Any], *, warmup: bool = False, **_: Any) -> None:
+    if warmup:
+        return
+    import deep_gemm
+
+    scale_b = call["scale_b"].T[:, : ceil(call["k"] / STEP)]
+    try:
+        deep_gemm.fp8_gemm_nt((call["a"], call["scale_a"]), (call["b"], scale_b), call["out"])
+    except torch.AcceleratorError:
+        raise
+    except Exception as error:  # whatever it says: it is one candidate of many
+        raise CompileError(f"DeepGEMM does not compute this: {error}") from error
 
 
 def _by_tiles(
@@ -160,6 +174,7 @@ def _by_warps(
 
 _LAUNCHES: dict[str, Callable[..., Any]] = {
     "torch": _by_torch,
+    "deep_gemm": _by_deep_gemm,
     "pointer": _by_tiles,
     "tma": functools.partial(_by_tiles, by_tma=True),
     "warps": _by_warps,

@@ -19,7 +19,6 @@ pytestmark = [
         not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9),
         reason="needs a GPU that multiplies fp8",
     ),
-    pytest.mark.timeout(300),
 ]
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
