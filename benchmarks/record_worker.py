@@ -176,7 +176,7 @@ def compile_ahead(tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     known = tuning.store.read(whole._key).measured
     left = [config for name, config in whole._by_name.items() if name not in known]
     if left:
-        tuning.Tuning(tuner, Options(), key, args, kwargs, left).compiling.submit_all()
+        tuning.Tuning(tuner, Options(), key, args, kwargs, left).compiling.begin_all()
 
 
 def forget_binaries(tuner: Any) -> None:

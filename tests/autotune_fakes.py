@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -188,7 +189,7 @@ def machine_without_gpu(folder: Path, patience_s: float = 60.0) -> Iterator[Mach
         patch.setattr(runner, "uuid_of", lambda device: f"test-{os.getpid()}")
         patch.setattr(compiling, "_begun", {})
         patch.setattr(tuning, "_PATIENCE_S", patience_s)
-        patch.setattr(ttir, "build_launchers", lambda sources: None)
+        patch.setattr(ttir, "build_launchers", lambda sources: Mock())
         yield machine
 
 

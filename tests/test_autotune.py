@@ -792,6 +792,36 @@ def test_what_never_compiles_holds_up_no_call(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault("B49")
+def test_a_slow_compiler_is_waited_for(tmp_path: Path) -> None:
+    """Where every binary takes longer than the patience, none of them is a straggler."""
+    from concurrent.futures import Future
+
+    with machine_without_gpu(tmp_path, patience_s=0.0) as machine:
+        submit = machine.submit
+
+        def slow(*args: Any, **options: Any) -> Any:
+            future: Future[Any] = Future()
+            artifact = submit(*args, **options).result()
+            threading.Timer(0.3, future.set_result, [artifact]).start()
+            return future
+
+        machine.submit = slow  # type: ignore[method-assign]
+        call(kernel := kernel_of())
+        assert kernel.best_config.kwargs == {"BLOCK": 32}
+        assert machine.timed() == set(BLOCKS)
+
+
+def test_what_must_be_tried_is(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library among the configurations may be the fastest, and no model says so."""
+    machine.us = lambda launch: 1.0 if launch.block == 2048 else float(launch.block)
+    kernel = kernel_of(configs=configs(*(2**i for i in range(4, 12)), *range(3000, 3020)))
+    kernel.fn.must_try = lambda config: config.kwargs["BLOCK"] == 2048
+    call(kernel)
+    assert kernel.best_config.kwargs == {"BLOCK": 2048}
+    assert len(machine.timed()) < 20
+
+
+@pytest.mark.fault("B49")
 def test_nothing_is_left_that_is_compiled(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -817,7 +847,7 @@ def test_what_the_last_of_a_long_list_writes_is_undone_too(machine: Machine) -> 
         for kind, warps, stages in kinds
     ]
     x, y = torch.zeros(64), torch.zeros(64)
-    kernel_of(function=kernel, configs=own)[(1,)](x, y, 8)
+    kernel_of(function=kernel, configs=own, mode="exhaustive")[(1,)](x, y, 8)
     assert {launch.named["KIND"] for launch in machine.launches} == {0, 1}
     assert (float(x[0]), float(y[0])) == (1.0, 0.0)
 

@@ -800,7 +800,7 @@ class Faulty:
     """A pool with real children, of which some configurations kill or stop the compiler."""
 
     def __init__(self, pool: CompilePool) -> None:
-        self.pool, self.start = pool, pool.start
+        self.pool, self.start, self.size = pool, pool.start, pool.size
 
     def submit(self, key: str, spec: Any, compile_: Any, **options: Any) -> Future[Artifact]:
         kinds: dict[int, Any] = {8: os.abort, 2: functools.partial(time.sleep, 3600)}

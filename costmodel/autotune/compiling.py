@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
+from collections.abc import Collection
 from concurrent.futures import Future
-from contextlib import suppress
 from math import inf
 from typing import Any
 
@@ -18,9 +19,8 @@ from costmodel.compile.ttir import KernelJob, compile_job, count_operations, fro
 from costmodel.errors import CompileError
 from costmodel.gemm.specialize import device_compilers
 from costmodel.models.baselines import PTX_WEIGHTS
-from costmodel.validation import drop_oldest
+from costmodel.validation import drop_oldest, one_line
 
-_FIRST = 8  # children that start early
 _AT_MOST = 4096  # compiles that no later call has asked for
 
 _numbers = itertools.count(1)
@@ -39,13 +39,15 @@ class Compiling:
         self._call, self._by_name = call, by_name
         self._urgency = next(_numbers)
         self._texts: dict[str, str] = {}  # TTIR; empty where it is not known
-        self._operations: dict[str, dict[str, int]] = {}  # of each text
         self._signature: dict[str, Any] = {}
         self._loaded: dict[str, Any] = {}
+        self._written: dict[str, Collection[str] | None] = {}  # by each text
+        self._submitted: list[str] = []
 
-    def start(self, count: int) -> None:
-        """Start children for so many compiles, without waiting."""
-        device_compilers().start(min(_FIRST, count))
+    def start(self) -> None:
+        """Start the children, without waiting: a program's first kernel is seldom its only one."""
+        pool = device_compilers()
+        threading.Thread(target=pool.start, args=[pool.size], daemon=True).start()
 
     def job(self, name: str) -> KernelJob | None:
         """Return what is to be compiled of a configuration; None if it is loaded.
@@ -81,40 +83,48 @@ class Compiling:
             device_compilers().hurry(begun, self._urgency)
         return begun
 
-    def submit_all(self) -> list[Future[Artifact]]:
-        """Begin to compile all configurations, without waiting."""
-        begun = []
-        for name in self._by_name:
-            with suppress(CompileError):
-                if job := self.job(name):
-                    begun.append(self.submit(job))
-        return begun
+    def begin(self, name: str) -> Future[Artifact | None]:
+        """Begin to compile a configuration; of one that is loaded the result is None."""
+        found: Future[Artifact | None] = Future()
+        try:
+            if job := self.job(name):
+                self._submitted.append(job.identity)
+                return self.submit(job)  # type: ignore[return-value]  # nobody sets its result
+            found.set_result(None)
+        except CompileError as error:
+            found.set_result(Artifact("", None, "compile_error", one_line(str(error))))
+        return found
 
-    def forget(self, identity: str) -> None:
-        """Let a job be compiled anew: its artifact was taken."""
-        _begun.pop(identity, None)
+    def begin_all(self) -> list[Future[Artifact | None]]:
+        """Begin to compile all configurations, without waiting."""
+        return [self.begin(name) for name in self._by_name]
+
+    def forget(self) -> None:
+        """Let what was begun be compiled anew: its artifacts were taken, or nobody wants them."""
+        for identity in self._submitted:
+            _begun.pop(identity, None)
+
+    def wait_for_launcher(self) -> None:
+        """Wait until Triton finds its launcher of this kernel, which it would build once more."""
+        front_end().wait_for_launchers()
 
     def written(self) -> set[str] | None:
         """Return the arguments that any configuration may write; None: all."""
         if hasattr(self._call.tuner.fn, "writes"):  # of what is no kernel of Triton's alone
             return set(self._call.tuner.fn.writes)
-        found = {written(text, self._signature) for text in set(self._texts.values())}
+        for text in set(self._texts.values()) - self._written.keys():
+            self._written[text] = written(text, self._signature)
+        found = self._written.values()
         return None if None in found or not found else set().union(*filter(None, found))
 
-    def known(self, name: str) -> dict[str, Any]:
-        """Return what a model can learn from before a configuration is compiled."""
-        text = self._texts[name]
-        if text not in self._operations:
-            self._operations[text] = count_operations(text)
-        return {"grid": self._call.grid(self._by_name[name]), "ttir": self._operations[text]}
-
     def binary(self, name: str, artifact: Artifact) -> dict[str, Any]:
-        """Return that, and what a model can learn from a binary."""
+        """Return what a model can learn from, beside the timing to come."""
         return {
             "registers": artifact.registers, "spill_bytes": artifact.spill_bytes,
             "shared_bytes": artifact.shared_bytes, "compile_s": round(artifact.compile_s, 3),
             "ptx": {feature: count for feature, count in artifact.ptx.items() if count},
-            **self.known(name),
+            "grid": self._call.grid(self._by_name[name]),
+            "ttir": count_operations(self._texts[name]),
         }  # fmt: skip
 
     def ptx_score(self, name: str, artifact: Artifact | None) -> float:

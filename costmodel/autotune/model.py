@@ -150,7 +150,7 @@ class KernelModel:
 
     def _predict(self, head: str, columns: Columns) -> tuple[Floats, Floats]:
         _, values = matrix(head, columns, self.card.target)
-        mean = self.trees[head].booster.inplace_predict(values).astype(np.float64)
+        mean = self.trees[head].forest.predict(values)
         about = self.card.heads[head]
         return mean, np.interp(mean, about.predicted, about.deviation)
 

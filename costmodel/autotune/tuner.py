@@ -232,7 +232,7 @@ def _chosen(tuning: Tuning, state: State, key: Any) -> tuple[Any, bool]:
 def _is_compiled(tuning: Tuning, state: State, key: tuple[Any, ...]) -> bool:
     """Begin to compile all configurations of a call; return True once that is done."""
     if key not in state.compiling:
-        state.compiling[key] = tuning.compiling.submit_all()
+        state.compiling[key] = tuning.compiling.begin_all()
     if not all(future.done() for future in state.compiling[key]):
         return False
     del state.compiling[key]

@@ -9,7 +9,7 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import replace
@@ -29,7 +29,6 @@ from costmodel.autotune.prior import load_meanwhile, predicted
 from costmodel.autotune.runner import KernelRunner
 from costmodel.autotune.store import KernelStore, config_name, lasting_text
 from costmodel.compile.compiler import Artifact
-from costmodel.compile.ttir import KernelJob
 from costmodel.data.measurement import Candidate, Measurement
 from costmodel.errors import CompileError, InvalidInput
 from costmodel.gemm.specialize import device_compilers
@@ -147,7 +146,7 @@ class Tuning:
         if not kept.arguments:
             store.describe(self._key, self._call.described())
         load_meanwhile(self._target)
-        self.compiling.start(len(self._by_name) - len(known))
+        self.compiling.start()
         runner = self._runner()
         search = TopKSearch(
             problem=self._call,
@@ -269,69 +268,56 @@ class Tuning:
             meanwhile: done while the first are being compiled; None: nothing is timed, and so
                 nothing learned: all are compiled.
         """
-        jobs, ready = {}, []
-        for candidate in candidates:
-            try:
-                job = self.compiling.job(candidate.config)
-            except CompileError as error:
-                artifact = Artifact("", None, "compile_error", one_line(str(error)))
-                ready += self._compiled([candidate], artifact)
-                continue
-            if job is None:  # this process has loaded it already
-                ready.append(candidate)
-            else:
-                jobs[candidate.config] = job
-        if meanwhile is not None:
-            self._call.keep(self.compiling.written())
-        yield from ([candidate] for candidate in ready)
         everything = meanwhile is None or (self._options.mode or default_mode()) == "exhaustive"
-        learner = self._learner(jobs, everything)
-        names = [*self._by_name]
-        pending: dict[Future[Artifact], list[int]] = {}
-        wanted = self._begin(learner, jobs, names, pending)
+        names = [candidate.config for candidate in candidates]
+        learner, self._enough = self._learner(names, everything), False
+        must_try = getattr(self._tuner.fn, "must_try", lambda config: False)
+        pending: dict[Future[Artifact | None], list[int]] = {
+            self.compiling.begin(name): [row]
+            for row, name in enumerate(names)
+            if must_try(self._by_name[name])
+        }
+        wanted = self._begin(learner, names, pending)
         if meanwhile is not None:
             meanwhile()
         try:
-            while True:
-                self._enough = not learner.needs(_rows(pending))
-                if self._enough:
-                    break
-                may_leave = not (wanted or everything)
-                done, _ = wait(pending, self._patience_s() if may_leave else None, FIRST_COMPLETED)
-                self._enough = not done
-                if not done:
-                    break
+            while not self._enough:
+                patience = None if wanted or everything else self._patience_s(learner)
+                done, _ = wait(pending, patience, FIRST_COMPLETED)
+                if meanwhile is not None:
+                    self.compiling.wait_for_launcher()
+                    self._call.keep(self.compiling.written())
                 for future in done:
                     rows, artifact = pending.pop(future), future.result()
-                    self.compiling.forget(artifact.key)
-                    count(compiled=1)
                     yield self._compiled([Candidate(names[row]) for row in rows], artifact)
                     for row in rows:
                         learner.tell(row, self._latency_us(names[row]))
-                wanted = self._begin(learner, jobs, names, pending)
+                wanted = self._begin(learner, names, pending)
+                self._enough = not done or not learner.needs(_rows(pending))
         finally:
             for future in pending:
                 future.cancel()
+            self.compiling.forget()
         yield []  # what was not given is not to be timed
 
     def _begin(
         self,
         learner: Learner,
-        jobs: dict[str, KernelJob],
         names: Sequence[str],
-        pending: dict[Future[Artifact], list[int]],
+        pending: dict[Future[Artifact | None], list[int]],
     ) -> bool:
         """Begin what the learner wants, as far as there are cores; return True if it wants more."""
         while len(pending) < device_compilers().size:
             if (row := learner.next(_rows(pending))) is None:
                 return False
-            job = jobs[names[row]]
-            same = [i for i, name in enumerate(names) if name in jobs and jobs[name] == job]
-            pending.setdefault(self.compiling.submit(job), []).extend(same)
+            pending.setdefault(self.compiling.begin(names[row]), []).append(row)
         return True
 
-    def _compiled(self, same: Sequence[Candidate], artifact: Artifact) -> list[Candidate]:
-        """Keep what is known of a binary, or why there is none."""
+    def _compiled(self, same: Sequence[Candidate], artifact: Artifact | None) -> list[Candidate]:
+        """Keep what is known of a binary, or why there is none; None: it is loaded."""
+        if artifact is None:
+            return [*same]
+        count(compiled=1)
         for name in [candidate.config for candidate in same]:
             if artifact.ok:
                 store.note_binary(self._key, name, **self.compiling.binary(name, artifact))
@@ -339,27 +325,30 @@ class Tuning:
                 self._note(name, Measurement(artifact.status, error=artifact.error))
         return [replace(candidate, artifact=artifact) for candidate in same]
 
-    def _patience_s(self) -> float:
+    def _patience_s(self, learner: Learner) -> float | None:
         """Return how long the last binaries are waited for: as long again as it has taken.
 
-        A block that is far too large may compile for ten seconds.
+        A block that is far too large may compile for ten seconds. But half of the least is needed.
         """
+        worked = sum(measurement.ok for measurement in self._done.values())
+        if 2 * worked < learner.least:
+            return None
         return max(_PATIENCE_S, time.monotonic() - self._begun)
 
     # --- Learning ---------------------------------------------------------------------------------
 
-    def _learner(self, left: Collection[str], everything: bool) -> Learner:
-        """Return what decides which of the configurations that are left are tried."""
-        names = [*self._by_name]
-        sizes = self._call.described()
-        known = {name: self.compiling.known(name) for name in left}
-        model = predicted(self._target, names, sizes, known)
-        times = np.array([self._latency_us(name) for name in names])
-        now = Tried([*map(json.loads, names)], model, times, sizes)
-        learner = Learner(now, self._others(), least=len(names) if everything else 0)
-        for row, name in enumerate(names):
-            if name not in left:
-                learner.tell(row, times[row])
+    def _learner(self, names: Sequence[str], everything: bool) -> Learner:
+        """Return what decides which of these configurations are tried."""
+        every = [*names, *(name for name in self._by_name if name not in names)]
+        sizes, grids = self._call.described(), {}
+        for name in every:
+            grids[name] = {"grid": self._call.grid(self._by_name[name])}
+        model = predicted(self._target, every, sizes, grids)
+        times = np.array([self._latency_us(name) for name in every])
+        now = Tried([*map(json.loads, every)], model, times, sizes)
+        learner = Learner(now, self._others(), least=len(every) if everything else 0)
+        for row in range(len(names), len(every)):
+            learner.tell(row, times[row])
         return learner
 
     def _others(self) -> list[Tried]:

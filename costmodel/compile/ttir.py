@@ -125,6 +125,9 @@ class KernelJob:
         return f"{self.key}-{self.override}" if self.override else self.key
 
 
+_LAUNCHER_S = 10.0  # for the C compiler; after that Triton tries
+
+
 class FrontEnd:
     """Makes jobs of compilations. For any number of threads, one of which works at a time.
 
@@ -141,6 +144,12 @@ class FrontEnd:
         self._kept = kept
         self._lock = threading.Lock()
         self._texts: dict[Any, list[tuple[dict[str, Any], str]]] = {}
+        self._building: list[threading.Thread] = []
+
+    def wait_for_launchers(self) -> None:
+        """Wait until the launchers that were begun are built."""
+        while self._building:
+            self._building.pop().join(_LAUNCHER_S)
 
     def job(self, compilation: Compilation) -> KernelJob:
         """Make the job of a compilation, and begin to build the launcher of a new kind of it.
@@ -187,6 +196,7 @@ class FrontEnd:
         for read, text in made:
             if all(getattr(compilation.options, name) == value for name, value in read.items()):
                 return text
+        self._building.append(build_launchers([source]))
         options = _Watched(compilation.options)
         context = ir.context()
         ir.load_dialects(context)
@@ -195,7 +205,6 @@ class FrontEnd:
         functions, modules = backend.get_codegen_implementation(options), backend.get_module_map()
         text = str(source.make_ir(compilation.target, options, functions, modules, context))
         made.append((options._read, text))
-        build_launchers([source])
         return text
 
 

@@ -82,14 +82,15 @@ def _value(data: bytes, place: int) -> tuple[Any, int]:
         return data[place : place + size].decode(), place + size
     if kind not in "[{":
         return _CONSTANTS[kind], place
-    dtype, count = None, None
-    if data[place : place + 1] == b"$":
-        dtype, place = np.dtype(_NUMBERS[chr(data[place + 1])]), place + 2
+    if data[place : place + 1] == b"$":  # numbers of one kind
+        dtype = np.dtype(_NUMBERS[chr(data[place + 1])])
+        count, place = _value(data, place + 3)
+        return np.frombuffer(data, dtype, count, place), place + count * dtype.itemsize
+    count = None
     if data[place : place + 1] == b"#":
         count, place = _value(data, place + 1)
-    if dtype is not None and count is not None:
-        return np.frombuffer(data, dtype, count, place), place + count * dtype.itemsize
-    names, items = [], []
+    names: list[str] = []
+    items: list[Any] = []
     while len(items) != count if count is not None else data[place] not in b"]}":
         if kind == "{":
             size, place = _value(data, place)

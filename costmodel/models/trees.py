@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.errors import CorruptFile, MisreadModel, SchemaMismatch
+from costmodel.models.forest import Forest
 
 if TYPE_CHECKING:
     from xgboost import Booster
@@ -254,6 +255,11 @@ class Trees:
                 f"xgboost-cpu), or train the model again"
             )
         return booster
+
+    @cached_property
+    def forest(self) -> Forest:
+        """The trees as they predict without XGBoost; what wrote them, and when, is not checked."""
+        return Forest.of(self.raw)
 
     def canary(self) -> float:
         """Predict one fixed row: a release of XGBoost that reads the trees wrongly differs.

@@ -64,6 +64,11 @@ class Kernels:
 
         return f"{scaled_tiles.cache_key}-{scaled_warp_specialized.cache_key}"
 
+    @staticmethod
+    def must_try(config: Any) -> bool:
+        """Tell the tuner what it may not leave out: nothing beats torch unseen."""
+        return bool(config.kwargs["kernel"] == "torch")
+
     def run(self, *args: Any, kernel: str, grid: Any = None, **meta: Any) -> Any:
         """Launch a configuration, or only load it (``warmup``).
 
