@@ -50,7 +50,7 @@ def write_kernel_bundle(file: Path, place: str, target: Target, folder: Path) ->
 
     def compiled(tuned: Any, *args: Any, **kwargs: Any) -> None:
         call = KernelCall(tuned, args, kwargs)
-        found.append(Compiling(call, {config_name(c): c for c in tuned.configs}).submit_all())
+        found.append(Compiling(call, {config_name(c): c for c in tuned.configs}).begin_all())
 
     host = SimpleNamespace(
         get_current_target=lambda: GPUTarget("cuda", target.device.arch, 32),
@@ -60,7 +60,8 @@ def write_kernel_bundle(file: Path, place: str, target: Target, folder: Path) ->
     with _instead(compiled, folder), patch.object(driver, "_active", host):
         function, digest = _function(place)
         function()
-        failed = sum(not future.result().ok for futures in found for future in futures)
+        made = [future.result() for futures in found for future in futures]
+        failed = sum(artifact is not None and not artifact.ok for artifact in made)
     if not found:
         raise InvalidInput(f"{place} calls no kernel that costmodel or Triton tunes")
     plan = {"calls": len(found), "binaries": sum(map(len, found)), "failed": failed}
@@ -85,7 +86,7 @@ def collect_kernels(folder: Path, place: str, out: Path) -> int:
         raise MixedData(f"{place} has changed since the bundle was made: compile it again")
 
     def timed(tuned: Any, *args: Any, **kwargs: Any) -> Any:
-        tuner.state_of(tuned, Options(isolate="timing"))
+        tuner.state_of(tuned, Options("exhaustive", isolate="timing"))
         return tuner.run(tuned, *args, **kwargs)
 
     with _instead(timed, folder), patch.object(tuning, "store", KernelStore(out)):
