@@ -8,8 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from costmodel.errors import DeviceError, InvalidInput, LayoutError, ShapeError, UnsupportedDtype
+from costmodel.errors import (
+    DeviceError,
+    GradientError,
+    InvalidInput,
+    LayoutError,
+    ShapeError,
+    UnsupportedDtype,
+)
 from costmodel.gemm.workload import ACTIVATIONS, MOST
+from costmodel.hardware.installed import interpreter_setting
 from costmodel.scaled.configs import STEP
 from costmodel.scaled.launch import BLOCK_ROWS, tuned
 from costmodel.validation import require
@@ -138,6 +146,8 @@ def _call(
     for name, x in given.items():
         if x is not None and x.device != a.device:
             raise DeviceError(f"{name} is on {x.device}, mat_a on {a.device}: expected one device")
+        if x is not None and x.requires_grad and torch.is_grad_enabled():
+            raise GradientError(f"{name} requires grad: scaled products have none, use no_grad()")
     return (
         a, b, *scales, bias, out, m, n, k, a.stride(0), b.stride(0), out.stride(0), *strides_a,
         *strides_b, *recipes, fast, activation, _bucket(m), recipes[0] < 4 or m % 4 == 0,
@@ -154,6 +164,8 @@ def _launched(call: tuple[Any, ...]) -> Tensor:
     a, out = call[0], call[5]
     if a.device.type != "cuda":
         raise DeviceError(f"the operands are on {a.device}: expected them on a GPU")
+    if interpreter_setting():
+        raise InvalidInput("TRITON_INTERPRET is set: unset it before Triton is imported")
     if out.numel():
         with torch.cuda.device(a.get_device()):
             tuned.run(*call, warmup=False)
