@@ -56,8 +56,7 @@ class Setting:
 
 SETTINGS = (
     Setting("configuration", "before", ("configuration",)),
-    Setting("+ launch and sizes", "before", ("configuration", "launch")),
-    Setting("before compiling", "before", ("configuration", "launch", "TTIR")),
+    Setting("before compiling", "before", ("configuration", "launch")),
     Setting("+ registers, shared memory", "after", ("configuration", "launch", "TTIR", "binary")),
     Setting("PTX and binary alone", "after", ("PTX", "binary")),
     Setting("after compiling", "after", tuple(KINDS)),

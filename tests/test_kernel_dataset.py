@@ -475,3 +475,17 @@ def test_an_empty_cache_makes_no_dataset(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(MissingData):
         KernelDataset.of([])
     assert not (tmp_path / "data").exists()
+
+
+CARDS = sorted((Path(__file__).parents[1] / "datasets").glob("kernels-*/card.json"))
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda path: path.parent.name)
+def test_a_dataset_holds_what_it_may(card: Path) -> None:
+    found = json.loads(card.read_text())
+    for line in found["kernels"]:
+        assert role_of(line["kernel"]) == line["role"], line["kernel"]
+        assert " " in line["package"], line["kernel"]  # with its version
+    dataset = KernelDataset.read(card.parent)
+    assert dataset.card() == found
+    assert set(dataset.rows["kernel"].to_pylist()) == {line["kernel"] for line in found["kernels"]}

@@ -86,7 +86,7 @@ def collect_kernels(folder: Path, place: str, out: Path) -> int:
         raise MixedData(f"{place} has changed since the bundle was made: compile it again")
 
     def timed(tuned: Any, *args: Any, **kwargs: Any) -> Any:
-        tuner.state_of(tuned, Options("exhaustive", isolate="timing"))
+        tuner.state_of(tuned, Options(mode="exhaustive", isolate="timing"))
         return tuner.run(tuned, *args, **kwargs)
 
     with _instead(timed, folder), patch.object(tuning, "store", KernelStore(out)):

@@ -70,13 +70,14 @@ def concept(name: str) -> str:
 
 
 def before(columns: Mapping[str, Any], device: Device) -> dict[str, Floats]:
-    """Return the columns that are known before compiling, float64 [n] each.
+    """Return the columns that are known before a kernel's front end runs, float64 [n] each.
 
     Args:
         columns: ``config``, ``arguments`` and the columns of a dataset, of one list.
     """
     binary = (*BINARY, "compile_s", "ptx_")
-    found = {name: _log(columns[name]) for name in FEATURES if not name.startswith(binary)}
+    given = [name for name in FEATURES if not name.startswith(binary) and "." not in name]
+    found = {name: _log(columns[name]) for name in given}
     found |= _constants(columns["config"], columns["arguments"])
     found["programs"] = found["grid_0"] + found["grid_1"] + found["grid_2"]
     waves = 2 ** found["programs"] / device.sm_count
@@ -87,7 +88,8 @@ def before(columns: Mapping[str, Any], device: Device) -> dict[str, Floats]:
 def after(columns: Mapping[str, Any], device: Device) -> dict[str, Floats]:
     """Return those, and after them the columns that need the binary."""
     found = before(columns, device)
-    found |= {name: _log(columns[name]) for name in FEATURES if name.startswith((*BINARY, "ptx_"))}
+    made = [name for name in FEATURES if name.startswith((*BINARY, "ptx_")) or "." in name]
+    found |= {name: _log(columns[name]) for name in made}
     warps = np.asarray(columns["num_warps"], np.float64)
     registers, _, shared = (np.asarray(columns[name], np.float64) for name in BINARY)
     blocks = occupancy(registers, shared, warps, device)
