@@ -21,16 +21,29 @@ def step_scales(
     scale_a_ptr, scale_b_ptr, offs_m, offs_n, n_start, block, M, N, stride_sam, stride_sak,
     stride_sbn, stride_sbk, ROWS_A: tl.constexpr, ROWS_B: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Scales [BLOCK_M, 1] and [1, BLOCK_N] (or 1 of all columns) of one block of 128 of K."""
+    """Scales [BLOCK_M] of A, and [BLOCK_N] or one of B, of one block of 128 of K."""
     a_ptr = scale_a_ptr + block * stride_sak
     b_ptr = scale_b_ptr + block * stride_sbk
-    sa = load_row(a_ptr, offs_m // ROWS_A, stride_sam, tl.cdiv(M, ROWS_A), 0.0)[:, None]
-    if ROWS_B % BLOCK_N == 0:  # one scale for the tile: half of the products
-        scales = sa * tl.load(b_ptr + n_start // ROWS_B * stride_sbn)
+    sa = load_row(a_ptr, offs_m // ROWS_A, stride_sam, tl.cdiv(M, ROWS_A), 0.0)
+    if ROWS_B % BLOCK_N == 0:  # the tile lies in one block of B's rows
+        sb = tl.load(b_ptr + n_start // ROWS_B * stride_sbn)
     else:
         sb = load_row(b_ptr, offs_n // ROWS_B, stride_sbn, tl.cdiv(N, ROWS_B), 0.0)
-        scales = sa * sb[None, :]
-    return scales
+    return sa, sb
+
+
+@triton.jit
+def scaled(
+    part, sa, sb, SWAP: tl.constexpr, ROWS_B: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """part[BLOCK_M, BLOCK_N] (or its transpose) times scales of :func:`step_scales`."""
+    if ROWS_B % BLOCK_N == 0:
+        sa *= sb
+    elif SWAP:
+        part *= sb[:, None]
+    else:
+        part *= sb[None, :]
+    return part * (sa[None, :] if SWAP else sa[:, None])
 
 
 @triton.jit
@@ -100,6 +113,13 @@ def scaled_tiles(
     b_ptrs = b_ptr + col[:, None] * stride_bn + offs_k[None, :]
     SUM: tl.constexpr = tl.int32 if a_ptr.dtype.element_ty == tl.int8 else tl.float32
     acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), SUM)
+    blocks = tl.cdiv(K, BLOCK_K)
+    n_start = tile_n * BLOCK_N
+    if ROWS_A > 0:
+        sa, sb = step_scales(
+            scale_a_ptr, scale_b_ptr, offs_m, offs_n, n_start, tl.minimum(first, blocks - 1), M, N,
+            stride_sam, stride_sak, stride_sbn, stride_sbk, ROWS_A, ROWS_B, BLOCK_N,
+        )  # fmt: skip
     for step in range(first, last):
         if a_desc is not None:
             a = a_desc.load([tile_m * BLOCK_M, step * BLOCK_K])
@@ -113,13 +133,16 @@ def scaled_tiles(
             b = tl.load(b_ptrs, mask=inside, other=0.0)
         x, y = (b, a) if SWAP else (a, b)
         if PROMOTE:
+            if ROWS_A > 0:  # those of the next step are asked for before this one multiplies
+                next_sa, next_sb = step_scales(
+                    scale_a_ptr, scale_b_ptr, offs_m, offs_n, n_start,
+                    tl.minimum(step + 1, blocks - 1), M, N, stride_sam, stride_sak, stride_sbn,
+                    stride_sbk, ROWS_A, ROWS_B, BLOCK_N,
+                )  # fmt: skip
             part = tl.dot(x, y.T, out_dtype=SUM)
             if ROWS_A > 0:
-                scales = step_scales(
-                    scale_a_ptr, scale_b_ptr, offs_m, offs_n, tile_n * BLOCK_N, step, M, N,
-                    stride_sam, stride_sak, stride_sbn, stride_sbk, ROWS_A, ROWS_B, BLOCK_N,
-                )  # fmt: skip
-                part *= scales.T if SWAP else scales
+                part = scaled(part, sa, sb, SWAP, ROWS_B, BLOCK_N)
+                sa, sb = next_sa, next_sb
             acc += part
         else:
             acc = tl.dot(x, y.T, acc, out_dtype=SUM)
