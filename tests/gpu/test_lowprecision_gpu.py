@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,6 +29,14 @@ FORMS = {
     "row": SHAPES, "block": SHAPES, "int8": SHAPES, "int32": ALSO, "tensor": ALSO,
     "row_fast": SHAPES, "block_both": ALSO, "block_a": ALSO,
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def everything_is_compiled() -> Iterator[None]:
+    """Compile all configurations, in parallel, and not only those that promise to be fast."""
+    costmodel.set_mode("exhaustive")
+    yield
+    costmodel.set_mode("auto")
 
 
 def operands(rows: int, k: int, dtype: torch.dtype) -> torch.Tensor:
