@@ -22,6 +22,9 @@ from common import Results, Row, announce, at_exit_code, note, parser, until, ve
 from torch.nn.functional import ScalingType
 
 import costmodel
+from costmodel.autotune.call import KernelCall
+from costmodel.autotune.compiling import Compiling
+from costmodel.autotune.store import config_name
 from costmodel.cli.common import print_table
 from costmodel.data.measurement import Measurement
 from costmodel.errors import CostModelError
@@ -29,6 +32,7 @@ from costmodel.evaluation.metrics import geomean
 from costmodel.hardware.target import Target
 from costmodel.measure.protocol import TimingProtocol
 from costmodel.measure.session import Session
+from costmodel.scaled.configs import prune
 from costmodel.scaled.launch import Kernels, tuned
 from costmodel.scaled.product import int_call, scaled_call
 from costmodel.validation import one_line
@@ -266,15 +270,16 @@ def a_cache_of_its_own() -> Iterator[None]:
 
 def compile_ahead(forms: list[str]) -> None:
     """Begin to compile what each size of m will ask for, so that the GPU need not wait."""
-    costmodel.set_mode("background")
+    n, k = COMPILED
     for form in forms:
         for m in ROWS:
             try:
-                n, k = COMPILED
-                tuned.run(*Scaled(form, m, n, k).operands(None, 1)[0][0], warmup=False)
+                call = Scaled(form, m, n, k).operands(None, 1)[0][0]
+                named = dict(zip(Kernels.arg_names, call, strict=True))
+                by_name = {config_name(c): c for c in prune(tuned.configs, named)}
+                Compiling(KernelCall(tuned, call, {"warmup": False}), by_name).begin_all()
             except Exception as error:  # the shape itself will say so
                 note(f"{form} m={m}: {one_line(error)}")
-    costmodel.set_mode("exhaustive")
 
 
 def main() -> None:
@@ -291,6 +296,7 @@ def main() -> None:
     deadline = announce(arguments.budget_s, seconds=0.35 * len(everything))
     results = Results("lowprecision", target, arguments.results, versions(target), summarize)
     compile_ahead(forms)
+    costmodel.set_mode("exhaustive")
     session = Session(TimingProtocol(), torch.cuda.current_device(), seed=0)
     for problem in until(deadline, everything):
         shape = {"form": problem.form, "m": problem.m, "n": problem.n, "k": problem.k}
