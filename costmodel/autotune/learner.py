@@ -25,12 +25,12 @@ T = TypeVar("T")
 STOP = 0.002
 """Expected improvement, a share of the latency, under which nothing more is tried."""
 
-_SIZES = (0.1, 0.2, 0.4)  # of the function, in the logarithm of the latency
-_LENGTHS = (1.0, 2.0, 4.0)  # over which it changes: steps of a factor of two, of one stage
+_SIZES = (0.15, 0.3, 0.6)  # of the function, in the logarithm of the latency
+_LENGTHS = (1.5, 3.0, 6.0)  # over which it changes: steps of a factor of two, of one stage
 _SHARED = (0.3, 0.6, 0.9)  # by keys however far apart
 _OCTAVES = 3.0  # between sizes of arguments: so much less is shared
-_TRUST, _DOUBT = 0.6, 0.5  # factor of the model's prediction, and its standard deviation
-_NOISE = 0.02  # of a timing
+_TRUST, _DOUBT = 0.5, 0.4  # factor of the model's prediction, and its standard deviation
+_NOISE = 0.01  # of a timing
 _LEVEL = 1.0  # standard deviation of a list's level, once roughly known
 _FIRST = 4  # picks far apart, before anything is known
 _OTHERS, _ROWS = 8, 160  # keys that are looked at, and their timings
