@@ -182,10 +182,10 @@ def test_a_bundle_that_is_not_there_says_how_to_make_one(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("here", "driver_cuda", "why"),
-    [(Target.named("a100-sxm", TARGET.toolchain), 12080, "sm_90.*this machine has sm_80"),
+    [(Target.named("a100-sxm", TARGET.toolchain), 12080, "sm_90.*this machine has .*sm_80"),
      (Target(TARGET.device, Toolchain("3.5.0", "12.8")), 12080, "3.6.0.*3.5.0"),
      (Target(TARGET.device, Toolchain("3.6.0", "12.8 DISABLE_PTXAS_OPT=1")), 12080, "DISABLE_PTX"),
-     (TARGET, 11080, "CUDA 12.*CUDA 11"), (TARGET, 0, "CUDA 12.*CUDA 0")],
+     (TARGET, 11080, r", 12\).*, 11\)"), (TARGET, 0, r", 12\).*, 0\)")],
 )  # fmt: skip
 def test_another_machine_than_it_was_made_for_is_refused(
     here: Target, driver_cuda: int, why: str
@@ -239,11 +239,11 @@ def test_a_users_kernel_is_compiled_here_and_timed_there(
     # A child process needs a GPU: the machine of the tests times in this one.
     monkeypatch.setattr(bundles, "Options", lambda **_: Options())
     with machine_without_gpu(out) as machine:
-        assert collect_kernels(there, place, out) == 3
+        collect_kernels(there, place, out)
         assert machine.timed() == {64, 128, 256}
         assert len(machine.jobs) == 3
         machine.restart()
-        assert collect_kernels(there, place, out) == 3
+        collect_kernels(there, place, out)
         assert machine.timed() <= {64}, "only the winner is launched"
     (entry,) = KernelStore(out).entries()
     assert entry.key["name"] == "my_kernel.twice"

@@ -494,3 +494,29 @@ def test_a_card_too_full_for_an_anchor_is_no_anchor_row(tmp_path: Path) -> None:
     run([large, *jobs_of(1)], Dataset.open(dataset.path), Full("rows"))
     again = Dataset.open(dataset.path).measurements("anchor").rows_of[large.workload]
     assert len(again) == len(anchors)
+
+
+# --- timings to doubt -----------------------------------------------------------------------------
+
+
+class Unsteady(FakeRunner):
+    """One configuration scatters, another is timed while the card is throttled."""
+
+    def outcome(self, candidate: Candidate) -> Measurement:
+        found = super().outcome(candidate)
+        if candidate.config == GOOD[0]:
+            return replace(found, p90_us=2 * found.latency_us)
+        return replace(found, clock_mhz=900) if candidate.config == GOOD[1] else found
+
+
+@pytest.mark.fault("B43", "N6")
+def test_what_scatters_or_was_throttled_is_flagged_and_the_rest_is_not(tmp_path: Path) -> None:
+    job = Job(jobs_of(1)[0].workload, (*GOOD[:5], REFUSED))
+    dataset = create(tmp_path / "data")
+    run([job], dataset, Unsteady())
+    found = Dataset.open(dataset.path).recorded(job.workload)
+    doubtful = {config for config, m in found.items() if m.ok and m.error}
+    assert doubtful == {GOOD[0], GOOD[1]}
+    assert found[GOOD[1]].clock_mhz == 900
+    assert all("scatter" in found[config].error for config in doubtful)
+    assert "Insufficient registers" in found[REFUSED].error

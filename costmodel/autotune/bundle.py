@@ -69,14 +69,11 @@ def write_kernel_bundle(file: Path, place: str, target: Target, folder: Path) ->
     return pack(folder, file, target, plan)
 
 
-def collect_kernels(folder: Path, place: str, out: Path) -> int:
+def collect_kernels(folder: Path, place: str, out: Path) -> None:
     """Make the calls that an unpacked bundle was compiled of, and time all configurations.
 
     Args:
         out: a folder of timings, as ``COSTMODEL_CACHE_DIR/kernels`` is; what it has is kept.
-
-    Returns:
-        how many timings are there.
 
     Raises:
         MixedData: the function's file is another one than the bundle was made with.
@@ -91,7 +88,6 @@ def collect_kernels(folder: Path, place: str, out: Path) -> int:
 
     with _instead(timed, folder), patch.object(tuning, "store", KernelStore(out)):
         function()
-        return sum(len(entry.measured) for entry in tuning.store.entries())
 
 
 @contextmanager

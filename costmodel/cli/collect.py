@@ -49,8 +49,8 @@ class Work:
         str | None, typer.Option(help="Of --bundle: the FILE.py:FUNCTION that it was compiled of.")
     ] = None
     part: Annotated[
-        str, typer.Option(help="Time one part of several, such as 3/8; --merge joins them.")
-    ] = "1/1"
+        str | None, typer.Option(help="Time one part of several, such as 3/8; --merge joins them.")
+    ] = None
     budget: Annotated[
         str | None,
         typer.Option(help="Stop after so long, such as 10m: what teaches most comes first."),
@@ -72,9 +72,11 @@ class Work:
     @property
     def place(self) -> tuple[int, int]:
         """Number and count of the part."""
-        found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", self.part)
+        ranks = os.environ  # under torchrun each rank has a part
+        part = self.part or f"{int(ranks.get('RANK', 0)) + 1}/{ranks.get('WORLD_SIZE', 1)}"
+        found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", part)
         if found is None or not 1 <= int(found[1]) <= int(found[2]):
-            raise typer.BadParameter(f"--part {self.part}: expected i/n, such as 1/8 to 8/8")
+            raise typer.BadParameter(f"--part {part}: expected i/n, such as 1/8 to 8/8")
         return int(found[1]), int(found[2])
 
     def recording(self) -> Dataset | None:
@@ -262,8 +264,8 @@ def _time(out: Path, work: Work, draw: Draw, n_jobs: int | None, as_json: bool) 
             if recording is None:
                 require_usable(work.bundle, made, identity.target, driver_cuda())
             if work.kernel is not None:
-                rows = collect_kernels(folder, work.kernel, out)
-                answer(as_json, {"path": str(out), "rows": rows}, notes=[f"{out}: {rows} timings"])
+                collect_kernels(folder, work.kernel, out)
+                answer(as_json, {"path": str(out)}, notes=[f"{out}: see `costmodel kernels list`"])
                 return
             worklist, cache = folder / "worklist.parquet", folder / "cache"
             known = Dataset.open(folder / "data").artifacts()

@@ -51,6 +51,8 @@ _FINALISTS = 6
 _NO_ROOM_IN_A_ROW = 3  # jobs: then it is the card that is full
 _ANCHOR_WORKLOADS = 4
 _DRIFT_LIMIT = 0.05
+_SCATTER, _LOW_CLOCK = 0.1, 0.9
+_DOUBT = "doubtful: repeats scatter, or the clock was lower than beside others"
 _ANCHOR_BYTES = 2**24  # smaller ones are too short to tell a card from noise
 
 log = logging.getLogger("costmodel")
@@ -270,6 +272,14 @@ class _Collection:
         if torch.no_room:
             return _Outcome([], [], torch)
         measured = runner.measure(workload, candidates)
+        usual_mhz = np.median([m.clock_mhz for m in measured if m.ok] or [0])
+        measured = [
+            replace(m, error=_DOUBT)
+            if m.p90_us - m.p10_us > _SCATTER * m.latency_us
+            or (m.ok and m.clock_mhz < _LOW_CLOCK * usual_mhz)
+            else m
+            for m in measured
+        ]
         records = [
             TuningRecord(workload, c.config, c.artifact.key if c.artifact else "", m)
             for c, m in zip(candidates, measured, strict=True)
@@ -277,9 +287,9 @@ class _Collection:
         # The best few once more, in turn: their second measurement tells the noise.
         ok = (r for r in records if r.measurement.ok)
         best = sorted(ok, key=lambda r: r.measurement.latency_us)[:_FINALISTS]
-        again = runner.compare(workload, [r.config for r in best])
+        finals = runner.compare(workload, [r.config for r in best])
         self.progress.timing_s += monotonic() - begin
-        anchors = [replace(r, measurement=m) for r, m in zip(best, again, strict=True)]
+        anchors = [replace(r, measurement=m) for r, m in zip(best, finals, strict=True)]
         return _Outcome(records, anchors, torch)
 
     def _record(self, job: Job, outcome: _Outcome) -> None:

@@ -148,8 +148,7 @@ def require_usable(file: Path, made: Target, here: Target, driver_cuda: int) -> 
     theirs = made.device.capability, made.toolchain, needed
     ours = here.device.capability, here.toolchain, min(needed, driver_cuda // 1000)
     if theirs != ours:
-        told = ("{}, {}, a driver for CUDA {}".format(*each) for each in (theirs, ours))
         raise MixedData(
-            f"{file} was made for {next(told)}; this machine has {next(told)}: make it again with "
-            f"the same versions, for this machine"
+            f"{file} was made for {theirs}, and this machine has {ours} (architecture, compiler, "
+            f"CUDA of the driver): make it again with the same versions, for this machine"
         )

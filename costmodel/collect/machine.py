@@ -55,8 +55,7 @@ class Timer(ExitStack):
         self, jobs: Sequence[Job], dataset: Dataset, known: ArtifactTable | None, **options: Any
     ) -> None:
         """Collect; see :func:`costmodel.collect.collect`."""
-        known = known or self._known
-        collect(jobs, dataset, self._runner, self._run, known=known, **options)
+        collect(jobs, dataset, self._runner, self._run, known=known or self._known, **options)
 
 
 def visible_gpus(environment: Mapping[str, str], count: Callable[[], int]) -> list[str]:
@@ -73,7 +72,7 @@ def visible_gpus(environment: Mapping[str, str], count: Callable[[], int]) -> li
     found = [*map(str, range(count()))] if named is None else [x.strip() for x in named.split(",")]
     if "-1" in found:  # CUDA looks no further
         found = found[: found.index("-1")]
-    found = [*filter(None, dict.fromkeys(found))]
+    found = [*filter(None, found)]
     rank = environment.get("LOCAL_RANK", "")
     return found[int(rank) : int(rank) + 1] if rank.isdigit() else found
 

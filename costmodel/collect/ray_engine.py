@@ -7,7 +7,6 @@ that is lost are handed out again.
 
 from __future__ import annotations
 
-import logging
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -19,12 +18,8 @@ from costmodel.collect.bundle import unpack, write_bundle
 from costmodel.collect.machine import Timer
 from costmodel.collect.sampling import read_worklist
 from costmodel.data.dataset import Dataset
-from costmodel.errors import CostModelError, MissingData, NoGpu
+from costmodel.errors import MissingData, NoGpu
 from costmodel.hardware.target import Target
-
-_LOSSES = 3  # for each GPU
-
-log = logging.getLogger("costmodel")
 
 
 def collect_on_ray(
@@ -44,14 +39,12 @@ def collect_on_ray(
 
     Raises:
         MissingData: Ray is not installed. NoGpu: the cluster has no GPU.
-        CostModelError: nodes are lost again and again.
     """
     ray, gpus = _connected()
     compile_, actor = ray.remote(_compiled), ray.remote(num_gpus=1)(_Gpu)
     place = dataset.target, dict(dataset.protocol), replay
     left = [(chunk, compile_.remote(chunk, *place)) for chunk in chunks]
     busy: dict[Any, Any] = {}  # what is waited for: whose it is, and the chunk
-    losses = 0
 
     def start() -> None:
         one = actor.remote(replay)
@@ -66,14 +59,8 @@ def collect_on_ray(
             content = ray.get(done)
         except ray.exceptions.RayTaskError:
             raise  # a fault of this program, not of a node
-        except ray.exceptions.RayError as error:
-            losses += 1
-            if losses > _LOSSES * gpus:
-                raise CostModelError(
-                    f"{losses} nodes or actors were lost, the last: {error!s:.300}: see Ray's "
-                    f"logs, and run this again to go on"
-                ) from None
-            log.warning("a node was lost; what it was timing is handed out again")
+        except ray.exceptions.RayError:
+            on_line("a node was lost; what it was timing is handed out again")
             if work:
                 left.append((work, compile_.remote(work, *place)))
             start()
@@ -122,15 +109,17 @@ class _Gpu:
 
     def __init__(self, replay: Path | None) -> None:
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        self._path = Path(self._folder.name)
-        recording = None if replay is None else Dataset.open(replay)
-        self._timer = Timer(recording, self._path / "cache")
+        self._path, self._replay = Path(self._folder.name), replay
+        self._timer: Timer | None = None
 
     def time(self, content: bytes) -> dict[str, bytes]:
         """Time a bundle; return the files of its rows."""
         file = self._path / "bundle"
         file.write_bytes(content)
         unpack(file, self._path)
+        if self._timer is None:  # its errors are those of a chunk, and end the collection
+            recording = None if self._replay is None else Dataset.open(self._replay)
+            self._timer = Timer(recording, self._path / "cache")
         made = Dataset.open(self._path / "data")
         with tempfile.TemporaryDirectory() as name:
             out = Dataset.create(name, made.target, made.protocol)

@@ -224,15 +224,18 @@ def by_doubt(jobs: Sequence[Job], model: CostModel, target: Target) -> list[Job]
     it cannot tell, each eighth of the list is spread over kinds and sizes.
     """
 
-    def doubt(job: Job) -> tuple[bool, float]:
-        outside = bool(model.out_of_coverage(job.workload))
-        return outside, float(judge(model, job.workload, job.configs, target)[1].mean())
-
     ordered = sorted(jobs, key=lambda job: (str(job.workload.code), job.workload.flops()))
     spread = [job for i in range(_SPREAD) for job in ordered[i::_SPREAD]]
     if model.kind != "learned":
         return spread
-    return sorted(spread, key=doubt, reverse=True)
+    return sorted(
+        spread,
+        key=lambda job: (
+            bool(model.out_of_coverage(job.workload)),
+            judge(model, job.workload, job.configs, target)[1].mean(),
+        ),
+        reverse=True,
+    )
 
 
 def write_worklist(path: Path, jobs: Sequence[Job], identity: Identity) -> None:

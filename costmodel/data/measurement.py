@@ -45,7 +45,7 @@ class Measurement:
         p10_us, p90_us: quantiles over the repeats.
         repeats: timed repeats, each of several launches.
         clock_mhz: SM clock beside the measurement, 0 where unknown.
-        error: what went wrong.
+        error: what went wrong; of one that is ``ok``, what speaks against it.
     """
 
     status: Status

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from math import inf, log2
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -99,8 +98,7 @@ class ReplayRunner(Runner):
 def replayed_run() -> RunInfo:
     """Return the run of a replay, whose rows do not pass for timings of a card."""
     name = f"replay-{os.environ.get('CUDA_VISIBLE_DEVICES', '')}-{os.getpid()}"
-    started = datetime.now(UTC).isoformat(timespec="seconds")
-    return RunInfo(uuid4().hex, name, "", "", started)
+    return RunInfo(uuid4().hex, name, "", "", "")
 
 
 def _distance(a: Workload, b: Workload) -> tuple[bool, float]:

@@ -118,7 +118,7 @@ def test_a_users_bundle_of_cpu_tensors_is_found_by_the_call_on_the_gpu(tmp_path:
     planned = command("compile", "--bundle", file, "--kernel", place, "--target", name, ON_CPU="1")
     assert planned["binaries"] == 6
     out = tmp_path / "timings"
-    assert command("collect", "--bundle", file, "--kernel", place, "--out", out)["rows"] == 6
+    command("collect", "--bundle", file, "--kernel", place, "--out", out)
     text = "".join(path.read_text() for path in out.glob("*.jsonl"))
     assert text.count('"status":"ok"') >= 6
     seconds = [float(x.split(",")[0]) for x in text.split('"compile_s":')[1:]]
