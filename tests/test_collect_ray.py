@@ -54,7 +54,7 @@ def test_a_node_that_is_lost_costs_no_row(cluster: Any, tmp_path: Path) -> None:
 
     collect_on_ray([[job] for job in halves], out, recording.path, inf, lose_a_node)
     out.compact()
-    assert len(told) == len(halves)
+    assert sum("are timed" in line for line in told) == len(halves)
     assert rows_of(out.path) == rows_of(recording.path)
     assert set(rows_of(out.path).values()) == {1}
     cards = {run.device_uuid for run in Dataset.open(out.path).measurements().runs}
