@@ -40,7 +40,7 @@ _START_S = 15.0
 
 
 class Results:
-    """One results file in the shape that ``costmodel report`` reads, saved with every row.
+    """One results file in the shape that ``tables.py`` reads, saved with every row.
 
     Args:
         bench: its name; the file is ``<bench>-<target>.json``.

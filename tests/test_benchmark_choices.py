@@ -15,7 +15,7 @@ from costmodel.data.measurement import Measurement
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.models import RuleHeuristic
-from costmodel.reports.report import read_results
+from costmodel.reports.plots import read_results
 from costmodel.tuning.ranking import rank
 
 # --- strategies ---------------------------------------------------------------------------------

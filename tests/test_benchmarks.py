@@ -21,7 +21,7 @@ from costmodel.evaluation.heldout import eval_list
 from costmodel.gemm.specialize import specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import DEVICES, Target
-from costmodel.reports.report import read_results
+from costmodel.reports.plots import read_results
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from costmodel.gemm.workload import Workload
 from costmodel.models.confidence import Confidence, Coverage
 
 COMMANDS = (
-    "collect", "compile", "train", "evaluate", "rank", "tune", "explain", "bench", "report",
+    "collect", "compile", "train", "evaluate", "rank", "tune", "explain", "report",
     "cache", "kernels", "doctor",
 )  # fmt: skip
 
@@ -142,12 +142,6 @@ def test_many_columns_are_several_tables(
     assert shown.count(" predicted ") == 2 * -(-11 // max(2, (width - 34) // 24))
 
 
-def test_an_option_of_a_benchmark_comes_after_dashes() -> None:
-    told = " ".join(run("bench", "strategies", "--replay").stderr.replace("│", " ").split())
-    assert "they come after --: costmodel bench NAME -- --replay" in told
-    assert "after --" not in run("rank", 64, 64, 64, "--replay").stderr
-
-
 def test_people_are_told_how_sure_it_is(model: Path, tmp_path: Path) -> None:
     sure = costmodel.load(model)
     covered = Coverage.of([Workload.dense(64, 64, 64), RECORDED])
@@ -213,9 +207,3 @@ def test_shapes_are_read_from_the_eval_list() -> None:
 
     path = Path(__file__).parents[1] / "benchmarks" / "eval.csv"
     assert read_shapes(path) == [(w.m, w.n, w.k) for w in eval_workloads()]
-
-
-def test_bench_lists_what_there_is() -> None:
-    names = {row["name"] for row in run_json("bench")}
-    scripts = Path(__file__).parents[1].joinpath("benchmarks").glob("bench_*.py")
-    assert names == {p.stem.removeprefix("bench_") for p in scripts}

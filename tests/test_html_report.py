@@ -231,12 +231,3 @@ def test_the_command_writes_the_page(data: Dataset, model: XgbCostModel, tmp_pat
     assert found["bytes"] == len(out.read_bytes())
     assert found["sections"][: len(SECTIONS)] == SECTIONS
     assert_harmless(out.read_text())
-
-
-@pytest.mark.parametrize(
-    "arguments", [("--check", "--html", "x"), ("--data", "x"), ("--model", "x")]
-)
-def test_options_that_do_not_go_together(arguments: tuple[str, ...]) -> None:
-    done = CliRunner().invoke(app, ["report", *arguments], catch_exceptions=False)
-    assert done.exit_code == 2
-    assert "--html" in done.stderr

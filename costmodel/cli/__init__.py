@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from costmodel.cli import bench, cache, collect, compile, doctor, kernels, models, ranking, tune
+from costmodel.cli import cache, collect, compile, doctor, kernels, models, ranking, report, tune
 from costmodel.errors import CostModelError
 from costmodel.validation import one_line, printable
 
@@ -61,14 +61,9 @@ def _in_words(error: Exception) -> str:
 
 
 def _add_hint(error: Any) -> None:
-    """Explain a size under 0, which looks like an option, and an option for a benchmark."""
-    option, context = str(getattr(error, "option_name", "")), getattr(error, "ctx", None)
-    if re.fullmatch(r"-\d", option):
+    """Explain a size under 0, which looks like an option."""
+    if re.fullmatch(r"-\d", str(getattr(error, "option_name", ""))):
         error.message += " (a number under 0? sizes M, N and K, and PLACE, are over 0)"
-    if option and context is not None and context.info_name == "bench":
-        error.message += (
-            f" (an option of the benchmark? they come after --: costmodel bench NAME -- {option})"
-        )
 
 
 class _Line(logging.Formatter):
@@ -107,7 +102,7 @@ app = typer.Typer(
 )
 for _command in (
     collect.collect, compile.compile_space, models.train, models.evaluate, ranking.rank, tune.tune,
-    ranking.explain, bench.bench, bench.report, doctor.doctor,
+    ranking.explain, report.report, doctor.doctor,
 ):  # fmt: skip
     app.command(_command.__name__.removesuffix("_space"))(_command)
 app.add_typer(cache.app, name="cache")

@@ -24,7 +24,7 @@ from costmodel.gemm.specialize import kernel_hashes
 from costmodel.models import TrainingTable, XgbCostModel
 from costmodel.reports import shown
 from costmodel.reports.comparison import compared_models, kept_table
-from costmodel.reports.report import PLOTS, Results, draw_plot, read_results
+from costmodel.reports.plots import PLOTS, Results, draw_plot, read_results
 
 if TYPE_CHECKING:
     from costmodel.data.dataset import Dataset

@@ -1,0 +1,37 @@
+"""``costmodel report``: a page on how good a model is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from costmodel.cli.common import AsJson, Model, answer
+from costmodel.cli.models import judged
+from costmodel.errors import MissingData
+from costmodel.tuning.shipped import checkout
+
+
+def report(
+    html: Annotated[Path, typer.Option(help="File to write the page to.")],
+    data: Annotated[
+        Path | None, typer.Option(help="Dataset with eval rows; default: the H100's.")
+    ] = None,
+    model: Model = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a page on how good a model is, with tables and plots; needs no GPU."""
+    from costmodel.reports.html_report import write_html
+
+    dataset, chosen = judged(data, model)
+    try:
+        results = checkout("benchmarks") / "results"
+    except MissingData:  # an installed package has none, and the page does without
+        results = None
+    sections = write_html(html, dataset, chosen, results)
+    answer(
+        as_json,
+        {"html": str(html), "sections": sections, "bytes": html.stat().st_size},
+        (f"written to {html}", ["section"], [[title] for title in sections]),
+    )
