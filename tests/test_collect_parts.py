@@ -228,7 +228,7 @@ def test_a_plan_says_what_it_takes_and_runs_nothing(recording: Path, tmp_path: P
 
 def test_a_plan_grows_with_the_work() -> None:
     configs = tuple(GemmConfig("pointer", 16, 16, 16, w, 1) for w in (1, 2, 4))
-    small, large = (Job(Workload.dense(m, 4096, 4096), configs) for m in (16, 8192))
+    small, large = (Job(Workload.dense(m, 4096, 4096), configs) for m in (16, 16384))
     one, two, slow = (plan(jobs, TARGET) for jobs in ([small], [small, small], [large]))
     assert (one["rows"], one["binaries"], two["rows"]) == (4, 3, 8)
     assert two["gpu_minutes"] == pytest.approx(2 * one["gpu_minutes"])
