@@ -19,14 +19,30 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from costmodel.errors import InvalidInput
+from costmodel.errors import InvalidInput, MissingData
+from costmodel.files import read_json
 from costmodel.reports import shown
-from costmodel.reports.plots import PLOTS, Results, draw_plot, read_results
+from costmodel.reports.plots import draw_plot, plot_kept
+
+
+class Results(TypedDict):
+    """A file of ``benchmarks/results/``."""
+
+    bench: str
+    target: str
+    device: str
+    date: str
+    versions: dict[str, str]
+    summary: dict[str, Any]
+    rows: list[dict[str, Any]]
+
+
+Rows = Sequence[Mapping[str, Any]]
 
 _BLOCK = re.compile(r"<!-- table: (?P<spec>[^\n]*?) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
 
@@ -59,6 +75,18 @@ def _pages(readme: Path) -> dict[Path, tuple[str, list[str]]]:
     results = readme.parent / "benchmarks" / "results"
     paths = [readme, *sorted((readme.parent / "docs").glob("*.md"))]
     return {path: _with_tables(path.read_text(encoding="utf-8"), results) for path in paths}
+
+
+def read_results(path: Path) -> Results:
+    """Read a results file.
+
+    Raises:
+        MissingData: no such file. CorruptFile: not a results file.
+    """
+    try:
+        return read_json(path, Results)
+    except FileNotFoundError:
+        raise MissingData(f"no results at {path}: run its script in benchmarks/") from None
 
 
 def _with_tables(text: str, folder: Path) -> tuple[str, list[str]]:
@@ -134,6 +162,30 @@ def _draw_plots(benchmarks: Path) -> list[str]:
             file = benchmarks / "plots" / drawn[-1]
             draw_plot(partial(plot, results["rows"]), file, (8, 4), title)
     return drawn
+
+
+def _plot_relative(rows: Rows, axes: Any) -> None:
+    """Speed relative to torch, for each choice in the order of its own speeds."""
+    names = [n for n in ("triton_best", "model_top8", "default") if all(n in row for row in rows)]
+    for name, style in zip(names, ("o-", ".-", "-"), strict=False):
+        speeds = sorted(row[name] for row in rows)
+        axes.plot(speeds, style, markersize=4, linewidth=1, label=name.replace("_", " "))
+    axes.axhline(1, color="k", linewidth=0.8, linestyle=":", label="torch")
+    axes.grid(alpha=0.3)
+    # Twice as fast is as far from equal as half as fast.
+    axes.set_yscale("log", base=2)
+    ticks = (0.7, 0.8, 0.9, 1, 1.2, 1.5, 2, 3, 4)
+    axes.set_yticks(ticks, ticks)
+    axes.minorticks_off()
+    axes.set(xlabel="workloads, slowest first (each choice by itself)",
+             ylabel="speed relative to torch")  # fmt: skip
+
+
+PLOTS: dict[str, Callable[[Rows, Any], None]] = {
+    "evaluate": plot_kept,
+    "kernels": _plot_relative,
+}
+"""How to draw the results of a bench whose name begins like this."""
 
 
 def main() -> int:

@@ -15,7 +15,6 @@ from costmodel.data.measurement import Measurement
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.models import RuleHeuristic
-from costmodel.reports.plots import read_results
 from costmodel.tuning.ranking import rank
 
 # --- strategies ---------------------------------------------------------------------------------
@@ -91,7 +90,7 @@ def test_strategies_from_end_to_end(script: Any, tmp_path: Path) -> None:
     runner = FakeRunner({None: 25.0, favourite: 20.0})
     results = script("common").Results("strategies", H100, tmp_path, {}, bench.summarize)
     bench.run([("eval", ranking, proposed)], runner, {}, results, float("inf"))
-    first, *rest = read_results(results.path)["rows"]
+    first, *rest = script("tables").read_results(results.path)["rows"]
     assert first["model_top8"]["config"] == str(favourite)
     assert first["model_top8"]["speedup"] == 1.25
     assert first["model_top1"]["speedup"] == 0.5

@@ -21,7 +21,6 @@ from costmodel.evaluation.heldout import eval_list
 from costmodel.gemm.specialize import specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import DEVICES, Target
-from costmodel.reports.plots import read_results
 
 
 @pytest.mark.parametrize(
@@ -88,7 +87,7 @@ def test_results_are_saved_with_every_row(script: Any, tmp_path: Path) -> None:
     path = tmp_path / "new" / "kernels-float16-h100-sxm.json"
     for count in (1, 2):
         results.add({"us": 1.5})
-        found = read_results(path)
+        found = script("tables").read_results(path)
         assert found["rows"] == [{"us": 1.5}] * count
         assert found["summary"] == {"total": 1.5 * count}
     assert (found["bench"], found["target"]) == ("kernels-float16", "h100-sxm")
@@ -233,8 +232,8 @@ def committed() -> list[Path]:
 
 
 @pytest.mark.parametrize("path", committed(), ids=lambda p: p.name)
-def test_committed_results_are_named_after_their_device(path: Path) -> None:
-    results = read_results(path)
+def test_committed_results_are_named_after_their_device(script: Any, path: Path) -> None:
+    results = script("tables").read_results(path)
     assert path.name == f"{results['bench']}-{results['target']}.json"
     if results["target"] == "scaling":  # needs no device
         return
@@ -242,9 +241,9 @@ def test_committed_results_are_named_after_their_device(path: Path) -> None:
     assert "cpu" not in results["versions"].get("torch", "")
 
 
-def test_the_shipped_model_is_the_one_evaluated() -> None:
+def test_the_shipped_model_is_the_one_evaluated(script: Any) -> None:
     """Other results may be of an earlier one, which README marks: making them takes a GPU."""
-    results = read_results(FOLDER / "results" / "evaluate-h100-sxm.json")
+    results = script("tables").read_results(FOLDER / "results" / "evaluate-h100-sxm.json")
     shipped = json.loads((ROOT / "models" / "h100-sxm" / "card.json").read_text())
     assert results["versions"]["model"] == f"{shipped['name']} {shipped['hash']}", "run it again"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,9 @@ from typing import Any
 import pytest
 
 from costmodel.errors import CorruptFile, InvalidInput, MissingData
-from costmodel.reports.plots import read_results
 
-_TABLES = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "tables.py"))
-outdated, write = _TABLES["outdated"], _TABLES["write"]
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from tables import outdated, read_results, write
 
 KEPT = {str(k): {"geomean_pct": 90.0 + k / 2, "worst_pct": 80.0} for k in (1, 4, 8, 16)}
 RESULTS: dict[str, Any] = {

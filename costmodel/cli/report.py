@@ -9,8 +9,6 @@ import typer
 
 from costmodel.cli.common import AsJson, Model, answer
 from costmodel.cli.models import judged
-from costmodel.errors import MissingData
-from costmodel.tuning.shipped import checkout
 
 
 def report(
@@ -25,11 +23,7 @@ def report(
     from costmodel.reports.html_report import write_html
 
     dataset, chosen = judged(data, model)
-    try:
-        results = checkout("benchmarks") / "results"
-    except MissingData:  # an installed package has none, and the page does without
-        results = None
-    sections = write_html(html, dataset, chosen, results)
+    sections = write_html(html, dataset, chosen)
     answer(
         as_json,
         {"html": str(html), "sections": sections, "bytes": html.stat().st_size},

@@ -1,15 +1,14 @@
 """``costmodel report --html``: how good a model is, on one page; needs no GPU.
 
 The page holds all that it shows: it loads nothing and runs nothing. Predictions are made for it,
-from a dataset and a model. Timings against torch and learning curves come from
-``benchmarks/results/``, and are left out where no file of the dataset's device has them.
+from a dataset and a model.
 """
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +23,7 @@ from costmodel.gemm.specialize import kernel_hashes
 from costmodel.models import TrainingTable, XgbCostModel
 from costmodel.reports import shown
 from costmodel.reports.comparison import compared_models, kept_table
-from costmodel.reports.plots import PLOTS, Results, draw_plot, read_results
+from costmodel.reports.plots import draw_plot, plot_kept
 
 if TYPE_CHECKING:
     from costmodel.data.dataset import Dataset
@@ -60,33 +59,27 @@ class Section(NamedTuple):
     parts: Sequence[str | Table | Figure]
 
 
-def write_html(
-    path: Path, dataset: Dataset, model: XgbCostModel | None, results: Path | None = None
-) -> list[str]:
+def write_html(path: Path, dataset: Dataset, model: XgbCostModel | None) -> list[str]:
     """Write :func:`html_report` to a file, whole or not at all; the titles of its sections.
 
     Raises:
         FileError: it cannot be written. Others as :func:`html_report`.
     """
     require_file_place(path)  # making the page takes a while
-    text, titles = html_report(dataset, model, results)
+    text, titles = html_report(dataset, model)
     write_file(path, text.encode())
     return titles
 
 
-def html_report(
-    dataset: Dataset, model: XgbCostModel | None, results: Path | None = None
-) -> tuple[str, list[str]]:
+def html_report(dataset: Dataset, model: XgbCostModel | None) -> tuple[str, list[str]]:
     """The page, and the titles of its sections.
 
     Args:
         dataset: has eval rows, which the model is judged on.
         model: the learned model; None shows the baselines alone.
-        results: folder of benchmark results; None has none.
 
     Raises:
         MissingData: the dataset holds no eval rows that worked, or matplotlib is not there.
-        CorruptFile: a results file is not one.
     """
     frame = dataset.frame("eval", kernel_hashes=kernel_hashes())
     problems = problems_of(frame, dataset.target.device)
@@ -94,7 +87,7 @@ def html_report(
     if model is not None:
         costs = [model.predict(p.workload, p.candidates, dataset.target) for p in problems]
         sections += [_accuracy(problems, costs), _worst(problems, costs)]
-    sections += [_features(dataset), *_from_results(results, dataset, model)]
+    sections.append(_features(dataset))
     title = f"costmodel on {dataset.target.device.product}"
     return page(title, sections), [section.title for section in sections]
 
@@ -122,7 +115,7 @@ def figure(draw: Callable[[Any], None], alt: str, size: tuple[float, float] = (8
     return Figure(base64.b64encode(stream.getvalue()).decode(), alt)
 
 
-# --- From the dataset and the model ---------------------------------------------------------------
+# --- Sections -------------------------------------------------------------------------------------
 
 
 def _head(dataset: Dataset, model: XgbCostModel | None, problems: Sequence[Problem]) -> Section:
@@ -150,7 +143,7 @@ def _kept(dataset: Dataset, model: XgbCostModel | None) -> Section:
         "The best latency of a workload over the best among the first k of a model, in percent: "
         "geometric mean over the workloads, and the worst of them in brackets."
     )
-    plot = figure(partial(PLOTS["evaluate"], entries), "speed kept over k")
+    plot = figure(partial(plot_kept, entries), "speed kept over k")
     left_out = [f"Left out: {reason}"] if reason else []
     return Section("Speed kept", [text, plot, Table(*kept_table(entries)), *left_out])
 
@@ -262,69 +255,3 @@ def _spearman(columns: NDArray[np.float32], latency_us: _Floats) -> _Floats:
     ranks[np.isnan(both)] = 0
     norms = np.linalg.norm(ranks, axis=0)
     return ranks[:, :-1].T @ ranks[:, -1] / np.maximum(norms[:-1] * norms[-1], 1e-9)
-
-
-# --- From benchmarks ------------------------------------------------------------------------------
-
-
-def _from_results(
-    folder: Path | None, dataset: Dataset, model: XgbCostModel | None
-) -> Iterator[Section]:
-    """Show the results of benchmarks that were run on this device."""
-    for path in sorted(folder.glob("*.json")) if folder else ():
-        make = _RESULTS.get(path.stem.split("-")[0])
-        results = read_results(path) if make else None
-        if make and results and results["target"] == dataset.target.device.name:
-            title, parts = make(results)
-            if parts:
-                notice = _of_another_model(results, model)
-                yield Section(f"{title}: {path.stem}", [*notice, *parts])
-
-
-def _of_another_model(results: Results, model: XgbCostModel | None) -> list[str]:
-    """Return a paragraph that says so where results are not of the page's model."""
-    used = results["versions"].get("model")
-    if used is None or (model is not None and model.hash and model.hash in used.split()):
-        return []
-    earlier = model is not None and results["date"] < str(model.card.training.get("date", ""))
-    kind = "an earlier model" if earlier else "another model"
-    page_of = f"{model.name} {model.hash}" if model else "no model"
-    return [f"Measured with {kind}: {_cut(used)}; this page is of {page_of}."]
-
-
-def _against_torch(results: Results) -> tuple[str, list[str | Table | Figure]]:
-    versions = ", ".join(f"{key} {value}" for key, value in results["versions"].items())
-    return "Speed against torch", [
-        f"{results['device']}, {results['date']}; {versions}. Above 1 is faster.",
-        figure(partial(PLOTS["kernels"], results["rows"]), "speed relative to torch"),
-        Table(["", "value"], results["summary"].items()),
-    ]
-
-
-def _learning_curves(results: Results) -> tuple[str, list[str | Table | Figure]]:
-    """Show speed kept over what was trained on, of the rows that are points of a curve."""
-    title = "Learning curves"
-    points = [row for row in results["rows"] if row.get("curve") is not None]
-    columns = [c for c in dict.fromkeys(c for row in points for c in row) if c != "curve"]
-    along = next((c for c in ("workloads", "rows") if c in columns), None)
-    if along is None:
-        return title, []
-
-    def draw(axes: Any) -> None:
-        for curve in dict.fromkeys(row["curve"] for row in points):
-            for column in (c for c in columns if c.endswith("geomean_pct")):
-                rows = [r for r in points if r["curve"] == curve and along in r and column in r]
-                rows.sort(key=lambda row: row[along])
-                label = f"{_cut(curve)} {column.removesuffix('_geomean_pct')}"
-                axes.plot([r[along] for r in rows], [r[column] for r in rows], "o-", label=label)
-        axes.set(xlabel=f"{along} trained on", ylabel="speed kept, geometric mean, %")
-
-    rows = [[row["curve"], *(row.get(c) for c in columns)] for row in points]
-    picture = figure(draw, f"speed kept over {along} trained on")
-    return title, [picture, Table(["curve", *columns], rows)]
-
-
-_RESULTS: dict[str, Callable[[Results], tuple[str, list[str | Table | Figure]]]] = {
-    "kernels": _against_torch,
-    "ablation": _learning_curves,
-}

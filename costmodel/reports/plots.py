@@ -1,40 +1,12 @@
-"""Plots, and the results files of benchmarks that some of them show."""
+"""Plots."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, TypedDict
+from typing import Any, BinaryIO
 
 from costmodel.errors import MissingData
-from costmodel.files import read_json
-
-
-class Results(TypedDict):
-    """A file of ``benchmarks/results/``."""
-
-    bench: str
-    target: str
-    device: str
-    date: str
-    versions: dict[str, str]
-    summary: dict[str, Any]
-    rows: list[dict[str, Any]]
-
-
-Rows = Sequence[Mapping[str, Any]]
-
-
-def read_results(path: Path) -> Results:
-    """Read a results file.
-
-    Raises:
-        MissingData: no such file. CorruptFile: not a results file.
-    """
-    try:
-        return read_json(path, Results)
-    except FileNotFoundError:
-        raise MissingData(f"no results at {path}: run its script in benchmarks/") from None
 
 
 def draw_plot(
@@ -65,7 +37,7 @@ def draw_plot(
         drawing.savefig(file, format="png", dpi=150, metadata={"Software": None})
 
 
-def _plot_kept(rows: Rows, axes: Any) -> None:
+def plot_kept(rows: Sequence[Mapping[str, Any]], axes: Any) -> None:
     """Speed kept by each model over the number of configurations that are timed."""
     for entry in rows:
         kept = {int(k): value["geomean_pct"] for k, value in entry["regret"].items()}
@@ -76,27 +48,3 @@ def _plot_kept(rows: Rows, axes: Any) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks([*kept], [*kept])
     axes.set(xlabel="configurations timed (top-k)", ylabel="speed kept, geometric mean, %")
-
-
-def _plot_relative(rows: Rows, axes: Any) -> None:
-    """Speed relative to torch, for each choice in the order of its own speeds."""
-    names = [n for n in ("triton_best", "model_top8", "default") if all(n in row for row in rows)]
-    for name, style in zip(names, ("o-", ".-", "-"), strict=False):
-        speeds = sorted(row[name] for row in rows)
-        axes.plot(speeds, style, markersize=4, linewidth=1, label=name.replace("_", " "))
-    axes.axhline(1, color="k", linewidth=0.8, linestyle=":", label="torch")
-    axes.grid(alpha=0.3)
-    # Twice as fast is as far from equal as half as fast.
-    axes.set_yscale("log", base=2)
-    ticks = (0.7, 0.8, 0.9, 1, 1.2, 1.5, 2, 3, 4)
-    axes.set_yticks(ticks, ticks)
-    axes.minorticks_off()
-    axes.set(xlabel="workloads, slowest first (each choice by itself)",
-             ylabel="speed relative to torch")  # fmt: skip
-
-
-PLOTS: dict[str, Callable[[Rows, Any], None]] = {
-    "evaluate": _plot_kept,
-    "kernels": _plot_relative,
-}
-"""How to draw the results of a bench whose name begins like this."""
