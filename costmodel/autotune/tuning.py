@@ -306,8 +306,11 @@ class Tuning:
         names: Sequence[str],
         pending: dict[Future[Artifact | None], list[int]],
     ) -> bool:
-        """Begin what the learner wants, as far as there are cores; return True if it wants more."""
-        while len(pending) < device_compilers().size:
+        """Begin what the learner wants, as far as there are cores; return True if it wants more.
+
+        What is compiled meanwhile is timed first: it may tell that less is wanted.
+        """
+        while len(pending) < device_compilers().size and not any(x.done() for x in pending):
             if (row := learner.next(_rows(pending))) is None:
                 return False
             pending.setdefault(self.compiling.begin(names[row]), []).append(row)
