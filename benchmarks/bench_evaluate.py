@@ -1,6 +1,7 @@
 """How much speed each model's ranking keeps on the held-out workloads; needs no GPU.
 
-Writes ``evaluate-<target>.json`` from recorded timings: what ``costmodel evaluate`` prints.
+Writes ``evaluate-<target>.json`` from recorded timings: what ``costmodel evaluate`` prints,
+and where it is installed nvMatmulHeuristics.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 from common import Results, Row, at_exit_code, find_model, note, recorded_torch, versions
+from peers import NvMatmulHeuristics
 
 from costmodel.data.dataset import Dataset
+from costmodel.errors import NoModel
 from costmodel.evaluation.evaluate import evaluate
 from costmodel.evaluation.heldout import eval_list
+from costmodel.gemm.workload import Workload
 from costmodel.reports.comparison import compared_models
 from costmodel.tuning.shipped import recording
 
@@ -41,12 +45,18 @@ def main() -> None:
     dataset = Dataset.open(args.data or recording("h100-sxm", sample=False))
     model = find_model(args.model, dataset.target)
     models, left_out = compared_models(dataset, model)
-    if left_out:
+    peer, reasons = NvMatmulHeuristics(), [left_out]
+    try:
+        peer.propose(Workload.dense(1024, 1024, 1024), dataset.target)
+        models.append(peer)
+    except NoModel as error:
+        reasons.append(str(error))
+    if left_out := "; ".join(filter(None, reasons)):
         note(f"left out: {left_out}")
     software = versions(
         dataset.target, torch=recorded_torch(dataset), model=f"{model.name} {model.hash}"
     )
-    if any(m.kind == "peer" for m in models):
+    if peer in models:
         software["nvMatmulHeuristics"] = version("nvidia-matmul-heuristics")
     results = Results("evaluate", dataset.target, args.results, software, summarize)
     results.add(*evaluate(dataset, models, dataset.target))

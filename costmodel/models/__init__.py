@@ -1,9 +1,8 @@
-"""Cost models: baselines, the learned one, peers; training, saving, and which one answers."""
+"""Cost models: baselines and the learned one; training, saving, and which one answers."""
 
 from __future__ import annotations
 
 from costmodel.models.baselines import AnalyticModel, PtxScore, RuleHeuristic, StaticRank
-from costmodel.models.peers import NvMatmulHeuristics
 from costmodel.models.registry import (
     find_model,
     known_artifacts,
@@ -18,7 +17,6 @@ from costmodel.models.xgb import XgbCostModel, train
 
 __all__ = [
     "AnalyticModel",
-    "NvMatmulHeuristics",
     "PtxScore",
     "RuleHeuristic",
     "StaticRank",

@@ -8,12 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.data.candidates import Candidates, CostModel
-from costmodel.errors import NoModel
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.models import (
     AnalyticModel,
-    NvMatmulHeuristics,
     PtxScore,
     RuleHeuristic,
     StaticRank,
@@ -42,35 +40,23 @@ class ConfigOnly(CostModel):
 
 
 def compared_models(dataset: Dataset, model: CostModel | None) -> tuple[list[CostModel], str]:
-    """The learned model in full and without PTX, the baselines, and the peer where there is one.
+    """The learned model in full and without PTX, and the baselines.
 
     Args:
         dataset: its training rows are what the static baseline is made of.
         model: None leaves the learned ones out.
 
     Returns:
-        (models, reason): why some are left out; empty if none is.
+        (models, reason): why one is left out; empty if none is.
     """
     models: list[CostModel] = [] if model is None else [model, ConfigOnly(model)]
-    left_out = []
-    table = TrainingTable.from_dataset(dataset)
+    reason, table = "", TrainingTable.from_dataset(dataset)
     if table.ok.any():
         models.append(StaticRank().fit(table))
     else:
-        left_out.append(f"static: {dataset.path} has no training rows to learn it from")
-    models += [
-        RuleHeuristic(),
-        AnalyticModel(),
-        PtxScore(),
-        PtxScore.hopper(),
-    ]
-    peer = NvMatmulHeuristics()
-    try:
-        peer.propose(Workload.dense(1024, 1024, 1024), dataset.target)
-        models.append(peer)
-    except NoModel as error:
-        left_out.append(str(error))
-    return models, "; ".join(left_out)
+        reason = f"static: {dataset.path} has no training rows to learn it from"
+    models += [RuleHeuristic(), AnalyticModel(), PtxScore(), PtxScore.hopper()]
+    return models, reason
 
 
 def kept_table(entries: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:

@@ -89,8 +89,6 @@ def _make(folder: Path) -> None:
     import typer  # noqa: F401
     import xgboost  # noqa: F401
 
-    # An optional package changes what `evaluate` compares: the file is made without it.
-    sys.modules["nvMatmulHeuristics"] = None  # type: ignore[assignment]
     found: dict[str, Any] = {"libraries": {name: version(name) for name in LIBRARIES}}
     for make in (helps, answers, refusals, errors, rankings):
         start = sum(os.times()[:4])  # of the processor, forks among it

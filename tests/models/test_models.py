@@ -21,13 +21,11 @@ from costmodel.gemm.workload import Workload, kind_options
 from costmodel.hardware.target import Target
 from costmodel.models import (
     AnalyticModel,
-    NvMatmulHeuristics,
     PtxScore,
     RuleHeuristic,
     StaticRank,
     TrainingTable,
     XgbCostModel,
-    peers,
 )
 from costmodel.models.baselines import wanted
 from costmodel.models.storage import read_card, read_trees
@@ -222,13 +220,11 @@ class TestPtxScore(CostModelContract):
 
 class TestNvMatmulHeuristics(CostModelContract):
     @pytest.fixture
-    def model(self) -> NvMatmulHeuristics:
+    def model(self, script: Any) -> Any:
         pytest.importorskip("nvMatmulHeuristics", reason="optional: nvidia-matmul-heuristics")
-        return NvMatmulHeuristics()
+        return script("peers").NvMatmulHeuristics()
 
-    def test_its_first_proposal_comes_first(
-        self, model: NvMatmulHeuristics, target: Target
-    ) -> None:
+    def test_its_first_proposal_comes_first(self, model: Any, target: Target) -> None:
         configs = SearchSpace.of(LARGE, target).configs
         first = configs[int(model.predict(LARGE, Candidates.of(configs), target).argmin())]
         proposed = model.propose(LARGE, target)[0]
@@ -238,12 +234,13 @@ class TestNvMatmulHeuristics(CostModelContract):
 
 
 def test_a_missing_peer_names_the_command_that_installs_it(
-    target: Target, monkeypatch: pytest.MonkeyPatch
+    target: Target, script: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    peers = script("peers")
     monkeypatch.setitem(sys.modules, "nvMatmulHeuristics", None)
     peers._interface.cache_clear()
     with pytest.raises(NoModel, match="pip install nvidia-matmul-heuristics"):
-        NvMatmulHeuristics().propose(LARGE, target)
+        peers.NvMatmulHeuristics().propose(LARGE, target)
 
 
 class TestXgbCostModel(CostModelContract):
