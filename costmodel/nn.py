@@ -17,7 +17,7 @@ from costmodel.dispatch.calls import (
 from costmodel.dispatch.dispatch import entry_for, layers, layers_lock
 from costmodel.errors import InvalidInput
 from costmodel.gemm.dtypes import element_types
-from costmodel.gemm.workload import ACTIVATIONS
+from costmodel.gemm.workload import require_activation
 from costmodel.launch.fast import activated_rows, is_autocasting
 from costmodel.torch_ops import matmul
 from costmodel.tuning.modes import check_mode
@@ -51,10 +51,7 @@ class Linear(torch.nn.Linear):
     def __init__(
         self, *args: Any, activation: str | None = None, mode: str | None = None, **keywords: Any
     ) -> None:
-        if (activation or "none") not in ACTIVATIONS:
-            raise InvalidInput(
-                f"activation={activation!r}: expected one of {', '.join(ACTIVATIONS)}"
-            )
+        require_activation(activation or "none")
         if mode is not None:
             check_mode(mode)
         super().__init__(*args, **keywords)

@@ -21,7 +21,7 @@ from costmodel.models.confidence import Confidence, Coverage
 
 COMMANDS = (
     "collect", "compile", "train", "evaluate", "rank", "tune", "explain", "report",
-    "cache", "kernels", "doctor",
+    "doctor", "cache", "kernels",
 )  # fmt: skip
 
 

@@ -175,8 +175,6 @@ FOREIGN: dict[str, tuple[Callable[[TuningResult], TuningResult], dict[str, Any],
     ),
     "no protocol": (lambda r: r, {"protocol": None}, "of another timing protocol"),
     "odd protocol": (lambda r: r, {"protocol": ["version", 3]}, "of another timing protocol"),
-    "another n": (lambda r: r, {"n": 3001}, "not what its key says"),
-    "another bias": (lambda r: r, {"bias": True}, "not what its key says"),
     "odd kernels": (lambda r: r, {"kernels": "all"}, "kernel pointer has changed"),
     "changed kernels": (
         lambda r: r, {"kernels": {"pointer": "0" * 16}}, "kernel pointer has changed",

@@ -30,11 +30,6 @@ _MOST_CHARACTERS = 400
 class _Commands(TyperGroup):
     """Turns the errors and warnings of the library into lines for people."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names in the order of the work, those of groups too."""
-        last = ("cache", "kernels", "doctor")
-        return [*(name for name in super().list_commands(ctx) if name not in last), *last]
-
     def invoke(self, ctx: Any) -> Any:  # a click.Context, or since typer 0.29 typer's own
         with warnings.catch_warnings(), _log_lines(ctx.params["verbose"]):
             warnings.simplefilter("default", RuntimeWarning)

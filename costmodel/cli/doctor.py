@@ -16,7 +16,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -142,9 +142,9 @@ def _looks(model: Path | None) -> list[_Look]:
         ("model", "optional", tuner.model,
          "rules of thumb answer; train one: costmodel collect, then costmodel train"),
         *named,
-        ("kernels", "optional", tuner.kernels,
-         "restore them, or collect and train again: no timing is of these"),
-        ("artifacts", "optional", tuner.artifacts, "ranking goes by the configurations alone"),
+        ("artifacts", "optional", tuner.artifacts,
+         "ranking goes by the configurations alone; if kernels were changed: restore them, or "
+         "collect and train again"),
         ("cache", "optional", _cache, "winners last for one process only; set "
          f"{CACHE_VARIABLE} to a folder that can be written"),
         ("Triton's cache", "gpu", _triton_cache,
@@ -264,25 +264,6 @@ class _Tuner:
         if reason := model.why_not_usable(_SQUARE, target):
             raise _Missing(reason)
         return f"{model.name} ({model.hash}) for {model.card.target.device.name}"
-
-    def kernels(self) -> str:
-        """Compare the kernels with those that the model's artifacts were compiled from."""
-        from costmodel.gemm.specialize import artifact_key, specialize
-        from costmodel.models import XgbCostModel, find_model, known_artifacts
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the line on the model says it
-            model, _ = find_model(self._target, _SQUARE)
-        if not isinstance(model, XgbCostModel):
-            raise _Missing("no model to compare them with")
-        # Of the model's own toolchain: the line on artifacts is on the installed one.
-        target = replace(self._target, toolchain=model.card.target.toolchain)
-        known = known_artifacts(model, target)
-        configs = self._ranking[0].configs
-        seen = {c.kernel for c in configs if artifact_key(specialize(_SQUARE, c), target) in known}
-        if changed := sorted({config.kernel for config in configs} - seen):
-            raise _Missing(f"not those that were timed: {', '.join(changed)}")
-        return "as they were timed"
 
     def artifacts(self) -> str:
         ranking, told = self._ranking

@@ -22,7 +22,7 @@ from costmodel.errors import (
     UnsupportedDtype,
 )
 from costmodel.gemm.dtypes import DATA_TYPES, element_types
-from costmodel.gemm.workload import ACTIVATIONS
+from costmodel.gemm.workload import require_activation
 
 ModelLike = CostModel | str | PathLike[str] | None
 
@@ -87,9 +87,7 @@ def check_kinds(call: Call) -> None:
     _check_operand_types(names)
     _check_tf32(call.tf32, names["a"])
     _check_result_type(call.out_dtype, names)
-    if (call.activation or "none") not in ACTIVATIONS:
-        expected = ", ".join(ACTIVATIONS)
-        raise InvalidInput(f"activation={call.activation!r}: expected one of {expected}")
+    require_activation(call.activation or "none")
     wants = [n for n, x in given.items() if x.requires_grad] if torch.is_grad_enabled() else []
     if wants and call.out is not None:
         raise GradientError(

@@ -33,6 +33,12 @@ Layout = Literal["row", "col", "strided"]
 ACTIVATIONS = ("none", "relu", "gelu", "silu")
 
 
+def require_activation(name: str) -> None:
+    """Raises: InvalidInput: not one of ACTIVATIONS."""
+    if name not in ACTIVATIONS:
+        raise InvalidInput(f"activation={name!r}: expected one of {', '.join(ACTIVATIONS)}")
+
+
 def alignment_class(*values_bytes: int, item: int = 2) -> int:
     """Return the widest power of two up to 16 that divides each address, stride and extent.
 
@@ -118,10 +124,7 @@ class CodeClass:
         for name in ("wide", "bias", "tf32"):
             if type(getattr(self, name)) is not bool:
                 raise InvalidInput(f"{name}={getattr(self, name)!r}: expected true or false")
-        if self.activation not in ACTIVATIONS:
-            raise InvalidInput(
-                f"activation={self.activation!r}: expected one of {', '.join(ACTIVATIONS)}"
-            )
+        require_activation(self.activation)
         if self.tf32 and self.dtype != self.data_type.element:
             raise InvalidInput(
                 f"tf32=True with {self.dtype} operands: expected float32 ones; leave it out, "

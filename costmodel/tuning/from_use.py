@@ -30,7 +30,7 @@ from costmodel.models.registry import model_directory
 from costmodel.models.storage import read_artifacts, read_card
 from costmodel.models.table import TrainingTable
 from costmodel.tuning.cache import CacheEntry
-from costmodel.tuning.tuning_key import WinnerCache, is_key_of
+from costmodel.tuning.tuning_key import WinnerCache
 from costmodel.validation import as_path
 
 if TYPE_CHECKING:
@@ -151,9 +151,6 @@ def _foreign(entry: CacheEntry[Any], target: Target, protocol: Mapping[str, Any]
     ):
         return "of another timing protocol"
     workload = result.workload
-    named = str(key.get("name")).endswith(f"x{workload.n}x{workload.k}-{theirs.name}")
-    if not (named and is_key_of(key, workload)):
-        return "not what its key says"
     if not (workload.m and workload.n and workload.k):
         return "empty product"
     if is_held_out(workload):

@@ -6,7 +6,7 @@ A bucket of m is the unit of a choice: a service that sees every m tunes a bound
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -164,18 +164,6 @@ class TuningKey:
         segments = result.plan.segments if result.plan else ()
         chosen = {result.config, *(segment.config for segment in segments)}
         return not any(why_illegal(c, self.largest, target.device) for c in chosen if c is not None)
-
-
-def is_key_of(key: Mapping[str, Any], workload: Workload) -> bool:
-    """Return True if a key, as :meth:`TuningKey.on_disk` makes it, is one of this workload."""
-    expected = workload.to_dict()
-    m_range = key.get("m")
-    return (
-        isinstance(m_range, list)
-        and [type(m) for m in m_range] == [int, int]
-        and m_range[0] <= expected.pop("m") <= m_range[1]
-        and all(key.get(name) == value for name, value in expected.items())
-    )
 
 
 class WinnerCache(JsonCache[TuningResult]):
