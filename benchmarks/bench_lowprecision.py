@@ -310,11 +310,11 @@ def main() -> None:
     results.show()
     rows = [r for r in results.rows if "failure" not in r]
     sizes = sorted({r["m"] for r in rows})
-    table = [[form, *(_mean(rows, form, m) for m in sizes)] for form in forms]
+    table = [[form, *(mean_over(rows, form, m) for m in sizes)] for form in forms]
     print_table("torch's time over ours, mean of all n x k", ["form", *map(str, sizes)], table)
 
 
-def _mean(rows: list[Row], form: str, m: int) -> object:
+def mean_over(rows: list[Row], form: str, m: int) -> object:
     found = [r["speedup"] for r in rows if r["form"] == form and r["m"] == m and r["speedup"]]
     return round(geomean(found), 3) if found else "-"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,8 @@ from costmodel.data.measurement import Measurement
 from costmodel.evaluation.heldout import eval_workloads
 from costmodel.kernels.scaled import scaled_tiles
 from costmodel.scaled.launch import tuned
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -84,3 +87,40 @@ def test_a_wrong_result_is_no_row(
     monkeypatch.setattr(bench, "error_of", lambda problem, call: float("nan"))
     with pytest.raises(bench.CostModelError, match="off by nan"):
         bench.timed(Session(), bench.Scaled("row", 8, 256, 512, "cpu"))
+
+
+# --- The page -------------------------------------------------------------------------------------
+
+RESULTS = ROOT / "benchmarks" / "results" / "lowprecision-h200-sxm.json"
+
+
+def test_the_page_has_the_figures_of_the_results(bench: Any) -> None:
+    results = json.loads(RESULTS.read_text())
+    summary = bench.summarize(results["rows"])
+    assert summary == results["summary"]
+    page = (ROOT / "docs" / "low-precision.md").read_text()
+    text = page.partition("## How fast it is")[2].partition("\n## ")[0]
+    lines = [[x.strip() for x in line.split("|")[1:-1]] for line in text.splitlines()]
+    lines = [line for line in lines if line and line[0] in bench.FORMS]
+    found = {tuple(line[:2]): (line[2], line[4]) for line in lines if len(line) == 6}
+    expected = {}
+    for form in bench.FIRST:
+        for name, key in (("to 128", f"{form}_small"), ("above", f"{form}_large")):
+            figures = summary[f"{key}_geomean"], summary[f"{key}_worst"]
+            expected[form, name] = tuple(f"{x:.2f}" for x in figures)
+    assert found == expected
+    by_m = {line[0]: line[1:] for line in lines if len(line) == 9}
+    for form in bench.FORMS:
+        means = [bench.mean_over(results["rows"], form, m) for m in bench.ROWS]
+        assert by_m[form] == [x if isinstance(x, str) else f"{x:.2f}" for x in means]
+    prose = " ".join(text.split())
+    for part in (
+        f"all {summary['rows']} products", f"at worst {summary['default_worst']:.2f} of",
+        f"{summary['block_over_bfloat16_geomean']:.2f} (block, m = 1)",
+        f"{summary['int8_over_bfloat16_geomean']:.2f} times (int8",
+        f"ours is {summary['block_over_baseline_geomean']:.2f} times",
+    ):  # fmt: skip
+        assert part in prose
+    small = summary["row_small_geomean"], summary["row_small_worst"]
+    readme = (ROOT / "README.md").read_text()
+    assert "{:.2f} times as fast as torch (goal 1.7; worst {:.2f}".format(*small) in readme
