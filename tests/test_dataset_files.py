@@ -12,6 +12,7 @@ import textwrap
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dataset_examples import CONFIGS, PROTOCOL, RUN, TARGET, A, B, artifact, ok, record, records
@@ -63,11 +64,13 @@ def test_a_crash_while_compacting_doubles_nothing(dataset: Dataset) -> None:
     assert len(Dataset.open(dataset.path).measurements()) == 2 * len(CONFIGS)
 
 
-def test_an_extract_is_a_dataset_of_the_chosen_workloads(dataset: Dataset, tmp_path: Path) -> None:
+def test_an_extract_is_a_dataset_of_the_chosen_workloads(
+    dataset: Dataset, tmp_path: Path, script: Any
+) -> None:
     dataset.append_artifacts([artifact(w, c) for w in (A, B) for c in CONFIGS])
     dataset.append_measurements(records(A), run=RUN, torch={A: ok(1.0)})
     dataset.append_measurements(records(B), run=RUN)
-    part = dataset.extract(tmp_path / "sample", [A])
+    part = script("sample").extract(dataset, tmp_path / "sample", [A])
     assert part.workloads() == [A]
     assert part.recorded(A) == dataset.recorded(A)
     assert part.torch(A) == ok(1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,7 +114,7 @@ def test_two_versions_of_a_kernel_are_not_mixed(
         dataset.compact()
 
 
-def test_a_small_sample_replays_alike(dataset: Dataset, tmp_path: Path) -> None:
-    sample = ReplayRunner(dataset.extract(tmp_path / "sample", [WORKLOAD]))
+def test_a_small_sample_replays_alike(dataset: Dataset, tmp_path: Path, script: Any) -> None:
+    sample = ReplayRunner(script("sample").extract(dataset, tmp_path / "sample", [WORKLOAD]))
     assert sample.measure_torch(WORKLOAD) == TORCH
     assert sample.measure(WORKLOAD, [Candidate(CONFIGS[2])]) == [OUTCOMES[2]]

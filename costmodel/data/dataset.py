@@ -302,23 +302,6 @@ class Dataset:
                 self._append(table, rows)
         self._artifacts, self._statuses, self._measurements = None, None, {}
 
-    def extract(self, path: str | Path, workloads: Sequence[Workload]) -> Dataset:
-        """Write the rows of some workloads, and their artifacts, as a dataset of its own."""
-        import pyarrow as pa
-        from pyarrow import compute
-
-        def chosen(rows: pa.Table, column: str, values: pa.Array) -> pa.Table:
-            return rows.filter(compute.is_in(rows.column(column).cast(pa.string()), values))
-
-        part = Dataset.create(path, self.target, self.protocol)
-        keys = pa.array([w.key() for w in workloads], pa.string())
-        rows = chosen(self._read(_MEASUREMENTS), "workload", keys)
-        used = rows.column("artifact_key").cast(pa.string()).unique()
-        part._append(_ARTIFACTS, chosen(self._read(_ARTIFACTS), "key", used))
-        part._append(_MEASUREMENTS, rows)
-        part.compact()
-        return part
-
     def _write_card(self, counts: Mapping[str, Any] | None = None) -> None:
         card = {"kind": "costmodel dataset", **self.identity.to_dict(), "created": self.created}
         with file_errors(self.path / CARD):
