@@ -133,7 +133,7 @@ def first_call_stages() -> list[tuple[Any, str, str]]:
         (target, "_probe", "device"),
         (nvidia, "ptxas_version", "toolchain"),
         (tuning_key.TuningKey, "on_disk", "key"),
-        (cache.JsonCache, "get", "look up"),
+        (cache.WinnerCache, "get", "look up"),
         (compile_pool.CompilePool, "start", "start compilers"),
         (tuner, "rank_by", "rank"),
         (search.TopKSearch, "_try", "compile and time"),

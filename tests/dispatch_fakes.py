@@ -28,7 +28,7 @@ from costmodel.gemm.specialize import artifact_key
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
 from costmodel.launch.plan import Plan
-from costmodel.tuning.tuning_key import WinnerCache
+from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.tuning_result import TuningResult
 from costmodel.tuning.winners import Winners
 

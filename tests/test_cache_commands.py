@@ -15,7 +15,7 @@ from test_cli import run, run_json
 import costmodel
 from costmodel.data.dataset import Dataset
 from costmodel.measure.replay import ReplayRunner
-from costmodel.tuning.tuning_key import WinnerCache
+from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.tuning_result import TuningResult
 from costmodel.tuning.winners import Winners
 

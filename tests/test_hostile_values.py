@@ -20,7 +20,7 @@ from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.models import shipped_models
 from costmodel.models.storage import read_card
-from costmodel.tuning.tuning_key import WinnerCache
+from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.tuning_result import TuningResult
 from costmodel.validation import one_line
 

@@ -23,7 +23,7 @@ from costmodel.compile.compiler import ArtifactStatus
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Measurement, Role, Status
 from costmodel.errors import InvalidInput
-from costmodel.tuning.tuning_key import WinnerCache
+from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.tuning_result import BucketPlan, Segment, TuningResult
 
 NAN, INF = float("nan"), float("inf")

@@ -276,17 +276,18 @@ class _Tuner:
 
 def _cache() -> str:
     """Keep a result as tuning does, and forget it."""
-    from costmodel.tuning.cache import JsonCache
-    from costmodel.tuning.tuning_key import WinnerCache
+    from costmodel.tuning.cache import WinnerCache
+    from costmodel.tuning.tuning_result import TuningResult
 
-    path = cache_directory()
-    trial, key = JsonCache(path, dict, dict), {"name": "doctor"}
+    path, key = cache_directory(), {"name": "doctor"}
+    cache, target = WinnerCache(path), Target.named(DEFAULT_TARGET)
+    trial = TuningResult.unranked(_SQUARE, target, "auto", None, "a trial")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        if not trial.put(key, {}):
+        if not cache.put(key, trial):
             raise _Missing("; ".join(str(warning.message) for warning in told))
-    trial.discard(key)
-    entries, unusable = WinnerCache(path).survey()
+    cache.discard(key)
+    entries, unusable = cache.survey()
     if unusable:
         raise _Missing(
             f"{len(unusable)} of {len(unusable) + len(entries)} files in {path} are no entries",

@@ -1,6 +1,6 @@
 """Results on disk: one JSON file each, written whole or not at all, believed only if it fits.
 
-Nothing here knows of what the results are. Any number of processes may share the directory; nothing
+Any number of processes may share the directory; nothing
 is locked. The file of a key is found by the key's hash, and the whole key is in it, readable, and
 compared. A file that is truncated, foreign, of another version or about another key is no entry:
 its result is found again and the file replaced. What cannot be read is a miss. After one
@@ -17,10 +17,10 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from costmodel.errors import CorruptFile, InvalidInput
 from costmodel.files import (
@@ -31,6 +31,7 @@ from costmodel.files import (
     read_json,
     replace_file,
 )
+from costmodel.tuning.tuning_result import TuningResult
 from costmodel.validation import one_line
 
 SCHEMA = 2
@@ -38,17 +39,16 @@ SCHEMA = 2
 
 _ATTEMPTS = 3
 
-T = TypeVar("T")
 log = logging.getLogger("costmodel")
 
 
 @dataclass(frozen=True, slots=True)
-class CacheEntry(Generic[T]):
+class CacheEntry:
     """One result on disk."""
 
     path: Path
     key: Mapping[str, Any]
-    result: T
+    result: TuningResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class CacheFolder:
         name: of that one.
     """
 
-    def __init__(self, directory: str | Path | None, name: str = "") -> None:
+    def __init__(self, directory: str | Path | None = None, name: str = "") -> None:
         self._named = None if directory is None else Path(directory)
         self._name = name
         self._gave_up = False
@@ -99,39 +99,24 @@ class CacheFolder:
             )
 
 
-class JsonCache(CacheFolder, Generic[T]):
-    """The results in one directory, a file each.
+class WinnerCache(CacheFolder):
+    """The winners in one directory, a file each."""
 
-    Args:
-        directory: default: :func:`cache_directory`, looked up when it is used.
-        encode: makes a result ready for JSON.
-        decode: its inverse; raises InvalidInput.
-    """
-
-    def __init__(
-        self,
-        directory: str | Path | None,
-        encode: Callable[[T], dict[str, Any]],
-        decode: Callable[[Any], T],
-    ) -> None:
-        super().__init__(directory)
-        self._encode, self._decode = encode, decode
-
-    def get(self, key: Mapping[str, Any]) -> T | None:
+    def get(self, key: Mapping[str, Any]) -> TuningResult | None:
         """The result of a key, or None."""
         path = self._file(key)
         entry = path and self._read(path)
         return entry.result if entry and _text(entry.key) == _text(key) else None
 
-    def put(self, key: Mapping[str, Any], result: T) -> bool:
+    def put(self, key: Mapping[str, Any], result: TuningResult) -> bool:
         """Keep a result, in place of the one of this key if there is one; False if it cannot be."""
         path = self._file(key)
         if path is None or self._gave_up:
             return False
-        stored = _Stored(SCHEMA, dict(key), self._encode(result))
+        stored = _Stored(SCHEMA, dict(key), result.to_dict())
         try:
             content = encode(stored)
-            self._decode(decode(content, _Stored).result)
+            TuningResult.from_dict(decode(content, _Stored).result)
         except InvalidInput as error:
             log.warning("%s is not kept, since it could not be read: %s", path, one_line(error))
             return False
@@ -151,7 +136,7 @@ class JsonCache(CacheFolder, Generic[T]):
         if (path := self._file(key)) is not None:
             self._remove(path)
 
-    def entries(self) -> list[CacheEntry[T]]:
+    def entries(self) -> list[CacheEntry]:
         """All that is kept, by file name; what is no entry is left out."""
         entries, unusable = self.survey()
         if unusable:
@@ -160,7 +145,7 @@ class JsonCache(CacheFolder, Generic[T]):
             )
         return entries
 
-    def survey(self) -> tuple[list[CacheEntry[T]], list[Path]]:
+    def survey(self) -> tuple[list[CacheEntry], list[Path]]:
         """All that is kept, and the files that are no entries, each by file name."""
         entries, unusable = [], []
         for path in self.files("*.json"):
@@ -187,12 +172,12 @@ class JsonCache(CacheFolder, Generic[T]):
             return None
         return folder / f"{file_stem(str(key.get('name', 'result')), _text(key))}.json"
 
-    def _read(self, path: Path, level: int = logging.WARNING) -> CacheEntry[T] | None:
+    def _read(self, path: Path, level: int = logging.WARNING) -> CacheEntry | None:
         try:
             stored = read_json(path, _Stored)
             if stored.schema != SCHEMA:
                 raise InvalidInput(f"schema {stored.schema}: this release reads {SCHEMA}")
-            return CacheEntry(path, stored.key, self._decode(stored.result))
+            return CacheEntry(path, stored.key, TuningResult.from_dict(stored.result))
         except FileNotFoundError:
             return None
         except OSError as error:  # another user's, or a disk that fails: whoever writes will tell

@@ -29,8 +29,7 @@ from costmodel.hardware.target import Target
 from costmodel.models.registry import model_directory
 from costmodel.models.storage import read_artifacts, read_card
 from costmodel.models.table import TrainingTable
-from costmodel.tuning.cache import CacheEntry
-from costmodel.tuning.tuning_key import WinnerCache
+from costmodel.tuning.cache import CacheEntry, WinnerCache
 from costmodel.validation import as_path
 
 if TYPE_CHECKING:
@@ -136,7 +135,7 @@ def used_rows(
     return latency_us, torch_us, +dropped
 
 
-def _foreign(entry: CacheEntry[Any], target: Target, protocol: Mapping[str, Any]) -> str:
+def _foreign(entry: CacheEntry, target: Target, protocol: Mapping[str, Any]) -> str:
     """Return why nothing of an entry can be used; empty if something can."""
     result, key = entry.result, entry.key
     if not result.timed or not result.source.startswith("device ("):
@@ -158,9 +157,7 @@ def _foreign(entry: CacheEntry[Any], target: Target, protocol: Mapping[str, Any]
     return ""
 
 
-def _unfit(
-    entry: CacheEntry[Any], config: GemmConfig, measurement: Measurement, target: Target
-) -> str:
+def _unfit(entry: CacheEntry, config: GemmConfig, measurement: Measurement, target: Target) -> str:
     """Return why a row cannot be used; empty if it can."""
     workload, hashes = entry.result.workload, entry.key.get("kernels")
     name = config.kernel

@@ -9,7 +9,6 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from costmodel.data.candidates import CostModel
@@ -19,7 +18,6 @@ from costmodel.gemm.specialize import kernel_hashes
 from costmodel.gemm.workload import MOST, MOST_OFFSET, Workload
 from costmodel.hardware.target import Target, Toolchain
 from costmodel.measure.protocol import TimingProtocol
-from costmodel.tuning.cache import JsonCache
 from costmodel.tuning.search import LIBRARY_COUNTS
 from costmodel.tuning.tuner import untimed_because
 from costmodel.tuning.tuning_result import TuningResult
@@ -164,14 +162,3 @@ class TuningKey:
         segments = result.plan.segments if result.plan else ()
         chosen = {result.config, *(segment.config for segment in segments)}
         return not any(why_illegal(c, self.largest, target.device) for c in chosen if c is not None)
-
-
-class WinnerCache(JsonCache[TuningResult]):
-    """The winners in one directory.
-
-    Args:
-        directory: default: :func:`costmodel.files.cache_directory`.
-    """
-
-    def __init__(self, directory: str | Path | None = None) -> None:
-        super().__init__(directory, TuningResult.to_dict, TuningResult.from_dict)

@@ -27,12 +27,13 @@ from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.models.baselines import RuleHeuristic
 from costmodel.processes import IDLE_S
+from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.counters import count
 from costmodel.tuning.memory import Memory, lacks_plan, same_tuning
 from costmodel.tuning.planning import plan_by_prediction, plan_by_timing
 from costmodel.tuning.ranking import Answering, answering_model, named_model, with_answering
 from costmodel.tuning.tuner import Compile, tune_by, untimed_because
-from costmodel.tuning.tuning_key import Buckets, TuningKey, WinnerCache
+from costmodel.tuning.tuning_key import Buckets, TuningKey
 from costmodel.tuning.tuning_result import NO_PLAN, BucketPlan, TuningResult
 from costmodel.validation import one_line
 

@@ -17,7 +17,7 @@ from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.space import SearchSpace
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
-from costmodel.tuning.tuning_key import WinnerCache
+from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.tuning_result import PINNED
 from costmodel.tuning.winners import Winners
 
