@@ -201,15 +201,11 @@ def set_buckets(steps: int = 4, bounds: tuple[int, ...] = ()) -> None:
     forget_launches()
 
 
-def result_for(
-    a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None, activation: str | None = None, tf32: bool | None = None,
-    out_dtype: torch.dtype | None = None, mode: str | None = None, model: ModelLike = None,
-) -> TuningResult | None:  # fmt: skip
+def result_for(a: torch.Tensor, b: torch.Tensor, **options: Any) -> TuningResult | None:
     """Return the tuning result that :func:`matmul` uses for these operands.
 
     Args:
-        as of :func:`matmul`.
+        options: those of :func:`matmul`.
 
     Returns:
         What was chosen and why. None before the first call, for empty operands, for two batches,
@@ -218,11 +214,11 @@ def result_for(
     Raises:
         as :func:`matmul` for such operands and options.
     """
-    call = settled(Call(a, b, out, bias, activation, tf32, out_dtype, mode, model))
+    call = settled(Call(a, b, **options))
     if _computed_by(call) == "batches":
         check_kinds(call)
-    if not isinstance(model, str | PathLike):  # a directory is read when its model is to choose
-        named_model(model)
+    if not isinstance(call.model, str | PathLike):  # a directory is read when it is to choose
+        named_model(call.model)
     found = launches.get(launch_key(call))
     return found[0].result if found is not None else None
 

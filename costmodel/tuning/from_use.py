@@ -149,12 +149,7 @@ def _foreign(entry: CacheEntry, target: Target, protocol: Mapping[str, Any]) -> 
         name not in timed_by or timed_by[name] != protocol.get(name) for name in _PROTOCOL
     ):
         return "of another timing protocol"
-    workload = result.workload
-    if not (workload.m and workload.n and workload.k):
-        return "empty product"
-    if is_held_out(workload):
-        return HELD_OUT
-    return ""
+    return HELD_OUT if is_held_out(result.workload) else ""
 
 
 def _unfit(entry: CacheEntry, config: GemmConfig, measurement: Measurement, target: Target) -> str:

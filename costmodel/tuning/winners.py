@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
 from costmodel.data.measurement import Runner
 from costmodel.errors import FileError, HostError, InvalidInput, ModelError, warn_of_host
@@ -72,12 +72,6 @@ class DeviceProcess:
             yield self._runner
 
 
-class TimingProcess(Protocol):
-    """Gives the runner of one device to one thread at a time."""
-
-    def runner(self, wait: bool = True) -> AbstractContextManager[Runner]: ...
-
-
 class Winners:
     """Results by key, tuned when they are first asked for. For any number of threads.
 
@@ -99,7 +93,7 @@ class Winners:
         cache: WinnerCache,
         *,
         target_of: Callable[[int], Target] = Target.current,
-        process_of: Callable[[int], TimingProcess] = DeviceProcess,
+        process_of: Callable[[int], DeviceProcess] = DeviceProcess,
         compile_: Compile = compile_for_device,
     ) -> None:
         self.cache = cache
@@ -107,7 +101,7 @@ class Winners:
         self.target_of = target_of
         self.compile_ = compile_
         self._process_of = process_of
-        self._processes: dict[int, TimingProcess] = {}
+        self._processes: dict[int, DeviceProcess] = {}
         self.memory = Memory()
         self._lock = threading.Lock()
 
@@ -231,7 +225,7 @@ class Winners:
         """Drop what is in memory, not what is on disk."""
         self.memory = Memory()  # who began before adds to the old one, which nobody asks
 
-    def process(self, index: int) -> TimingProcess:
+    def process(self, index: int) -> DeviceProcess:
         """The timing process of a device."""
         with self._lock:
             if index not in self._processes:
