@@ -16,7 +16,7 @@ from costmodel.dispatch import dispatch
 from costmodel.dispatch.check import _check_devices
 from costmodel.dispatch.launches import Launches
 from costmodel.errors import DeviceError
-from costmodel.measure.card import clock_reader, driver_and_clocks
+from costmodel.measure.card import clock_reader, highest_clocks
 
 prepared = test_dispatch.prepared  # a fixture
 
@@ -60,10 +60,6 @@ class FakeNvml(ModuleType):
     def nvmlInit(self) -> None:
         self._fail("init")
 
-    def nvmlSystemGetDriverVersion(self) -> str:
-        self._fail("driver")
-        return "570.1"
-
     def nvmlDeviceGetHandleByUUID(self, uuid: bytes) -> str:
         if uuid != self.known:
             raise self.NVMLError("not found")
@@ -85,20 +81,19 @@ class FakeNvml(ModuleType):
 @pytest.mark.fault("B33", "B43")
 @pytest.mark.parametrize(
     ("known", "broken", "expected", "clock_mhz"),
-    [("GPU-aa", "", ("570.1", 1980, 2619), 1755), ("GPU-bb", "", ("570.1", 0, 0), 0),
-     ("GPU-aa", "init", ("", 0, 0), 0), ("GPU-aa", "driver", ("", 1980, 2619), 1755),
-     ("GPU-aa", "clock", ("570.1", 0, 0), 0)],
+    [("GPU-aa", "", (1980, 2619), 1755), ("GPU-bb", "", (0, 0), 0),
+     ("GPU-aa", "init", (0, 0), 0), ("GPU-aa", "clock", (0, 0), 0)],
 )  # fmt: skip
 def test_what_the_driver_does_not_tell_is_blank_and_no_error(
     monkeypatch: pytest.MonkeyPatch,
     known: str,
     broken: str,
-    expected: tuple[str, int, int],
+    expected: tuple[int, int],
     clock_mhz: int,
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(known.encode(), broken))
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="aa")
     )
-    assert driver_and_clocks(0) == expected
+    assert highest_clocks(0) == expected
     assert clock_reader(torch.device("cpu"))() == clock_mhz

@@ -16,6 +16,7 @@ from uuid import uuid4
 from costmodel.data.measurement import RunInfo
 from costmodel.errors import NoGpu
 from costmodel.files import file_errors
+from costmodel.hardware.installed import driver_version
 from costmodel.hardware.target import Target
 
 T = TypeVar("T")
@@ -30,11 +31,11 @@ def current_run(device_index: int = 0) -> RunInfo:
     Target.current(device_index)  # the clear error where there is no GPU
     import torch
 
-    driver, sm_mhz, memory_mhz = driver_and_clocks(device_index)
+    sm_mhz, memory_mhz = highest_clocks(device_index)
     return RunInfo(
         run_id=uuid4().hex,
         device_uuid=uuid_of(device_index),
-        driver=driver,
+        driver=driver_version(),
         torch=torch.__version__,
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         sm_clock_mhz=sm_mhz,
@@ -42,18 +43,17 @@ def current_run(device_index: int = 0) -> RunInfo:
     )
 
 
-def driver_and_clocks(device: Any) -> tuple[str, int, int]:
-    """Return the driver's version and the highest clocks of SM and memory, in MHz.
+def highest_clocks(device: Any) -> tuple[int, int]:
+    """Return the highest clocks of SM and memory, in MHz; 0 where NVML does not tell.
 
-    What NVML does not tell is blank. It finds no part of a card (MIG) by the UUID that torch has.
+    It finds no part of a card (MIG) by the UUID that torch has.
     """
-    driver = _ask_nvml(lambda nvml: str(nvml.nvmlSystemGetDriverVersion()), "")
 
     def highest(nvml: Any) -> tuple[int, int]:
         ask, handle = nvml.nvmlDeviceGetMaxClockInfo, _handle(nvml, device)
         return int(ask(handle, nvml.NVML_CLOCK_SM)), int(ask(handle, nvml.NVML_CLOCK_MEM))
 
-    return driver, *_ask_nvml(highest, (0, 0))
+    return _ask_nvml(highest, (0, 0))
 
 
 def clock_reader(device: Any) -> Callable[[], int]:

@@ -16,7 +16,7 @@ from costmodel.errors import (
     ShapeError,
     UnsupportedDtype,
 )
-from costmodel.gemm.workload import ACTIVATIONS, MOST
+from costmodel.gemm.workload import MOST, require_activation
 from costmodel.hardware.installed import interpreter_setting
 from costmodel.scaled.configs import STEP
 from costmodel.scaled.launch import BLOCK_ROWS, tuned
@@ -100,8 +100,7 @@ def scaled_call(
     m, n, _ = _check_operands(a, mat_b)
     if a.dtype == torch.int8 and recipes[0] >= 4:
         raise UnsupportedDtype("int8 operands have no block-wise scales: use RowWise or TensorWise")
-    if activation not in ACTIVATIONS:
-        raise InvalidInput(f"activation={activation!r}: expected one of {', '.join(ACTIVATIONS)}")
+    require_activation(activation)
     if bias is not None:
         require("bias", bias, Tensor, "a tensor [n] or None")
         if bias.shape != (n,) or not bias.is_contiguous() or bias.dtype not in _RESULTS:
