@@ -28,6 +28,7 @@ STOP = 0.002
 _SIZES = (0.15, 0.3, 0.6)  # of the function, in the logarithm of the latency
 _LENGTHS = (1.5, 3.0, 6.0)  # over which it changes: steps of a factor of two, of one stage
 _SHARED = (0.3, 0.6, 0.9)  # by keys however far apart
+_AT_ODDS = 4.0  # logarithm of how much less likely other keys may make an answer
 _OCTAVES = 3.0  # between sizes of arguments: so much less is shared
 _TRUST, _DOUBT = 0.5, 0.4  # factor of the model's prediction, and its standard deviation
 _NOISE = 0.01  # of a timing
@@ -129,13 +130,13 @@ class Learner:
             seen = slice(self._count, None)
             off = [t - _TRUST * model[place == k + 1] for k, t in enumerate(times)]
             found = np.concatenate([each - each.mean() for each in off])
-            self._mean, self._covariance, self._evidence = _given(
-                self._mean, covariance[:, own, own], covariance[:, own, seen],
-                covariance[:, seen, seen], found,
-            )  # fmt: skip
-            likely = self._evidence > self._evidence.max() - 8
-            self._mean, self._covariance = self._mean[likely], self._covariance[likely]
-            self._evidence = self._evidence[likely]
+            told, shift, self._evidence = _given(
+                covariance[:, own, seen], covariance[:, seen, seen], found
+            )
+            self._mean = self._mean + shift
+            self._covariance = covariance[:, own, own] - told.transpose(0, 2, 1) @ told
+            # The other keys have the say, but this one may be unlike them.
+            self._evidence = np.maximum(self._evidence, self._evidence.max() - _AT_ODDS)
 
     def _gain(self, pending: Collection[int]) -> Floats:
         """Return the expected improvement over the best that was timed, a share of its latency.
@@ -143,28 +144,21 @@ class Learner:
         Before anything was timed: how much faster than the list's slowest it is expected to be.
         """
         timed = [row for row, value in self._tried.items() if value == value]
+        seen = [*timed, *pending]  # what is pending changes no mean, but less is unknown
         found = np.array([self._tried[row] for row in timed])
-        mean, covariance, evidence = self._mean, self._covariance, self._evidence
-        if timed:
-            off = (found - mean[:, timed]).mean(axis=1, keepdims=True)
-            mean, covariance, more = _given(
-                mean + off, covariance, covariance[:, :, timed],
-                covariance[:, timed][:, :, timed], found - mean[:, timed] - off,
-            )  # fmt: skip
-            evidence = evidence + more
-        if pending:  # as expected: the mean stays, but less is unknown
-            rows = list(pending)
-            _, covariance, _ = _given(
-                mean, covariance, covariance[:, :, rows], covariance[:, rows][:, :, rows],
-                np.zeros((1, len(rows))),
-            )  # fmt: skip
-        weight = np.exp(evidence - evidence.max())
+        off = found - self._mean[:, timed]
+        level = off.mean(axis=1, keepdims=True) if timed else 0.0
+        told, shift, evidence = _given(
+            self._covariance[:, :, seen], self._covariance[:, seen][:, :, seen], off - level
+        )
+        weight = np.exp(self._evidence + evidence - (self._evidence + evidence).max())
         weight /= weight.sum()
+        mean = self._mean + level + shift
         if not timed:
             expected = weight @ mean
             return expected.max() - expected + STOP
-        spread = np.sqrt(np.maximum(np.diagonal(covariance, axis1=1, axis2=2), 1e-10))
-        return weight @ _improvement(found.min() - mean, spread)
+        left = np.diagonal(self._covariance, axis1=1, axis2=2) - (told * told).sum(axis=1)
+        return weight @ _improvement(found.min() - mean, np.sqrt(np.maximum(left, 1e-10)))
 
     def _apart(self, count: int) -> list[int]:
         """Return rows that are promising, each with what is least known beside those before it."""
@@ -189,27 +183,26 @@ def _least(count: int) -> int:
     return min(math.ceil(0.75 * count), max(10, math.ceil(count / 3)))
 
 
-def _given(
-    mean: Floats, covariance: Floats, between: Floats, known: Floats, off: Floats
-) -> tuple[Floats, Floats, Floats]:
-    """Return mean and covariance given what was found, and the logarithm of its likelihood.
+def _given(between: Floats, known: Floats, off: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return what is known by what was found, for each answer.
 
     Args:
-        mean, covariance: of all, for each answer.
         between, known: covariance of all with what was found, and of that.
-        off: what was found, less its mean.
+        off: what was found first, less its mean.
+
+    Returns:
+        What to multiply by itself and take from the covariance; what to add to the mean; and the
+        logarithm of the likelihood.
     """
-    count = known.shape[-1]
-    factor = np.linalg.cholesky(known + _NOISE**2 * np.eye(count))
-    scaled = np.linalg.solve(factor, between.transpose(0, 2, 1))
+    factor = np.linalg.cholesky(known + _NOISE**2 * np.eye(known.shape[-1]))
+    told = np.linalg.solve(factor, between.transpose(0, 2, 1))
+    count = off.shape[-1]
+    factor = factor[:, :count, :count]
     off = np.broadcast_to(off, (len(known), count))
     error = np.linalg.solve(factor, off[:, :, None])[:, :, 0]
     evidence = -np.log(np.diagonal(factor, axis1=1, axis2=2)).sum(axis=1)
-    return (
-        mean + np.einsum("hki,hk->hi", scaled, error),
-        covariance - scaled.transpose(0, 2, 1) @ scaled,
-        evidence - 0.5 * (error * error).sum(axis=1),
-    )
+    shift = np.einsum("hki,hk->hi", told[:, :count], error)
+    return told, shift, evidence - 0.5 * (error * error).sum(axis=1)
 
 
 def _improvement(lead: Floats, spread: Floats) -> Floats:
@@ -243,7 +236,8 @@ def _columns(values: Sequence[Any]) -> list[Floats]:
 
 def squared_distances(points: Floats) -> Floats:
     """Return the squared distance of each two rows."""
-    return ((points[:, None] - points) ** 2).sum(axis=2)
+    lengths = (points**2).sum(axis=1)
+    return np.maximum(lengths[:, None] + lengths - 2 * points @ points.T, 0)
 
 
 def matern(squared: Floats) -> Floats:
