@@ -7,7 +7,7 @@ belongs to the whole operand, to a row of it, or to a block of rows by 128 of K;
 import triton
 import triton.language as tl
 
-from .epilogue import finish, grouped_tile, store_tile
+from .epilogue import finish, grouped_tile, load_partials, store_tile
 
 
 @triton.jit
@@ -53,16 +53,20 @@ def add_splits(
 ):  # fmt: skip
     """As ``epilogue.sum_partials``, for partial sums of any type: int32 ones stay exact."""
     SIZE: tl.constexpr = BLOCK_M * BLOCK_N
+    BATCH: tl.constexpr = max(1, min(8, 16384 // SIZE))
     offs = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     ptrs = partial_ptr + tile.to(tl.int64) * SPLIT_K * SIZE + offs
     tl.store(ptrs + split * SIZE, acc)
     tl.debug_barrier()  # all threads have written before one of them says so
     arrived = tl.atomic_add(arrivals_ptr + tile, 1, sem="acq_rel", scope="gpu")
     is_last = arrived == SPLIT_K - 1
+    parts = load_partials(ptrs, 0, tl.where(is_last, SPLIT_K, 0), SIZE, BATCH)
     if is_last:
         acc = tl.zeros((BLOCK_M, BLOCK_N), acc.dtype)
-        for other in range(SPLIT_K):
-            acc += tl.load(ptrs + other * SIZE, cache_modifier=".cg")
+        for start in tl.range(0, SPLIT_K, BATCH):
+            for i in tl.static_range(BATCH):
+                acc += parts[i]
+            parts = load_partials(ptrs, start + BATCH, SPLIT_K, SIZE, BATCH)
         tl.store(arrivals_ptr + tile, 0)
     return acc, is_last
 

@@ -55,23 +55,27 @@ def load_scales(ptr, offs, stride, LIMIT):
 
 @gluon.jit
 def block_scales(
-    scales, offs_m, offs_n, n_start, step, M, N, ROWS_A: gl.constexpr, ROWS_B: gl.constexpr,
-    BLOCK_N: gl.constexpr,
+    scales, offs_m, offs_n, n_start, step, M, N, K, ROWS_A: gl.constexpr, ROWS_B: gl.constexpr,
+    BLOCK_N: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
-    """Scales of one block of 128 of K: of A's rows, and of B's, one if a part lies in one block.
+    """Scales of a block of 128 of K, or of the last: of A's rows, and of B's in each part.
 
-    Without scales along K: nothing that is used.
+    Those of a part are one if it lies in one block. Without scales along K: nothing that is used.
     """
     a_ptr, b_ptr, stride_am, stride_ak, stride_bn, stride_bk = scales
     if ROWS_A == 0:
-        sa, sb = step, step
+        sa, sb, sb2 = 0, 0, 0
     else:
+        step = gl.minimum(step, gl.cdiv(K, 128) - 1)
         a_ptr += step * stride_ak
         b_ptr += step * stride_bk
         sa = load_scales(a_ptr, offs_m // ROWS_A, stride_am, gl.cdiv(M, ROWS_A))
         row = n_start if ROWS_B % BLOCK_N == 0 else n_start + offs_n
         sb = load_scales(b_ptr, row // ROWS_B, stride_bn, gl.cdiv(N, ROWS_B))
-    return sa, sb
+        sb2 = sb
+        if PARTS == 2:
+            sb2 = load_scales(b_ptr, (row + BLOCK_N) // ROWS_B, stride_bn, gl.cdiv(N, ROWS_B))
+    return sa, sb, sb2
 
 
 @gluon.jit
@@ -86,6 +90,38 @@ def promoted(
     else:
         acc += part * gl.expand_dims(sb, 0) * gl.expand_dims(sa, 1)
     return acc
+
+
+@gluon.jit
+def add_stage(
+    acc, acc2, ring, scales, used, INDEX: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
+    PARTS: gl.constexpr, ROWS_A: gl.constexpr, ROWS_B: gl.constexpr,
+):  # fmt: skip
+    """Multiply the next stage; return the sums of the parts with its products, promoted."""
+    a_ring, b_ring, full, empty = ring
+    sa, sb, sb2 = scales
+    BLOCK_N: gl.constexpr = acc.shape[1]
+    stage = used % STAGES
+    mbarrier.wait(full.index(stage), (used // STAGES) & 1)
+    a = a_ring.index(stage * GROUPS + INDEX)
+    LAYOUT: gl.constexpr = acc.type.layout
+    part = gl.zeros(acc.shape, acc.dtype, LAYOUT)
+    b = b_ring.index(stage * PARTS).permute([1, 0])
+    part = warpgroup_mma(a, b, part, use_acc=False, is_async=True)
+    part = warpgroup_mma_wait(0, deps=[part])
+    if PARTS == 2:
+        acc = promoted(acc, part, sa, sb, ROWS_A, ROWS_B, BLOCK_N)
+        # The sums are made before the registers of the product are used again.
+        acc, part = warpgroup_mma_wait(0, deps=[acc, part])
+        b = b_ring.index(stage * PARTS + 1).permute([1, 0])
+        part = warpgroup_mma(a, b, part, use_acc=False, is_async=True)
+        part = warpgroup_mma_wait(0, deps=[part])
+        mbarrier.arrive(empty.index(stage))
+        acc2 = promoted(acc2, part, sa, sb2, ROWS_A, ROWS_B, BLOCK_N)
+    else:
+        mbarrier.arrive(empty.index(stage))
+        acc = promoted(acc, part, sa, sb, ROWS_A, ROWS_B, BLOCK_N)
+    return acc, acc2
 
 
 @gluon.jit
@@ -111,41 +147,43 @@ def multiply_rows(
         offs_m = m_start + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
         acc = gl.zeros([ROWS, BLOCK_N], SUM, LAYOUT)
         acc2 = acc
-        for step in range(steps):
-            stage = used % STAGES
-            # Asked for before the products are waited for.
-            sa, sb = block_scales(
-                scales, offs_m, offs_n, n_start, step, M, N, ROWS_A, ROWS_B, BLOCK_N
+        if PROMOTE:
+            even = block_scales(
+                scales, offs_m, offs_n, n_start, 0, M, N, K, ROWS_A, ROWS_B, BLOCK_N, PARTS
             )
-            _, sb2 = block_scales(
-                scales, offs_m, offs_n, n_start + BLOCK_N, step, M, N, ROWS_A, ROWS_B, BLOCK_N
+            odd = block_scales(
+                scales, offs_m, offs_n, n_start, 1, M, N, K, ROWS_A, ROWS_B, BLOCK_N, PARTS
             )
-            mbarrier.wait(full.index(stage), (used // STAGES) & 1)
-            a = a_ring.index(stage * GROUPS + INDEX)
-            b = b_ring.index(stage * PARTS).permute([1, 0])
-            if PROMOTE:
-                part = gl.zeros([ROWS, BLOCK_N], SUM, LAYOUT)
-                part = warpgroup_mma(a, b, part, use_acc=False, is_async=True)
-                part = warpgroup_mma_wait(0, deps=[part])
-                if PARTS == 2:
-                    acc = promoted(acc, part, sa, sb, ROWS_A, ROWS_B, BLOCK_N)
-                    # The sums are made before the registers of the product are used again.
-                    acc, part = warpgroup_mma_wait(0, deps=[acc, part])
-                    b = b_ring.index(stage * PARTS + 1).permute([1, 0])
-                    part = warpgroup_mma(a, b, part, use_acc=False, is_async=True)
-                    part = warpgroup_mma_wait(0, deps=[part])
-                    mbarrier.arrive(empty.index(stage))
-                    acc2 = promoted(acc2, part, sa, sb2, ROWS_A, ROWS_B, BLOCK_N)
-                else:
-                    mbarrier.arrive(empty.index(stage))
-                    acc = promoted(acc, part, sa, sb, ROWS_A, ROWS_B, BLOCK_N)
-            else:
-                acc = warpgroup_mma(a, b, acc, is_async=True)
+            # By twos: a load then has a whole step to arrive, and no copy of it waits before that.
+            for step in range(0, steps, 2):
+                acc, acc2 = add_stage(
+                    acc, acc2, ring, even, used, INDEX, STAGES, GROUPS, PARTS, ROWS_A, ROWS_B
+                )
+                even = block_scales(
+                    scales, offs_m, offs_n, n_start, step + 2, M, N, K, ROWS_A, ROWS_B, BLOCK_N,
+                    PARTS,
+                )  # fmt: skip
+                if step + 1 < steps:
+                    acc, acc2 = add_stage(
+                        acc, acc2, ring, odd, used + 1, INDEX, STAGES, GROUPS, PARTS, ROWS_A,
+                        ROWS_B,
+                    )  # fmt: skip
+                odd = block_scales(
+                    scales, offs_m, offs_n, n_start, step + 3, M, N, K, ROWS_A, ROWS_B, BLOCK_N,
+                    PARTS,
+                )  # fmt: skip
+                used += 2
+            used -= steps % 2
+        else:
+            for step in range(steps):
+                stage = used % STAGES
+                mbarrier.wait(full.index(stage), (used // STAGES) & 1)
+                a = a_ring.index(stage * GROUPS + INDEX)
+                acc = warpgroup_mma(a, b_ring.index(stage).permute([1, 0]), acc, is_async=True)
                 acc = warpgroup_mma_wait(1, deps=[acc])
                 # Only this step's product is under way: the stage before may be filled again.
                 mbarrier.arrive(empty.index((used + STAGES - 1) % STAGES), pred=step > 0)
-            used += 1
-        if not PROMOTE:
+                used += 1
             acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(empty.index((used + STAGES - 1) % STAGES), pred=steps > 0)
         finish_scaled(acc, out, scales, offs_m, offs_n, m_start, n_start, M, N, INDEX, ROWS_A,

@@ -108,6 +108,7 @@ def scaled_call(
                 f"bias is {bias.dtype} {list(bias.shape)}: expected a contiguous float [{n}]"
             )
     out = _output(out, a, (m, n), dtype)
+    fast = fast and recipes[0] < 4  # scales of blocks need each block's sum by itself
     return _call(a, mat_b, scales, recipes, bias, out, fast, activation)
 
 
