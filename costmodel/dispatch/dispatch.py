@@ -227,7 +227,7 @@ def launch_of(call: Call) -> Launch:
     """Return the launch of two matrices; tune if need be. Nothing is computed."""
     call = settled(call)
     check_matrices(call)
-    call = replace(call, mode=modes.default_mode() if call.mode is None else call.mode)
+    call = replace(call, mode=modes.chosen_mode(call.mode))
     out = NewOutput(call.a, call.b.size(1), call.out_dtype)(call.a)
     return resolve_launch(call, out, winners, _background).launch
 
@@ -257,7 +257,7 @@ def _computed_by(call: Call) -> str:
     ``torch``, ``operator``, ``batches``, ``kernel``, or ``gradients``: a kernel in autograd. The
     operands of a batch are checked where they are matrices.
     """
-    modes.check_mode(modes.default_mode() if call.mode is None else call.mode)
+    modes.chosen_mode(call.mode)
     if is_for_torch(call.operands):
         return "torch"
     if is_scripting() and call.model is None:

@@ -71,8 +71,7 @@ def warmup(
     """
 
     def calls() -> list[_Call]:
-        called = modes.default_mode() if mode is None else mode
-        modes.check_mode(called)
+        called = modes.chosen_mode(mode)
         called = modes.deterministic(called) if is_deterministic() else called
         types = matmul_types(dtype, out_dtype, tf32)
         types |= {"bias": bias, "activation": activation or "none"}

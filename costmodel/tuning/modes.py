@@ -55,6 +55,18 @@ def default_mode() -> str:
     return _read
 
 
+def chosen_mode(mode: str | None) -> str:
+    """Return the mode of a call; None is the default one.
+
+    Raises:
+        InvalidInput: not one of MODES.
+    """
+    if mode is None:
+        return default_mode()
+    check_mode(mode)
+    return mode
+
+
 def set_default_mode(mode: str | None) -> None:
     """Set the mode of calls that name none; None: as the environment has it, read anew.
 
@@ -73,7 +85,7 @@ def deterministic(mode: str | None) -> str:
     What was timed may be another choice, with other bits, in another run: such modes predict. The
     others are taken at their word.
     """
-    mode = default_mode() if mode is None else mode
+    mode = chosen_mode(mode)
     return "predict" if mode in _BY_TIMINGS else mode
 
 
