@@ -208,7 +208,8 @@ class Snapshot:
 
         Empty if all agree: integers exactly, floats within RELATIVE_TOLERANCE, and NaN with NaN.
         """
-        found = {path: _difference(self._saved(path), other._saved(path)) for path in self.tensors}
+        both = [path for path in self.tensors if path in other.tensors]
+        found = {path: _difference(self._saved(path), other._saved(path)) for path in both}
         return "; ".join(f"{path}: {said}" for path, said in found.items() if said)
 
 

@@ -102,7 +102,8 @@ class Compiling:
     def forget(self) -> None:
         """Let what was begun be compiled anew: its artifacts were taken, or nobody wants them."""
         for identity in self._submitted:
-            _begun.pop(identity, None)
+            if (begun := _begun.pop(identity, None)) and not begun.done():
+                _begun[identity] = begun  # a child is at it
 
     def wait_for_launcher(self) -> None:
         """Wait until Triton finds its launcher of this kernel, which it would build once more."""
@@ -115,7 +116,9 @@ class Compiling:
         for text in set(self._texts.values()) - self._written.keys():
             self._written[text] = written(text, self._signature)
         found = self._written.values()
-        return None if None in found or not found else set().union(*filter(None, found))
+        if None in found or not found:
+            return None
+        return {*self._call.tuner.reset_to_zero}.union(*filter(None, found))
 
     def binary(self, name: str, artifact: Artifact) -> dict[str, Any]:
         """Return what a model can learn from, beside the timing to come."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from math import log2
 from typing import Any
 
 import numpy as np
@@ -144,7 +145,7 @@ def _constants(configs: Sequence[str], arguments: Sequence[str]) -> dict[str, Fl
         for name, value in json.loads(config)["kwargs"].items():
             if type(value) is not int or value < 1:
                 continue
-            log, name = np.log2(value), name.upper()
+            log, name = log2(value), name.upper()
             if (other := re.search("SPLIT|GROUP", name)) is not None:
                 found[other[0]][i] += log
                 continue
@@ -152,7 +153,7 @@ def _constants(configs: Sequence[str], arguments: Sequence[str]) -> dict[str, Fl
             stem = re.sub(r"_?BLOCK_?(SIZE_?)?|TILE_?|^B(?=.)", "", name)
             for side, letters in _SIDES.items():
                 found[side][i] += log * stem.startswith(tuple(letters))
-            steps = np.log2(sizes.get(stem, value)) - log
+            steps = log2(sizes.get(stem, value)) - log
             found["steps" if steps > 0 else "waste"][i] += abs(steps)
         found["blocks"][i] = sum(blocks)
         for place, log in enumerate(sorted(blocks, reverse=True)[:4]):

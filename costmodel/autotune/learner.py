@@ -69,9 +69,12 @@ class Learner:
         self._count = len(now.configs)
         self.least = max(least, min(3, self._count) if others else _least(self._count))
         self._tried: dict[int, float] = {}
-        self._condition(now, others)
         for row in np.flatnonzero(np.isfinite(now.latency_us)):
             self.tell(int(row), now.latency_us[row])
+        if self.least >= self._count:  # whatever is learned
+            self._first = np.argsort(now.predicted, kind="stable").tolist()
+            return
+        self._condition(now, others)
         self._first = [] if others or self._tried else self._apart(_FIRST)
 
     def tell(self, row: int, latency_us: float = math.nan) -> None:
@@ -85,10 +88,9 @@ class Learner:
             pending: rows that are on their way: they are taken to turn out as expected.
         """
         begun = {*self._tried, *pending}
+        if (first := next((row for row in self._first if row not in begun), None)) is not None:
+            return first
         left = [row for row in range(self._count) if row not in begun]
-        for row in self._first:
-            if row in left:
-                return row
         if not left:
             return None
         gain = self._gain(pending)
@@ -222,14 +224,15 @@ def encode(configs: Sequence[Mapping[str, Any]]) -> Floats:
         columns += _columns([config["kwargs"].get(name) for config in configs])
     columns += _columns([config["num_warps"] for config in configs])
     columns += _columns([config["maxnreg"] or 256 for config in configs])
-    columns += [np.array([float(c[name]) for c in configs]) for name in ("num_stages", "num_ctas")]
+    for name in ("num_stages", "num_ctas"):
+        columns += [np.array([float(config[name] or 0) for config in configs])]
     return np.stack(columns, axis=1)
 
 
 def _columns(values: Sequence[Any]) -> list[Floats]:
     """Return the coordinates of one argument: logarithms of numbers, else one for each value."""
     if all(isinstance(x, int | float) and not isinstance(x, bool) for x in values):
-        return [np.array([math.log2(x) if x > 0 else x - 1.0 for x in values])]
+        return [np.array([math.log2(x) if x > 0 else -1 - math.log2(1 - x) for x in values])]
     texts = [str(value) for value in values]
     return [np.array([float(text == each) for text in texts]) for each in sorted(set(texts))]
 

@@ -56,6 +56,7 @@ def _load(arch: int) -> KernelModel | None:
     for folder in shipped_models("kernels-").values():
         try:
             model = KernelModel.load(folder)
+            model.trees["before"].forest  # noqa: B018, it is read here
         except CostModelError as error:
             warn_once(f"the model of kernels cannot be used: {error}")
             continue

@@ -17,6 +17,7 @@ import logging
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,6 +59,15 @@ def config_name(config: triton.Config) -> str:
     if config.ir_override:
         parts["ir_override"] = _content(Path(config.ir_override))
     return _text(parts)
+
+
+def is_config(name: str) -> bool:
+    """Return True if a text may be the name of a configuration."""
+    with suppress(ValueError):
+        match json.loads(name):
+            case {"kwargs": dict(), **options}:
+                return options.keys() >= {*_PARTS[1:5]}
+    return False
 
 
 def _plain(value: Any) -> Any:
@@ -153,7 +163,7 @@ class KernelEntry:
                         self.chosen, self.why, self.when = chosen, why, when
                         self.unsteady = more.get("unsteady") is True
                         untried = more.get("untried")
-                        self.untried = untried if isinstance(untried, list) else []
+                        self.untried = [*map(str, untried)] if isinstance(untried, list) else []
             except (ValueError, RecursionError):  # InvalidInput is a ValueError
                 continue
 

@@ -9,6 +9,7 @@ import math
 import sys
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
@@ -27,7 +28,7 @@ from costmodel.autotune.learner import Learner, Tried
 from costmodel.autotune.options import Options
 from costmodel.autotune.prior import load_meanwhile, predicted
 from costmodel.autotune.runner import KernelRunner
-from costmodel.autotune.store import KernelStore, config_name, lasting_text
+from costmodel.autotune.store import KernelStore, config_name, is_config, lasting_text
 from costmodel.compile.compiler import Artifact
 from costmodel.data.measurement import Candidate, Measurement
 from costmodel.errors import CompileError, InvalidInput
@@ -82,6 +83,7 @@ class Tuning:
         self._begun = time.monotonic()
         self._done: dict[str, Measurement] = {}
         self._enough = False  # the learner wants no more
+        self._told = ""  # how far it is
         self._first_of: dict[object, str] = {}
         self._repeats: dict[str, str] = {}  # what does the same as an earlier one
         self.compiling = Compiling(self._call, self._by_name)
@@ -93,7 +95,10 @@ class Tuning:
 
     def known(self) -> Any:
         """Return the configuration that was chosen before, from among the same ones; or None."""
-        if (name := store.read(self._key).choice(self._by_name)) is None:
+        kept = store.read(self._key)
+        if self._is_exhaustive:
+            kept.untried = []
+        if (name := kept.choice(self._by_name)) is None:
             return None
         if error := self._call.refused(self._by_name[name]):
             self._note(name, Measurement("launch_error", error=error))
@@ -111,6 +116,10 @@ class Tuning:
     def is_empty(self) -> bool:
         """Return True if the call launches no program, of which nothing can be learned."""
         return 0 in self._call.grid(self.first)
+
+    @property
+    def _is_exhaustive(self) -> bool:
+        return (self._options.mode or default_mode()) == "exhaustive"
 
     def _pruned(self, kwargs: dict[str, Any]) -> list[Any]:
         """Return the configurations that the user's own functions leave."""
@@ -168,6 +177,8 @@ class Tuning:
         finally:
             with suppress(torch.AcceleratorError):  # in a broken context nothing can be put back
                 self._call.restore()
+            if self._told:
+                print(file=sys.stderr)
         choice = search.choose()
         if choice.config is None:
             raise self._none_works(search.measured.values())
@@ -241,10 +252,8 @@ class Tuning:
         self._done[name] = measurement
         is_terminal = getattr(sys.stderr, "isatty", bool)  # a program may have put its own there
         if time.monotonic() - self._begun > _SILENT_S and is_terminal():
-            print(
-                f"\rcostmodel: tuning {self._call}, {len(self._done)} of {len(self._by_name)}",
-                end="\n" if len(self._done) == len(self._by_name) else "", file=sys.stderr,
-            )  # fmt: skip
+            self._told = f"\rcostmodel: tuning {self}, {len(self._done)} of {len(self._by_name)}"
+            print(self._told, end="", file=sys.stderr)
 
     def _identity(self, candidate: Candidate) -> object:
         """Return what equals that of a candidate that does the same; None where it is unknown."""
@@ -268,15 +277,14 @@ class Tuning:
             meanwhile: done while the first are being compiled; None: nothing is timed, and so
                 nothing learned: all are compiled.
         """
-        everything = meanwhile is None or (self._options.mode or default_mode()) == "exhaustive"
+        everything = meanwhile is None or self._is_exhaustive
         names = [candidate.config for candidate in candidates]
         learner, self._enough = self._learner(names, everything), False
         must_try = getattr(self._tuner.fn, "must_try", lambda config: False)
-        pending: dict[Future[Artifact | None], list[int]] = {
-            self.compiling.begin(name): [row]
-            for row, name in enumerate(names)
-            if must_try(self._by_name[name])
-        }
+        pending: dict[Future[Artifact | None], list[int]] = defaultdict(list)
+        for row, name in enumerate(names):
+            if must_try(self._by_name[name]):
+                pending[self.compiling.begin(name)].append(row)
         wanted = self._begin(learner, names, pending)
         if meanwhile is not None:
             meanwhile()
@@ -284,16 +292,18 @@ class Tuning:
             while not self._enough:
                 patience = None if wanted or everything else self._patience_s(learner)
                 done, _ = wait(pending, patience, FIRST_COMPLETED)
+                self.compiling.wait_for_launcher()
                 if meanwhile is not None:
-                    self.compiling.wait_for_launcher()
                     self._call.keep(self.compiling.written())
                 for future in done:
-                    rows, artifact = pending.pop(future), future.result()
-                    yield self._compiled([Candidate(names[row]) for row in rows], artifact)
+                    rows = pending.pop(future)
+                    if future.cancelled():  # by another thread, which no longer wants it
+                        continue
+                    yield self._compiled([Candidate(names[row]) for row in rows], future.result())
                     for row in rows:
                         learner.tell(row, self._latency_us(names[row]))
                 wanted = self._begin(learner, names, pending)
-                self._enough = not done or not learner.needs(_rows(pending))
+                self._enough = not (done and (wanted or learner.needs(_rows(pending))))
         finally:
             for future in pending:
                 future.cancel()
@@ -310,11 +320,11 @@ class Tuning:
 
         What is compiled meanwhile is timed first: it may tell that less is wanted.
         """
-        while len(pending) < device_compilers().size and not any(x.done() for x in pending):
-            if (row := learner.next(_rows(pending))) is None:
-                return False
-            pending.setdefault(self.compiling.begin(names[row]), []).append(row)
-        return True
+        while (row := learner.next(_rows(pending))) is not None:
+            if len(pending) >= device_compilers().size or any(x.done() for x in pending):
+                return True
+            pending[self.compiling.begin(names[row])].append(row)
+        return False
 
     def _compiled(self, same: Sequence[Candidate], artifact: Artifact | None) -> list[Candidate]:
         """Keep what is known of a binary, or why there is none; None: it is loaded."""
@@ -358,7 +368,7 @@ class Tuning:
         """Return what is known of this kernel under other keys."""
         found = []
         for entry in store.relatives(self._key):
-            names = [name for name, m in entry.measured.items() if m.ok]
+            names = [name for name, m in entry.measured.items() if m.ok and is_config(name)]
             times = np.array([entry.measured[name].latency_us for name in names])
             model = predicted(self._target, names, entry.arguments, entry.binaries)
             found.append(Tried([*map(json.loads, names)], model, times, entry.arguments))

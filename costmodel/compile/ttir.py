@@ -16,6 +16,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,8 +149,9 @@ class FrontEnd:
 
     def wait_for_launchers(self) -> None:
         """Wait until the launchers that were begun are built."""
-        while self._building:
-            self._building.pop().join(_LAUNCHER_S)
+        with suppress(IndexError):  # another thread may have taken the last one
+            while True:
+                self._building.pop().join(_LAUNCHER_S)
 
     def job(self, compilation: Compilation) -> KernelJob:
         """Make the job of a compilation, and begin to build the launcher of a new kind of it.
@@ -174,6 +176,8 @@ class FrontEnd:
                 text = self._text(source, compilation, environment)
             override = getattr(options, "ir_override", None)
             content = Path(override).read_bytes() if override else b""
+        except HostError:
+            raise
         except Exception as error:  # functions of the user's run at compile time
             raise CompileError(f"{source.name} does not compile: {reason(error)}") from error
         key = get_cache_key(source, compilation.backend, options, env_vars=environment)
