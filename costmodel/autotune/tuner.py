@@ -25,8 +25,6 @@ from costmodel.tuning.modes import default_mode
 from costmodel.tuning.ranks import epoch
 from costmodel.validation import drop_oldest
 
-__all__ = ["Autotuner", "autotune", "frozen", "run"]
-
 _STATE = "_costmodel"  # the name under which a tuner has its state
 _AT_MOST = 4096  # kinds of calls of one tuner
 

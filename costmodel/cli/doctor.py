@@ -305,9 +305,9 @@ def _triton_cache() -> str:
 
 
 def _datasets() -> str:
-    from costmodel.tuning.shipped import checkout
+    from costmodel.tuning.shipped import datasets
 
-    folder = checkout("datasets")
+    folder = datasets()
     names = sorted(card.parent.name for card in folder.glob("*/card.json"))
     if not names:
         raise _Missing(f"none in {folder}")
