@@ -111,34 +111,31 @@ class Learner:
         rows = [range(self._count), *(_fastest(each, _ROWS // len(others)) for each in others)]
         configs = [keys[k].configs[i] for k, part in enumerate(rows) for i in part]
         place = np.repeat(np.arange(len(keys)), [len(part) for part in rows])
-        parts = [(key, list(part)) for key, part in zip(keys, rows, strict=True)]
-        model = np.concatenate([_centred(key.predicted)[part] for key, part in parts])
-        times = [np.log(key.latency_us[part]) for key, part in parts[1:]]
+        known = [(key, list(part)) for key, part in zip(keys, rows, strict=True)]
+        model = np.concatenate([_centred(key.predicted)[part] for key, part in known])
+        times = [np.log(key.latency_us[part]) for key, part in known[1:]]
         far = squared_distances(encode(configs))
         apart = np.array([[distance(a.sizes, b.sizes) for b in keys] for a in keys])
+        off = [t - _TRUST * model[place == k + 1] for k, t in enumerate(times)]
+        found = np.concatenate([np.empty(0), *(each - each.mean() for each in off)])
         same = place[:, None] == place
         level = _LEVEL**2 * same
         doubt = _DOUBT**2 * np.outer(model, model)
-        covariances = []
+        own, seen = slice(0, self._count), slice(self._count, None)
+        smooth = [matern(far / length**2) for length in _LENGTHS]
+        parts = []
         for shared in _SHARED if others else (1.0,):
             common = shared + (0.97 - shared) * np.exp(-apart / _OCTAVES)
             common = np.where(same, 1.0, common[place][:, place])
-            for size, length in itertools.product(_SIZES, _LENGTHS):
-                covariances.append((size**2 * matern(far / length**2) + doubt) * common + level)
-        covariance, own = np.stack(covariances), slice(0, self._count)
-        self._mean = np.broadcast_to(_TRUST * model[own], (len(covariance), self._count))
-        self._covariance, self._evidence = covariance[:, own, own], np.zeros(len(covariance))
-        if others:
-            seen = slice(self._count, None)
-            off = [t - _TRUST * model[place == k + 1] for k, t in enumerate(times)]
-            found = np.concatenate([each - each.mean() for each in off])
-            told, shift, self._evidence = _given(
-                covariance[:, own, seen], covariance[:, seen, seen], found
-            )
-            self._mean = self._mean + shift
-            self._covariance = covariance[:, own, own] - told.transpose(0, 2, 1) @ told
-            # The other keys have the say, but this one may be unlike them.
-            self._evidence = np.maximum(self._evidence, self._evidence.max() - _AT_ODDS)
+            for size, near in itertools.product(_SIZES, smooth):
+                whole = ((size**2 * near + doubt) * common + level)[None]
+                told, shift, evidence = _given(whole[:, own, seen], whole[:, seen, seen], found)
+                parts.append((shift[0], whole[0, own, own] - told[0].T @ told[0], evidence[0]))
+        shifts, covariances, evidences = zip(*parts, strict=True)
+        self._mean = _TRUST * model[own] + np.stack(shifts)
+        self._covariance, self._evidence = np.stack(covariances), np.array(evidences)
+        # The other keys have the say, but this one may be unlike them.
+        self._evidence = np.maximum(self._evidence, self._evidence.max() - _AT_ODDS)
 
     def _gain(self, pending: Collection[int]) -> Floats:
         """Return the expected improvement over the best that was timed, a share of its latency.
