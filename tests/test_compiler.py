@@ -20,7 +20,7 @@ from types import ModuleType
 import pytest
 
 from costmodel.compile.compile_pool import CompilePool, as_compiled
-from costmodel.compile.compiler import Artifact, compile_source, duplicates
+from costmodel.compile.compiler import Artifact, compile_source
 from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.errors import InvalidInput
 from costmodel.gemm.config import GemmConfig, Specialization
@@ -265,14 +265,6 @@ def test_no_specs_and_bad_n_jobs() -> None:
         list(compile_many([GOOD], FAKE_TARGET, n_jobs=0))
 
 
-def test_duplicates_name_the_first_of_their_kind() -> None:
-    base = Artifact("a", GOOD, ptx_hash="1", shared_bytes=10)
-    same = dataclasses.replace(base, key="b")
-    other_memory = dataclasses.replace(base, key="c", shared_bytes=20)
-    failed = dataclasses.replace(base, key="d", status="crashed")
-    assert duplicates([base, base, same, other_memory, failed]) == {"b": "a"}
-
-
 # --- the real compiler ---------------------------------------------------------------------------
 
 
@@ -371,8 +363,6 @@ def test_two_processes_give_one_program(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(cache.rglob("*.cubin")), "left for a process that is to load it"
     assert here.ok
     assert dataclasses.replace(here, compile_s=0) == dataclasses.replace(there, compile_s=0)
-    again = dataclasses.replace(there, key="again")
-    assert duplicates([here, again]) == {"again": here.key}
 
 
 @pytest.mark.fault("B40")

@@ -15,7 +15,7 @@ from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 
 _COLUMNS = ("config", "status", "registers", "spill_bytes", "shared_bytes", "compile_s",
-            "duplicate_of", "error")  # fmt: skip
+            "error")  # fmt: skip
 _FIELDS = ("key", "status", "registers", "spill_bytes", "shared_bytes", "ptx_hash", "error")
 
 
@@ -42,7 +42,6 @@ def compile_space(
 ) -> None:
     """Compile configurations of a product's space; needs no GPU."""
     from costmodel.collect import Job
-    from costmodel.compile.compiler import duplicates
     from costmodel.data.shards import require_folder
     from costmodel.gemm.space import SearchSpace
     from costmodel.gemm.specialize import compile_many, specialize
@@ -68,28 +67,25 @@ def compile_space(
         return
     begin = time.perf_counter()
     artifacts = list(compile_many(specs, found, n_jobs=jobs, dump=dump))
-    repeated = duplicates(artifacts)
     rows = [
         {
             "config": str(by_spec[artifact.spec]),
             **{name: getattr(artifact, name) for name in _FIELDS},
             "compile_s": round(artifact.compile_s, 3),
-            "duplicate_of": repeated.get(artifact.key),
         }
         for artifact in artifacts
     ]
     failed = sum(not artifact.ok for artifact in artifacts)
     counts = {"space": len(space), "binaries": len(by_spec), "compiled": len(rows) - failed,
-              "failed": failed, "duplicates": len(repeated),
-              "seconds": round(time.perf_counter() - begin, 3)}  # fmt: skip
+              "failed": failed, "seconds": round(time.perf_counter() - begin, 3)}  # fmt: skip
     answer(
         as_json,
         {"workload": workload.to_dict(), "target": found.to_dict(), **counts, "artifacts": rows},
         (f"{what}: {len(rows)} of {len(by_spec)} binaries", _COLUMNS,
          [[row[name] or "" for name in _COLUMNS] for row in rows]),
         notes=[
-            f"{len(rows) - failed} compiled, {failed} failed, {len(repeated)} repeat another, in "
-            f"{counts['seconds']:.1f} s" + (f"; see {dump}" if dump else "")
+            f"{len(rows) - failed} compiled, {failed} failed, in {counts['seconds']:.1f} s"
+            + (f"; see {dump}" if dump else "")
         ],
     )  # fmt: skip
 

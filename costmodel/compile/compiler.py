@@ -11,7 +11,7 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -135,22 +135,6 @@ def _compiled(source: Any, options: Mapping[str, Any], arch: int, anew: bool) ->
             setting.always_compile = True
             compiled = triton.compile(source, target=gpu, options=options)
         return compiled
-
-
-def duplicates(artifacts: Iterable[Artifact]) -> dict[str, str]:
-    """Map keys of artifacts that repeat an earlier one to the key of the first of their kind.
-
-    Two are the same when the program, and what it is launched with, is: the PTX (which states
-    the threads, the register limit and the architecture) and the shared memory.
-    """
-    first: dict[tuple[str, int], str] = {}
-    repeated: dict[str, str] = {}
-    for artifact in artifacts:
-        if artifact.ok:
-            kept = first.setdefault((artifact.ptx_hash, artifact.shared_bytes), artifact.key)
-            if kept != artifact.key:
-                repeated[artifact.key] = kept
-    return repeated
 
 
 def describe(key: str, spec: Any, arch: int, compiled: Any) -> Artifact:
