@@ -136,7 +136,9 @@ def scaled_tiles(
             a = tl.load(a_ptrs, mask=inside, other=0.0)
             b = tl.load(b_ptrs, mask=inside, other=0.0)
         x, y = (b, a) if SWAP else (a, b)
-        if PROMOTE:
+        if PROMOTE and BLOCK_K > 128:  # by scales of rows
+            acc = tl.dot(x, y.T, acc, out_dtype=SUM, max_num_imprecise_acc=128)
+        elif PROMOTE:
             if ROWS_A > 0:  # those of the next step are asked for before this one multiplies
                 next_sa, next_sb = step_scales(
                     scale_a_ptr, scale_b_ptr, offs_m, offs_n, n_start,

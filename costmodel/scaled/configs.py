@@ -28,14 +28,15 @@ _TILES = {
          "tma 128 4 6", "tma 32 4 8 64"],
     64: ["pointer 64 4 3", "pointer 64 4 6", "pointer 128 8 5", "tma 64 4 3", "tma 64 4 6",
          "tma 128 4 5", "tma 256 8 4", "tma 32 4 8"],
-    128: ["pointer 128 8 4", "tma 64 4 3", "tma 64 4 5", "tma 128 8 3", "tma 128 8 5"],
+    128: ["pointer 128 8 4", "tma 64 4 3", "tma 64 4 5", "tma 64 8 5", "tma 128 8 3",
+          "tma 128 8 5"],
     512: ["pointer 64 4 4", "pointer 128 8 3", "tma 64 4 4", "tma 128 4 3", "tma 128 8 4"],
     1 << 62: ["pointer 128 8 3", "tma 128 8 4", "tma 256 8 3"],
 }  # fmt: skip
 """Up to which m: the kernel, BLOCK_N, warps, stages, and BLOCK_M if it is not that m, or 128."""
 
 _WIDE_STEP = {16: ["tma 64 4 4", "tma 128 4 3"], 32: ["tma 64 4 4"], 64: ["tma 64 4 3"]}
-"""The same with steps of 256, where no step of 128 has to be promoted."""
+"""The same with steps of 256, where scales do not change along K."""
 
 _WARPS = [(2, 64, 64, 1, 6), (2, 64, 128, 1, 6), (3, 64, 128, 1, 5)]
 _WARPS_PROMOTED = [(2, 64, 128, 2, 4)]
@@ -44,10 +45,10 @@ _WARPS_ONE_SUM = [(2, 64, 256, 1, 4), (2, 128, 128, 1, 4)]
 are promoted; and where they are not, which leaves registers for larger tiles."""
 
 
-def _tiles(most_m: int, promotes: bool) -> list[dict[str, Any]]:
+def _tiles(most_m: int, by_blocks: bool = False) -> list[dict[str, Any]]:
     """Return the options of the kernel of tiles for a bucket of ``_TILES``, without splits."""
     steps = [(STEP, point) for point in _TILES[most_m]]
-    if not promotes:
+    if not by_blocks:
         steps += [(2 * STEP, point) for point in _WIDE_STEP.get(most_m, ())]
     found = []
     for step, point in steps:
@@ -73,7 +74,7 @@ def configurations() -> list[triton.Config]:
     """Return all configurations; libraries, which refuse some calls, are the last."""
     found: list[triton.Config] = []
     for most_m in _TILES:
-        for tiles in _tiles(most_m, promotes=False):
+        for tiles in _tiles(most_m):
             found += [_config(**tiles, splits=splits) for splits in _SPLITS]
     found += [_warps(point) for point in _WARPS + _WARPS_PROMOTED + _WARPS_ONE_SUM]
     found += [_config(kernel="deep_gemm"), _config(kernel="torch")]
@@ -85,17 +86,19 @@ def prune(configs: Sequence[triton.Config], named: Mapping[str, Any], **_: Any) 
     device = Target.current(torch.cuda.current_device()).device
     m, n, k = named["bucket"], named["n"], named["k"]
     is_int = named["a"].dtype == torch.int8
+    by_blocks = named["recipe_a"] >= 4
     promotes = not is_int and not named["fast"]
     wanted: list[triton.Config] = [_config(kernel="torch")] if torch_may(named) else []
     if deep_gemm_may(named):
         wanted.append(_config(kernel="deep_gemm"))
     has_tma = device.architecture.instruction == "wgmma" and _is_aligned(named, "a", "b")
-    for tiles in _tiles(next(most for most in _TILES if m <= most), promotes):
+    for tiles in _tiles(next(most for most in _TILES if m <= most), by_blocks):
         if tiles["kernel"] == "pointer" or has_tma:
             wanted += [
                 _config(**tiles, splits=splits) for splits in _splits(tiles, m, n, k, device)
             ]
-    if has_tma and m > 64 and _is_aligned(named, "out"):
+    # Up to 64 half of their rows are empty, but nothing there waits for the scales of blocks.
+    if has_tma and m > (32 if by_blocks else 64) and _is_aligned(named, "out"):
         points = _WARPS + (_WARPS_PROMOTED if promotes else _WARPS_ONE_SUM)
         # Triton has no instruction of 256 columns for int8.
         wanted += [_warps(point) for point in points if not is_int or point[2] <= 128]
