@@ -634,6 +634,8 @@ def test_the_package_is_the_decorator() -> None:
         costmodel.autotune(configs(32), [], budget_s=0)
     with pytest.raises(InvalidInput, match="check='some'"):
         costmodel.autotune(configs(32), [], check="some")
+    with pytest.raises(InvalidInput, match="model"):
+        costmodel.autotune(configs(32), [], model="mine")
     with pytest.raises(InvalidInput, match="top_k"):
         costmodel.prune_configs_by(0)
 
@@ -697,10 +699,25 @@ def test_predict_times_nothing_and_leaves_out_what_does_not_compile(machine: Mac
         ptx={"score_cp_async": 100.0 * job.options["num_warps"]},
     )
     own = [c for warps in (8, 2, 4) for c in configs(32, num_warps=warps)]
-    kernel = kernel_of(mode="predict", configs=own)
+    kernel = kernel_of(mode="predict", model="ptx-score", configs=own)
     call(kernel)
     assert len(machine.launches) == 1
     assert kernel.best_config.num_warps == 4
+
+
+@pytest.mark.parametrize("fast", [1, 2, 4])
+def test_the_model_predicts_from_the_binaries(machine: Machine, fast: int) -> None:
+    """What spills thousands of bytes is slow, whatever else is said of it."""
+    machine.outcome = lambda job, artifact: replace(
+        artifact,
+        registers=64 if (spared := job.options["num_warps"] == fast) else 255,
+        spill_bytes=0 if spared else 8000,
+        ptx={"all_instructions": 200.0 if spared else 9000.0, "score_cp_async": 1.0 - spared},
+    )
+    own = [c for warps in (1, 2, 4) for c in configs(32, num_warps=warps)]
+    kernel = kernel_of(mode="predict", configs=own)
+    call(kernel)
+    assert kernel.best_config.num_warps == fast
 
 
 def test_background_answers_at_once_and_tunes_when_all_is_compiled(

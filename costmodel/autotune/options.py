@@ -17,6 +17,7 @@ class Options:
     budget_s: float = inf
     check: str = ""
     isolate: str = ""
+    model: str = ""
 
     def __post_init__(self) -> None:
         if self.mode is not None:
@@ -27,3 +28,5 @@ class Options:
             raise InvalidInput(f"check={self.check!r}: expected 'agree' or nothing")
         if self.isolate not in ("", "timing"):
             raise InvalidInput(f"isolate={self.isolate!r}: expected 'timing' or nothing")
+        if self.model not in ("", "ptx-score"):
+            raise InvalidInput(f"model={self.model!r}: expected 'ptx-score' or nothing")

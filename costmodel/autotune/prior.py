@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -21,7 +21,7 @@ _LOADING = threading.Lock()
 
 
 def load_meanwhile(target: Target) -> None:
-    """Begin to read the model for a target, without waiting; XGBoost takes 0.3 s to import."""
+    """Begin to read the model for a target, without waiting."""
     threading.Thread(target=model_for, args=[target.device.arch], daemon=True).start()
 
 
@@ -36,17 +36,20 @@ def predicted(
     configs: Sequence[str],
     arguments: Mapping[str, Any],
     binaries: Mapping[str, Mapping[str, Any]],
+    head: Literal["before", "after"] = "before",
 ) -> Floats:
     """Return log(latency) of each configuration but for a constant; zeros without a model.
 
     Args:
         configs, arguments, binaries: see :func:`costmodel.autotune.model.columns_of`.
+        head: what is known: all but the binaries, or they too.
     """
     if (model := model_for(target.device.arch)) is None or len(configs) < 2:
         return np.zeros(len(configs))
     from costmodel.autotune.model import columns_of
 
-    return model.before(columns_of(configs, arguments, binaries))[0]
+    columns = columns_of(configs, arguments, binaries)
+    return getattr(model, head)(columns)[0]
 
 
 @functools.cache

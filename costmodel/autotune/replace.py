@@ -45,7 +45,7 @@ def prune_configs_by(top_k: int = 8) -> dict[str, Any]:
     """Return a ``prune_configs_by`` for ``triton.autotune`` that leaves the best ``top_k``.
 
     For those who keep Triton's own tuner: the configurations are compiled in child processes, and
-    ranked by the hand-weighted PTX score. Under ``torch.compile`` all are left.
+    ranked by the model of kernels. Under ``torch.compile`` all are left.
 
     Raises:
         InvalidInput: ``top_k`` is not over 0.

@@ -51,6 +51,7 @@ def autotune(
     budget_s: float = inf,
     check: str = "",
     isolate: str = "",
+    model: str = "",
     **options: Any,
 ) -> Callable[[Any], Autotuner]:
     """Tune a ``triton.jit`` function, as ``triton.autotune`` does: its arguments mean the same.
@@ -73,12 +74,14 @@ def autotune(
         isolate: ``timing``: time in a child process, on arguments made like these, so that a kernel
             that crashes, or does not end within 20 s, costs its configuration only. What cannot be
             made there, such as an address, is warned of and timed in this process.
+        model: ``ptx-score``: in mode ``predict`` the hand-weighted score of the PTX ranks, not the
+            model of kernels.
         options: the others of ``triton.autotune``.
 
     Raises:
-        InvalidInput: an unknown mode, check or isolate, or seconds that are not over 0.
+        InvalidInput: an unknown mode, check, isolate or model, or seconds that are not over 0.
     """
-    own = Options(mode, budget_s, check, isolate)
+    own = Options(mode, budget_s, check, isolate, model)
 
     def decorate(function: Any) -> Autotuner:
         given = {"reset_to_zero": None, "restore_value": None} | options

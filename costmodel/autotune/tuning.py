@@ -207,19 +207,28 @@ class Tuning:
         )
 
     def predict(self) -> Any:
-        """Return the configuration that the PTX score puts first, of those that compile."""
+        """Return the configuration that is ranked first of those that compile."""
         return next(iter(self.ranked()), self.first)
 
     def ranked(self) -> list[Any]:
-        """Return the configurations that compile, the best by the PTX score first."""
-        scores = {
-            candidate.config: self.compiling.ptx_score(candidate.config, candidate.artifact)
+        """Return the configurations that compile, what is predicted to be the fastest first.
+
+        The model of kernels predicts; without one, or where that is asked for, the PTX score does.
+        """
+        made = {
+            candidate.config: candidate.artifact
             for same in self._compile([*map(Candidate, self._by_name)])
             for candidate in same
             if not candidate.artifact or candidate.artifact.ok
         }
-        names = [name for name in self._by_name if name in scores]
-        return [self._by_name[x] for x in sorted(names, key=scores.__getitem__, reverse=True)]
+        names = [name for name in self._by_name if name in made]
+        binaries = {
+            n: self.compiling.binary(n, artifact) for n, artifact in made.items() if artifact
+        }
+        slower = predicted(self._target, names, self._call.described(), binaries, "after")
+        if self._options.model == "ptx-score" or len(binaries) < len(names) or not slower.any():
+            slower = np.array([-self.compiling.ptx_score(name, made[name]) for name in names])
+        return [self._by_name[names[row]] for row in slower.argsort(kind="stable")]
 
     def _runner(self) -> KernelRunner | IsolatedRunner:
         """Return what times: in a child process, if that is asked for and possible."""
