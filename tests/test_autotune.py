@@ -22,13 +22,12 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from autotune_fakes import Machine, add, configs, machine_without_gpu
+from autotune_fakes import Machine, add, configs, in_place_of_triton, machine_without_gpu
 from triton import knobs
 from triton.runtime.autotuner import Autotuner as StockAutotuner
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import costmodel
-from costmodel.autotune.replace import restore_triton_autotune
 from costmodel.errors import HostError, InvalidInput
 from costmodel.tuning.modes import set_default_mode
 
@@ -46,9 +45,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
 
 @pytest.fixture
 def replaced() -> Iterator[None]:
-    costmodel.replace_triton_autotune()
-    yield
-    restore_triton_autotune()
+    with in_place_of_triton():
+        yield
 
 
 def ours(*args: Any, **options: Any) -> Any:
@@ -579,20 +577,12 @@ def by_hand(cls: Any) -> Any:
 @pytest.mark.parametrize("cls", [StockAutotuner, Plain, Wrapping, Own])
 def test_tuners_built_before_and_after(machine: Machine, cls: Any) -> None:
     before = by_hand(cls)
-    costmodel.replace_triton_autotune()
-    costmodel.replace_triton_autotune()
-    try:
+    with in_place_of_triton():
+        costmodel.replace_triton_autotune()  # again, which changes nothing
         for kernel in (before, by_hand(cls)):
             call(kernel)
             assert kernel.best_config.kwargs == {"BLOCK": 32}
             assert kernel.cache
-    finally:
-        restore_triton_autotune()
-    restore_triton_autotune()
-    if cls is Own:
-        machine.launches.clear()
-        call(by_hand(cls))
-        assert machine.timed() == {128}
 
 
 def test_a_subclass_with_its_own_run_that_is_made_later(machine: Machine, replaced: None) -> None:
@@ -615,15 +605,6 @@ def test_what_is_in_the_cache_of_the_tuner_is_taken(machine: Machine, replaced: 
     assert [launch.block for launch in machine.launches] == [16]
     assert call(kernel, 65) is not None
     assert kernel.best_config.kwargs == {"BLOCK": 32}
-
-
-def test_restored_tuners_are_tritons(both: Callable[..., list[Any]]) -> None:
-    costmodel.replace_triton_autotune()
-    restore_triton_autotune()
-    stock, _ = both(lambda tune: call(kernel_of(tune)))
-    assert "_costmodel" not in vars(kernel_of(triton.autotune))
-    assert not hasattr(StockAutotuner.__init_subclass__, "__wrapped__")
-    assert stock is not None
 
 
 def test_the_package_is_the_decorator() -> None:

@@ -10,7 +10,7 @@ import torch
 from triton.runtime.autotuner import Autotuner as StockAutotuner
 
 from costmodel.autotune.options import Options
-from costmodel.autotune.tuner import Autotuner, run, stock_run
+from costmodel.autotune.tuner import run
 from costmodel.autotune.tuning import Tuning
 from costmodel.errors import HostError
 from costmodel.validation import require_count
@@ -29,16 +29,6 @@ def replace_triton_autotune() -> None:
     for subclass in _subclasses(StockAutotuner):
         _adapt(subclass)
     StockAutotuner.__init_subclass__ = classmethod(lambda cls, **options: _adapt(cls))
-
-
-def restore_triton_autotune() -> None:
-    """Give every tuner its own ``run`` back."""
-    StockAutotuner.run = stock_run
-    if "__init_subclass__" in vars(StockAutotuner):
-        del StockAutotuner.__init_subclass__
-    for subclass, own in _replaced.items():
-        subclass.run = own
-    _replaced.clear()
 
 
 def prune_configs_by(top_k: int = 8) -> dict[str, Any]:
@@ -67,16 +57,10 @@ def prune_configs_by(top_k: int = 8) -> dict[str, Any]:
     return {"early_config_prune": early_config_prune}
 
 
-_replaced: dict[Any, Any] = {}
-
-
 def _subclasses(cls: Any) -> list[Any]:
     return [x for each in cls.__subclasses__() for x in (each, *_subclasses(each))]
 
 
 def _adapt(subclass: Any) -> None:
-    if subclass is Autotuner or "run" not in vars(subclass):
-        return
-    if subclass.__module__.startswith(_OWN_RUNS):
-        _replaced.setdefault(subclass, subclass.run)
+    if "run" in vars(subclass) and subclass.__module__.startswith(_OWN_RUNS):
         subclass.run = run

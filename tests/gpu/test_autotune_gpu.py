@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import triton
+from autotune_fakes import in_place_of_triton
 from autotune_kernels import (
     bump,
     doubled,
@@ -26,7 +27,6 @@ from triton import Config, knobs
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import costmodel
-from costmodel.autotune.replace import replace_triton_autotune, restore_triton_autotune
 from costmodel.autotune.store import KernelStore, config_name
 from costmodel.data.measurement import Measurement
 
@@ -53,9 +53,8 @@ def nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def replaced() -> Iterator[None]:
-    replace_triton_autotune()
-    yield
-    restore_triton_autotune()
+    with in_place_of_triton():
+        yield
 
 
 def tuned(kernel: Any, configs: list[Any], key: tuple[str, ...] = ("n",), **options: Any) -> Any:
