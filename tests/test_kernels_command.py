@@ -71,6 +71,19 @@ def test_kernels_are_listed(store: KernelStore) -> None:
     assert "T=4096 flag=True x=bfloat16" in text
 
 
+def test_what_was_not_tried_is_counted(store: KernelStore) -> None:
+    """Beside what was: a rest of which nothing was expected, and of which one was tried later."""
+    rest = [config_name(triton.Config({"BLOCK": 2**i})) for i in range(20, 23)]
+    store.choose(KEY, config_name(FAST), "of some", rest)
+    store.note(KEY, rest[0], ok(40.0))
+    found = {e["key"]["key"]["T"]: e["tried"] for e in run_json("kernels")["entries"]}
+    assert found == {4096: "5 of 7", 64: "1 of 1"}
+    assert "5 of 7" in run("kernels").stdout
+    assert "5 of 7" in run("kernels", "show", "my_kernel").stdout
+    assert run_json("kernels", "verify")["entries"] == 2
+    assert len(make_configs(run("kernels", "export", "my_kernel").stdout)) == 2
+
+
 def test_tables_fit_eighty_columns(store: KernelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("costmodel.cli.common.console_width", lambda: 80)
     for command in (["list"], ["show", "my_kernel"], ["verify"]):

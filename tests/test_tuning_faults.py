@@ -404,3 +404,17 @@ def test_threads_leave_the_filters_of_warnings_alone(machine: Machine) -> None:
     finally:
         sys.setswitchinterval(interval)
     assert list(warnings.filters) == before
+
+
+def test_of_a_long_list_no_less_is_tried(machine: Machine) -> None:
+    """What has not had its turn yet does not count as tried."""
+    own = [
+        triton.Config({"BLOCK": block}, num_warps=warps, num_stages=stages, maxnreg=registers)
+        for block in (16, 32, 64, 128, 256)
+        for warps in (1, 2, 4, 8)
+        for stages in (1, 2, 3, 4, 5)
+        for registers in (None, 32, 64, 96, 128, 160)
+    ]
+    machine.us = lambda launch: 9.0 + launch.block / (1 + launch.options["num_warps"])
+    call(kernel_of(own))
+    assert 86 <= len(machine.jobs) < len(own)

@@ -34,7 +34,7 @@ _TRUST, _DOUBT = 0.5, 0.4  # factor of the model's prediction, and its standard 
 _NOISE = 0.01  # of a timing
 _LEVEL = 1.0  # standard deviation of a list's level, once roughly known
 _FIRST = 4  # picks far apart, before anything is known
-_OTHERS, _ROWS = 8, 160  # keys that are looked at, and their timings
+OTHERS, _ROWS = 8, 160  # keys that are looked at, and their timings
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Learner:
 
     def __init__(self, now: Tried, others: Sequence[Tried] = (), *, least: int = 0) -> None:
         others = [each for each in others if np.isfinite(each.latency_us).any()]
-        others = sorted(others, key=lambda each: distance(each.sizes, now.sizes))[:_OTHERS]
+        others = sorted(others, key=lambda each: distance(each.sizes, now.sizes))[:OTHERS]
         self._count = len(now.configs)
         self.least = max(least, min(3, self._count) if others else _least(self._count))
         self._tried: dict[int, float] = {}

@@ -24,7 +24,7 @@ from triton import knobs
 from costmodel.autotune.call import KernelCall
 from costmodel.autotune.compiling import Compiling
 from costmodel.autotune.isolated import IsolatedRunner
-from costmodel.autotune.learner import Learner, Tried
+from costmodel.autotune.learner import OTHERS, Learner, Tried, distance
 from costmodel.autotune.options import Options
 from costmodel.autotune.prior import load_meanwhile, predicted
 from costmodel.autotune.runner import KernelRunner
@@ -361,7 +361,7 @@ class Tuning:
 
     def _learner(self, names: Sequence[str], everything: bool) -> Learner:
         """Return what decides which of these configurations are tried."""
-        every = [*names, *(name for name in self._by_name if name not in names)]
+        every = [*names, *(x for x in self._by_name if x in self._done and x not in names)]
         sizes, grids = self._call.described(), {}
         for name in every:
             grids[name] = {"grid": self._call.grid(self._by_name[name])}
@@ -375,8 +375,9 @@ class Tuning:
 
     def _others(self) -> list[Tried]:
         """Return what is known of this kernel under other keys."""
-        found = []
-        for entry in store.relatives(self._key):
+        found, sizes = [], self._call.described()
+        near = sorted(store.relatives(self._key), key=lambda e: distance(e.arguments, sizes))
+        for entry in near[:OTHERS]:
             names = [name for name, m in entry.measured.items() if m.ok and is_config(name)]
             times = np.array([entry.measured[name].latency_us for name in names])
             model = predicted(self._target, names, entry.arguments, entry.binaries)

@@ -34,14 +34,14 @@ def list_kernels(as_json: AsJson = False) -> None:
     store = _store()
     entries = [_plain(entry) for entry in store.entries()]
     rows = [
-        [e["kernel"], e["values"], e["key"]["device"], len(e["measured"]), e["us"], e["gain"]]
+        [e["kernel"], e["values"], e["key"]["device"], e["tried"], e["us"], e["gain"]]
         for e in entries
     ]
     answer(
         as_json,
         {"path": str(store.path), "entries": entries},
         (f"{len(rows)} tuned calls of kernels in {store.path}",
-         ["kernel", "key", "device", "timed", "us", "gain"], rows),
+         ["kernel", "key", "device", "tried", "us", "gain"], rows),
     )  # fmt: skip
 
 
@@ -54,7 +54,8 @@ def show(name: Name, as_json: AsJson = False) -> None:
     entries = _find(name)
     tables: list[Any] = []
     for e in entries:
-        about = [["choice", e["chosen"] and _source(e["chosen"])], ["why", e["why"]]]
+        about = [["choice", e["chosen"] and _source(e["chosen"])]]
+        about += [[fact, e[fact]] for fact in ("why", "tried")]
         timed = [
             [_source(m["config"]), m["latency_us"], m["status"], one_line(m["error"])]
             for m in e["measured"]
@@ -284,12 +285,14 @@ def _plain(entry: KernelEntry) -> dict[str, Any]:
     timed = sorted(entry.measured.items(), key=lambda item: (not item[1].ok, item[1].latency_us))
     us = next((m.latency_us for config, m in timed if config == entry.chosen), nan)
     values = entry.key["key"].items()
+    untried = {*entry.untried} - entry.measured.keys()
     return {
         **asdict(entry),
         "path": str(entry.path),
         "measured": [{"config": config, **asdict(m)} for config, m in timed],
         "kernel": entry.key["name"].rpartition(".")[2],
         "values": " ".join(f"{k}={str(value).removeprefix('torch.')}" for k, value in values),
+        "tried": f"{len(timed)} of {len(timed) + len(untried)}",
         "us": us,
         "gain": median([m.latency_us for _, m in timed if m.ok] or [nan]) / us,
     }
