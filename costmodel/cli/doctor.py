@@ -149,8 +149,6 @@ def _looks(model: Path | None) -> list[_Look]:
          f"{CACHE_VARIABLE} to a folder that can be written"),
         ("Triton's cache", "gpu", _triton_cache,
          "nothing compiles; set TRITON_CACHE_DIR to a folder that can be written"),
-        ("datasets", "optional", _datasets,
-         "only for train, evaluate and full replays: use a checkout, or --data DIR"),
     ]  # fmt: skip
 
 
@@ -302,13 +300,3 @@ def _triton_cache() -> str:
     folder = next(p for p in (path, *path.parents) if p.exists())
     with tempfile.TemporaryFile(dir=folder):
         return f"{path} can be written"
-
-
-def _datasets() -> str:
-    from costmodel.tuning.shipped import datasets
-
-    folder = datasets()
-    names = sorted(card.parent.name for card in folder.glob("*/card.json"))
-    if not names:
-        raise _Missing(f"none in {folder}")
-    return f"{', '.join(names)} in {folder}"
