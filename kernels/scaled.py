@@ -49,11 +49,14 @@ def scaled(
 @triton.jit
 def add_splits(
     acc, partial_ptr, arrivals_ptr, tile, split, SPLIT_K,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HELD: tl.constexpr,
 ):  # fmt: skip
-    """As ``epilogue.sum_partials``, for partial sums of any type: int32 ones stay exact."""
+    """As ``epilogue.sum_partials``, for partial sums of any type: int32 ones stay exact.
+
+    HELD: how many elements are on their way at a time.
+    """
     SIZE: tl.constexpr = BLOCK_M * BLOCK_N
-    BATCH: tl.constexpr = max(1, min(8, 16384 // SIZE))
+    BATCH: tl.constexpr = max(1, min(8, HELD // SIZE))
     offs = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     ptrs = partial_ptr + tile.to(tl.int64) * SPLIT_K * SIZE + offs
     tl.store(ptrs + split * SIZE, acc)
@@ -159,8 +162,10 @@ def scaled_tiles(
     is_last = True
     if SPLIT:
         acc, is_last = add_splits(
-            acc, partial_ptr, arrivals_ptr, tile, split, SPLIT_K, BLOCK_M, BLOCK_N
-        )
+            acc, partial_ptr, arrivals_ptr, tile, split, SPLIT_K, BLOCK_M, BLOCK_N,
+            # Scales of blocks take registers too: as many programs share a multiprocessor.
+            4096 if ROWS_A > 0 else 8192,
+        )  # fmt: skip
     if is_last:
         if scale_a_ptr is None:
             value = acc
