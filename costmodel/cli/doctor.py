@@ -123,7 +123,6 @@ def _looks(model: Path | None) -> list[_Look]:
         named = [(f"model {model}", "always", partial(tuner.named_model, model), advice)]
     return [
         ("Python", "always", lambda: f"{platform.python_version()} ({sys.executable})", ""),
-        ("numpy", "always", partial(_module, "numpy"), "pip install numpy"),
         ("torch", "always", _torch, "pip install torch"),
         ("Triton", "always", _triton, _TRITON_ADVICE),
         ("ptxas", "always", tuner.ptxas, _TOOL_ADVICE),
@@ -132,7 +131,7 @@ def _looks(model: Path | None) -> list[_Look]:
          "pip install xgboost-cpu (or xgboost: either serves)"),
         ("sklearn", "always", partial(_module, "sklearn"), "pip install scikit-learn"),
         *((name, "always", partial(_module, name), f"pip install {name}")
-          for name in ("pyarrow", "joblib", "msgspec", "platformdirs")),
+          for name in ("numpy", "pyarrow", "joblib", "msgspec", "platformdirs")),
         ("NVIDIA driver", "optional", _driver,
          "only for timing and matmul: install NVIDIA's driver, and show the GPU to this process"),
         ("GPU", "gpu", tuner.gpu, "check nvidia-smi"),

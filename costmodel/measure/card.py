@@ -22,19 +22,19 @@ from costmodel.hardware.target import Target
 T = TypeVar("T")
 
 
-def current_run(device_index: int = 0) -> RunInfo:
-    """Return the identity of a run on this card that starts now.
+def current_run() -> RunInfo:
+    """Return the identity of a run on the first card that starts now.
 
     Raises:
         NoGpu: torch sees no NVIDIA GPU.
     """
-    Target.current(device_index)  # the clear error where there is no GPU
+    Target.current(0)  # the clear error where there is no GPU
     import torch
 
-    sm_mhz, memory_mhz = highest_clocks(device_index)
+    sm_mhz, memory_mhz = highest_clocks(0)
     return RunInfo(
         run_id=uuid4().hex,
-        device_uuid=uuid_of(device_index),
+        device_uuid=uuid_of(0),
         driver=driver_version(),
         torch=torch.__version__,
         started=datetime.now(UTC).isoformat(timespec="seconds"),

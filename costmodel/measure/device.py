@@ -65,7 +65,6 @@ class DeviceRunner(ChildRunner):
     Args:
         device_index: the CUDA device, as torch counts them.
         protocol: how to time.
-        seed: of the operands.
         idle_s: the timing process ends when it is asked nothing for so long, and another one
             answers the next request; None: it stays.
     """
@@ -74,7 +73,6 @@ class DeviceRunner(ChildRunner):
         self,
         device_index: int = 0,
         protocol: TimingProtocol | None = None,
-        seed: int = 0,
         idle_s: float | None = None,
     ) -> None:
         self.protocol = protocol or TimingProtocol()
@@ -83,7 +81,7 @@ class DeviceRunner(ChildRunner):
                 timing.answer,
                 limit_s=self.protocol.limit_s,
                 setup=functools.partial(
-                    timing.start, self.protocol, device_index, seed, _REHEARSAL, import_kernels
+                    timing.start, self.protocol, device_index, 0, _REHEARSAL, import_kernels
                 ),
                 idle_s=idle_s,
                 settings=compiler_settings,

@@ -237,10 +237,8 @@ class TuningResult(Answered):
 def _by_field(data: Any) -> dict[str, Any]:
     """Return JSON under the names of the fields, as far as the two differ."""
     try:
-        # Not in results of earlier releases: head, doubt, parts.
         parts = [
-            each | {"config": _config(each["config"])}
-            for each in decode(data.get("parts", []), list[Any])
+            each | {"config": _config(each["config"])} for each in decode(data["parts"], list[Any])
         ]
         plan = {"segments": parts, "attempted": any(each.get("latency_us") for each in parts)}
         return data | {
@@ -249,8 +247,8 @@ def _by_field(data: Any) -> dict[str, Any]:
             "model": data["model"]["name"],
             "model_hash": data["model"]["hash"],
             "caveat": data["reservation"],
-            "answered_by": data.get("head", ""),
-            "out_of_coverage": data.get("doubt", ""),
+            "answered_by": data["head"],
+            "out_of_coverage": data["doubt"],
             "ranked": [
                 (GemmConfig.from_dict(row["config"]), row["predicted_us"]) for row in data["ranked"]
             ],

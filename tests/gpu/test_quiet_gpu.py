@@ -46,7 +46,7 @@ def test_a_first_product_says_next_to_nothing(tmp_path: Path) -> None:
 RUN = """
 import json, torch
 from costmodel.measure.card import current_run
-run = current_run(0)
+run = current_run()
 print(json.dumps([run.device_uuid, run.driver, torch.cuda.device_count()]))
 """
 
