@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from contextlib import suppress
 from math import inf
 from typing import Any
 
@@ -14,9 +15,9 @@ from costmodel.autotune.arguments import written
 from costmodel.autotune.call import KernelCall
 from costmodel.compile.compiler import Artifact, reason
 from costmodel.compile.ptx import extract
-from costmodel.compile.triton_private import cache_folder
+from costmodel.compile.triton_private import cache_folder, know_triton_key
 from costmodel.compile.ttir import KernelJob, compile_job, count_operations, front_end, recorded
-from costmodel.errors import CompileError
+from costmodel.errors import CompileError, HostError
 from costmodel.gemm.specialize import device_compilers
 from costmodel.models.baselines import PTX_WEIGHTS
 from costmodel.validation import drop_oldest, one_line
@@ -47,7 +48,13 @@ class Compiling:
     def start(self) -> None:
         """Start the children, without waiting: a program's first kernel is seldom its only one."""
         pool = device_compilers()
-        threading.Thread(target=pool.start, args=[pool.size], daemon=True).start()
+
+        def work(function: Callable[..., object], *arguments: object) -> None:
+            with suppress(HostError):  # who needs it meets it again
+                function(*arguments)
+
+        for each in ((know_triton_key,), (pool.start, pool.size)):  # 0.4 s; 15 ms a child
+            threading.Thread(target=work, args=each, daemon=True).start()
 
     def job(self, name: str) -> KernelJob | None:
         """Return what is to be compiled of a configuration; None if it is loaded.

@@ -58,20 +58,25 @@ def cache_folder() -> Path:
 # --- Key ------------------------------------------------------------------------------------------
 
 
+_KEY_LOCK = threading.Lock()
+
+
 def know_triton_key() -> None:
     """Give Triton its key, so that this process need not compute it.
 
     It is what Triton itself computed from the same files once. Triton 3.9 gives it to its own
-    compile workers in the same way. Does nothing where Triton is built in another way.
+    compile workers in the same way. Does nothing where Triton is built in another way. A thread
+    that asks while another works it out waits for it.
     """
     from triton.runtime import cache
 
-    own: Any = getattr(cache, "triton_key", None)
-    # Its cache is not there where another Triton is built otherwise, or after we replaced it.
-    if not hasattr(own, "cache_info") or own.cache_info().currsize or not triton_files():
-        return
-    key = cached_fact("triton", triton_files(), lambda: {"key": str(own())})["key"]
-    cache.triton_key = lambda: key
+    with _KEY_LOCK:
+        own: Any = getattr(cache, "triton_key", None)
+        # Its cache is not there where another Triton is built otherwise, or after we replaced it.
+        if not hasattr(own, "cache_info") or own.cache_info().currsize or not triton_files():
+            return
+        key = cached_fact("triton", triton_files(), lambda: {"key": str(own())})["key"]
+        cache.triton_key = lambda: key
 
 
 @functools.cache
