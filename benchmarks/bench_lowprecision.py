@@ -210,6 +210,7 @@ def timed(session: Session, problem: Scaled) -> Row:
         "tflops": round(ops / us["ours"] / 1e6, 1), "config": f"{best}", "error": round(error, 6),
         "over_default": round(us["torch"] / us["default"], 4) if "torch" in us else None,
         "timed": len(times),
+        "nearest": [[f"{c}", round(1e3 * times[c], 2)] for c in sorted(ours, key=times.get)[:4]],
     }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from autotune_fakes import Machine, machine_without_gpu
 
 from costmodel.data.measurement import Measurement
 from costmodel.evaluation.heldout import eval_workloads
+from costmodel.evaluation.metrics import geomean
 from costmodel.kernels.scaled import scaled_tiles
 from costmodel.scaled.launch import tuned
 
@@ -121,6 +122,33 @@ def test_the_page_has_the_figures_of_the_results(bench: Any) -> None:
         f"ours is {summary['block_over_baseline_geomean']:.2f} times",
     ):  # fmt: skip
         assert part in prose
+    rows = {(r["form"], r["m"], r["n"], r["k"]): r["us"] for r in results["rows"]}
+
+    def ratio(first: tuple[str, str], second: tuple[str, str], least: int, most: int) -> float:
+        """Return the mean time of one form by one side over that of another, of the same m."""
+        found = []
+        for (form, *shape), us in rows.items():
+            other = rows.get((second[0], *shape), {})
+            if form == first[0] and least <= shape[0] <= most and first[1] in us:
+                found += [us[first[1]] / other[second[1]]] if second[1] in other else []
+        return float(geomean(found))
+
+    one = ("tensor", "torch")
+    for part in (
+        f"{ratio(('row', 'torch'), one, 1, 128):.2f} times as long with scales of rows",
+        f"{ratio(('block', 'torch'), one, 1, 128):.2f} times with blocks",
+        f"takes {ratio(('int8', 'ours'), ('row', 'ours'), 512, 8192):.2f} of the time that fp8",
+        f"Blocks take {ratio(('block', 'ours'), ('row', 'ours'), 512, 8192):.2f} times as long",
+    ):
+        assert part in prose
+    large = [us for (form, m, n, k), us in rows.items() if form == "tensor" and m <= 16
+             and n * k > 50e6]  # fmt: skip
+    bytes_of = {id(us): n * k for (_, _, n, k), us in rows.items()}
+    speeds = [bytes_of[id(us)] / us[side] / 1e6 for us in large for side in ("ours", "torch")]
+    assert f"{min(speeds):.1f} to {max(speeds):.1f} of the card's" in prose
+    at_128 = [rows["tensor", 128, n, 7168] for n in (2112, 4096)]
+    found_at = [f"{us['torch'] / us['ours']:.2f}" for us in at_128]
+    assert f"{found_at[0]} and {found_at[1]} of torch's speed with one scale" in prose
     small = summary["row_small_geomean"], summary["row_small_worst"]
     readme = (ROOT / "README.md").read_text()
     assert "{:.2f} times as fast as torch (goal 1.7; worst {:.2f}".format(*small) in readme
