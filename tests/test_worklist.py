@@ -67,7 +67,7 @@ def test_a_list_for_another_card_triton_or_protocol_is_refused(tmp_path: Path) -
     others = (
         Identity(Target.named("h200-sxm", H100.toolchain), IDENTITY.protocol),
         Identity(Target.named("h100-sxm", Toolchain("3.7.0", "12.8")), IDENTITY.protocol),
-        Identity(H100, TimingProtocol(cache="hot").to_dict()),
+        Identity(H100, TimingProtocol(repeats=6).to_dict()),
     )
     for other in others:
         with pytest.raises(MixedData):

@@ -19,7 +19,7 @@ class TimingProtocol:
     its launches.
 
     Attributes:
-        cache: ``cold`` as above; ``hot`` launches on one set of operands and fills nothing.
+        cache: ``cold``, as above.
         repeats: timed replays of a configuration; their quantiles are kept.
         replay_us: how long a replay is meant to take, which sets its number of launches: replays
             that turn out far shorter are made again. Starting one costs some 4 us.
@@ -39,7 +39,7 @@ class TimingProtocol:
         version: of the procedure itself; raised when a change to it changes what is measured.
     """
 
-    cache: Literal["cold", "hot"] = "cold"
+    cache: Literal["cold"] = "cold"
     repeats: int = 5
     replay_us: float = 250.0
     max_launches: int = 40
@@ -60,8 +60,6 @@ class TimingProtocol:
     version: int = 3
 
     def __post_init__(self) -> None:
-        if self.cache not in ("cold", "hot"):
-            raise InvalidInput(f"cache={self.cache!r}: expected cold or hot")
         if self.repeats < 1 or self.max_launches < 1 or self.replay_us <= 0 or self.limit_s <= 0:
             raise InvalidInput(f"repeats, launches, times and limits must be positive: {self}")
 

@@ -109,9 +109,9 @@ class Session:
             return
         # Dropped before the room is looked at: they hold what the pool is going to let go.
         self._problem, self._sets, self._reference = None, [], None
-        count = 1 if self._protocol.cache == "hot" else set_count(
+        count = set_count(
             problem, self._target.device.l2_bytes, self._protocol.max_launches, self._room_bytes()
-        )  # fmt: skip
+        )
         self._sets = problem.operands(self._pool.draw, count)
         self._reference = problem.reference(self._sets[0])
         torch.cuda.synchronize()
@@ -287,8 +287,7 @@ class Session:
         return [begin.elapsed_time(end) * 1e3 / launches for begin, end in events]
 
     def _fill_cache(self, *_: object) -> None:
-        if self._protocol.cache == "cold":
-            self._other.max()
+        self._other.max()
 
 
 def _event() -> Any:

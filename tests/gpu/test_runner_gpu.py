@@ -249,34 +249,26 @@ def test_the_interpreter_is_never_timed(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.fault("B44")
 @pytest.mark.alone
-@pytest.mark.parametrize("cache", ["cold", "hot"])
-def test_a_launch_that_does_nothing_takes_two_microseconds(cache: str) -> None:
+def test_a_launch_that_does_nothing_takes_two_microseconds() -> None:
     """With one launch in a replay, filling the cache (30 us and more) would show."""
     tiny, config = Workload.dense(16, 16, 16), GemmConfig("pointer", 16, 16, 16, 1, 1)
     for max_launches, limit_us in ((40, 5.0), (1, 12.0)):
-        protocol = TimingProtocol(cache=cache, max_launches=max_launches)  # type: ignore[arg-type]
+        protocol = TimingProtocol(max_launches=max_launches)
         with DeviceRunner(protocol=protocol) as runner:
             (measured,) = runner.measure(tiny, candidates(config))
-        print(f"{cache}, {max_launches} launches: {measured.latency_us:.2f} us")
+        print(f"{max_launches} launches: {measured.latency_us:.2f} us")
         assert measured.ok
         assert 0.5 < measured.latency_us < limit_us
 
 
 @pytest.mark.fault("B44")
 @pytest.mark.alone
-def test_a_cold_cache_is_cold_and_a_hot_one_is_hot() -> None:
+def test_the_cache_is_cold(runner: DeviceRunner) -> None:
     """One row times 32 MiB of B: from memory in over 11 us, from L2 in less."""
     workload, config = Workload.dense(1, 8192, 2048), GemmConfig("pointer", 16, 64, 128, 4, 5)
-    latency_us = {}
-    for cache in ("cold", "hot"):
-        protocol = TimingProtocol(cache=cache)  # type: ignore[arg-type]
-        with DeviceRunner(protocol=protocol) as runner:
-            latency_us[cache] = runner.measure(workload, candidates(config))[0].latency_us
-    print(latency_us)
     device = Target.current().device
-    assert latency_us["cold"] > workload.bytes() / device.bandwidth_gbs / 1e3
-    # On an H200, whose memory is nearly as fast as its L2 cache, by 6 %; on an H100 by more.
-    assert latency_us["hot"] < 0.97 * latency_us["cold"]
+    (measured,) = runner.measure(workload, candidates(config))
+    assert measured.latency_us > workload.bytes() / device.bandwidth_gbs / 1e3
 
 
 @pytest.mark.fault("B47")
