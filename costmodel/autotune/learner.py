@@ -39,7 +39,7 @@ OTHERS, _ROWS = 8, 160  # keys that are looked at, and their timings
 
 @dataclass(frozen=True)
 class Tried:
-    """What is known of one key of a kernel.
+    """Timings of a kernel under one key, and predictions.
 
     Attributes:
         configs: parsed names of configurations (:func:`costmodel.autotune.store.config_name`).
@@ -55,7 +55,7 @@ class Tried:
 
 
 class Learner:
-    """What to try next of one list.
+    """Picks what to try next of one list.
 
     Args:
         now: the list; what is known of it already counts as tried.

@@ -67,14 +67,7 @@ def compile_space(
         return
     begin = time.perf_counter()
     artifacts = list(compile_many(specs, found, n_jobs=jobs, dump=dump))
-    rows = [
-        {
-            "config": str(by_spec[artifact.spec]),
-            **{name: getattr(artifact, name) for name in _FIELDS},
-            "compile_s": round(artifact.compile_s, 3),
-        }
-        for artifact in artifacts
-    ]
+    rows = [_row(by_spec[artifact.spec], artifact) for artifact in artifacts]
     failed = sum(not artifact.ok for artifact in artifacts)
     counts = {"space": len(space), "binaries": len(by_spec), "compiled": len(rows) - failed,
               "failed": failed, "seconds": round(time.perf_counter() - begin, 3)}  # fmt: skip
@@ -88,6 +81,11 @@ def compile_space(
             + (f"; see {dump}" if dump else "")
         ],
     )  # fmt: skip
+
+
+def _row(config: object, artifact: Any) -> dict[str, Any]:
+    fields = {name: getattr(artifact, name) for name in _FIELDS}
+    return {"config": str(config), **fields, "compile_s": round(artifact.compile_s, 3)}
 
 
 def _bundle(
