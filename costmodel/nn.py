@@ -25,9 +25,7 @@ from costmodel.tuning.ranks import WORLD, epoch
 from costmodel.validation import drop_oldest
 
 if TYPE_CHECKING:
-    from costmodel.scaled.layer import ScaledLinear
-
-__all__ = ["Linear", "ScaledLinear", "replace_linear"]
+    from costmodel.scaled.layer import ScaledLinear as ScaledLinear
 
 _TYPES = [getattr(torch, name) for name in element_types()]
 

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from costmodel.data.dataset import Dataset
     from costmodel.data.shards import Identity
 
-_OF_THE_MODEL = ("model", "best", "unsure")
-
-
 _CHUNK = 8  # workloads that travel together
 
 
@@ -177,7 +174,7 @@ def _check_options(context: typer.Context, draw: Draw) -> None:
         raise InvalidInput("folders to read belong to --merge: name the one to write by --out")
     if draw.role == "eval" and draw.shapes is None:
         raise typer.BadParameter("--role eval: drawn workloads are to learn from; give --shapes")
-    if draw.sampler != "model" and (idle := named_options(context, *_OF_THE_MODEL)):
+    if draw.sampler != "model" and (idle := named_options(context, "model", "best", "unsure")):
         raise InvalidInput(f"{', '.join(idle)}: of `--sampler model`, which is not named")
 
 

@@ -249,7 +249,7 @@ def _skipped(ranking: Ranking) -> Iterator[tuple[GemmConfig, str]]:
         artifact = known.get(artifact_key(specialize(workload, config), target))
         if artifact is None:
             continue
-        if artifact.refused:
+        if artifact.status == "compile_error":
             yield config, f"{artifact.status} {artifact.error}"
         elif artifact.ok and artifact.shared_bytes > most:
             yield config, f"shared memory: {artifact.shared_bytes} bytes, a block has {most}"

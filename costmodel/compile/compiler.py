@@ -58,11 +58,6 @@ class Artifact:
     def ok(self) -> bool:
         return self.status == "ok"
 
-    @property
-    def refused(self) -> bool:
-        """Return True if the compiler said no, as it will again."""
-        return self.status == "compile_error"
-
 
 def outweighs(status: ArtifactStatus, other: ArtifactStatus) -> bool:
     """Return True if an artifact replaces an earlier one of its key."""

@@ -49,7 +49,7 @@ def refused(workload: costmodel.Workload, target: costmodel.Target) -> list[tupl
         artifact = known.get(artifact_key(specialize(workload, config), target))
         if artifact is None:
             continue
-        if artifact.refused:
+        if artifact.status == "compile_error":
             found.append((str(config), f"{artifact.status} {artifact.error}"))
         elif artifact.ok and artifact.shared_bytes > target.device.shared_bytes:
             found.append((str(config), f"shared memory: {artifact.shared_bytes} bytes"))
