@@ -71,15 +71,13 @@ def compile_space(
     failed = sum(not artifact.ok for artifact in artifacts)
     counts = {"space": len(space), "binaries": len(by_spec), "compiled": len(rows) - failed,
               "failed": failed, "seconds": round(time.perf_counter() - begin, 3)}  # fmt: skip
+    took = f"in {counts['seconds']:.1f} s" + (f"; see {dump}" if dump else "")
     answer(
         as_json,
         {"workload": workload.to_dict(), "target": found.to_dict(), **counts, "artifacts": rows},
         (f"{what}: {len(rows)} of {len(by_spec)} binaries", _COLUMNS,
          [[row[name] or "" for name in _COLUMNS] for row in rows]),
-        notes=[
-            f"{len(rows) - failed} compiled, {failed} failed, in {counts['seconds']:.1f} s"
-            + (f"; see {dump}" if dump else "")
-        ],
+        notes=[f"{len(rows) - failed} compiled, {failed} failed, {took}"],
     )  # fmt: skip
 
 
