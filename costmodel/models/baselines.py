@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -89,15 +88,15 @@ class PtxScore(CostModel):
     score: it comes after all that have one.
     """
 
-    def __init__(
-        self, weights: Mapping[str, float] = PTX_WEIGHTS, *, name: str = "ptx-score"
-    ) -> None:
-        self.weights, self.name = weights, name
+    name = "ptx-score"
+    weights = PTX_WEIGHTS
 
     @classmethod
     def hopper(cls) -> PtxScore:
         """The variant that also counts Hopper's instructions."""
-        return cls(HOPPER_WEIGHTS, name="ptx-score-hopper")
+        made = cls()
+        made.name, made.weights = "ptx-score-hopper", HOPPER_WEIGHTS
+        return made
 
     def predict(self, workload: Workload, candidates: Candidates, target: Target) -> Floats:
         """Minus the score, float64 [n]."""
