@@ -224,6 +224,26 @@ def test_every_kernel_compiles_for_hopper(machine: Machine, form: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("recipes", [(ROW, ROW), (BY_ROW, BY_BLOCK), (BY_ROW, BY_ROW)])
+def test_no_sum_that_is_promoted_leaves_the_registers(machine: Machine, recipes: Any) -> None:
+    m = 512
+    if recipes[0] == ROW:
+        call = call_of("row", m)
+    else:
+        scale_b = torch.ones(N // 128, 4).T if recipes[1] == BY_BLOCK else torch.ones(3, N).T
+        call = scaled_call(matrix(m, K), matrix(N, K).T, torch.ones(3, m).T, BY_ROW, scale_b,
+                           recipes[1])  # fmt: skip
+    options = [c.all_kwargs() for c in configurations(call) if c.kwargs["kernel"] == "warps"]
+    assert len(options) >= 2
+    for each in options:
+        found, _ = recorded(lambda o=each: Kernels().run(*call, **{"warmup": True} | o))  # type: ignore[misc]
+        job = front_end().job(found[-1])
+        artifact = compile_job(job, job.name)
+        assert artifact.ok, f"{each}: {artifact.error}"
+        assert artifact.spill_bytes == 0, each
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("arch", "form"), [(89, "row"), (89, "block"), (80, "int8"), (89, "int8")])
 def test_tiles_compile_for_older_architectures(machine: Machine, arch: int, form: str) -> None:
     machine.target = Target.named("a100-sxm")  # which has no TMA

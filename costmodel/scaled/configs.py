@@ -38,7 +38,7 @@ _TILES = {
 _WIDE_STEP = {16: ["tma 64 4 4", "tma 128 4 3"], 32: ["tma 64 4 4"], 64: ["tma 64 4 3"]}
 """The same with steps of 256, where scales do not change along K."""
 
-_WARPS = [(2, 64, 64, 1, 6), (2, 64, 128, 1, 6), (3, 64, 128, 1, 5)]
+_WARPS = [(2, 64, 64, 1, 8), (2, 64, 128, 1, 6), (3, 64, 128, 1, 5)]
 _WARPS_PROMOTED = [(2, 64, 128, 2, 4)]
 _WARPS_ONE_SUM = [(2, 64, 256, 1, 4), (2, 128, 128, 1, 4)]
 """Groups, ROWS, BLOCK_N, PARTS and stages of the warp-specialised kernel: always; where products
@@ -100,6 +100,8 @@ def prune(configs: Sequence[triton.Config], named: Mapping[str, Any], **_: Any) 
     # Up to 64 half of their rows are empty, but nothing there waits for the scales of blocks.
     if has_tma and m > (32 if by_blocks else 64) and _is_aligned(named, "out"):
         points = _WARPS + (_WARPS_PROMOTED if promotes else _WARPS_ONE_SUM)
+        if named["recipe_b"] == 4:  # a scale for each column: larger tiles lack the registers
+            points = _WARPS[:2]
         # Triton has no instruction of 256 columns for int8.
         wanted += [_warps(point) for point in points if not is_int or point[2] <= 128]
     names = {str(config) for config in wanted}
