@@ -127,13 +127,13 @@ def first_call_stages() -> list[tuple[Any, str, str]]:
     from costmodel.hardware import nvidia, target
     from costmodel.launch import kernel
     from costmodel.measure import device
-    from costmodel.tuning import cache, search, tuner, tuning_key
+    from costmodel.tuning import search, tuner, tuning_key, winner_cache
 
     return [
         (target, "_probe", "device"),
         (nvidia, "ptxas_version", "toolchain"),
         (tuning_key.TuningKey, "on_disk", "key"),
-        (cache.WinnerCache, "get", "look up"),
+        (winner_cache.WinnerCache, "get", "look up"),
         (compile_pool.CompilePool, "start", "start compilers"),
         (tuner, "rank_by", "rank"),
         (search.TopKSearch, "_try", "compile and time"),

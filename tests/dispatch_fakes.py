@@ -28,8 +28,8 @@ from costmodel.gemm.specialize import artifact_key
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
 from costmodel.launch.plan import Plan
-from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.tuning_result import TuningResult
+from costmodel.tuning.winner_cache import WinnerCache
 from costmodel.tuning.winners import Winners
 
 __all__ = ["H100", "MODEL", "Bench", "Machine", "find", "on_the_cpu", "operands", "result_of",

@@ -29,7 +29,7 @@ from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
 from costmodel.launch.fast import TorchLaunch
 from costmodel.measure.replay import ReplayRunner
-from costmodel.tuning.cache import WinnerCache
+from costmodel.tuning.winner_cache import WinnerCache
 from costmodel.tuning.winners import Winners
 
 H100 = Target.named("h100-sxm", Toolchain("3.6.0", "12.8"))

@@ -20,8 +20,8 @@ from costmodel.files import cache_directory
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
-from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.tuning_result import Costs, TuningResult
+from costmodel.tuning.winner_cache import WinnerCache
 
 CONFIG = GemmConfig("tma", 128, 128, 64, 8, 4)
 RESULT = TuningResult(
@@ -192,7 +192,7 @@ def test_a_directory_of_somebody_else_can_be_read(cache: WinnerCache) -> None:
 
 WRITER = """
 import json, sys
-from costmodel.tuning.cache import WinnerCache
+from costmodel.tuning.winner_cache import WinnerCache
 from costmodel.tuning.tuning_result import TuningResult
 cache = WinnerCache(sys.argv[1])
 result = TuningResult.from_dict(json.loads(sys.argv[2]))

@@ -15,8 +15,8 @@ from test_cli import run, run_json
 import costmodel
 from costmodel.data.dataset import Dataset
 from costmodel.measure.replay import ReplayRunner
-from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.tuning_result import TuningResult
+from costmodel.tuning.winner_cache import WinnerCache
 from costmodel.tuning.winners import Winners
 
 

@@ -25,7 +25,7 @@ from test_dispatch import H100, SIZES, Bench, find, key_of, winners_of
 from costmodel.files import cached_fact
 from costmodel.hardware import installed
 from costmodel.hardware.target import Target
-from costmodel.tuning.cache import WinnerCache
+from costmodel.tuning.winner_cache import WinnerCache
 from costmodel.tuning.winners import Winners
 
 recording, bench = test_dispatch.recording, test_dispatch.bench  # fixtures
@@ -106,7 +106,7 @@ def test_many_threads_give_one_warning(tmp_path: Path, monkeypatch: pytest.Monke
 PUT = """
 import json, os, sys
 import platformdirs.unix
-from costmodel.tuning.cache import WinnerCache
+from costmodel.tuning.winner_cache import WinnerCache
 from costmodel.tuning.tuning_result import TuningResult
 result = TuningResult.from_dict(json.load(sys.stdin))
 if len(sys.argv) > 1:  # become a user without a name; here, since Python itself may be root's

@@ -20,7 +20,7 @@ from costmodel.gemm.workload import Workload
 from costmodel.models.confidence import Confidence, Coverage
 
 COMMANDS = (
-    "collect", "compile", "train", "evaluate", "rank", "tune", "explain", "report",
+    "collect", "compile", "train", "evaluate", "rank", "tune", "explain", "bench", "report",
     "doctor", "cache", "kernels",
 )  # fmt: skip
 
@@ -207,3 +207,9 @@ def test_shapes_are_read_from_the_eval_list() -> None:
 
     path = Path(__file__).parents[1] / "benchmarks" / "eval.csv"
     assert read_shapes(path) == [(w.m, w.n, w.k) for w in eval_workloads()]
+
+
+def test_bench_lists_what_there_is() -> None:
+    names = {row["name"] for row in run_json("bench")}
+    scripts = Path(__file__).parents[1].joinpath("benchmarks").glob("bench_*.py")
+    assert names == {p.stem.removeprefix("bench_") for p in scripts}

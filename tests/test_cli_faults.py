@@ -23,8 +23,8 @@ from costmodel.gemm.workload import MOST, Workload
 from costmodel.hardware.target import Target, Toolchain
 from costmodel.models import XgbCostModel
 from costmodel.reports.html_report import write_html
-from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.ranking import rank
+from costmodel.tuning.winner_cache import WinnerCache
 
 SIZES = (RECORDED.m, RECORDED.n, RECORDED.k)
 HERE = ("--target", "h100-sxm")

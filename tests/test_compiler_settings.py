@@ -26,7 +26,7 @@ from costmodel.gemm.workload import Workload
 from costmodel.hardware.installed import compiler_settings
 from costmodel.hardware.target import Target, Toolchain
 from costmodel.processes import Done, SupervisedWorker
-from costmodel.tuning.cache import WinnerCache
+from costmodel.tuning.winner_cache import WinnerCache
 from costmodel.tuning.winners import Winners
 
 WORKLOAD = Workload.dense(640, 512, 256)

@@ -38,8 +38,8 @@ from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
 from costmodel.launch.plan import Plan, Workspace
 from costmodel.measure.replay import ReplayRunner
-from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.tuning_key import TuningKey
+from costmodel.tuning.winner_cache import WinnerCache
 from costmodel.tuning.winners import Winners
 
 

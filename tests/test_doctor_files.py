@@ -18,8 +18,8 @@ from costmodel.gemm import specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
 from costmodel.models import registry, shipped_models
-from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.ranking import rank
+from costmodel.tuning.winner_cache import WinnerCache
 
 
 def look_for(name: str) -> Check:

@@ -28,9 +28,9 @@ from costmodel.hardware.target import Toolchain
 from costmodel.measure.protocol import TimingProtocol
 from costmodel.models import TrainingTable
 from costmodel.models.registry import model_directory
-from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.from_use import UNREADABLE, open_cache, used_rows, with_use
 from costmodel.tuning.tuning_result import PREDICTED, Costs, TuningResult
+from costmodel.tuning.winner_cache import WinnerCache
 from costmodel.tuning.winners import Winners
 
 PROTOCOL = TimingProtocol().to_dict()

@@ -21,9 +21,9 @@ from costmodel.files import cache_directory
 from costmodel.gemm.workload import CodeClass, Workload
 from costmodel.hardware.target import Target
 from costmodel.models.baselines import RuleHeuristic
-from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.shipped import recording
 from costmodel.tuning.tuner import tune
+from costmodel.tuning.winner_cache import WinnerCache
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from pyarrow import parquet
 from costmodel.data.dataset import Dataset
 from costmodel.data.shards import compaction_lock
 from costmodel.errors import CorruptFile, FileError
-from costmodel.tuning.cache import WinnerCache
+from costmodel.tuning.winner_cache import WinnerCache
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.models import shipped_models
 from costmodel.models.storage import read_card
-from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.tuning_result import TuningResult
+from costmodel.tuning.winner_cache import WinnerCache
 from costmodel.validation import one_line
 
 HOSTILE: tuple[Any, ...] = (

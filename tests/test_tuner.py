@@ -468,13 +468,6 @@ def test_a_result_promises_what_the_ranking_does(mode: str, promised: float) -> 
     assert TuningResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
 
 
-def test_results_of_earlier_releases_promise_nothing() -> None:
-    data = run(FakeRunner(lambda c: ok(50.0))).to_dict()
-    for name in ("expected_kept", "sure", "doubt"):
-        del data[name]
-    assert TuningResult.from_dict(data).sure is None
-
-
 def test_bad_input() -> None:
     runner = FakeRunner(lambda c: ok(50.0))
     for options in (

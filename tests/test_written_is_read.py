@@ -23,8 +23,8 @@ from costmodel.compile.compiler import ArtifactStatus
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Measurement, Role, Status
 from costmodel.errors import InvalidInput
-from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.tuning_result import BucketPlan, Segment, TuningResult
+from costmodel.tuning.winner_cache import WinnerCache
 
 NAN, INF = float("nan"), float("inf")
 NUMBERS = st.floats() | st.integers() | st.sampled_from([0, -0.0, 1e-46, 1e39, 10**400, None])

@@ -20,7 +20,18 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from costmodel.cli import cache, collect, compile, doctor, kernels, models, ranking, report, tune
+from costmodel.cli import (
+    bench,
+    cache,
+    collect,
+    compile,
+    doctor,
+    kernels,
+    models,
+    ranking,
+    report,
+    tune,
+)
 from costmodel.errors import CostModelError
 from costmodel.validation import one_line, printable
 
@@ -97,7 +108,7 @@ app = typer.Typer(
 )
 for _command in (
     collect.collect, compile.compile_space, models.train, models.evaluate, ranking.rank, tune.tune,
-    ranking.explain, report.report, doctor.doctor,
+    ranking.explain, bench.bench, report.report, doctor.doctor,
 ):  # fmt: skip
     app.command(_command.__name__.removesuffix("_space"))(_command)
 app.add_typer(cache.app, name="cache")

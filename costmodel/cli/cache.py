@@ -15,7 +15,7 @@ from costmodel.errors import FileError, InvalidInput
 from costmodel.files import CACHE_VARIABLE, cache_directory, file_errors
 
 if TYPE_CHECKING:
-    from costmodel.tuning.cache import WinnerCache
+    from costmodel.tuning.winner_cache import WinnerCache
 
 _MOST_NAMES = 20
 
@@ -142,7 +142,7 @@ def check_folder(path: Path) -> Path:
 
 
 def _cache() -> WinnerCache:
-    from costmodel.tuning.cache import WinnerCache
+    from costmodel.tuning.winner_cache import WinnerCache
 
     return WinnerCache(check_folder(cache_directory()))
 

@@ -273,8 +273,8 @@ class _Tuner:
 
 def _cache() -> str:
     """Keep a result as tuning does, and forget it."""
-    from costmodel.tuning.cache import WinnerCache
     from costmodel.tuning.tuning_result import TuningResult
+    from costmodel.tuning.winner_cache import WinnerCache
 
     path, key = cache_directory(), {"name": "doctor"}
     cache, target = WinnerCache(path), Target.named(DEFAULT_TARGET)

@@ -63,11 +63,11 @@ from costmodel.errors import InvalidInput
 from costmodel.gemm.kernels import FAMILIES
 from costmodel.launch.fast import Launch, TorchLaunch, is_autocasting, torch_multiplies_in_tf32
 from costmodel.tuning import modes
-from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.counters import count
 from costmodel.tuning.ranking import named_model
 from costmodel.tuning.tuning_key import Buckets
 from costmodel.tuning.tuning_result import TuningResult
+from costmodel.tuning.winner_cache import WinnerCache
 from costmodel.tuning.winners import Winners
 
 # These would otherwise be imported inside the first call, which may be a request's.

@@ -29,7 +29,7 @@ from costmodel.hardware.target import Target
 from costmodel.models.registry import model_directory
 from costmodel.models.storage import read_artifacts, read_card
 from costmodel.models.table import TrainingTable
-from costmodel.tuning.cache import CacheEntry, WinnerCache
+from costmodel.tuning.winner_cache import CacheEntry, WinnerCache
 from costmodel.validation import as_path
 
 if TYPE_CHECKING:

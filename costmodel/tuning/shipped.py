@@ -10,16 +10,16 @@ from costmodel.errors import MissingData, UnknownTarget
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def datasets() -> Path:
-    """The folder of datasets of a checkout of the repository.
+def checkout(name: str) -> Path:
+    """A top-level folder of a checkout of the repository.
 
     Raises:
         MissingData: costmodel is installed without its repository, or the folder is not there.
     """
-    folder = _PACKAGE.parent / "datasets"
+    folder = _PACKAGE.parent / name
     if not ((_PACKAGE.parent / "pyproject.toml").is_file() and folder.is_dir()):
         raise MissingData(
-            f"no folder {folder}: datasets/ does not come with the installed package; run "
+            f"no folder {folder}: {name}/ does not come with the installed package; run "
             f"costmodel from a checkout of its repository (pip install -e .), or name a folder of "
             f"your own"
         )
@@ -40,7 +40,7 @@ def recording(device: str, *, sample: bool = True) -> Path:
         raise UnknownTarget(f"target {device!r}: expected a short name, such as h100-sxm")
     places = [_PACKAGE / "_models" / device / "replay"] * sample
     try:
-        places.insert(0, datasets() / device)
+        places.insert(0, checkout("datasets") / device)
     except MissingData as error:
         if not sample:
             raise MissingData(f"the dataset of {device} is not here; {error}") from None

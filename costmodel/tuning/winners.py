@@ -27,7 +27,6 @@ from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.models.baselines import RuleHeuristic
 from costmodel.processes import IDLE_S
-from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.counters import count
 from costmodel.tuning.memory import Memory, lacks_plan, same_tuning
 from costmodel.tuning.planning import plan_by_prediction, plan_by_timing
@@ -35,6 +34,7 @@ from costmodel.tuning.ranking import Answering, answering_model, named_model, wi
 from costmodel.tuning.tuner import Compile, tune_by, untimed_because
 from costmodel.tuning.tuning_key import Buckets, TuningKey
 from costmodel.tuning.tuning_result import NO_PLAN, BucketPlan, TuningResult
+from costmodel.tuning.winner_cache import WinnerCache
 from costmodel.validation import one_line
 
 # These ask for timings: in a process group a prediction is no answer to them.

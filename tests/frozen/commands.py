@@ -61,6 +61,7 @@ _REFUSED: tuple[tuple[object, ...], ...] = (
     ("compile", 64, 64, 64, "--table", "--dump", "x"), ("compile", 64, 64, 64, "--jobs", 0),
     ("report", "--html", "no/such/report.html"),
     ("report", "--html", "x.html", "--data", "nowhere"),
+    ("bench", "no-such"),
     ("cache", "show"), ("cache", "show", "nothing"), ("cache", "no-such"), ("no-such",), ("-x",),
 )  # fmt: skip
 

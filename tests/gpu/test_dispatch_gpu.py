@@ -23,8 +23,8 @@ from costmodel.hardware.target import Target
 from costmodel.launch.fast import TorchLaunch
 from costmodel.launch.plan import Plan
 from costmodel.models import RuleHeuristic
-from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.tuning_key import Buckets
+from costmodel.tuning.winner_cache import WinnerCache
 from costmodel.tuning.winners import Winners
 
 pytestmark = [

@@ -17,8 +17,8 @@ from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.space import SearchSpace
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
-from costmodel.tuning.cache import WinnerCache
 from costmodel.tuning.tuning_result import PINNED
+from costmodel.tuning.winner_cache import WinnerCache
 from costmodel.tuning.winners import Winners
 
 pytestmark = [

@@ -1,0 +1,152 @@
+"""Winners on disk: one JSON file each, written whole or not at all, believed only if it fits.
+
+Any number of processes may share the directory; nothing
+is locked. The file of a key is found by the key's hash, and the whole key is in it, readable, and
+compared. A file that is truncated, foreign, of another version or about another key is no entry:
+its result is found again and the file replaced. What cannot be read is a miss. After one
+failed write, and one warning, this process writes nothing more. The file system may be a network's:
+a name appears by renaming, whole, and nothing rests on locks or times.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from costmodel.errors import CorruptFile, InvalidInput
+from costmodel.files import decode, encode, read_json, replace_file
+from costmodel.tuning.cache import CacheFolder, file_stem
+from costmodel.tuning.tuning_result import TuningResult
+from costmodel.validation import one_line
+
+SCHEMA = 2
+"""Version of the files; those of another are ignored."""
+
+_ATTEMPTS = 3
+
+log = logging.getLogger("costmodel")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """One result on disk."""
+
+    path: Path
+    key: Mapping[str, Any]
+    result: TuningResult
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """The content of a file."""
+
+    schema: int
+    key: dict[str, Any]
+    result: dict[str, Any]
+
+
+class WinnerCache(CacheFolder):
+    """The winners in one directory, a file each."""
+
+    def get(self, key: Mapping[str, Any]) -> TuningResult | None:
+        """The result of a key, or None."""
+        path = self._file(key)
+        entry = path and self._read(path)
+        return entry.result if entry and _text(entry.key) == _text(key) else None
+
+    def put(self, key: Mapping[str, Any], result: TuningResult) -> bool:
+        """Keep a result, in place of the one of this key if there is one; False if it cannot be."""
+        path = self._file(key)
+        if path is None or self._gave_up:
+            return False
+        stored = _Stored(SCHEMA, dict(key), result.to_dict())
+        try:
+            content = encode(stored)
+            TuningResult.from_dict(decode(content, _Stored).result)
+        except InvalidInput as error:
+            log.warning("%s is not kept, since it could not be read: %s", path, one_line(error))
+            return False
+        failure: object = None
+        for _ in range(_ATTEMPTS):  # another process may just have removed the folder
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                replace_file(path, content)
+                return True
+            except OSError as error:
+                failure = error
+        self._give_up(failure)  # what is there may still be read
+        return False
+
+    def discard(self, key: Mapping[str, Any]) -> None:
+        """Forget a result."""
+        if (path := self._file(key)) is not None:
+            self._remove(path)
+
+    def entries(self) -> list[CacheEntry]:
+        """All that is kept, by file name; what is no entry is left out."""
+        entries, unusable = self.survey()
+        if unusable:
+            log.warning(
+                "%d files in %s are no cache entries and are ignored", len(unusable), self.path
+            )
+        return entries
+
+    def survey(self) -> tuple[list[CacheEntry], list[Path]]:
+        """All that is kept, and the files that are no entries, each by file name."""
+        entries, unusable = [], []
+        for path in self.files("*.json"):
+            if entry := self._read(path, logging.INFO):
+                entries.append(entry)
+            elif os.path.lexists(path):  # else another process has just removed it
+                unusable.append(path)
+        return entries, unusable
+
+    def clear(self) -> tuple[int, int]:
+        """Remove all entries, files that are none, and what crashed writers left.
+
+        Returns:
+            how many entries there were, and how many files under such names that were none.
+        """
+        for path in self.files(".*.json.*.tmp"):
+            self._remove(path)  # whoever is writing it writes it again
+        entries, unusable = self.survey()
+        removed = sum(self._remove(entry.path) for entry in entries)
+        return removed, sum(map(self._remove, unusable))
+
+    def _file(self, key: Mapping[str, Any]) -> Path | None:
+        if (folder := self.path) is None:
+            return None
+        return folder / f"{file_stem(str(key.get('name', 'result')), _text(key))}.json"
+
+    def _read(self, path: Path, level: int = logging.WARNING) -> CacheEntry | None:
+        try:
+            stored = read_json(path, _Stored)
+            if stored.schema != SCHEMA:
+                raise InvalidInput(f"schema {stored.schema}: this release reads {SCHEMA}")
+            return CacheEntry(path, stored.key, TuningResult.from_dict(stored.result))
+        except FileNotFoundError:
+            return None
+        except OSError as error:  # another user's, or a disk that fails: whoever writes will tell
+            log.info("%s cannot be read: %s", path, one_line(error))
+        except (InvalidInput, CorruptFile) as error:
+            log.log(level, "%s is no usable cache entry and is ignored: %s", path, one_line(error))
+        return None
+
+    def _remove(self, path: Path) -> bool:
+        try:
+            path.unlink()
+        except OSError as error:  # what is there may still be read
+            if not isinstance(error, FileNotFoundError):
+                self._give_up(error)
+            return False
+        return True
+
+
+def _text(key: Mapping[str, Any]) -> str:
+    """The key as text, the same for the key that JSON gives back."""
+    return json.dumps(dict(key), sort_keys=True)
