@@ -191,6 +191,30 @@ def test_a_damaged_model_is_one_warning(
         prior._load.cache_clear()
 
 
+@pytest.mark.fault("B03")
+@pytest.mark.parametrize("content", [None, b"", b"no trees"])
+def test_damaged_trees_for_binaries_are_one_warning(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: Any
+) -> None:
+    """They are read when a mode asks for them; then the PTX score ranks."""
+    whole = prior.shipped_models("kernels-")["h200-sxm"]
+    folder = shutil.copytree(whole, tmp_path / f"model-after-{content}")
+    (part,) = folder.glob("after-*.ubj")
+    part.unlink()
+    if content is not None:
+        part.write_bytes(content)
+    monkeypatch.setattr(prior, "shipped_models", lambda kind: {"h200-sxm": folder})
+    prior._load.cache_clear()
+    try:
+        kernel = kernel_of(configs(16, 32), mode="predict")
+        with pytest.warns(RuntimeWarning, match="model of kernels cannot be used") as told:
+            call(kernel)
+        assert len(machine.launches) == 1
+        assert len(told) == 1
+    finally:
+        prior._load.cache_clear()
+
+
 PROGRAM = """
 import sys
 sys.argv = ["", {folder!r}, "[16, 32, 64, 128]", "0"]

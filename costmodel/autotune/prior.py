@@ -49,7 +49,11 @@ def predicted(
     from costmodel.autotune.model import columns_of
 
     columns = columns_of(configs, arguments, binaries)
-    return getattr(model, head)(columns)[0]
+    try:
+        return getattr(model, head)(columns)[0]
+    except CostModelError as error:  # trees are read when they are first asked
+        _warn(error)
+        return np.zeros(len(configs))
 
 
 @functools.cache
@@ -61,8 +65,12 @@ def _load(arch: int) -> KernelModel | None:
             model = KernelModel.load(folder)
             model.trees["before"].forest  # noqa: B018, it is read here
         except CostModelError as error:
-            warn_once(f"the model of kernels cannot be used: {error}")
+            _warn(error)
             continue
         if model.card.target.device.arch == arch:
             return model
     return None
+
+
+def _warn(error: CostModelError) -> None:
+    warn_once(f"the model of kernels cannot be used: {error}")
