@@ -63,7 +63,7 @@ def columns_of(
 
     Args:
         configs: names of all configurations of the list, since each is seen beside the others.
-        binaries: before compiling with ``grid`` and ``ttir`` alone.
+        binaries: of each name, as the store has them; before compiling with ``grid`` alone.
     """
     rows = [numbers(name, arguments, binaries.get(name, {})) for name in configs]
     texts = {"config": list(configs), "arguments": [json.dumps(arguments)] * len(configs)}

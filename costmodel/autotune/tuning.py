@@ -368,7 +368,8 @@ class Tuning:
         model = predicted(self._target, every, sizes, grids)
         times = np.array([self._latency_us(name) for name in every])
         now = Tried([*map(json.loads, every)], model, times, sizes)
-        learner = Learner(now, self._others(), least=len(every) if everything else 0)
+        least, others = (len(every), []) if everything else (0, self._others())
+        learner = Learner(now, others, least=least)
         for row in range(len(names), len(every)):
             learner.tell(row, times[row])
         return learner
