@@ -20,6 +20,9 @@ from costmodel.hardware.target import Device, Target
 STEP = 128
 """K that a scale of a block covers, and after which sums of fp8 products are promoted."""
 
+TENSOR, ROW, BY_ROW, BY_BLOCK = 0, 1, 4, 5
+"""Kinds of scales by the numbers of torch's ``ScalingType``: from ``BY_ROW`` on those of blocks."""
+
 _SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
 _TILES = {
     16: ["pointer 64 4 4", "pointer 64 4 8", "pointer 128 4 4", "tma 64 4 4", "tma 64 4 8",
@@ -86,7 +89,7 @@ def prune(configs: Sequence[triton.Config], named: Mapping[str, Any], **_: Any) 
     device = Target.current(torch.cuda.current_device()).device
     m, n, k = named["bucket"], named["n"], named["k"]
     is_int = named["a"].dtype == torch.int8
-    by_blocks = named["recipe_a"] >= 4
+    by_blocks = named["recipe_a"] >= BY_ROW
     promotes = not is_int and not named["fast"]
     wanted: list[triton.Config] = [_config(kernel="torch")] if torch_may(named) else []
     if deep_gemm_may(named):
@@ -100,7 +103,7 @@ def prune(configs: Sequence[triton.Config], named: Mapping[str, Any], **_: Any) 
     # Up to 64 half of their rows are empty, but nothing there waits for the scales of blocks.
     if has_tma and m > (32 if by_blocks else 64) and _is_aligned(named, "out"):
         points = _WARPS + (_WARPS_PROMOTED if promotes else _WARPS_ONE_SUM)
-        if named["recipe_b"] == 4:  # a scale for each column: larger tiles lack the registers
+        if named["recipe_b"] == BY_ROW:  # a scale for each column: larger tiles lack the registers
             points = _WARPS[:2]
         # Triton has no instruction of 256 columns for int8.
         wanted += [_warps(point) for point in points if not is_int or point[2] <= 128]
@@ -125,13 +128,13 @@ def torch_may(named: Mapping[str, Any]) -> bool:
     if named["a"].dtype == torch.int8:
         return bool(named["m"] > 16 and k % 8 == 0 and n % 8 == 0)
     # Its block scales take no m that is not a multiple of 4.
-    return bool(n % 16 == 0 and k % 16 == 0 and (named["recipe_a"] < 4 or named["by_4"]))
+    return bool(n % 16 == 0 and k % 16 == 0 and (named["recipe_a"] < BY_ROW or named["by_4"]))
 
 
 def deep_gemm_may(named: Mapping[str, Any]) -> bool:
     """Return True if DeepGEMM is installed, and the call is of the one form that it has here."""
     return (
-        (named["recipe_a"], named["recipe_b"]) == (4, 5)
+        (named["recipe_a"], named["recipe_b"]) == (BY_ROW, BY_BLOCK)
         and named["bias"] is None
         and named["activation"] == "none"
         and named["out"].dtype == torch.bfloat16

@@ -19,11 +19,18 @@ from costmodel.gemm.kernels.warp_specialized import (
 )
 from costmodel.launch.fast import activated, workspace_of
 from costmodel.launch.plan import Workspace
-from costmodel.scaled.configs import STEP, configurations, prune
+from costmodel.scaled.configs import (
+    BY_BLOCK,
+    BY_ROW,
+    ROW,
+    STEP,
+    TENSOR,
+    configurations,
+    prune,
+)
 
-BLOCK_ROWS = {0: 0, 1: 0, 4: 1, 5: 128}
-"""Rows that share a scale in each block of K, by the number of torch's ``ScalingType``; 0: one
-scale for all of K."""
+BLOCK_ROWS = {TENSOR: 0, ROW: 0, BY_ROW: 1, BY_BLOCK: 128}
+"""Rows that share a scale in each block of K; 0: one scale for all of K."""
 
 _GROUP_M = 8
 _PLAIN = ("m", "stride_sak", "stride_sbk")

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from costmodel.errors import InvalidInput
-from costmodel.scaled.configs import STEP
-from costmodel.scaled.layouts import BY_BLOCK, BY_ROW, ROW
+from costmodel.scaled.configs import BY_BLOCK, BY_ROW, ROW, STEP
 from costmodel.scaled.product import scaled_mm
 
 _SCALE_NAMES = {"row": "weight_scale", "block": "weight_scale_inv"}

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from costmodel.errors import InvalidInput
-from costmodel.scaled.configs import STEP
+from costmodel.scaled.configs import BY_BLOCK, BY_ROW, ROW, STEP, TENSOR
 from costmodel.scaled.product import scaled_mm
-
-TENSOR, ROW, BY_ROW, BY_BLOCK = 0, 1, 4, 5  # torch.nn.functional.ScalingType
 
 
 def w8a8_triton_block_scaled_mm(

@@ -18,13 +18,15 @@ from costmodel.errors import (
 )
 from costmodel.gemm.workload import MOST, require_activation
 from costmodel.hardware.installed import interpreter_setting
-from costmodel.scaled.configs import STEP
+from costmodel.scaled.configs import BY_BLOCK, BY_ROW, ROW, STEP, TENSOR
 from costmodel.scaled.launch import BLOCK_ROWS, tuned
 from costmodel.validation import require
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _RESULTS = (torch.bfloat16, torch.float16, torch.float32)
-_RECIPES = {0: "TensorWise", 1: "RowWise", 4: "BlockWise1x128", 5: "BlockWise128x128"}
+_RECIPES = {
+    TENSOR: "TensorWise", ROW: "RowWise", BY_ROW: "BlockWise1x128", BY_BLOCK: "BlockWise128x128",
+}  # fmt: skip
 
 
 def scaled_mm(
@@ -94,11 +96,11 @@ def scaled_call(
     dtype = torch.bfloat16 if output_dtype is None else output_dtype
     if dtype not in _RESULTS:
         raise UnsupportedDtype(f"output_dtype={dtype}: expected bfloat16, float16 or float32")
-    if (recipes[0] < 4) != (recipes[1] < 4):
+    if (recipes[0] < BY_ROW) != (recipes[1] < BY_ROW):
         names = " with ".join(_RECIPES[recipe] for recipe in recipes)
         raise InvalidInput(f"{names}: expected block-wise scales for both operands, or for none")
     m, n, _ = _check_operands(a, mat_b)
-    if a.dtype == torch.int8 and recipes[0] >= 4:
+    if a.dtype == torch.int8 and recipes[0] >= BY_ROW:
         raise UnsupportedDtype("int8 operands have no block-wise scales: use RowWise or TensorWise")
     require_activation(activation)
     if bias is not None:
@@ -108,7 +110,7 @@ def scaled_call(
                 f"bias is {bias.dtype} {list(bias.shape)}: expected a contiguous float [{n}]"
             )
     out = _output(out, a, (m, n), dtype)
-    fast = fast and recipes[0] < 4  # scales of blocks need each block's sum by itself
+    fast = fast and recipes[0] < BY_ROW  # scales of blocks need each block's sum by itself
     return _call(a, mat_b, scales, recipes, bias, out, fast, activation)
 
 
@@ -130,7 +132,9 @@ def int_call(a: Tensor, mat_b: Tensor, out: Tensor | None = None) -> tuple[Any, 
     m, n, _ = _check_operands(a, mat_b)
     if a.dtype != torch.int8:
         raise UnsupportedDtype(f"mat_a is {a.dtype}: expected int8; scaled_mm multiplies fp8")
-    return _call(a, mat_b, (None, None), (0, 0), None, _output(out, a, (m, n), torch.int32))
+    return _call(
+        a, mat_b, (None, None), (TENSOR, TENSOR), None, _output(out, a, (m, n), torch.int32)
+    )
 
 
 def _call(
@@ -150,7 +154,7 @@ def _call(
             raise GradientError(f"{name} requires grad: scaled products have none, use no_grad()")
     return (
         a, b, *scales, bias, out, m, n, k, a.stride(0), b.stride(0), out.stride(0), *strides_a,
-        *strides_b, *recipes, fast, activation, _bucket(m), recipes[0] < 4 or m % 4 == 0,
+        *strides_b, *recipes, fast, activation, _bucket(m), recipes[0] < BY_ROW or m % 4 == 0,
     )  # fmt: skip
 
 
@@ -239,20 +243,20 @@ def _scale_strides(name: str, scale: Any, recipe: int, rows: int, k: int) -> tup
     """
     if scale is None:
         return 0, 0
-    if recipe == 0:
+    if recipe == TENSOR:
         if scale.numel() != 1:
             raise ShapeError(f"scale_{name} has {scale.numel()} elements: expected 1 (TensorWise)")
         return 0, 0
     of_row, steps = ceil(rows / max(BLOCK_ROWS[recipe], 1)), ceil(k / STEP)
     shapes = [(of_row, steps)]
-    if recipe == 1:
+    if recipe == ROW:
         shapes = [(rows, 1) if name == "a" else (1, rows)]
-    elif recipe == 5:
+    elif recipe == BY_BLOCK:
         shapes = [(steps, of_row), (ceil(steps / 4) * 4, of_row)]
     if tuple(scale.shape) not in shapes:
         expected = " or ".join(str(list(shape)) for shape in shapes)
         kind = _RECIPES[recipe]
         raise ShapeError(f"scale_{name} is {list(scale.shape)}: expected {expected} ({kind})")
     first, second = scale.stride()
-    along_first = recipe == 4 or (recipe == 1 and name == "a")
+    along_first = recipe == BY_ROW or (recipe == ROW and name == "a")
     return (first, second) if along_first else (second, first)
