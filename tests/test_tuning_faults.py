@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -442,3 +443,18 @@ def test_of_a_long_list_no_less_is_tried(machine: Machine) -> None:
     machine.us = lambda launch: 9.0 + launch.block / (1 + launch.options["num_warps"])
     call(kernel_of(own))
     assert 86 <= len(machine.jobs) < len(own)
+
+
+@pytest.mark.fault("B15", "N2")
+def test_threads_read_kernels_at_once_while_memory_is_collected() -> None:
+    """CPython 3.11 fails to make a tree if another thread makes one in between."""
+    interval = sys.getswitchinterval()
+    kernels = [triton.jit(add) for _ in range(400)]
+    let_others = lambda *_: time.sleep(0)  # noqa: E731
+    gc.callbacks.append(let_others)
+    sys.setswitchinterval(1e-6)
+    try:
+        in_threads(lambda i: [kernel.parse() for kernel in kernels[i::8]], 8)
+    finally:
+        sys.setswitchinterval(interval)
+        gc.callbacks.remove(let_others)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+import sys
 import tempfile
 import threading
 from collections import Counter
@@ -91,6 +92,17 @@ def _record_or_compile(
 
 
 JITFunction._do_compile = _record_or_compile
+
+_parse, _parsing = JITFunction.parse, threading.RLock()
+
+
+def _parse_alone(self: Any) -> Any:
+    with _parsing:
+        return _parse(self)
+
+
+if sys.version_info < (3, 12):  # where a tree fails if two threads make one (CPython's gh-106905)
+    JITFunction.parse = _parse_alone
 
 
 # --- From there to a text -------------------------------------------------------------------------
