@@ -12,7 +12,7 @@ groups, ``strategies-h100-sxm/square``, shows only rows whose ``group`` (or ``pa
 
 Run it without arguments to write them, with ``--check`` to exit with 1 where one is out of date.
 
-Plots go to ``benchmarks/plots/``, one for each results file of a bench in :data:`PLOTS`.
+Plots go to ``benchmarks/plots/``, those of the benches ``evaluate`` and ``kernels``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from costmodel.errors import InvalidInput, MissingData
+from costmodel.evaluation.metrics import geomean
 from costmodel.files import read_json
 from costmodel.reports import shown
 from costmodel.reports.plots import draw_plot, plot_kept
@@ -151,41 +152,101 @@ def _source(results: Results, folder: Path) -> str:
 
 
 def _draw_plots(benchmarks: Path) -> list[str]:
+    """Draw a plot for each results file that has one; return the names of the pictures."""
+    found = {path.stem: read_results(path) for path in (benchmarks / "results").glob("*.json")}
+    (benchmarks / "plots").mkdir(exist_ok=True)
     drawn = []
-    for path in sorted((benchmarks / "results").glob("*.json")):
-        results = read_results(path)
-        plot = next((p for bench, p in PLOTS.items() if results["bench"].startswith(bench)), None)
-        if plot is not None:
-            drawn.append(f"{path.stem}.png")
-            (benchmarks / "plots").mkdir(exist_ok=True)
+    for stem, results in sorted(found.items()):
+        strategies = found.get(f"strategies-{results['target']}")
+        for name, draw in _plots_of(stem, results, strategies).items():
+            drawn.append(f"{name}.png")
             title = f"{results['device']}, {results['date']}"
-            file = benchmarks / "plots" / drawn[-1]
-            draw_plot(partial(plot, results["rows"]), file, (8, 4), title)
+            draw_plot(draw, benchmarks / "plots" / drawn[-1], (8, 4), title)
     return drawn
 
 
-def _plot_relative(rows: Rows, axes: Any) -> None:
-    """Speed relative to torch, for each choice in the order of its own speeds."""
-    names = [n for n in ("triton_best", "model_top8", "default") if all(n in row for row in rows)]
-    for name, style in zip(names, ("o-", ".-", "-"), strict=False):
-        speeds = sorted(row[name] for row in rows)
-        axes.plot(speeds, style, markersize=4, linewidth=1, label=name.replace("_", " "))
-    axes.axhline(1, color="k", linewidth=0.8, linestyle=":", label="torch")
-    axes.grid(alpha=0.3)
+def _plots_of(
+    stem: str, results: Results, strategies: Results | None
+) -> dict[str, Callable[[Any], None]]:
+    """Return what draws each plot of a results file, by the name of the picture."""
+    rows, bench = results["rows"], results["bench"]
+    if bench.startswith("evaluate"):
+        return {stem: partial(plot_kept, rows)}
+    if not bench.startswith("kernels"):
+        return {}
+    plots: dict[str, Callable[[Any], None]] = {}
+    if not any("default" in row for row in rows):
+        return plots
+    plots[stem] = partial(_plot_speeds, _relative_speeds(rows))
+    if bench == "kernels-float16" and strategies is not None:
+        gains = _gains(rows, strategies["rows"])
+        plots[f"gain-{results['target']}"] = partial(_plot_speeds, gains)
+    return plots
+
+
+Speeds = Mapping[tuple[str, str], Mapping[str, float]]
+"""What is faster than what, and how many times in each workload."""
+
+
+def _relative_speeds(rows: Rows) -> Speeds:
+    names = {"model_top8": "the best of the model's first 8", "default": "what matmul launches"}
+    return {
+        (words, "torch.matmul"): {row["workload"]: row[name] for row in rows}
+        for name, words in names.items()
+    }
+
+
+def _gains(kernels: Rows, strategies: Rows) -> Speeds:
+    """What ``matmul`` launches over torch, and the model's best of 8 over Triton's own tuner."""
+    return {
+        ("costmodel.matmul", "torch.matmul"): {r["workload"]: r["default"] for r in kernels},
+        ("the best of the model's first 8", "what triton.autotune finds"): {
+            row["workload"]: row["autotune"]["steady_ms"] / row["model_top8"]["steady_ms"]
+            for row in strategies
+            if row["group"] == "eval"
+        },
+    }
+
+
+_LAYER_ROWS = (1, 16, 64, 256, 1024, 4096)
+_OTHER = "other\nproducts"
+
+
+def _column_of(workload: str) -> str:
+    """The rows m of a product of a language model's layer; other products are one column."""
+    m, n, k = map(int, workload.split("x"))
+    layer = m in _LAYER_ROWS and n % 1024 == k % 1024 == 0 and not m == n == k
+    return str(m) if layer else _OTHER
+
+
+def _plot_speeds(speeds: Speeds, axes: Any) -> None:
+    """A dot for each workload, in columns by its m; a bar at the geometric mean of a column."""
+    columns = [*map(str, _LAYER_ROWS), _OTHER]
+    axes.axhline(1, color="k", linewidth=0.8)
+    for series, ((what, other), found) in enumerate(speeds.items()):
+        colour = ("tab:blue", "tab:orange")[series]
+        mean = f"{what}: {geomean([*found.values()]):.2f} times as fast as {other}"
+        # A legend beside the plot would take a quarter of its width.
+        axes.text(0.02, 0.93 - 0.07 * series, mean, color=colour, transform=axes.transAxes)
+        for place, column in enumerate(columns):
+            values = sorted(v for name, v in found.items() if _column_of(name) == column)
+            middle = place + (series - 0.5) * 0.42
+            # Side by side in their order, so that no dot hides another.
+            steps = [middle + 0.32 * ((i + 0.5) / len(values) - 0.5) for i in range(len(values))]
+            axes.plot(steps, values, "o", color=colour, markersize=4, alpha=0.8)
+            if values:
+                ends = middle - 0.19, middle + 0.19
+                axes.hlines(geomean(values), *ends, color=colour, linewidth=1.5)
     # Twice as fast is as far from equal as half as fast.
     axes.set_yscale("log", base=2)
-    ticks = (0.7, 0.8, 0.9, 1, 1.2, 1.5, 2, 3, 4)
-    axes.set_yticks(ticks, ticks)
+    every = [value for found in speeds.values() for value in found.values()]
+    axes.set_ylim(min(0.9, *every) * 0.95, max(every) * 1.7)
+    ticks = [t for t in (0.8, 1, 1.2, 1.5, 2, 3, 4, 6, 10, 20) if t < max(1.3, *every)]
+    axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
     axes.minorticks_off()
-    axes.set(xlabel="workloads, slowest first (each choice by itself)",
-             ylabel="speed relative to torch")  # fmt: skip
-
-
-PLOTS: dict[str, Callable[[Rows, Any], None]] = {
-    "evaluate": plot_kept,
-    "kernels": _plot_relative,
-}
-"""How to draw the results of a bench whose name begins like this."""
+    axes.set_xticks(range(len(columns)), columns)
+    axes.grid(alpha=0.3, axis="y")
+    axes.set(xlabel="rows m of a layer of a language model", ylabel="times as fast; 1 is equal")
 
 
 def main() -> int:

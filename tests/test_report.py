@@ -120,13 +120,17 @@ def test_tables_of_the_docs_are_made_too(readme: Path) -> None:
 
 def test_plots_are_drawn_for_the_benches_that_have_one(readme: Path) -> None:
     readme.write_text("")
-    relative = [{"workload": "a", "triton_best": 1.01, "model_top8": 0.99, "default": 1.0}]
+    relative = [{"workload": "1x4096x4096", "model_top8": 0.99, "default": 1.0}]
     kernels = RESULTS | {"bench": "kernels-float16", "rows": relative}
     folder = readme.parent / "benchmarks"
     (folder / "results" / "kernels-float16-h100-sxm.json").write_text(json.dumps(kernels))
     dispatch = RESULTS | {"bench": "dispatch", "rows": []}
     (folder / "results" / "dispatch-h100-sxm.json").write_text(json.dumps(dispatch))
-    names = ["evaluate-h100-sxm.png", "kernels-float16-h100-sxm.png"]
+    timed = {"group": "eval", "workload": "1x4096x4096"}
+    timed |= {name: {"steady_ms": 1.0} for name in ("autotune", "model_top8")}
+    strategies = RESULTS | {"bench": "strategies", "rows": [timed]}
+    (folder / "results" / "strategies-h100-sxm.json").write_text(json.dumps(strategies))
+    names = ["evaluate-h100-sxm.png", "kernels-float16-h100-sxm.png", "gain-h100-sxm.png"]
     assert write(readme) == names
     drawn = {p.name: p.read_bytes()[:4] for p in (folder / "plots").iterdir()}
     assert drawn == dict.fromkeys(names, b"\x89PNG")
