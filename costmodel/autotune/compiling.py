@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
+import time
 from collections.abc import Callable, Collection
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from math import inf
-from typing import Any
+from typing import Any, TypeVar
 
 from costmodel.autotune.arguments import written
 from costmodel.autotune.call import KernelCall
@@ -23,6 +24,10 @@ from costmodel.models.baselines import PTX_WEIGHTS
 from costmodel.validation import drop_oldest, one_line
 
 _AT_MOST = 4096  # compiles that no later call has asked for
+
+_READY_S = 0.5  # a device that has got ready stays so
+
+T = TypeVar("T")
 
 _numbers = itertools.count(1)
 _begun: dict[str, Future[Artifact]] = {}  # by the identity of the job
@@ -143,3 +148,17 @@ class Compiling:
             return -inf  # no kernel of Triton's
         counts = artifact.ptx if artifact else extract(self._loaded[name].asm["ptx"])
         return sum(weight * counts.get(each, 0.0) for each, weight in PTX_WEIGHTS.items())
+
+
+def wait_for_first(
+    pending: Collection[Future[T]], patience_s: float, meanwhile: Callable[[], object] | None
+) -> set[Future[T]]:
+    """Wait for the next binaries; where that takes long, do again what is done meanwhile."""
+    end = time.monotonic() + patience_s
+    while True:
+        left_s = max(end - time.monotonic(), 0)
+        done, undone = wait(pending, min(left_s, _READY_S), FIRST_COMPLETED)
+        if done or not undone or left_s <= _READY_S:
+            return done
+        if meanwhile is not None:
+            meanwhile()

@@ -11,7 +11,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -22,7 +22,7 @@ import torch
 from triton import knobs
 
 from costmodel.autotune.call import KernelCall
-from costmodel.autotune.compiling import Compiling
+from costmodel.autotune.compiling import Compiling, wait_for_first
 from costmodel.autotune.isolated import IsolatedRunner
 from costmodel.autotune.learner import OTHERS, Learner, Tried, distance
 from costmodel.autotune.options import Options
@@ -299,8 +299,9 @@ class Tuning:
             meanwhile()
         try:
             while not self._enough:
-                patience = None if wanted or everything else self._patience_s(learner)
-                done, _ = wait(pending, patience, FIRST_COMPLETED)
+                patience = inf if wanted or everything else self._patience_s(learner)
+                self.compiling.written()  # takes some ms for each text
+                done = wait_for_first(pending, patience, meanwhile)
                 self.compiling.wait_for_launcher()
                 if meanwhile is not None:
                     self._call.keep(self.compiling.written())
@@ -347,14 +348,14 @@ class Tuning:
                 self._note(name, Measurement(artifact.status, error=artifact.error))
         return [replace(candidate, artifact=artifact) for candidate in same]
 
-    def _patience_s(self, learner: Learner) -> float | None:
+    def _patience_s(self, learner: Learner) -> float:
         """Return how long the last binaries are waited for: as long again as it has taken.
 
         A block that is far too large may compile for ten seconds. But half of the least is needed.
         """
         worked = sum(measurement.ok for measurement in self._done.values())
         if 2 * worked < learner.least:
-            return None
+            return inf
         return max(_PATIENCE_S, time.monotonic() - self._begun)
 
     # --- Learning ---------------------------------------------------------------------------------

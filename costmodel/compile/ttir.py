@@ -153,7 +153,6 @@ class FrontEnd:
     """
 
     def __init__(self, kept: int = 200) -> None:
-        know_triton_key()
         self._kept = kept
         self._lock = threading.Lock()
         self._texts: dict[Any, list[tuple[dict[str, Any], str]]] = {}
@@ -192,6 +191,7 @@ class FrontEnd:
             raise
         except Exception as error:  # functions of the user's run at compile time
             raise CompileError(f"{source.name} does not compile: {reason(error)}") from error
+        know_triton_key()
         key = get_cache_key(source, compilation.backend, options, env_vars=environment)
         return KernelJob(
             key=hashlib.sha256(key.encode()).hexdigest(),
