@@ -31,11 +31,7 @@ Each message says what was wrong, what was expected, and what to do. The built-i
 parentheses is a second base, so ``except ValueError`` works where a caller expects it to.
 """
 
-from __future__ import annotations
-
 import errno
-import logging
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -180,7 +176,6 @@ _TEXTS = {
     "Cannot find ptxas": "install Triton again, or name a ptxas by TRITON_PTXAS_PATH",
     "a worker process could not start": _LIMITS,
 }
-_told_of_host = False
 
 
 @contextmanager
@@ -213,17 +208,3 @@ def _advice(error: Exception) -> str | None:
     if isinstance(error, RuntimeError | ImportError):
         return next((advice for text, advice in _TEXTS.items() if text in str(error)), None)
     return None
-
-
-def warn_of_host(error: HostError) -> None:
-    """Warn once in a process that products go on untuned."""
-    global _told_of_host
-    if _told_of_host:
-        logging.getLogger("costmodel").info("%s", error)
-        return
-    _told_of_host = True
-    warnings.warn(
-        f"{error}; meanwhile products are predicted, or computed by torch",
-        RuntimeWarning,
-        stacklevel=6,
-    )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from costmodel.dispatch.calls import (
@@ -101,9 +103,9 @@ class Linear(torch.nn.Linear):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_launches": {}, "_torchs": [-1, -1]}  # they are of this process
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Return [..., out_features] for x [..., in_features]."""
-        if _is_compiling() or type(x) is not _Tensor or tracing_state() is not None:
+        if _is_compiling() or type(x) is not Tensor or tracing_state() is not None:
             return self._multiplied(x, self.weight, self.bias)
         # Torch's product takes 10 us of host time, so this asks as little as tells apart what a
         # layer meets.
@@ -132,15 +134,11 @@ class Linear(torch.nn.Linear):
         found.launch(x, weight, out, bias)
         return out
 
-    def _multiplied(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _multiplied(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         # Not by the properties: a compiled graph would check them, of each layer, at each call.
         return matmul(x, weight.T, bias=bias, activation=self._activation, mode=self._mode)
 
-    def _first_call(
-        self, key: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _first_call(self, key: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         with layers_lock:
             layers.add(self)
         kept = self._launches  # and not those of a later time
@@ -150,7 +148,7 @@ class Linear(torch.nn.Linear):
             drop_oldest(kept, _AT_MOST)
         return product
 
-    def _entry(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> object:
+    def _entry(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> object:
         """Return how the next calls like this one are computed; None if that may change."""
         if is_deterministic():
             return None
@@ -163,7 +161,7 @@ class Linear(torch.nn.Linear):
         # The precision of float32 may be switched; under autocast these may be other operands.
         if launch.config.repack or x.dtype is torch.float32 or is_autocasting():
             return None
-        return _Known(x, weight, bias, launch.of_layer(), new_output)
+        return _Known(launch.of_layer(), new_output, _described(x), _parameters(weight, bias))
 
 
 _AT_MOST = 1024  # launches of a layer
@@ -171,39 +169,35 @@ _BY_TORCH = object()
 _is_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _linear = functional.linear
-_Tensor = torch.Tensor
 
 
+@dataclass(slots=True)
 class _Known:
     """A launch of a layer, and the operands that it serves."""
 
-    __slots__ = ("_parameters", "_x", "launch", "new_output")
+    launch: Any
+    new_output: Any
+    x: Any
+    parameters: Any
 
-    def __init__(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, launch: Any,
-        new_output: Any,
-    ) -> None:  # fmt: skip
-        self.launch, self.new_output = launch, new_output
-        self._x, self._parameters = _described(x), _parameters(weight, bias)
-
-    def fits(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    def fits(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         """Return True if these operands and torch's switches are those of the launch."""
         rare = count_modes() or tracing_state() is not None or in_forward_level()
         if rare or in_functorch() or is_autocasting() or is_deterministic():
             return False
         try:
-            return self._x == _described(x) and self._parameters == _parameters(weight, bias)
+            return self.x == _described(x) and self.parameters == _parameters(weight, bias)
         except RuntimeError:  # such as sparse tensors, which the checks refuse
             return False
 
 
-def _described(x: torch.Tensor) -> Any:
+def _described(x: Tensor) -> Any:
     address = x.data_ptr()  # 0: torch's zeros without memory
     at = address & 15 if address else None
     return x.shape, x.stride(), x.dtype, x.get_device(), at, x.is_neg()
 
 
-def _parameters(weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+def _parameters(weight: Tensor, bias: Tensor | None) -> Any:
     of_bias = None if bias is None else (type(bias), bias.data_ptr(), bias.dtype, bias.shape)
     return type(weight), weight.data_ptr(), weight.dtype, weight.shape, weight.stride(), of_bias
 

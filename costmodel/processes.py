@@ -32,7 +32,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
-from typing import IO, Any, Generic, Protocol, TypeVar
+from typing import IO, Any, Generic, TypeVar
 
 from costmodel.errors import InvalidInput
 from costmodel.files import CACHE_VARIABLE, cache_directory
@@ -378,16 +378,12 @@ def _reply_raised(error: Exception) -> bytes:
 # --- The end of the interpreter ------------------------------------------------------------------
 
 
-class _Closes(Protocol):
-    def close(self) -> None: ...
-
-
-def close_at_exit(thing: _Closes) -> None:
-    """Close something at the interpreter's end, if it is still there."""
+def close_at_exit(thing: Any) -> None:
+    """Call ``close`` of something at the interpreter's end, if it is still there."""
     _open.add(thing)
 
 
-_open: weakref.WeakSet[_Closes] = weakref.WeakSet()
+_open: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 # What a forked process has of its parent is the parent's to close.

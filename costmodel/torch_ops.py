@@ -4,11 +4,10 @@
 under ``torch.func``; all other calls launch without it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from costmodel.dispatch.dispatch import matmul as matmul
 from costmodel.dispatch.gradients import gradients, keep
@@ -20,14 +19,14 @@ from costmodel.launch.fast import without_autocast
 # For every device: on a CPU its own error says more than torch's.
 @torch.library.custom_op("costmodel::matmul", mutates_args=())
 def _matmul(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
     activation: str,
     tf32: bool | None,
     out_dtype: torch.dtype | None,
     mode: str | None,
-) -> torch.Tensor:
+) -> Tensor:
     """act(a @ b + bias) of a[m, k] and b[k, n]; see :func:`costmodel.matmul`."""
     # Autocast is done before the operator, so that its result has the types that it declares.
     with torch.no_grad(), without_autocast(a):
@@ -38,27 +37,27 @@ def _matmul(
 
 @_matmul.register_fake
 def _(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
     activation: str,
     tf32: bool | None,
     out_dtype: torch.dtype | None,
     mode: str | None,
-) -> torch.Tensor:
+) -> Tensor:
     if not a.dim() == b.dim() == 2 or a.shape[1] != b.shape[0]:
         raise ShapeError(f"a{list(a.shape)} @ b{list(b.shape)}: expected [m, k] @ [k, n]")
     lower_operator()  # here: Inductor is imported by now, and lowers what is traced
     return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype or a.dtype)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     a, b, bias, activation, tf32, _, mode = inputs
     keep(ctx, a, b, bias, activation)
     ctx.options = activation, tf32, mode
 
 
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     activation, tf32, mode = ctx.options
 
     def product(x: Any, y: Any, bias: Any, out_dtype: Any) -> Any:
@@ -70,7 +69,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 _matmul.register_autograd(_backward, setup_context=_keep)
 
 
-def external_matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+def external_matmul(a: Tensor, b: Tensor, *, out: Tensor) -> Tensor:
     """Compute out = a @ b, with the signature that Inductor needs.
 
     ``torch._inductor.config.external_matmul.append(external_matmul)`` makes it a candidate of

@@ -3,9 +3,8 @@
 A value of the wrong kind becomes an error of costmodel's own that names it, before it is used.
 """
 
-from __future__ import annotations
-
 import os
+import warnings
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -59,6 +58,16 @@ def one_line(text: object, limit: int = 200) -> str:
     """Return the text of something in one line of at most ``limit`` characters."""
     line = " ".join(printable(str(text)).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def warn_once(text: str, about: str = "", stacklevel: int = 3) -> None:
+    """Warn once in a process; of texts that differ, but are ``about`` the same, the first time."""
+    if (about or text) not in _warned:
+        _warned.add(about or text)
+        warnings.warn(text, RuntimeWarning, stacklevel)
+
+
+_warned: set[str] = set()
 
 
 def drop_oldest(kept: dict[Any, Any], limit: int) -> None:

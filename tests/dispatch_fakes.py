@@ -16,6 +16,7 @@ import pytest
 import torch
 from random_model import RandomModel
 
+from costmodel import validation
 from costmodel.compile.compiler import Artifact
 from costmodel.data.measurement import Candidate, Measurement, Runner
 from costmodel.dispatch import dispatch, loading, resolve_launch, warmup
@@ -156,9 +157,9 @@ class Machine:
         on_the_cpu(monkeypatch)
         patch("costmodel.tuning.tuner.compile_for_device", compiled)
         patch(resolve_launch, "is_capturing", lambda _: self.capturing)
-        patch(resolve_launch, "_has_warned_of_capture", False)
+        told = {"a capture", "the machine"}
+        patch(validation, "_warned", validation._warned - told)
         patch(resolve_launch, "_retry_at", -inf)
-        patch("costmodel.errors._told_of_host", False)
         patch(dispatch, "resolve_launch", self._resolve)
         patch(loading, "load", self._load)
         patch(loading, "TritonLaunch", FakeLaunch)

@@ -113,7 +113,7 @@ class Rank:
         """What a product of m rows launches."""
         a, b, *_ = self._operands(Workload.dense(m, N, K), 0)
         costmodel.matmul(a, b, mode=mode)
-        launch = dispatch.launch_for(a, b, mode=mode)
+        launch = dispatch.entry_for(a, b, mode=mode)[0]
         assert launch is not None
         return str(launch.config or "torch")
 

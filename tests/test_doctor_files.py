@@ -13,6 +13,7 @@ from test_cache import KEY, RESULT
 from test_cli import run, run_json
 
 import costmodel
+from costmodel import validation
 from costmodel.cli.doctor import Check, diagnose, usable
 from costmodel.gemm import specialize
 from costmodel.gemm.workload import Workload
@@ -41,7 +42,7 @@ def forget() -> None:
         specialize.kernel_hashes, specialize._module, registry._load_shipped,
     ):  # fmt: skip
         found.cache_clear()
-    registry._warned.clear()
+    validation._warned.clear()
 
 
 @pytest.fixture

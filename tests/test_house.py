@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "costmodel"
 
 FOLDERS = (
-    "kernels", "errors", "validation", "files", "processes",
+    "kernels", "errors", "validation", "arrays", "files", "processes",
     "hardware", "compile", "gemm", "data", "launch", "measure", "evaluation", "features",
     "models", "collect", "tuning", "autotune", "dispatch", "scaled", "torch_ops", "nn", "costmodel",
     "reports", "cli", "__main__",

@@ -102,7 +102,7 @@ def test_a_file_that_is_no_table_is_one_warning(
     model: XgbCostModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     assert model.directory is not None
-    monkeypatch.setattr("costmodel.models.registry._warned", set())
+    monkeypatch.setattr("costmodel.validation._warned", set())
     folder = tmp_path / "model"
     shutil.copytree(model.directory, folder)
     path = folder / "artifacts.parquet"

@@ -250,7 +250,9 @@ def test_a_capture_takes_the_best_of_what_is_loaded(machine: Machine) -> None:
     assert costmodel.stats().since(before).makeshifts == 1
     resolved = machine.take_resolved()
     assert resolved is not None
-    assert resolved.launch.config == winner.config
+    assert resolved.launch.config is not None
+    assert winner.config is not None
+    assert resolved.launch.config.binary == winner.config.binary
     assert not resolved.is_final
     machine.capturing = False
     assert ask((700, *LARGE[1:]), "auto").timed

@@ -230,7 +230,7 @@ def test_an_agreed_winner_that_cannot_be_loaded_is_torchs_and_not_tuned_again(
     a, b = operands(*SIZE)
     with pytest.warns(RuntimeWarning, match="torch computes it"):
         costmodel.matmul(a, b, model=MODEL)
-    launch = dispatch.launch_for(a, b, model=MODEL)
+    launch = dispatch.entry_for(a, b, model=MODEL)[0]
     assert launch is not None
     assert launch.config is None
     assert len(machine.bench.timed) == timed

@@ -79,7 +79,7 @@ def test_what_is_taken_fits_or_there_is_no_room(
         count = set_count(GemmProblem(workload), L2, 40, room_bytes)
     except NoRoom:
         least = min(1.5 * L2 / workload.bytes() + 2, 40)
-        padding = 4 * 256 * least
+        padding = 4 * 512 * least
         needed_bytes = least * workload.bytes() + check_bytes + padding
         assert min(room_bytes, 24 * GIB + check_bytes) < needed_bytes
         return

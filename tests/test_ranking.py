@@ -231,7 +231,7 @@ def test_a_model_that_knows_nothing_of_it_is_passed_over(
     model: XgbCostModel, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("costmodel.models.registry.shipped_models", dict)
-    monkeypatch.setattr("costmodel.models.registry._warned", set())
+    monkeypatch.setattr("costmodel.validation._warned", set())
     target = Target.named("a100-sxm", H100.toolchain) if what == "device" else H100
     workload = EVEN if what == "device" else Workload.dense(512, 512, 2048, **kind_options(what))
     with pytest.warns(RuntimeWarning, match="rules of thumb"):
@@ -249,7 +249,7 @@ def test_what_answers_instead_of_a_named_model_is_a_warning(
     model: XgbCostModel, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
     monkeypatch.undo()  # the shipped model is there
-    monkeypatch.setattr("costmodel.models.registry._warned", set())
+    monkeypatch.setattr("costmodel.validation._warned", set())
     named = copy(model)
     named.card, named.name = replace(named.card, dtypes=("bfloat16",)), "named"
     if other == "in use":

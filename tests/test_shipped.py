@@ -130,7 +130,7 @@ def test_shipped_artifacts_compile_to_the_same_ptx(dataset: Dataset) -> None:
     table = dataset.artifacts()
     ok = sorted(key for key in table if table[key].ok)
     chosen = {key: table[key] for key in random.Random(0).sample(ok, 20)}
-    made = compile_many([a.spec for a in chosen.values()], dataset.target, progress=False)
+    made = compile_many([a.spec for a in chosen.values()], dataset.target)
     found = {artifact.key: artifact.ptx_hash for artifact in made}
     assert found == {key: artifact.ptx_hash for key, artifact in chosen.items()}
 

@@ -430,7 +430,7 @@ def test_an_untimed_choice_is_compiled_where_it_can_do_no_harm() -> None:
 def test_no_model_for_the_device_is_one_warning_and_the_rules(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("costmodel.models.registry._warned", set())
+    monkeypatch.setattr("costmodel.validation._warned", set())
     other = Target.named("b200-sxm", Toolchain("3.6.0", "12.8"))
     with pytest.warns(RuntimeWarning, match="b200-sxm"):
         result = tune(LARGE, runner=None, target=other, mode="predict")

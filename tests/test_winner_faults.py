@@ -133,7 +133,7 @@ def in_the_next_process(machine: Machine, refusal: type[CostModelError]) -> Tuni
 def launched(m: int) -> GemmConfig | None:
     a, b = torch.empty(m, K, dtype=torch.float16), torch.empty(K, N, dtype=torch.float16)
     costmodel.matmul(a, b, model=LAW)
-    found = dispatch.launch_for(a, b, model=LAW)
+    found = dispatch.entry_for(a, b, model=LAW)[0]
     assert found is not None
     return found.config
 

@@ -237,7 +237,7 @@ def _trees(folder: Path, head: Head) -> Trees:
             raise CorruptFile(f"{file}: not what it was named after; train the model again")
         return data
 
-    return Trees(head.columns, read, file=file, canary=head.canary)
+    return Trees(head.columns, read, file, head.canary)
 
 
 def _digest(data: bytes) -> str:

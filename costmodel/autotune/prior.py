@@ -11,7 +11,8 @@ import numpy as np
 
 from costmodel.errors import CostModelError
 from costmodel.hardware.target import Target
-from costmodel.models.registry import shipped_models, warn_once
+from costmodel.models.registry import shipped_models
+from costmodel.validation import warn_once
 
 if TYPE_CHECKING:
     from costmodel.autotune.learner import Floats

@@ -4,8 +4,6 @@
 processes that may die of it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

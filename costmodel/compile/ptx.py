@@ -9,8 +9,6 @@ of a loop behind its second (it does for sm_100), and the wait loops of inline a
 the same label, each in its own ``{ }`` scope.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import math

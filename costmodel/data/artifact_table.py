@@ -8,8 +8,8 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
+from costmodel.arrays import Floats, Mask, Texts
 from costmodel.compile.compiler import Artifact, ArtifactStatus, outweighs
 from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.data.candidates import ARTIFACT_COLUMNS
@@ -87,7 +87,7 @@ class ArtifactTable(Mapping[str, Artifact]):
         return lay_out(rows, cls.schema(), cls.faults)
 
     @staticmethod
-    def faults(rows: pa.Table) -> dict[str, NDArray[np.bool_]]:
+    def faults(rows: pa.Table) -> dict[str, Mask]:
         """Mark rows that no release writes; see :data:`costmodel.data.rows.Faults`."""
         statuses = np.array(rows.column("status").to_pylist(), dtype=object)
         return {
@@ -131,7 +131,7 @@ class ArtifactTable(Mapping[str, Artifact]):
             self._objects.update(zip(new, map(_artifact, made, counts), strict=True))
         return [self._objects.get(key) for key in keys]
 
-    def columns(self, keys: Sequence[str]) -> tuple[NDArray[np.float64], NDArray[np.object_]]:
+    def columns(self, keys: Sequence[str]) -> tuple[Floats, Texts]:
         """Return the columns that :class:`Candidates` have of the binaries of the given keys.
 
         Returns:
@@ -145,7 +145,7 @@ class ArtifactTable(Mapping[str, Artifact]):
         hashes[known] = self._table.column("ptx_hash").to_numpy()[rows]
         return features, hashes
 
-    def refused(self, keys: Sequence[str]) -> NDArray[np.bool_]:
+    def refused(self, keys: Sequence[str]) -> Mask:
         """Mark the keys that the compiler refuses, and will refuse again, bool [len(keys)]."""
         return np.array([self.statuses.get(key) == "compile_error" for key in keys], dtype=bool)
 
@@ -169,7 +169,7 @@ class ArtifactTable(Mapping[str, Artifact]):
         return ArtifactTable(self.distinct(pa.concat_tables(tables).unify_dictionaries()))
 
     @functools.cached_property
-    def _features(self) -> NDArray[np.float64]:
+    def _features(self) -> Floats:
         names = (*_FIGURES, *(_PTX + name for name in PTX_FEATURES))  # as in ARTIFACT_COLUMNS
         columns = [self._table.column(name).to_numpy() for name in names]
         return np.stack(columns, axis=1).astype(np.float64)

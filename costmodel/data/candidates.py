@@ -15,17 +15,14 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from costmodel.arrays import Floats, Indices, Mask, Texts
 from costmodel.compile.compiler import Artifact
 from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.family import family
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Device, Target
-
-Floats = NDArray[np.float64]
-Indices = NDArray[np.intp]
 
 CONFIG_COLUMNS = (
     "is_pointer", "is_tma", "is_persistent", "is_warp_specialized", "block_m", "block_n",
@@ -47,9 +44,9 @@ class Candidates:
     """
 
     configs: tuple[GemmConfig, ...]
-    config_columns: NDArray[np.float64] = field(repr=False)
-    artifact_columns: NDArray[np.float64] = field(repr=False)
-    ptx_hash: NDArray[np.object_] = field(repr=False)
+    config_columns: Floats = field(repr=False)
+    artifact_columns: Floats = field(repr=False)
+    ptx_hash: Texts = field(repr=False)
 
     @classmethod
     def of(
@@ -80,7 +77,7 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.configs)
 
-    def take(self, rows: Sequence[int] | NDArray[np.intp]) -> Candidates:
+    def take(self, rows: Sequence[int] | Indices) -> Candidates:
         """Return the batch of the given rows, in the given order."""
         index = np.asarray(rows, dtype=np.intp)
         return Candidates(
@@ -98,11 +95,11 @@ class Candidates:
         )
 
     @property
-    def has_artifact(self) -> NDArray[np.bool_]:
+    def has_artifact(self) -> Mask:
         """Rows whose binary is known, bool [n]."""
         return ~np.isnan(self.artifact_columns[:, 0])
 
-    def fits(self, device: Device) -> NDArray[np.bool_]:
+    def fits(self, device: Device) -> Mask:
         """Rows that may launch, bool [n]: all but those whose known binary needs more shared
         memory than a block has."""
         shared = self.artifact_columns[:, ARTIFACT_COLUMNS.index("shared_bytes")]
@@ -136,14 +133,12 @@ class CostModel(ABC):
         return None
 
     @abstractmethod
-    def predict(
-        self, workload: Workload, candidates: Candidates, target: Target
-    ) -> NDArray[np.float64]:
+    def predict(self, workload: Workload, candidates: Candidates, target: Target) -> Floats:
         """Predict the cost of each candidate, float64 [n]."""
 
     def nearest(
         self, workload: Workload, candidates: Candidates, target: Target, count: int
-    ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    ) -> tuple[Indices, Floats]:
         """Predict at least the ``count`` candidates that seem nearest to the fastest.
 
         Returns:
@@ -157,7 +152,7 @@ class CostModel(ABC):
 
     def contributions(
         self, workload: Workload, candidates: Candidates, target: Target
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    ) -> tuple[Floats, Floats] | None:
         """Split predictions into a start and the log factor of each feature; None if it cannot."""
         return None
 
@@ -194,7 +189,7 @@ class CostModel(ABC):
         return ""
 
 
-def _matrix(rows: Iterable[tuple[float, ...]], width: int) -> NDArray[np.float64]:
+def _matrix(rows: Iterable[tuple[float, ...]], width: int) -> Floats:
     """Stack rows as float64 [n, width]; n may be 0."""
     return np.array([*rows], dtype=np.float64).reshape(-1, width)
 

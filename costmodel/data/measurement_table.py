@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.arrays import Floats, Indices, Integers, Mask, Texts
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.candidates import Candidates
 from costmodel.data.measurement import Measurement, Role, RunInfo, Status, TuningRecord
@@ -41,15 +42,15 @@ class Columns:
     """
 
     workloads: tuple[Workload, ...]
-    workload_index: NDArray[np.int64]
-    latency_us: NDArray[np.float64]
-    status: NDArray[np.object_]
+    workload_index: Integers
+    latency_us: Floats
+    status: Texts
 
     def __len__(self) -> int:
         return len(self.workload_index)
 
     @property
-    def ok(self) -> NDArray[np.bool_]:
+    def ok(self) -> Mask:
         """Rows with a correct, timed result, bool [rows]."""
         return np.asarray(self.status == "ok")
 
@@ -65,7 +66,7 @@ class Columns:
         return replace(self, **taken)
 
     @functools.cached_property
-    def rows_of(self) -> dict[Workload, NDArray[np.intp]]:
+    def rows_of(self) -> dict[Workload, Indices]:
         """The rows of each workload that has any, in order."""
         order = np.argsort(self.workload_index, kind="stable")
         numbers, begins = np.unique(self.workload_index[order], return_index=True)
@@ -85,10 +86,6 @@ class Frame(Columns):
     candidates: Candidates
     dropped: Mapping[str, int] = field(default_factory=dict)
 
-    def of_workload(self, workload: Workload) -> Frame:
-        """Return the rows of one workload."""
-        return self.take(self.rows_of[workload])
-
 
 @dataclass(frozen=True)
 class MeasurementTable(Columns):
@@ -104,14 +101,14 @@ class MeasurementTable(Columns):
     """
 
     configs: tuple[GemmConfig, ...]
-    config_index: NDArray[np.int64]
+    config_index: Integers
     artifact_keys: tuple[str, ...]
-    artifact_index: NDArray[np.int64]
+    artifact_index: Integers
     runs: tuple[RunInfo, ...]
-    run_index: NDArray[np.int64]
-    role: NDArray[np.object_]
+    run_index: Integers
+    role: Texts
     arrow: pa.Table = field(repr=False)
-    arrow_row: NDArray[np.int64]
+    arrow_row: Integers
 
     @staticmethod
     def schema() -> pa.Schema:
@@ -167,10 +164,10 @@ class MeasurementTable(Columns):
         return lay_out(rows, cls.schema(), cls.faults)
 
     @staticmethod
-    def faults(rows: pa.Table) -> dict[str, NDArray[np.bool_]]:
+    def faults(rows: pa.Table) -> dict[str, Mask]:
         """Mark rows that no release writes; see :data:`costmodel.data.rows.Faults`."""
 
-        def has(name: str, texts: Iterable[str]) -> NDArray[np.bool_]:
+        def has(name: str, texts: Iterable[str]) -> Mask:
             index, there = _numbered(rows, name)
             return np.array([text in texts for text in there], dtype=bool)[index]
 
@@ -259,13 +256,13 @@ def workload_fields() -> list[pa.Field]:
     return sizes + arrow_fields(CodeClass)
 
 
-def _numbered(table: pa.Table, name: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def _numbered(table: pa.Table, name: str) -> tuple[Integers, tuple[str, ...]]:
     """Return a column of texts as numbers, and the texts."""
     column = table.column(name).combine_chunks()
     return column.indices.to_numpy().astype(np.int64), tuple(column.dictionary.to_pylist())
 
 
-def _texts(table: pa.Table, name: str) -> NDArray[np.object_]:
+def _texts(table: pa.Table, name: str) -> Texts:
     """Return a column of texts, object [rows]; equal texts are one object."""
     index, texts = _numbered(table, name)
     return np.array(texts, dtype=object)[index]

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from costmodel.arrays import Integers, Mask
 from costmodel.errors import CostModelError, InvalidInput
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Faults = Callable[["pa.Table"], Mapping[str, NDArray[np.bool_]]]
+Faults = Callable[["pa.Table"], Mapping[str, Mask]]
 """Marks the rows of a table that cannot be used, bool [rows], by what was expected of them."""
 
 
@@ -75,7 +75,7 @@ def leave_out(
 
 def refused(
     table: pa.Table, names: Sequence[str], make: Callable[[dict[str, Any]], object]
-) -> NDArray[np.bool_]:
+) -> Mask:
     """Mark the rows of whose columns no object can be made, bool [rows]."""
 
     def fails(values: dict[str, Any]) -> bool:
@@ -89,9 +89,7 @@ def refused(
     return np.array([*map(fails, distinct)], dtype=bool)[index]
 
 
-def number_rows(
-    table: pa.Table, names: Sequence[str]
-) -> tuple[NDArray[np.int64], list[dict[str, Any]]]:
+def number_rows(table: pa.Table, names: Sequence[str]) -> tuple[Integers, list[dict[str, Any]]]:
     """Number the distinct values of some columns, in the order in which they first appear.
 
     Returns:

@@ -1,11 +1,10 @@
 """``tune``, ``pin`` and ``unpin``: choices made before the first product."""
 
-from __future__ import annotations
-
 from math import inf
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from costmodel.data.measurement import Runner
 from costmodel.dispatch import dispatch
@@ -169,7 +168,7 @@ def _problem(
         case (int() as m, int() as n, int() as k):
             types = matmul_types(dtype, out_dtype, tf32)
             return Workload.dense(m, n, k, **types, **epilogue), device
-        case (torch.Tensor() as a, torch.Tensor() as b):
+        case (Tensor() as a, Tensor() as b):
             result: Any = None if out_dtype is None else getattr(torch, out_dtype, out_dtype)
             check_matrices(Call(a, b, tf32=tf32, out_dtype=result))
             out = torch.empty((a.shape[0], b.shape[1]), dtype=result or a.dtype, device=a.device)

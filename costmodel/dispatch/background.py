@@ -1,7 +1,5 @@
 """One thread that tunes for mode ``background``, while calls get an interim answer."""
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import sys
@@ -95,7 +93,9 @@ class Background:
         try:
             job()
         except BaseException as raised:  # SystemExit too: the next job is to have this thread
-            if _is_ending():  # which ends the processes of a job too
+            # The interpreter waits for its last threads, or has gone on from there. That ends the
+            # processes of a job too.
+            if sys.is_finalizing() or not threading.main_thread().is_alive():
                 return
             error = raised
         with self._lock:
@@ -119,11 +119,6 @@ class Background:
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
             except RuntimeWarning:  # made an error: nobody would see it here
                 log.exception("the warning above was to be an error")
-
-
-def _is_ending() -> bool:
-    """Return True if the interpreter waits for its last threads, or has gone on from there."""
-    return sys.is_finalizing() or not threading.main_thread().is_alive()
 
 
 def ignore_other_captures() -> None:

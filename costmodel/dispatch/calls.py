@@ -5,8 +5,6 @@ their own, and some calls are observed: torch itself multiplies those, or the op
 sees. Such calls are rare, so a warm call asks only the cheapest questions here.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -16,6 +14,7 @@ from os import PathLike
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
 from costmodel.dispatch.check import Call, ModelLike, check_kinds, require_shape
@@ -48,7 +47,7 @@ def by_autocast(call: Call) -> Call | None:
     if not is_autocasting() or call.out is not None:
         return None
     given: list[Any] = [x for x in (a, b, bias) if x is not None]
-    if not all(isinstance(x, torch.Tensor) for x in given):
+    if not all(isinstance(x, Tensor) for x in given):
         return None
     kind = a.device.type
     if not torch.is_autocast_enabled(kind):
@@ -76,10 +75,10 @@ def settled(call: Call) -> Call:
 
 
 def key_of(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    out: torch.Tensor | None,
-    bias: torch.Tensor | None,
+    a: Tensor,
+    b: Tensor,
+    out: Tensor | None,
+    bias: Tensor | None,
     activation: str | None,
     tf32: bool | None,
     out_dtype: torch.dtype | None,
@@ -117,7 +116,7 @@ def launch_key(call: Call) -> Any:
     return key_of(*(getattr(call, name) for name in Call.__slots__))
 
 
-def _described(x: torch.Tensor) -> Any:
+def _described(x: Tensor) -> Any:
     wants_grad = x.requires_grad and torch.is_grad_enabled() and 1 + in_functorch()
     address = x.data_ptr()
     return (
@@ -150,7 +149,7 @@ in_functorch = torch._C._are_functorch_transforms_active
 
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _unpack_dual: Any = forward_ad.unpack_dual
-_plain_dispatch = torch.Tensor.__torch_dispatch__
+_plain_dispatch = Tensor.__torch_dispatch__
 
 
 def is_scripting() -> bool:
@@ -169,29 +168,29 @@ def in_forward_level() -> bool:
     return forward_ad._current_level >= 0
 
 
-def has_tangent(operands: Iterable[torch.Tensor | None]) -> bool:
+def has_tangent(operands: Iterable[Tensor | None]) -> bool:
     """Return True if the product of these operands has a forward-mode gradient."""
     return in_forward_level() and any(
-        isinstance(x, torch.Tensor) and _unpack_dual(x).tangent is not None for x in operands
+        isinstance(x, Tensor) and _unpack_dual(x).tangent is not None for x in operands
     )
 
 
-def is_for_torch(operands: Iterable[torch.Tensor | None]) -> bool:
+def is_for_torch(operands: Iterable[Tensor | None]) -> bool:
     """Return True if an operand is more than its memory, so that only torch can multiply it.
 
     Such are tensors that ``torch.func`` wraps, that have a tangent, that are the negative of their
     memory, or whose subclass (``DTensor``, a quantised weight) keeps its numbers elsewhere.
     """
-    given = [x for x in operands if isinstance(x, torch.Tensor)]
+    given = [x for x in operands if isinstance(x, Tensor)]
     return any(map(_is_more_than_memory, given)) or has_tangent(given)
 
 
-def keeps_elsewhere(x: torch.Tensor) -> bool:
+def keeps_elsewhere(x: Tensor) -> bool:
     """Return True if a subclass defines itself what torch's functions do with its tensors."""
     return type(x).__torch_dispatch__ is not _plain_dispatch and not is_fake(x)
 
 
-def _is_more_than_memory(x: torch.Tensor) -> bool:
+def _is_more_than_memory(x: Tensor) -> bool:
     if torch._C._functorch.is_functorch_wrapped_tensor(x) or torch._is_functional_tensor(x):
         return True
     if is_fake(x):
@@ -205,18 +204,18 @@ def _is_more_than_memory(x: torch.Tensor) -> bool:
         return True
 
 
-def is_fake(x: torch.Tensor) -> bool:
+def is_fake(x: Tensor) -> bool:
     """Return True for the tensors that tracing computes with: they have all but numbers."""
     return getattr(x, "fake_mode", None) is not None
 
 
 # --- what torch computes --------------------------------------------------------------------------
 
-Matmul = Callable[..., torch.Tensor]
+Matmul = Callable[..., Tensor]
 """act(a @ b + bias) of two matrices, with the keywords of :func:`costmodel.matmul`."""
 
 
-def multiply_batches(matmul: Matmul, call: Call) -> torch.Tensor:
+def multiply_batches(matmul: Matmul, call: Call) -> Tensor:
     """Return act(a @ b + bias) for vectors, and for operands with leading batch dimensions.
 
     A batch of A with one matrix B is one product of all its rows. Torch multiplies two batches.
@@ -248,7 +247,7 @@ def multiply_batches(matmul: Matmul, call: Call) -> torch.Tensor:
     return found.view(shape) if out is None else out
 
 
-def _rows_of(out: torch.Tensor) -> torch.Tensor:
+def _rows_of(out: Tensor) -> Tensor:
     """Return a result as the matrix that is written: all dimensions but the last become one."""
     try:
         return out.view(prod(out.shape[:-1]), out.shape[-1])
@@ -259,7 +258,7 @@ def _rows_of(out: torch.Tensor) -> torch.Tensor:
         ) from None
 
 
-def multiply_by_torch(call: Call) -> torch.Tensor:
+def multiply_by_torch(call: Call) -> Tensor:
     """Return act(a @ b + bias) by ``torch.matmul``, with its rules of shapes.
 
     Raises:

@@ -3,14 +3,13 @@
 Each error says what was wrong and what to do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from costmodel.data.candidates import CostModel
 from costmodel.errors import (
@@ -34,10 +33,10 @@ Spans = tuple[int, int, int, int]
 class Call:
     """The arguments of :func:`costmodel.matmul`, as they came."""
 
-    a: torch.Tensor
-    b: torch.Tensor
-    out: torch.Tensor | None = None
-    bias: torch.Tensor | None = None
+    a: Tensor
+    b: Tensor
+    out: Tensor | None = None
+    bias: Tensor | None = None
     activation: str | None = None
     tf32: bool | None = None
     out_dtype: torch.dtype | None = None
@@ -45,7 +44,7 @@ class Call:
     model: ModelLike = None
 
     @property
-    def operands(self) -> tuple[torch.Tensor | None, ...]:
+    def operands(self) -> tuple[Tensor | None, ...]:
         """All tensors of the call."""
         return self.a, self.b, self.out, self.bias
 
@@ -98,10 +97,10 @@ def check_kinds(call: Call) -> None:
 
 
 def require_apart(
-    out: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
+    out: Tensor,
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
     spans: Spans,
 ) -> None:
     """Refuse an ``out`` that shares memory with an input. Every call with an ``out`` asks.
@@ -130,14 +129,12 @@ def require_shape(name: str, x: torch.Tensor, shape: Sequence[int], more: str = 
         raise ShapeError(f"{name} has shape {list(x.shape)}: expected {list(shape)}{more}")
 
 
-def spans_of(
-    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None
-) -> Spans:
+def spans_of(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None) -> Spans:
     """Return the memory spans for :func:`require_apart`."""
     return _span(out), _span(a), _span(b), 0 if bias is None else _span(bias)
 
 
-def _span(x: torch.Tensor) -> int:
+def _span(x: Tensor) -> int:
     """Bytes from the first address of a tensor to the one past its last; 0 if it is empty."""
     if x.numel() == 0:
         return 0
@@ -145,7 +142,7 @@ def _span(x: torch.Tensor) -> int:
     return elements * x.element_size()
 
 
-def _require_columns_apart(out: torch.Tensor, x: torch.Tensor, name: str) -> None:
+def _require_columns_apart(out: Tensor, x: Tensor, name: str) -> None:
     """Refuse a tensor whose span meets that of ``out``, unless they are columns side by side."""
     if out.ndim == x.ndim == 2 and out.element_size() == x.element_size():
         row = out.stride(0)
@@ -159,12 +156,12 @@ def _require_columns_apart(out: torch.Tensor, x: torch.Tensor, name: str) -> Non
     )
 
 
-def _given(call: Call) -> dict[str, torch.Tensor]:
+def _given(call: Call) -> dict[str, Tensor]:
     """Return the dense tensors of a call by name; refuse everything else."""
     found: dict[str, torch.Tensor] = {"a": call.a, "b": call.b}
     found |= {n: x for n, x in (("out", call.out), ("bias", call.bias)) if x is not None}
     for name, x in found.items():
-        if not isinstance(x, torch.Tensor):
+        if not isinstance(x, Tensor):
             raise InvalidInput(f"{name} is a {type(x).__name__}: expected a torch.Tensor")
         if x.layout != torch.strided:
             raise LayoutError(f"{name} is {x.layout}: expected a dense tensor, e.g. x.to_dense()")
@@ -239,7 +236,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _check_devices(given: dict[str, torch.Tensor]) -> None:
+def _check_devices(given: dict[str, Tensor]) -> None:
     for name, x in given.items():
         if x.device.type != "cuda":
             raise DeviceError(

@@ -16,8 +16,6 @@ serves if its binary is loaded, else the model's best among the loaded ones, els
 warning. The next call outside tunes.
 """
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 from importlib import import_module
@@ -27,6 +25,7 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
+from torch import Tensor
 
 from costmodel import models
 from costmodel.data.candidates import CostModel
@@ -78,7 +77,6 @@ _is_compiling = torch.compiler.is_compiling
 # Tells autograd that an output which it may have kept was written to.
 _written = torch.autograd.graph.increment_version
 _FLOAT32 = torch.float32
-_Tensor = torch.Tensor
 
 _NOWHERE: Spans = 0, 0, 0, 0
 _Entry = tuple[Any, Spans, NewOutput | None]
@@ -91,10 +89,10 @@ _background = Background()
 
 
 def matmul(
-    a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None, activation: str | None = None, tf32: bool | None = None,
+    a: Tensor, b: Tensor, *, out: Tensor | None = None,
+    bias: Tensor | None = None, activation: str | None = None, tf32: bool | None = None,
     out_dtype: torch.dtype | None = None, mode: str | None = None, model: ModelLike = None,
-) -> torch.Tensor:  # fmt: skip
+) -> Tensor:  # fmt: skip
     """Return act(a @ b + bias), by the fastest configuration known for such operands.
 
     The first call of a kind tunes: it ranks the space, times the top 8 beside torch and keeps the
@@ -201,7 +199,7 @@ def set_buckets(steps: int = 4, bounds: tuple[int, ...] = ()) -> None:
     forget_launches()
 
 
-def result_for(a: torch.Tensor, b: torch.Tensor, **options: Any) -> TuningResult | None:
+def result_for(a: Tensor, b: Tensor, **options: Any) -> TuningResult | None:
     """Return the tuning result that :func:`matmul` uses for these operands.
 
     Args:
@@ -220,7 +218,7 @@ def result_for(a: torch.Tensor, b: torch.Tensor, **options: Any) -> TuningResult
     if not isinstance(call.model, str | PathLike):  # a directory is read when it is to choose
         named_model(call.model)
     found = launches.get(launch_key(call))
-    return found[0].result if found is not None else None
+    return None if found is None else found[0].result
 
 
 def launch_of(call: Call) -> Launch:
@@ -232,23 +230,13 @@ def launch_of(call: Call) -> Launch:
     return resolve_launch(call, out, winners, _background).launch
 
 
-def entry_for(a: torch.Tensor, b: torch.Tensor, **options: Any) -> _Entry | None:
+def entry_for(a: Tensor, b: Tensor, **options: Any) -> _Entry | None:
     """Return the entry that :func:`matmul` keeps for these operands; None if it keeps none.
 
     Args:
         options: those of :func:`matmul`.
     """
     return launches.get(launch_key(settled(Call(a, b, **options))))
-
-
-def launch_for(a: torch.Tensor, b: torch.Tensor, **options: Any) -> Launch | None:
-    """Return the launch that :func:`matmul` uses for these operands; None before its first call.
-
-    Args:
-        options: those of :func:`matmul`.
-    """
-    found = entry_for(a, b, **options)
-    return found[0] if found is not None else None
 
 
 def _computed_by(call: Call) -> str:
@@ -274,7 +262,7 @@ def _computed_by(call: Call) -> str:
     return "operator" if call.model is not None or in_functorch() else "gradients"
 
 
-def _first_call(key: object, call: Call) -> torch.Tensor:
+def _first_call(key: object, call: Call) -> Tensor:
     begun = launches.begin()
     if (cast := by_autocast(call)) is not None:
         return matmul(cast.a, cast.b, **cast.options())
@@ -295,7 +283,7 @@ def _first_call(key: object, call: Call) -> torch.Tensor:
 
 def _first_of_matrices(
     key: object, call: Call, begun: dict[Any, _Entry], *, with_gradients: bool
-) -> torch.Tensor:
+) -> Tensor:
     a, b, out, bias = call.a, call.b, call.out, call.bias
     new_output = NewOutput(a, b.size(1), call.out_dtype)
     if out is None:
@@ -350,7 +338,7 @@ def _entry_of_batch(call: Call) -> _Entry | None:
     return launch, spans, new_output and NewOutput(a, n, call.out_dtype)
 
 
-def _compiled(call: Call) -> torch.Tensor:
+def _compiled(call: Call) -> Tensor:
     """Return the product as ``torch.compile`` traces it."""
     call = by_autocast(call) or call
     if in_forward_level():  # the operator has no forward-mode gradient
@@ -358,7 +346,7 @@ def _compiled(call: Call) -> torch.Tensor:
     return _by_operator(call)
 
 
-def _by_operator(call: Call) -> torch.Tensor:
+def _by_operator(call: Call) -> Tensor:
     """Return the product as an operator of torch's, which can be traced and differentiated."""
     if call.model is not None:
         raise InvalidInput(

@@ -3,8 +3,6 @@
 Traced calls differentiate the operator of :mod:`costmodel.torch_ops` by the same formulas.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from math import isnan

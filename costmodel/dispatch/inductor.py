@@ -4,8 +4,6 @@ A graph that Inductor compiles pays the operator's host time at each call. Torch
 less there, and its neighbours can be fused with it. Inductor's cache of graphs keeps the choice.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,16 +1,12 @@
 """The launches that ``matmul`` keeps for the next calls of a kind, by key, and their outputs."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 
 import torch
-from torch import _C
+from torch import _C, Tensor
 
 from costmodel.validation import drop_oldest
-
-_Tensor = torch.Tensor
 
 # Inductor's code allocates by this: it saves a microsecond or two by passing torch's dispatcher.
 _guards = getattr(getattr(_C, "_dynamo", None), "guards", None)
@@ -22,7 +18,7 @@ class NewOutput:
 
     __slots__ = ("_dtype", "_index", "_size", "_stride")
 
-    def __init__(self, a: torch.Tensor, n: int, dtype: torch.dtype | None) -> None:
+    def __init__(self, a: Tensor, n: int, dtype: torch.dtype | None) -> None:
         """Prepare for products like a [..., k] @ b [k, n]; a dtype of None is that of a."""
         self._size = (*a.shape[:-1], n)
         self._stride = torch.empty(self._size, device="meta").stride()
@@ -30,11 +26,11 @@ class NewOutput:
         # -1 is no device: then torch's usual way allocates.
         self._index = a.get_device() if a.is_cuda and _empty_strided_cuda is not None else -1
 
-    def __call__(self, a: torch.Tensor) -> torch.Tensor:
+    def __call__(self, a: Tensor) -> Tensor:
         """Return a new one on the device of ``a``, an operand of this kind."""
         # A subclass makes tensors of its own kind; the short way knows only the current device.
         index = self._index
-        if index >= 0 and type(a) is _Tensor and index == _C._cuda_getDevice():
+        if index >= 0 and type(a) is Tensor and index == _C._cuda_getDevice():
             return _empty_strided_cuda(self._size, self._stride, self._dtype)
         return a.new_empty(self._size, dtype=self._dtype)
 

@@ -1,14 +1,12 @@
 """Loads binaries for a launch; knows which are on the device, and what is pinned."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Sequence
 
 from costmodel.errors import CompileError, CostModelError, LaunchError
 from costmodel.gemm.config import GemmConfig, Specialization
-from costmodel.gemm.space import why_illegal
+from costmodel.gemm.space import SearchSpace
 from costmodel.gemm.workload import CodeClass, Workload
 from costmodel.hardware.target import Target
 from costmodel.launch.fast import TritonLaunch
@@ -29,7 +27,7 @@ _Key = tuple[Specialization, CodeClass | None, Target, int]
 
 _lock = threading.Lock()
 # Configurations that differ only in how they are launched share a binary.
-_loaded: dict[_Key, tuple[Kernel, dict[GemmConfig, None]]] = {}
+_loaded: dict[_Key, Kernel] = {}
 
 
 def first_launch(
@@ -74,10 +72,9 @@ def ensure_loaded(plan: Plan, target: Target, device_index: int) -> Kernel:
         with _lock:
             if key not in _loaded:
                 count(loaded=1)
-            found = _loaded.setdefault(key, (kernel, {}))
+            found = _loaded.setdefault(key, kernel)
             drop_oldest(_loaded, _KEPT)
-    found[1].setdefault(plan.config)
-    return found[0]
+    return found
 
 
 def is_loaded(config: GemmConfig, workload: Workload, target: Target, device_index: int) -> bool:
@@ -88,18 +85,8 @@ def is_loaded(config: GemmConfig, workload: Workload, target: Target, device_ind
 
 def loaded_configs(workload: Workload, target: Target, device_index: int) -> list[GemmConfig]:
     """The configurations that may run a workload with nothing to be compiled or loaded."""
-    with _lock:
-        entries = [*_loaded.items()]
-    here = (target, device_index)
-    configs = dict.fromkeys(
-        config for key, (_, configs) in entries if key[2:] == here for config in [*configs]
-    )
-    return [
-        config
-        for config in configs
-        if not why_illegal(config, workload, target.device)
-        and is_loaded(config, workload, target, device_index)
-    ]
+    space = SearchSpace.of(workload, target)
+    return [c for c in space.configs if is_loaded(c, workload, target, device_index)]
 
 
 def _key(plan: Plan, target: Target, device_index: int) -> _Key:

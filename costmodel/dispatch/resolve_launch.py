@@ -4,18 +4,17 @@ Only final answers are kept. An interim one (inside a capture, if the winner is 
 thread tunes; while this machine cannot compile) serves one call, and the next one comes here again.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import time
 import warnings
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from costmodel.dispatch.background import Background
 from costmodel.dispatch.check import Call, ModelLike
@@ -26,7 +25,6 @@ from costmodel.errors import (
     HostError,
     InvalidInput,
     LaunchError,
-    warn_of_host,
 )
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
@@ -38,8 +36,8 @@ from costmodel.tuning.ranking import rank
 from costmodel.tuning.ranks import epoch
 from costmodel.tuning.tuning_key import TuningKey
 from costmodel.tuning.tuning_result import TuningResult
-from costmodel.tuning.winners import Winners
-from costmodel.validation import one_line
+from costmodel.tuning.winners import Winners, warn_of_host
+from costmodel.validation import one_line, warn_once
 
 _OTHERS = 8  # are tried in place of a winner: each may take seconds to compile
 _PAUSE_S = 60.0  # before this machine is asked again: an attempt may take seconds
@@ -47,7 +45,6 @@ _PAUSE_S = 60.0  # before this machine is asked again: an attempt may take secon
 log = logging.getLogger("costmodel")
 
 _retry_at = -inf
-_has_warned_of_capture = False
 
 
 class Resolved(NamedTuple):
@@ -57,9 +54,7 @@ class Resolved(NamedTuple):
     is_final: bool = True
 
 
-def resolve_launch(
-    call: Call, out: torch.Tensor, winners: Winners, background: Background
-) -> Resolved:
+def resolve_launch(call: Call, out: Tensor, winners: Winners, background: Background) -> Resolved:
     """The launch of a call that was checked; it is not queued here.
 
     In this order: what is pinned; inside a capture, what is loaded; the winner of the mode, known
@@ -118,14 +113,19 @@ def is_capturing(device_index: int) -> bool:
         return torch.cuda.is_current_stream_capturing()
 
 
+@dataclass
 class _Product:
-    """A product to be launched."""
+    """A product to be launched on a device."""
 
-    def __init__(
-        self, workload: Workload, index: int, mode: str, model: ModelLike, winners: Winners
-    ) -> None:
-        self.workload, self.m, self.index, self.mode = workload, workload.m, index, mode
-        self.model, self.winners = model, winners
+    workload: Workload
+    index: int
+    mode: str
+    model: ModelLike
+    winners: Winners
+
+    @property
+    def m(self) -> int:
+        return self.workload.m
 
     @functools.cached_property
     def keys(self) -> list[TuningKey]:
@@ -282,7 +282,14 @@ class _Product:
         target = self.winners.target_of(self.index)
         configs = [] if key.epoch else loaded_configs(workload, target, self.index)
         if not configs:
-            _warn_of_capture(workload)
+            warn_once(
+                f"the first product of {workload} came while a CUDA graph is captured, where "
+                f"nothing may be timed or loaded: this graph has torch compute it (and any other "
+                f"such, without a warning); call matmul once before, or "
+                f"costmodel.warmup([(m, n, k)])",
+                "a capture",
+                stacklevel=7,
+            )
             why = "inside a capture, with nothing loaded that is to compute it"
             return self._by_torch(self._chosen(None, why))
         best = configs[0]
@@ -345,16 +352,3 @@ class _Product:
             log.warning("%s no longer works: %s", found.chosen, one_line(error))
             broken = isinstance(error, CompileError)
             self._launch(winners.replace(key, m, found, broken=broken, wait=False))
-
-
-def _warn_of_capture(workload: Workload) -> None:
-    global _has_warned_of_capture
-    if not _has_warned_of_capture:
-        _has_warned_of_capture = True
-        warnings.warn(
-            f"the first product of {workload} came while a CUDA graph is captured, where nothing "
-            f"may be timed or loaded: this graph has torch compute it (and any other such, without "
-            f"a warning); call matmul once before, or costmodel.warmup([(m, n, k)])",
-            RuntimeWarning,
-            stacklevel=7,
-        )

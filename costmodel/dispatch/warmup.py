@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from costmodel.dispatch import dispatch
 from costmodel.dispatch.ahead import device_index, matmul_types
 from costmodel.dispatch.calls import is_deterministic
 from costmodel.dispatch.check import ModelLike
 from costmodel.dispatch.resolve_launch import keys_of
-from costmodel.errors import HostError, InvalidInput, LaunchError, RankError, warn_of_host
+from costmodel.errors import HostError, InvalidInput, LaunchError, RankError
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.launch.fast import Launch
@@ -23,6 +24,7 @@ from costmodel.tuning.ranking import named_model
 from costmodel.tuning.ranks import Ranks
 from costmodel.tuning.tuning_key import TuningKey
 from costmodel.tuning.tuning_result import TuningResult
+from costmodel.tuning.winners import warn_of_host
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -151,7 +153,8 @@ class _Call:
         if self.mode == "background":  # whose winners it goes by
             dispatch.matmul(a, b, mode="auto", **options)
         dispatch.matmul(a, b, mode=self.mode, **options)
-        return dispatch.launch_for(a, b, mode=self.mode, **options)
+        entry = dispatch.entry_for(a, b, mode=self.mode, **options)
+        return entry and entry[0]
 
 
 def _warm(
@@ -270,11 +273,11 @@ def _dense(workload: Workload) -> Workload:
 
 def _blank_operands(
     workload: Workload, device: str
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Operands of a workload with dense layouts, of whatever numbers are in memory."""
     code = workload.code
 
-    def blank(rows: int, cols: int, layout: str, dtype: str) -> torch.Tensor:
+    def blank(rows: int, cols: int, layout: str, dtype: str) -> Tensor:
         shape = (cols, rows) if layout == "col" else (rows, cols)
         x = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
         return x.T if layout == "col" else x

@@ -1,12 +1,10 @@
 """Finds candidates that are the same program, launched the same way."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from costmodel.arrays import Integers
 from costmodel.compile.compiler import Artifact
 from costmodel.data.candidates import ARTIFACT_COLUMNS, CONFIG_COLUMNS, Candidates
 from costmodel.gemm.config import GemmConfig
@@ -30,8 +28,8 @@ def identity(workload: Workload, config: GemmConfig, artifact: Artifact | None) 
 
 
 def identities(
-    workload: Workload, candidates: Candidates, program: NDArray[np.int64] | None = None
-) -> NDArray[np.int64]:
+    workload: Workload, candidates: Candidates, program: Integers | None = None
+) -> Integers:
     """Number candidates from 0 to n - 1, equally if their :func:`identity` is; int64 [n].
 
     Args:
@@ -45,7 +43,7 @@ def identities(
     return np.unique(same, return_inverse=True)[1].astype(np.int64)
 
 
-def programs(candidates: Candidates) -> NDArray[np.int64]:
+def programs(candidates: Candidates) -> Integers:
     """Number candidates, equally if they launch one program alike, tile order aside; int64 [n].
 
     A candidate that was not compiled is equal to none.

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from costmodel.arrays import Floats, Integers
 from costmodel.data.candidates import Candidates, CostModel
 from costmodel.errors import MissingData
 from costmodel.evaluation import metrics
@@ -32,8 +32,6 @@ TOP_K = (1, 4, 8, 16)
 
 log = logging.getLogger("costmodel")
 
-_Floats = NDArray[np.float64]
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -47,12 +45,12 @@ class Problem:
 
     workload: Workload
     candidates: Candidates
-    latency_us: _Floats
-    identity: NDArray[np.int64]
+    latency_us: Floats
+    identity: Integers
 
     @classmethod
     def of(
-        cls, workload: Workload, candidates: Candidates, latency_us: _Floats, device: Device
+        cls, workload: Workload, candidates: Candidates, latency_us: Floats, device: Device
     ) -> Problem | None:
         """Take measured candidates that can be chosen; None if none of them worked.
 
@@ -69,7 +67,7 @@ class Problem:
         np.fmin.at(best, identity, latency_us)
         return cls(workload, candidates, best[identity], identity)
 
-    def kept_at(self, cost: _Floats, ks: Sequence[int]) -> tuple[float, ...]:
+    def kept_at(self, cost: Floats, ks: Sequence[int]) -> tuple[float, ...]:
         """Return the speed kept by the first k of a ranking, for each k."""
         rows = metrics.distinct_rows(cost, self.identity)
         return tuple(metrics.speed_kept(self.latency_us[rows], cost[rows], k) for k in ks)
@@ -112,12 +110,12 @@ def evaluate(dataset: Dataset, models: Sequence[CostModel], target: Target) -> l
     dropped = ", ".join(f"{reason} ({rows} rows)" for reason, rows in frame.dropped.items())
     problems = problems_of(frame, target.device)
     if not problems:
-        raise MissingData(_nothing_to_judge_by(dataset, dropped))
+        raise _nothing_to_judge_by(dataset, dropped)
     if dropped:
         log.warning("%s, left out: %s", dataset.path, dropped)
 
     def entry(
-        name: str, kind: str, cost: Callable[[Problem], _Floats], *, is_latency: bool = False
+        name: str, kind: str, cost: Callable[[Problem], Floats], *, is_latency: bool = False
     ) -> dict[str, Any]:
         return _entry(name, kind, [_score(p, cost(p), is_latency) for p in problems])
 
@@ -139,30 +137,30 @@ def evaluate(dataset: Dataset, models: Sequence[CostModel], target: Target) -> l
 
 def problems_of(frame: Frame, device: Device) -> list[Problem]:
     """Return the workloads of a frame of which anything worked."""
-    parts = ((workload, frame.of_workload(workload)) for workload in frame.workloads)
+    latency_us = np.where(frame.ok, frame.latency_us, np.nan)
     found = (
-        Problem.of(workload, part.candidates, np.where(part.ok, part.latency_us, np.nan), device)
-        for workload, part in parts
+        Problem.of(workload, frame.candidates.take(rows), latency_us[rows], device)
+        for workload, rows in frame.rows_of.items()
     )
     return [problem for problem in found if problem is not None]
 
 
-def _nothing_to_judge_by(dataset: Dataset, dropped: str) -> str:
+def _nothing_to_judge_by(dataset: Dataset, dropped: str) -> MissingData:
+    what = f"{dataset.path} holds no working rows of the held-out list"
     if dropped:
-        return (
-            f"{dataset.path} holds no working rows of the held-out list that the kernels as they "
-            f"are now gave: {dropped}; record it again with `costmodel collect --worklist FILE`, "
-            f"or name a dataset of these kernels with `--data DIR`"
+        return MissingData(
+            f"{what} that the kernels as they are now gave: {dropped}; record it again with "
+            f"`costmodel collect --worklist FILE`, or name a dataset of these kernels with "
+            f"`--data DIR`"
         )
-    return (
-        f"{dataset.path} holds no working rows of the held-out list: record "
-        f"some of it with `costmodel collect --shapes FILE --role eval`, or all that "
-        f"`benchmarks/draw_reference.py eval` draws with `costmodel collect --worklist FILE`; "
+    return MissingData(
+        f"{what}: record some of it with `costmodel collect --shapes FILE --role eval`, or all "
+        f"that `benchmarks/draw_reference.py eval` draws with `costmodel collect --worklist FILE`; "
         f"or name a dataset that has them with `--data DIR`"
     )
 
 
-def _score(problem: Problem, cost: _Floats, is_latency: bool) -> _Score:
+def _score(problem: Problem, cost: Floats, is_latency: bool) -> _Score:
     rows = metrics.distinct_rows(cost, problem.identity)
     latency, ranked = problem.latency_us[rows], cost[rows]
     return _Score(

@@ -8,8 +8,6 @@ workload, or come near: both within 2 %. Two disguises of the same product count
 - the same weights read the other way (n and k exchanged), as the backward pass does.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass

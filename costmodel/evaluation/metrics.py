@@ -5,17 +5,14 @@ cost count as ranked in random order, and the expected value is given: so a mode
 helped nor harmed by the order of rows in a file, and a constant cost is the random baseline.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-_Floats = NDArray[np.float64]
+from costmodel.arrays import Floats, Indices, Integers
 
 
-def speed_kept(latency_us: _Floats, cost: _Floats, k: int) -> float:
+def speed_kept(latency_us: Floats, cost: Floats, k: int) -> float:
     """Best latency of all over the best among the ``k`` candidates of lowest cost, from 0 to 1.
 
     A pick that failed is wasted; where all ``k`` failed, the slowest candidate that works is the
@@ -46,7 +43,7 @@ def speed_kept(latency_us: _Floats, cost: _Floats, k: int) -> float:
     return float(latency.min() * np.sum(chance / fastest))
 
 
-def top_rows(cost: _Floats, identity: NDArray[np.int64], k: int) -> NDArray[np.intp]:
+def top_rows(cost: Floats, identity: Integers, k: int) -> Indices:
     """The ``k`` rows of lowest cost, in order, no two of one identity; int [<= k].
 
     Args:
@@ -57,12 +54,12 @@ def top_rows(cost: _Floats, identity: NDArray[np.int64], k: int) -> NDArray[np.i
     return order[first[:k]]
 
 
-def distinct_rows(cost: _Floats, identity: NDArray[np.int64]) -> NDArray[np.intp]:
+def distinct_rows(cost: Floats, identity: Integers) -> Indices:
     """Return the row of lowest cost of each identity: a ranking without duplicates."""
     return np.sort(top_rows(cost, identity, len(cost)))
 
 
-def kendall_tau(latency_us: _Floats, cost: _Floats) -> float:
+def kendall_tau(latency_us: Floats, cost: Floats) -> float:
     """Kendall's tau-b over the candidates that work; 0 where one side does not order them."""
     from scipy.stats import kendalltau  # type: ignore[import-untyped]
 
@@ -73,13 +70,13 @@ def kendall_tau(latency_us: _Floats, cost: _Floats) -> float:
     return 0.0 if np.isnan(tau) else tau
 
 
-def mape_pct(latency_us: _Floats, predicted_us: _Floats) -> float:
+def mape_pct(latency_us: Floats, predicted_us: Floats) -> float:
     """Mean absolute error of a predicted latency, in percent of the measured one."""
     works = np.isfinite(latency_us)
     error = np.abs(predicted_us[works] - latency_us[works]) / latency_us[works]
     return float(100 * error.mean())
 
 
-def geomean(values: Sequence[float] | _Floats) -> float:
+def geomean(values: Sequence[float] | Floats) -> float:
     """Geometric mean of positive values."""
     return float(np.exp(np.mean(np.log(values))))

@@ -4,18 +4,14 @@ Nothing is timed; a few constants of the estimate are fitted (``estimate.py``). 
 features of a learned model. Their ratios matter, their absolute accuracy does not.
 """
 
-from __future__ import annotations
-
 import numpy as np
-from numpy.typing import NDArray
 
+from costmodel.arrays import Floats
 from costmodel.data.candidates import ARTIFACT_COLUMNS, CONFIG_COLUMNS, Candidates
 from costmodel.features.estimate import ESTIMATE_FEATURES, L2_SPEEDUP, estimate_columns
 from costmodel.gemm.family import is_wide
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Device, Target
-
-Column = NDArray[np.float64]
 
 ANALYTIC_FEATURES = (
     # the binary, known or estimated
@@ -38,7 +34,7 @@ _OTHER_REGISTERS = 48  # addresses, loop counters and operand fragments beside t
 _LATENCY_US = 0.8  # one trip to device memory under load: how much must be in flight
 
 
-def occupancy(registers: Column, shared_bytes: Column, num_warps: Column, device: Device) -> Column:
+def occupancy(registers: Floats, shared_bytes: Floats, num_warps: Floats, device: Device) -> Floats:
     """Return how many blocks of a kernel fit one multiprocessor, at least 1.
 
     Args:
@@ -59,7 +55,7 @@ def occupancy(registers: Column, shared_bytes: Column, num_warps: Column, device
 
 def analytic_columns(
     workload: Workload, candidates: Candidates, target: Target, *, binary: bool
-) -> dict[str, Column]:
+) -> dict[str, Floats]:
     """Return the columns of :data:`ANALYTIC_FEATURES`, float64 [n] each.
 
     Args:
@@ -93,8 +89,8 @@ def analytic_columns(
 
 
 def _resources(
-    workload: Workload, candidates: Candidates, device: Device, c: dict[str, Column], binary: bool
-) -> dict[str, Column]:
+    workload: Workload, candidates: Candidates, device: Device, c: dict[str, Floats], binary: bool
+) -> dict[str, Floats]:
     """Return registers, shared memory, and the blocks that they let on a multiprocessor."""
     accumulators = c["block_m"] * c["block_n"] / (32 * c["num_warps"])
     registers = np.minimum(accumulators + _OTHER_REGISTERS, 255)
@@ -125,8 +121,8 @@ def _resources(
 
 
 def _grid(
-    m: float, n: float, k: float, c: dict[str, Column], blocks: Column, device: Device
-) -> dict[str, Column]:
+    m: float, n: float, k: float, c: dict[str, Floats], blocks: Floats, device: Device
+) -> dict[str, Floats]:
     """Return tiles, programs, waves, and the share of them that is useful work."""
     tiles_m, tiles_n = np.ceil(m / c["block_m"]), np.ceil(n / c["block_n"])
     tiles = tiles_m * tiles_n
@@ -166,10 +162,10 @@ def _traffic(
     m: float,
     n: float,
     k: float,
-    c: dict[str, Column],
-    g: dict[str, Column],
+    c: dict[str, Floats],
+    g: dict[str, Floats],
     device: Device,
-) -> dict[str, Column]:
+) -> dict[str, Floats]:
     """Return bytes that programs ask for, that reach device memory, and that are in flight."""
     item, out_item = workload.code.itemsize, workload.code.out_itemsize
     program_bytes = c["stage_bytes"] * g["steps_per_program"]

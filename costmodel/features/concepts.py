@@ -1,7 +1,5 @@
 """The features in a dozen words that somebody who writes kernels would use."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 OTHER = "everything else"

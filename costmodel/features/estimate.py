@@ -5,19 +5,16 @@ The form is arithmetic. The constants are of an H100 (Triton 3.6.0): all but ``_
 scale with its data sheet. The trees learn the rest, so a constant need not be exact.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from costmodel.arrays import Floats
 from costmodel.gemm.family import repack_elements
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Device
 
-Column = NDArray[np.float64]
-Columns = dict[str, Column]
+Columns = dict[str, Floats]
 
 ESTIMATE_FEATURES = (
     # extra traffic of rows that cross lines of the cache, as a share
@@ -62,13 +59,13 @@ _COPY_US, _COPY_SHARE = 1.12, 0.9
 class _Step:
     """Times of one block's step by itself, us [n], and its bytes with the lines they cross."""
 
-    warps: Column
-    compute: Column
-    loads: Column
-    bytes_: Column
-    alone: Column  # latency that the stages under way do not hide, and overhead
-    serial: Column  # share that waits for its own loads
-    dram_part: Column  # of its bytes, those that L2 does not have
+    warps: Floats
+    compute: Floats
+    loads: Floats
+    bytes_: Floats
+    alone: Floats  # latency that the stages under way do not hide, and overhead
+    serial: Floats  # share that waits for its own loads
+    dram_part: Floats  # of its bytes, those that L2 does not have
 
 
 def estimate_columns(workload: Workload, c: Columns, g: Columns, device: Device) -> Columns:
@@ -122,18 +119,18 @@ def estimate_columns(workload: Workload, c: Columns, g: Columns, device: Device)
     }
 
 
-def _slowest(*times: Column) -> Column:
+def _slowest(*times: Floats) -> Floats:
     """Return their maximum, with a round corner: times that are nearly equal hinder each other."""
     return np.sqrt(np.sqrt(sum(np.square(np.square(t)) for t in times)))
 
 
-def _share(busy: Column, device: Device) -> Column:
+def _share(busy: Floats, device: Device) -> Floats:
     """Return bytes per us that each of so many multiprocessors reads from L2, [n]."""
     l2 = device.bandwidth_gbs * 1e3 * L2_SPEEDUP
     return np.minimum(l2 / busy, SM_BANDWIDTH_GBS * 1e3)
 
 
-def _step_us(step: _Step, resident: Column, busy: Column, device: Device) -> tuple[Column, Columns]:
+def _step_us(step: _Step, resident: Floats, busy: Floats, device: Device) -> tuple[Floats, Columns]:
     """Return the time of a step where so many blocks share a multiprocessor, and shares of it.
 
     Device memory delivers no more to all of them than its bandwidth.
@@ -158,7 +155,7 @@ def _step_us(step: _Step, resident: Column, busy: Column, device: Device) -> tup
 
 
 def _step(
-    workload: Workload, c: Columns, g: Columns, device: Device, lines: Columns, dram: Column
+    workload: Workload, c: Columns, g: Columns, device: Device, lines: Columns, dram: Floats
 ) -> _Step:
     """Return the work of one block's step on each unit."""
     code, item = workload.code, workload.code.itemsize
@@ -173,7 +170,7 @@ def _step(
         depth = np.where(pointer, 1.0, depth)
     # The load unit takes an instruction of a warp, or 128 bytes of a wider one, each few clocks.
     requests = a / (32 * min(code.a_align, 4)) + b / (32 * min(code.b_align, 4))
-    cost: float | Column = _LOAD_COST if asynchronous else _UNPIPED_LOAD_COST
+    cost: float | Floats = _LOAD_COST if asynchronous else _UNPIPED_LOAD_COST
     if not asynchronous and code.b_align < 4:
         cost = np.where(g["even_k"] > 0, _UNMASKED_LOAD_COST, cost)
     overhead = _POINTER_STEP_US[0 if asynchronous else 1]
@@ -191,11 +188,11 @@ def _step(
     )
 
 
-def _compute_us(workload: Workload, c: Columns, g: Columns, tile: Column, device: Device) -> Column:
+def _compute_us(workload: Workload, c: Columns, g: Columns, tile: Floats, device: Device) -> Floats:
     """Return the time to multiply one step of a block that has a multiprocessor to itself."""
     kind, warps = workload.code.kind, c["num_warps"]
     flops_per_us = device.tflops_of(kind) * 1e6 / device.sm_count
-    ideal: Column = 2 * tile * c["block_k"] / flops_per_us
+    ideal: Floats = 2 * tile * c["block_k"] / flops_per_us
     row = device.architecture
     if kind not in row.tensor_rates:
         return ideal / _FMA_SHARE
@@ -238,7 +235,7 @@ def _straddle(workload: Workload, c: Columns) -> Columns:
     return found | {"c_straddle": np.full_like(c["block_m"], outside)}
 
 
-def _dram_bytes(workload: Workload, c: Columns, g: Columns, device: Device) -> Column:
+def _dram_bytes(workload: Workload, c: Columns, g: Columns, device: Device) -> Floats:
     """Return the traffic to device memory. Data that L2 lost before it is read again comes twice.
 
     Tiles are walked in stripes of GROUP_M tile rows: within one, A stays; from one to the next,
@@ -256,12 +253,12 @@ def _dram_bytes(workload: Workload, c: Columns, g: Columns, device: Device) -> C
     lost_a = np.clip(rows * workload.k * item / kept - 1, 0, 1)
     touched = b + rows * (workload.k * item + workload.n * code.out_itemsize)
     lost_b = np.clip(touched / kept - 1, 0, 1)
-    traffic: Column = a * (1 + lost_a * (rounds - 1)) + b * (1 + lost_b * (stripes - 1))
+    traffic: Floats = a * (1 + lost_a * (rounds - 1)) + b * (1 + lost_b * (stripes - 1))
     traffic += workload.m * workload.n * code.out_itemsize
     return traffic
 
 
-def _split_us(c: Columns, g: Columns, device: Device) -> Column:
+def _split_us(c: Columns, g: Columns, device: Device) -> Floats:
     """Return the time of split-K: the last block of a tile reads all partial sums by itself."""
     tile = 4 * c["block_m"] * c["block_n"]
     alone = _SPLIT_US + (1 + c["split_k"]) * tile / (SM_BANDWIDTH_GBS * 1e3)
@@ -269,7 +266,7 @@ def _split_us(c: Columns, g: Columns, device: Device) -> Column:
     return np.where(c["split_k"] > 1, alone + together, 0.0)
 
 
-def _copy_us(workload: Workload, c: Columns, device: Device) -> Column:
+def _copy_us(workload: Workload, c: Columns, device: Device) -> Floats:
     """Return the time of the launch that copies operands that TMA cannot address."""
     copied = 2 * sum(repack_elements(workload)) * workload.code.itemsize
     copy_us = copied / (_COPY_SHARE * device.bandwidth_gbs * 1e3) + _COPY_US

@@ -5,14 +5,12 @@ meaning, and :data:`FEATURE_SCHEMA` must change with them: older models are then
 of being fed the wrong columns. Nothing that comes from a timing is a feature.
 """
 
-from __future__ import annotations
-
 from math import log2
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from costmodel.arrays import Floats, Floats32
 from costmodel.data.candidates import ARTIFACT_COLUMNS, CONFIG_COLUMNS, Candidates
 from costmodel.features.analytic import ANALYTIC_FEATURES, analytic_columns
 from costmodel.gemm.workload import ACTIVATIONS, Workload
@@ -44,7 +42,7 @@ _LAYOUTS = ("row", "col", "strided")
 
 def design_matrix(
     workload: Workload, candidates: Candidates, target: Target, *, ptx: bool
-) -> NDArray[np.float32]:
+) -> Floats32:
     """Return the features of a batch, one row per candidate, in its order.
 
     Args:
@@ -100,7 +98,7 @@ def _workload_values(workload: Workload, target: Target) -> dict[str, Any]:
     }
 
 
-def _ptx_derived(c: dict[str, Any], target: Target) -> dict[str, NDArray[np.float64]]:
+def _ptx_derived(c: dict[str, Any], target: Target) -> dict[str, Floats]:
     """Instruction mix of the main loop, and the work of issuing it all; NaN without one."""
     # One mma.sync is the work of a warp, one wgmma of four, one tcgen05.mma of the whole block.
     sharers = np.select(
@@ -133,6 +131,6 @@ def _ptx_derived(c: dict[str, Any], target: Target) -> dict[str, NDArray[np.floa
     }
 
 
-def _or_nan(count: NDArray[np.float64]) -> NDArray[np.float64]:
+def _or_nan(count: Floats) -> Floats:
     """Return the count, NaN where it is zero: a ratio to it is then missing, not infinite."""
     return np.where(count > 0, count, np.nan)

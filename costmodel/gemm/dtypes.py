@@ -4,8 +4,6 @@ A kind is an element type of A and B, or a way to multiply one: float32 operands
 as they are (IEEE), or as TF32. All accumulate in :attr:`DataType.accumulator`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from costmodel.errors import UnsupportedDtype

@@ -8,8 +8,6 @@ Methods with an argument ``c`` do arithmetic that serves one configuration and t
 configuration or of the whole grid.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 

@@ -18,8 +18,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from costmodel.arrays import Indices, Mask
 from costmodel.files import cached_fact
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.family import Check, families, family
@@ -168,7 +168,7 @@ def why_illegal(config: GemmConfig, workload: Workload, device: Device) -> str:
     return ""
 
 
-def space_rows(workload: Workload, target: Target) -> NDArray[np.intp]:
+def space_rows(workload: Workload, target: Target) -> Indices:
     """Return where the configurations of the space are in ``grid()``, in ascending order."""
     # By place in the grid: a number that is equal for those that run alike; -1 for the others.
     runs_as = np.full(len(grid()), -1)
@@ -194,7 +194,7 @@ def _possible(code: CodeClass, target: Target) -> dict[str, Columns]:
     return found
 
 
-def _broken(checks: Iterable[Check], c: Columns) -> NDArray[np.bool_]:
+def _broken(checks: Iterable[Check], c: Columns) -> Mask:
     broken = np.zeros(len(c.row), dtype=bool)
     for check in checks:
         broken |= check.broken

@@ -297,16 +297,14 @@ def compile_many(
     target: Target,
     *,
     n_jobs: int | None = None,
-    progress: bool = True,
     dump: Path | None = None,
     cache: Path | None = None,
 ) -> Generator[Artifact, None, None]:
-    """Compile each distinct specialization once, in a pool of its own.
+    """Compile each distinct specialization once, in a pool of its own; a terminal shows a bar.
 
     Args:
         specs, target, dump, cache: of :func:`submit`.
         n_jobs: of :class:`CompilePool`.
-        progress: show a bar on stderr, if that is a terminal.
 
     Yields:
         One artifact per distinct specialization, in the order in which they are done. Closing the
@@ -316,7 +314,7 @@ def compile_many(
         futures = [
             submit(pool, spec, target, dump=dump, cache=cache) for spec in dict.fromkeys(specs)
         ]
-        yield from as_compiled(futures, progress=progress)
+        yield from as_compiled(futures, progress=True)
 
 
 @functools.cache

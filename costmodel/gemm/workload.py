@@ -110,16 +110,12 @@ class CodeClass:
         for x in self.matrices:
             if x.layout not in get_args(Layout):
                 raise InvalidInput(f"{x.name}_layout={x.layout!r}: expected row, col or strided")
-        # From the 16 bytes that TMA asks for down to the smallest element.
-        smallest = min(row.bytes for row in DATA_TYPES.values())
-        allowed = [align for align in (16, 8, 4, 2, 1) if align >= smallest]
-        for x in self.matrices:
+            # From the 16 bytes that TMA asks for down to an element.
+            allowed = [align for align in (16, 8, 4, 2, 1) if align >= x.itemsize]
             if type(x.align) is not int or x.align not in allowed:
-                expected = f"{', '.join(map(str, allowed[:-1]))} or {allowed[-1]} bytes"
-                raise InvalidInput(f"{x.name}_align={x.align!r}: expected {expected}")
-            if x.align < x.itemsize:
                 raise InvalidInput(
-                    f"{x.name}_align={x.align}: expected at least an element, {x.itemsize} bytes"
+                    f"{x.name}_align={x.align!r}: expected {' or '.join(map(str, allowed))} bytes, "
+                    f"at least an element"
                 )
         for name in ("wide", "bias", "tf32"):
             if type(getattr(self, name)) is not bool:
@@ -259,13 +255,11 @@ class Workload:
         """
         cls(m, n, k)  # validates the sizes before they are multiplied
         for name, layout in zip("abc", (a_layout, b_layout, c_layout), strict=True):
-            if layout == "strided":
-                raise InvalidInput(
-                    f"{name}_layout='strided': a dense operand is row or col; strided ones need "
-                    f"from_tensors()"
-                )
             if layout not in ("row", "col"):
-                raise InvalidInput(f"{name}_layout={layout!r}: expected row or col")
+                raise InvalidInput(
+                    f"{name}_layout={layout!r} (strided operands need from_tensors()): "
+                    f"expected row or col"
+                )
         code = CodeClass(
             dtype, out_dtype or dtype, a_layout, b_layout, c_layout,
             # The first offset is 0, so the largest is one less than there are elements.

@@ -3,8 +3,6 @@
 Figures: NVIDIA's programming guides (compute capabilities) and white papers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -4,8 +4,6 @@ Two builds of one version, such as a vendor's, may compile differently, and a dr
 clock differently. A choice that rests on timings is of one of each.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os

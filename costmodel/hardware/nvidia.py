@@ -1,7 +1,5 @@
 """Questions to NVIDIA's driver and assembler."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from costmodel.hardware.architectures import architecture

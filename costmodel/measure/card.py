@@ -1,7 +1,5 @@
 """The card that times: its identity in a run and its clock, as NVIDIA's driver reports them."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import tempfile

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 _CHUNK = 2**26
 _MOST_BYTES = 24 * 2**30
@@ -30,8 +32,8 @@ class Problem(Protocol):
     @property
     def terms(self) -> int: ...
     def operands(self, draw: Any, count: int) -> list[Any]: ...
-    def output(self, operands: Any) -> torch.Tensor: ...
-    def reference(self, operands: Any) -> torch.Tensor: ...
+    def output(self, operands: Any) -> Tensor: ...
+    def reference(self, operands: Any) -> Tensor: ...
     def launcher(
         self, choice: Any, target: Any, device_index: int, stream: int, scratch: dict[str, Any]
     ) -> Any: ...
@@ -61,6 +63,7 @@ def set_count(problem: Problem, l2_bytes: int, most: int, room_bytes: int) -> in
     return min(max(least, 2), left_bytes // set_bytes, most)
 
 
+@dataclass
 class OperandPool:
     """Random numbers of unit variance in device memory, handed out as operands.
 
@@ -68,27 +71,26 @@ class OperandPool:
     the largest problem needs and is drawn again when it does.
     """
 
-    def __init__(self, device: torch.device, seed: int) -> None:
-        self._device = device
-        self._seed = seed
-        self._data: dict[str, torch.Tensor] = {}
+    device: torch.device
+    seed: int
+    _data: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def size_bytes(self) -> int:
         """Device memory that it holds."""
         return sum(data.numel() * data.element_size() for data in self._data.values())
 
-    def draw(self, dtype: str, elements: int) -> torch.Tensor:
+    def draw(self, dtype: str, elements: int) -> Tensor:
         """Return at least this many numbers; the pool of another type makes room first."""
         import torch
 
         data = self._data.get(dtype)
         if data is None or data.numel() < elements:
             self._data.clear()
-            data = torch.empty(elements, dtype=getattr(torch, dtype), device=self._device)
+            data = torch.empty(elements, dtype=getattr(torch, dtype), device=self.device)
             self._data[dtype] = data
-        generator = torch.Generator(self._device).manual_seed(self._seed)
-        self._seed += 1
+        generator = torch.Generator(self.device).manual_seed(self.seed)
+        self.seed += 1
         # Results were written over parts of the pool: those must be numbers again.
         for start in range(0, elements, _CHUNK):
             data[start : min(start + _CHUNK, elements)].normal_(generator=generator)

@@ -1,7 +1,5 @@
 """The way a latency is measured: part of every dataset, since only like may be compared."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 

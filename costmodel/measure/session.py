@@ -4,10 +4,9 @@ The procedure is that of :class:`costmodel.measure.protocol.TimingProtocol`. Onl
 imports this file, since torch takes seconds to import.
 """
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 from typing import Any
 
@@ -81,9 +80,7 @@ class Session:
 
     def measure(self, problem: Problem, choice: Any, best_us: float) -> Measurement:
         """Time one choice, or the baseline for None; what is far slower than ``best_us`` less."""
-        with alone(self._card), torch.cuda.stream(self._stream):
-            self._prepare(problem)
-            keep_warm()
+        with self._ready(problem):
             return self._measure(choice, best_us)
 
     def compare(
@@ -98,10 +95,16 @@ class Session:
             choices: None is the baseline. A function of the operands computes the same, and need
                 not write it where they say: its result is not checked.
         """
+        with self._ready(problem):
+            return self._compare(choices, rounds)
+
+    @contextmanager
+    def _ready(self, problem: Problem) -> Iterator[None]:
+        """Have the device for oneself, warm, with the operands of a problem."""
         with alone(self._card), torch.cuda.stream(self._stream):
             self._prepare(problem)
             keep_warm()
-            return self._compare(choices, rounds)
+            yield
 
     def _prepare(self, problem: Problem) -> None:
         """Make the operands and the reference of a problem, if it is not the present one."""

@@ -111,13 +111,6 @@ def answer(request: Request | None) -> list[Measurement]:
         if _session is not None:
             _session.rest()
         return []
-    try:
-        return _answer(request)
-    except NoRoom as error:
-        return _out_of_resources(request, f"{NO_ROOM}: {error}")
-
-
-def _answer(request: Request) -> list[Measurement]:
     import torch
 
     try:
@@ -125,6 +118,8 @@ def _answer(request: Request) -> list[Measurement]:
         if request.compare:
             return session.compare(request.problem, request.compare, request.rounds)
         return [session.measure(request.problem, request.choice, request.best_us)]
+    except NoRoom as error:
+        return _out_of_resources(request, f"{NO_ROOM}: {error}")
     except torch.OutOfMemoryError as error:
         session.release()
         return _out_of_resources(request, f"device memory: {str(error)[:300]}")

@@ -1,7 +1,5 @@
 """Clocks: a device that has rested computes slowly at first."""
 
-from __future__ import annotations
-
 import time
 from math import inf
 

@@ -1,7 +1,5 @@
 """Cost models: baselines and the learned one; training, saving, and which one answers."""
 
-from __future__ import annotations
-
 from costmodel.models.baselines import AnalyticModel, PtxScore, RuleHeuristic, StaticRank
 from costmodel.models.registry import (
     find_model,

@@ -7,13 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from costmodel.data.candidates import (
-    ARTIFACT_COLUMNS,
-    CONFIG_COLUMNS,
-    Candidates,
-    CostModel,
-    Floats,
-)
+from costmodel.arrays import Floats
+from costmodel.data.candidates import ARTIFACT_COLUMNS, CONFIG_COLUMNS, Candidates, CostModel
 from costmodel.features.analytic import analytic_columns
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload

@@ -11,7 +11,8 @@ from typing import Self
 
 import numpy as np
 
-from costmodel.data.candidates import CostModel, Indices
+from costmodel.arrays import Indices
+from costmodel.data.candidates import CostModel
 from costmodel.errors import InvalidInput
 from costmodel.evaluation.evaluate import Problem
 from costmodel.gemm.workload import Workload

@@ -1,9 +1,6 @@
 """Chooses the model that answers: the user's, else the shipped one, else the rules."""
 
-from __future__ import annotations
-
 import functools
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +12,7 @@ from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import DEVICES, Target
 from costmodel.models.baselines import RuleHeuristic
 from costmodel.models.xgb import XgbCostModel
-from costmodel.validation import as_path
+from costmodel.validation import as_path, warn_once
 
 
 def load(path: str | Path) -> XgbCostModel:
@@ -159,12 +156,4 @@ def _merged(own: ArtifactTable, *others: ArtifactTable) -> ArtifactTable:
     return own.merged_with(others) if others else own
 
 
-def warn_once(text: str) -> None:
-    """Warn of something that does not change, once in a process."""
-    if text not in _warned:
-        _warned.add(text)
-        warnings.warn(text, RuntimeWarning, stacklevel=3)
-
-
 _used: list[CostModel] = []
-_warned: set[str] = set()

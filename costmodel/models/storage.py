@@ -178,7 +178,7 @@ def read_trees(path: Path, card: Card) -> dict[str, Trees]:
             columns,
             functools.partial(read, part),
             file=path / card.files[part],
-            canary=card.canaries.get(part),
+            expected=card.canaries.get(part),
         )
         for part, columns in COLUMNS.items()
         if part in card.files

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from costmodel.data.candidates import Candidates, Floats, Indices
+from costmodel.arrays import Floats, Floats32, Indices
+from costmodel.data.candidates import Candidates
 from costmodel.data.measurement_table import Frame
 from costmodel.errors import InvalidInput
 from costmodel.evaluation.heldout import HELD_OUT, is_held_out
@@ -85,7 +85,9 @@ class TrainingTable(Frame):
 
     @classmethod
     def joined(cls, tables: Sequence[TrainingTable]) -> TrainingTable:
-        """Join the rows of several targets; the target of the first table is that of the whole.
+        """Join the rows of several tables; the target of the first one is that of the whole.
+
+        What was measured on one target is one workload.
 
         Raises:
             InvalidInput: a target that does not run the binaries of the first one.
@@ -93,22 +95,29 @@ class TrainingTable(Frame):
         first, *others = tables
         for table in others:
             _check_sibling(table.target, first.target)
-        before = np.cumsum([0, *(len(table.workloads) for table in tables)])
+        number: dict[tuple[Workload, Target], int] = {}
+        torch_us: dict[tuple[Workload, Target], float] = {}
+        index = []
+        for table in tables:
+            pairs = [*zip(table.workloads, table.target_of_each(), strict=True)]
+            places = [number.setdefault(pair, len(number)) for pair in pairs]
+            index.append(np.array(places, dtype=np.intp)[table.workload_index])
+            for pair, us in zip(pairs, table.torch_us, strict=False):
+                if us > 0:
+                    torch_us.setdefault(pair, us)
         known = [table.artifacts for table in tables if table.artifacts is not None]
-        torch_us = [t.torch_us or (np.nan,) * len(t.workloads) for t in tables]
+        targets = tuple(target for _, target in number)
         return cls(
-            workloads=tuple(workload for table in tables for workload in table.workloads),
-            workload_index=np.concatenate(
-                [t.workload_index + n for t, n in zip(tables, before, strict=False)]
-            ),
+            workloads=tuple(workload for workload, _ in number),
+            workload_index=np.concatenate(index),
             latency_us=np.concatenate([table.latency_us for table in tables]),
             status=np.concatenate([table.status for table in tables]),
             candidates=Candidates.joined([table.candidates for table in tables]),
             dropped=sum((Counter(table.dropped) for table in tables), Counter[str]()),
             target=first.target,
-            targets=tuple(target for table in tables for target in table.target_of_each()),
+            targets=targets if len({*targets}) > 1 else (),
             artifacts=known[0].merged_with(known[1:]) if known else None,
-            torch_us=tuple(us for each in torch_us for us in each),
+            torch_us=tuple(torch_us.get(pair, np.nan) for pair in number),
         )
 
     def target_of_each(self) -> tuple[Target, ...]:
@@ -149,7 +158,7 @@ class TrainingTable(Frame):
             found[rows] = w.roofline_us(target.device)
         return found
 
-    def design_matrix(self, *, ptx: bool) -> NDArray[np.float32]:
+    def design_matrix(self, *, ptx: bool) -> Floats32:
         """Compute the features of all rows, float32 [n, f]."""
         matrix = np.empty((len(self), len(FEATURES if ptx else CONFIG_FEATURES)), np.float32)
         for workload, target, rows in self.parts():

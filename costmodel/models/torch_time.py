@@ -1,7 +1,5 @@
 """Predicts ``torch.matmul`` (cuBLAS), so that it can be chosen where nothing is timed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from math import ceil, log, log2
 

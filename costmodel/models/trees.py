@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.arrays import Floats32, Indices
 from costmodel.errors import CorruptFile, MisreadModel, SchemaMismatch
 from costmodel.models.forest import Forest
 
@@ -32,7 +33,6 @@ _FALL = 10.0  # weight of a pair: exp(-_FALL * how much slower than the best the
 _FULL = 0.2  # and in proportion to what a wrong order would cost, up to so much in the logarithm
 
 _Numbers = NDArray[np.floating[Any]]
-_Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class LabelledRows:
         workload: which workload a row is of, int [n].
     """
 
-    matrix: NDArray[np.float32]
+    matrix: Floats32
     label: _Numbers
     start: _Numbers
     weight: _Numbers
@@ -118,12 +118,12 @@ class NearBest:
             slower[w, : len(rows)] = log_latency[rows] - log_latency[rows[0]]
         first, other = slower[:, :_FASTEST, None], slower[:, None, :]
         weight = np.exp(-_FALL * first) * np.clip((other - first) / _FULL, 0, 1)
-        self.weight: _Floats = np.nan_to_num(weight).astype(np.float32)
+        self.weight: Floats32 = np.nan_to_num(weight).astype(np.float32)
         of_row = self.weight.sum(axis=2)
         if of_row.any():
             self.weight /= of_row[of_row > 0].mean()
 
-    def gradients(self, predicted: _Floats, scale: float) -> tuple[_Floats, _Floats]:
+    def gradients(self, predicted: Floats32, scale: float) -> tuple[Floats32, Floats32]:
         """First and second derivative of the loss by the prediction of each row, float32 [n].
 
         Args:
@@ -142,7 +142,7 @@ class NearBest:
         return gradient, curvature
 
 
-def _near(log_latency: _Numbers, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+def _near(log_latency: _Numbers, rows: Indices) -> Indices:
     """Return the rows near the best, of a workload's rows with the fastest first."""
     rivals = rows[:_RIVALS]
     count = np.searchsorted(log_latency[rivals], log_latency[rows[0]] + np.log(_REACH))
@@ -172,14 +172,14 @@ def train_booster(
 
 def _objective(
     rows: LabelledRows, params: XgbParams
-) -> Callable[[_Floats, Any], tuple[_Floats, _Floats]]:
+) -> Callable[[Floats32, Any], tuple[Floats32, Floats32]]:
     """Return the gradients of squared error and of :class:`NearBest`, weighed by the parameters."""
     label, start, weight = (
         column.astype(np.float32) for column in (rows.label, rows.start, rows.weight)
     )
     near = NearBest(rows.label + rows.start, rows.workload)
 
-    def gradients(predicted: _Floats, _: Any) -> tuple[_Floats, _Floats]:
+    def gradients(predicted: Floats32, _: Any) -> tuple[Floats32, Floats32]:
         first, second = near.gradients(predicted + start, params.pair_scale)
         return (
             weight * (predicted - label) + params.pairs * first,
@@ -189,30 +189,23 @@ def _objective(
     return gradients
 
 
+@dataclass(eq=False)
 class Trees:
     """Trees in XGBoost's format UBJ, parsed when they are first asked.
 
     Importing XGBoost and parsing takes a second, which a process that only looks up a winner saves.
+
+    Attributes:
+        columns: the names of the columns that they expect.
+        read: returns the trees, or raises CorruptFile or FileError.
+        file: where they come from, for messages.
+        expected: the :meth:`canary` of the trees when they were saved.
     """
 
-    def __init__(
-        self,
-        columns: tuple[str, ...],
-        read: Callable[[], bytes],
-        *,
-        file: Path | None = None,
-        canary: float | None = None,
-    ) -> None:
-        """Take trees to read later.
-
-        Args:
-            columns: the names of the columns that they expect.
-            read: returns the trees, or raises CorruptFile or FileError.
-            file: where they come from, for messages.
-            canary: the :meth:`canary` of the trees when they were saved.
-        """
-        self.columns = columns
-        self._read, self._file, self._expected = read, file, canary
+    columns: tuple[str, ...]
+    read: Callable[[], bytes]
+    file: Path | None = None
+    expected: float | None = None
 
     @classmethod
     def of(cls, booster: "Booster", columns: tuple[str, ...]) -> Self:
@@ -227,7 +220,7 @@ class Trees:
         Raises:
             CorruptFile, FileError: the file is damaged, not that of the card, or cannot be read.
         """
-        return self._read()
+        return self.read()
 
     @cached_property
     def booster(self) -> "Booster":
@@ -244,14 +237,14 @@ class Trees:
             booster.load_model(bytearray(self.raw))
         except xgboost.core.XGBoostError as error:
             reason = str(error).splitlines()[0][:200]
-            raise CorruptFile(f"{self._file}: not an XGBoost model in UBJ ({reason})") from None
+            raise CorruptFile(f"{self.file}: not an XGBoost model in UBJ ({reason})") from None
         booster.set_param({"nthread": 1})
-        require_columns(self._file, booster.feature_names or (), self.columns)
+        require_columns(self.file, booster.feature_names or (), self.columns)
         found = _canary(booster)
-        if self._expected is not None and not abs(found - self._expected) <= _CANARY_OFF:
+        if self.expected is not None and not abs(found - self.expected) <= _CANARY_OFF:
             raise MisreadModel(
-                f"{self._file}: XGBoost {xgboost.__version__} predicts {found:.4f} where "
-                f"{self._expected:.4f} is known to be right: upgrade it (pip install -U "
+                f"{self.file}: XGBoost {xgboost.__version__} predicts {found:.4f} where "
+                f"{self.expected:.4f} is known to be right: upgrade it (pip install -U "
                 f"xgboost-cpu), or train the model again"
             )
         return booster

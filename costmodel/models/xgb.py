@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from costmodel.data.candidates import Candidates, CostModel, Floats, Indices
+from costmodel.arrays import Floats, Floats32, Indices
+from costmodel.data.candidates import Candidates, CostModel
 from costmodel.errors import FileError, InvalidInput, ModelError, NoModel
 from costmodel.features.features import CONFIG_FEATURES, FEATURES, design_matrix
 from costmodel.gemm.workload import Workload
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from costmodel.data.dataset import Dataset
 
 # The trees of a head, and the rows of a batch that it answers for with their features.
-_Head = tuple["Booster", Indices, NDArray[np.float32]]
+_Head = tuple["Booster", Indices, Floats32]
 
 _ESTIMATE = CONFIG_FEATURES.index("estimate")  # the same column for both heads
 

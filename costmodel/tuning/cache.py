@@ -1,7 +1,5 @@
 """Folders of the cache: where files are, and what happens where none can be written."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import threading

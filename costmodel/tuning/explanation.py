@@ -4,8 +4,6 @@ Nothing is compiled or timed. Figures of the launch are those of :mod:`costmodel
 the model's part is exact: its factors, one for each concept, multiply to the prediction.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import exp
@@ -13,8 +11,8 @@ from os import PathLike
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from costmodel.arrays import Floats
 from costmodel.data.candidates import ARTIFACT_COLUMNS, CostModel
 from costmodel.errors import InvalidInput
 from costmodel.features.analytic import analytic_columns, occupancy
@@ -148,9 +146,8 @@ def explain(
     explained = []
     for i, row in enumerate(rows):
         here = {name: float(column[i]) for name, column in paper.items()}
-        start_us = None if found is None else float(found[0][i])
-        factors = None if found is None else _factors(found[1][i])
-        explained.append(_explained(ranking, row, here, start_us, factors))
+        learned = found and (float(found[0][i]), found[1][i])
+        explained.append(_explained(ranking, row, here, learned))
     none = f"only a trained model gives any, and {ranking.model} answered"
     return Explanation(
         ranking=ranking,
@@ -179,24 +176,20 @@ def _place(ranking: Ranking, config: GemmConfig) -> int:
     )
 
 
-def _factors(log_factors: NDArray[np.float64]) -> dict[str, float]:
-    """Return the factor of each concept."""
-    return {name: exp(x) for name, x in grouped(FEATURES, log_factors.tolist()).items()}
-
-
 def _explained(
-    ranking: Ranking,
-    row: int,
-    paper: Mapping[str, float],
-    start_us: float | None,
-    factors: Mapping[str, float] | None,
+    ranking: Ranking, row: int, paper: Mapping[str, float], learned: tuple[float, Floats] | None
 ) -> Explained:
+    """Explain one row, by its analytic columns and the contributions of a learned model."""
     config, target = ranking.configs[row], ranking.target
     predicted_us = ranking.predicted_us(row)
     columns = ranking.candidates.artifact_columns[row]
     known = not np.isnan(columns[0])
     binary = dict(zip(ARTIFACT_COLUMNS[:3], map(float, columns), strict=False)) if known else None
-    answered_by = "" if factors is None else WITH_PTX if known else WITHOUT_PTX
+    answered_by, start_us, factors = "", None, None
+    if learned is not None:
+        answered_by = WITH_PTX if known else WITHOUT_PTX
+        start_us, logs = learned
+        factors = {name: exp(x) for name, x in grouped(FEATURES, logs.tolist()).items()}
     return Explained(
         place=row + 1,
         config=config,

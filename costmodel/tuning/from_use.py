@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,17 +77,28 @@ def with_use(dataset: Dataset, cache: WinnerCache) -> tuple[TrainingTable, dict[
     for number, config in zip(index, table.candidates.configs, strict=True):
         if latency_us.pop((table.workloads[number], config), None) is not None:
             dropped["in the data set already"] += 1
-    new = [(workload, config, us) for (workload, config), us in latency_us.items()]
-    keys = [artifact_key(specialize(w, config), dataset.target) for w, config, _ in new]
+    keys = [artifact_key(specialize(*pair), dataset.target) for pair in latency_us]
     artifacts = _artifacts(dataset, keys)
+    new = list(dict.fromkeys(workload for workload, _ in latency_us))
     card = {
-        "rows": len(new),
-        "workloads": len({workload for workload, _, _ in new}),
+        "rows": len(latency_us),
+        "workloads": len(new),
         "without_artifact": sum(a is None for a in artifacts),
         "dropped": dict(sorted(dropped.items())),
     }
-    candidates = Candidates.of([config for _, config, _ in new], artifacts)
-    return _joined(table, new, candidates, torch_us), card
+    # Of the others torch may have been timed here only.
+    workloads = tuple(dict.fromkeys((*new, *table.workloads)))
+    index = {workload: i for i, workload in enumerate(workloads)}
+    used = TrainingTable(
+        workloads=workloads,
+        workload_index=np.array([index[w] for w, _ in latency_us], dtype=np.intp),
+        latency_us=np.array([*latency_us.values()], dtype=np.float64),
+        status=np.full(len(latency_us), "ok", dtype=object),
+        candidates=Candidates.of([config for _, config in latency_us], artifacts),
+        target=table.target,
+        torch_us=tuple(torch_us.get(workload, np.nan) for workload in workloads),
+    )
+    return TrainingTable.joined([table, used]), card
 
 
 def _artifacts(dataset: Dataset, keys: Sequence[str]) -> list[Artifact | None]:
@@ -171,27 +181,3 @@ def _unlikely(measurement: Measurement, workload: Workload, target: Target) -> b
     """Return True if there is no time, or one that this device cannot have taken."""
     least_us = _LEAST_ROOFLINES * workload.roofline_us(target.device)
     return not measurement.ok or not least_us <= measurement.latency_us <= _LONGEST_US
-
-
-def _joined(
-    table: TrainingTable,
-    rows: Sequence[tuple[Workload, GemmConfig, float]],
-    candidates: Candidates,
-    torch_us: Mapping[Workload, float],
-) -> TrainingTable:
-    """The table with more rows, all of which worked, and with the timings of torch it lacked."""
-    workloads = tuple(dict.fromkeys((*table.workloads, *(workload for workload, _, _ in rows))))
-    index = {workload: i for i, workload in enumerate(workloads)}
-    own_us = zip(table.workloads, table.torch_us, strict=False)
-    torch = {**torch_us, **{workload: us for workload, us in own_us if us > 0}}
-    return replace(
-        table,
-        workloads=workloads,
-        workload_index=np.append(
-            table.workload_index, np.array([index[w] for w, _, _ in rows], dtype=np.intp)
-        ),
-        candidates=Candidates.joined([table.candidates, candidates]),
-        latency_us=np.append(table.latency_us, [us for _, _, us in rows]),
-        status=np.append(table.status, np.full(len(rows), "ok", dtype=object)),
-        torch_us=tuple(torch.get(workload, np.nan) for workload in workloads),
-    )

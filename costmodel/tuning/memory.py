@@ -1,7 +1,5 @@
 """The winners that a process has in memory, and when one of them still serves."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The modes of choosing by name, and the one that holds where a call names none."""
 
-from __future__ import annotations
-
 import os
 from typing import Literal, get_args
 

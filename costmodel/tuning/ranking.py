@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from costmodel.arrays import Floats, Indices, Integers, Mask
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.candidates import Candidates, CostModel
 from costmodel.errors import FileError, InvalidInput, ModelError
@@ -58,7 +58,7 @@ class Ranking(Answered):
 
     cost_model: CostModel = field(repr=False)
     candidates: Candidates = field(repr=False)
-    cost: NDArray[np.float64] = field(repr=False)
+    cost: Floats = field(repr=False)
     considered: int
     without_artifact: int
     failed: int
@@ -267,8 +267,8 @@ class _Layout(NamedTuple):
     """The columns of some configurations, of use for all products with the same binaries."""
 
     candidates: Candidates
-    program: NDArray[np.int64]
-    failed: NDArray[np.bool_]
+    program: Integers
+    failed: Mask
 
 
 def _lay_out(
@@ -293,7 +293,7 @@ def _layout(
     target: Target,
     configs: Sequence[GemmConfig] | None,
     largest: Workload,
-) -> tuple[_Layout, NDArray[np.intp]]:
+) -> tuple[_Layout, Indices]:
     """The columns to rank by, and the rows that are legal."""
     artifacts = known_artifacts(model, target)
     if configs is not None:

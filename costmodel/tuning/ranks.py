@@ -7,8 +7,6 @@ have come: in ``costmodel.warmup(..., group=...)``. There, whatever fails on one
 on all of them, and none waits for one that has given up.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json
@@ -33,16 +31,14 @@ def epoch() -> int:
     What was decided in one group does not hold in the next, which may have other ranks. Every
     product asks, so it takes a tenth of a microsecond.
     """
-    world = _GROUPS.WORLD
+    world = WORLD._default_pg
     if world is None:
         return 0
     group, number = _latest
     return number if group() is world else _begun(world)
 
 
-# A torch that was built without ``torch.distributed`` has none.
-_GROUPS: Any = getattr(dist, "GroupMember", SimpleNamespace(WORLD=None))
-# Its field is read without a call, unlike the property above. Without ``torch.distributed``: none.
+# Its field is read without a call. A torch that was built without ``torch.distributed`` has none.
 WORLD: Any = getattr(
     getattr(dist, "distributed_c10d", None), "_world", SimpleNamespace(_default_pg=None)
 )

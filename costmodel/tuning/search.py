@@ -5,8 +5,6 @@ candidates compute: the problem is passed on to the runner, and who is equal to 
 compile, and the library that they must beat are handed in.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 import warnings

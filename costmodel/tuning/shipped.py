@@ -1,7 +1,5 @@
 """Finds recorded datasets: those of a checkout of the repository, else the wheel's sample."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tunes a workload: rank, compile the best few, time them, choose."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import fields, replace

@@ -3,8 +3,6 @@
 A bucket of m is the unit of a choice: a service that sees every m tunes a bounded number of times.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -47,8 +45,9 @@ class Buckets:
     def __post_init__(self) -> None:
         if type(self.steps) is not int or self.steps not in (1, 2, 4, 8, 16, 32, 64, 128):
             raise InvalidInput(f"steps={self.steps!r}: expected a power of two from 1 to 128")
-        is_list = isinstance(self.bounds, Iterable) and not isinstance(self.bounds, str | bytes)
-        bounds: tuple[Any, ...] = tuple(self.bounds) if is_list else (None,)
+        bounds: tuple[Any, ...] = (
+            tuple(self.bounds) if isinstance(self.bounds, Iterable) else (None,)
+        )
         if any(type(x) is not int for x in bounds) or any(
             x >= y for x, y in pairwise((0, *bounds))
         ):
@@ -142,7 +141,7 @@ class TuningKey:
             "kernels": kernel_hashes(),
             "space": grid_hash(),
             "model": model.name,
-            "model_hash": str(getattr(model, "hash", "")),
+            "model_hash": model.hash,
             "mode": self.mode,
             "top_k": self.k,
             "include_torch": self.include_torch,
@@ -155,9 +154,9 @@ class TuningKey:
         of, (first, last) = result.workload, self.m_range
         if not first <= of.m <= last or self.workload(of.m) != of:
             return False
-        if result.target != target:  # whose figures a launch goes by
-            return False
-        if (result.model, result.model_hash) != (model.name, str(getattr(model, "hash", ""))):
+        # A launch goes by the figures of the target.
+        ours = target, model.name, model.hash
+        if (result.target, result.model, result.model_hash) != ours:
             return False
         segments = result.plan.segments if result.plan else ()
         chosen = {result.config, *(segment.config for segment in segments)}

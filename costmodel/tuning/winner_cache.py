@@ -8,8 +8,6 @@ failed write, and one warning, this process writes nothing more. The file system
 a name appears by renaming, whole, and nothing rests on locks or times.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

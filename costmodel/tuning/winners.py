@@ -9,19 +9,17 @@ In a process group a winner is what the ranks have agreed on, else what each of 
 what is on the disk of one rank, or was asked first there, does not matter.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
 from costmodel.data.measurement import Runner
-from costmodel.errors import FileError, HostError, InvalidInput, ModelError, warn_of_host
+from costmodel.errors import FileError, HostError, InvalidInput, ModelError
 from costmodel.gemm.specialize import compile_for_device
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
@@ -35,7 +33,7 @@ from costmodel.tuning.tuner import Compile, tune_by, untimed_because
 from costmodel.tuning.tuning_key import Buckets, TuningKey
 from costmodel.tuning.tuning_result import NO_PLAN, BucketPlan, TuningResult
 from costmodel.tuning.winner_cache import WinnerCache
-from costmodel.validation import one_line
+from costmodel.validation import one_line, warn_once
 
 # These ask for timings: in a process group a prediction is no answer to them.
 _TIMED_ON_REQUEST = ("topk", "exhaustive")
@@ -43,6 +41,12 @@ _TIMED_ON_REQUEST = ("topk", "exhaustive")
 _RULES = RuleHeuristic()
 
 log = logging.getLogger("costmodel")
+
+
+def warn_of_host(error: HostError) -> None:
+    """Warn once in a process that products go on untuned."""
+    text = f"{error}; meanwhile products are predicted, or computed by torch"
+    warn_once(text, "the machine", stacklevel=7)
 
 
 class DeviceProcess:
@@ -72,38 +76,28 @@ class DeviceProcess:
             yield self._runner
 
 
+@dataclass(eq=False)
 class Winners:
     """Results by key, tuned when they are first asked for. For any number of threads.
 
-    Args:
+    Attributes:
         cache: where they are kept between processes.
         target_of: the target of a device index.
         process_of: the timing process of a device index; made when something is to be timed there.
         compile_: how to compile what is not timed; default: in supervised processes.
-
-    Attributes:
         buckets: which m share a winner. Call :meth:`forget` after a change: winners in memory are
             of the earlier buckets.
-        target_of: the target of a device index.
         memory: what is known in this process.
     """
 
-    def __init__(
-        self,
-        cache: WinnerCache,
-        *,
-        target_of: Callable[[int], Target] = Target.current,
-        process_of: Callable[[int], DeviceProcess] = DeviceProcess,
-        compile_: Compile = compile_for_device,
-    ) -> None:
-        self.cache = cache
-        self.buckets = Buckets()
-        self.target_of = target_of
-        self.compile_ = compile_
-        self._process_of = process_of
-        self._processes: dict[int, DeviceProcess] = {}
-        self.memory = Memory()
-        self._lock = threading.Lock()
+    cache: WinnerCache
+    target_of: Callable[[int], Target] = Target.current
+    process_of: Callable[[int], DeviceProcess] = DeviceProcess
+    compile_: Compile = compile_for_device
+    buckets: Buckets = field(default_factory=Buckets)
+    memory: Memory = field(default_factory=Memory)
+    _processes: dict[int, DeviceProcess] = field(default_factory=dict)
+    _lock: Any = field(default_factory=threading.Lock)
 
     def key(self, workload: Workload, device_index: int, **options: Any) -> TuningKey:
         """The key of a product.
@@ -229,7 +223,7 @@ class Winners:
         """The timing process of a device."""
         with self._lock:
             if index not in self._processes:
-                self._processes[index] = self._process_of(index)
+                self._processes[index] = self.process_of(index)
             return self._processes[index]
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import costmodel
-from costmodel.dispatch import dispatch, loading, resolve_launch
+from costmodel.dispatch import dispatch, loading
 from costmodel.errors import CompileError, IllegalConfig
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.space import SearchSpace
@@ -36,7 +36,7 @@ def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Winners]:
     fresh = Winners(WinnerCache(tmp_path))
     monkeypatch.setattr(dispatch, "winners", fresh)
     monkeypatch.setattr(loading, "_loaded", {})
-    monkeypatch.setattr(resolve_launch, "_has_warned_of_capture", False)
+    monkeypatch.setattr("costmodel.validation._warned", set())
     dispatch.forget_launches()
     yield fresh
     dispatch.forget_launches()

@@ -350,7 +350,7 @@ def test_200_rows_a_second(runner: DeviceRunner, tmp_path: Path) -> None:
     chosen = RandomSampler(250).sample(SearchSpace.of(workload, target), np.random.default_rng(0))
     specs = {specialize(workload, c) for c in chosen}
     cache = Path(knobs.cache.dir)
-    made = {a.spec: a for a in compile_many(specs, target, cache=cache, progress=False)}
+    made = {a.spec: a for a in compile_many(specs, target, cache=cache)}
     batch = [Candidate(c, made[specialize(workload, c)]) for c in chosen]
     # Binaries are loaded once for all the workloads that they serve.
     runner.measure(Workload.dense(16, 4096, 4096), batch)

@@ -50,7 +50,7 @@ def outcomes(workload: Workload, configs: list[GemmConfig]) -> list[tuple[Candid
 
     target = Target.current()
     specs = {specialize(workload, c) for c in configs}
-    compiled = compile_many(specs, target, cache=Path(knobs.cache.dir), progress=False)
+    compiled = compile_many(specs, target, cache=Path(knobs.cache.dir))
     made = {a.spec: a for a in compiled}
     batch = [Candidate(c, made[specialize(workload, c)]) for c in configs]
     with DeviceRunner() as runner:

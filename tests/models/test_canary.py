@@ -47,7 +47,7 @@ def saved(with_torch: XgbCostModel, tmp_path: Path) -> Path:
 def shipped(saved: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The saved model is the only shipped one, and no warning was given yet."""
     monkeypatch.setattr(registry, "_root", lambda: saved.parent)
-    monkeypatch.setattr(registry, "_warned", set())
+    monkeypatch.setattr("costmodel.validation._warned", set())
     registry._load_shipped.cache_clear()
     yield saved
     use(None)

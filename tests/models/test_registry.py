@@ -56,7 +56,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     root = tmp_path / "shipped"
     root.mkdir()
     monkeypatch.setattr(registry, "_root", lambda: root)
-    monkeypatch.setattr(registry, "_warned", set())
+    monkeypatch.setattr("costmodel.validation._warned", set())
     yield root
     use(None)
     registry._load_shipped.cache_clear()

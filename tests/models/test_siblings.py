@@ -19,7 +19,6 @@ from costmodel.models import (
     XgbParams,
     find_model,
     load,
-    registry,
     train,
     use,
 )
@@ -48,7 +47,7 @@ def joined(both: list[TrainingTable]) -> TrainingTable:
 
 @pytest.fixture(autouse=True)
 def nothing_in_use(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(registry, "_warned", set())
+    monkeypatch.setattr("costmodel.validation._warned", set())
     yield
     use(None)
 

@@ -4,8 +4,6 @@ A family is all that the host knows of one kernel: an instance of a subclass of
 :class:`costmodel.gemm.family.KernelFamily`.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from importlib import import_module

@@ -1,7 +1,5 @@
 """``pointer``: plain pointers, so any size, stride and alignment."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``tma``: tensor descriptors; operands that TMA cannot address are copied first (``repack``)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``tma_persistent``: as ``tma``, but each program walks over tiles."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

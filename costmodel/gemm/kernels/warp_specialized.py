@@ -3,8 +3,6 @@
 M may be 192, and N the sum of two powers of two: such a tile has two accumulators.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,0 +1,11 @@
+"""Types of arrays, named by what they hold."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Floats32 = NDArray[np.float32]
+Indices = NDArray[np.intp]
+Integers = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+Texts = NDArray[np.object_]
