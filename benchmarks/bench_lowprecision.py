@@ -11,7 +11,7 @@ import argparse
 import os
 import random
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -269,11 +269,11 @@ def a_cache_of_its_own() -> Iterator[None]:
                 os.environ["COSTMODEL_CACHE_DIR"] = before
 
 
-def compile_ahead(forms: list[str]) -> None:
+def compile_ahead(forms: Iterable[str], sizes: Iterable[int] = ROWS) -> None:
     """Begin to compile what each size of m will ask for, so that the GPU need not wait."""
     n, k = COMPILED
     for form in forms:
-        for m in ROWS:
+        for m in sizes:
             try:
                 call = Scaled(form, m, n, k).operands(None, 1)[0][0]
                 named = dict(zip(Kernels.arg_names, call, strict=True))

@@ -218,9 +218,9 @@ def test_what_a_model_makes_of_a_winner_multiplies_to_its_prediction(
         assert {*each["factors"]} <= {*CONCEPTS, "all alike"}
     shown = run("kernels", "explain", "mine", "--model", folder)
     assert "over the median" in shown.output
-    monkeypatch.setattr("costmodel.autotune.prior.model_for", lambda arch: model)
+    monkeypatch.setattr("costmodel.autotune.prior.model_for", lambda *_: model)
     assert run("kernels", "explain", "mine").output == shown.output
-    monkeypatch.setattr("costmodel.autotune.prior.model_for", lambda arch: None)
+    monkeypatch.setattr("costmodel.autotune.prior.model_for", lambda *_: None)
     assert "costmodel train" in refused("kernels", "explain", "mine")
 
 

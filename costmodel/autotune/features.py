@@ -50,6 +50,14 @@ all_instructions-all_float_arith all_instructions-all_mma_flops loop_instruction
 loop_instructions-loop_cp_async loop_instructions-loop_float_arith loop_mma_flops-loop_cp_async"""
 
 
+SCALED = "costmodel.scaled.launch.scaled_product"
+"""The one name of all kernels of scaled products."""
+
+_CONFIG = ["block_m", "block_n", "step", "splits", "num_stages", "num_warps", "groups", "parts"]
+_KERNELS = "pointer", "tma", "warps", "torch"
+_CALL = "m", "n", "k", "recipe_a", "recipe_b", "fast"
+
+
 _CONCEPTS = {
     r"(tt|arith|math|scf)\.": "which kernel it is",
     r"grid_|.*programs$": "how many blocks there are",
@@ -68,6 +76,30 @@ def concept(name: str) -> str:
     first = re.split(r"[+-]", name.removesuffix(BESIDE))[0].removeprefix("ptx_")
     own = (words for pattern, words in _CONCEPTS.items() if re.match(pattern, first))
     return next(own, concept_of(first))
+
+
+def scaled(columns: Mapping[str, Any], device: Device) -> dict[str, Floats]:
+    """Return the columns of scaled products, whose configurations are known: float64 [n] each."""
+    call = dict.fromkeys("mnk", 1) | json.loads(columns["arguments"][0])
+    configs = [config | config["kwargs"] for config in map(json.loads, columns["config"])]
+    found = {x: np.array([float(config.get(x, 1)) for config in configs]) for x in _CONFIG}
+    rows, cols, step, splits, stages, *_ = found.values()
+    tiles = np.ceil(call["m"] / rows) * np.ceil(call["n"] / cols)
+    programs = tiles * np.maximum(splits, 1)
+    waves = programs / device.sm_count
+    whole = np.where(splits > 0, np.ceil(waves), waves)  # 0: no program has more than another
+    steps = np.ceil(call["k"] / step / np.maximum(splits, 1))
+    found |= {
+        "programs": programs, "steps": steps, "waves": whole, "idle": whole / waves,
+        "turns": whole * steps * step, "executed": whole * steps * step * rows * cols,
+        "read": programs * steps * step * (rows + cols), "sums": programs * rows * cols,
+        "flight": stages * step * (rows + cols),
+    }  # fmt: skip
+    of_call = {x: float(call.get(x, 0)) for x in _CALL} | {"int8": "int8" in str(call.get("a"))}
+    found |= {name: np.full(len(configs), float(value)) for name, value in of_call.items()}
+    for kernel in _KERNELS:
+        found[kernel] = np.array([float(config.get("kernel") == kernel) for config in configs])
+    return {name: _log(values) for name, values in found.items()}
 
 
 def before(columns: Mapping[str, Any], device: Device) -> dict[str, Floats]:

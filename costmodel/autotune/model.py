@@ -20,7 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.autotune.dataset import FEATURES, KernelDataset, numbers
-from costmodel.autotune.features import ALONE, BESIDE, Floats, after, before, concept
+from costmodel.autotune.features import (
+    ALONE,
+    BESIDE,
+    SCALED,
+    Floats,
+    after,
+    before,
+    concept,
+    scaled,
+)
 from costmodel.compile.ptx import PTX_SCHEMA
 from costmodel.data.shards import CARD, require_place
 from costmodel.errors import CorruptFile, InvalidInput, MissingData, NoModel, SchemaMismatch
@@ -33,7 +42,14 @@ from costmodel.files import (
     write_json,
 )
 from costmodel.hardware.target import Target
-from costmodel.models.trees import LabelledRows, Trees, XgbParams, require_columns, train_booster
+from costmodel.models.trees import (
+    DEFAULTS,
+    LabelledRows,
+    Trees,
+    XgbParams,
+    require_columns,
+    train_booster,
+)
 
 Rows = NDArray[np.float32]
 Columns = Mapping[str, Any]
@@ -49,6 +65,9 @@ KERNELS = XgbParams(
 
 HEADS = {"before": before, "after": after}
 """What is known before compiling, and after it."""
+
+COLUMNS = HEADS | {"scaled": scaled}
+"""Heads by name; a model of scaled products alone has the last one alone."""
 
 _FOLDS = 6
 _FAILED = 0.5  # slower than the slowest of its list, in the logarithm
@@ -98,7 +117,7 @@ class KernelCard:
         target: of the timings that were learned from.
         trained_on: how many ``kernels``, ``lists`` and ``rows``.
         params: of the trees.
-        heads: by name, see :data:`HEADS`.
+        heads: by name, see :data:`COLUMNS`.
     """
 
     kernel_model: int
@@ -122,11 +141,11 @@ class KernelModel:
 
     def before(self, columns: Columns) -> tuple[Floats, Floats]:
         """Predict from what is known before compiling: mean and standard deviation, [n] each."""
-        return self._predict("before", columns)
+        return self.predict("before", columns)
 
     def after(self, columns: Columns) -> tuple[Floats, Floats]:
         """Predict from the binaries too; of what is not compiled (NaN) the mean says little."""
-        return self._predict("after", columns)
+        return self.predict("after", columns)
 
     def factors(self, columns: Columns) -> list[dict[str, float]]:
         """Return what each concept makes of each configuration, as factors of its latency.
@@ -147,7 +166,8 @@ class KernelModel:
             result.append({name: exp(log) for name, log in logs.items()})
         return result
 
-    def _predict(self, head: str, columns: Columns) -> tuple[Floats, Floats]:
+    def predict(self, head: str, columns: Columns) -> tuple[Floats, Floats]:
+        """Predict by one head: mean and standard deviation, [n] each."""
         _, values = matrix(head, columns, self.card.target)
         mean = self.trees[head].forest.predict(values)
         about = self.card.heads[head]
@@ -155,15 +175,20 @@ class KernelModel:
 
     @classmethod
     def train(
-        cls, dataset: KernelDataset, params: XgbParams = KERNELS, *, nthread: int = 1
+        cls, dataset: KernelDataset, params: XgbParams | None = None, *, nthread: int = 1
     ) -> KernelModel:
         """Train on the rows of a dataset that are there to be learned from.
+
+        Args:
+            params: None: :data:`KERNELS`; for a dataset of scaled products alone the defaults.
 
         Raises:
             MissingData: no list has two timings.
         """
         heads, trees = {}, {}
-        for head in HEADS:
+        of_products = dataset.rows["kernel"].unique().to_pylist() == [SCALED]
+        params = params or (DEFAULTS if of_products else KERNELS)
+        for head in ["scaled"] if of_products else [*HEADS]:
             table = KernelTable.of(dataset, head)
             booster = train_booster(
                 table.labelled(params), params, nthread=nthread, names=table.names
@@ -218,10 +243,11 @@ class KernelModel:
             )
         try:
             card = decode(found, KernelCard)
-            trees = {name: _trees(folder, card.heads[name]) for name in HEADS}
+            heads = ["scaled"] if "scaled" in card.heads else [*HEADS]
+            trees = {name: _trees(folder, card.heads[name]) for name in heads}
         except (InvalidInput, KeyError) as error:
             raise CorruptFile(f"{file}: not the card of a model of kernels: {error}") from None
-        for name in HEADS:  # those of this release
+        for name in heads:  # those of this release
             ours, _ = matrix(name, columns_of(['{"kwargs":{}}'], {}, {}), card.target)
             require_columns(file, card.heads[name].columns, ours)
         return cls(card, trees)
@@ -254,11 +280,11 @@ def matrix(head: str, columns: Columns, target: Target) -> tuple[tuple[str, ...]
     binary all are: what kind of kernel and call it is then says more than it misleads.
     """
     with np.errstate(all="ignore"):
-        found = HEADS[head](columns, target.device)
+        found = COLUMNS[head](columns, target.device)
         values = np.column_stack([*found.values()])
         values[~np.isfinite(values)] = np.nan
         beside = values - _median(values)
-    alone = [i for i, name in enumerate(found) if head == "before" or name in ALONE]
+    alone = [i for i, name in enumerate(found) if head != "after" or name in ALONE]
     names = tuple(f"{name}{BESIDE}" for name in found) + tuple([*found][i] for i in alone)
     return names, np.hstack([beside, values[:, alone]]).astype(np.float32)
 
@@ -336,6 +362,8 @@ class KernelTable:
         groups = [".".join(name.split(".")[:3]) for name in self.kernel]
         if len(set(groups)) < _FOLDS:
             groups = [*self.kernel]
+        if len(set(groups)) == 1:  # one kernel's calls
+            groups = [*self.list.astype(str)]
         fold = np.unique(groups, return_inverse=True)[1] % _FOLDS
         found = np.zeros(len(fold))
         for i in np.unique(fold) if fold.any() else ():  # but for one kernel, nothing is left

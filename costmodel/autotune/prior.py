@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 _LOADING = threading.Lock()
 
 
-def load_meanwhile(target: Target) -> None:
+def load_meanwhile(target: Target, head: str) -> None:
     """Begin to read the model for a target, without waiting."""
-    threading.Thread(target=model_for, args=[target.device.arch], daemon=True).start()
+    threading.Thread(target=model_for, args=[target.device.arch, head], daemon=True).start()
 
 
-def model_for(arch: int) -> KernelModel | None:
+def model_for(arch: int, head: str = "before") -> KernelModel | None:
     """Return the model that came with the package for an architecture; None without one."""
     with _LOADING:
-        return _load(arch)
+        return _load(arch, "scaled-" if head == "scaled" else "kernels-")
 
 
 def predicted(
@@ -37,34 +37,34 @@ def predicted(
     configs: Sequence[str],
     arguments: Mapping[str, Any],
     binaries: Mapping[str, Mapping[str, Any]],
-    head: Literal["before", "after"] = "before",
+    head: str = "before",
 ) -> Floats:
     """Return log(latency) of each configuration but for a constant; zeros without a model.
 
     Args:
         configs, arguments, binaries: see :func:`costmodel.autotune.model.columns_of`.
-        head: what is known: all but the binaries, or they too.
+        head: of :data:`costmodel.autotune.model.COLUMNS`.
     """
-    if (model := model_for(target.device.arch)) is None or len(configs) < 2:
+    if (model := model_for(target.device.arch, head)) is None or len(configs) < 2:
         return np.zeros(len(configs))
     from costmodel.autotune.model import columns_of
 
     columns = columns_of(configs, arguments, binaries)
     try:
-        return getattr(model, head)(columns)[0]
+        return model.predict(head, columns)[0]
     except CostModelError as error:  # trees are read when they are first asked
         _warn(error)
         return np.zeros(len(configs))
 
 
 @functools.cache
-def _load(arch: int) -> KernelModel | None:
+def _load(arch: int, kind: str) -> KernelModel | None:
     from costmodel.autotune.model import KernelModel
 
-    for folder in shipped_models("kernels-").values():
+    for folder in shipped_models(kind).values():
         try:
             model = KernelModel.load(folder)
-            model.trees["before"].forest  # noqa: B018, it is read here
+            next(iter(model.trees.values())).forest  # noqa: B018, it is read here
         except CostModelError as error:
             _warn(error)
             continue

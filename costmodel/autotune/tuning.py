@@ -73,6 +73,7 @@ class Tuning:
         configs: Sequence[Any] | None = None,
     ) -> None:
         self._tuner, self._options = tuner, options
+        self._head = getattr(tuner.fn, "head", "before")
         self._call = KernelCall(tuner, args, kwargs)
         configs = self._pruned(kwargs) if configs is None else configs
         self._by_name = {config_name(config): config for config in configs}
@@ -154,7 +155,7 @@ class Tuning:
         self._done |= known
         if not kept.arguments:
             store.describe(self._key, self._call.described())
-        load_meanwhile(self._target)
+        load_meanwhile(self._target, self._head)
         self.compiling.start()
         runner = self._runner()
         search = TopKSearch(
@@ -200,21 +201,26 @@ class Tuning:
 
     def _none_works(self, outcomes: Iterable[Measurement]) -> CompileError:
         """Return the error that names the first reasons."""
-        reasons = sorted({one_line(f"{m.status}: {m.error}")[:200] for m in outcomes})
-        count = len(self._by_name)
+        why = "; ".join(sorted({one_line(f"{m.status}: {m.error}")[:200] for m in outcomes})[:3])
         return CompileError(
-            f"{self._call}: none of {count} configurations works: {'; '.join(reasons[:3])}"
+            f"{self._call}: none of {len(self._by_name)} configurations works: {why}"
         )
 
     def predict(self) -> Any:
         """Return the configuration that is ranked first of those that compile."""
-        return next(iter(self.ranked()), self.first)
+        return next((c for c in self.ranked() if not self._call.refused(c)), self.first)
 
     def ranked(self) -> list[Any]:
         """Return the configurations that compile, what is predicted to be the fastest first.
 
-        The model of kernels predicts; without one, or where that is asked for, the PTX score does.
+        A model predicts; without one, or where that is asked for, the PTX score does.
         """
+        names, sizes = [*self._by_name], self._call.described()
+        if self._head == "scaled":  # no binaries are needed, and libraries are the last
+            slower = predicted(self._target, names, sizes, {}, self._head)
+            if slower.any():
+                found = [self._by_name[names[row]] for row in slower.argsort(kind="stable")]
+                return sorted(found, key=self._tuner.fn.must_try)
         made = {
             candidate.config: candidate.artifact
             for same in self._compile([*map(Candidate, self._by_name)])
@@ -225,7 +231,7 @@ class Tuning:
         binaries = {
             n: self.compiling.binary(n, artifact) for n, artifact in made.items() if artifact
         }
-        slower = predicted(self._target, names, self._call.described(), binaries, "after")
+        slower = predicted(self._target, names, sizes, binaries, "after")
         if self._options.model == "ptx-score" or len(binaries) < len(names) or not slower.any():
             slower = np.array([-self.compiling.ptx_score(name, made[name]) for name in names])
         return [self._by_name[names[row]] for row in slower.argsort(kind="stable")]
@@ -366,7 +372,7 @@ class Tuning:
         sizes, grids = self._call.described(), {}
         for name in every:
             grids[name] = {"grid": self._call.grid(self._by_name[name])}
-        model = predicted(self._target, every, sizes, grids)
+        model = predicted(self._target, every, sizes, grids, self._head)
         times = np.array([self._latency_us(name) for name in every])
         now = Tried([*map(json.loads, every)], model, times, sizes)
         least, others = (len(every), []) if everything else (0, self._others())
@@ -382,7 +388,7 @@ class Tuning:
         for entry in near[:OTHERS]:
             names = [name for name, m in entry.measured.items() if m.ok and is_config(name)]
             times = np.array([entry.measured[name].latency_us for name in names])
-            model = predicted(self._target, names, entry.arguments, entry.binaries)
+            model = predicted(self._target, names, entry.arguments, entry.binaries, self._head)
             found.append(Tried([*map(json.loads, names)], model, times, entry.arguments))
         return found
 

@@ -69,8 +69,11 @@ def _config(num_warps: int = 4, num_stages: int = 3, **meta: Any) -> triton.Conf
 
 
 def _warps(point: tuple[int, ...]) -> triton.Config:
-    meta: Any = dict(zip(("groups", "rows", "block_n", "parts"), point, strict=False))
-    return _config(kernel="warps", num_stages=point[-1], **meta)
+    groups, rows, columns, parts, stages = point
+    return _config(
+        kernel="warps", block_m=groups * rows, block_n=parts * columns, step=STEP, groups=groups,
+        parts=parts, num_stages=stages,
+    )  # fmt: skip
 
 
 def configurations() -> list[triton.Config]:
@@ -81,7 +84,7 @@ def configurations() -> list[triton.Config]:
             found += [_config(**tiles, splits=splits) for splits in _SPLITS]
     found += [_warps(point) for point in _WARPS + _WARPS_PROMOTED + _WARPS_ONE_SUM]
     found += [_config(kernel="deep_gemm"), _config(kernel="torch")]
-    return list({str(config): config for config in found}.values())
+    return list(dict.fromkeys(found))
 
 
 def prune(configs: Sequence[triton.Config], named: Mapping[str, Any], **_: Any) -> list[Any]:
@@ -91,24 +94,21 @@ def prune(configs: Sequence[triton.Config], named: Mapping[str, Any], **_: Any) 
     is_int = named["a"].dtype == torch.int8
     by_blocks = named["recipe_a"] >= BY_ROW
     promotes = not is_int and not named["fast"]
-    wanted: list[triton.Config] = [_config(kernel="torch")] if torch_may(named) else []
+    wanted = {_config(kernel="torch")} if torch_may(named) else set()
     if deep_gemm_may(named):
-        wanted.append(_config(kernel="deep_gemm"))
+        wanted.add(_config(kernel="deep_gemm"))
     has_tma = device.architecture.instruction == "wgmma" and _is_aligned(named, "a", "b")
     for tiles in _tiles(next(most for most in _TILES if m <= most), by_blocks):
         if tiles["kernel"] == "pointer" or has_tma:
-            wanted += [
-                _config(**tiles, splits=splits) for splits in _splits(tiles, m, n, k, device)
-            ]
+            wanted |= {_config(**tiles, splits=s) for s in _splits(tiles, m, n, k, device)}
     # Up to 64 half of their rows are empty, but nothing there waits for the scales of blocks.
     if has_tma and m > (32 if by_blocks else 64) and _is_aligned(named, "out"):
         points = _WARPS + (_WARPS_PROMOTED if promotes else _WARPS_ONE_SUM)
         if named["recipe_b"] == BY_ROW:  # a scale for each column: larger tiles lack the registers
             points = _WARPS[:2]
         # Triton has no instruction of 256 columns for int8.
-        wanted += [_warps(point) for point in points if not is_int or point[2] <= 128]
-    names = {str(config) for config in wanted}
-    return [config for config in configs if str(config) in names]
+        wanted |= {_warps(point) for point in points if not is_int or point[2] <= 128}
+    return [config for config in configs if config in wanted]
 
 
 def _is_aligned(named: Mapping[str, Any], *names: str) -> bool:

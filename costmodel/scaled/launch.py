@@ -56,7 +56,8 @@ class Kernels:
 
     fn = staticmethod(scaled_product)
     arg_names = scaled_product.__code__.co_varnames
-    writes = ("out",)  # read by the tuner: torch has no code to find it in
+    # Read by the tuner: torch has no code to find that in, and these products a model of their own.
+    writes, head = ("out",), "scaled"
     # No kernel is compiled for these: the tuner need not tell them apart.
     params = tuple(
         SimpleNamespace(name=x, do_not_specialize=x in _PLAIN, do_not_specialize_on_alignment=False)
@@ -73,56 +74,51 @@ class Kernels:
 
     @staticmethod
     def must_try(config: Any) -> bool:
-        """Tell the tuner what it may not leave out: nothing beats torch unseen."""
-        return bool(config.kwargs["kernel"] == "torch")
+        """Tell the tuner what it may not leave out: nothing beats a library unseen."""
+        return config.kwargs["kernel"] in _LIBRARIES
 
-    def run(self, *args: Any, kernel: str, grid: Any = None, **meta: Any) -> Any:
+    def run(
+        self, *args: Any, kernel: str, grid: Any = None, warmup: bool = False, **meta: Any
+    ) -> Any:
         """Launch a configuration, or only load it (``warmup``).
 
         Raises:
             CompileError: torch or DeepGEMM does not compute this.
         """
         named = dict(zip(self.arg_names, args, strict=True))
-        return _LAUNCHES[kernel](named, **meta)
+        if kernel not in _LIBRARIES:
+            return _LAUNCHES[kernel](named, warmup=warmup, **meta)
+        try:
+            return None if warmup else _LIBRARIES[kernel](named)
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:  # whatever it says: it is one candidate of many
+            raise CompileError(f"{kernel} does not compute this: {error}") from error
 
 
-def _by_torch(call: dict[str, Any], *, warmup: bool = False, **_: Any) -> None:
-    if warmup:
-        return
+def _by_torch(call: dict[str, Any]) -> None:
     a, b, out, bias = call["a"], call["b"].T, call["out"], call["bias"]
     scales = call["scale_a"], call["scale_b"]
-    try:
-        if a.dtype == torch.int8:
-            exact = out if scales[0] is None else out.new_empty(out.shape, dtype=torch.int32)
-            torch._int_mm(a, b, out=exact)
-            if exact is not out:
-                value = exact * scales[0] * scales[1]
-                out.copy_(activated(value if bias is None else value + bias, call["activation"]))
-            return
-        torch.ops.aten._scaled_mm_v2.out(
-            a, b, [scales[0]], [call["recipe_a"]], [], [scales[1]], [call["recipe_b"]], [], bias,
-            out.dtype, [], call["fast"], out=out,
-        )  # fmt: skip
-        if call["activation"] != "none":
-            out.copy_(activated(out, call["activation"]))
-    except torch.AcceleratorError:
-        raise
-    except (AttributeError, RuntimeError, ValueError) as error:  # another torch lacks operators
-        raise CompileError(f"torch does not compute this: {error}") from error
-
-
-def _by_deep_gemm(call: dict[str, Any], *, warmup: bool = False, **_: Any) -> None:
-    if warmup:
+    if a.dtype == torch.int8:
+        exact = out if scales[0] is None else out.new_empty(out.shape, dtype=torch.int32)
+        torch._int_mm(a, b, out=exact)
+        if exact is not out:
+            value = exact * scales[0] * scales[1]
+            out.copy_(activated(value if bias is None else value + bias, call["activation"]))
         return
+    torch.ops.aten._scaled_mm_v2.out(
+        a, b, [scales[0]], [call["recipe_a"]], [], [scales[1]], [call["recipe_b"]], [], bias,
+        out.dtype, [], call["fast"], out=out,
+    )  # fmt: skip
+    if call["activation"] != "none":
+        out.copy_(activated(out, call["activation"]))
+
+
+def _by_deep_gemm(call: dict[str, Any]) -> None:
     import deep_gemm
 
     scale_b = call["scale_b"].T[:, : ceil(call["k"] / STEP)]
-    try:
-        deep_gemm.fp8_gemm_nt((call["a"], call["scale_a"]), (call["b"], scale_b), call["out"])
-    except torch.AcceleratorError:
-        raise
-    except Exception as error:  # whatever it says: it is one candidate of many
-        raise CompileError(f"DeepGEMM does not compute this: {error}") from error
+    deep_gemm.fp8_gemm_nt((call["a"], call["scale_a"]), (call["b"], scale_b), call["out"])
 
 
 def _by_tiles(
@@ -149,13 +145,13 @@ def _by_tiles(
         arrivals, m, n, k, call["lda"], call["ldb"], call["ldc"], *_strides(call), splits,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=step, SWAP=swap,
         SPLIT=splits > 1, EVEN_K=k % step == 0, **_constants(call), grid=(tiles * splits,),
-        **({"warmup": False} | options),
+        **options,
     )  # fmt: skip
 
 
 def _by_warps(
-    call: dict[str, Any], *, groups: int, rows: int, block_n: int, parts: int, num_stages: int,
-    num_warps: int, **options: Any,
+    call: dict[str, Any], *, block_m: int, block_n: int, step: int, groups: int, parts: int,
+    num_stages: int, num_warps: int, **options: Any,
 ) -> Any:  # fmt: skip
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -163,7 +159,8 @@ def _by_warps(
     from costmodel.kernels.scaled_hopper import scaled_warp_specialized
 
     out = call["out"]
-    blocks = [rows, STEP], [block_n, STEP], [rows, min(block_n, 128 // out.itemsize)]
+    rows, columns = block_m // groups, block_n // parts
+    blocks = [rows, step], [columns, step], [rows, min(columns, 128 // out.itemsize)]
     m, n, k = call["m"], call["n"], call["k"]
     shapes = ("a", [m, k], "lda"), ("b", [n, k], "ldb"), ("out", [m, n], "ldc")
     descriptors = []
@@ -172,21 +169,20 @@ def _by_warps(
         layout = gl.NVMMASharedLayout.get_default_for(block, kind)
         strides = [call[stride], 1]
         descriptors.append(TensorDescriptor(call[name], shape, strides, block, layout))
-    tiles = ceil(m / (groups * rows)) * ceil(n / (block_n * parts))
+    tiles = ceil(m / block_m) * ceil(n / block_n)
     properties = torch.cuda.get_device_properties(call["a"].get_device())
     programs = min(tiles, properties.multi_processor_count)
     return scaled_warp_specialized.run(
         *descriptors, call["scale_a"], call["scale_b"], call["bias"], m, n, k, *_strides(call),
-        ROWS=rows, BLOCK_N=block_n, BLOCK_K=STEP, STAGES=num_stages, GROUPS=groups, PARTS=parts,
+        ROWS=rows, BLOCK_N=columns, BLOCK_K=step, STAGES=num_stages, GROUPS=groups, PARTS=parts,
         COPY_REGISTERS=COPY_REGISTERS, MULTIPLY_REGISTERS=int(multiply_registers(4 * groups)),
         **_constants(call), grid=(programs,), num_warps=num_warps,
-        maxnreg=int(entry_registers(4 * groups)), **({"warmup": False} | options),
+        maxnreg=int(entry_registers(4 * groups)), **options,
     )  # fmt: skip
 
 
+_LIBRARIES: dict[str, Callable[..., Any]] = {"torch": _by_torch, "deep_gemm": _by_deep_gemm}
 _LAUNCHES: dict[str, Callable[..., Any]] = {
-    "torch": _by_torch,
-    "deep_gemm": _by_deep_gemm,
     "pointer": _by_tiles,
     "tma": functools.partial(_by_tiles, by_tma=True),
     "warps": _by_warps,
