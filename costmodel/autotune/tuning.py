@@ -202,9 +202,7 @@ class Tuning:
     def _none_works(self, outcomes: Iterable[Measurement]) -> CompileError:
         """Return the error that names the first reasons."""
         why = "; ".join(sorted({one_line(f"{m.status}: {m.error}")[:200] for m in outcomes})[:3])
-        return CompileError(
-            f"{self._call}: none of {len(self._by_name)} configurations works: {why}"
-        )
+        return CompileError(f"{self}: none of {len(self._by_name)} configurations works: {why}")
 
     def predict(self) -> Any:
         """Return the configuration that is ranked first of those that compile."""
