@@ -1,8 +1,11 @@
 """One process of the benchmark ``autotune``: makes calls and writes what each tuner took.
 
-Sides: ``stock`` and ``ours`` tune; ``again`` is ours with all caches filled; ``single`` is stock
-with one configuration left of each list; ``compare`` times two winners of each kernel in turn.
-Tuners that are not asked for run the first of their configurations that works, untuned.
+Sides: ``stock`` and ``ours`` tune; ``everything`` is ours without a model, which times all of each
+list; ``again`` is ours with all caches filled; ``single`` is stock with one configuration left of
+each list; ``compare`` times two winners of each kernel in turn. ``ours`` and ``everything`` have
+their compiling processes up before. With ``--keys`` the calls of KEYS follow each case: for its
+second key ``#2`` stands after the kernel's name. Tuners that are not asked for run the first of
+their configurations that works, untuned.
 """
 
 from __future__ import annotations
@@ -15,17 +18,20 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from autotune_cases import ALLOWED, CASES, Tensors, within
+from autotune_keys import KEYS
 from triton.runtime.autotuner import Autotuner
 
 _FLUSH_BYTES = 256 * 2**20
 _CYCLES_PER_US = 2000  # at the highest clock of any NVIDIA GPU: never too short
 _ROUNDS, _COMPARE_S = 200, 0.7
+OURS = ("ours", "everything", "again")
 BROKEN = 3
 """Exit code: a kernel broke the CUDA context, and the next case needs another process."""
 
@@ -109,8 +115,18 @@ class Recorder:
     ) -> None:  # fmt: skip
         self.side, self.wanted, self.winners, self.untuned = side, wanted, winners, untuned
         self.write = write
-        self.case = ""
+        self.case, self.number = "", 1
         self.chosen: dict[str, Any] = {}
+
+    def begin(self, case: str, number: int = 1) -> None:
+        """Begin with a case, or with a further key of it: what was asked for is tuned again."""
+        self.case, self.number = case, number
+        if number > 1:
+            self.chosen = {name: self.chosen[name] for name in self.chosen.keys() - self.wanted}
+
+    def label(self, name: str) -> str:
+        """A kernel's name, with the number of its key."""
+        return name if self.number == 1 else f"{name}#{self.number}"
 
     def wrap(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         """A ``run`` method that decides what becomes of each call."""
@@ -121,8 +137,10 @@ class Recorder:
                 raise RuntimeError(f"{name} may not be run here: take the case out")
             if self.wanted and (name not in self.wanted or name in self.chosen):
                 return self.run_untuned(tuner, args, kwargs)
-            if self.side == "compare":
+            if self.side == "compare" and self.label(name) in self.winners:
                 return self.run_compared(tuner, args, kwargs)
+            if self.side == "compare":
+                return self.run_untuned(tuner, args, kwargs)
             if self.side == "single" and name in self.winners:
                 tuner.configs = [find_config(tuner, self.winners[name]["ours"])]
             if name in self.chosen:
@@ -164,7 +182,7 @@ class Recorder:
         after = counters(self.side, tuner)
         self.chosen[name] = tuner.best_config
         self.write(
-            kernel=name, case=self.case, key=key, seconds=seconds,
+            kernel=self.label(name), case=self.case, key=key, seconds=seconds,
             listed=listed, compiled=after[0] - before[0], timed=after[1] - before[1],
             winner=options_of(tuner.best_config),
         )  # fmt: skip
@@ -172,21 +190,21 @@ class Recorder:
 
     def run_compared(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Time the winners of both sides and, for the noise, stock's a second time."""
-        name = name_of(tuner)
-        stock, ours = (find_config(tuner, self.winners[name][s]) for s in ("stock", "ours"))
+        name, label = name_of(tuner), self.label(name_of(tuner))
+        stock, ours = (find_config(tuner, self.winners[label][s]) for s in ("stock", "ours"))
         for config in (ours, stock):
             launch(tuner, config, args, kwargs)
         torch.cuda.synchronize()
         turns = [stock, ours, stock]
         us = compare([lambda c=c: launch(tuner, c, args, kwargs) for c in turns])
         self.chosen[name] = tuner.best_config = stock
-        self.write(kernel=name, stock_us=us[0], ours_us=us[1], stock_again_us=us[2])
+        self.write(kernel=label, stock_us=us[0], ours_us=us[1], stock_again_us=us[2])
         return launch(tuner, stock, args, kwargs)
 
 
 def counters(side: str, tuner: Any) -> tuple[int, int]:
     """Binaries compiled and timings made so far: by the process (ours), by the tuner (stock)."""
-    if side in ("ours", "again"):
+    if side in OURS:
         stats = importlib.import_module("costmodel").stats()
         return stats.compiled, stats.timed
     timed = getattr(tuner, "configs_timings", None) or {}
@@ -199,7 +217,7 @@ def _is_finite(times: Any) -> bool:
 
 def switch_on(side: str, recorder: Recorder) -> None:
     """Put the side's tuner and the recorder in place of every tuner's ``run``."""
-    if side in ("ours", "again"):
+    if side in OURS:
         importlib.import_module("costmodel.autotune.replace").replace_triton_autotune()
     classes = [Autotuner]
     if "flag_gems" in sys.modules:  # it has a run of its own
@@ -208,21 +226,36 @@ def switch_on(side: str, recorder: Recorder) -> None:
         cls.run = recorder.wrap(cls.run)
 
 
-def run_case(
-    name: str, recorder: Recorder, write: Callable[..., None], label: str = "finished"
-) -> None:
-    """Call one case; what fails is written and the next one goes on."""
-    recorder.case = name
+def bring_pool_up() -> None:
+    """Start the children that compile, and wait until they are there."""
+    pool = importlib.import_module("costmodel.gemm.specialize").device_compilers()
+    know_key = importlib.import_module("costmodel.compile.triton_private").know_triton_key
+    know_key()  # which the children then find on disk
+    pool.start(pool.size)
+    for each in [pool.submit(f"{i}", None, partial(time.sleep, 0.5)) for i in range(pool.size)]:
+        each.result()
+
+
+def run_case(name: str, recorder: Recorder, write: Callable[..., None], keys: bool = False) -> None:
+    """Call one case, perhaps with its further keys."""
+    makers = [CASES[name], *(KEYS.get(name, ()) if keys else ())]
+    for number, make in enumerate(makers, 1):
+        recorder.begin(name, number)
+        run_call(make, partial(write, **{"called" if number < len(makers) else "finished": name}))
+
+
+def run_call(make: Callable[[Tensors], None], write: Callable[..., None]) -> None:
+    """Make one call; what fails is written and the next one goes on."""
     error = None
     torch.cuda.synchronize()
     start = time.perf_counter()
     try:
-        CASES[name](Tensors("cuda"))
+        make(Tensors("cuda"))
         torch.cuda.synchronize()
     except Exception as failed:
         error = f"{type(failed).__name__}: {failed}"[:300]
         traceback.print_exc()
-    write(**{label: name}, seconds=time.perf_counter() - start, error=error)
+    write(seconds=time.perf_counter() - start, error=error)
     try:
         torch.cuda.synchronize()
     except RuntimeError:
@@ -231,9 +264,10 @@ def run_case(
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("side", choices=["stock", "ours", "again", "single", "compare"])
+    arguments.add_argument("side", choices=["stock", *OURS, "single", "compare"])
     arguments.add_argument("cases", nargs="+")
     arguments.add_argument("--kernels", nargs="*", default=[])
+    arguments.add_argument("--keys", action="store_true")
     arguments.add_argument("--winners", type=Path)
     arguments.add_argument("--untuned", required=True)
     arguments.add_argument("--out", type=Path, required=True)
@@ -250,10 +284,12 @@ def main() -> None:
         recorder = Recorder(args.side, set(args.kernels), winners, args.untuned, write)
         switch_on(args.side, recorder)
         torch.zeros(1, device="cuda")
+        if args.side in ("ours", "everything"):
+            bring_pool_up()
         for case in args.cases:
             if time.time() > args.until:
                 break
-            run_case(case, recorder, write)
+            run_case(case, recorder, write, args.keys)
 
 
 if __name__ == "__main__":

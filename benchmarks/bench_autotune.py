@@ -1,10 +1,16 @@
 """What tuning other people's Triton kernels costs: Triton's own tuner against costmodel's.
 
 Parts: ``gla`` and ``gdr`` are the first calls of two operations of Flash Linear Attention, forward
-and backward.
+and backward. All caches are empty then, and ours has its compiling processes up.
 ``kernels``: each drawn kernel is tuned by stock and by ours, each in a process of its own with
 empty caches; in a third both winners are timed in turn, and stock's again beside itself.
+``keys``: eight of them are tuned for five keys, one after another; the first is not counted.
+``lists``: ours against itself without a model (mode ``exhaustive``, which times all), for lists of
+32 and more, the first key and where there are sizes for it the fifth.
 ``launch``: the host time of a warm call, and a process that finds its caches filled.
+
+Each part is written as soon as it is there, and other parts stay as they were: a run may be made in
+pieces. With ``--stock-before`` what stock took comes from the file, and only ours is measured.
 
 The kernels are drawn from those that the calls reach (`autotune_kernels.csv`), by a seed and so
 that their lists together stay under a cap: a configuration costs stock up to a second. fla-core,
@@ -13,19 +19,17 @@ flag-gems and liger-kernel, with what they import (einops, sqlalchemy), must be 
 
 from __future__ import annotations
 
-import csv
 import json
-import os
-import random
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from argparse import Namespace
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from autotune_draw import SEED, Listed, keyed_kernels, read_list
+from autotune_keys import KEYS
+from autotune_processes import Caches, by_kernel, lines_of, run_limited
 from common import Results, Row, announce, at_exit_code, note, parser, seconds_left, versions
 
 from costmodel.autotune.dataset import role_of
@@ -34,133 +38,16 @@ from costmodel.evaluation.metrics import geomean
 from costmodel.files import read_json
 from costmodel.hardware.target import Target
 
-SEED, DRAWN, CAP, SHORTEST = 0, 32, 400, 4
-PARTS = ("gla", "gdr", "kernels", "launch")
-LIST = Path(__file__).with_name("autotune_kernels.csv")
+LONG = 32  # configurations
+EXPECTED_S = {"gla": 45.0, "gdr": 30.0, "kernels": 270.0, "keys": 100.0, "lists": 110.0,
+              "launch": 40.0}  # fmt: skip
+"""Of each part, on an H200 with 16 cores."""
+PARTS = tuple(EXPECTED_S)
+FURTHER = range(2, 6)
+"""Keys of a kernel that part ``keys`` counts."""
 _OPERATIONS = {"gla": "fla_chunk_gla", "gdr": "fla_chunk_gated_delta_rule"}
 _STOCK_S = {"gla": 248.6, "gdr": 54.4}
 """Measured on an H200 before; --stock-gla and --stock-gdr measure again."""
-_BROKEN = 3
-
-
-@dataclass(frozen=True)
-class Listed:
-    """A kernel that the calls reach, and how many configurations stock would time."""
-
-    kernel: str
-    case: str
-    configs: int
-
-
-def read_list(path: Path = LIST) -> tuple[list[Listed], list[Listed]]:
-    """All kernels of the list, and those drawn, in the order of the draw."""
-    with path.open() as file:
-        lines = list(csv.DictReader(file))
-    found = [Listed(line["kernel"], line["case"], int(line["configs"])) for line in lines]
-    places = {int(line["drawn"]): kernel for kernel, line in zip(found, lines, strict=True)}
-    return found, [places[place] for place in sorted(places) if place > 0]
-
-
-def draw(
-    kernels: Iterable[Listed], seed: int = SEED, number: int = DRAWN, cap: int = CAP
-) -> list[Listed]:
-    """Kernels in random order, each taken if the shortest of the later ones still fit as well.
-
-    The first of each package come before all others, so that no package is left out.
-    """
-    order = [kernel for kernel in kernels if kernel.configs >= SHORTEST]
-    order.sort(key=lambda kernel: kernel.kernel)
-    random.Random(seed).shuffle(order)
-    first = {kernel.kernel.split(".")[0]: kernel for kernel in reversed(order)}.values()
-    order.sort(key=lambda kernel: kernel not in first)
-    taken: list[Listed] = []
-    for i, kernel in enumerate(order):
-        missing = number - len(taken) - 1
-        shortest = sorted(other.configs for other in order[i + 1 :])[: max(missing, 0)]
-        used = sum(other.configs for other in taken) + kernel.configs + sum(shortest)
-        if missing >= 0 and used <= cap:
-            taken.append(kernel)
-    return taken
-
-
-@dataclass
-class Caches:
-    """Folders of one way of tuning, empty at first."""
-
-    folder: Path
-
-    def environment(self, side: str) -> dict[str, str]:
-        return os.environ | {
-            "TRITON_CACHE_DIR": str(self.folder / side / "triton"),
-            "COSTMODEL_CACHE_DIR": str(self.folder / side / "costmodel"),
-            "FLAGGEMS_DB_URL": f"sqlite:///{self.folder / f'{side}.db'}",
-            "FLA_CACHE_MODE": "disabled",
-            "GEMS_VENDOR": "nvidia",
-        }
-
-    def run(
-        self,
-        side: str,
-        cases: Sequence[str],
-        deadline: float,
-        *,
-        caches: str = "",
-        kernels: Sequence[str] = (),
-        winners: Row | None = None,
-    ) -> list[Row]:
-        """Lines of a worker; what breaks a process is left out, and the next case goes on."""
-        out = self.folder / f"{side}.jsonl"
-        out.unlink(missing_ok=True)
-        command = [sys.executable, str(Path(__file__).with_name("autotune_worker.py")), side]
-        options = ["--untuned", str(self.folder / "untuned"), "--out", str(out)]
-        options += ["--until", str(time.time() + seconds_left(deadline))]
-        if winners is not None:
-            (self.folder / "winners.json").write_text(json.dumps(winners))
-            options += ["--winners", str(self.folder / "winners.json")]
-        if kernels:
-            options += ["--kernels", *kernels]
-        left = list(cases)
-        while left and seconds_left(deadline) > 0:
-            run_limited([*command, *left, *options], self.environment(caches or side), deadline)
-            done = {line["finished"] for line in lines_of(out) if "finished" in line}
-            remaining = [case for case in left if case not in done]
-            if remaining == left:  # it ended in this case, and would again
-                note(f"{side}: {left[0]} left out, its process ended")
-                remaining = left[1:]
-            left = remaining
-        return lines_of(out)
-
-
-def run_limited(command: Sequence[str], environment: dict[str, str], deadline: float) -> None:
-    """Run a process until it ends or the budget is spent; the end of its errors is shown."""
-    limit_s = max(seconds_left(deadline) + 5, 5)
-    # A file, and no pipe: children that outlive a stopped process would keep the pipe open.
-    with tempfile.TemporaryFile("w+") as errors:
-        try:
-            done = subprocess.run(
-                command, env=environment, stdout=subprocess.DEVNULL, stderr=errors, timeout=limit_s,
-                check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            note("the budget is spent: a process was stopped")
-            return
-        errors.seek(0)
-        lines = errors.read().splitlines()
-    for line in lines:
-        if "Error" in line:
-            note(line[:300])
-    if done.returncode not in (0, _BROKEN):
-        note("\n".join(lines[-6:]))
-
-
-def lines_of(path: Path) -> list[Row]:
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def by_kernel(lines: Iterable[Row]) -> dict[str, Row]:
-    return {line["kernel"]: line for line in lines if "kernel" in line}
 
 
 def operation(part: str, folder: Path, deadline: float, stock: bool) -> Row:
@@ -201,29 +88,81 @@ def error_of(lines: Iterable[Row]) -> str | None:
     return next((line["error"] for line in lines if line.get("error")), None)
 
 
-def drawn_kernels(drawn: Sequence[Listed], folder: Path, deadline: float) -> list[Row]:
-    """Rows of the drawn kernels: both tuners, then both winners in turn."""
-    caches = Caches(folder)
+def drawn_kernels(
+    part: str, drawn: Sequence[Listed], folder: Path, deadline: float, before: Sequence[Row] = ()
+) -> Iterator[list[Row]]:
+    """Give the rows of both tuners, and again with the winners' times once these are known.
+
+    Args:
+        part: ``keys`` for five keys of each kernel, else one.
+        before: rows whose times of stock are taken; none: stock is measured.
+    """
+    caches, keys = Caches(folder), part == "keys"
     names = [kernel.kernel for kernel in drawn]
     cases = list(dict.fromkeys(kernel.case for kernel in drawn))
-    stock_deadline = deadline - 0.35 * max(seconds_left(deadline), 0)
-    stock = by_kernel(caches.run("stock", cases, stock_deadline, kernels=names))
+    if keys:  # of a kernel that its case reaches once
+        drawn = [Listed(f"{k.kernel}#{n}", k.case, k.configs) for k in drawn for n in FURTHER]
+    stock = {row["kernel"]: stock_of(row) for row in before if row["stock_s"]}
+    if not stock:
+        stock_deadline = deadline - 0.35 * max(seconds_left(deadline), 0)
+        found = caches.run("stock", cases, stock_deadline, kernels=names, keys=keys)
+        stock = by_kernel(found)
+    yield [row_of(part, kernel, stock, {}, {}) for kernel in drawn]
     cases = [case for case in cases if any(line["case"] == case for line in stock.values())]
-    ours = by_kernel(caches.run("ours", cases, deadline, kernels=names))
+    ours = by_kernel(caches.run("ours", cases, deadline, kernels=names, keys=keys))
+    yield [row_of(part, kernel, stock, ours, {}) for kernel in drawn]
+    labels = [kernel.kernel for kernel in drawn]
     winners = {
         name: {"stock": stock[name]["winner"], "ours": ours[name]["winner"]}
-        for name in names if name in stock and name in ours
+        for name in labels if name in stock and name in ours
     }  # fmt: skip
-    timed: dict[str, Row] = {}
     if winners:
         # Stock has compiled every configuration, so that nothing is left to compile here.
-        timed = by_kernel(caches.run("compare", cases, deadline, caches="stock",
-                                     kernels=list(winners), winners=winners))  # fmt: skip
-    return [row_of(kernel, stock, ours, timed) for kernel in drawn]
+        timed = by_kernel(caches.run("compare", cases, deadline, caches="stock", keys=keys,
+                                     kernels=names, winners=winners))  # fmt: skip
+        yield [row_of(part, kernel, stock, ours, timed) for kernel in drawn]
+
+
+def stock_of(row: Row) -> Row:
+    """What stock's process would write, from a row of an earlier run."""
+    return {
+        "seconds": row["stock_s"], "winner": row["stock_winner"], "case": row["case"],
+        "compiled": row["of"], "measured": "before",
+    }  # fmt: skip
+
+
+def long_lists(kernels: Iterable[Listed], folder: Path, deadline: float) -> Iterator[list[Row]]:
+    """Give the rows of ours against ours without a model; cases with five keys come first."""
+    found = sorted((k for k in kernels if k.configs >= LONG), key=lambda k: k.case not in KEYS)
+    caches, names = Caches(folder), [kernel.kernel for kernel in found]
+    cases = list(dict.fromkeys(kernel.case for kernel in found))
+    all_deadline = deadline - 0.4 * max(seconds_left(deadline), 0)
+    lines = caches.run("everything", cases, all_deadline, kernels=names, keys=True)
+    done = [case for case in cases if any(line.get("finished") == case for line in lines)]
+    everything = by_kernel(lines)
+    ours = by_kernel(caches.run("ours", done, deadline, kernels=names, keys=True))
+    yield [
+        {
+            "part": "lists", "kernel": label.split("#")[0], "case": line["case"],
+            "key": line["key"], "number": number_of(label), "of": line["listed"],
+            "everything_s": line["seconds"], "everything_timed": line["timed"],
+            "ours_s": ours[label]["seconds"], "timed": ours[label]["timed"],
+        }
+        for label, line in everything.items() if label in ours
+    ]  # fmt: skip
+
+
+def number_of(label: str) -> int:
+    """Which of a kernel's keys a label is of."""
+    return int(label.partition("#")[2] or 1)
 
 
 def row_of(
-    kernel: Listed, stock: dict[str, Row], ours: dict[str, Row], timed: dict[str, Row]
+    part: str,
+    kernel: Listed,
+    stock: dict[str, Row],
+    ours: dict[str, Row],
+    timed: dict[str, Row],
 ) -> Row:
     """A kernel's row; what was not reached is None."""
     name = kernel.kernel
@@ -234,12 +173,14 @@ def row_of(
         kept = 100.0 if same else 100 * us["stock_us"] / us["ours_us"]
         noise = 100 * us["stock_us"] / us["stock_again_us"]
     return {
-        "part": "kernels", "kernel": name, "case": own.get("case", kernel.case),
-        "key": own.get("key"),
+        "part": part, "kernel": name, "case": own.get("case", kernel.case),
+        "key": own.get("key"), "number": number_of(name),
         "held_out": role_of(name.split(":")[0]) == "eval", "seed": SEED,
+        "stock_measured": theirs.get("measured", "now"),
         "stock_s": theirs.get("seconds"), "ours_s": own.get("seconds"),
         "compiled": own.get("compiled"), "timed": own.get("timed"),
-        "of": theirs.get("compiled") or kernel.configs, "kept_pct": kept, "noise_pct": noise,
+        "of": (part == "kernels" and theirs.get("compiled")) or kernel.configs,
+        "kept_pct": kept, "noise_pct": noise,
         "same": same, "stock_us": us.get("stock_us"), "ours_us": us.get("ours_us"),
         "stock_winner": theirs.get("winner"), "ours_winner": own.get("winner"),
     }  # fmt: skip
@@ -271,8 +212,11 @@ def launches(folder: Path, deadline: float) -> list[Row]:
 
 def summarize(rows: list[Row]) -> Row:
     """Ratios of summed seconds over the drawn kernels, what was kept, and the two operations."""
-    kernels = [row for row in rows if row["part"] == "kernels"]
+    kernels, keys, lists = ([row for row in rows if row["part"] == part] for part in
+                            ("kernels", "keys", "lists"))  # fmt: skip
     tuned = [row for row in kernels if row["stock_s"] and row["ours_s"]]
+    first = [row for row in lists if row["number"] == 1]
+    fifth = [row for row in lists if row["number"] == 5]
     kept = [row["kept_pct"] for row in kernels if row["kept_pct"]]
     noise = [row["noise_pct"] for row in kernels if row["noise_pct"]]
     stock_s, ours_s = (sum(row[f"{side}_s"] for row in tuned) for side in ("stock", "ours"))
@@ -282,8 +226,11 @@ def summarize(rows: list[Row]) -> Row:
         "timed": sum(row["timed"] for row in tuned),
         "stock_s": stock_s or None, "ours_s": ours_s or None,
         "wall_ratio_first_key": stock_s / ours_s if ours_s else None,
-        "wall_ratio_later_keys": None,
-        "kept_geomean_pct": geomean(kept) if kept else None,
+        "wall_ratio_later_keys": ratio(keys, "stock_s"),
+        "kept_later_keys_pct": geomean_or_none(row["kept_pct"] for row in keys),
+        "lists_ratio_first_key": ratio(first, "everything_s"),
+        "lists_ratio_fifth_key": ratio(fifth, "everything_s"),
+        "kept_geomean_pct": geomean_or_none(kept),
         "kept_worst_pct": min(kept) if kept else None,
         "noise_worst_pct": min(min(n, 1e4 / n) for n in noise) if noise else None,
     }  # fmt: skip
@@ -300,6 +247,17 @@ def summarize(rows: list[Row]) -> Row:
     return summary
 
 
+def ratio(rows: Iterable[Row], side: str) -> float | None:
+    """Summed seconds of a side over ours, of rows that have both."""
+    both = [row for row in rows if row[side] and row["ours_s"]]
+    return sum(row[side] for row in both) / sum(row["ours_s"] for row in both) if both else None
+
+
+def geomean_or_none(values: Iterable[float | None]) -> float | None:
+    there = [value for value in values if value]
+    return geomean(there) if there else None
+
+
 def packages() -> dict[str, str]:
     """Versions of the packages whose kernels are tuned."""
     found = {}
@@ -311,29 +269,38 @@ def packages() -> dict[str, str]:
     return found
 
 
-def kept_rows(path: Path, parts: Sequence[str]) -> list[Row]:
-    """Rows of other parts from an earlier run, which this one adds to."""
-    if not path.exists():
-        return []
-    rows: list[Row] = read_json(path)["rows"]
-    return [row for row in rows if row["part"] not in parts]
+def earlier_rows(path: Path) -> list[Row]:
+    """Rows of an earlier run."""
+    rows: list[Row] = read_json(path)["rows"] if path.exists() else []
+    return rows
 
 
 def show(results: Results) -> None:
-    columns = [
-        "kernel",
-        "of",
-        "stock_s",
-        "ours_s",
-        "compiled",
-        "timed",
-        "kept_pct",
-        "noise_pct",
-    ]
-    lines = [tuple(row[c] for c in columns) for row in results.rows if row["part"] == "kernels"]
-    if lines:
-        print_table("first key", columns, lines)
+    columns = ["kernel", "of", "stock_s", "ours_s", "timed", "kept_pct", "noise_pct"]
+    lists = ["kernel", "number", "of", "everything_s", "ours_s", "timed"]
+    for part, names in (("kernels", columns), ("keys", columns), ("lists", lists)):
+        lines = [tuple(row[c] for c in names) for row in results.rows if row["part"] == part]
+        if lines:
+            print_table(part, names, lines)
     results.show()
+
+
+def rows_of(
+    part: str, args: Namespace, before: list[Row], folder: Path, deadline: float
+) -> Iterator[list[Row]]:
+    """Give the rows of a part, perhaps first those of a piece of it."""
+    listed, drawn = read_list()
+    drawn = drawn[:: args.every]
+    if part in _OPERATIONS:
+        yield [operation(part, folder, deadline, getattr(args, f"stock_{part}"))]
+    elif part in ("kernels", "keys"):
+        drawn = keyed_kernels(drawn) if part == "keys" else drawn
+        before = [row for row in before if row["part"] == part and args.stock_before]
+        yield from drawn_kernels(part, drawn, folder, deadline, before)
+    elif part == "lists":
+        yield from long_lists(listed[:: args.every], folder, deadline)
+    else:
+        yield launches(folder, deadline)
 
 
 def main() -> None:
@@ -342,26 +309,25 @@ def main() -> None:
     for part, case in _OPERATIONS.items():
         arguments.add_argument(f"--stock-{part}", action="store_true",
                                help=f"measure stock's {case} again")  # fmt: skip
+    arguments.add_argument("--stock-before", action="store_true",
+                           help="take what stock took from the results file")  # fmt: skip
     args = arguments.parse_args()
     target = Target.current()
-    drawn = read_list()[1][:: args.every]
-    expected = {"gla": 60.0, "gdr": 30.0, "kernels": 300.0, "launch": 40.0}
-    deadline = announce(args.budget_s, seconds=sum(expected[part] for part in args.only))
+    deadline = announce(args.budget_s, seconds=sum(EXPECTED_S[part] for part in args.only))
     software = versions(target, **packages())
     results = Results("autotune", target, args.results, software, summarize)
-    results.add(*kept_rows(results.path, args.only))
+    before = earlier_rows(results.path)
+    results.rows += before
     for part in args.only:
-        if seconds_left(deadline) <= 0:
+        left_s = seconds_left(deadline)
+        if left_s <= 0:
             note(f"the budget is spent: {part} and what follows is left out")
             break
+        note(f"{part}: about {EXPECTED_S[part]:.0f} s, {left_s:.0f} s are left")
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            if part in _OPERATIONS:
-                stock = getattr(args, f"stock_{part}")
-                results.add(operation(part, Path(folder), deadline, stock))
-            elif part == "kernels":
-                results.add(*drawn_kernels(drawn, Path(folder), deadline))
-            else:
-                results.add(*launches(Path(folder), deadline))
+            for rows in rows_of(part, args, before, Path(folder), deadline):
+                results.rows = [row for row in results.rows if row["part"] != part]
+                results.add(*rows)
     show(results)
 
 
