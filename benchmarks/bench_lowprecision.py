@@ -1,24 +1,31 @@
-"""fp8 and int8 products beside torch's, cold caches, in one run: 64 shapes and six forms of scales.
+"""fp8 and int8 products beside torch's, cold caches: 64 shapes and six forms of scales.
 
-Each shape of each form is tuned exhaustively, then the best kernel of our own and torch are timed
-in turn. Where torch has nothing, bfloat16 by torch stands beside it. A shape that fails is a row
-with the reason. The shapes are of models, and none is a (n, k) of the eval list.
+Each shape of each form is tuned exhaustively, by the first of three fresh processes; then each of
+them times the best kernel of our own and torch in turn. Where torch has nothing, bfloat16 by torch
+stands beside it. A shape that fails is a row with the reason. The shapes are of models, and none is
+a (n, k) of the eval list.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
+import shutil
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import triton
-from common import Results, Row, announce, at_exit_code, note, parser, until, versions
+from common import Results, Row, announce, at_exit_code, count, note, parser, until, versions
+from scaled_problem import Scaled, error_of
 from torch.nn.functional import ScalingType
 
 import costmodel
@@ -34,7 +41,6 @@ from costmodel.measure.protocol import TimingProtocol
 from costmodel.measure.session import Session
 from costmodel.scaled.configs import prune
 from costmodel.scaled.launch import Kernels, tuned
-from costmodel.scaled.product import int_call, scaled_call
 from costmodel.validation import one_line
 
 WEIGHTS = {
@@ -54,109 +60,14 @@ ROUNDS = 5
 BASELINE_FROM = 1024
 BASELINE = triton.Config(
     {"kernel": "pointer", "block_m": 64, "block_n": 128, "step": 128, "splits": 1, "swap": False},
-    num_warps=4, num_stages=3,
+    num_warps=4, num_stages=2,
 )  # fmt: skip
-"""The algorithm and the usual tile of vLLM's Triton kernel of block scales, for large m."""
+"""The algorithm of vLLM's Triton kernel of block scales, and its configuration for any shape that
+it has no file of."""
 WRONG = 0.02
 """What a result may be off, of the largest element: bfloat16 rounds to 0.004."""
 SMALL = 128
 """Up to this m a product takes as long as its weight takes to be read."""
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """A product to time: the problem of a ``costmodel.measure.session.Session``."""
-
-    form: str
-    m: int
-    n: int
-    k: int
-    device: str = "cuda"
-
-    precision = "bfloat16"
-
-    @property
-    def has_bfloat16(self) -> bool:
-        """True where torch computes no such product."""
-        return (self.form == "block" and self.m == 1) or (self.is_int and self.m <= 16)
-
-    @property
-    def is_int(self) -> bool:
-        return self.form.startswith("int")
-
-    @property
-    def terms(self) -> int:
-        return self.k
-
-    @property
-    def set_bytes(self) -> int:
-        operands = (self.m + self.n) * self.k * (3 if self.has_bfloat16 else 1)
-        return operands + 8 * self.m * self.n
-
-    @property
-    def check_bytes(self) -> int:
-        return 8 * (self.m + self.n) * self.k + 8 * self.m * self.n
-
-    def operands(self, draw: Any, count: int) -> list[Any]:
-        """Return so many sets: the arguments of a launch, and bfloat16 operands or None."""
-        return [self._set() for _ in range(count)]
-
-    def _set(self) -> tuple[tuple[Any, ...], Any]:
-        a, b = self._matrix(self.m), self._matrix(self.n)
-        wide = (a.bfloat16(), b.bfloat16().T) if self.has_bfloat16 else None
-        if self.form == "int32":
-            return int_call(a, b.T), wide
-        scales = self._scales()
-        recipe = {"tensor": (0, 0), "block": (4, 5)}.get(self.form, (1, 1))
-        fast = self.form == "row_fast"
-        return scaled_call(a, b.T, scales[0], recipe[0], scales[1], recipe[1], fast=fast), wide
-
-    def _matrix(self, rows: int) -> torch.Tensor:
-        if self.is_int:
-            shape = (rows, self.k)
-            return torch.randint(-128, 128, shape, dtype=torch.int8, device=self.device)
-        values = torch.randn(rows, self.k, device=self.device, dtype=torch.bfloat16)
-        return values.to(torch.float8_e4m3fn)
-
-    def _scales(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw scales in the layouts that torch asks for."""
-        blocks = -(-self.k // 128)
-        if self.form == "tensor":
-            return self._uniform(1), self._uniform(1)
-        if self.form == "block":
-            padded = -(-blocks // 4) * 4
-            return self._uniform(blocks, self.m).T, self._uniform(-(-self.n // 128), padded).T
-        return self._uniform(self.m, 1), self._uniform(1, self.n)
-
-    def _uniform(self, *shape: int) -> torch.Tensor:
-        return torch.rand(shape, device=self.device) + 0.5
-
-    def output(self, operands: Any) -> torch.Tensor:
-        return operands[0][5]  # type: ignore[no-any-return]
-
-    def reference(self, operands: Any) -> torch.Tensor:
-        """Nothing: what is timed here is checked beforehand, by :func:`error_of`."""
-        return torch.zeros(1, device=self.device)
-
-
-def error_of(problem: Scaled, call: tuple[Any, ...]) -> float:
-    """Return how far a result is off float32 of the dequantised operands, of the largest one.
-
-    Only some rows are checked: the others are the same work.
-    """
-    a, b, sa, sb, out = *call[:4], call[5]
-    rows = torch.linspace(0, problem.m - 1, min(problem.m, 64)).long().to(a.device)
-    left = a.view(torch.uint8)[rows].view(a.dtype).float()  # torch indexes no fp8 everywhere
-    right = b.float()
-    if problem.form == "block":
-        left *= sa[rows].repeat_interleave(128, 1)[:, : problem.k]
-        wide = sb.T.repeat_interleave(128, 0)[: problem.n]
-        right *= wide.repeat_interleave(128, 1)[:, : problem.k]
-    elif sa is not None:
-        left *= sa[rows] if sa.numel() > 1 else sa
-        right *= sb.T if sb.numel() > 1 else sb
-    exact = left.double() @ right.T.double() if problem.is_int else left @ right.T
-    return float((out[rows].double() - exact).abs().max() / exact.abs().max())
 
 
 def launcher(config: Any) -> Callable[[Any], None]:
@@ -178,13 +89,12 @@ def by_torch(operands: Any) -> torch.Tensor:
     return exact if scales[0] is None else (exact * scales[0] * scales[1]).bfloat16()
 
 
-def timed(session: Session, problem: Scaled) -> Row:
-    """Tune a shape, time our best kernel beside torch; return its row."""
+def tuned_row(problem: Scaled, keep: Path | None = None) -> Row:
+    """Tune a shape, check our best kernel; return what was chosen, and from among what."""
     operands = problem.operands(None, 1)[0]
     call = operands[0]
-    with a_cache_of_its_own():
+    with a_cache_of_its_own(keep):
         tuned.run(*call, warmup=False)
-    chosen = tuned.best_config
     times = {c: t[0] for c, t in tuned.configs_timings.items() if t[0] < float("inf")}
     ours = [c for c in times if c.kwargs["kernel"] not in ("torch", "deep_gemm")]
     best = min(ours, key=times.__getitem__)
@@ -192,26 +102,65 @@ def timed(session: Session, problem: Scaled) -> Row:
     error = error_of(problem, call)
     if not error < WRONG:
         raise CostModelError(f"{best} is off by {error:.3g} of the largest element")
+    return {
+        "config": f"{best}", "error": round(error, 6), "timed": len(times),
+        "chosen": tuned.best_config.kwargs["kernel"],
+        "by_torch": any(c.kwargs["kernel"] == "torch" for c in times),  # it computes this
+        "nearest": [[f"{c}", round(1e3 * times[c], 2)] for c in sorted(ours, key=times.get)[:4]],
+    }  # fmt: skip
+
+
+def timed(session: Session, problem: Scaled, known: Row) -> Row:
+    """Time what :func:`tuned_row` has found beside torch; return the whole row."""
+    best = next(c for c in tuned.configs if f"{c}" == known["config"])
     choices = {"ours": launcher(best)}
-    if any(c.kwargs["kernel"] == "torch" for c in times):  # it computes this
+    if known["by_torch"]:
         choices["torch"] = by_torch
     if problem.form == "block" and problem.m >= BASELINE_FROM:
         choices["baseline"] = launcher(BASELINE)
     if problem.has_bfloat16:
         choices["bfloat16"] = lambda operands: torch.mm(*operands[1])
-    del operands, call
     found = session.compare(problem, list(choices.values()), ROUNDS)
     us = {name: _us(each) for name, each in zip(choices, found, strict=True)}
-    us["default"] = us["torch" if chosen.kwargs["kernel"] == "torch" else "ours"]
+    us["default"] = us["torch" if known["chosen"] == "torch" else "ours"]
+    return shape_of(problem) | known | with_ratios({"us": us}, problem)
+
+
+def with_ratios(row: Row, problem: Scaled) -> Row:
+    us = row["us"]
     ops = 2.0 * problem.m * problem.n * problem.k
-    return {
-        "form": problem.form, "m": problem.m, "n": problem.n, "k": problem.k, "us": us,
+    return row | {
         "speedup": round(us["torch"] / us["ours"], 4) if "torch" in us else None,
-        "tflops": round(ops / us["ours"] / 1e6, 1), "config": f"{best}", "error": round(error, 6),
+        "tflops": round(ops / us["ours"] / 1e6, 1),
         "over_default": round(us["torch"] / us["default"], 4) if "torch" in us else None,
-        "timed": len(times),
-        "nearest": [[f"{c}", round(1e3 * times[c], 2)] for c in sorted(ours, key=times.get)[:4]],
     }  # fmt: skip
+
+
+def shape_of(problem: Scaled) -> Row:
+    return {"form": problem.form, "m": problem.m, "n": problem.n, "k": problem.k}
+
+
+def merged(processes: list[list[Row]]) -> list[Row]:
+    """Return one row for each shape of the first process, of all that have timed it.
+
+    Times are means, and ratios too; ``worst`` and ``worst_default`` are the worst of a process.
+    """
+    found: dict[Scaled, list[Row]] = {}
+    for row in [row for rows in processes for row in rows]:
+        found.setdefault(Scaled(row["form"], row["m"], row["n"], row["k"]), []).append(row)
+    result = []
+    for problem, rows in found.items():
+        good = [row for row in rows if "failure" not in row]
+        if len(good) < len(rows):
+            result.append(next(row for row in rows if "failure" in row))
+            continue
+        us = {name: round(geomean([r["us"][name] for r in rows]), 4) for name in rows[0]["us"]}
+        row = with_ratios({**rows[0], "us": us, "processes": len(rows)}, problem)
+        if row["speedup"]:
+            row["worst"] = min(r["speedup"] for r in rows)
+            row["worst_default"] = min(r["over_default"] for r in rows)
+        result.append(row)
+    return result
 
 
 def _us(measurement: Measurement) -> float:
@@ -228,7 +177,9 @@ def summarize(rows: list[Row]) -> Row:
             over = [r["speedup"] for r in mine if r["speedup"]]
             if over:
                 found[f"{form}_{name}_geomean"] = round(geomean(over), 4)
-                found[f"{form}_{name}_worst"] = min(over)
+                found[f"{form}_{name}_worst"] = min(
+                    r.get("worst", r["speedup"]) for r in mine if r["speedup"]
+                )
                 found[f"{form}_{name}_count"] = len(over)
         slower = [r["us"]["baseline"] / r["us"]["ours"] for r in good
                   if r["form"] == form and "baseline" in r["us"]]  # fmt: skip
@@ -238,9 +189,11 @@ def summarize(rows: list[Row]) -> Row:
         if alone:
             against = [r["us"]["bfloat16"] / r["us"]["ours"] for r in alone]
             found[f"{form}_over_bfloat16_geomean"] = round(geomean(against), 4)
-    defaults = [r["over_default"] for r in good if r["over_default"]]
+    defaults = [r.get("worst_default", r["over_default"]) for r in good if r["over_default"]]
     if defaults:
         found["default_worst"] = min(defaults)
+    if any("processes" in r for r in good):
+        found["processes"] = min(r["processes"] for r in good)
     return found
 
 
@@ -256,13 +209,19 @@ def problems(forms: list[str]) -> Iterator[Scaled]:
 
 
 @contextmanager
-def a_cache_of_its_own() -> Iterator[None]:
-    """Let nothing that is known of other shapes, or from before, have a say in a tuning."""
+def a_cache_of_its_own(keep: Path | None = None) -> Iterator[None]:
+    """Let nothing that is known of other shapes, or from before, have a say in a tuning.
+
+    Args:
+        keep: a folder that the timings are copied to.
+    """
     before = os.environ.get("COSTMODEL_CACHE_DIR")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["COSTMODEL_CACHE_DIR"] = folder
         try:
             yield
+            if keep is not None:
+                shutil.copytree(Path(folder) / "kernels", keep / "kernels", dirs_exist_ok=True)
         finally:
             del os.environ["COSTMODEL_CACHE_DIR"]
             if before is not None:
@@ -284,35 +243,81 @@ def compile_ahead(forms: Iterable[str], sizes: Iterable[int] = ROWS) -> None:
 
 
 def main() -> None:
-    """Time all shapes within the budget; print a short table."""
+    """Time all shapes within the budget, in processes one after another; print a short table."""
     options = parser(__doc__)
     options.add_argument("--forms", default=",".join(FORMS), help="which, separated by commas")
     options.add_argument("--without", default="", help="kernels to leave out: pointer, tma, warps")
-    arguments: argparse.Namespace = options.parse_args()
-    without = arguments.without.split(",")
-    tuned.configs = [c for c in tuned.configs if c.kwargs["kernel"] not in without]
-    forms = [form for form in FORMS if form in arguments.forms.split(",")]
+    options.add_argument("--processes", type=count, default=3, help="the first one tunes")
+    options.add_argument("--keep", type=Path, help="folder for the tuner's timings, to learn from")
+    options.add_argument("--known", type=Path, help=argparse.SUPPRESS)  # rows of the first process
+    arguments = options.parse_args()
     target = Target.current()
-    everything = list(problems(forms))[:: arguments.every]
-    deadline = announce(arguments.budget_s, seconds=0.35 * len(everything))
     results = Results("lowprecision", target, arguments.results, versions(target), summarize)
-    compile_ahead(forms)
-    costmodel.set_mode("exhaustive")
-    session = Session(TimingProtocol(), torch.cuda.current_device(), seed=0)
-    for problem in until(deadline, everything):
-        shape = {"form": problem.form, "m": problem.m, "n": problem.n, "k": problem.k}
-        try:
-            results.add(timed(session, problem))
-        except torch.AcceleratorError:  # nothing more can be computed in this process
-            results.add(shape | {"failure": "the CUDA context is broken"})
-            raise
-        except Exception as error:
-            results.add(shape | {"failure": one_line(f"{type(error).__name__}: {error}")})
+    if arguments.processes > 1:
+        results.add(*merged(in_processes(arguments, results.path.name)))
+    else:
+        one_process(arguments, results)
     results.show()
     rows = [r for r in results.rows if "failure" not in r]
     sizes = sorted({r["m"] for r in rows})
+    forms = [form for form in FORMS if form in arguments.forms.split(",")]
     table = [[form, *(mean_over(rows, form, m) for m in sizes)] for form in forms]
     print_table("torch's time over ours, mean of all n x k", ["form", *map(str, sizes)], table)
+
+
+def in_processes(arguments: argparse.Namespace, name: str) -> list[list[Row]]:
+    """Run this script in fresh processes; return the rows of each."""
+    end, rows = time.monotonic() + arguments.budget_s, []
+    with tempfile.TemporaryDirectory() as folder:
+        for i in range(arguments.processes):
+            left = end - time.monotonic()
+            # The first one tunes, which takes twice as long as to time.
+            share = 2 / (arguments.processes + 1) if i == 0 else 1 / (arguments.processes - i)
+            command = [sys.executable, __file__, "--processes", "1", "--forms", arguments.forms]
+            command += ["--results", f"{folder}/{i}", "--budget-s", str(max(left * share, 1.0))]
+            command += ["--every", str(arguments.every)]
+            if i:
+                command += ["--known", f"{folder}/0/{name}"]
+            else:
+                command += ["--without", arguments.without]
+                command += ["--keep", str(arguments.keep)] if arguments.keep else []
+            note(f"process {i + 1} of {arguments.processes}")
+            done = subprocess.run(command, stdout=subprocess.DEVNULL)
+            path = Path(folder, str(i), name)
+            if path.exists():  # a broken context ends a process early
+                rows.append(json.loads(path.read_text())["rows"])
+            if done.returncode and not i:
+                break
+    return rows
+
+
+def one_process(arguments: argparse.Namespace, results: Results) -> None:
+    """Time all shapes, or those that an earlier process has tuned."""
+    without = arguments.without.split(",")
+    tuned.configs = [c for c in tuned.configs if c.kwargs["kernel"] not in without]
+    forms = [form for form in FORMS if form in arguments.forms.split(",")]
+    everything = list(problems(forms))[:: arguments.every]
+    known: dict[Scaled, Row] = {}
+    if arguments.known:
+        for row in json.loads(arguments.known.read_text())["rows"]:
+            if "failure" not in row:
+                known[Scaled(row["form"], row["m"], row["n"], row["k"])] = row
+        everything = [problem for problem in everything if problem in known]
+    deadline = announce(arguments.budget_s, seconds=(0.12 if known else 0.35) * len(everything))
+    if not known:
+        compile_ahead(forms)
+    costmodel.set_mode("exhaustive")
+    session = Session(TimingProtocol(), torch.cuda.current_device(), seed=0)
+    for problem in until(deadline, everything):
+        try:
+            found = known.get(problem) or tuned_row(problem, arguments.keep)
+            results.add(timed(session, problem, found))
+        except torch.AcceleratorError:  # nothing more can be computed in this process
+            results.add(shape_of(problem) | {"failure": "the CUDA context is broken"})
+            raise
+        except Exception as error:
+            text = one_line(f"{type(error).__name__}: {error}")
+            results.add(shape_of(problem) | {"failure": text})
 
 
 def mean_over(rows: list[Row], form: str, m: int) -> object:

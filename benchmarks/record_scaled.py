@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from bench_lowprecision import Scaled, compile_ahead
+from bench_lowprecision import compile_ahead
 from common import at_exit_code, note
+from scaled_problem import Scaled
 
 import costmodel
 from costmodel.autotune.dataset import KernelDataset
@@ -118,13 +119,21 @@ def main() -> None:
         for failure in record(judging() if args.judging else training(args.count), args.seconds):
             note(failure)
     finally:
-        make_dataset(args.folder, args.dataset)
+        make_dataset(args.folder, args.dataset, args.judging)
 
 
-def make_dataset(folder: Path, place: Path) -> None:
-    """Make a dataset of the timings in a folder, or add them to one that is there."""
+def make_dataset(folder: Path, place: Path, is_judging: bool) -> None:
+    """Make a dataset of the timings in a folder, or add them to one that is there.
+
+    The folder may hold those of ``bench_lowprecision.py --keep`` too.
+    """
+    entries = []
+    for entry in KernelStore(folder / "kernels").entries():
+        sizes = (entry.arguments[side] for side in "mnk")
+        if is_judging or not is_held_out(Workload.dense(*sizes)):
+            entries.append(entry)
     base = KernelDataset.read(place) if (place / CARD).exists() else None
-    dataset = KernelDataset.of(KernelStore(folder / "kernels").entries(), base=base)
+    dataset = KernelDataset.of(entries, base=base)
     dataset.write(place)
     note(f"{place}: {len(dataset.rows['list'].unique())} lists, {len(dataset.rows)} rows")
 

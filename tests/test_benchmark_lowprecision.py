@@ -12,6 +12,7 @@ import pytest
 import torch
 from autotune_fakes import Machine, machine_without_gpu
 
+from costmodel.autotune.store import KernelStore
 from costmodel.data.measurement import Measurement
 from costmodel.evaluation.heldout import eval_workloads
 from costmodel.evaluation.metrics import geomean
@@ -49,6 +50,11 @@ class Session:
         return [Measurement("ok", 5.0 + i, 5.0, 5.0, rounds) for i in range(len(choices))]
 
 
+def timed(bench: Any, problem: Any, keep: Path | None = None) -> dict[str, Any]:
+    row: dict[str, Any] = bench.timed(Session(), problem, bench.tuned_row(problem, keep))
+    return row
+
+
 def test_shapes_are_enough_and_none_is_of_the_eval_list(bench: Any) -> None:
     shapes = {(p.m, p.n, p.k) for p in bench.problems(["row"])}
     assert len(shapes) >= 60
@@ -71,10 +77,10 @@ def test_a_row_has_our_best_beside_torch(
     bench: Any, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench, "error_of", lambda problem, call: 0.001)
-    row = bench.timed(Session(), bench.Scaled("row", 16, 256, 512, "cpu"))
+    row = timed(bench, bench.Scaled("row", 16, 256, 512, "cpu"))
     assert row["us"] == {"ours": 5.0, "torch": 6.0, "default": row["us"]["default"]}
     assert row["speedup"] == 1.2
-    alone = bench.timed(Session(), bench.Scaled("block", 1, 256, 512, "cpu"))
+    alone = timed(bench, bench.Scaled("block", 1, 256, 512, "cpu"))
     assert alone["us"] == {"ours": 5.0, "bfloat16": 6.0, "default": 5.0}
     assert alone["speedup"] is None
     found = bench.summarize([row, alone, {"form": "row", "failure": "no room"}])
@@ -87,7 +93,35 @@ def test_a_wrong_result_is_no_row(
 ) -> None:
     monkeypatch.setattr(bench, "error_of", lambda problem, call: float("nan"))
     with pytest.raises(bench.CostModelError, match="off by nan"):
-        bench.timed(Session(), bench.Scaled("row", 8, 256, 512, "cpu"))
+        timed(bench, bench.Scaled("row", 8, 256, 512, "cpu"))
+
+
+def test_timings_are_kept_to_learn_from(bench: Any, machine: Machine, tmp_path: Path,
+                                        monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.setattr(bench, "error_of", lambda problem, call: 0.001)
+    monkeypatch.setattr("costmodel.autotune.tuning.store", KernelStore())
+    for m in (16, 32):
+        row = timed(bench, bench.Scaled("int8", m, 256, 512, "cpu"), tmp_path / "kept")
+        assert row["timed"] > 8
+    lists = [entry.arguments["m"] for entry in KernelStore(tmp_path / "kept/kernels").entries()]
+    assert sorted(lists) == [16, 32]
+
+
+def test_processes_make_one_row_with_the_mean_and_the_worst(bench: Any) -> None:
+    def row(m: int, ours: float, by_torch: float, **more: Any) -> dict[str, Any]:
+        found = {"form": "row", "m": m, "n": 256, "k": 512, "config": "c", "chosen": "tma"} | more
+        us = {"ours": ours, "torch": by_torch, "default": ours}
+        return bench.with_ratios(found | {"us": us}, bench.Scaled("row", m, 256, 512))  # type: ignore[no-any-return]
+
+    failed = {"form": "row", "m": 64, "n": 256, "k": 512, "failure": "no room"}
+    first = [row(16, 2.0, 4.0), row(32, 1.0, 1.0), row(64, 1.0, 1.0)]
+    found = bench.merged([first, [row(16, 4.0, 4.0), failed]])
+    assert [(r["m"], r.get("speedup"), r.get("worst")) for r in found] == [
+        (16, pytest.approx(2**0.5, abs=1e-3), 1.0), (32, 1.0, 1.0), (64, None, None),
+    ]  # fmt: skip
+    summary = bench.summarize(found)
+    assert (summary["row_small_worst"], summary["default_worst"], summary["failed"]) == (1, 1, 1)
+    assert summary["processes"] == 1  # of m = 32
 
 
 # --- The page -------------------------------------------------------------------------------------
