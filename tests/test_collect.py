@@ -219,9 +219,9 @@ def test_a_budget_ends_the_run_between_workloads(tmp_path: Path, mark: str) -> N
     dataset = create(tmp_path / "data")
     assert run(jobs, dataset, FakeRunner(), budget_s=0.0).jobs_done == 0
     start = time.monotonic()
-    progress = run(jobs, dataset, FakeRunner(pause_s=2.0), budget_s=2.0)
+    progress = run(jobs, dataset, FakeRunner(pause_s=6.0), budget_s=6.0)
     assert progress.jobs_done == 1
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 60
     assert not marked(mark)
     run(jobs, Dataset.open(dataset.path), FakeRunner())
     assert rows_on_disk(dataset.path) == Counter(expected_rows(jobs))

@@ -37,7 +37,8 @@ def run(scenario: str, size: int, folder: Path) -> list[dict[str, Any] | None]:
         told = [process.communicate(timeout=240)[1] for process in processes]
     finally:
         for process in processes:
-            process.kill()
+            with process:  # waits, and closes what it wrote to
+                process.kill()
     files = [folder / f"{rank}.json" for rank in range(size)]
     found = [json.loads(file.read_text()) if file.exists() else None for file in files]
     expected = SIZE if scenario == "decide" else size - 1
