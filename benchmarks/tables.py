@@ -6,9 +6,11 @@ A table in a page is a block that says what belongs in it::
     …
     <!-- end -->
 
-The name is that of a results file. Without columns the block shows its ``summary``; with columns it
-shows its ``rows``, of each the values at these paths, under the name after ``=``. A name with
-groups, ``strategies-h100-sxm/square``, shows only rows whose ``group`` (or ``part``) is among them.
+The name is that of a results file. Without columns the block shows its ``summary``; with columns
+its ``rows``, of each the values at these paths, under the name after ``=``. If all paths begin with
+``summary.``, the block shows these values of the summary, one a line. A name with groups,
+``strategies-h100-sxm/square``, shows only rows whose ``group`` (or ``part``) is among them. Keys of
+:data:`WORDS` are written as the words there.
 
 Run it without arguments to write them, with ``--check`` to exit with 1 where one is out of date.
 
@@ -28,7 +30,7 @@ from costmodel.errors import InvalidInput, MissingData
 from costmodel.evaluation.metrics import geomean
 from costmodel.files import read_json
 from costmodel.reports import shown
-from costmodel.reports.plots import draw_plot, plot_kept
+from costmodel.reports.plots import draw_plot
 
 
 class Results(TypedDict):
@@ -107,9 +109,13 @@ def _table(name: str, columns: Sequence[str], folder: Path) -> str:
     """The Markdown of a block: a table, and what it was measured on."""
     file, _, group = name.partition("/")
     results = read_results(folder / f"{file}.json")
-    if columns:
-        parts = [column.partition("=") for column in columns]
-        titles = [(title or path).strip() for path, _, title in parts]
+    parts = [column.partition("=") for column in columns]
+    titles = [(title or path).strip() for path, _, title in parts]
+    if columns and all(column.startswith("summary.") for column in columns):
+        values = [_cell(_at(results, path.strip(), file)) for path, *_ in parts]
+        cells = [list(line) for line in zip(titles, values, strict=True)]
+        titles = ["", "value"]
+    elif columns:
         groups = group.split(",")
         rows = [r for r in results["rows"] if not group or r.get("group", r.get("part")) in groups]
         cells = [[_cell(_at(row, path.strip(), file)) for path, *_ in parts] for row in rows]
@@ -133,7 +139,24 @@ def _at(row: Mapping[str, Any], path: str, file: str) -> Any:
 
 
 def _cell(value: Any) -> str:
-    return shown(value).replace("|", "\\|")
+    return WORDS.get(shown(value), shown(value)).replace("|", "\\|")
+
+
+WORDS = {
+    "autotune": "triton.autotune",
+    "ptx_top8": "PTX score, best of 8",
+    "model_top1": "the model's first",
+    "model_top8": "the model's best of 8",
+    "xgb-h100-sxm": "the model",
+    "xgb-h100-sxm config-only": "the model, configuration only",
+    "static": "one fixed order",
+    "heuristic": "rules of thumb",
+    "estimate": "estimate on paper",
+    "ptx-score": "PTX score",
+    "ptx-score-hopper": "PTX score, with Hopper's instructions",
+    "random": "random order",
+}
+"""How readers call the strategies and rankings of the results files."""
 
 
 def _source(results: Results, folder: Path) -> str:
@@ -171,7 +194,7 @@ def _plots_of(
     """Return what draws each plot of a results file, by the name of the picture."""
     rows, bench = results["rows"], results["bench"]
     if bench.startswith("evaluate"):
-        return {stem: partial(plot_kept, rows)}
+        return {stem: partial(_plot_lost, rows)}
     if not bench.startswith("kernels"):
         return {}
     plots: dict[str, Callable[[Any], None]] = {}
@@ -206,6 +229,26 @@ def _gains(kernels: Rows, strategies: Rows) -> Speeds:
             if row["group"] == "eval"
         },
     }
+
+
+def _plot_lost(rows: Rows, axes: Any) -> None:
+    """What share of the best speed each ranking loses, over the number that is timed of it."""
+    for row in rows:
+        lost = {int(k): 100 - kept["geomean_pct"] for k, kept in row["regret"].items()}
+        if min(lost.values()) <= 0:  # who knows the timings; it has no place on such a scale
+            continue
+        style = {"learned": "o-", "peer": "s-."}.get(row["kind"], ".--")
+        axes.plot([*lost], [*lost.values()], style, label=WORDS.get(row["name"], row["name"]))
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    ks = [int(k) for k in rows[0]["regret"]]
+    axes.set_xticks(ks, ks)
+    ticks = (0.03, 0.1, 0.3, 1, 3, 10, 30, 70)
+    axes.set_yticks(ticks, [f"{tick:g} %" for tick in ticks])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.set(xlabel="configurations timed, the first of each ranking",
+             ylabel="speed lost (geometric mean)")  # fmt: skip
 
 
 _LAYER_ROWS = (1, 16, 64, 256, 1024, 4096)

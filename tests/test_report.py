@@ -51,7 +51,7 @@ def test_a_table_of_rows(readme: Path) -> None:
         "| model | top-1 | mape_pct |",
         "| --- | --- | --- |",
         "| xgb | 90.5 | 3.142 |",
-        "| static | 90.5 | – |",
+        "| one fixed order | 90.5 | – |",
         "",
         "<sub>NVIDIA H100, 2026-11-28; triton 3.6.0</sub>",
     ]
@@ -70,12 +70,17 @@ def test_without_matplotlib_nothing_is_half_done(
 
 def test_a_table_of_one_group(readme: Path) -> None:
     lines = lines_of(readme, "<!-- table: evaluate-h100-sxm/b | name -->")
-    assert lines[2:-2] == ["| static |"]
+    assert lines[2:-2] == ["| one fixed order |"]
 
 
 def test_a_table_of_the_summary(readme: Path) -> None:
     lines = lines_of(readme, "<!-- table: evaluate-h100-sxm -->")
     assert lines[2:4] == ["| ratio | 0.9877 |", "| count | 3 |"]
+
+
+def test_a_table_of_some_values_of_the_summary(readme: Path) -> None:
+    lines = lines_of(readme, "<!-- table: evaluate-h100-sxm | summary.ratio=how much -->")
+    assert lines[:-2] == ["|  | value |", "| --- | --- |", "| how much | 0.9877 |"]
 
 
 @pytest.mark.parametrize(
