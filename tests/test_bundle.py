@@ -16,7 +16,7 @@ from made_up_recording import TARGET, write_recording
 from test_collect_parts import command, rows_of
 
 from costmodel.autotune import bundle as bundles
-from costmodel.autotune.bundle import collect_kernels, write_kernel_bundle
+from costmodel.autotune.bundle import collect_kernels, merge_kernels, write_kernel_bundle
 from costmodel.autotune.options import Options
 from costmodel.autotune.store import KernelStore
 from costmodel.collect import Job
@@ -213,6 +213,10 @@ def twice(x_ptr, n, BLOCK: tl.constexpr):
 def call():
     twice[lambda m: (triton.cdiv(1000, m["BLOCK"]),)](torch.zeros(1000), 1000)
 
+def calls():
+    for n in (1000, 2000, 1000, 3000):
+        twice[lambda m: (triton.cdiv(n, m["BLOCK"]),)](torch.zeros(n), n)
+
 def nothing():
     pass
 """
@@ -239,15 +243,64 @@ def test_a_users_kernel_is_compiled_here_and_timed_there(
     # A child process needs a GPU: the machine of the tests times in this one.
     monkeypatch.setattr(bundles, "Options", lambda **_: Options())
     with machine_without_gpu(out) as machine:
-        collect_kernels(there, place, out)
+        collect_kernels(place, there, out)
         assert machine.timed() == {64, 128, 256}
         assert len(machine.jobs) == 3
         machine.restart()
-        collect_kernels(there, place, out)
+        collect_kernels(place, there, out)
         assert machine.timed() <= {64}, "only the winner is launched"
     (entry,) = KernelStore(out).entries()
     assert entry.key["name"] == "my_kernel.twice"
     assert {m.status for m in entry.measured.values()} == {"ok"}
+
+
+def timings(folder: Path) -> dict[int, set[str]]:
+    """Return the configurations that were timed, by the kernel's key."""
+    return {e.key["key"]["n"]: set(e.measured) for e in KernelStore(folder).entries()}
+
+
+@pytest.mark.slow
+def test_parts_of_a_users_calls_are_joined_to_the_whole(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No call is left out of the program: one of another part is launched, and not timed."""
+    place = place.replace(":call", ":calls")
+    (work := tmp_path / "work").mkdir()
+    write_kernel_bundle(tmp_path / "k.zip", place, Target.named("h100-sxm"), work)
+    unpack(tmp_path / "k.zip", there := tmp_path / "there")
+    monkeypatch.setattr(bundles, "Options", lambda **_: Options())
+    parts = [tmp_path / f"part-{i}" for i in (1, 2)]
+    for i, out in enumerate(parts):
+        with machine_without_gpu(tmp_path / "unused") as machine:
+            collect_kernels(place, there, out, i + 1, 2)
+            launched = {launch.named["n"] for launch in machine.launches}
+        assert launched == {1000, 2000, 3000}
+    assert [sorted(timings(out)) for out in parts] == [[1000, 3000], [2000]]
+    with machine_without_gpu(tmp_path / "unused"):
+        collect_kernels(place, there, tmp_path / "whole")
+    merged, found = tmp_path / "all", []
+    for _ in range(2):  # again it changes nothing
+        assert merge_kernels(merged, *parts) == 3
+        assert timings(merged) == timings(tmp_path / "whole")
+        found.append({file.name: file.read_text() for file in merged.iterdir()})
+    assert found[0] == found[1]
+
+
+def test_timings_of_kernels_are_merged_by_the_command_and_those_there_are_kept(
+    tmp_path: Path,
+) -> None:
+    for name, text in (("a", "\n1\n2"), ("b", "\n2\n3"), ("all", "\n0")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "k.jsonl").write_text(text)
+    done = command("--merge", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "all", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["calls"] == 1
+    assert (tmp_path / "all" / "k.jsonl").read_text().split() == ["0", "1", "2", "3"]
+
+
+def test_a_kernel_without_its_bundle_is_refused(tmp_path: Path) -> None:
+    done = command("--kernel", "my.py:call", "--out", tmp_path / "x")
+    assert (done.returncode, "--bundle" in done.stderr) == (2, True)
 
 
 def test_a_kernel_that_has_changed_is_not_timed_with_old_binaries(
@@ -255,7 +308,7 @@ def test_a_kernel_that_has_changed_is_not_timed_with_old_binaries(
 ) -> None:
     (tmp_path / "calls.json").write_text(json.dumps({"source": "0"}))
     with pytest.raises(MixedData, match=r"has changed.*compile it again"):
-        collect_kernels(tmp_path, place, tmp_path / "out")
+        collect_kernels(place, tmp_path, tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ["my_kernel.py", "my_kernel.py:other", "no.py:call", "call", ""])

@@ -499,6 +499,9 @@ def test_a_card_too_full_for_an_anchor_is_no_anchor_row(tmp_path: Path) -> None:
 # --- timings to doubt -----------------------------------------------------------------------------
 
 
+WORKLOAD = Workload.dense(16, 64, 64)
+
+
 class Unsteady(FakeRunner):
     """One configuration scatters, another is timed while the card is throttled."""
 
@@ -520,3 +523,31 @@ def test_what_scatters_or_was_throttled_is_flagged_and_the_rest_is_not(tmp_path:
     assert found[GOOD[1]].clock_mhz == 900
     assert all("scatter" in found[config].error for config in doubtful)
     assert "Insufficient registers" in found[REFUSED].error
+
+
+class UnsteadyOnce(Unsteady):
+    """The second timing of each is as it should be."""
+
+    def outcome(self, candidate: Candidate) -> Measurement:
+        again = self.asked[WORKLOAD, candidate.config] > 1
+        return FakeRunner().outcome(candidate) if again else super().outcome(candidate)
+
+
+@pytest.mark.fault("B43", "N6")
+def test_what_is_doubtful_is_timed_again_and_kept_if_it_is_steady_then(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset, runner = create(tmp_path / "data"), UnsteadyOnce()
+    run([Job(WORKLOAD, (*GOOD[:5], REFUSED))], dataset, runner)
+    found = Dataset.open(dataset.path).recorded(WORKLOAD)
+    assert not [m for m in found.values() if m.ok and (m.error or m.clock_mhz < 1980)]
+    assert {config for (_, config), times in runner.asked.items() if times == 2} == {*GOOD[:2]}
+    assert "another program" not in caplog.text
+
+
+@pytest.mark.fault("B43", "N6")
+def test_a_gpu_that_others_use_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run([Job(WORKLOAD, GOOD[:3])], create(tmp_path / "data"), Unsteady())
+    assert "16x64x64" in caplog.text
+    assert "2 of 3 timings scatter" in caplog.text
+    assert "another program use the GPU?" in caplog.text

@@ -81,9 +81,58 @@ def test_a_replay_records_what_was_recorded(recording: Path, whole: Path) -> Non
 def test_parts_of_any_number_are_the_whole_and_share_nothing() -> None:
     jobs = [Job(w, (GemmConfig("pointer", 16, 16, 16, 1, 1),)) for w in TRAINING]
     for parts in (1, 2, 3, 5, 9):
-        cut = [part_of(jobs, i + 1, parts) for i in range(parts)]
+        with_anchors = [part_of(jobs, i + 1, parts) for i in range(parts)]
+        cut = [[job for job in part if job.role != "anchor"] for part in with_anchors]
         assert sorted(str(job) for part in cut for job in part) == sorted(map(str, jobs))
         assert max(map(len, cut)) - min(map(len, cut)) <= 1
+
+
+@pytest.mark.fault("B64")
+def test_all_parts_begin_with_the_same_anchors_and_keep_those_that_they_are_given() -> None:
+    configs = tuple(GemmConfig("pointer", 16, 16, 16, warps, 1) for warps in (1, 2))
+    jobs = [Job(workload, configs) for workload in TRAINING]
+    one, other = part_of(jobs, 1, 2), part_of(jobs[::-1], 2, 2)
+    anchors = [job for job in one if job.role == "anchor"]
+    assert anchors
+    assert all(job.workload.bytes() >= 2**24 and len(job.configs) == 1 for job in anchors)
+    assert one[: len(anchors)] == other[: len(anchors)] == anchors
+    again = part_of(one[: len(anchors) + 1], 1, 1)  # as a chunk that travels alone
+    assert again == one[: len(anchors) + 1]
+
+
+def timed_by(folder: Path, cards: dict[str, float]) -> list[Path]:
+    """Make a part for each card, with an anchor and a row of its own that took so long."""
+    parts = [folder / card for card in cards]
+    anchor, own = (GemmConfig("pointer", 16, 16, 16, warps, 1) for warps in (1, 2))
+    for i, (path, us) in enumerate(zip(parts, cards.values(), strict=True)):
+        dataset = Dataset.create(path, TARGET, {})
+        run = RunInfo(path.name, path.name, "", "", path.name)
+        row = TuningRecord(TRAINING[-1], anchor, "key", Measurement("ok", us))
+        dataset.append_measurements([row], run=run, role="anchor")
+        row = TuningRecord(TRAINING[i], own, "key", Measurement("ok", us))
+        dataset.append_measurements([row], run=run)
+    return parts
+
+
+@pytest.mark.fault("B64")
+@pytest.mark.parametrize(
+    ("cards", "apart"),
+    [({"a": 10.0, "b": 10.4, "c": 10.1}, set()), ({"a": 10.0, "b": 10.8, "c": 10.1}, {"b"}),
+     ({"a": 9.0, "b": 10.0, "c": 10.1}, {"a"}), ({"a": 10.6, "b": 10.0}, {"a"}),
+     ({"a": 10.0}, set())],
+)  # fmt: skip
+def test_a_card_that_is_apart_from_its_twins_is_flagged_and_not_learned_from(
+    cards: dict[str, float], apart: set[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    merged = merge(tmp_path / "all", timed_by(tmp_path, cards))
+    twins = json.loads((merged.path / "card.json").read_text())["counts"]["twins"]
+    assert set(twins) == (set(cards) if len(cards) > 1 else set())
+    assert {card for card, factor in twins.items() if abs(factor - 1) > 0.05} == apart
+    assert [f"card {card} is" in caplog.text for card in cards] == [c in apart for c in cards]
+    frame = merged.frame("train")
+    assert len(frame) == len(cards) - len(apart)
+    assert sum(frame.dropped.values()) == len(apart)
+    assert len(merged.measurements("train")) == len(cards), "its rows are there"
 
 
 @pytest.mark.fault("B33")

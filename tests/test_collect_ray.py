@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up_recording import write_recording
-from test_collect_parts import rows_of
+from made_up_recording import TARGET, write_recording
+from test_collect_parts import command, rows_of
 
+from costmodel.autotune.bundle import collect_kernels
 from costmodel.collect import Job
-from costmodel.collect.parts import recorded_jobs
+from costmodel.collect.bundle import pack, write_bundle
+from costmodel.collect.parts import absorb, recorded_jobs
 from costmodel.collect.ray_engine import collect_on_ray
 from costmodel.data.dataset import Dataset
+from costmodel.data.shards import Identity
+from costmodel.errors import NoGpu
 
 ray: Any = pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -52,10 +57,36 @@ def test_a_node_that_is_lost_costs_no_row(cluster: Any, tmp_path: Path) -> None:
         if len(told) == 1:
             cluster.remove_node(cluster.nodes[1], allow_graceful=False)
 
-    collect_on_ray([[job] for job in halves], out, recording.path, inf, lose_a_node)
+    collect_on_ray(
+        [[job] for job in halves], out.identity, lose_a_node, absorb=partial(absorb, out),
+        deadline=inf, replay=recording.path,
+    )  # fmt: skip
     out.compact()
     assert sum("are timed" in line for line in told) == len(halves)
     assert rows_of(out.path) == rows_of(recording.path)
     assert set(rows_of(out.path).values()) == {1}
     cards = {run.device_uuid for run in Dataset.open(out.path).measurements().runs}
     assert len(cards) >= 3
+
+
+def test_a_bundle_is_cut_among_the_gpus(cluster: Any, tmp_path: Path) -> None:
+    recording, file = write_recording(tmp_path / "recording"), tmp_path / "work.zip"
+    known, protocol = recording.artifacts(), dict(recording.protocol)
+    write_bundle(file, recorded_jobs(recording), recording.target, protocol, known=known)
+    done = command("--bundle", file, "--replay", recording.path, "--engine", "ray",
+                   "--out", tmp_path / "out", RAY_ADDRESS=cluster.address)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert rows_of(tmp_path / "out") == rows_of(recording.path)
+    assert "16 of 16 chunks are timed" in done.stderr
+
+
+def test_a_node_that_cannot_time_a_users_kernel_says_why(cluster: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    pack(folder, tmp_path / "k.zip", TARGET, {"calls": 1})
+    kernels = partial(collect_kernels, f"{tmp_path}/mine.py:call")
+    with pytest.raises(NoGpu, match="no usable NVIDIA GPU"):
+        collect_on_ray(
+            tmp_path / "k.zip", Identity(TARGET, {}), print, absorb=print, deadline=inf,
+            kernels=kernels,
+        )  # fmt: skip

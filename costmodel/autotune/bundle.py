@@ -27,7 +27,7 @@ from costmodel.autotune.options import Options
 from costmodel.autotune.store import KernelStore, config_name
 from costmodel.collect.bundle import pack
 from costmodel.errors import InvalidInput, MissingData, MixedData
-from costmodel.files import encode, read_json
+from costmodel.files import encode, file_errors, read_json
 from costmodel.hardware.target import Target
 
 _CALLS = "calls.json"
@@ -69,11 +69,13 @@ def write_kernel_bundle(file: Path, place: str, target: Target, folder: Path) ->
     return pack(folder, file, target, plan)
 
 
-def collect_kernels(folder: Path, place: str, out: Path) -> None:
+def collect_kernels(place: str, folder: Path, out: Path, number: int = 1, parts: int = 1) -> None:
     """Make the calls that an unpacked bundle was compiled of, and time all configurations.
 
     Args:
         out: a folder of timings, as ``COSTMODEL_CACHE_DIR/kernels`` is; what it has is kept.
+        number, parts: time one part of the kinds of calls, the first is 1. The others are launched,
+            by the first configuration that the driver takes.
 
     Raises:
         MixedData: the function's file is another one than the bundle was made with.
@@ -82,12 +84,31 @@ def collect_kernels(folder: Path, place: str, out: Path) -> None:
     if read_json(folder / _CALLS, dict[str, str])["source"] != digest:
         raise MixedData(f"{place} has changed since the bundle was made: compile it again")
 
+    turns: dict[Any, int] = {}
+
     def timed(tuned: Any, *args: Any, **kwargs: Any) -> Any:
-        tuner.state_of(tuned, Options(mode="exhaustive", isolate="timing"))
-        return tuner.run(tuned, *args, **kwargs)
+        state = tuner.state_of(tuned, Options(mode="exhaustive", isolate="timing"))
+        turn = turns.setdefault((id(tuned), state.key_of(args, kwargs)), len(turns))
+        if turn % parts == number - 1:
+            return tuner.run(tuned, *args, **kwargs)
+        call = KernelCall(tuned, args, kwargs)
+        return call.launch(next(c for c in tuned.configs if not call.refused(c)))
 
     with _instead(timed, folder), patch.object(tuning, "store", KernelStore(out)):
         function()
+
+
+def merge_kernels(out: Path, *folders: Path) -> int:
+    """Add the timings of folders to those of ``out``; again it adds nothing. Return the files."""
+    found = {file: file.read_bytes() for path in folders for file in sorted(path.glob("*.jsonl"))}
+    out.mkdir(parents=True, exist_ok=True)
+    for file, content in found.items():
+        with file_errors(out), open(out / file.name, "ab+") as there:
+            there.seek(0)
+            known = set(there.read().split(b"\n"))
+            if new := [line for line in content.split(b"\n") if line not in known]:
+                there.write(b"\n" + b"\n".join(new))
+    return len({file.name for file in found})
 
 
 @contextmanager

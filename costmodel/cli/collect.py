@@ -7,7 +7,9 @@ import re
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -99,6 +101,13 @@ class Work:
             return by_doubt(found, find_model(identity.target)[0], identity.target)
         return found
 
+    def chunks(self, draw: Draw, identity: Identity) -> list[list[Job]]:
+        """Return the workloads a few at a time, each with the anchors of all."""
+        found = self.jobs(draw, identity, self.worklist)
+        anchors = [job for job in found if job.role == "anchor"]
+        work = [job for job in found if job.role != "anchor"]
+        return [[*anchors, *work[i : i + _CHUNK]] for i in range(0, len(work), _CHUNK)]
+
 
 @takes("work", Work)
 @takes("draw", Draw)
@@ -143,14 +152,14 @@ def collect(
     if plan:
         _plan(work, draw, target, as_json)
         return
-    if target is not None:
+    if target is not None and work.engine == "local":
         raise typer.BadParameter(f"--target {target}: timing is on the card at hand; leave it out")
     if out is None:
         raise typer.BadParameter("--out: expected the folder of the dataset")
     if merge:
         _merge(out, folders or [], as_json)
     else:
-        _time(out, work, draw, jobs, as_json)
+        _time(out, work, draw, target, jobs, as_json)
 
 
 def _check_options(context: typer.Context, draw: Draw) -> None:
@@ -170,6 +179,8 @@ def _check_options(context: typer.Context, draw: Draw) -> None:
         named, idle = named_options(context, option), named_options(context, *others)
         if named and idle:
             raise InvalidInput(f"{named[0]} {why}: leave out {', '.join(idle)}")
+    if named_options(context, "kernel") and not named_options(context, "bundle"):
+        raise InvalidInput("--kernel is of a bundle: name that by --bundle")
     if named_options(context, "folders") and not named_options(context, "merge"):
         raise InvalidInput("folders to read belong to --merge: name the one to write by --out")
     if draw.role == "eval" and draw.shapes is None:
@@ -199,10 +210,15 @@ def _write(path: Path, draw: Draw, target: str | None, as_json: bool) -> None:
 
 def _merge(out: Path, folders: Sequence[Path], as_json: bool) -> None:
     """Write the rows of several folders into one."""
+    from costmodel.autotune.bundle import merge_kernels
     from costmodel.collect.parts import merge
 
     if not folders:
         raise InvalidInput("--merge: expected the folders to read, as in --merge part-1 part-2")
+    if any(file for folder in folders for file in folder.glob("*.jsonl")):
+        calls = merge_kernels(out, *folders)
+        answer(as_json, {"path": str(out), "calls": calls}, notes=[f"{out}: {calls} tuned calls"])
+        return
     there = [out] if (out / "card.json").exists() else []
     merged = merge(out, [*there, *folders])
     rows, workloads = len(merged.measurements("train", "eval")), len(merged.workloads())
@@ -235,55 +251,69 @@ def _identity(work: Work, target: str | None) -> Identity:
     )
 
 
-def _time(out: Path, work: Work, draw: Draw, n_jobs: int | None, as_json: bool) -> None:
+def _unpack(bundle: Path, folder: Path, identity: Identity, *, here: bool) -> Identity:
+    """Unpack a bundle that this machine can use, or that goes elsewhere; return the identity."""
+    from costmodel.collect.bundle import require_usable, unpack
+    from costmodel.hardware.installed import driver_cuda
+
+    made = Target.from_dict(unpack(bundle, folder).target)
+    if here:
+        require_usable(bundle, made, identity.target, driver_cuda())
+        return identity
+    return replace(identity, target=made)
+
+
+def _time(
+    out: Path, work: Work, draw: Draw, target: str | None, n_jobs: int | None, as_json: bool
+) -> None:
     """Time on each GPU of this machine, or of a cluster, or replay in their place."""
     import torch
 
-    from costmodel.autotune.bundle import collect_kernels
-    from costmodel.collect.bundle import require_usable, unpack
+    from costmodel.autotune.bundle import collect_kernels, merge_kernels
     from costmodel.collect.machine import Timer, collect_on_each, visible_gpus
+    from costmodel.collect.parts import absorb
     from costmodel.collect.ray_engine import collect_on_ray
     from costmodel.data.dataset import Dataset
-    from costmodel.hardware.installed import driver_cuda
+    from costmodel.measure.card import collecting, current_run
 
-    deadline, recording = time.monotonic() + work.seconds, work.recording()
+    deadline, recording, view = time.monotonic() + work.seconds, work.recording(), LiveView(as_json)
+    local, known, cache, worklist = work.engine == "local", None, None, work.worklist
     gpus = visible_gpus(os.environ, torch.cuda.device_count if recording is None else int)
-    known = cache = None
-    worklist, view = work.worklist, LiveView(as_json)
     n_jobs = n_jobs or max((len(os.sched_getaffinity(0)) - 2) // max(len(gpus), 1), 1)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+    kernels = partial(collect_kernels, work.kernel) if work.kernel else None
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name, ExitStack() as stack:
         folder = Path(name)
-        if recording is None and work.engine == "local":
+        if recording is None and local:
             Target.current()  # the clear error
-        identity = _identity(work, None)
+        identity = _identity(work, target)
         if work.bundle is not None:
-            made = Target.from_dict(unpack(work.bundle, folder).target)
-            if recording is None:
-                require_usable(work.bundle, made, identity.target, driver_cuda())
-            if work.kernel is not None:
-                collect_kernels(folder, work.kernel, out)
-                answer(as_json, {"path": str(out)}, notes=[f"{out}: see `costmodel kernels list`"])
-                return
-            worklist, cache = folder / "worklist.parquet", folder / "cache"
-            known = Dataset.open(folder / "data").artifacts()
-        dataset = Dataset.create(out, identity.target, identity.protocol)
-        try:
-            if work.engine == "local" and len(gpus) > 1:
-                collect_on_each(gpus, work.place, n_jobs, view.line)
-            elif work.engine == "ray":
-                todo = work.jobs(draw, identity, worklist)
-                chunks = [todo[i : i + _CHUNK] for i in range(0, len(todo), _CHUNK)]
-                collect_on_ray(chunks, dataset, work.replay, deadline, view.line)
-            else:
-                todo = work.jobs(draw, identity, worklist)
-                with Timer(recording, cache) as timer:
-                    left_s = deadline - time.monotonic()
-                    timer.collect(
-                        todo, dataset, known, n_jobs=n_jobs, on_job=view.job, budget_s=left_s
-                    )
-        finally:
-            dataset.compact()
-        total = view.total()
+            identity = _unpack(work.bundle, folder, identity, here=local and recording is None)
+        if kernels is None:
+            dataset = Dataset.create(out, identity.target, identity.protocol)
+            stack.callback(dataset.compact)
+            if work.bundle is not None:
+                worklist, cache = folder / "worklist.parquet", folder / "cache"
+                known = Dataset.open(folder / "data").artifacts()
+        if not local:
+            collect_on_ray(
+                work.bundle or work.chunks(draw, identity), identity, view.line, deadline=deadline,
+                replay=work.replay, kernels=kernels,
+                absorb=partial(merge_kernels, out) if kernels else partial(absorb, dataset),
+            )  # fmt: skip
+        elif len(gpus) > 1:
+            collect_on_each(gpus, work.place, n_jobs, view.line)
+        elif kernels is not None:
+            with collecting(current_run().device_uuid):
+                kernels(folder, out, *work.place)
+        else:
+            todo = work.jobs(draw, identity, worklist)
+            timer = stack.enter_context(Timer(recording, cache))
+            left_s = deadline - time.monotonic()
+            timer.collect(todo, dataset, known, n_jobs=n_jobs, on_job=view.job, budget_s=left_s)
+    if kernels is not None:
+        answer(as_json, {"path": str(out)}, notes=[f"{out}: see `costmodel kernels list`"])
+        return
+    total = view.total()
     title = f"{out}: {total['jobs_done']} workloads, {total['rows']} rows"
     answer(
         as_json,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -60,7 +60,10 @@ log = logging.getLogger("costmodel")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A workload, and the configurations of it to measure."""
+    """A workload, and the configurations of it to measure.
+
+    One of the role ``anchor`` is timed by every run, so that its cards can be compared.
+    """
 
     workload: Workload
     configs: tuple[GemmConfig, ...]
@@ -125,9 +128,10 @@ def collect(
     merged = merged_jobs(jobs)
     _warn_of_roles(merged, dataset)
     collection = _Collection(dataset, runner, run, on_job)
-    todo = collection.remaining(merged)
+    given = dict.fromkeys((job for job in merged if job.role == "anchor"), nan)
+    todo = collection.remaining([job for job in merged if job not in given])
     collection.progress.jobs = len(todo)
-    anchors = _anchors(dataset) if todo else {}
+    anchors = given | _anchors(dataset) if todo else {}
     n_jobs = n_jobs or max((os.cpu_count() or 1) - 2, 1)
     with CompilePool(n_jobs, preload=import_kernels) as pool:
         wanted = [*anchors, *todo]
@@ -220,7 +224,7 @@ class _Collection:
                     future.result()
 
     def time_again(self, job: Job, first_us: float) -> None:
-        """Time an anchor, and say how far this card is from the recorded run."""
+        """Time an anchor, and say how far this card is from the recorded run (NaN: none)."""
         (config,) = job.configs
         artifact = self._artifact(specialize(job.workload, config))
         (again,) = self._runner.measure(job.workload, [Candidate(config, artifact)])
@@ -230,7 +234,7 @@ class _Collection:
         record = TuningRecord(job.workload, config, artifact.key, again)
         self._dataset.append_artifacts([artifact])
         self._dataset.append_measurements([record], run=self._run, role="anchor")
-        if again.ok:
+        if again.ok and first_us > 0:
             drift = again.latency_us / first_us - 1
             self.progress.drift[job.workload.key()] = drift
             if abs(drift) > _DRIFT_LIMIT:
@@ -272,14 +276,15 @@ class _Collection:
         if torch.no_room:
             return _Outcome([], [], torch)
         measured = runner.measure(workload, candidates)
-        usual_mhz = np.median([m.clock_mhz for m in measured if m.ok] or [0])
-        measured = [
-            replace(m, error=_DOUBT)
-            if m.p90_us - m.p10_us > _SCATTER * m.latency_us
-            or (m.ok and m.clock_mhz < _LOW_CLOCK * usual_mhz)
-            else m
-            for m in measured
-        ]
+        low_mhz = _LOW_CLOCK * float(np.median([m.clock_mhz for m in measured if m.ok] or [0]))
+        if at := [i for i, m in enumerate(measured) if _is_doubtful(m, low_mhz)]:
+            once_more = runner.measure(workload, [candidates[i] for i in at])
+            for i, m in zip(at, once_more, strict=True):
+                measured[i] = replace(m, error=_DOUBT) if _is_doubtful(m, low_mhz) else m
+            doubtful = sum(m.error == _DOUBT for m in measured)
+            if doubtful > len(measured) / 2:
+                why = "timings scatter, or were throttled: does another program use the GPU?"
+                log.warning("%s: %d of %d %s", workload, doubtful, len(measured), why)
         records = [
             TuningRecord(workload, c.config, c.artifact.key if c.artifact else "", m)
             for c, m in zip(candidates, measured, strict=True)
@@ -332,6 +337,12 @@ class _Outcome:
         return next((m.error for m in every if m.no_room), "")
 
 
+def _is_doubtful(measured: Measurement, low_mhz: float) -> bool:
+    """Return True if repeats scatter, or the clock was low beside that of others."""
+    scatters = measured.p90_us - measured.p10_us > _SCATTER * measured.latency_us
+    return scatters or (measured.ok and measured.clock_mhz < low_mhz)
+
+
 def _pass_over(job: Job, reason: str, in_a_row: int, jobs: int) -> None:
     """Warn of a workload that may be too large for the card; several in a row say it is full.
 
@@ -364,10 +375,8 @@ def _anchors(dataset: Dataset) -> dict[Job, float]:
     Only rows of the present kernels count: if another version was faster, the card is not slower.
     """
     table, _ = dataset.unchanged(dataset.measurements("train", "eval"), kernel_hashes())
-    recorded = sorted(table.rows_of, key=Workload.key)
-    large = [w for w in recorded if w.bytes() >= _ANCHOR_BYTES]
     found = {}
-    for workload in large[:: max(len(large) // _ANCHOR_WORKLOADS, 1)][:_ANCHOR_WORKLOADS]:
+    for workload in anchor_workloads(table.rows_of):
         rows = table.rows_of[workload]
         ok = rows[table.ok[rows] & (table.config_index[rows] >= 0)]
         if len(ok):
@@ -375,6 +384,12 @@ def _anchors(dataset: Dataset) -> dict[Job, float]:
             config = table.configs[table.config_index[best]]
             found[Job(workload, (config,), "anchor")] = float(table.latency_us[best])
     return found
+
+
+def anchor_workloads(workloads: Iterable[Workload]) -> list[Workload]:
+    """Return a few large ones, whatever the order."""
+    large = sorted((w for w in workloads if w.bytes() >= _ANCHOR_BYTES), key=Workload.key)
+    return large[:: max(len(large) // _ANCHOR_WORKLOADS, 1)][:_ANCHOR_WORKLOADS]
 
 
 def merged_jobs(jobs: Sequence[Job]) -> list[Job]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from costmodel.collect import Job, merged_jobs
+from costmodel.collect import Job, anchor_workloads, merged_jobs
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Role
 from costmodel.gemm.specialize import kernel_hashes, specialize
@@ -34,9 +34,16 @@ def recorded_jobs(recording: Dataset) -> list[Job]:
 def part_of(jobs: Sequence[Job], number: int, parts: int) -> list[Job]:
     """Return one part of several, the first is 1: every machine cuts the same list alike.
 
-    A workload is never cut: its configurations are timed on one card, in one run.
+    A workload is never cut: its configurations are timed on one card, in one run. All parts have
+    the same anchors before their work, by which their cards are compared.
     """
-    return merged_jobs(jobs)[number - 1 :: parts]
+    merged = merged_jobs(jobs)
+    work = [job for job in merged if job.role != "anchor"]
+    firsts = {job.workload: job.configs[:1] for job in work}
+    anchors = [job for job in merged if job.role == "anchor"] or [
+        Job(workload, firsts[workload], "anchor") for workload in anchor_workloads(firsts)
+    ]
+    return anchors + work[number - 1 :: parts]
 
 
 def plan(jobs: Sequence[Job], target: Target) -> dict[str, float]:
@@ -45,6 +52,7 @@ def plan(jobs: Sequence[Job], target: Target) -> dict[str, float]:
     Binaries that are in Triton's cache cost nothing.
     """
     protocol, rows, gpu_s = TimingProtocol(), 0, 0.0
+    jobs = [job for job in jobs if job.role != "anchor"]
     for job in jobs:
         us = _ROOFLINES * job.workload.roofline_us(target.device)
         rests = protocol.idle * (us > protocol.idle_from_us)
@@ -74,3 +82,8 @@ def merge(path: Path, parts: Sequence[Path]) -> Dataset:
             merged.absorb(part)
     merged.compact()
     return merged
+
+
+def absorb(dataset: Dataset, folder: Path) -> None:
+    """Append the rows of a dataset that is in a folder."""
+    dataset.absorb(Dataset.open(folder))

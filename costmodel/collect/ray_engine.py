@@ -1,8 +1,8 @@
-"""A collection on a Ray cluster: Ray carries chunks of work, and nothing else.
+"""A collection on a Ray cluster: Ray carries work as bundles, and nothing else.
 
-A chunk becomes a bundle on any node with free cores, is timed by the actor of a GPU, and comes back
-as a dataset. What compiles, times and isolates is what runs on one machine. The chunks of a node
-that is lost are handed out again.
+A chunk of a work list becomes a bundle on any node with free cores; one that is there already is
+cut into parts. Each is timed by the actor of a GPU, and comes back as files. What compiles, times
+and isolates is what runs on one machine. The work of a node that is lost is handed out again.
 """
 
 from __future__ import annotations
@@ -14,40 +14,64 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.collect import Job
-from costmodel.collect.bundle import unpack, write_bundle
+from costmodel.collect.bundle import require_usable, unpack, write_bundle
 from costmodel.collect.machine import Timer
+from costmodel.collect.parts import part_of
 from costmodel.collect.sampling import read_worklist
 from costmodel.data.dataset import Dataset
+from costmodel.data.shards import Identity
 from costmodel.errors import MissingData, NoGpu
+from costmodel.hardware.installed import driver_cuda
 from costmodel.hardware.target import Target
+
+_PARTS = 4  # of a bundle, for each GPU: some take longer, and a node may be lost
 
 
 def collect_on_ray(
-    chunks: Sequence[Sequence[Job]],
-    dataset: Dataset,
-    replay: Path | None,
-    deadline: float,
+    work: Sequence[Sequence[Job]] | Path,
+    identity: Identity,
     on_line: Callable[[str], None],
+    *,
+    absorb: Callable[[Path], object],
+    deadline: float,
+    replay: Path | None = None,
+    kernels: Callable[[Path, Path, int, int], None] | None = None,
 ) -> None:
-    """Time chunks of work on all GPUs of the cluster that this process belongs to.
+    """Time work on all GPUs of the cluster that this process belongs to.
 
     Args:
-        dataset: where rows go, whole chunks at a time.
+        work: chunks, or a bundle.
+        identity: what the GPUs are, and the protocol.
+        on_line: called with a line about each chunk or part that is there.
+        absorb: called with a folder that has the rows of one.
+        deadline: of time.monotonic(); nothing is begun after it.
         replay: a dataset that every node can read, which answers in place of GPUs.
-        deadline: of time.monotonic(); no chunk is begun after it.
-        on_line: called with a line about each chunk that is there.
+        kernels: times a part of a bundle of users' kernels: from a folder, into another one.
 
     Raises:
         MissingData: Ray is not installed. NoGpu: the cluster has no GPU.
+        MixedData: a node has another kind of GPU, Triton or driver.
     """
     ray, gpus = _connected()
-    compile_, actor = ray.remote(_compiled), ray.remote(num_gpus=1)(_Gpu)
-    place = dataset.target, dict(dataset.protocol), replay
-    left = [(chunk, compile_.remote(chunk, *place)) for chunk in chunks]
-    busy: dict[Any, Any] = {}  # what is waited for: whose it is, and the chunk
+    if isinstance(work, Path):
+        bundle, parts = ray.put(work.read_bytes()), _PARTS * gpus
+        left = [(bundle, number + 1, parts) for number in range(parts)]
+    else:
+        compile_ = ray.remote(_compiled)
+        left = [(compile_.remote(chunk, identity, replay), 1, 1) for chunk in work]
+    _hand_out(ray, left, gpus, (replay, kernels), deadline, absorb, on_line)
+
+
+def _hand_out(
+    ray: Any, left: list[tuple[Any, int, int]], gpus: int, options: tuple[Any, ...],
+    deadline: float, absorb: Callable[[Path], object], on_line: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Have bundles, and parts of them, timed by an actor of each GPU."""
+    actor, total, finished = ray.remote(num_gpus=1)(_Gpu), len(left), 0
+    busy: dict[Any, Any] = {}  # what is waited for: whose it is, and the work
 
     def start() -> None:
-        one = actor.remote(replay)
+        one = actor.remote(*options)
         busy[one.__ray_ready__.remote()] = one, None
 
     for _ in range(gpus):
@@ -57,23 +81,24 @@ def collect_on_ray(
         one, work = busy.pop(done)
         try:
             content = ray.get(done)
-        except ray.exceptions.RayTaskError:
-            raise  # a fault of this program, not of a node
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause or error from None  # a fault of the work, not of a node
         except ray.exceptions.RayError:
             on_line("a node was lost; what it was timing is handed out again")
             if work:
-                left.append((work, compile_.remote(work, *place)))
+                left.append(work)
             start()
             continue
         if work:
             with tempfile.TemporaryDirectory() as folder:
                 for name, file in content.items():
                     Path(folder, name).write_bytes(file)
-                dataset.absorb(Dataset.open(folder))
-            on_line(f"{len(work)} workloads are timed, {len(left)} chunks are left")
+                absorb(Path(folder))
+            finished += 1
+            on_line(f"{finished} of {total} chunks are timed")
         if left and time.monotonic() < deadline:
-            chunk, bundle = left.pop(0)
-            busy[one.time.remote(bundle)] = one, chunk
+            work = left.pop(0)
+            busy[one.time.remote(*work)] = one, work
 
 
 def _connected() -> tuple[Any, int]:
@@ -93,36 +118,43 @@ def _connected() -> tuple[Any, int]:
 # --- On the nodes ---------------------------------------------------------------------------------
 
 
-def _compiled(
-    jobs: Sequence[Job], target: Target, protocol: dict[str, Any], replay: Path | None
-) -> bytes:
+def _compiled(jobs: Sequence[Job], identity: Identity, replay: Path | None) -> bytes:
     """Return a chunk as a bundle."""
     known = None if replay is None else Dataset.open(replay).artifacts()
     with tempfile.TemporaryDirectory() as name:
         file = Path(name) / "bundle"
-        write_bundle(file, jobs, target, protocol, known=known)
+        write_bundle(file, jobs, identity.target, dict(identity.protocol), known=known)
         return file.read_bytes()
 
 
 class _Gpu:
     """The actor of one GPU."""
 
-    def __init__(self, replay: Path | None) -> None:
+    def __init__(self, replay: Path | None, kernels: Any) -> None:
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        self._path, self._replay = Path(self._folder.name), replay
+        self._path, self._replay, self._kernels = Path(self._folder.name), replay, kernels
         self._timer: Timer | None = None
 
-    def time(self, content: bytes) -> dict[str, bytes]:
-        """Time a bundle; return the files of its rows."""
+    def time(self, content: bytes, number: int, parts: int) -> dict[str, bytes]:
+        """Time a part of a bundle; return the files of its rows."""
         file = self._path / "bundle"
         file.write_bytes(content)
-        unpack(file, self._path)
+        made = Target.from_dict(unpack(file, self._path).target)
+        if self._replay is None:
+            here = Target.current()
+            require_usable(file, made, here, driver_cuda())
+            Identity(made, {}).require_same(Identity(here, {}), Path("a node of the cluster"))
+        with tempfile.TemporaryDirectory() as name:
+            out = Path(name)
+            times = self._kernels or self._collect
+            times(self._path, out, number, parts)
+            return {file.name: file.read_bytes() for file in out.iterdir()}
+
+    def _collect(self, folder: Path, out: Path, number: int, parts: int) -> None:
         if self._timer is None:  # its errors are those of a chunk, and end the collection
             recording = None if self._replay is None else Dataset.open(self._replay)
-            self._timer = Timer(recording, self._path / "cache")
-        made = Dataset.open(self._path / "data")
-        with tempfile.TemporaryDirectory() as name:
-            out = Dataset.create(name, made.target, made.protocol)
-            jobs = read_worklist(self._path / "worklist.parquet", made.identity)
-            self._timer.collect(jobs, out, made.artifacts())
-            return {file.name: file.read_bytes() for file in out.path.iterdir()}
+            self._timer = Timer(recording, folder / "cache")
+        made = Dataset.open(folder / "data")
+        jobs = part_of(read_worklist(folder / "worklist.parquet", made.identity), number, parts)
+        dataset = Dataset.create(out, made.target, made.protocol)
+        self._timer.collect(jobs, dataset, made.artifacts())

@@ -17,6 +17,7 @@ Append artifacts before the rows that refer to them.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -42,6 +43,11 @@ from costmodel.validation import as_path, require
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+_APART = 0.05
+
+log = logging.getLogger("costmodel")
 
 
 class _Table(NamedTuple):
@@ -244,6 +250,8 @@ class Dataset:
     def frame(self, *roles: Role, kernel_hashes: Mapping[str, str] | None = None) -> Frame:
         """Return rows with features, without torch's; ``train`` if no role is given.
 
+        Those of a card that is over 5 % apart from its twins are dropped.
+
         Args:
             kernel_hashes: current hash of each kernel, by name: rows of a kernel that has changed
                 since are dropped, and counted in :attr:`Frame.dropped`.
@@ -251,7 +259,15 @@ class Dataset:
         table = self.measurements(*(roles or ("train",)))
         table = table.take(table.config_index >= 0)
         table, dropped = self.unchanged(table, kernel_hashes or {})
-        return table.frame(self.artifacts(), dropped)
+        apart = {
+            card
+            for card, factor in self.measurements("anchor").twins().items()
+            if abs(factor - 1) > _APART
+        }
+        odd = np.array([r.device_uuid in apart for r in table.runs], dtype=bool)[table.run_index]
+        if odd.any():
+            dropped["of a card over 5 % apart from its twins"] = int(odd.sum())
+        return table.take(~odd).frame(self.artifacts(), dropped)
 
     def unchanged(
         self, table: MeasurementTable, kernel_hashes: Mapping[str, str]
@@ -289,6 +305,13 @@ class Dataset:
                             path.unlink()
             self._artifacts, self._measurements = None, {}
             self._write_card(self._counts())
+        for card, factor in self.measurements("anchor").twins().items():
+            if abs(factor - 1) > _APART:
+                log.warning(
+                    "%s: card %s is %+.0f %% apart from its twins: no model learns from its rows; "
+                    "look at nvidia-smi, and collect them in another folder again",
+                    self.path, card, 100 * (factor - 1),
+                )  # fmt: skip
 
     def absorb(self, part: Dataset) -> None:
         """Append the rows of another dataset.
@@ -322,6 +345,10 @@ class Dataset:
                     for role in get_args(Role)
                 },
                 "devices": sorted({run.device_uuid for run in table.runs}),
+                "twins": {
+                    card: round(factor, 4)
+                    for card, factor in self.measurements("anchor").twins().items()
+                },
             },
         }
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from operator import attrgetter
+from statistics import median, median_low
 from typing import TYPE_CHECKING, Any, Self, get_args
 
 import numpy as np
@@ -231,6 +233,25 @@ class MeasurementTable(Columns):
         """Return the outcomes of some rows."""
         found = self.arrow.select(_OUTCOME).take(self.arrow_row[rows]).to_pylist()
         return [Measurement(**row) for row in found]
+
+    def twins(self) -> dict[str, float]:
+        """Return the time that each card takes, over that of the middle one of its twins.
+
+        It is the median over the rows, each of one workload and binary, that several cards have
+        timed. Of two cards the faster one counts as the middle; a card by itself is left out.
+        """
+        each: dict[Any, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        index = zip(self.workload_index, self.config_index, self.artifact_index, strict=True)
+        for row, subject in enumerate(index):
+            if self.status[row] == "ok":
+                card = self.runs[self.run_index[row]].device_uuid
+                each[subject][card].append(float(self.latency_us[row]))
+        factors = defaultdict[str, list[float]](list)
+        for cards in each.values():
+            usual = {card: median(us) for card, us in cards.items()}
+            for card, us in usual.items() if len(usual) > 1 else ():
+                factors[card].append(us / median_low(usual.values()))
+        return {card: median(found) for card, found in sorted(factors.items())}
 
     def frame(self, artifacts: ArtifactTable, dropped: Mapping[str, int]) -> Frame:
         """Join rows, none of them torch's, with their artifacts."""
