@@ -12,6 +12,7 @@ Any other word, and a block without one, fails.
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shlex
@@ -209,3 +210,35 @@ def test_what_needs_no_gpu_runs(block: Block, line: str, tmp_path: Path) -> None
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{block}: {line}\n{done.stderr}"
+
+
+# --- Names in the text ----------------------------------------------------------------------------
+
+NOW = [page for page in pages() if page != "CHANGELOG.md"]  # which tells what was
+
+
+def code_of(page: str) -> str:
+    """What stands between backquotes in the text of a page, a line each."""
+    return "\n".join(re.findall(r"`([^`]*)`", prose_of(page)))
+
+
+@pytest.mark.parametrize("page", NOW)
+def test_names_in_the_text_exist(page: str) -> None:
+    for name in set(re.findall(r"(?<![\w./-])costmodel(?:\.\w+)+", code_of(page))):
+        module, *rest = name.split(".")
+        found = importlib.import_module(module)
+        for part in rest:
+            if not hasattr(found, part):
+                importlib.import_module(f"{found.__name__}.{part}")
+            found = getattr(found, part)
+
+
+@pytest.mark.parametrize("page", NOW)
+def test_files_in_the_text_exist(page: str) -> None:
+    """From the root, or from ``costmodel/``; names in capitals and stars stand for any."""
+    names = re.findall(
+        r"(?<![\w/*.~$-])[\w.-]+(?:/[\w.-]+)+\.(?:py|sh|md|json|csv|png|toml)\b", code_of(page)
+    )
+    folders = ROOT, ROOT / "costmodel", ROOT / "docs"
+    missing = {n for n in names if not any((folder / n).is_file() for folder in folders)}
+    assert {name for name in missing if not re.search(r"[A-Z]{3}", name)} == set()
