@@ -307,7 +307,7 @@ def one_process(arguments: argparse.Namespace, results: Results) -> None:
     if not known:
         compile_ahead(forms)
     costmodel.set_mode("exhaustive")
-    session = Session(TimingProtocol(), torch.cuda.current_device(), seed=0)
+    session = Session(TimingProtocol(), torch.cuda.current_device())
     for problem in until(deadline, everything):
         try:
             found = known.get(problem) or tuned_row(problem, arguments.keep)

@@ -237,7 +237,7 @@ def print_inductor(m: int, n: int, k: int, ours: GemmConfig | None) -> None:
     from costmodel.measure.protocol import TimingProtocol
     from costmodel.measure.session import Session
 
-    session = Session(TimingProtocol(), 0, 0)
+    session = Session(TimingProtocol(), 0)
     theirs, beside = session.compare(
         GemmProblem(Workload.dense(m, n, k)),
         [lambda operands: product(*operands[:2]), ours],

@@ -189,7 +189,7 @@ def test_one_can_be_set_against_the_first() -> None:
 
 def test_every_feature_has_a_concept_and_concepts_name_features_only() -> None:
     assert [name for name in FEATURES if concept_of(name) == OTHER] == []
-    named = [name for names in FEATURES_OF.values() for name in names]
+    named = [name for names in FEATURES_OF.values() for name in names.split()]
     assert len(set(named)) == len(named)
     assert set(named) <= set(FEATURES)
     assert concept_of("no such feature") == OTHER

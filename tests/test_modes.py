@@ -291,8 +291,9 @@ def test_the_background_answers_at_once_and_switches_twice(machine: Machine) -> 
     winner = ask(LARGE, "background")
     assert winner is ask((25, *LARGE[1:]), "background") is ask(LARGE, "auto")
     done = costmodel.stats().since(before)
-    assert (done.tuned, done.predicted, done.background_done) == (1, 1, 1)
-    assert machine.bench.waited == [False], "the caller's streams are left alone"
+    assert (done.tuned, done.predicted) == (1, 1)
+    assert done.background_done in (1, 2), "the bucket may be planned by now, for the other m"
+    assert not any(machine.bench.waited), "the caller's streams are left alone"
 
 
 def test_winners_that_share_a_binary_are_both_launched_in_the_background(machine: Machine) -> None:
@@ -444,13 +445,13 @@ def test_whatever_a_job_raises_the_next_one_is_done(error: type[BaseException]) 
     def fail() -> None:
         raise error
 
-    background.submit("wrong", 0, fail)
-    wait_until(lambda: background.has_finished("wrong", 0))
-    background.submit("right", 0, lambda: None)
-    wait_until(lambda: background.has_finished("right", 0))
+    background.submit("wrong", fail)
+    wait_until(lambda: background.failed("wrong") is not None)
+    background.submit("right", lambda: None)
+    wait_until(lambda: background.failed("right") is not None)
     background.forget()
-    background.submit("wrong", 0, lambda: None)
-    wait_until(lambda: background.has_finished("wrong", 0))
+    background.submit("wrong", lambda: None)
+    wait_until(lambda: background.failed("wrong") is not None)
 
 
 def test_where_no_thread_can_start_the_job_waits_for_the_next_call(
@@ -464,10 +465,10 @@ def test_where_no_thread_can_start_the_job_waits_for_the_next_call(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", fail)
         for _ in range(3):
-            background.submit("a job", 0, lambda: None)
-    assert not background.has_finished("a job", 0)
-    background.submit("a job", 0, lambda: None)
-    wait_until(lambda: background.has_finished("a job", 0))
+            background.submit("a job", lambda: None)
+    assert background.failed("a job") is None
+    background.submit("a job", lambda: None)
+    wait_until(lambda: background.failed("a job") is not None)
 
 
 @pytest.mark.parametrize("job", ["time.sleep(600)", "[0 for _ in iter(int, 1)]"])
@@ -480,7 +481,7 @@ started = []
 def work():
     started.append(1)
     {job}
-background.submit("a job", 0, work)
+background.submit("a job", work)
 while not started:
     time.sleep(0.01)
 print("done")

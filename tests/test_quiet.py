@@ -173,8 +173,8 @@ def job():
     raise RuntimeError(f"timed nothing: {outcome}")
 
 background = Background()
-background.submit("first", 0, job)
-background.submit("second", 0, job)
+background.submit("first", job)
+background.submit("second", job)
 assert begun.wait(60)
 """
 

@@ -68,17 +68,17 @@ def interrupt_submit(fresh: bool, where: Any, n: int) -> int:
     """After the n-th call; then all jobs are to be done. Gives how many calls were lacking."""
     tuner = Background()
     if not fresh:
-        tuner.submit("before", 0, lambda: None)
-        until(lambda: tuner.has_finished("before", 0))
+        tuner.submit("before", lambda: None)
+        until(lambda: tuner.failed("before") is not None)
     at = At(n)
     sys.setprofile(after_calls(where, at))
     try:
         with contextlib.suppress(KeyboardInterrupt):
-            tuner.submit("interrupted", 0, lambda: None)
+            tuner.submit("interrupted", lambda: None)
     finally:
         sys.setprofile(None)
     for job in ("later", "interrupted"):
-        tuner.submit(job, 0, lambda: None)
-        until(lambda: tuner.has_finished(job, 0))  # noqa: B023
+        tuner.submit(job, lambda: None)
+        until(lambda: tuner.failed(job) is not None)  # noqa: B023
     until(lambda: tuner.is_idle)
     return at.left

@@ -58,7 +58,7 @@ def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def started(monkeypatch: pytest.MonkeyPatch, make: Callable[..., FakeSession]) -> None:
     monkeypatch.setattr("costmodel.measure.session.Session", make)
-    timing.start(TimingProtocol(), 0, 0, Workload.dense(64, 64, 64), lambda: None)
+    timing.start(TimingProtocol(), 0, Workload.dense(64, 64, 64), lambda: None)
 
 
 @pytest.mark.parametrize("error", [RAN_OUT, NO_CONTEXT, EXCLUSIVE])

@@ -149,7 +149,7 @@ def describe(key: str, spec: Any, arch: int, compiled: Any) -> Artifact:
 
 def _resource_usage(cubin: bytes, entry: str) -> dict[str, int]:
     """Return what ptxas gave a function: REG, STACK, SHARED (static), LOCAL; sizes in bytes."""
-    text = _run_tool("cuobjdump", "--dump-resource-usage", cubin)
+    text = _cuobjdump("--dump-resource-usage", cubin)
     match = re.search(rf"Function {re.escape(entry)}:\s*\n(.*)", text)
     usage = {k: int(v) for k, v in re.findall(r"(\w+):(\d+)", match[1])} if match else {}
     if not {"REG", "STACK", "SHARED"} <= set(usage):
@@ -160,11 +160,11 @@ def _resource_usage(cubin: bytes, entry: str) -> dict[str, int]:
     return usage
 
 
-def _run_tool(tool: str, option: str, cubin: bytes) -> str:
-    """Run one of the CUDA tools in Triton's wheel, which only read files; return its output."""
+def _cuobjdump(option: str, cubin: bytes) -> str:
+    """Return what the tool in Triton's wheel prints of a binary."""
     from triton import knobs
 
-    path = getattr(knobs.nvidia, tool).path
+    path = knobs.nvidia.cuobjdump.path
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -178,7 +178,7 @@ def _dump(folder: Path, artifact: Artifact, asm: Mapping[str, Any] | None) -> No
     row = asdict(replace(artifact, ptx={}))
     (folder / f"{artifact.key}.json").write_text(json.dumps(row, indent=1) + "\n")
     if asm is not None:
-        sass = _run_tool("cuobjdump", "-sass", asm["cubin"])
+        sass = _cuobjdump("-sass", asm["cubin"])
         (folder / f"{artifact.key}.ptx").write_text(asm["ptx"])
         (folder / f"{artifact.key}.sass").write_text(sass)
 

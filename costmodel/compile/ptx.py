@@ -22,39 +22,30 @@ from costmodel.errors import InvalidInput
 PTX_SCHEMA = 1
 """Version of the features: their names, order and meaning."""
 
-_COUNTS = (
-    "instructions",
-    "mma_sync",  # tensor core: mma.sync (Ampere)
-    "wgmma",  # tensor core: wgmma.mma_async (Hopper)
-    "tcgen05_mma",  # tensor core: tcgen05.mma (Blackwell)
-    "mma_flops",  # 2*m*n*k of the three above; their shapes are per warp, warp group and block
-    "cp_async",  # asynchronous copies global -> shared, not bulk
-    "bulk_load",  # cp.async.bulk into shared memory, TMA among it
-    "bulk_store",  # cp.async.bulk and cp.reduce.async.bulk out of shared memory
-    "ldmatrix",
-    "stmatrix",
-    "ld_shared",
-    "ld_shared_bytes",  # per thread: vector width times size of the type
-    "st_shared",
-    "st_shared_bytes",
-    "ld_global",
-    "ld_global_bytes",
-    "st_global",
-    "st_global_bytes",
-    "tmem",  # tcgen05.ld, .st, .cp: traffic with tensor memory
-    "barrier",  # bar, barrier
-    "mbarrier",
-    "branch",  # bra, brx
-    "predicated",  # instructions under a guard @%p, guarded branches among them
-    "predicate_ops",  # setp, selp, set, and logic on .pred
-    "cvt",
-    "int_arith",  # integer, bitwise and address arithmetic
-    "float_arith",
-    "shuffle",
-    "fence",  # fence, membar, and the fences, commits and waits of asynchronous groups
-    "atomic",  # atom, red
-    "mov",
-)
+# Instructions that are counted. In this text:
+#   mma_sync: tensor core: mma.sync (Ampere)
+#   wgmma: tensor core: wgmma.mma_async (Hopper)
+#   tcgen05_mma: tensor core: tcgen05.mma (Blackwell)
+#   mma_flops: 2*m*n*k of the three above; their shapes are per warp, warp group and block
+#   cp_async: asynchronous copies global -> shared, not bulk
+#   bulk_load: cp.async.bulk into shared memory, TMA among it
+#   bulk_store: cp.async.bulk and cp.reduce.async.bulk out of shared memory
+#   ld_shared_bytes: per thread: vector width times size of the type
+#   tmem: tcgen05.ld, .st, .cp: traffic with tensor memory
+#   barrier: bar, barrier
+#   branch: bra, brx
+#   predicated: instructions under a guard @%p, guarded branches among them
+#   predicate_ops: setp, selp, set, and logic on .pred
+#   int_arith: integer, bitwise and address arithmetic
+#   fence: fence, membar, and the fences, commits and waits of asynchronous groups
+#   atomic: atom, red
+_COUNTED = """
+    instructions mma_sync wgmma tcgen05_mma mma_flops cp_async bulk_load bulk_store ldmatrix
+    stmatrix ld_shared ld_shared_bytes st_shared st_shared_bytes ld_global ld_global_bytes
+    st_global st_global_bytes tmem barrier mbarrier branch predicated predicate_ops cvt int_arith
+    float_arith shuffle fence atomic mov
+"""
+_COUNTS = tuple(_COUNTED.split())
 
 # Instructions whose opcode starts so: what the hand-weighted score weighs. cp.async means bulk
 # copies, commits and waits too, as when the text is searched for the substring.
@@ -289,27 +280,51 @@ _SHARED = re.compile(
     r"^\.shared (?:\.align \d+ )?\.(\w+) [\w$]+((?:\[\d{1,9}\]){0,3});$", re.MULTILINE
 )
 
-_FLOAT_ONLY = frozenset({"fma", "sqrt", "rsqrt", "rcp", "ex2", "lg2", "sin", "cos", "tanh"})
-_ARITHMETIC = _FLOAT_ONLY | {
-    "abs", "add", "addc", "and", "bfe", "bfi", "bfind", "bmsk", "brev", "clz", "cnot", "copysign",
-    "cvta", "div", "dp2a", "dp4a", "lop3", "mad", "mad24", "madc", "max", "min", "mul", "mul24",
-    "neg", "not", "or", "popc", "prmt", "rem", "sad", "shf", "shl", "shr", "sub", "subc", "xor",
-}  # fmt: skip
-_BY_BASE = {
-    "atom": "atomic", "bar": "barrier", "barrier": "barrier", "bra": "branch", "brx": "branch",
-    "cvt": "cvt", "fence": "fence", "ldmatrix": "ldmatrix", "mbarrier": "mbarrier",
-    "membar": "fence", "mov": "mov", "red": "atomic", "selp": "predicate_ops",
-    "set": "predicate_ops", "setp": "predicate_ops", "shfl": "shuffle", "stmatrix": "stmatrix",
-}  # fmt: skip
-_BY_START = (  # the first that fits
-    ("mma.", "mma_sync"), ("wgmma.mma_async", "wgmma"), ("wgmma.", "fence"),
-    ("tcgen05.mma", "tcgen05_mma"), ("tcgen05.fence", "fence"), ("tcgen05.commit", "fence"),
-    ("tcgen05.wait", "fence"), ("tcgen05.ld.", "tmem"), ("tcgen05.st.", "tmem"),
-    ("tcgen05.cp.", "tmem"), ("cp.async.commit_group", "fence"), ("cp.async.wait_", "fence"),
-    ("cp.async.mbarrier", "mbarrier"), ("cp.async.bulk.commit_group", "fence"),
-    ("cp.async.bulk.wait_group", "fence"), ("cp.async.bulk.prefetch", ""),
-    ("cp.async.bulk.", "bulk"), ("cp.reduce.async.bulk.", "bulk"), ("cp.async.", "cp_async"),
-)  # fmt: skip
+_FLOATS = "fma sqrt rsqrt rcp ex2 lg2 sin cos tanh"
+_INTEGERS = """
+    abs add addc and bfe bfi bfind bmsk brev clz cnot copysign cvta div dp2a dp4a lop3 mad mad24
+    madc max min mul mul24 neg not or popc prmt rem sad shf shl shr sub subc xor
+"""
+_FLOAT_ONLY = frozenset(_FLOATS.split())
+_ARITHMETIC = _FLOAT_ONLY.union(_INTEGERS.split())
+# What counts as what, by the base of the opcode, and by its start: of these the first that fits.
+_BASES = """
+    atomic: atom red
+    barrier: bar barrier
+    branch: bra brx
+    cvt: cvt
+    fence: fence membar
+    ldmatrix: ldmatrix
+    mbarrier: mbarrier
+    mov: mov
+    predicate_ops: selp set setp
+    shuffle: shfl
+    stmatrix: stmatrix
+"""
+_STARTS = """
+    mma_sync: mma.
+    wgmma: wgmma.mma_async
+    fence: wgmma.
+    tcgen05_mma: tcgen05.mma
+    fence: tcgen05.fence
+    fence: tcgen05.commit
+    fence: tcgen05.wait
+    tmem: tcgen05.ld.
+    tmem: tcgen05.st.
+    tmem: tcgen05.cp.
+    fence: cp.async.commit_group
+    fence: cp.async.wait_
+    mbarrier: cp.async.mbarrier
+    fence: cp.async.bulk.commit_group
+    fence: cp.async.bulk.wait_group
+    prefetch: cp.async.bulk.prefetch
+    bulk: cp.async.bulk.
+    bulk: cp.reduce.async.bulk.
+    cp_async: cp.async.
+"""
+_ROW = re.compile(r"(\w+): (.*)")
+_BY_BASE = {base: name for name, bases in _ROW.findall(_BASES) for base in bases.split()}
+_BY_START = _ROW.findall(_STARTS)
 
 
 def _count(blocks: Iterable[Block]) -> Counter[str]:
@@ -362,7 +377,7 @@ def _category(opcode: str) -> str:
         return "float_arith" if is_float else "int_arith"
     if base in _BY_BASE:
         return _BY_BASE[base]
-    found = next((name for start, name in _BY_START if opcode.startswith(start)), "")
+    found = next((name for name, start in _BY_START if opcode.startswith(start)), "")
     if found != "bulk":
         return found
     # The space of the destination comes first.

@@ -24,11 +24,11 @@ from costmodel.gemm.family import family
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Device, Target
 
-CONFIG_COLUMNS = (
-    "is_pointer", "is_tma", "is_persistent", "is_warp_specialized", "block_m", "block_n",
-    "block_k", "num_warps", "num_stages", "maxnreg", "halves", "flatten", "repack", "group_m",
-    "split_k", "stored_n",
-)  # fmt: skip
+_COLUMNS = """
+    is_pointer is_tma is_persistent is_warp_specialized block_m block_n block_k num_warps
+    num_stages maxnreg halves flatten repack group_m split_k stored_n
+"""
+CONFIG_COLUMNS = tuple(_COLUMNS.split())
 ARTIFACT_COLUMNS = ("registers", "spill_bytes", "shared_bytes", *PTX_FEATURES)
 
 

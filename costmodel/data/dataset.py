@@ -18,6 +18,7 @@ Append artifacts before the rows that refer to them.
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -359,13 +360,22 @@ class Dataset:
         shards.write_shard(path, rows, self.identity, **table.header)
 
     def _files(self, table: _Table) -> tuple[list[Path], pa.Table]:
-        """Return the files of a table and all their rows, in the order of the files."""
-        schema = table.schema()
-        found = shards.read_all(
-            self.path, table.name, schema, self.identity, table.faults, **table.header
+        """Return the files of a table and all their rows, in the order of the files.
+
+        Raises:
+            FileNotFoundError: another process merged them meanwhile, or a link leads nowhere.
+        """
+        # Shards go once the compacted file is there. Asked for before them, it may come in between,
+        # and neither would be seen.
+        files = sorted(self.path.glob(f"{table.name}-*.parquet"))
+        compacted = self.path / f"{table.name}.parquet"
+        if os.path.lexists(compacted):
+            files.insert(0, compacted)
+        rows = shards.read_shards(
+            files, table.schema(), self.identity, table.faults, **table.header
         )
         _card_of(self.path)  # there would be no rows if the folder was moved meanwhile
-        return found
+        return files, rows
 
     def _read(self, table: _Table) -> pa.Table:
         """Return the rows of a table as compacting leaves them.

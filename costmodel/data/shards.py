@@ -38,13 +38,6 @@ _HEADER = b"costmodel"
 
 
 @dataclass(frozen=True)
-class _Protocol:
-    """The part of a card or header that says how timings were taken."""
-
-    protocol: dict[str, Any]
-
-
-@dataclass(frozen=True)
 class Identity:
     """Properties that all rows of a dataset share; rows of another identity are refused.
 
@@ -83,7 +76,8 @@ class Identity:
                 f"release that wrote it"
             )
         try:
-            return cls(Target.from_dict(data.get("target")), decode(data, _Protocol).protocol)
+            protocol = decode(data.get("protocol"), dict[str, Any])
+            return cls(Target.from_dict(data.get("target")), protocol)
         except InvalidInput as error:
             raise CorruptFile(f"{path}: a header that cannot be read: {error}") from None
 
@@ -121,24 +115,6 @@ def arrow_fields(cls: type, *, nullable: bool = False) -> list[pa.Field]:
     text = pa.dictionary(pa.int32(), pa.string())  # str and the Literal types
     hints = get_type_hints(cls).items()
     return [pa.field(name, types.get(hint, text), nullable) for name, hint in hints]
-
-
-def read_all(
-    directory: Path, table: str, schema: pa.Schema, identity: Identity, faults: Faults,
-    **header: object,
-) -> tuple[list[Path], pa.Table]:  # fmt: skip
-    """Read the files of a table and all their rows.
-
-    Raises:
-        As :func:`read_shards`.
-        FileNotFoundError: another process merged them meanwhile, or a link leads nowhere.
-    """
-    # Shards go once the compacted file is there. Asked for before them, it may come in between, and
-    # neither would be seen.
-    shards = sorted(directory.glob(f"{table}-*.parquet"))
-    compacted = directory / f"{table}.parquet"
-    files = [p for p in (compacted,) if os.path.lexists(p)] + shards
-    return files, read_shards(files, schema, identity, faults, **header)
 
 
 @contextmanager

@@ -22,8 +22,8 @@ log = logging.getLogger("costmodel")
 class Background:
     """A bounded number of jobs, and the daemon thread that does them one by one.
 
-    A key has one job at a time. A task of a key is done once, whether its job succeeds or fails,
-    until :meth:`forget`; all that fail are one warning.
+    A key has one job at a time, and none after one that failed, until :meth:`forget`; all that fail
+    are one warning.
 
     Args:
         at_most: jobs that may wait beside the one under way; more are refused.
@@ -31,11 +31,11 @@ class Background:
 
     def __init__(self, at_most: int = 64) -> None:
         self._at_most = at_most
-        self._queued: deque[tuple[Any, Any, Callable[[], object], dict[Any, None]]] = deque()
+        self._queued: deque[tuple[Any, Callable[[], object], dict[Any, bool]]] = deque()
         self._is_at_work = False  # a thread is
         self._lock = threading.Lock()
         self._keys: set[Any] = set()  # of the jobs that wait or are under way
-        self._finished: dict[Any, None] = {}
+        self._failed: dict[Any, bool] = {}  # of those that are done
         self._has_warned = False
 
     @property
@@ -43,17 +43,17 @@ class Background:
         """True if no job is under way or waits."""
         return not self._keys
 
-    def submit(self, key: Any, task: Any, job: Callable[[], object]) -> None:
-        """Queue a job, unless its task is finished, its key has one, or too many wait.
+    def submit(self, key: Any, job: Callable[[], object]) -> None:
+        """Queue a job, unless its key has failed, or has one, or too many wait.
 
         Ask again later in the last two cases.
         """
         with self._lock:
-            finished = self._finished
-            if (key, task) in finished:
+            failed = self._failed
+            if failed.get(key):
                 return
             if key not in self._keys and len(self._keys) <= self._at_most:
-                self._queued.append((key, task, job, finished))
+                self._queued.append((key, job, failed))
                 self._keys.add(key)
             # Last, and asked at each call: an interrupt may have come before it.
             if self._queued and not self._is_at_work:
@@ -63,14 +63,14 @@ class Background:
                 except RuntimeError as error:  # this process may have no more threads
                     log.debug("no thread to tune in the background: %s", error)
 
-    def has_finished(self, key: Any, task: Any) -> bool:
-        """Return True if the job of a task has succeeded or failed: another is useless."""
-        return (key, task) in self._finished
+    def failed(self, key: Any) -> bool | None:
+        """Return True if the job of a key has failed, False if it succeeded; None: neither yet."""
+        return self._failed.get(key)
 
     def forget(self) -> None:
         """Let each job be done again, one that is under way now too."""
         with self._lock:
-            self._finished = {}
+            self._failed = {}
 
     def _work(self) -> None:
         ignore_other_captures()
@@ -86,9 +86,7 @@ class Background:
                 job = self._queued.popleft()
             self._do(*job)
 
-    def _do(
-        self, key: Any, task: Any, job: Callable[[], object], finished: dict[Any, None]
-    ) -> None:
+    def _do(self, key: Any, job: Callable[[], object], failed: dict[Any, bool]) -> None:
         error: BaseException | None = None
         try:
             job()
@@ -99,10 +97,8 @@ class Background:
                 return
             error = raised
         with self._lock:
-            # A winner that was found and has left memory since is to be found again.
-            if error is not None or task is not None:
-                finished[key, task] = None
-            drop_oldest(finished, _REMEMBERED)
+            failed[key] = error is not None
+            drop_oldest(failed, _REMEMBERED)
             self._keys.discard(key)
         if error is None:
             count(background_done=1)

@@ -20,7 +20,7 @@ from costmodel.errors import (
     ShapeError,
     UnsupportedDtype,
 )
-from costmodel.gemm.dtypes import DATA_TYPES, element_types
+from costmodel.gemm.dtypes import DATA_TYPES, element_types, require_tf32
 from costmodel.gemm.workload import require_activation
 
 ModelLike = CostModel | str | PathLike[str] | None
@@ -83,8 +83,16 @@ def check_kinds(call: Call) -> None:
     """
     given = _given(call)
     names = {name: _name(x.dtype) for name, x in given.items()}
-    _check_operand_types(names)
-    _check_tf32(call.tf32, names["a"])
+    known, tf32 = element_types(), call.tf32
+    expected = f"expected one of {', '.join(known)}, the same for a and b: convert with x.to()"
+    for name, dtype in names.items():
+        if dtype not in known:
+            raise UnsupportedDtype(f"{name} is {dtype}, for which there is no kernel; {expected}")
+    if names["a"] != names["b"]:
+        raise UnsupportedDtype(f"a is {names['a']}, b is {names['b']}; {expected}")
+    if tf32 is not None and type(tf32) is not bool:
+        raise InvalidInput(f"tf32={tf32!r}: expected True, False, or None to follow torch's switch")
+    require_tf32(tf32, names["a"])
     _check_result_type(call.out_dtype, names)
     require_activation(call.activation or "none")
     wants = [n for n, x in given.items() if x.requires_grad] if torch.is_grad_enabled() else []
@@ -187,26 +195,6 @@ def _check_shapes(call: Call) -> None:
         require_shape("bias", bias, (n,), ", one value a column")
         if n > 1 and bias.stride(0) != 1:
             raise LayoutError("bias is not contiguous: expected stride 1; call bias.contiguous()")
-
-
-def _check_operand_types(names: dict[str, str]) -> None:
-    known = element_types()
-    expected = f"expected one of {', '.join(known)}, the same for a and b: convert with x.to()"
-    for name, dtype in names.items():
-        if dtype not in known:
-            raise UnsupportedDtype(f"{name} is {dtype}, for which there is no kernel; {expected}")
-    if names["a"] != names["b"]:
-        raise UnsupportedDtype(f"a is {names['a']}, b is {names['b']}; {expected}")
-
-
-def _check_tf32(tf32: bool | None, dtype: str) -> None:
-    if tf32 is not None and type(tf32) is not bool:
-        raise InvalidInput(f"tf32={tf32!r}: expected True, False, or None to follow torch's switch")
-    if tf32 and dtype != "float32":
-        raise InvalidInput(
-            f"tf32=True with {dtype} operands: expected float32 ones; leave it out, 16-bit "
-            f"operands are on the tensor cores anyway"
-        )
 
 
 def _check_result_type(out_dtype: torch.dtype | None, names: dict[str, str]) -> None:

@@ -307,33 +307,24 @@ class _Product:
         load.
         """
         key, m, winners = self.key, self.m, self.winners
-        found, lacks, is_done = self._look_up(background)
+        # Asked first: a job may find the winner meanwhile.
+        tuning, planning = background.failed(key), background.failed((key, m))
+        found = winners.known(key, on_disk=False)
+        # A winner that was found and has left memory since is to be found again.
+        is_done = bool(tuning) if found is None else planning is not None
         launch = self._loaded(found)
         if found is not None and launch is not None:
             is_winner = launch.config == found.config_at(m) and winners.is_final(key, m, found)
             if is_winner or is_done:
                 return Resolved(launch)
         if not is_done:
-            background.submit(key, lacks, self._improve)
+            background.submit(key if found is None else (key, m), self._improve)
         if launch is None:
             launch = self._loaded(winners.known(replace(key, mode="predict"), on_disk=False))
         if launch is None:
             why = "torch answers until a configuration was predicted in the background"
             launch = self._by_torch(self._chosen(None, why))
         return Resolved(launch, is_final=is_done)
-
-    def _look_up(self, background: Background) -> tuple[TuningResult | None, object, bool]:
-        """The winner in memory, what this m lacks, and whether the job that sees to that is done.
-
-        One job serves all m of a bucket that lack the same.
-        """
-        key, m, winners = self.key, self.m, self.winners
-        while True:
-            found = winners.known(key, on_disk=False)
-            lacks = found and (found.config_at(m), winners.is_final(key, m, found))
-            is_done = background.has_finished(key, lacks)
-            if not is_done or winners.known(key, on_disk=False) is found:
-                return found, lacks, is_done  # else the job has just found it
 
     def _improve(self) -> None:
         """The job: load what is soonest there, for calls meanwhile; then find and load the winner.

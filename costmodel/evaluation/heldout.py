@@ -9,7 +9,6 @@ workload, or come near: both within 2 %. Two disguises of the same product count
 """
 
 import functools
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,17 +53,13 @@ def eval_pairs() -> frozenset[tuple[int, int]]:
     return frozenset((e.n, e.k) for e in eval_list())
 
 
-def is_held_out(workload: Workload, pairs: Iterable[tuple[int, int]] | None = None) -> bool:
-    """Return True if a workload must stay out of training data.
-
-    Args:
-        pairs: the (n, k) that are held out; those of the eval list by default.
-    """
+def is_held_out(workload: Workload) -> bool:
+    """Return True if a workload must stay out of training data."""
     m, n, k = workload.m, workload.n, workload.k
     disguises = ((n, k), (m, k), (k, n))
     return any(
         _near(side, eval_n) and _near(depth, eval_k)
-        for eval_n, eval_k in (eval_pairs() if pairs is None else pairs)
+        for eval_n, eval_k in eval_pairs()
         for side, depth in disguises
     )
 

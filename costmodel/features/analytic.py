@@ -13,22 +13,19 @@ from costmodel.gemm.family import is_wide
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Device, Target
 
-ANALYTIC_FEATURES = (
-    # the binary, known or estimated
-    "registers_used", "shared_used", "occupancy", "warps_per_sm", "accumulators_per_thread",
-    "wgmma_shape", "rows_per_warp",
-    # the grid
-    "tiles_m", "tiles_n", "tiles", "programs", "steps", "steps_per_program", "tiles_per_sm",
-    "waves", "wave_efficiency", "last_wave", "sm_balance", "group_fill",
-    # padding: useful over padded work
-    "useful_m", "useful_n", "useful_k", "useful", "even_k",
-    # traffic
-    "tile_intensity", "program_bytes", "operand_traffic", "dram_traffic", "wave_footprint_l2",
-    "split_traffic", "bytes_in_flight", "stages_per_step",
-    "resident",
-    # the time, as multiples of the workload's roofline: lower bounds, then walked through
-    "compute_bound", "dram_bound", "l2_bound", "bound", "roofline_us", *ESTIMATE_FEATURES,
-)  # fmt: skip
+# The binary, known or estimated; the grid; padding, as useful over padded work; traffic; the time,
+# as multiples of the workload's roofline: lower bounds, then walked through.
+_FEATURES = """
+    registers_used shared_used occupancy warps_per_sm accumulators_per_thread wgmma_shape
+    rows_per_warp
+    tiles_m tiles_n tiles programs steps steps_per_program tiles_per_sm waves wave_efficiency
+    last_wave sm_balance group_fill
+    useful_m useful_n useful_k useful even_k
+    tile_intensity program_bytes operand_traffic dram_traffic wave_footprint_l2 split_traffic
+    bytes_in_flight stages_per_step resident
+    compute_bound dram_bound l2_bound bound roofline_us
+"""
+ANALYTIC_FEATURES = (*_FEATURES.split(), *ESTIMATE_FEATURES)
 
 _OTHER_REGISTERS = 48  # addresses, loop counters and operand fragments beside the accumulators
 _LATENCY_US = 0.8  # one trip to device memory under load: how much must be in flight

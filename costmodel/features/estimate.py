@@ -16,16 +16,16 @@ from costmodel.hardware.target import Device
 
 Columns = dict[str, Floats]
 
-ESTIMATE_FEATURES = (
-    # extra traffic of rows that cross lines of the cache, as a share
-    "a_straddle", "b_straddle", "c_straddle",
-    # a step of the main loop: what it spends its time on
-    "step_compute", "step_bytes", "step_load", "step_wait",
-    # parts of the estimate, as shares of the whole
-    "loop_share", "tail_share", "dram_share", "split_share", "repack_share",
-    # traffic as a multiple of the roofline; the estimate as one, and in us
-    "dram_estimate", "estimate", "log_estimate",
-)  # fmt: skip
+# Extra traffic of rows that cross lines of the cache, as a share; what a step of the main loop
+# spends its time on; parts of the estimate, as shares of the whole; traffic as a multiple of the
+# roofline; the estimate as one, and in us.
+_FEATURES = """
+    a_straddle b_straddle c_straddle
+    step_compute step_bytes step_load step_wait
+    loop_share tail_share dram_share split_share repack_share
+    dram_estimate estimate log_estimate
+"""
+ESTIMATE_FEATURES = tuple(_FEATURES.split())
 
 _LAUNCH_US = 0.89
 _FIRST_BYTES_US = 0.73  # from the start of a block to its first bytes

@@ -19,17 +19,17 @@ from costmodel.hardware.target import Target
 FEATURE_SCHEMA = 5
 """Version of the meaning of the columns."""
 
-_WORKLOAD_FEATURES = (
-    "log_m", "log_n", "log_k", "log_flops", "log_bytes", "balance", "small_m",
-    "a_align", "b_align", "c_align", "a_layout", "b_layout", "c_layout",
-    "is_bfloat16", "item_bytes", "out_bytes", "tf32", "wide", "bias", "activation",
-    "arch", "sm_count", "machine_balance", "l2_mib",
-)  # fmt: skip
-_PTX_DERIVED = (
-    "steps_per_iteration", "mma_per_iteration", "loop_per_flop", "loop_memory_per_mma",
-    "loop_sync_per_mma", "loop_integer_per_mma", "outside_loop", "issue_bound",
-    "issue_over_compute",
-)  # fmt: skip
+_OF_WORKLOAD = """
+    log_m log_n log_k log_flops log_bytes balance small_m a_align b_align c_align a_layout b_layout
+    c_layout is_bfloat16 item_bytes out_bytes tf32 wide bias activation arch sm_count
+    machine_balance l2_mib
+"""
+_WORKLOAD_FEATURES = tuple(_OF_WORKLOAD.split())
+_OF_PTX = """
+    steps_per_iteration mma_per_iteration loop_per_flop loop_memory_per_mma loop_sync_per_mma
+    loop_integer_per_mma outside_loop issue_bound issue_over_compute
+"""
+_PTX_DERIVED = tuple(_OF_PTX.split())
 
 CONFIG_FEATURES: tuple[str, ...] = (*_WORKLOAD_FEATURES, *CONFIG_COLUMNS, *ANALYTIC_FEATURES)
 """Columns that need no artifact."""

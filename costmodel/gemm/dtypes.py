@@ -6,7 +6,7 @@ as they are (IEEE), or as TF32. All accumulate in :attr:`DataType.accumulator`.
 
 from dataclasses import dataclass
 
-from costmodel.errors import UnsupportedDtype
+from costmodel.errors import InvalidInput, UnsupportedDtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,15 @@ def kinds() -> tuple[str, ...]:
 def element_types() -> tuple[str, ...]:
     """Return the element types that A and B may have."""
     return tuple(dict.fromkeys(row.element for row in DATA_TYPES.values() if row.results))
+
+
+def require_tf32(tf32: bool | None, dtype: str) -> None:
+    """Refuse TF32 for what is no float32."""
+    if tf32 and dtype != "float32":
+        raise InvalidInput(
+            f"tf32=True with {dtype} operands: expected float32 ones; leave it out, 16-bit "
+            f"operands are on the tensor cores anyway"
+        )
 
 
 def require_dtypes(dtype: object, out_dtype: object) -> None:

@@ -11,7 +11,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
 from costmodel.errors import InvalidInput, LayoutError, ShapeError, UnsupportedDtype
-from costmodel.gemm.dtypes import DATA_TYPES, DataType, kinds, require_dtypes
+from costmodel.gemm.dtypes import DATA_TYPES, DataType, kinds, require_dtypes, require_tf32
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -121,11 +121,7 @@ class CodeClass:
             if type(getattr(self, name)) is not bool:
                 raise InvalidInput(f"{name}={getattr(self, name)!r}: expected true or false")
         require_activation(self.activation)
-        if self.tf32 and self.dtype != self.data_type.element:
-            raise InvalidInput(
-                f"tf32=True with {self.dtype} operands: expected float32 ones; leave it out, "
-                f"16-bit operands are on the tensor cores anyway"
-            )
+        require_tf32(self.tf32, self.dtype)
 
     @property
     def kind(self) -> str:

@@ -65,17 +65,13 @@ def triton_build() -> str:
         # Path.glob() would ask of each entry what it is.
         infos = [x for x in os.listdir(folder) if "triton" in x and x.endswith(".dist-info")]
         for record in filter(Path.is_file, (folder / x / "RECORD" for x in sorted(infos))):
-            if found := _listed_hash(record.read_text(encoding="utf-8", errors="replace")):
-                return found
+            text = record.read_text(encoding="utf-8", errors="replace")  # lists the files' hashes
+            line = rf"^{re.escape(_LIBRARY)},sha256=([\w-]+),"
+            if found := re.search(line, text, re.MULTILINE):
+                return found[1]
         return f"{(folder / _LIBRARY).stat().st_size} bytes"
     except OSError:
         return ""
-
-
-def _listed_hash(record: str) -> str:
-    """Find the library's hash in the list of a package's files; empty if it is not there."""
-    found = re.search(rf"^{re.escape(_LIBRARY)},sha256=([\w-]+),", record, re.MULTILINE)
-    return found[1] if found else ""
 
 
 def compiler_settings() -> dict[str, str | None]:

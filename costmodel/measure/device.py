@@ -81,7 +81,7 @@ class DeviceRunner(ChildRunner):
                 timing.answer,
                 limit_s=self.protocol.limit_s,
                 setup=functools.partial(
-                    timing.start, self.protocol, device_index, 0, _REHEARSAL, import_kernels
+                    timing.start, self.protocol, device_index, _REHEARSAL, import_kernels
                 ),
                 idle_s=idle_s,
                 settings=compiler_settings,

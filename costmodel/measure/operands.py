@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -17,26 +17,11 @@ class NoRoom(Exception):
     """Not even the operands that a timing needs at least fit the device's memory."""
 
 
-class Problem(Protocol):
-    """A problem to time: its operands, its launches and its right result; comparable by value.
+Problem = Any
+"""A problem to time: its operands, its launches and its right result; comparable by value.
 
-    :class:`costmodel.launch.problem.GemmProblem` is one, and says what each part means.
-    """
-
-    @property
-    def set_bytes(self) -> int: ...
-    @property
-    def check_bytes(self) -> int: ...
-    @property
-    def precision(self) -> str: ...
-    @property
-    def terms(self) -> int: ...
-    def operands(self, draw: Any, count: int) -> list[Any]: ...
-    def output(self, operands: Any) -> Tensor: ...
-    def reference(self, operands: Any) -> Tensor: ...
-    def launcher(
-        self, choice: Any, target: Any, device_index: int, stream: int, scratch: dict[str, Any]
-    ) -> Any: ...
+It has what :class:`costmodel.launch.problem.GemmProblem` has.
+"""
 
 
 def set_count(problem: Problem, l2_bytes: int, most: int, room_bytes: int) -> int:

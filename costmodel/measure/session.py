@@ -38,14 +38,14 @@ def _nothing(*_: Any) -> None:
 class Session:
     """Device memory, operands and the reference of the present problem."""
 
-    def __init__(self, protocol: TimingProtocol, device_index: int, seed: int) -> None:
+    def __init__(self, protocol: TimingProtocol, device_index: int) -> None:
         torch.cuda.set_device(device_index)
         self._protocol = protocol
         self._index = device_index
         self._target = Target.current(device_index)
         self._device = torch.device("cuda", device_index)
         self._stream: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        self._pool = OperandPool(self._device, seed)
+        self._pool = OperandPool(self._device, 0)
         self._scratch: dict[str, Any] = {}
         self._count = torch.zeros(1, dtype=torch.int32, device=self._device)
         # Reading twice the cache leaves nothing else in it, and nothing dirty.
@@ -161,7 +161,7 @@ class Session:
             # the fastest have as many launches as that.
             like_us = max(min(about_us.values()), about_us[i] / _MUCH_SLOWER)
             launches = self._protocol.launches(like_us)
-            is_short = self._protocol.cache == "cold" and like_us <= self._protocol.idle_from_us
+            is_short = like_us <= self._protocol.idle_from_us
             between = self._fill_cache if is_short else _nothing
             graphs[i] = (self._capture(launch, launches, between), launches, like_us)
             if is_short:

@@ -54,11 +54,7 @@ _rehearsal: Problem
 
 
 def start(
-    protocol: TimingProtocol,
-    device_index: int,
-    seed: int,
-    rehearsal: Problem,
-    preload: Callable[[], object],
+    protocol: TimingProtocol, device_index: int, rehearsal: Problem, preload: Callable[[], object]
 ) -> None:
     """Set the process up. Called once in each fresh one.
 
@@ -76,7 +72,7 @@ def start(
     know_triton_key()
     preload()
     _rehearsal = rehearsal
-    _make_session = partial(Session, protocol, device_index, seed)
+    _make_session = partial(Session, protocol, device_index)
     with suppress(NoRoom):  # each request will ask again
         _started()
 

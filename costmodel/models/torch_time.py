@@ -11,12 +11,14 @@ from costmodel.models.trees import Trees
 
 _LAUNCH_US = 2.0  # the least that any launch takes
 _TILES = ((64, 64), (128, 128), (128, 256), (256, 128))  # such as cuBLAS has
+_FEATURES = """
+    log2_m log2_n log2_k log2_a_align log2_b_align log2_c_align is_float16 item_bytes out_bytes tf32
+    a_is_col b_is_col log_compute log_memory
+"""
 TORCH_FEATURES = (
-    "log2_m", "log2_n", "log2_k", "log2_a_align", "log2_b_align", "log2_c_align", "is_float16",
-    "item_bytes", "out_bytes", "tf32",
-    "a_is_col", "b_is_col", "log_compute", "log_memory",
+    *_FEATURES.split(),
     *(f"{name}_{m}x{n}" for m, n in _TILES for name in ("log2_tiles", "tail", "log_wave_time")),
-)  # fmt: skip
+)
 _PARAMS = {
     "max_depth": 4, "eta": 0.05, "subsample": 0.8, "colsample_bytree": 0.6, "min_child_weight": 2,
     "seed": 0, "tree_method": "hist", "nthread": 1,

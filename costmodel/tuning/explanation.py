@@ -127,7 +127,11 @@ def explain(
     """
     require_count("top", top)
     if places is not None:
-        _check_places(places)
+        require("places", places, Sequence, "a list of places from 1, such as [1, 50]")
+        if not len(places):
+            raise InvalidInput("places is empty: expected places from 1, such as [1, 50], or None")
+        for place in places:
+            require_count("a place", place)
     other = None if against is None else as_config("against", against)
     few = places is None and other is None
     ranking = rank(workload, target, model, top if few else None)
@@ -155,14 +159,6 @@ def explain(
         no_factors=none if found is None else "",
         rows=tuple(explained),
     )
-
-
-def _check_places(places: Sequence[int]) -> None:
-    require("places", places, Sequence, "a list of places from 1, such as [1, 50]")
-    if not len(places):
-        raise InvalidInput("places is empty: expected places from 1, such as [1, 50], or None")
-    for place in places:
-        require_count("a place", place)
 
 
 def _place(ranking: Ranking, config: GemmConfig) -> int:
