@@ -22,23 +22,17 @@ from costmodel.errors import InvalidInput
 PTX_SCHEMA = 1
 """Version of the features: their names, order and meaning."""
 
-# Instructions that are counted. In this text:
-#   mma_sync: tensor core: mma.sync (Ampere)
-#   wgmma: tensor core: wgmma.mma_async (Hopper)
-#   tcgen05_mma: tensor core: tcgen05.mma (Blackwell)
-#   mma_flops: 2*m*n*k of the three above; their shapes are per warp, warp group and block
+# What is counted. mma_sync, wgmma, tcgen05_mma: of the tensor cores (Ampere, Hopper, Blackwell)
+#   mma_flops: 2*m*n*k of these three; their shapes are per warp, warp group and block
 #   cp_async: asynchronous copies global -> shared, not bulk
 #   bulk_load: cp.async.bulk into shared memory, TMA among it
 #   bulk_store: cp.async.bulk and cp.reduce.async.bulk out of shared memory
 #   ld_shared_bytes: per thread: vector width times size of the type
-#   tmem: tcgen05.ld, .st, .cp: traffic with tensor memory
-#   barrier: bar, barrier
-#   branch: bra, brx
+#   tmem: traffic with tensor memory
 #   predicated: instructions under a guard @%p, guarded branches among them
 #   predicate_ops: setp, selp, set, and logic on .pred
 #   int_arith: integer, bitwise and address arithmetic
-#   fence: fence, membar, and the fences, commits and waits of asynchronous groups
-#   atomic: atom, red
+#   fence: also the commits and waits of asynchronous groups
 _COUNTED = """
     instructions mma_sync wgmma tcgen05_mma mma_flops cp_async bulk_load bulk_store ldmatrix
     stmatrix ld_shared ld_shared_bytes st_shared st_shared_bytes ld_global ld_global_bytes
@@ -292,39 +286,28 @@ _BASES = """
     atomic: atom red
     barrier: bar barrier
     branch: bra brx
-    cvt: cvt
     fence: fence membar
-    ldmatrix: ldmatrix
-    mbarrier: mbarrier
-    mov: mov
     predicate_ops: selp set setp
     shuffle: shfl
-    stmatrix: stmatrix
 """
 _STARTS = """
     mma_sync: mma.
     wgmma: wgmma.mma_async
     fence: wgmma.
     tcgen05_mma: tcgen05.mma
-    fence: tcgen05.fence
-    fence: tcgen05.commit
-    fence: tcgen05.wait
-    tmem: tcgen05.ld.
-    tmem: tcgen05.st.
-    tmem: tcgen05.cp.
-    fence: cp.async.commit_group
-    fence: cp.async.wait_
+    fence: tcgen05.fence tcgen05.commit tcgen05.wait
+    tmem: tcgen05.ld. tcgen05.st. tcgen05.cp.
+    fence: cp.async.commit_group cp.async.wait_
     mbarrier: cp.async.mbarrier
-    fence: cp.async.bulk.commit_group
-    fence: cp.async.bulk.wait_group
+    fence: cp.async.bulk.commit_group cp.async.bulk.wait_group
     prefetch: cp.async.bulk.prefetch
-    bulk: cp.async.bulk.
-    bulk: cp.reduce.async.bulk.
+    bulk: cp.async.bulk. cp.reduce.async.bulk.
     cp_async: cp.async.
 """
 _ROW = re.compile(r"(\w+): (.*)")
-_BY_BASE = {base: name for name, bases in _ROW.findall(_BASES) for base in bases.split()}
-_BY_START = _ROW.findall(_STARTS)
+_BY_BASE = {base: base for base in ("cvt", "ldmatrix", "mbarrier", "mov", "stmatrix")}
+_BY_BASE |= {base: name for name, bases in _ROW.findall(_BASES) for base in bases.split()}
+_BY_START = [(name, tuple(starts.split())) for name, starts in _ROW.findall(_STARTS)]
 
 
 def _count(blocks: Iterable[Block]) -> Counter[str]:
@@ -377,7 +360,7 @@ def _category(opcode: str) -> str:
         return "float_arith" if is_float else "int_arith"
     if base in _BY_BASE:
         return _BY_BASE[base]
-    found = next((name for name, start in _BY_START if opcode.startswith(start)), "")
+    found = next((name for name, starts in _BY_START if opcode.startswith(starts)), "")
     if found != "bulk":
         return found
     # The space of the destination comes first.

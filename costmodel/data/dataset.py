@@ -346,10 +346,7 @@ class Dataset:
                     for role in get_args(Role)
                 },
                 "devices": sorted({run.device_uuid for run in table.runs}),
-                "twins": {
-                    card: round(factor, 4)
-                    for card, factor in self.measurements("anchor").twins().items()
-                },
+                "twins": {c: round(x, 4) for c, x in self.measurements("anchor").twins().items()},
             },
         }
 
@@ -360,11 +357,7 @@ class Dataset:
         shards.write_shard(path, rows, self.identity, **table.header)
 
     def _files(self, table: _Table) -> tuple[list[Path], pa.Table]:
-        """Return the files of a table and all their rows, in the order of the files.
-
-        Raises:
-            FileNotFoundError: another process merged them meanwhile, or a link leads nowhere.
-        """
+        """Return the files of a table and all their rows, in the order of the files."""
         # Shards go once the compacted file is there. Asked for before them, it may come in between,
         # and neither would be seen.
         files = sorted(self.path.glob(f"{table.name}-*.parquet"))
@@ -384,7 +377,7 @@ class Dataset:
         """
         try:
             files, rows = self._files(table)
-        except FileNotFoundError:  # another process merges them: wait until it has
+        except FileNotFoundError:  # another process merges them, or a link leads nowhere
             with shards.compaction_lock(self.path), file_errors(self.path):
                 files, rows = self._files(table)
         if all(path.name == f"{table.name}.parquet" for path in files):
@@ -393,17 +386,13 @@ class Dataset:
 
 
 def _card_of(path: Path) -> Path:
-    """Return the card of a dataset's directory.
-
-    Raises:
-        MissingData: it is not there. FileError: that cannot be told.
-    """
+    """Return the card of a dataset's directory, which must be there."""
     card = path / CARD
     with file_errors(card):
         there = card.exists()
     if not there:
         raise MissingData(
-            f"no dataset at {path} ({CARD} is not there): record one with "
-            f"`costmodel collect`, or name the directory of one"
+            f"no dataset at {path} ({CARD} is not there): record one with `costmodel collect`, or "
+            f"name the directory of one"
         )
     return card
