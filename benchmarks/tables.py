@@ -14,7 +14,7 @@ its ``rows``, of each the values at these paths, under the name after ``=``. If 
 
 Run it without arguments to write them, with ``--check`` to exit with 1 where one is out of date.
 
-Plots go to ``benchmarks/plots/``, those of the benches ``evaluate`` and ``kernels``.
+Plots go to ``benchmarks/plots/``, those of the benches ``evaluate``, ``ablation`` and ``kernels``.
 """
 
 from __future__ import annotations
@@ -195,6 +195,8 @@ def _plots_of(
     rows, bench = results["rows"], results["bench"]
     if bench.startswith("evaluate"):
         return {stem: partial(_plot_lost, rows)}
+    if bench == "ablation":
+        return {stem: partial(_plot_ablation, rows)}
     if not bench.startswith("kernels"):
         return {}
     plots: dict[str, Callable[[Any], None]] = {}
@@ -249,6 +251,22 @@ def _plot_lost(rows: Rows, axes: Any) -> None:
     axes.grid(alpha=0.3)
     axes.set(xlabel="configurations timed, the first of each ranking",
              ylabel="speed lost (geometric mean)")  # fmt: skip
+
+
+def _plot_ablation(rows: Rows, axes: Any) -> None:
+    """What is lost with fewer kinds of columns, workloads or configurations; a line for each."""
+    groups = [row["group"] for row in rows]
+    places = [i + len(set(groups[: i + 1])) for i in range(len(rows))]  # a gap between groups
+    for key, label in (("top1_pct", "the first choice"), ("top8_pct", "the best of 8")):
+        axes.plot([100 - row[key] for row in rows], places, "o", label=label)
+    axes.set_yticks(places, [row["setting"] for row in rows])
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    ticks = (0.3, 0.5, 1, 2, 3, 5, 10, 15)
+    axes.set_xticks(ticks, [f"{tick:g} %" for tick in ticks])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.set(xlabel="speed lost (geometric mean, cross-validation)")
 
 
 _LAYER_ROWS = (1, 16, 64, 256, 1024, 4096)

@@ -135,7 +135,15 @@ def test_plots_are_drawn_for_the_benches_that_have_one(readme: Path) -> None:
     timed |= {name: {"steady_ms": 1.0} for name in ("autotune", "model_top8")}
     strategies = RESULTS | {"bench": "strategies", "rows": [timed]}
     (folder / "results" / "strategies-h100-sxm.json").write_text(json.dumps(strategies))
-    names = ["evaluate-h100-sxm.png", "kernels-float16-h100-sxm.png", "gain-h100-sxm.png"]
+    settings = [{"group": g, "setting": g, "top1_pct": 90.0, "top8_pct": 99.0} for g in "ab"]
+    ablation = RESULTS | {"bench": "ablation", "rows": settings}
+    (folder / "results" / "ablation-h100-sxm.json").write_text(json.dumps(ablation))
+    names = [
+        "ablation-h100-sxm.png",
+        "evaluate-h100-sxm.png",
+        "kernels-float16-h100-sxm.png",
+        "gain-h100-sxm.png",
+    ]
     assert write(readme) == names
     drawn = {p.name: p.read_bytes()[:4] for p in (folder / "plots").iterdir()}
     assert drawn == dict.fromkeys(names, b"\x89PNG")
