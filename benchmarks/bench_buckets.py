@@ -20,6 +20,7 @@ from common import (
     Row,
     announce,
     at_exit_code,
+    drawn,
     find_model,
     in_turn,
     parser,
@@ -138,7 +139,7 @@ def main() -> None:
     target = Target.current()
     model = find_model(args.model, target)
     buckets = Buckets(args.steps)
-    todo = [(n, k, buckets.of(m)) for n, k in PAIRS for m in BUCKETS_OF][:: args.every]
+    todo = drawn([(n, k, buckets.of(m)) for n, k in PAIRS for m in BUCKETS_OF], args)
     tunings = 3 * len(todo)
     deadline = announce(
         args.budget_s, binaries=4 * tunings, timings=25 * tunings, comparisons=5 * tunings,

@@ -21,11 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from common import (
+    PART,
     CompiledAhead,
     Results,
     Row,
     announce,
+    are_part,
     at_exit_code,
+    drawn,
     find_model,
     in_turn,
     note,
@@ -190,7 +193,7 @@ def freeze_all(args: argparse.Namespace, target: Target, deadline: float) -> Row
         note(f"no recorded best: {error}")
         dataset = None
     named = zip((e.name for e in eval_list()), eval_workloads(args.dtype), strict=True)
-    todo = [(n, w, recorded_finalists(dataset, w)) for n, w in list(named)[:: args.every]]
+    todo = [(n, w, recorded_finalists(dataset, w)) for n, w in drawn(list(named), args)]
     compile_ = CompiledAhead()
     ahead = [
         specialize(w, c)
@@ -227,7 +230,7 @@ def main() -> None:
         measure_all(args.winners, args.measure, args.budget_s)
         return
     target = Target.current()
-    count = len(eval_list()[:: args.every])
+    count = len(drawn(eval_list(), args))
     deadline = announce(
         args.budget_s, binaries=(K + FINALISTS) * count, timings=2 * K * count,
         comparisons=(3 + RUNS) * count, seconds=RUNS * 10,
@@ -244,7 +247,11 @@ def main() -> None:
             out = Path(folder) / f"run-{i}.json"
             budget_s = max(seconds_left(deadline) / (RUNS - i), 1.0)
             command = [sys.executable, __file__, "--winners", str(frozen), "--measure", str(out)]
-            subprocess.run([*command, "--budget-s", str(budget_s)], check=True)
+            done = subprocess.run([*command, "--budget-s", str(budget_s)], check=False)
+            if done.returncode == PART:
+                are_part()
+            else:
+                done.check_returncode()
             runs.append(read_json(out, dict[str, Any]))
             results = Results(
                 f"kernels-{choices['dtype']}", target, args.results, software, summarize

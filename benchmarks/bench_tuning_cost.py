@@ -33,6 +33,7 @@ from common import (
     Row,
     announce,
     at_exit_code,
+    drawn,
     find_model,
     in_turn,
     note,
@@ -265,7 +266,7 @@ def main() -> None:
     workers = args.workers or min(joblib.cpu_count(), _TOP)
     target = Target.current()
     model = find_model(args.model, target)
-    todo = [Workload.dense(*size) for size in SIZES[:: args.every]]
+    todo = [Workload.dense(*size) for size in drawn(SIZES, args)]
     spaces = [len(SearchSpace.of(w, target)) for w in todo]
     binaries = sum(spaces) if args.full else 1.3 * max(spaces)
     deadline = announce(

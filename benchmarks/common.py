@@ -25,18 +25,23 @@ from costmodel.models import XgbCostModel, load, model_directory
 from costmodel.validation import one_line
 
 __all__ = [
-    "CompiledAhead", "Results", "Row", "announce", "at_exit_code", "count", "find_model", "in_turn",
-    "note", "parser", "seconds_left", "until", "us_or_none", "versions",
+    "PART", "CompiledAhead", "Results", "Row", "announce", "are_part", "at_exit_code", "count",
+    "drawn", "find_model", "in_turn", "note", "parser", "seconds_left", "until", "us_or_none",
+    "versions",
 ]  # fmt: skip
 
 Row = dict[str, Any]
 T = TypeVar("T")
+
+PART = 3
+"""Exit code of a benchmark that its budget has stopped: its results are a part."""
 
 # Measured on an H100 with 16 cores; only for saying beforehand how long a benchmark will take.
 _BINARIES_PER_S = 25.0
 _TIMING_S = 0.005
 _COMPARISON_S = 0.1
 _START_S = 15.0
+_parts: set[str] = set()  # not empty: the results are a part
 
 
 class Results:
@@ -109,6 +114,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     result.add_argument("--model", type=Path, help="folder of a model; default: the shipped one")
     result.add_argument("--budget-s", type=float, default=540.0, help="stop after so many seconds")
     result.add_argument("--every", type=count, default=1, help="take only every n-th workload")
+    result.add_argument("--first", type=int, default=0, help="of --every: begin with this one")
     return result
 
 
@@ -119,17 +125,26 @@ def count(text: str) -> int:
     return int(text)
 
 
+def drawn(items: Sequence[T], args: argparse.Namespace) -> Sequence[T]:
+    """The items that ``--every`` and ``--first`` leave; one at least."""
+    return items[args.first % max(min(args.every, len(items)), 1) :: args.every]
+
+
 def at_exit_code(main: Callable[[], object]) -> int:
-    """Run a benchmark; what costmodel or the system refuses is one line and exit code 1."""
+    """Run a benchmark; what costmodel or the system refuses is one line and exit code 1.
+
+    A benchmark that returns a number ends with it, and one whose budget was spent with PART.
+    """
+    _parts.clear()
     try:
-        main()
+        code = main()
     except CostModelError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except OSError as error:  # what may not be read or written is no fault of the program
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 1
-    return 0
+    return code if isinstance(code, int) else PART * bool(_parts)
 
 
 def find_model(path: Path | None, target: Target) -> XgbCostModel:
@@ -171,7 +186,16 @@ def announce(
 
 
 def seconds_left(deadline: float) -> float:
-    return deadline - time.monotonic()
+    """Seconds until the deadline; one that is over makes the results a part."""
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        are_part()
+    return left_s
+
+
+def are_part() -> None:
+    """Keep in mind that the results are a part, which the exit code says."""
+    _parts.add("the budget was spent")
 
 
 def until(deadline: float, items: Sequence[T]) -> Iterator[T]:

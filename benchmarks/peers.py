@@ -109,7 +109,7 @@ def _interface(device: str) -> tuple[Any, Any]:
         import nvMatmulHeuristics as nv
     except ImportError:
         raise NoModel(
-            "nvMatmulHeuristics is not installed: run `pip install nvidia-matmul-heuristics`"
+            "nvMatmulHeuristics is not installed: run `pip install 'triton-costmodel[peers]'`"
         ) from None
     if device not in _GPUS:
         raise NoModel(f"nvMatmulHeuristics does not know {device}: expected {', '.join(_GPUS)}")

@@ -5,6 +5,8 @@ A value of the wrong kind becomes an error of costmodel's own that names it, bef
 
 import os
 import warnings
+from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,6 +70,12 @@ def warn_once(text: str, about: str = "", stacklevel: int = 3) -> None:
 
 
 _warned: set[str] = set()
+
+
+def closest(name: str, names: Iterable[str]) -> str:
+    """Return a question that names what may have been meant; empty if nothing is near."""
+    found = get_close_matches(name.lower(), [*names], 1)
+    return f" (did you mean {found[0]}?)" if found else ""
 
 
 def drop_oldest(kept: dict[Any, Any], limit: int) -> None:

@@ -20,8 +20,8 @@ from costmodel.gemm.workload import Workload
 from costmodel.models.confidence import Confidence, Coverage
 
 COMMANDS = (
-    "collect", "compile", "train", "evaluate", "rank", "tune", "explain", "bench", "report",
-    "doctor", "cache", "kernels",
+    "collect", "compile", "train", "evaluate", "rank", "tune", "explain", "report", "doctor",
+    "bench", "cache", "kernels",
 )  # fmt: skip
 
 
@@ -210,6 +210,8 @@ def test_shapes_are_read_from_the_eval_list() -> None:
 
 
 def test_bench_lists_what_there_is() -> None:
-    names = {row["name"] for row in run_json("bench")}
+    listed = run_json("bench")
+    run_by = {row["run"].split()[0] for row in listed} - {"reproduce.py"}
     scripts = Path(__file__).parents[1].joinpath("benchmarks").glob("bench_*.py")
-    assert names == {p.stem.removeprefix("bench_") for p in scripts}
+    assert run_by == {p.name for p in scripts}
+    assert all(row["answers"].endswith(("?", ".")) for row in listed)

@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Set
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -27,8 +28,8 @@ FOLDERS = (
 """Each folder, or file that lies beside the folders, imports only those before it."""
 
 TOP_LEVEL = {
-    "CHANGELOG.md", "CONTRIBUTING.md", "README.md", "benchmarks", "costmodel", "datasets", "docs",
-    "kernels", "models", "pyproject.toml", "tests",
+    "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "benchmarks", "costmodel",
+    "datasets", "docs", "kernels", "models", "pyproject.toml", "tests",
 }  # fmt: skip
 
 
@@ -188,6 +189,26 @@ def test_exports_exist() -> None:
 def test_files_can_be_read_in_one_go(folder: str) -> None:
     sizes = {p: len(p.read_text().splitlines()) for p in (ROOT / folder).rglob("*.py")}
     assert {str(p): n for p, n in sizes.items() if n > 400} == {}
+
+
+def test_every_folder_of_the_package_is_in_the_wheel() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = {path.parent.relative_to(ROOT) for path in source_files()}
+    expected = {".".join(folder.parts) for folder in folders}
+    assert {name for name in listed if not name.endswith(".kernels")} == expected - {
+        "costmodel.kernels", "costmodel.gemm.kernels"
+    }  # fmt: skip
+
+
+def test_the_page_for_an_index_needs_no_repository() -> None:
+    """No address is known of pictures and other pages."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    page = (ROOT / project["readme"]).read_text()
+    assert "](" not in page
+    assert "<img" not in page
+    assert f"pip install {project['name']}\n" in page
+    assert project["version"] == costmodel.__version__
+    assert "urls" not in project
 
 
 def test_readme_tables_are_made_of_the_results(script: Callable[..., Any]) -> None:

@@ -15,11 +15,13 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import distributions
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from costmodel import __version__
 from costmodel.cli import (
     bench,
     cache,
@@ -32,6 +34,7 @@ from costmodel.cli import (
     report,
     tune,
 )
+from costmodel.cli.waiting import doing, told
 from costmodel.errors import CostModelError
 from costmodel.validation import one_line, printable
 
@@ -103,16 +106,24 @@ app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _command in (
     collect.collect, compile.compile_space, models.train, models.evaluate, ranking.rank, tune.tune,
-    ranking.explain, bench.bench, report.report, doctor.doctor,
+    ranking.explain, report.report, doctor.doctor,
 ):  # fmt: skip
     app.command(_command.__name__.removesuffix("_space"))(_command)
+app.command("bench", context_settings=bench.PASS_ON)(bench.bench)
 app.add_typer(cache.app, name="cache")
 app.add_typer(kernels.app, name="kernels")
+
+
+def _versions(asked: bool) -> None:
+    """Print the version, and those of what it rests on."""
+    if asked:
+        found = {d.name: d.version for d in distributions() if d.name in ("torch", "triton")}
+        typer.echo(f"costmodel {__version__}, {', '.join(map(' '.join, sorted(found.items())))}")
+        raise typer.Exit
 
 
 @app.callback()
@@ -120,6 +131,9 @@ def _options(
     debug: Annotated[bool, typer.Option(help="Show where an error came from.")] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Say what is skipped, and why: a line each.")
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show versions.", callback=_versions, is_eager=True)
     ] = False,
 ) -> None:
     """A learned cost-model autotuner for Triton GEMM."""
@@ -132,4 +146,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     # Told to end, as by a batch system, a command saves what it has, as it does after Ctrl-C.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    app()
+    if "--json" not in sys.argv:  # machines read the events of `collect`
+        doing(" ".join(sys.argv[1:2]))
+    with told():
+        app()

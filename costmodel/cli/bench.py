@@ -1,39 +1,61 @@
-"""``costmodel bench``: runs the benchmarks of a checkout."""
+"""``costmodel bench``: runs the benchmarks of a checkout, which benchmarks/list.toml describes."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Annotated
+import tomllib
+from typing import Annotated, Any
 
 import typer
 
 from costmodel.cli.common import AsJson, answer
+from costmodel.cli.waiting import doing
 from costmodel.errors import InvalidInput
 from costmodel.tuning.shipped import checkout
+from costmodel.validation import closest
 
-_PREFIX = "bench_"
+PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+"""What follows the name is the benchmark's own, ``--help`` too."""
+# Not a benchmark itself.
+_ALL = {"run": "reproduce.py", "answers": "Measures all of them again; --no-gpu what needs none."}
 
 
 def bench(
-    name: Annotated[
-        str | None, typer.Argument(help="Which one; without it they are listed.")
-    ] = None,
+    name: Annotated[str, typer.Argument(help="Which one; `all` of them, or `list`.")] = "list",
     arguments: Annotated[
-        list[str] | None, typer.Argument(help="Passed on to the benchmark, after `--`.")
+        list[str] | None, typer.Argument(help="Options of the benchmark, such as --help.")
     ] = None,
+    proton: Annotated[
+        bool, typer.Option("--proton", help="Record a Proton profile: `bench proton`.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a benchmark of the checkout; it writes benchmarks/results/*.json."""
     folder = checkout("benchmarks")
-    scripts = {p.stem.removeprefix(_PREFIX): p for p in sorted(folder.glob(f"{_PREFIX}*.py"))}
-    if name is None:
-        listed = [{"name": n, "script": str(path)} for n, path in scripts.items()]
-        answer(as_json, listed, ("benchmarks", ["name", "script"], scripts.items()))
+    listed = tomllib.loads((folder / "list.toml").read_text(encoding="utf-8")) | {"all": _ALL}
+    if proton:
+        name, arguments = "proton", [*([] if name == "list" else [name]), *(arguments or [])]
+    if name == "list":
+        as_json |= "--json" in (arguments or ())
+        rows = [[n, e["answers"], *_needs(e)] for n, e in listed.items()]
+        answer(
+            as_json,
+            [{"name": n, **e} for n, e in listed.items()],
+            ("benchmarks", ["name", "answers", "min", "needs"], rows),
+            notes=["options of a benchmark: costmodel bench NAME --help"],
+        )
         return
-    if name not in scripts:
-        raise InvalidInput(f"no benchmark {name!r}: expected one of {', '.join(scripts) or 'none'}")
-    command = [sys.executable, str(scripts[name]), *(arguments or [])]
+    if name not in listed:
+        raise InvalidInput(f"no benchmark {name!r}{closest(name, listed)}: `costmodel bench list`")
+    script, *own = (part.format(root=folder.parent) for part in listed[name]["run"].split())
+    command = [sys.executable, str(folder / script), *own, *(arguments or [])]
+    doing("")
     code = subprocess.run(command, stdout=sys.stderr if as_json else None).returncode
     answer(as_json, {"name": name, "exit_code": code})
     raise typer.Exit(code)
+
+
+def _needs(entry: dict[str, Any]) -> tuple[Any, str]:
+    needs = [*(["a GPU"] if entry.get("gpu") else []), *entry.get("packages", [])]
+    return entry.get("minutes"), ", ".join(needs)

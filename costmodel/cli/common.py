@@ -15,15 +15,35 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from costmodel.cli.waiting import heard
 from costmodel.errors import NoGpu, ShapeError
+from costmodel.gemm.dtypes import DATA_TYPES, element_types
 from costmodel.gemm.workload import MOST, Workload
-from costmodel.hardware.target import Target
+from costmodel.hardware.target import DEVICES, Target
 from costmodel.reports import shown
 from costmodel.validation import printable
 
+
+def device_name(name: str | None) -> str | None:
+    """Return a target's name; a card, such as ``H100``, is its first form."""
+    plain = (name or "").lower()
+    return next((d for d in DEVICES if d == plain or d.partition("-")[0] == plain), name)
+
+
+def dtype_name(name: str | None) -> str | None:
+    """Return a type's name, or those of several; ``fp16`` and ``bf16`` are short for them."""
+    short = {row.triton: kind for kind, row in reversed(DATA_TYPES.items())}
+    return name and ",".join(short.get(part, part) for part in name.split(","))
+
+
+def option(help_: str, names: Callable[[str | None], str | None]) -> Any:
+    """Make an option that takes other names too, which a shell completes."""
+    known = DEVICES if names is device_name else element_types()
+    return typer.Option(help=help_, callback=names, autocompletion=lambda: [*known])
+
+
 TargetName = Annotated[
-    str | None,
-    typer.Option("--target", help="Device, such as h100-sxm; default: the GPU of this machine."),
+    str | None, option("Device, such as h100-sxm; default: the GPU of this machine.", device_name)
 ]
 Model = Annotated[
     Path | None, typer.Option(help="Folder of a model; default: the one shipped for the target.")
@@ -69,10 +89,10 @@ def _product(
     n: Annotated[int, typer.Argument(help="Columns of B and C.", metavar="N")],
     k: Annotated[int, typer.Argument(help="Columns of A, rows of B.", metavar="K")],
     dtype: Annotated[
-        str, typer.Option(help="Element type: float16, bfloat16 or float32.")
+        str, option("Element type: float16, bfloat16 or float32.", dtype_name)
     ] = "float16",
     out_dtype: Annotated[
-        str | None, typer.Option(help="Element type of C: that of A and B, or float32.")
+        str | None, option("Element type of C: that of A and B, or float32.", dtype_name)
     ] = None,
     tf32: Annotated[
         bool, typer.Option("--tf32", help="Multiply float32 as TF32 on tensor cores.")
@@ -105,6 +125,17 @@ product_or_none.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         for each in inspect.signature(_product, eval_str=True).parameters.values()
     ]
 )
+
+
+def product_options(workload: Workload) -> str:
+    """Return the arguments that name a workload on the command line."""
+    code, default = workload.code, Workload.dense(1, 1, 1).code
+    out = code.out_dtype != code.dtype
+    given = {"dtype": code.dtype, "a_layout": code.a_layout, "b_layout": code.b_layout}
+    options = [f"--{n.replace('_', '-')} {x}" for n, x in given.items() if x != getattr(default, n)]
+    options += [f"--out-dtype {code.out_dtype}"] * out + ["--tf32"] * (code.kind == "tf32")
+    return " ".join([f"{workload.m} {workload.n} {workload.k}", *options])
+
 
 takes_product = takes("workload", _product)
 """Decorate a command that takes a ``workload``: the command line gives M, N, K and options."""
@@ -159,12 +190,16 @@ def answer(
 
 def note(text: str) -> None:
     """Tell people something, on stderr."""
+    heard()
     typer.echo(printable(text), err=True)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print a table on stdout: numbers to the right, floats shortened, None as a dash."""
     cells = [list(row) for row in rows]
+    if not cells:  # a head alone says nothing
+        typer.echo(printable(title))
+        return
     # Text objects: brackets in a text, such as a compiler's, are no markup.
     table = Table(title=Text(printable(title)), title_justify="left")
     for i, name in enumerate(columns):

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from costmodel.cli.common import AsJson, TargetName, answer, find_target, product_or_none, takes
+from costmodel.cli.waiting import doing
 from costmodel.errors import InvalidInput
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
+
+if TYPE_CHECKING:
+    from costmodel.gemm.config import GemmConfig
 
 _COLUMNS = ("config", "status", "registers", "spill_bytes", "shared_bytes", "compile_s",
             "error")  # fmt: skip
@@ -32,6 +37,9 @@ def compile_space(
     kernel: Annotated[
         str, typer.Option(help="Of --bundle: FILE.py:FUNCTION that calls a kernel of yours.")
     ] = "",
+    config: Annotated[
+        str | None, typer.Option(help='Only this one, such as "tma 128x256x64 w8 s4 g8".')
+    ] = None,
     target: TargetName = None,
     limit: Annotated[int, typer.Option(min=1, help="At most this many binaries.")] = 64,
     dump: Annotated[
@@ -43,7 +51,6 @@ def compile_space(
     """Compile configurations of a product's space; needs no GPU."""
     from costmodel.collect import Job
     from costmodel.data.shards import require_folder
-    from costmodel.gemm.space import SearchSpace
     from costmodel.gemm.specialize import compile_many, specialize
 
     if dump is not None:
@@ -54,31 +61,45 @@ def compile_space(
         return
     if workload is None or worklist or kernel:
         raise typer.BadParameter("expected M N K; or --bundle, with --worklist or --kernel")
-    space = SearchSpace.of(workload, found)
-    what = f"{workload} on {found.device.name}"
-    if not len(space):
-        raise InvalidInput(f"no configuration to compile for {what}: expected smaller sizes")
-    by_spec = {specialize(workload, config): config for config in reversed(space.configs)}
+    configs = _configs(workload, found, config)
+    by_spec = {specialize(workload, config): config for config in reversed(configs)}
     # Spread over the space, not its first corner.
     specs = list(by_spec)[:: -(-len(by_spec) // limit)]
     if bundle is not None:
         job = Job(workload, tuple(by_spec[spec] for spec in specs))
         _bundle(bundle, None, [job], found, dump, jobs, as_json)
         return
-    begin = time.perf_counter()
-    artifacts = list(compile_many(specs, found, n_jobs=jobs, dump=dump))
-    rows = [_row(by_spec[artifact.spec], artifact) for artifact in artifacts]
-    failed = sum(not artifact.ok for artifact in artifacts)
-    counts = {"space": len(space), "binaries": len(by_spec), "compiled": len(rows) - failed,
+    begin, rows = time.perf_counter(), list[Any]()
+    for artifact in compile_many(specs, found, n_jobs=jobs, dump=dump):
+        rows.append(_row(by_spec[artifact.spec], artifact))
+        doing(f"compiled {len(rows)} of {len(specs)}")
+    failed = sum(row["status"] != "ok" for row in rows)
+    counts = {"space": len(configs), "binaries": len(by_spec), "compiled": len(rows) - failed,
               "failed": failed, "seconds": round(time.perf_counter() - begin, 3)}  # fmt: skip
     took = f"in {counts['seconds']:.1f} s" + (f"; see {dump}" if dump else "")
     answer(
         as_json,
         {"workload": workload.to_dict(), "target": found.to_dict(), **counts, "artifacts": rows},
-        (f"{what}: {len(rows)} of {len(by_spec)} binaries", _COLUMNS,
+        (f"{workload} on {found.device.name}: {len(rows)} of {len(by_spec)} binaries", _COLUMNS,
          [[row[name] or "" for name in _COLUMNS] for row in rows]),
         notes=[f"{len(rows) - failed} compiled, {failed} failed, {took}"],
     )  # fmt: skip
+
+
+def _configs(workload: Workload, target: Target, name: str | None) -> Sequence[GemmConfig]:
+    """Return the space of a product, or the one configuration of it that is named."""
+    from costmodel.gemm.config import parse_config
+    from costmodel.gemm.space import SearchSpace, why_illegal
+
+    if name is None:
+        if configs := SearchSpace.of(workload, target).configs:
+            return configs
+        what = f"{workload} on {target.device.name}"
+        raise InvalidInput(f"no configuration to compile for {what}: expected smaller sizes")
+    config = parse_config(name)
+    if reason := why_illegal(config, workload, target.device):
+        raise InvalidInput(f"--config {config}: {reason}; `costmodel rank` lists what can run")
+    return (config,)
 
 
 def _row(config: object, artifact: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from costmodel.cli.common import DEFAULT_TARGET, AsJson, answer, note
+from costmodel.cli.waiting import doing
 from costmodel.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ def train(
         return
     opened = [Dataset.open(path) for path in datasets]
     require_place(out, "model")  # training takes minutes: before it, not after
+    note(f"training on {', '.join(map(str, datasets))}: this takes minutes")
+    doing("training")
     model = costmodel.train(*opened, name=name, add_cache=cache_dir or add_cache)
     model.save(out)
     card = model.card.training
@@ -73,6 +76,8 @@ def _train_kernels(datasets: Sequence[Path], out: Path, as_json: bool) -> None:
 
     dataset = KernelDataset.read_all(datasets)
     require_place(out, "model of kernels")
+    note(f"training on {len(dataset.rows)} rows of kernels: this takes minutes")
+    doing("training")
     model = KernelModel.train(dataset, nthread=cpu_count())
     model.save(out)
     rows = [*model.card.trained_on.items()]
@@ -92,7 +97,7 @@ def evaluate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """How much speed each model's ranking keeps on the held-out workloads; needs no GPU.
+    """Say how much speed each model's ranking keeps on held-out workloads; needs no GPU.
 
     With --json it is `speed_kept`, and the same again under its older name `regret`.
     """
@@ -105,6 +110,7 @@ def evaluate(
     models, reason = compared_models(dataset, chosen)
     if reason:
         note(f"left out: {reason}")
+    doing(f"judging {len(models)} models")
     entries = judge(dataset, models, dataset.target)
     answer(as_json, entries, (f"speed kept on {dataset.path}, %", *kept_table(entries)))
 

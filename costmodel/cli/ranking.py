@@ -107,7 +107,7 @@ def explain(
     model: Model = None,
     as_json: AsJson = False,
 ) -> None:
-    """Why the first configurations are first: on paper, and what the model adds; needs no GPU.
+    """Explain why the first are first: on paper, and what the model adds; needs no GPU.
 
     What the parts of a name such as "tma 128x256x64 w8 s4 g8" mean: docs/kernels.md, Names.
     """

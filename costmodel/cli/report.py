@@ -9,6 +9,7 @@ import typer
 
 from costmodel.cli.common import AsJson, Model, answer
 from costmodel.cli.models import judged
+from costmodel.cli.waiting import doing
 
 
 def report(
@@ -23,6 +24,7 @@ def report(
     from costmodel.reports.html_report import write_html
 
     dataset, chosen = judged(data, model)
+    doing("making the page")
     sections = write_html(html, dataset, chosen)
     answer(
         as_json,

@@ -13,11 +13,15 @@ from costmodel.cli.common import (
     Model,
     answer,
     current_target,
+    device_name,
     named_options,
     note,
+    option,
+    product_options,
     sureness,
     takes_product,
 )
+from costmodel.cli.waiting import doing
 from costmodel.errors import InvalidInput, NotRecorded
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
@@ -36,7 +40,7 @@ def tune(
     ] = False,
     data: Annotated[Path | None, typer.Option(help="Dataset to replay.")] = None,
     target: Annotated[
-        str, typer.Option(help="Whose recording to replay; without a GPU, whose model predicts.")
+        str, option("Whose recording to replay; without a GPU, whose model predicts.", device_name)
     ] = DEFAULT_TARGET,
     top: Annotated[int, typer.Option(min=1, help="How many working candidates to time.")] = 8,
     mode: Annotated[
@@ -60,6 +64,7 @@ def tune(
     untimed = bool(tuner.untimed_because(workload, mode))
     if untimed and not replay and (named or here is None):
         note(f"predicted for {target}: mode {mode} times nothing of this")
+        _load(workload, Target.named(target), options)
         result = tuner.tune(workload, runner=None, target=Target.named(target), **options)
     elif here is None:
         result = _replay(workload, data, named, options)
@@ -68,6 +73,7 @@ def tune(
             f"--target {named} is of a recording: name --replay too; without it the GPU here times"
         )
     else:
+        _load(workload, here, options)
         result = costmodel.tune(workload, **options)
     answer(as_json, result.to_dict(), _table(result), notes=_notes(result))
 
@@ -89,13 +95,24 @@ def _replay(
             f"--data {path} was recorded on {device.name}, --target is {target}: leave --target out"
         )
     note(f"REPLAY: timings were recorded on {device.product}, in {path}")
+    _load(workload, runner.target, options)
     try:
         return tuner.tune(workload, runner=runner, **options)
     except NotRecorded as error:
         raise NotRecorded(
-            f"{error}; without a recording `costmodel rank {workload.m} {workload.n} {workload.k} "
+            f"{error}; without a recording `costmodel rank {product_options(workload)} "
             f"--target {device.name}` predicts"
         ) from None
+
+
+def _load(workload: Workload, target: Target, options: dict[str, Any]) -> None:
+    """Import and read what ranks: the time of a tuning is that of tuning alone."""
+    from costmodel.tuning.ranking import rank
+
+    if options["mode"] != "heuristic":
+        doing("loading the model")
+        rank(workload, target, options["model"], 1)
+    doing("tuning")
 
 
 def _table(result: TuningResult) -> tuple[str, list[str], list[list[Any]]]:

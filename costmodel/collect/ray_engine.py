@@ -106,7 +106,9 @@ def _connected() -> tuple[Any, int]:
     try:
         import ray
     except ImportError:
-        raise MissingData("--engine ray needs Ray: run `pip install 'costmodel[ray]'`") from None
+        raise MissingData(
+            "--engine ray needs Ray: run `pip install 'triton-costmodel[ray]'`"
+        ) from None
     if not ray.is_initialized():
         ray.init(log_to_driver=False)  # the cluster of RAY_ADDRESS, or this machine
     gpus = int(ray.cluster_resources().get("GPU", 0))

@@ -13,6 +13,7 @@ from costmodel.files import decode
 from costmodel.hardware import nvidia
 from costmodel.hardware.architectures import Architecture, architecture
 from costmodel.hardware.installed import compiler_settings, driver_version, triton_build
+from costmodel.validation import closest
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,8 @@ class Target:
         device = DEVICES.get(name) if isinstance(name, str) else None
         if device is None:
             raise UnknownTarget(
-                f"unknown target {name!r}: expected one of {', '.join(DEVICES)}; on the machine "
+                f"unknown target {name!r}{closest(str(name), DEVICES)}: expected one of "
+                f"{', '.join(DEVICES)}; on the machine "
                 f"itself, leave the name out and the driver is asked"
             )
         return cls(device, toolchain or Toolchain.current(device.arch))

@@ -23,7 +23,7 @@ from costmodel.gemm.specialize import kernel_hashes
 from costmodel.models import TrainingTable, XgbCostModel
 from costmodel.reports import shown
 from costmodel.reports.comparison import compared_models, kept_table
-from costmodel.reports.plots import draw_plot, plot_kept
+from costmodel.reports.plots import draw_plot, plot_kept, require_matplotlib
 
 if TYPE_CHECKING:
     from costmodel.data.dataset import Dataset
@@ -66,6 +66,7 @@ def write_html(path: Path, dataset: Dataset, model: XgbCostModel | None) -> list
         FileError: it cannot be written. Others as :func:`html_report`.
     """
     require_file_place(path)  # making the page takes a while
+    require_matplotlib()
     text, titles = html_report(dataset, model)
     write_file(path, text.encode())
     return titles

@@ -9,6 +9,16 @@ from typing import Any, BinaryIO
 from costmodel.errors import MissingData
 
 
+def require_matplotlib() -> None:
+    """Raise MissingData unless plots can be drawn."""
+    try:
+        from matplotlib.figure import Figure  # noqa: F401
+    except ImportError:
+        raise MissingData(
+            "plots need matplotlib: run `pip install 'triton-costmodel[plots]'`"
+        ) from None
+
+
 def draw_plot(
     draw: Callable[[Any], None], file: Path | BinaryIO, size: tuple[float, float], title: str = ""
 ) -> None:
@@ -21,11 +31,10 @@ def draw_plot(
     Raises:
         MissingData: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingData("plots need matplotlib: run `pip install 'costmodel[plots]'`") from None
+    require_matplotlib()
+    import matplotlib
+    from matplotlib.figure import Figure
+
     drawing = Figure(figsize=size, layout="constrained")
     # Otherwise a dollar sign in a name begins a formula, and a wrong formula is an error.
     with matplotlib.rc_context({"text.parse_math": False, "text.usetex": False}):

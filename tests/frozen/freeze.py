@@ -294,7 +294,8 @@ def _normal(text: str) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    return [line for line in map(_normal, text.splitlines()) if line]
+    lines = map(_normal, text.splitlines())
+    return [line for line in lines if line and not line.startswith("... ")]  # still at work
 
 
 def _plain(value: Any) -> Any:

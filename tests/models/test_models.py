@@ -239,7 +239,7 @@ def test_a_missing_peer_names_the_command_that_installs_it(
     peers = script("peers")
     monkeypatch.setitem(sys.modules, "nvMatmulHeuristics", None)
     peers._interface.cache_clear()
-    with pytest.raises(NoModel, match="pip install nvidia-matmul-heuristics"):
+    with pytest.raises(NoModel, match=r"pip install 'triton-costmodel\[peers\]'"):
         peers.NvMatmulHeuristics().propose(LARGE, target)
 
 
