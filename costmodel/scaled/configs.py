@@ -47,6 +47,12 @@ _WARPS_ONE_SUM = [(2, 64, 256, 1, 4), (2, 128, 128, 1, 4)]
 """Groups, ROWS, BLOCK_N, PARTS and stages of the warp-specialised kernel: always; where products
 are promoted; and where they are not, which leaves registers for larger tiles."""
 
+MOST_PARTS = 4
+"""Of a tile of that kernel if the steps of all tiles are dealt out evenly (``splits`` is 0)."""
+
+_FULL, _MOST_WAVES = 0.9, 4
+"""Tiles are dealt out whole alone if they fill their waves so far, or so many of them."""
+
 
 def _tiles(most_m: int, by_blocks: bool = False) -> list[dict[str, Any]]:
     """Return the options of the kernel of tiles for a bucket of ``_TILES``, without splits."""
@@ -68,11 +74,11 @@ def _config(num_warps: int = 4, num_stages: int = 3, **meta: Any) -> triton.Conf
     return triton.Config(meta, num_warps=num_warps, num_stages=num_stages)
 
 
-def _warps(point: tuple[int, ...]) -> triton.Config:
+def _warps(point: tuple[int, ...], splits: int = 1) -> triton.Config:
     groups, rows, columns, parts, stages = point
     return _config(
-        kernel="warps", block_m=groups * rows, block_n=parts * columns, step=STEP, groups=groups,
-        parts=parts, num_stages=stages,
+        kernel="warps", block_m=groups * rows, block_n=parts * columns, step=STEP, splits=splits,
+        groups=groups, parts=parts, num_stages=stages,
     )  # fmt: skip
 
 
@@ -83,6 +89,7 @@ def configurations() -> list[triton.Config]:
         for tiles in _tiles(most_m):
             found += [_config(**tiles, splits=splits) for splits in _SPLITS]
     found += [_warps(point) for point in _WARPS + _WARPS_PROMOTED + _WARPS_ONE_SUM]
+    found += [_warps(point, 0) for point in _WARPS + _WARPS_PROMOTED]
     found += [_config(kernel="deep_gemm"), _config(kernel="torch")]
     return list(dict.fromkeys(found))
 
@@ -108,6 +115,12 @@ def prune(configs: Sequence[triton.Config], named: Mapping[str, Any], **_: Any) 
             points = _WARPS[:2]
         # Triton has no instruction of 256 columns for int8.
         wanted |= {_warps(point) for point in points if not is_int or point[2] <= 128}
+        for point in points:
+            made = _warps(point, 0)
+            waves = ceil(m / made.kwargs["block_m"]) * ceil(n / made.kwargs["block_n"])
+            waves /= device.sm_count
+            if ceil(waves) <= _MOST_WAVES and waves < _FULL * ceil(waves) and k >= 8 * STEP:
+                wanted.add(made)
     return [config for config in configs if config in wanted]
 
 
