@@ -308,3 +308,14 @@ def test_a_thousand_configurations_are_no_wait() -> None:
 def test_hundreds_of_names_in_an_argument() -> None:
     configs = [parsed({"KIND": f"kind {i}", "BLOCK": 1 << i % 7}) for i in range(700)]
     assert Learner(unknown(configs)).next() is not None
+
+
+def test_the_best_of_what_is_pending_says_what_waiting_is_worth() -> None:
+    configs = grid(30)
+    latency, learner = smooth(configs, 1), Learner(unknown(configs))
+    for row in range(0, 30, 2):
+        learner.tell(row, latency[row])
+    pending = range(1, 30, 2)
+    assert learner.gain(pending) == max(learner.gain([row]) for row in pending) > 0
+    assert learner.gain([]) == 0
+    assert Learner(unknown(configs), least=30).gain([3]) == math.inf

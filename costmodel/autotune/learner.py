@@ -101,7 +101,13 @@ class Learner:
         """Return True if what is pending is worth waiting for."""
         if not pending or len(self._tried) < self.least:
             return bool(pending)
-        return bool(self._gain(())[list(pending)].max() >= STOP)
+        return self.gain(pending) >= STOP
+
+    def gain(self, pending: Collection[int]) -> float:
+        """Return the improvement expected of the best of what is pending; infinite if all count."""
+        if self.least >= self._count:
+            return math.inf
+        return float(self._gain(())[list(pending)].max(initial=0.0))
 
     # --- The Gaussian process ---------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ from costmodel.tuning.search import TopKSearch
 from costmodel.validation import one_line
 
 _SILENT_S = 2.0  # of tuning, before it says how far it is
-_PATIENCE_S = 0.5  # for the last binaries, at least
+_PATIENCE_S, _WORTH = 0.5, 0.02  # for the last binaries, if so much is expected of them
 
 log = logging.getLogger("costmodel")
 
@@ -303,7 +303,7 @@ class Tuning:
             meanwhile()
         try:
             while not self._enough:
-                patience = inf if wanted or everything else self._patience_s(learner)
+                patience = inf if wanted or everything else self._patience_s(learner, pending)
                 self.compiling.written()  # takes some ms for each text
                 done = wait_for_first(pending, patience, meanwhile)
                 self.compiling.wait_for_launcher()
@@ -352,15 +352,15 @@ class Tuning:
                 self._note(name, Measurement(artifact.status, error=artifact.error))
         return [replace(candidate, artifact=artifact) for candidate in same]
 
-    def _patience_s(self, learner: Learner) -> float:
-        """Return how long the last binaries are waited for: as long again as it has taken.
+    def _patience_s(self, learner: Learner, pending: Mapping[Any, Sequence[int]]) -> float:
+        """Return how long the last binaries are waited for: as long again as it has taken, or less.
 
         A block that is far too large may compile for ten seconds. But half of the least is needed.
         """
-        worked = sum(measurement.ok for measurement in self._done.values())
-        if 2 * worked < learner.least:
+        if 2 * sum(measurement.ok for measurement in self._done.values()) < learner.least:
             return inf
-        return max(_PATIENCE_S, time.monotonic() - self._begun)
+        share = min(1.0, learner.gain(_rows(pending)) / _WORTH)
+        return share * max(_PATIENCE_S, time.monotonic() - self._begun)
 
     # --- Learning ---------------------------------------------------------------------------------
 
