@@ -181,7 +181,7 @@ def test_no_stranger_is_installed(page: str) -> None:
 
 RUN = re.compile(
     r"costmodel (rank|explain|doctor|tune .*--replay|collect .*--(plan|replay|write-worklist)|"
-    r"compile [0-9]+ .*--dump|kernels$|cache$)"
+    r"compile [0-9]+ .*--dump|kernels$|cache$|bench$)"
 )
 """Commands that need no GPU, and nothing that a GPU has made before."""
 
