@@ -14,7 +14,8 @@ its ``rows``, of each the values at these paths, under the name after ``=``. If 
 
 Run it without arguments to write them, with ``--check`` to exit with 1 where one is out of date.
 
-Plots go to ``benchmarks/plots/``, those of the benches ``evaluate``, ``ablation`` and ``kernels``.
+Plots go to ``benchmarks/plots/``, one for each results file of ``evaluate``, ``ablation``,
+``kernels`` and ``strategies``.
 """
 
 from __future__ import annotations
@@ -195,6 +196,8 @@ def _plots_of(
     rows, bench = results["rows"], results["bench"]
     if bench.startswith("evaluate"):
         return {stem: partial(_plot_lost, rows)}
+    if bench == "strategies":
+        return {stem: partial(_plot_strategies, rows)}
     if bench == "ablation":
         return {stem: partial(_plot_ablation, rows)}
     if not bench.startswith("kernels"):
@@ -269,6 +272,37 @@ def _plot_ablation(rows: Rows, axes: Any) -> None:
     axes.set(xlabel="speed lost (geometric mean, cross-validation)")
 
 
+def _plot_strategies(rows: Rows, axes: Any) -> None:
+    """A dot for each workload, in columns by the strategy; a bar at the geometric mean."""
+    timed = [row for row in rows if row["group"] in ("square", "eval")]
+    names = [n for n, value in timed[0].items() if isinstance(value, dict) and n != "torch"]
+    axes.axhline(1, color="k", linewidth=0.8)
+    for series, (group, words) in enumerate((("eval", "eval list"), ("square", "square sizes"))):
+        colour = ("tab:blue", "tab:orange")[series]
+        for place, name in enumerate(names):
+            found = [row[name] for row in timed if row["group"] == group and row.get(name)]
+            _strip(axes, place + (series - 0.5) * 0.42, [each["speedup"] for each in found], colour)
+        axes.plot([], [], "o", color=colour, label=words)
+    axes.set_yscale("log", base=2)
+    ticks = (0.05, 0.1, 0.2, 0.5, 0.7, 1, 1.5, 2, 4)
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    titles = [
+        WORDS.get(name, name).replace(", ", ",\n").replace(" best", "\nbest") for name in names
+    ]
+    axes.set_xticks(range(len(names)), titles, fontsize=7)
+    axes.grid(alpha=0.3, axis="y")
+    axes.set(ylabel="times as fast as torch.matmul")
+
+
+def _strip(axes: Any, middle: float, values: Sequence[float], colour: str) -> None:
+    """Dots side by side in their order, so that none hides another; a bar at the geometric mean."""
+    steps = [middle + 0.32 * ((i + 0.5) / len(values) - 0.5) for i in range(len(values))]
+    axes.plot(steps, sorted(values), "o", color=colour, markersize=4, alpha=0.8)
+    if values:
+        axes.hlines(geomean(values), middle - 0.19, middle + 0.19, color=colour, linewidth=1.5)
+
+
 _LAYER_ROWS = (1, 16, 64, 256, 1024, 4096)
 _OTHER = "other\nproducts"
 
@@ -290,14 +324,8 @@ def _plot_speeds(speeds: Speeds, axes: Any) -> None:
         # A legend beside the plot would take a quarter of its width.
         axes.text(0.02, 0.93 - 0.07 * series, mean, color=colour, transform=axes.transAxes)
         for place, column in enumerate(columns):
-            values = sorted(v for name, v in found.items() if _column_of(name) == column)
-            middle = place + (series - 0.5) * 0.42
-            # Side by side in their order, so that no dot hides another.
-            steps = [middle + 0.32 * ((i + 0.5) / len(values) - 0.5) for i in range(len(values))]
-            axes.plot(steps, values, "o", color=colour, markersize=4, alpha=0.8)
-            if values:
-                ends = middle - 0.19, middle + 0.19
-                axes.hlines(geomean(values), *ends, color=colour, linewidth=1.5)
+            values = [v for name, v in found.items() if _column_of(name) == column]
+            _strip(axes, place + (series - 0.5) * 0.42, values, colour)
     # Twice as fast is as far from equal as half as fast.
     axes.set_yscale("log", base=2)
     every = [value for found in speeds.values() for value in found.values()]

@@ -132,7 +132,7 @@ def test_plots_are_drawn_for_the_benches_that_have_one(readme: Path) -> None:
     dispatch = RESULTS | {"bench": "dispatch", "rows": []}
     (folder / "results" / "dispatch-h100-sxm.json").write_text(json.dumps(dispatch))
     timed = {"group": "eval", "workload": "1x4096x4096"}
-    timed |= {name: {"steady_ms": 1.0} for name in ("autotune", "model_top8")}
+    timed |= {name: {"steady_ms": 1.0, "speedup": 1.0} for name in ("autotune", "model_top8")}
     strategies = RESULTS | {"bench": "strategies", "rows": [timed]}
     (folder / "results" / "strategies-h100-sxm.json").write_text(json.dumps(strategies))
     settings = [{"group": g, "setting": g, "top1_pct": 90.0, "top8_pct": 99.0} for g in "ab"]
@@ -143,6 +143,7 @@ def test_plots_are_drawn_for_the_benches_that_have_one(readme: Path) -> None:
         "evaluate-h100-sxm.png",
         "kernels-float16-h100-sxm.png",
         "gain-h100-sxm.png",
+        "strategies-h100-sxm.png",
     ]
     assert write(readme) == names
     drawn = {p.name: p.read_bytes()[:4] for p in (folder / "plots").iterdir()}
