@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from benchmark_fakes import FAILED, H100, WORKLOAD, A, B, C, FakeRunner, compiled, ok
 
+from costmodel.compile.compiler import Artifact
 from costmodel.data.measurement import Measurement
 from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.specialize import specialize
 from costmodel.gemm.workload import Workload
 from costmodel.models import RuleHeuristic
 from costmodel.tuning.ranking import rank
@@ -33,7 +35,7 @@ def test_each_strategy_proposes_from_the_space(script: Any) -> None:
     ranking = rank(WORKLOAD, H100, RuleHeuristic())
     found = bench.proposals(ranking)
     assert {name: len(part) for name, part in found.items() if name != "autotune"} == {
-        "heuristic": 8, "ptx": 8, "model": 8,
+        "heuristic": 8, "ptx": 8, "nvmmh": 0, "model": 8,
     }  # fmt: skip
     assert found["heuristic"] == found["model"] == list(ranking.configs[:8])
     # 128x256x128 in three stages does not fit an H100's shared memory: left out, as by Triton.
@@ -41,15 +43,24 @@ def test_each_strategy_proposes_from_the_space(script: Any) -> None:
     assert bench.AUTOTUNE[8] not in found["autotune"]
     known = bench.AUTOTUNE[2:4]
     assert bench.proposals(ranking, known)["autotune"] == list(known)
+    peer = bench.proposals(ranking, peer=RuleHeuristic())
+    assert peer["nvmmh"] == peer["heuristic"]
 
 
 def test_a_timed_strategy_takes_the_fastest_and_another_the_first(script: Any) -> None:
-    proposed = {"autotune": [C], "heuristic": [B, A], "ptx": [B], "model": [A, B, C]}
+    proposed = {
+        "autotune": [C],
+        "heuristic": [B, A],
+        "ptx": [B],
+        "nvmmh": [B, C],
+        "model": [A, B, C],
+    }
     measured = {A: FAILED, B: ok(9.0), C: ok(7.0)}
     assert script("bench_strategies").choose(proposed, measured) == {
-        "autotune": C, "heuristic": B, "ptx_top8": B, "model_top1": B, "model_top8": C,
+        "autotune": C, "heuristic": B, "ptx_top8": B, "nvmmh_top1": B, "nvmmh_top8": C,
+        "model_top1": B, "model_top8": C,
     }  # fmt: skip
-    nothing = {"autotune": [A], "heuristic": [A], "ptx": [], "model": [A, C]}
+    nothing = {"autotune": [A], "heuristic": [A], "ptx": [], "nvmmh": [], "model": [A, C]}
     assert script("bench_strategies").choose(nothing, measured) == {
         "model_top1": C, "model_top8": C,
     }  # fmt: skip
@@ -60,26 +71,76 @@ def test_strategies_by_hand(script: Any) -> None:
     workload = Workload.dense(1000, 1000, 1000)  # 2 GFLOP: 20 us are 100 TFLOP/s
     final = {"torch": ok(20.0), "autotune": ok(40.0), "model_top8": ok(10.0), "heuristic": FAILED}
     chosen = {"autotune": A, "model_top8": B, "heuristic": C}
-    row = bench.row_of("square", workload, chosen, final)
+    spent = {"tuning_s": 3.0, "compiled": 16, "timed": 16}
+    row = bench.row_of("square", workload, chosen, final, {"model_top8": spent})
     assert row["workload"] == "1000x1000x1000"
     assert row["model_top8"] == {
-        "config": str(B), "steady_ms": 0.01, "tflops": pytest.approx(200.0), "speedup": 2.0,
-        "improvement_pct": 300.0,
+        "config": str(B), "steady_ms": 0.01, "tflops": pytest.approx(200.0),
+        "gbs": pytest.approx(600.0), "speedup": 2.0, "improvement_pct": 300.0, **spent,
     }  # fmt: skip
     assert row["torch"]["config"] == "torch"
     assert row["torch"]["improvement_pct"] == 100.0
     assert row["heuristic"] is row["ptx_top8"] is None
-    slow = bench.row_of("square", workload, chosen, {**final, "model_top8": ok(40.0)})
+    slow = bench.row_of("square", workload, chosen, {**final, "model_top8": ok(40.0)}, {})
     assert bench.summarize([row, slow]) == {
         "square_autotune_speedup": pytest.approx(0.5),
         "square_model_top8_speedup": pytest.approx(1.0),  # of 2 and 1/2
+        "square_model_top8_tuning_s": 3.0,
     }
     best = next(r for r in bench.overall([row, slow]) if r["strategy"] == "model_top8")
     assert best == {
         "group": "overall", "workloads": "square (2)", "strategy": "model_top8",
+        "steady_ms_geomean": pytest.approx(0.02), "gbs_geomean": pytest.approx(300.0),
         "tflops_geomean": pytest.approx(100.0), "speedup_geomean": pytest.approx(1.0),
         "speedup_worst": 0.5, "improvement_geomean_pct": pytest.approx(100.0),  # of 4 and 1
+        "tuning_s_mean": 3.0, "timed_mean": 16,
     }  # fmt: skip
+
+
+def test_what_a_strategy_spends(script: Any) -> None:
+    """Triton's tuner compiles one after the other; equal binaries are compiled once."""
+    bench = script("bench_strategies")
+    proposed = {"autotune": [A, B, C], "heuristic": [A], "ptx": [A, B], "nvmmh": [], "model": [B]}
+    seconds = {A: 2.0, B: 4.0, C: 4.0}
+    made = {c: Artifact("one" if c is A else "two", specialize(WORKLOAD, c), compile_s=s)
+            for c, s in seconds.items()}  # fmt: skip
+    measured_s = {"autotune": 0.5, "heuristic": 9.0, "ptx": 0.25, "nvmmh": 0.0, "model": 0.125}
+    found = bench.costs_of(proposed, made, measured_s, rank_s=0.0625)
+    assert found["autotune"] == {"tuning_s": 6.5, "compiled": 2, "timed": 3}
+    assert found["ptx_top8"] == {"tuning_s": 4.25, "compiled": 2, "timed": 2}
+    assert found["heuristic"] == {"tuning_s": 2.0, "compiled": 1, "timed": 0}
+    assert found["model_top1"] == {"tuning_s": 4.0625, "compiled": 1, "timed": 0}
+    assert found["model_top8"] == {"tuning_s": 4.1875, "compiled": 1, "timed": 1}
+    assert "nvmmh_top8" not in found
+    assert bench.costs_of(proposed, {}, measured_s, 0.1) == {}, "a replay compiles nothing"
+
+
+def test_inductor_is_compared_with_the_torch_of_its_process(script: Any, tmp_path: Path) -> None:
+    bench = script("bench_strategies")
+    final = {"torch": ok(20.0), "autotune": ok(40.0)}
+    row = bench.row_of("eval", WORKLOAD, {"autotune": A}, final, {})
+    results = script("common").Results("strategies", H100, tmp_path, {}, bench.summarize)
+    results.add(row)
+    failed = {"error": "no kernel"}
+    found = {"tuning_s": 4.0, "us": 15.0, "torch_us": 30.0}
+    bench.add_inductor([(row, WORKLOAD)], iter([failed]), results, float("inf"))
+    assert row["inductor"] is None
+    bench.add_inductor([(row, WORKLOAD)], iter([found]), results, float("inf"))
+    (saved,) = script("tables").read_results(results.path)["rows"]
+    assert saved["inductor"]["speedup"] == 2.0
+    assert saved["inductor"]["improvement_pct"] == 300.0  # autotune: half of torch's speed
+    assert saved["inductor"]["tuning_s"] == 4.0
+
+
+def test_the_reason_is_the_fact_that_differs_most(script: Any) -> None:
+    """A small product in large tiles leaves most of the card idle."""
+    ranking = rank(Workload.dense(512, 512, 512), H100, RuleHeuristic())
+    small = next(c for c in ranking.configs if (c.block_m, c.block_n, c.split_k) == (32, 64, 1))
+    large = next(c for c in ranking.configs if (c.block_m, c.block_n, c.split_k) == (128, 256, 1))
+    why = script("strategy_reasons").why
+    assert why(ranking, small, large).startswith("multiprocessors busy, %: ")
+    assert why(ranking, small, small) is None
+    assert why(ranking, small, GemmConfig("tma", 512, 512, 64)) is None, "not in the ranking"
 
 
 def test_strategies_from_end_to_end(script: Any, tmp_path: Path) -> None:
@@ -89,11 +150,15 @@ def test_strategies_from_end_to_end(script: Any, tmp_path: Path) -> None:
     favourite = proposed["model"][5]
     runner = FakeRunner({None: 25.0, favourite: 20.0})
     results = script("common").Results("strategies", H100, tmp_path, {}, bench.summarize)
-    bench.run([("eval", ranking, proposed)], runner, {}, results, float("inf"))
+    rows = bench.run([("eval", ranking, proposed, 0.1)], runner, {}, results, float("inf"))
+    results.add(*bench.overall(results.rows))
+    assert [workload for _, workload in rows] == [WORKLOAD]
     first, *rest = script("tables").read_results(results.path)["rows"]
     assert first["model_top8"]["config"] == str(favourite)
     assert first["model_top8"]["speedup"] == 1.25
     assert first["model_top1"]["speedup"] == 0.5
+    assert first[first["best"]]["config"] == str(favourite)
+    assert first["why"]
     assert {row["group"] for row in rest} == {"overall"}
 
 
