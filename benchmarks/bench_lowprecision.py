@@ -70,6 +70,11 @@ SMALL = 128
 """Up to this m a product takes as long as its weight takes to be read."""
 
 
+def choices_of(call: tuple[Any, ...]) -> list[Any]:
+    """Return the configurations worth timing for a call."""
+    return tuned.early_config_prune([], dict(zip(Kernels.arg_names, call, strict=True)))
+
+
 def launcher(config: Any) -> Callable[[Any], None]:
     """Return a function of operands that launches a configuration."""
     kernels, options = Kernels(), config.all_kwargs()
@@ -112,7 +117,7 @@ def tuned_row(problem: Scaled, keep: Path | None = None) -> Row:
 
 def timed(session: Session, problem: Scaled, known: Row) -> Row:
     """Time what :func:`tuned_row` has found beside torch; return the whole row."""
-    best = next(c for c in tuned.configs if f"{c}" == known["config"])
+    best = next(c for c in choices_of(problem.operands(None, 1)[0][0]) if f"{c}" == known["config"])
     choices = {"ours": launcher(best)}
     if known["by_torch"]:
         choices["torch"] = by_torch
@@ -235,8 +240,7 @@ def compile_ahead(forms: Iterable[str], sizes: Iterable[int] = ROWS) -> None:
         for m in sizes:
             try:
                 call = Scaled(form, m, n, k).operands(None, 1)[0][0]
-                named = dict(zip(Kernels.arg_names, call, strict=True))
-                by_name = {config_name(c): c for c in prune(tuned.configs, named)}
+                by_name = {config_name(c): c for c in choices_of(call)}
                 Compiling(KernelCall(tuned, call, {"warmup": False}), by_name).begin_all()
             except Exception as error:  # the shape itself will say so
                 note(f"{form} m={m}: {one_line(error)}")
@@ -294,7 +298,9 @@ def in_processes(arguments: argparse.Namespace, name: str) -> list[list[Row]]:
 def one_process(arguments: argparse.Namespace, results: Results) -> None:
     """Time all shapes, or those that an earlier process has tuned."""
     without = arguments.without.split(",")
-    tuned.configs = [c for c in tuned.configs if c.kwargs["kernel"] not in without]
+    tuned.early_config_prune = lambda _, named, **__: [
+        c for c in prune([], named) if c.kwargs["kernel"] not in without
+    ]
     forms = [form for form in FORMS if form in arguments.forms.split(",")]
     everything = list(problems(forms))[:: arguments.every]
     known: dict[Scaled, Row] = {}

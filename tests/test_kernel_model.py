@@ -37,7 +37,7 @@ def model() -> KernelModel:
 
 
 def ranked(model: KernelModel, head: str = "after", names: list[str] = NAMES) -> list[str]:
-    mean, _ = getattr(model, head)(columns_of(names, ARGUMENTS, BINARIES))
+    mean, _ = model.predict(head, columns_of(names, ARGUMENTS, BINARIES))
     return [names[i] for i in np.argsort(mean, kind="stable")]
 
 
@@ -54,9 +54,9 @@ def test_the_fastest_configurations_of_a_kernel_like_those_learned_from_come_fir
 @given(order=st.permutations(range(len(NAMES))))
 def test_the_order_of_a_list_does_not_count(model: KernelModel, order: list[int]) -> None:
     shuffled = columns_of([NAMES[i] for i in order], ARGUMENTS, BINARIES)
-    for head in (model.before, model.after):
-        mean, deviation = head(columns_of(NAMES, ARGUMENTS, BINARIES))
-        assert np.array_equal(head(shuffled), [mean[order], deviation[order]])
+    for head in ("before", "after"):
+        mean, deviation = model.predict(head, columns_of(NAMES, ARGUMENTS, BINARIES))
+        assert np.array_equal(model.predict(head, shuffled), [mean[order], deviation[order]])
 
 
 @settings(deadline=None, max_examples=3)
@@ -72,12 +72,12 @@ def test_neither_the_order_of_rows_nor_the_unit_of_latencies_counts(
     first = KernelModel.train(whole, FEW)
     second = KernelModel.train(KernelDataset(whole.identity, rows), FEW)
     columns = columns_of(NAMES, ARGUMENTS, BINARIES)
-    assert np.allclose(first.after(columns), second.after(columns), atol=1e-3)
+    assert np.allclose(first.predict("after", columns), second.predict("after", columns), atol=1e-3)
 
 
 def test_before_compiling_the_grid_and_ttir_are_enough(model: KernelModel) -> None:
-    known = model.before(columns_of(NAMES, ARGUMENTS, BINARIES))
-    assert np.array_equal(model.before(columns_of(NAMES, ARGUMENTS, GRIDS)), known)
+    known = model.predict("before", columns_of(NAMES, ARGUMENTS, BINARIES))
+    assert np.array_equal(model.predict("before", columns_of(NAMES, ARGUMENTS, GRIDS)), known)
 
 
 @pytest.mark.parametrize("binaries", [{}, GRIDS, {NAMES[0]: BINARIES[NAMES[0]]}])
@@ -85,7 +85,7 @@ def test_before_compiling_the_grid_and_ttir_are_enough(model: KernelModel) -> No
 def test_what_is_not_known_is_no_error(
     model: KernelModel, head: str, binaries: dict[str, Any]
 ) -> None:
-    mean, deviation = getattr(model, head)(columns_of(NAMES, {}, binaries))
+    mean, deviation = model.predict(head, columns_of(NAMES, {}, binaries))
     assert np.isfinite(mean).all()
     assert (deviation > 0).all()
 
@@ -97,7 +97,7 @@ def test_a_configuration_that_failed_comes_last() -> None:
 
 def test_the_deviation_tells_how_far_kernels_not_learned_from_are(model: KernelModel) -> None:
     times = np.log([latency_us(*size) for size in SIZES])
-    mean, deviation = model.after(columns_of(NAMES, ARGUMENTS, BINARIES))
+    mean, deviation = model.predict("after", columns_of(NAMES, ARGUMENTS, BINARIES))
     error = (times - np.median(times)) - mean
     assert np.abs(error - error.mean()).max() < 4 * deviation.max()
     assert deviation.max() < times.std()
@@ -108,7 +108,7 @@ def test_a_saved_model_predicts_the_same(model: KernelModel, tmp_path: Path) -> 
     assert loaded.card == model.card
     columns = columns_of(NAMES, ARGUMENTS, BINARIES)
     for head in ("before", "after"):
-        assert np.array_equal(getattr(loaded, head)(columns), getattr(model, head)(columns))
+        assert np.array_equal(loaded.predict(head, columns), model.predict(head, columns))
 
 
 def test_a_save_replaces_the_model_that_is_there(model: KernelModel, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_damaged_trees_are_one_clear_error(model: KernelModel, tmp_path: Path, c
     file.write_bytes(file.read_bytes()[:cut])
     loaded = KernelModel.load(tmp_path)
     with pytest.raises(CorruptFile, match=f"{file.name}: .*train the model again"):
-        loaded.after(columns_of(NAMES, ARGUMENTS, BINARIES))
+        loaded.predict("after", columns_of(NAMES, ARGUMENTS, BINARIES))
 
 
 @pytest.mark.parametrize(

@@ -397,13 +397,13 @@ def test_the_choice_is_kept_and_shared_by_a_bucket(machine: Machine) -> None:
     tuned.run(*call_of("block", 8), warmup=False)  # here torch's block scales may fit
     assert len(machine.launches) > launches + 2
     tuned.run(*call_of("block", 5), warmup=False)
-    assert tuned.best_config is chosen
+    assert tuned.best_config == chosen
     machine.restart()
     tuned.__dict__.pop("_costmodel")
     tuned.cache.clear()
     tuned.run(*call_of("block", 5), warmup=False)
     assert len(machine.launches) == 1
-    assert tuned.best_config is chosen
+    assert tuned.best_config == chosen
 
 
 @pytest.mark.parametrize("mode", ["predict", "never", "background"])

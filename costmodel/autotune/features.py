@@ -55,7 +55,9 @@ SCALED = "costmodel.scaled.launch.scaled_product"
 
 _CONFIG = ["block_m", "block_n", "step", "splits", "num_stages", "num_warps", "groups", "parts"]
 _KERNELS = "pointer", "tma", "warps", "torch"
-_CALL = "m", "n", "k", "recipe_a", "recipe_b", "fast"
+_CALL = "m", "n", "k", "recipe_a", "recipe_b", "fast", "int8"
+_SCALED = """waves-programs waves+steps+step waves+steps+step+block_m+block_n
+programs+steps+step+sides programs+block_m+block_n num_stages+step+sides"""
 
 
 _CONCEPTS = {
@@ -81,25 +83,20 @@ def concept(name: str) -> str:
 def scaled(columns: Mapping[str, Any], device: Device) -> dict[str, Floats]:
     """Return the columns of scaled products, whose configurations are known: float64 [n] each."""
     call = dict.fromkeys("mnk", 1) | json.loads(columns["arguments"][0])
+    call["int8"] = "int8" in str(call.get("a"))
     configs = [config | config["kwargs"] for config in map(json.loads, columns["config"])]
     found = {x: np.array([float(config.get(x, 1)) for config in configs]) for x in _CONFIG}
-    rows, cols, step, splits, stages, *_ = found.values()
-    tiles = np.ceil(call["m"] / rows) * np.ceil(call["n"] / cols)
-    programs = tiles * np.maximum(splits, 1)
+    rows, cols, step, splits, *_ = found.values()
+    parts = np.maximum(splits, 1)
+    programs = np.ceil(call["m"] / rows) * np.ceil(call["n"] / cols) * parts
     waves = programs / device.sm_count
-    whole = np.where(splits > 0, np.ceil(waves), waves)  # 0: no program has more than another
-    steps = np.ceil(call["k"] / step / np.maximum(splits, 1))
-    found |= {
-        "programs": programs, "steps": steps, "waves": whole, "idle": whole / waves,
-        "turns": whole * steps * step, "executed": whole * steps * step * rows * cols,
-        "read": programs * steps * step * (rows + cols), "sums": programs * rows * cols,
-        "flight": stages * step * (rows + cols),
-    }  # fmt: skip
-    of_call = {x: float(call.get(x, 0)) for x in _CALL} | {"int8": "int8" in str(call.get("a"))}
-    found |= {name: np.full(len(configs), float(value)) for name, value in of_call.items()}
-    for kernel in _KERNELS:
-        found[kernel] = np.array([float(config.get("kernel") == kernel) for config in configs])
-    return {name: _log(values) for name, values in found.items()}
+    waves = np.where(splits > 0, np.ceil(waves), waves)  # 0: no program has more than another
+    steps = np.ceil(call["k"] / step / parts)
+    found |= {"programs": programs, "waves": waves, "steps": steps, "sides": rows + cols}
+    found |= {x: np.full(len(configs), float(call.get(x, 0))) for x in _CALL}
+    found |= {x: np.array([x == config.get("kernel") for config in configs]) for x in _KERNELS}
+    found = {name: _log(values) for name, values in found.items()}
+    return found | _sums(_SCALED.split(), found)
 
 
 def before(columns: Mapping[str, Any], device: Device) -> dict[str, Floats]:

@@ -129,7 +129,7 @@ class KernelCard:
 
 
 class KernelModel:
-    """Two heads that predict log(latency / median of the list), each with its deviation.
+    """Heads that predict log(latency / median of the list), each with its deviation.
 
     Attributes:
         card: what it was trained on, and where its parts are.
@@ -139,18 +139,10 @@ class KernelModel:
     def __init__(self, card: KernelCard, trees: Mapping[str, Trees]) -> None:
         self.card, self.trees = card, trees
 
-    def before(self, columns: Columns) -> tuple[Floats, Floats]:
-        """Predict from what is known before compiling: mean and standard deviation, [n] each."""
-        return self.predict("before", columns)
-
-    def after(self, columns: Columns) -> tuple[Floats, Floats]:
-        """Predict from the binaries too; of what is not compiled (NaN) the mean says little."""
-        return self.predict("after", columns)
-
     def factors(self, columns: Columns) -> list[dict[str, float]]:
         """Return what each concept makes of each configuration, as factors of its latency.
 
-        They multiply, with the one that all share, to what :meth:`after` predicts.
+        They multiply, with the one that all share, to what its head ``after`` predicts.
         """
         import xgboost
 
@@ -167,7 +159,10 @@ class KernelModel:
         return result
 
     def predict(self, head: str, columns: Columns) -> tuple[Floats, Floats]:
-        """Predict by one head: mean and standard deviation, [n] each."""
+        """Predict by one head: mean and standard deviation, [n] each.
+
+        Of what is not compiled (NaN) the mean of the head ``after`` says little.
+        """
         _, values = matrix(head, columns, self.card.target)
         mean = self.trees[head].forest.predict(values)
         about = self.card.heads[head]
@@ -362,8 +357,6 @@ class KernelTable:
         groups = [".".join(name.split(".")[:3]) for name in self.kernel]
         if len(set(groups)) < _FOLDS:
             groups = [*self.kernel]
-        if len(set(groups)) == 1:  # one kernel's calls
-            groups = [*self.list.astype(str)]
         fold = np.unique(groups, return_inverse=True)[1] % _FOLDS
         found = np.zeros(len(fold))
         for i in np.unique(fold) if fold.any() else ():  # but for one kernel, nothing is left

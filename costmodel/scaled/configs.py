@@ -7,7 +7,7 @@ the L2 cache that feeds them: large tiles.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.util import find_spec
 from math import ceil
 from typing import Any
@@ -82,57 +82,43 @@ def _warps(point: tuple[int, ...], splits: int = 1) -> triton.Config:
     )  # fmt: skip
 
 
-def configurations() -> list[triton.Config]:
-    """Return all configurations; libraries, which refuse some calls, are the last."""
-    found: list[triton.Config] = []
-    for most_m in _TILES:
-        for tiles in _tiles(most_m):
-            found += [_config(**tiles, splits=splits) for splits in _SPLITS]
-    found += [_warps(point) for point in _WARPS + _WARPS_PROMOTED + _WARPS_ONE_SUM]
-    found += [_warps(point, 0) for point in _WARPS + _WARPS_PROMOTED]
-    found += [_config(kernel="deep_gemm"), _config(kernel="torch")]
-    return list(dict.fromkeys(found))
-
-
-def prune(configs: Sequence[triton.Config], named: Mapping[str, Any], **_: Any) -> list[Any]:
-    """Return the configurations worth timing for a call: for ``early_config_prune``."""
+def prune(_configs: Any, named: Mapping[str, Any], **_: Any) -> list[triton.Config]:
+    """Return the configurations worth timing for a call, libraries last: ``early_config_prune``."""
     device = Target.current(torch.cuda.current_device()).device
     m, n, k = named["bucket"], named["n"], named["k"]
     is_int = named["a"].dtype == torch.int8
     by_blocks = named["recipe_a"] >= BY_ROW
     promotes = not is_int and not named["fast"]
-    wanted = {_config(kernel="torch")} if torch_may(named) else set()
-    if deep_gemm_may(named):
-        wanted.add(_config(kernel="deep_gemm"))
-    has_tma = device.architecture.instruction == "wgmma" and _is_aligned(named, "a", "b")
+    has_tma = device.architecture.instruction == "wgmma" and _is_aligned(named, a="lda", b="ldb")
+    found: list[triton.Config] = []
     for tiles in _tiles(next(most for most in _TILES if m <= most), by_blocks):
         if tiles["kernel"] == "pointer" or has_tma:
-            wanted |= {_config(**tiles, splits=s) for s in _splits(tiles, m, n, k, device)}
+            splits = sorted(_splits(tiles, m, n, k, device))
+            found += [_config(**tiles, splits=split) for split in splits]
     # Up to 64 half of their rows are empty, but nothing there waits for the scales of blocks.
-    if has_tma and m > (32 if by_blocks else 64) and _is_aligned(named, "out"):
+    if has_tma and m > (32 if by_blocks else 64) and _is_aligned(named, out="ldc"):
         points = _WARPS + (_WARPS_PROMOTED if promotes else _WARPS_ONE_SUM)
         if named["recipe_b"] == BY_ROW:  # a scale for each column: larger tiles lack the registers
             points = _WARPS[:2]
-        # Triton has no instruction of 256 columns for int8.
-        wanted |= {_warps(point) for point in points if not is_int or point[2] <= 128}
         for point in points:
-            made = _warps(point, 0)
-            waves = ceil(m / made.kwargs["block_m"]) * ceil(n / made.kwargs["block_n"])
-            waves /= device.sm_count
-            if ceil(waves) <= _MOST_WAVES and waves < _FULL * ceil(waves) and k >= 8 * STEP:
-                wanted.add(made)
-    return [config for config in configs if config in wanted]
+            groups, rows, columns, parts, _stages = point
+            if is_int and columns > 128:
+                continue  # Triton has no such instruction
+            found.append(_warps(point))
+            count = ceil(m / (groups * rows)) * ceil(n / (columns * parts))
+            waves = count / device.sm_count
+            is_bad = waves < _FULL * ceil(waves) and waves <= _MOST_WAVES
+            if is_bad and k >= 8 * STEP and point not in _WARPS_ONE_SUM:
+                found.append(_warps(point, 0))
+    return found + [library for library, may in LIBRARIES.items() if may(named)]
 
 
-def _is_aligned(named: Mapping[str, Any], *names: str) -> bool:
-    """Return True if TMA can address these matrices."""
+def _is_aligned(named: Mapping[str, Any], **strides: str) -> bool:
+    """Return True if TMA can address these matrices, by the names of their strides."""
     return all(
-        named[x].data_ptr() % 16 == 0 and named[_ROW_STRIDES[x]] * named[x].itemsize % 16 == 0
-        for x in names
+        named[x].data_ptr() % 16 == 0 and named[stride] * named[x].itemsize % 16 == 0
+        for x, stride in strides.items()
     )
-
-
-_ROW_STRIDES = {"a": "lda", "b": "ldb", "out": "ldc"}
 
 
 def torch_may(named: Mapping[str, Any]) -> bool:
@@ -153,6 +139,10 @@ def deep_gemm_may(named: Mapping[str, Any]) -> bool:
         and named["out"].dtype == torch.bfloat16
         and find_spec("deep_gemm") is not None
     )
+
+
+LIBRARIES = {_config(kernel="torch"): torch_may, _config(kernel="deep_gemm"): deep_gemm_may}
+"""Candidates that are no kernels of this package, and what tells if they compute a call."""
 
 
 def _splits(tiles: dict[str, Any], m: int, n: int, k: int, device: Device) -> set[int]:

@@ -22,11 +22,11 @@ from costmodel.launch.plan import Workspace
 from costmodel.scaled.configs import (
     BY_BLOCK,
     BY_ROW,
+    LIBRARIES,
     MOST_PARTS,
     ROW,
     STEP,
     TENSOR,
-    configurations,
     prune,
 )
 
@@ -76,7 +76,7 @@ class Kernels:
     @staticmethod
     def must_try(config: Any) -> bool:
         """Tell the tuner what it may not leave out: nothing beats a library unseen."""
-        return config.kwargs["kernel"] in _LIBRARIES
+        return config in LIBRARIES
 
     def run(
         self, *args: Any, kernel: str, grid: Any = None, warmup: bool = False, **meta: Any
@@ -220,7 +220,7 @@ def _constants(call: dict[str, Any]) -> dict[str, Any]:
 
 
 tuned = autotune(
-    configurations(),
+    [*LIBRARIES],
     ["n", "k", "recipe_a", "recipe_b", "fast", "activation", "bucket", "by_4"],
     prune_configs_by={"early_config_prune": prune},
 )(Kernels())

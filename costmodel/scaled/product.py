@@ -71,12 +71,10 @@ def scaled_mm(
         InvalidInput, UnsupportedDtype: an argument that cannot be used; the message says why.
         CompileError: no kernel works on this device.
     """
-    for name, value in (("swizzle_a", swizzle_a), ("swizzle_b", swizzle_b)):
-        value = getattr(value, "value", value)
-        if value not in (None, 0, []):
-            raise InvalidInput(f"{name}={value!r}: expected None, no swizzled scales are supported")
-    if contraction_dim not in ((), []):
-        raise InvalidInput(f"contraction_dim={contraction_dim!r}: expected (), mat_a [m, k]")
+    left = {"swizzle_a": swizzle_a, "swizzle_b": swizzle_b, "contraction_dim": contraction_dim}
+    for name, value in left.items():
+        if getattr(value, "value", value) not in (None, 0, (), []):
+            raise InvalidInput(f"{name}={value!r}: expected None or (), leave it out")
     return _launched(
         scaled_call(
             mat_a, mat_b, scale_a, scale_recipe_a, scale_b, scale_recipe_b, bias, output_dtype,
@@ -194,16 +192,22 @@ def _check_operands(a: Tensor, b: Tensor) -> tuple[int, int, int]:
         )
     if max(m, n, k) > MOST:
         raise ShapeError(f"[{m}, {k}] @ [{k}, {n}]: expected sizes up to {MOST}")
-    if (k > 1 and a.stride(1) != 1) or (m > 1 and a.stride(0) < k):
+    if not _has_rows(a):
         raise LayoutError(
             f"mat_a has strides {a.stride()}: expected a row-major matrix; use .contiguous()"
         )
-    if (k > 1 and b.stride(0) != 1) or (n > 1 and b.stride(1) < k):
+    if not _has_rows(b.T):
         raise LayoutError(
             f"mat_b has strides {b.stride()}: expected a column-major matrix, as the .T of a "
             f"weight [n, k] is; use mat_b.T.contiguous().T once"
         )
     return m, n, k
+
+
+def _has_rows(x: Tensor) -> bool:
+    """Return True if a matrix is row-major, perhaps with gaps between rows."""
+    rows, columns = x.shape
+    return (columns <= 1 or x.stride(1) == 1) and (rows <= 1 or x.stride(0) >= columns)
 
 
 def _output(out: Tensor | None, a: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
@@ -212,7 +216,7 @@ def _output(out: Tensor | None, a: Tensor, shape: tuple[int, int], dtype: torch.
     require("out", out, Tensor, "a tensor or None")
     if out.shape != shape or out.dtype != dtype:
         raise ShapeError(f"out is {out.dtype} {list(out.shape)}: expected {dtype} {list(shape)}")
-    if (shape[1] > 1 and out.stride(1) != 1) or (shape[0] > 1 and out.stride(0) < shape[1]):
+    if not _has_rows(out):
         raise LayoutError(f"out has strides {out.stride()}: expected a row-major matrix")
     return out
 
