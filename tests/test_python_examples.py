@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -38,8 +39,9 @@ INTERPRETED = "docs/debugging.md"
 def given(page: str) -> dict[str, Any]:
     """Names that the blocks of a page take from their reader's program."""
     if page == "docs/in-a-model.md":
-        layers = [torch.nn.Linear(64, 64, dtype=torch.bfloat16) for _ in range(2)]
-        return {"model": torch.nn.Sequential(*layers), "serve": lambda: None}
+        layer = torch.nn.Linear(4096, 4096, dtype=torch.bfloat16)
+        model = torch.nn.Sequential(layer)
+        return {"model": model, "serve": partial(call_model, model)}  # nothing is tuned then
     if page == "docs/low-precision.md":  # scales of a checkpoint
         return {"scales": torch.ones(32, 56), "row_scales": torch.ones(4096)}
     if page == "docs/collecting.md":
@@ -51,6 +53,13 @@ def given(page: str) -> dict[str, Any]:
         return {"configs": [*binaries], "arguments": kernel_datasets.ARGUMENTS,
                 "binaries": binaries}  # fmt: skip
     return {}
+
+
+@torch.no_grad()
+def call_model(model: torch.nn.Module) -> None:
+    """A request of a reader's program."""
+    for tokens in (16, 12):
+        model(torch.zeros(tokens, 4096, dtype=torch.bfloat16))
 
 
 def scale(x_ptr, n, BLOCK: tl.constexpr = 64):  # type: ignore[no-untyped-def]
