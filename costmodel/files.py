@@ -33,6 +33,12 @@ _INT64_MAX = 2**63 - 1
 _DEEPEST = 64  # no file of costmodel is a dozen deep, and what is read must be writable again
 
 
+def digest(content: bytes | str, length: int = 16) -> str:
+    """Return hex digits that are equal for equal content, and for no other that is ever met."""
+    data = content.encode() if isinstance(content, str) else content
+    return hashlib.sha256(data).hexdigest()[:length]
+
+
 # --- Folders and whole files ----------------------------------------------------------------------
 
 
@@ -279,12 +285,12 @@ def cached_fact(
     try:
         seen = [(str(path), *_state(path)) for path in sorted(files, key=str)]
         # As the file system has them: a path need not be text.
-        paths = hashlib.sha256(os.fsencode("\n".join(path for path, *_ in seen))).hexdigest()
-        file = cache_directory() / _FACTS_FOLDER / f"{name}-{paths[:20]}.json"
+        paths = digest(os.fsencode("\n".join(path for path, *_ in seen)), 20)
+        file = cache_directory() / _FACTS_FOLDER / f"{name}-{paths}.json"
     except (OSError, CostModelError):
         return work_out()
     settled = time.time() - max(state[3] for state in seen) / 1e9 > _SETTLED_S
-    stamp = hashlib.sha256(f"{sys.version}\n{seen}".encode()).hexdigest()
+    stamp = digest(f"{sys.version}\n{seen}", 64)
     with contextlib.suppress(OSError, CostModelError):
         data = read_json(file, dict[str, Any])
         if data.get("stamp") == stamp:

@@ -48,21 +48,21 @@ _TEXT_LIMIT = 2000
 _IDLE_CODE = 117  # exit code of a child that had nothing to do
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Done(Generic[R]):
     """The function returned."""
 
     value: R
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Crashed:
     """The child died; ``how`` names the signal or exit code and the last words on stderr."""
 
     how: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TimedOut:
     """The child was killed at its limit."""
 

@@ -3,6 +3,7 @@
 A value of the wrong kind becomes an error of costmodel's own that names it, before it is used.
 """
 
+import logging
 import os
 import warnings
 from collections.abc import Iterable
@@ -13,6 +14,8 @@ from typing import Any, TypeVar
 from costmodel.errors import InvalidInput
 
 _T = TypeVar("_T")
+
+log = logging.getLogger("costmodel")
 
 
 def require(name: str, value: Any, kinds: type[_T] | tuple[type[_T], ...], expected: str) -> _T:

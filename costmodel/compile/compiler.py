@@ -24,7 +24,7 @@ ArtifactStatus = Literal["ok", "compile_error", "crashed", "timeout"]
 _WEIGHTS = {"ok": 2, "compile_error": 1}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Artifact:
     """One compiled binary.
 

@@ -10,7 +10,6 @@ the same label, each in its own ``{ }`` scope.
 """
 
 import functools
-import hashlib
 import math
 import re
 from collections import Counter
@@ -18,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from costmodel.errors import InvalidInput
+from costmodel.files import digest
 
 PTX_SCHEMA = 1
 """Version of the features: their names, order and meaning."""
@@ -45,7 +45,7 @@ _COUNTS = tuple(_COUNTED.split())
 # copies, commits and waits too, as when the text is searched for the substring.
 _SCORED = ("mma.sync", "cp.async", "bar.sync", "bra", "ret")
 
-PTX_FEATURES: tuple[str, ...] = (
+PTX_FEATURES = (
     *(f"all_{name}" for name in _COUNTS),  # the whole kernel
     *(f"loop_{name}" for name in _COUNTS),  # its main loop, zeros where there is none
     "has_loop",  # 1 where there is a main loop
@@ -116,7 +116,7 @@ def normalize(ptx: str) -> str:
 
 def ptx_hash(ptx: str) -> str:
     """Return 16 hex digits of the normal form: equal for equal programs."""
-    return hashlib.sha256(normalize(ptx).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return digest(normalize(ptx).encode("utf-8", "surrogatepass"))
 
 
 # --- Flow graph --------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def basic_blocks(text: str) -> list[Block]:
     Raises:
         InvalidInput: no kernel in the text, or one that breaks off.
     """
-    blocks: list[Block] = []
+    blocks = []
     labels: dict[tuple[int, str], int] = {}
     scopes: tuple[int, ...] = ()  # the { } that are open, the innermost first
     opened = 0
@@ -232,7 +232,7 @@ def natural_loops(blocks: list[Block]) -> list[frozenset[int]]:
     An edge to a block that every path to its source passes (it dominates the source) closes a
     loop: the blocks that reach the source without passing that header are its body.
     """
-    order: list[int] = []  # the blocks that can run; what dominates another comes before it
+    order = []  # the blocks that can run; what dominates another comes before it
     before: dict[int, list[int]] = {i: [] for i, b in enumerate(blocks) if b.is_entry}
     pending = list(before)
     while pending:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -22,7 +22,7 @@ from costmodel.gemm.workload import CodeClass
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_CODE = tuple(f.name for f in fields(CodeClass))
+_CODE = tuple(CodeClass.__dataclass_fields__)
 _FIGURES = ("registers", "spill_bytes", "shared_bytes")
 _RESULT = ("status", "error", *_FIGURES, "ptx_hash", "compile_s")
 _OBJECT = ("key", *ConfigBinary._fields, *_CODE, "even_k", *_RESULT)
@@ -35,7 +35,7 @@ class ArtifactTable(Mapping[str, Artifact]):
     def __init__(self, table: pa.Table) -> None:
         """Take over an Arrow table of :meth:`schema` without faults that holds each key once."""
         keys, statuses = (table.column(name).to_pylist() for name in ("key", "status"))
-        self.statuses: dict[str, ArtifactStatus] = dict(zip(keys, statuses, strict=True))
+        self.statuses = dict(zip(keys, statuses, strict=True))
         self._row = {key: row for row, key in enumerate(keys)}
         self._table = table
         self._objects: dict[str, Artifact] = {}

@@ -17,7 +17,6 @@ Append artifacts before the rows that refer to them.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,15 +39,13 @@ from costmodel.files import file_errors, read_json, write_json
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
-from costmodel.validation import as_path, require
+from costmodel.validation import as_path, log, require
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
 _APART = 0.05
-
-log = logging.getLogger("costmodel")
 
 
 class _Table(NamedTuple):
@@ -224,7 +221,7 @@ class Dataset:
         the one whose run started last.
         """
         table = self.measurements("train", "eval")
-        rows = table.rows_of.get(workload, np.empty(0, dtype=np.intp))
+        rows = table.rows_for(workload)
         rows = rows[table.config_index[rows] >= 0]
         kernels = self.artifacts().kernels if len(rows) else {}
         versions = [
@@ -244,7 +241,7 @@ class Dataset:
     def torch(self, workload: Workload) -> Measurement | None:
         """Return the timing of ``torch.matmul``, or None if it was not timed."""
         table = self.measurements("train", "eval")
-        rows = table.rows_of.get(workload, np.empty(0, dtype=np.intp))
+        rows = table.rows_for(workload)
         found = table.measurements(rows[table.config_index[rows] < 0][:1])
         return found[0] if found else None
 

@@ -27,7 +27,7 @@ NO_ROOM = "no room in device memory to time anything"
 """Start of the ``error`` of a measurement that failed for want of device memory."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Candidate:
     """A configuration of whatever is tuned, with its artifact if that is known."""
 
@@ -35,7 +35,7 @@ class Candidate:
     artifact: Artifact | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Measurement:
     """Latency of one configuration on one workload, or why there is none.
 
@@ -83,7 +83,7 @@ class Measurement:
         return self.status == "out_of_resources" and self.error.startswith(NO_ROOM)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TuningRecord:
     """One row of a dataset: workload + configuration + artifact + measurement."""
 
@@ -98,7 +98,7 @@ Role = Literal["train", "eval", "anchor"]
 in another: they show the noise, are kept once per run, and are never trained on."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunInfo:
     """One run of the collector on one card, recorded with each of its rows.
 

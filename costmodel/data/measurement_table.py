@@ -25,9 +25,9 @@ from costmodel.gemm.workload import CodeClass, Workload
 if TYPE_CHECKING:
     import pyarrow as pa
 
-WORKLOAD_FIELDS = ("m", "n", "k", *(f.name for f in fields(CodeClass)))
+WORKLOAD_FIELDS = ("m", "n", "k", *CodeClass.__dataclass_fields__)
 CONFIG_FIELDS, _RUN_FIELDS, _OUTCOME = (
-    tuple(f.name for f in fields(cls)) for cls in (GemmConfig, RunInfo, Measurement)
+    tuple(cls.__dataclass_fields__) for cls in (GemmConfig, RunInfo, Measurement)
 )
 _TORCH = "torch"  # stands in the kernel column of the rows that torch.matmul gave
 
@@ -74,6 +74,10 @@ class Columns:
         numbers, begins = np.unique(self.workload_index[order], return_index=True)
         parts = np.split(order, begins[1:])
         return {self.workloads[w]: rows for w, rows in zip(numbers, parts, strict=False)}
+
+    def rows_for(self, workload: Workload) -> Indices:
+        """Return the rows of a workload, in order; none if it has none."""
+        return self.rows_of.get(workload, np.empty(0, dtype=np.intp))
 
 
 @dataclass(frozen=True)

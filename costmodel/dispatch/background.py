@@ -1,7 +1,6 @@
 """One thread that tunes for mode ``background``, while calls get an interim answer."""
 
 import ctypes
-import logging
 import sys
 import threading
 import warnings
@@ -10,13 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from costmodel.tuning.counters import count
-from costmodel.validation import drop_oldest
+from costmodel.validation import drop_oldest, log
 
 _REMEMBERED = 4096
 _THREAD = "costmodel-background"
 _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-
-log = logging.getLogger("costmodel")
 
 
 class Background:
@@ -87,7 +84,7 @@ class Background:
             self._do(*job)
 
     def _do(self, key: Any, job: Callable[[], object], failed: dict[Any, bool]) -> None:
-        error: BaseException | None = None
+        error = None
         try:
             job()
         except BaseException as raised:  # SystemExit too: the next job is to have this thread

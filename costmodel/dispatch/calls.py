@@ -46,7 +46,7 @@ def by_autocast(call: Call) -> Call | None:
     a, b, bias = call.a, call.b, call.bias
     if not is_autocasting() or call.out is not None:
         return None
-    given: list[Any] = [x for x in (a, b, bias) if x is not None]
+    given = [x for x in (a, b, bias) if x is not None]
     if not all(isinstance(x, Tensor) for x in given):
         return None
     kind = a.device.type

@@ -104,13 +104,7 @@ def check_kinds(call: Call) -> None:
     _check_devices(given)
 
 
-def require_apart(
-    out: Tensor,
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None,
-    spans: Spans,
-) -> None:
+def require_apart(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None, spans: Spans) -> None:
     """Refuse an ``out`` that shares memory with an input. Every call with an ``out`` asks.
 
     Raises:
@@ -166,7 +160,7 @@ def _require_columns_apart(out: Tensor, x: Tensor, name: str) -> None:
 
 def _given(call: Call) -> dict[str, Tensor]:
     """Return the dense tensors of a call by name; refuse everything else."""
-    found: dict[str, torch.Tensor] = {"a": call.a, "b": call.b}
+    found = {"a": call.a, "b": call.b}
     found |= {n: x for n, x in (("out", call.out), ("bias", call.bias)) if x is not None}
     for name, x in found.items():
         if not isinstance(x, Tensor):

@@ -78,7 +78,7 @@ _is_compiling = torch.compiler.is_compiling
 _written = torch.autograd.graph.increment_version
 _FLOAT32 = torch.float32
 
-_NOWHERE: Spans = 0, 0, 0, 0
+_NOWHERE = 0, 0, 0, 0
 _Entry = tuple[Any, Spans, NewOutput | None]
 
 winners = Winners(WinnerCache())

@@ -63,7 +63,7 @@ class WithGradients:
         """
         rows = a if a.ndim == 2 else a.reshape(-1, a.shape[-1])
         b = b.T if self.is_layer else b
-        product: Tensor = _Product.apply(rows, b, bias, self)  # type: ignore[no-untyped-call]
+        product = _Product.apply(rows, b, bias, self)  # type: ignore[no-untyped-call]
         return product if a.ndim == 2 else product.view(*a.shape[:-1], b.shape[1])
 
     def of_layer(self) -> Self:

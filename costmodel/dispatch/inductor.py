@@ -24,7 +24,7 @@ def lower_operator() -> None:
 
     Importing it would take seconds.
     """
-    lowering: Any = sys.modules.get(_LOWERING)
+    lowering = sys.modules.get(_LOWERING)
     operator = torch.ops.costmodel.matmul.default
     # The last name of the module: it is there once the import is done.
     if lowering is None or not hasattr(lowering, "lowerings") or operator in lowering.lowerings:

@@ -1,6 +1,5 @@
 """Loads binaries for a launch; knows which are on the device, and what is pinned."""
 
-import logging
 import threading
 from collections.abc import Sequence
 
@@ -14,9 +13,7 @@ from costmodel.launch.kernel import Kernel, load
 from costmodel.launch.plan import Plan, Repack
 from costmodel.tuning.counters import count
 from costmodel.tuning.tuning_result import TuningResult
-from costmodel.validation import drop_oldest, one_line
-
-log = logging.getLogger("costmodel")
+from costmodel.validation import drop_oldest, log, one_line
 
 pins: dict[tuple[Workload, int], TuningResult] = {}
 """What the caller has pinned, by workload and device index."""

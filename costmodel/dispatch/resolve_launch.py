@@ -5,7 +5,6 @@ thread tunes; while this machine cannot compile) serves one call, and the next o
 """
 
 import functools
-import logging
 import time
 import warnings
 from contextlib import suppress
@@ -19,13 +18,7 @@ from torch import Tensor
 from costmodel.dispatch.background import Background
 from costmodel.dispatch.check import Call, ModelLike
 from costmodel.dispatch.loading import first_launch, is_loaded, loaded_configs, pins
-from costmodel.errors import (
-    CompileError,
-    CostModelError,
-    HostError,
-    InvalidInput,
-    LaunchError,
-)
+from costmodel.errors import CompileError, CostModelError, HostError, InvalidInput, LaunchError
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.installed import interpreter_setting
@@ -37,12 +30,11 @@ from costmodel.tuning.ranks import epoch
 from costmodel.tuning.tuning_key import TuningKey
 from costmodel.tuning.tuning_result import TuningResult
 from costmodel.tuning.winners import Winners, warn_of_host
-from costmodel.validation import one_line, warn_once
+from costmodel.validation import log, one_line, warn_once
 
 _OTHERS = 8  # are tried in place of a winner: each may take seconds to compile
 _PAUSE_S = 60.0  # before this machine is asked again: an attempt may take seconds
 
-log = logging.getLogger("costmodel")
 
 _retry_at = -inf
 

@@ -177,7 +177,7 @@ def _second_measurement(dataset: Dataset, problems: Sequence[Problem]) -> list[_
     scores = []
     for problem in problems:
         first = dict(zip(problem.candidates.configs, problem.latency_us.tolist(), strict=True))
-        rows = anchors.rows_of.get(problem.workload, np.empty(0, dtype=np.intp))
+        rows = anchors.rows_for(problem.workload)
         rows = rows[(anchors.config_index[rows] >= 0) & anchors.ok[rows]]
         for run in sorted(set(anchors.run_index[rows].tolist())):
             again = rows[anchors.run_index[rows] == run]

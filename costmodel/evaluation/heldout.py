@@ -20,7 +20,7 @@ HELD_OUT = "held out for evaluation"
 _TOLERANCE = 0.02
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EvalWorkload:
     """A line of the eval list: the origin of the shape, and its sizes."""
 

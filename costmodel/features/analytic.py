@@ -10,6 +10,7 @@ from costmodel.arrays import Floats
 from costmodel.data.candidates import ARTIFACT_COLUMNS, CONFIG_COLUMNS, Candidates
 from costmodel.features.estimate import ESTIMATE_FEATURES, L2_SPEEDUP, estimate_columns
 from costmodel.gemm.family import is_wide
+from costmodel.gemm.space import Columns
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Device, Target
 
@@ -60,79 +61,79 @@ def analytic_columns(
             otherwise all are estimated from the configuration.
     """
     device = target.device
-    c = dict(zip(CONFIG_COLUMNS, candidates.config_columns.T, strict=True))
-    c["stage_bytes"] = (c["block_m"] + c["block_n"]) * c["block_k"] * workload.code.itemsize
+    c = Columns(**dict(zip(CONFIG_COLUMNS, candidates.config_columns.T, strict=True)))
+    c.stage_bytes = (c.block_m + c.block_n) * c.block_k * workload.code.itemsize
     m, n, k = (float(max(side, 1)) for side in (workload.m, workload.n, workload.k))
-    out = _resources(workload, candidates, device, c, binary)
-    out |= _grid(m, n, k, c, out["occupancy"], device)
-    out |= _traffic(workload, m, n, k, c, out, device)
+    g = Columns(**_resources(workload, candidates, device, c, binary))
+    vars(g).update(_grid(m, n, k, c, g.occupancy, device))
+    vars(g).update(_traffic(workload, m, n, k, c, g, device))
 
     # Blocks that share a multiprocessor share its arithmetic units: the fullest one decides.
     kind = workload.code.kind
     sm_flops_us = device.tflops_of(kind) * 1e6 / device.sm_count
-    program_flops = 2 * c["block_m"] * c["block_n"] * c["block_k"] * out["steps_per_program"]
-    compute_us = np.ceil(out["programs"] / device.sm_count) * program_flops / sm_flops_us
+    program_flops = 2 * c.block_m * c.block_n * c.block_k * g.steps_per_program
+    compute_us = np.ceil(g.programs / device.sm_count) * program_flops / sm_flops_us
     bytes_us = device.bandwidth_gbs * 1e3
-    dram_us = (out["dram_traffic"] + out["split_traffic"]) / bytes_us
-    l2_us = (out["operand_traffic"] + out["split_traffic"]) / (bytes_us * L2_SPEEDUP)
+    dram_us = (g.dram_traffic + g.split_traffic) / bytes_us
+    l2_us = (g.operand_traffic + g.split_traffic) / (bytes_us * L2_SPEEDUP)
     roofline = workload.roofline_us(device)
-    out["compute_bound"] = compute_us / roofline
-    out["dram_bound"] = dram_us / roofline
-    out["l2_bound"] = l2_us / roofline
-    out["bound"] = np.maximum(np.maximum(compute_us, dram_us), l2_us) / roofline
-    out["resident"] = np.minimum(out["occupancy"], np.ceil(out["programs"] / device.sm_count))
-    out["roofline_us"] = np.full_like(compute_us, roofline)
-    return out | estimate_columns(workload, c, out, device)
+    g.compute_bound = compute_us / roofline
+    g.dram_bound = dram_us / roofline
+    g.l2_bound = l2_us / roofline
+    g.bound = np.maximum(np.maximum(compute_us, dram_us), l2_us) / roofline
+    g.resident = np.minimum(g.occupancy, np.ceil(g.programs / device.sm_count))
+    g.roofline_us = np.full_like(compute_us, roofline)
+    return vars(g) | estimate_columns(workload, c, g, device)
 
 
 def _resources(
-    workload: Workload, candidates: Candidates, device: Device, c: dict[str, Floats], binary: bool
+    workload: Workload, candidates: Candidates, device: Device, c: Columns, binary: bool
 ) -> dict[str, Floats]:
     """Return registers, shared memory, and the blocks that they let on a multiprocessor."""
-    accumulators = c["block_m"] * c["block_n"] / (32 * c["num_warps"])
+    accumulators = c.block_m * c.block_n / (32 * c.num_warps)
     registers = np.minimum(accumulators + _OTHER_REGISTERS, 255)
-    registers = np.where(c["maxnreg"] > 0, np.minimum(registers, c["maxnreg"]), registers)
+    registers = np.where(c.maxnreg > 0, np.minimum(registers, c.maxnreg), registers)
     # Launched once per multiprocessor; they store one tile while the stages already hold the next.
-    stays = (c["is_persistent"] > 0) | (c["is_warp_specialized"] > 0)
-    epilogue = c["block_m"] * c["stored_n"] * workload.code.out_itemsize
-    pipeline = c["num_stages"] * c["stage_bytes"]
+    stays = (c.is_persistent > 0) | (c.is_warp_specialized > 0)
+    epilogue = c.block_m * c.stored_n * workload.code.out_itemsize
+    pipeline = c.num_stages * c.stage_bytes
     shared = np.where(stays, pipeline + epilogue, np.maximum(pipeline, epilogue))
     if binary:
         known = dict(zip(ARTIFACT_COLUMNS[:3], candidates.artifact_columns.T, strict=False))
         there = ~np.isnan(known["registers"])
         registers = np.where(there, known["registers"], registers)
         shared = np.where(there, known["shared_bytes"], shared)
-    blocks = occupancy(registers, shared, c["num_warps"], device)
+    blocks = occupancy(registers, shared, c.num_warps, device)
     blocks = np.where(stays, 1.0, blocks)
     return {
         "registers_used": registers,
         "shared_used": shared,
         "occupancy": blocks,
-        "warps_per_sm": blocks * c["num_warps"],
+        "warps_per_sm": blocks * c.num_warps,
         "accumulators_per_thread": accumulators,
-        "wgmma_shape": is_wide(
-            c["block_m"], c["num_warps"], workload.code, device.architecture
-        ).astype(np.float64),
-        "rows_per_warp": c["block_m"] / c["num_warps"],
+        "wgmma_shape": is_wide(c.block_m, c.num_warps, workload.code, device.architecture).astype(
+            np.float64
+        ),
+        "rows_per_warp": c.block_m / c.num_warps,
     }
 
 
 def _grid(
-    m: float, n: float, k: float, c: dict[str, Floats], blocks: Floats, device: Device
+    m: float, n: float, k: float, c: Columns, blocks: Floats, device: Device
 ) -> dict[str, Floats]:
     """Return tiles, programs, waves, and the share of them that is useful work."""
-    tiles_m, tiles_n = np.ceil(m / c["block_m"]), np.ceil(n / c["block_n"])
+    tiles_m, tiles_n = np.ceil(m / c.block_m), np.ceil(n / c.block_n)
     tiles = tiles_m * tiles_n
-    programs = tiles * c["split_k"]
-    steps = np.ceil(k / c["block_k"])
-    steps_per_program = np.ceil(steps / c["split_k"])
+    programs = tiles * c.split_k
+    steps = np.ceil(k / c.block_k)
+    steps_per_program = np.ceil(steps / c.split_k)
     slots = device.sm_count * blocks
     waves = programs / slots
     whole = np.ceil(waves)
     per_sm = programs / device.sm_count
-    useful_m = m / (tiles_m * c["block_m"])
-    useful_n = n / (tiles_n * c["block_n"])
-    useful_k = k / (steps_per_program * c["split_k"] * c["block_k"])
+    useful_m = m / (tiles_m * c.block_m)
+    useful_n = n / (tiles_n * c.block_n)
+    useful_k = k / (steps_per_program * c.split_k * c.block_k)
     return {
         "tiles_m": tiles_m,
         "tiles_n": tiles_n,
@@ -145,46 +146,40 @@ def _grid(
         "wave_efficiency": waves / whole,
         "last_wave": waves - whole + 1,
         "sm_balance": per_sm / np.ceil(per_sm),
-        "group_fill": np.minimum(c["group_m"], tiles_m) / c["group_m"],
+        "group_fill": np.minimum(c.group_m, tiles_m) / c.group_m,
         "useful_m": useful_m,
         "useful_n": useful_n,
         "useful_k": useful_k,
         "useful": useful_m * useful_n * useful_k,
-        "even_k": (np.remainder(k, c["block_k"]) == 0).astype(np.float64),
+        "even_k": (np.remainder(k, c.block_k) == 0).astype(np.float64),
     }
 
 
 def _traffic(
-    workload: Workload,
-    m: float,
-    n: float,
-    k: float,
-    c: dict[str, Floats],
-    g: dict[str, Floats],
-    device: Device,
+    workload: Workload, m: float, n: float, k: float, c: Columns, g: Columns, device: Device
 ) -> dict[str, Floats]:
     """Return bytes that programs ask for, that reach device memory, and that are in flight."""
     item, out_item = workload.code.itemsize, workload.code.out_itemsize
-    program_bytes = c["stage_bytes"] * g["steps_per_program"]
-    running = np.minimum(g["programs"], device.sm_count * g["occupancy"])
+    program_bytes = c.stage_bytes * g.steps_per_program
+    running = np.minimum(g.programs, device.sm_count * g.occupancy)
     # The tiles that run at once form a block of GROUP_M rows: what it reads, it reads once.
-    running_tiles = np.maximum(np.floor(running / c["split_k"]), 1)
-    rows = np.minimum(np.minimum(c["group_m"], g["tiles_m"]), running_tiles)
-    columns = np.minimum(np.ceil(running_tiles / rows), g["tiles_n"])
-    wave_bytes = (rows * c["block_m"] + columns * c["block_n"]) * k * item
+    running_tiles = np.maximum(np.floor(running / c.split_k), 1)
+    rows = np.minimum(np.minimum(c.group_m, g.tiles_m), running_tiles)
+    columns = np.minimum(np.ceil(running_tiles / rows), g.tiles_n)
+    wave_bytes = (rows * c.block_m + columns * c.block_n) * k * item
     least = (m * k + k * n) * item
-    dram = np.maximum(g["tiles"] / running_tiles * wave_bytes, least)
+    dram = np.maximum(g.tiles / running_tiles * wave_bytes, least)
     if least < device.l2_bytes:  # everything stays in L2 once it has been read
         dram = np.full_like(dram, least)
-    partials = 2.0 * 4 * c["block_m"] * c["block_n"] * g["programs"]
-    in_flight = running * c["stage_bytes"] * np.minimum(c["num_stages"], g["steps_per_program"])
+    partials = 2.0 * 4 * c.block_m * c.block_n * g.programs
+    in_flight = running * c.stage_bytes * np.minimum(c.num_stages, g.steps_per_program)
     return {
-        "tile_intensity": c["block_m"] * c["block_n"] / (c["block_m"] + c["block_n"]),
+        "tile_intensity": c.block_m * c.block_n / (c.block_m + c.block_n),
         "program_bytes": program_bytes,
-        "operand_traffic": program_bytes * g["programs"] + m * n * out_item,
+        "operand_traffic": program_bytes * g.programs + m * n * out_item,
         "dram_traffic": dram + m * n * out_item,
         "wave_footprint_l2": wave_bytes / device.l2_bytes,
-        "split_traffic": np.where(c["split_k"] > 1, partials, 0.0),
+        "split_traffic": np.where(c.split_k > 1, partials, 0.0),
         "bytes_in_flight": in_flight / (device.bandwidth_gbs * 1e3 * _LATENCY_US),
-        "stages_per_step": c["num_stages"] / g["steps_per_program"],
+        "stages_per_step": c.num_stages / g.steps_per_program,
     }

@@ -57,7 +57,7 @@ _PREFIXES = (
     ("reg_", "registers and spills"),
 )  # of those that are many, and of what is not listed yet
 
-CONCEPTS: tuple[str, ...] = (*FEATURES_OF, OTHER)
+CONCEPTS = (*FEATURES_OF, OTHER)
 """All concepts, in the order in which they are shown."""
 
 _CONCEPT = {name: concept for concept, names in FEATURES_OF.items() for name in names.split()}

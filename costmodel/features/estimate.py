@@ -11,10 +11,11 @@ import numpy as np
 
 from costmodel.arrays import Floats
 from costmodel.gemm.family import repack_elements
+from costmodel.gemm.space import Columns
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Device
 
-Columns = dict[str, Floats]
+_Named = dict[str, Floats]
 
 # Extra traffic of rows that cross lines of the cache, as a share; what a step of the main loop
 # spends its time on; parts of the estimate, as shares of the whole; traffic as a multiple of the
@@ -55,7 +56,7 @@ _SPLIT_US = 1.19
 _COPY_US, _COPY_SHARE = 1.12, 0.9
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Step:
     """Times of one block's step by itself, us [n], and its bytes with the lines they cross."""
 
@@ -68,7 +69,7 @@ class _Step:
     dram_part: Floats  # of its bytes, those that L2 does not have
 
 
-def estimate_columns(workload: Workload, c: Columns, g: Columns, device: Device) -> Columns:
+def estimate_columns(workload: Workload, c: Columns, g: Columns, device: Device) -> _Named:
     """Return the columns of :data:`ESTIMATE_FEATURES`, float64 [n] each.
 
     Args:
@@ -79,24 +80,24 @@ def estimate_columns(workload: Workload, c: Columns, g: Columns, device: Device)
     lines = _straddle(workload, c)
     dram = _dram_bytes(workload, c, g, device)
     step = _step(workload, c, g, device, lines, dram)
-    sm, occupancy = device.sm_count, g["occupancy"]
+    sm, occupancy = device.sm_count, g.occupancy
     slots = sm * occupancy
-    full = np.floor(g["programs"] / slots)
-    rest = g["programs"] - full * slots
+    full = np.floor(g.programs / slots)
+    rest = g.programs - full * slots
     last = np.maximum(np.ceil(rest / sm), 1)
     busy = np.clip(rest, 1, sm)
-    steps = g["steps_per_program"]
+    steps = g.steps_per_program
     whole, parts = _step_us(step, occupancy, np.full_like(busy, sm), device)
     ending, last_parts = _step_us(step, last, busy, device)
-    stored = c["block_m"] * c["block_n"] * workload.code.out_itemsize
+    stored = c.block_m * c.block_n * workload.code.out_itemsize
     stored = stored * _STORE_FACTOR * (1 + _STORE_LINE_COST * lines["c_straddle"])
     store_whole = _EPILOGUE_US + stored * occupancy / _share(np.full_like(busy, sm), device)
     store_last = _EPILOGUE_US + stored * last / _share(busy, device)
     # A block that stays hides part of its edges under the next tile's loads, if it is built so.
-    specialized = c["is_warp_specialized"] > 0
-    stays = (c["is_persistent"] > 0) | specialized
+    specialized = c.is_warp_specialized > 0
+    stays = (c.is_persistent > 0) | specialized
     exposed = np.where(specialized, _WS_EXPOSED, 1.0)
-    exposed = np.where((c["is_persistent"] > 0) & (c["flatten"] > 0), _FLAT_EXPOSED, exposed)
+    exposed = np.where((c.is_persistent > 0) & (c.flatten > 0), _FLAT_EXPOSED, exposed)
     gap = _FIRST_BYTES_US * np.where(stays, exposed, 1.0) * np.where(occupancy > 1, _WAVE_GAP, 1.0)
     first = _FIRST_BYTES_US + steps * whole + store_whole
     more = np.maximum(full - 1, 0) * (gap + steps * whole + store_whole * exposed)
@@ -113,8 +114,8 @@ def estimate_columns(workload: Workload, c: Columns, g: Columns, device: Device)
         "dram_share": dram_us / total,
         "split_share": split / total,
         "repack_share": copy / total,
-        "dram_estimate": dram / (device.bandwidth_gbs * 1e3) / g["roofline_us"],
-        "estimate": total / g["roofline_us"],
+        "dram_estimate": dram / (device.bandwidth_gbs * 1e3) / g.roofline_us,
+        "estimate": total / g.roofline_us,
         "log_estimate": np.log(total),
     }
 
@@ -130,7 +131,7 @@ def _share(busy: Floats, device: Device) -> Floats:
     return np.minimum(l2 / busy, SM_BANDWIDTH_GBS * 1e3)
 
 
-def _step_us(step: _Step, resident: Floats, busy: Floats, device: Device) -> tuple[Floats, Columns]:
+def _step_us(step: _Step, resident: Floats, busy: Floats, device: Device) -> tuple[Floats, _Named]:
     """Return the time of a step where so many blocks share a multiprocessor, and shares of it.
 
     Device memory delivers no more to all of them than its bandwidth.
@@ -155,30 +156,30 @@ def _step_us(step: _Step, resident: Floats, busy: Floats, device: Device) -> tup
 
 
 def _step(
-    workload: Workload, c: Columns, g: Columns, device: Device, lines: Columns, dram: Floats
+    workload: Workload, c: Columns, g: Columns, device: Device, lines: _Named, dram: Floats
 ) -> _Step:
     """Return the work of one block's step on each unit."""
     code, item = workload.code, workload.code.itemsize
-    a, b = (c[side] * c["block_k"] * item for side in ("block_m", "block_n"))
+    a, b = (getattr(c, side) * c.block_k * item for side in ("block_m", "block_n"))
     bytes_ = a * (1 + lines["a_straddle"]) + b * (1 + lines["b_straddle"])
-    pointer = c["is_pointer"] > 0
+    pointer = c.is_pointer > 0
     # Copies of fewer than 4 bytes are not asynchronous: such an operand is waited for.
     asynchronous = min(code.a_align, code.b_align) >= 4
-    stages = np.where(pointer, np.maximum(c["num_stages"] - 1, 1), c["num_stages"])
-    depth = np.minimum(stages, g["steps_per_program"])
+    stages = np.where(pointer, np.maximum(c.num_stages - 1, 1), c.num_stages)
+    depth = np.minimum(stages, g.steps_per_program)
     if not asynchronous:
         depth = np.where(pointer, 1.0, depth)
     # The load unit takes an instruction of a warp, or 128 bytes of a wider one, each few clocks.
     requests = a / (32 * min(code.a_align, 4)) + b / (32 * min(code.b_align, 4))
     cost: float | Floats = _LOAD_COST if asynchronous else _UNPIPED_LOAD_COST
     if not asynchronous and code.b_align < 4:
-        cost = np.where(g["even_k"] > 0, _UNMASKED_LOAD_COST, cost)
+        cost = np.where(g.even_k > 0, _UNMASKED_LOAD_COST, cost)
     overhead = _POINTER_STEP_US[0 if asynchronous else 1]
-    tile = c["block_m"] * c["block_n"]
+    tile = c.block_m * c.block_n
     out_bytes = workload.m * workload.n * code.out_itemsize
-    asked = np.maximum(g["programs"] * g["steps_per_program"] * (a + b), 1)
+    asked = np.maximum(g.programs * g.steps_per_program * (a + b), 1)
     return _Step(
-        warps=c["num_warps"],
+        warps=c.num_warps,
         compute=_compute_us(workload, c, g, tile, device),
         loads=np.where(pointer, requests * cost / device.clock_mhz, 0.0),
         bytes_=bytes_,
@@ -190,28 +191,28 @@ def _step(
 
 def _compute_us(workload: Workload, c: Columns, g: Columns, tile: Floats, device: Device) -> Floats:
     """Return the time to multiply one step of a block that has a multiprocessor to itself."""
-    kind, warps = workload.code.kind, c["num_warps"]
+    kind, warps = workload.code.kind, c.num_warps
     flops_per_us = device.tflops_of(kind) * 1e6 / device.sm_count
-    ideal: Floats = 2 * tile * c["block_k"] / flops_per_us
+    ideal = 2 * tile * c.block_k / flops_per_us
     row = device.architecture
     if kind not in row.tensor_rates:
         return ideal / _FMA_SHARE
     # A wide instruction reads A and B from shared memory: a narrow one takes as long for less.
     groups = np.maximum(warps / 4, 1)
     down = np.where(
-        c["is_warp_specialized"] > 0, groups, np.minimum(groups, np.maximum(c["block_m"] / 64, 1))
+        c.is_warp_specialized > 0, groups, np.minimum(groups, np.maximum(c.block_m / 64, 1))
     )
-    width = np.minimum(c["block_n"] * down / groups, 256)
+    width = np.minimum(c.block_n * down / groups, 256)
     wide = ideal / _WGMMA_SHARE * np.maximum(1, 0.5 + 50 / width)
     # A warp multiplies a share of the tile, and reads both of its sides.
-    rows = np.maximum(c["block_m"] / warps, 16)
-    read = warps * (rows + tile / (warps * rows)) * c["block_k"] * workload.code.itemsize
+    rows = np.maximum(c.block_m / warps, 16)
+    read = warps * (rows + tile / (warps * rows)) * c.block_k * workload.code.itemsize
     share = _MMA_SHARE if row.is_wide else _WGMMA_SHARE  # its own widest runs at full rate
     narrow = np.maximum(ideal / share, read / _SHARED_BYTES_PER_US)
-    return np.where(g["wgmma_shape"] > 0, wide, narrow)
+    return np.where(g.wgmma_shape > 0, wide, narrow)
 
 
-def _straddle(workload: Workload, c: Columns) -> Columns:
+def _straddle(workload: Workload, c: Columns) -> _Named:
     """Return the extra traffic, as a share, of rows that do not start on lines of 128 bytes.
 
     Taken as dense: the class of a workload knows no strides. Copies are padded to whole lines.
@@ -220,19 +221,20 @@ def _straddle(workload: Workload, c: Columns) -> Columns:
     a_row, a_box = (w.m, "block_m") if code.a_layout == "col" else (w.k, "block_k")
     b_row, b_box = (w.k, "block_k") if code.b_layout == "col" else (w.n, "block_n")
     found = {}
-    for name, row, box, align in (
-        ("a_straddle", a_row, c[a_box], code.a_align), ("b_straddle", b_row, c[b_box], code.b_align)
+    for name, row, side, align in (
+        ("a_straddle", a_row, a_box, code.a_align), ("b_straddle", b_row, b_box, code.b_align)
     ):  # fmt: skip
+        box = getattr(c, side)
         unit = np.gcd(max(row, 1) * item, 128)
         extra = _LINE_COST * (1 - unit / 128) + _SECTOR_COST * (unit < 32)
         # TMA takes rows in pieces of 128 bytes; a pointer row is one run of lines.
         lines = 128 / (box * item)
-        runs = np.where(c["is_pointer"] > 0, np.minimum(lines, 2), np.maximum(lines, 1))
-        copied = (c["repack"] > 0) & (align < 16)
+        runs = np.where(c.is_pointer > 0, np.minimum(lines, 2), np.maximum(lines, 1))
+        copied = (c.repack > 0) & (align < 16)
         found[name] = np.where(copied, 0.0, extra * runs)
     c_row = (w.m if code.c_layout == "col" else w.n) * code.out_itemsize
     outside = 1 - np.gcd(max(c_row, 1), 128) / 128
-    return found | {"c_straddle": np.full_like(c["block_m"], outside)}
+    return found | {"c_straddle": np.full_like(c.block_m, outside)}
 
 
 def _dram_bytes(workload: Workload, c: Columns, g: Columns, device: Device) -> Floats:
@@ -243,31 +245,31 @@ def _dram_bytes(workload: Workload, c: Columns, g: Columns, device: Device) -> F
     """
     code, item = workload.code, workload.code.itemsize
     a, b = workload.m * workload.k * item, workload.n * workload.k * item
-    group = np.minimum(c["group_m"], g["tiles_m"])
-    running = np.minimum(g["programs"], device.sm_count * g["occupancy"]) / c["split_k"]
-    at_once = np.maximum(running / (group * g["tiles_n"]), 1)
-    stripes = np.maximum(g["tiles_m"] / group / at_once, 1)
-    rounds = np.maximum(g["tiles_n"] * group / np.maximum(running, 1), 1)
-    rows = group * c["block_m"]
+    group = np.minimum(c.group_m, g.tiles_m)
+    running = np.minimum(g.programs, device.sm_count * g.occupancy) / c.split_k
+    at_once = np.maximum(running / (group * g.tiles_n), 1)
+    stripes = np.maximum(g.tiles_m / group / at_once, 1)
+    rounds = np.maximum(g.tiles_n * group / np.maximum(running, 1), 1)
+    rows = group * c.block_m
     kept = _L2_SHARE * device.l2_bytes
     lost_a = np.clip(rows * workload.k * item / kept - 1, 0, 1)
     touched = b + rows * (workload.k * item + workload.n * code.out_itemsize)
     lost_b = np.clip(touched / kept - 1, 0, 1)
-    traffic: Floats = a * (1 + lost_a * (rounds - 1)) + b * (1 + lost_b * (stripes - 1))
+    traffic = a * (1 + lost_a * (rounds - 1)) + b * (1 + lost_b * (stripes - 1))
     traffic += workload.m * workload.n * code.out_itemsize
     return traffic
 
 
 def _split_us(c: Columns, g: Columns, device: Device) -> Floats:
     """Return the time of split-K: the last block of a tile reads all partial sums by itself."""
-    tile = 4 * c["block_m"] * c["block_n"]
-    alone = _SPLIT_US + (1 + c["split_k"]) * tile / (SM_BANDWIDTH_GBS * 1e3)
-    together = tile * g["programs"] / (device.bandwidth_gbs * 1e3 * L2_SPEEDUP)
-    return np.where(c["split_k"] > 1, alone + together, 0.0)
+    tile = 4 * c.block_m * c.block_n
+    alone = _SPLIT_US + (1 + c.split_k) * tile / (SM_BANDWIDTH_GBS * 1e3)
+    together = tile * g.programs / (device.bandwidth_gbs * 1e3 * L2_SPEEDUP)
+    return np.where(c.split_k > 1, alone + together, 0.0)
 
 
 def _copy_us(workload: Workload, c: Columns, device: Device) -> Floats:
     """Return the time of the launch that copies operands that TMA cannot address."""
     copied = 2 * sum(repack_elements(workload)) * workload.code.itemsize
     copy_us = copied / (_COPY_SHARE * device.bandwidth_gbs * 1e3) + _COPY_US
-    return np.where(c["repack"] > 0, copy_us, 0.0)
+    return np.where(c.repack > 0, copy_us, 0.0)

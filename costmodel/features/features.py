@@ -13,6 +13,7 @@ import numpy as np
 from costmodel.arrays import Floats, Floats32
 from costmodel.data.candidates import ARTIFACT_COLUMNS, CONFIG_COLUMNS, Candidates
 from costmodel.features.analytic import ANALYTIC_FEATURES, analytic_columns
+from costmodel.gemm.space import Columns
 from costmodel.gemm.workload import ACTIVATIONS, Workload
 from costmodel.hardware.target import Target
 
@@ -31,10 +32,10 @@ _OF_PTX = """
 """
 _PTX_DERIVED = tuple(_OF_PTX.split())
 
-CONFIG_FEATURES: tuple[str, ...] = (*_WORKLOAD_FEATURES, *CONFIG_COLUMNS, *ANALYTIC_FEATURES)
+CONFIG_FEATURES = (*_WORKLOAD_FEATURES, *CONFIG_COLUMNS, *ANALYTIC_FEATURES)
 """Columns that need no artifact."""
 
-FEATURES: tuple[str, ...] = (*CONFIG_FEATURES, *ARTIFACT_COLUMNS, *_PTX_DERIVED)
+FEATURES = (*CONFIG_FEATURES, *ARTIFACT_COLUMNS, *_PTX_DERIVED)
 """All columns, in the order that a model is trained on."""
 
 _LAYOUTS = ("row", "col", "strided")
@@ -58,7 +59,7 @@ def design_matrix(
     columns |= analytic
     if ptx:
         columns |= zip(ARTIFACT_COLUMNS, candidates.artifact_columns.T, strict=True)
-        columns |= _ptx_derived(columns, target)
+        columns |= _ptx_derived(Columns(**columns), target)
     names = FEATURES if ptx else CONFIG_FEATURES
     matrix = np.empty((len(names), len(candidates)), dtype=np.float32)
     for row, name in enumerate(names):
@@ -78,12 +79,8 @@ def _workload_values(workload: Workload, target: Target) -> dict[str, Any]:
         "log_bytes": log2(bytes_),
         "balance": flops / bytes_ / machine_balance,
         "small_m": workload.m <= 64,
-        "a_align": code.a_align,
-        "b_align": code.b_align,
-        "c_align": code.c_align,
-        "a_layout": _LAYOUTS.index(code.a_layout),
-        "b_layout": _LAYOUTS.index(code.b_layout),
-        "c_layout": _LAYOUTS.index(code.c_layout),
+        **{f"{x.name}_align": x.align for x in code.matrices},
+        **{f"{x.name}_layout": _LAYOUTS.index(x.layout) for x in code.matrices},
         "is_bfloat16": code.dtype == "bfloat16",
         "item_bytes": code.itemsize,
         "out_bytes": code.out_itemsize,
@@ -98,36 +95,36 @@ def _workload_values(workload: Workload, target: Target) -> dict[str, Any]:
     }
 
 
-def _ptx_derived(c: dict[str, Any], target: Target) -> dict[str, Floats]:
+def _ptx_derived(c: Columns, target: Target) -> dict[str, Floats]:
     """Instruction mix of the main loop, and the work of issuing it all; NaN without one."""
     # One mma.sync is the work of a warp, one wgmma of four, one tcgen05.mma of the whole block.
     sharers = np.select(
-        [c["loop_mma_sync"] > 0, c["loop_wgmma"] > 0], [c["num_warps"], c["num_warps"] / 4], 1.0
+        [c.loop_mma_sync > 0, c.loop_wgmma > 0], [c.num_warps, c.num_warps / 4], 1.0
     )
-    flops = _or_nan(c["loop_mma_flops"])
-    mma = _or_nan(c["loop_mma_sync"] + c["loop_wgmma"] + c["loop_tcgen05_mma"])
-    step_flops = 2 * c["block_m"] * c["block_n"] * c["block_k"]
+    flops = _or_nan(c.loop_mma_flops)
+    mma = _or_nan(c.loop_mma_sync + c.loop_wgmma + c.loop_tcgen05_mma)
+    step_flops = 2 * c.block_m * c.block_n * c.block_k
     steps_per_iteration = flops * sharers / step_flops
-    iterations = c["steps_per_program"] / steps_per_iteration
-    outside = c["all_instructions"] - c["loop_instructions"]
-    per_warp = c["loop_instructions"] * iterations + outside
+    iterations = c.steps_per_program / steps_per_iteration
+    outside = c.all_instructions - c.loop_instructions
+    per_warp = c.loop_instructions * iterations + outside
     # Four schedulers a multiprocessor, one warp instruction a clock each.
-    programs = np.ceil(c["programs"] / target.device.sm_count)
-    issue_us = per_warp * c["num_warps"] * programs / 4 / target.device.clock_mhz
-    issue_bound = issue_us / c["roofline_us"]
-    memory = c["loop_ldmatrix"] + c["loop_ld_shared"] + c["loop_st_shared"]
-    memory += c["loop_ld_global"] + c["loop_cp_async"] + c["loop_bulk_load"]
-    sync = c["loop_barrier"] + c["loop_mbarrier"] + c["loop_fence"]
+    programs = np.ceil(c.programs / target.device.sm_count)
+    issue_us = per_warp * c.num_warps * programs / 4 / target.device.clock_mhz
+    issue_bound = issue_us / c.roofline_us
+    memory = c.loop_ldmatrix + c.loop_ld_shared + c.loop_st_shared
+    memory += c.loop_ld_global + c.loop_cp_async + c.loop_bulk_load
+    sync = c.loop_barrier + c.loop_mbarrier + c.loop_fence
     return {
         "steps_per_iteration": steps_per_iteration,
         "mma_per_iteration": mma,
-        "loop_per_flop": c["loop_instructions"] / flops,
+        "loop_per_flop": c.loop_instructions / flops,
         "loop_memory_per_mma": memory / mma,
         "loop_sync_per_mma": sync / mma,
-        "loop_integer_per_mma": (c["loop_int_arith"] + c["loop_mov"]) / mma,
+        "loop_integer_per_mma": (c.loop_int_arith + c.loop_mov) / mma,
         "outside_loop": outside,
         "issue_bound": issue_bound,
-        "issue_over_compute": issue_bound / c["compute_bound"],
+        "issue_over_compute": issue_bound / c.compute_bound,
     }
 
 

@@ -30,7 +30,7 @@ class ConfigBinary(NamedTuple):
         return tuple.__repr__(self)
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, order=True)
 class GemmConfig:
     """One way to compute a matrix product.
 
@@ -130,7 +130,7 @@ def parse_config(text: str) -> GemmConfig:
             f"{text!r:.100} names no configuration: expected something like "
             f"'tma 128x256x64 w8 s4 g8', as `costmodel rank` lists them"
         )
-    found: dict[str, Any] = match.groupdict()
+    found = match.groupdict()
     marks = {name: found.pop(name) is not None for name in ("halves", "flatten", "repack")}
     kernel = found.pop("kernel")
     numbers: dict[str, Any] = {
@@ -158,7 +158,7 @@ def as_config(name: str, value: Any, others: str = "") -> GemmConfig:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Specialization:
     """One binary's worth of input: hashable, JSON-ready, independent of sizes.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from costmodel.errors import InvalidInput, UnsupportedDtype
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DataType:
     """One kind of operand.
 
@@ -41,7 +41,7 @@ _ROWS = (
     DataType("float32", 4, "fp32", ("float32",)),
     DataType("tf32", 4, "fp32", ("float32",), element="float32", precision="tf32"),
 )
-DATA_TYPES: dict[str, DataType] = {row.name: row for row in _ROWS}
+DATA_TYPES = {row.name: row for row in _ROWS}
 """All rows, by kind."""
 
 

@@ -234,7 +234,7 @@ class KernelFamily:
         ``ACTIVATION``, and ``bias_ptr`` where there is no bias, are so for every kernel.
         """
         binary, code = spec.config_binary, spec.code
-        baked: dict[str, Any] = {
+        baked = {
             "BLOCK_M": binary.block_m, "BLOCK_N": binary.block_n, "BLOCK_K": binary.block_k,
             "WIDE": code.wide, "PRECISION": code.data_type.precision,
         }  # fmt: skip
@@ -307,5 +307,4 @@ def families() -> dict[str, KernelFamily]:
 
 def family(name: str) -> KernelFamily:
     """Return a family by the name of its kernel."""
-    found: KernelFamily = known()[name]
-    return found
+    return known()[name]

@@ -7,10 +7,9 @@ what would only repeat another point; :class:`SearchSpace` has a reason for what
 from __future__ import annotations
 
 import functools
-import hashlib
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from costmodel.arrays import Indices, Mask
-from costmodel.files import cached_fact
+from costmodel.files import cached_fact, digest
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.family import Check, families, family
 from costmodel.gemm.specialize import SOURCES, kernel_trouble
@@ -71,7 +70,7 @@ def grid_columns() -> dict[str, Columns]:
     Besides the fields of a configuration, ``row`` is the place in the grid, and ``but_for_group`` a
     number that is equal for those that differ in ``group_m`` only.
     """
-    names = [f.name for f in fields(GemmConfig)]
+    names = [*GemmConfig.__dataclass_fields__]
     but_for_group = attrgetter(*(name for name in names if name != "group_m"))
     numbers: dict[object, int] = {}
     alike = np.array([numbers.setdefault(but_for_group(c), len(numbers)) for c in grid()])
@@ -90,8 +89,7 @@ def grid_hash() -> str:
     files = {*SOURCES, *(Path(str(module.__file__)) for module in modules)}
 
     def work_out() -> dict[str, str]:
-        text = "\n".join(map(str, grid()))
-        return {"hash": hashlib.sha256(text.encode()).hexdigest()[:16]}
+        return {"hash": digest("\n".join(map(str, grid())))}
 
     return cached_fact("grid", files, work_out)["hash"]
 

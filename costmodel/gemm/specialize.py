@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import hashlib
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from costmodel.compile.compile_pool import CompilePool, as_compiled
 from costmodel.compile.compiler import Artifact, compile_source
 from costmodel.compile.triton_private import build_launchers, cache_folder
-from costmodel.files import cached_fact
+from costmodel.files import cached_fact, digest
 from costmodel.gemm.config import GemmConfig, Specialization
 from costmodel.gemm.dtypes import DATA_TYPES
 from costmodel.gemm.family import families, family
@@ -43,7 +42,7 @@ REPACK_BLOCK = (16, 256)
 """Rows and columns that one program of ``repack_operands`` copies."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Repacking:
     """The binary that copies operands into aligned rows, as :class:`Specialization` is of a kernel.
 
@@ -146,7 +145,7 @@ def _arguments(spec: Specialization) -> tuple[dict[str, str], dict[str, int]]:
 def _repack_arguments(dtype: str) -> tuple[dict[str, str], dict[str, int]]:
     """Return the same of the copies; their rows are whole vectors of 16 bytes."""
     row = DATA_TYPES[dtype]
-    types: dict[str, str] = {"a_blocks": "i32"}
+    types = {"a_blocks": "i32"}
     divides: dict[str, int] = {}
     for x in "ab":
         types |= {f"{x}_{name}": t.format(element=row.triton) for name, t in _REPACK_TYPES.items()}
@@ -166,7 +165,7 @@ def artifact_key(spec: Specialization | Repacking, target: Target) -> str:
         parts = (kernel_hash(spec.kernel), spec.config_binary, spec.code.key(), spec.even_k)
     toolchain = target.toolchain
     parts = (*parts, target.device.arch, toolchain.triton, toolchain.ptxas)
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+    return digest(repr(parts), 24)
 
 
 @functools.cache
@@ -226,7 +225,7 @@ def kernel_hashes() -> Mapping[str, str]:
 
 
 def _hash(kernels: tuple[str, ...]) -> str:
-    seen: dict[str, str] = {}
+    seen = {}
     queue = list(kernels)
     while queue:
         module, function = queue.pop().split(":")
@@ -239,8 +238,7 @@ def _hash(kernels: tuple[str, ...]) -> str:
         # functions by name.
         names = (node.id for node in ast.walk(functions[function]) if isinstance(node, ast.Name))
         queue += [scope[name] for name in names if name in scope]
-    text = "\n".join(f"{k}:{v}" for k, v in sorted(seen.items()))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return digest("\n".join(f"{k}:{v}" for k, v in sorted(seen.items())))
 
 
 @functools.cache

@@ -6,7 +6,7 @@ why a workload is split in two: the sizes, and the class of code that may serve 
 
 import functools
 import re
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from math import gcd
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
@@ -74,7 +74,7 @@ class Matrix(NamedTuple):
         return (self.cols, self.rows) if self.layout == "col" else (self.rows, self.cols)
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, order=True)
 class CodeClass:
     """All that the compiled code depends on, besides the configuration and the toolchain.
 
@@ -195,7 +195,7 @@ def kind_options(kind: str) -> dict[str, Any]:
     return {"dtype": element} if element == kind else {"dtype": element, kind: True}
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, order=True)
 class Workload:
     """One matrix product: the sizes, and the class of code that may serve it.
 
@@ -348,7 +348,7 @@ class Workload:
         Raises:
             InvalidInput, ShapeError, UnsupportedDtype: with what is wrong.
         """
-        names = {f.name for f in fields(CodeClass)}
+        names = CodeClass.__dataclass_fields__.keys()
         sizes = {"m", "n", "k"}
         if not isinstance(row, dict) or not sizes <= set(row) <= names | sizes:
             raise InvalidInput(f"not a workload: {re.sub(r'[^ -~]', '?', str(row))[:200]}")

@@ -11,7 +11,7 @@ SM_REGISTERS = 65_536
 """Registers of a multiprocessor, on every GPU since 2012; also the most that one block may have."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Architecture:
     """The properties of every card of one compute capability.
 
@@ -69,7 +69,7 @@ _ROWS = (
     Architecture(120, "Blackwell", "mma.sync", 1024, _HOPPER, max_warps=48, max_blocks=24,
                  tma=True, ptxas_counts_reserved=True),
 )  # fmt: skip
-ARCHITECTURES: dict[int, Architecture] = {row.capability: row for row in _ROWS}
+ARCHITECTURES = {row.capability: row for row in _ROWS}
 """All rows, by capability, in ascending order."""
 
 

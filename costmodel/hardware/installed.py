@@ -86,7 +86,7 @@ def compiler_settings() -> dict[str, str | None]:
     from triton._C.libtriton import get_cache_invalidating_env_vars
     from triton.backends.nvidia.compiler import CUDAOptions
 
-    found: dict[str, str | None] = {
+    found = {
         name: None if value == "false" else value  # Triton's word for a switch that is off
         for name, value in get_cache_invalidating_env_vars().items()
     }

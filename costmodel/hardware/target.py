@@ -16,7 +16,7 @@ from costmodel.hardware.installed import compiler_settings, driver_version, trit
 from costmodel.validation import closest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Device:
     """A kind of GPU. Two cards of one kind share their models and their data.
 
@@ -92,7 +92,7 @@ _DEVICES = (
     Device("b200-sxm", "NVIDIA B200", 100, 148, 232448, 233472, 126 * _MIB,
            1965, 8000.0, 2250.0, 180 * 1024**3),
 )  # fmt: skip
-DEVICES: dict[str, Device] = {d.name: d for d in _DEVICES}
+DEVICES = {d.name: d for d in _DEVICES}
 """Devices that work without a driver. Figures: NVIDIA's data sheets and CUDA's occupancy tables."""
 
 
@@ -102,7 +102,7 @@ def known_device(product: str, sm_count: int) -> Device | None:
     return next(same, None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Toolchain:
     """The compiler: other versions, and other settings, give other binaries.
 
@@ -125,7 +125,7 @@ class Toolchain:
         return cls(triton.__version__, " ".join((version, *changed)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Target:
     """A device and a toolchain: what a measurement or a binary belongs to.
 

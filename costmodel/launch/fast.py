@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import logging
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -22,9 +21,7 @@ from torch.nn import functional
 from costmodel.gemm.config import GemmConfig
 from costmodel.launch.kernel import STREAM, Kernel, Recording
 from costmodel.launch.plan import Counters, Plan, Repack, Scratch, Workspace
-from costmodel.validation import drop_oldest
-
-log = logging.getLogger("costmodel")
+from costmodel.validation import drop_oldest, log
 
 
 class TritonLaunch:
@@ -243,12 +240,7 @@ class TorchLaunch:
 
 
 def torch_product(
-    a: Tensor,
-    b: Tensor,
-    out: Tensor,
-    bias: Tensor | None,
-    activation: str,
-    tf32: bool = False,
+    a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None, activation: str, tf32: bool = False
 ) -> None:
     """Queue out = act(a @ b + bias) by ``torch.mm`` (cuBLAS), as fast as torch can.
 

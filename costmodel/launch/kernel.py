@@ -52,7 +52,7 @@ class Kernel:
     def __call__(self, blocks: int, stream: int, arguments: dict[str, Any]) -> None:
         """Queue it on a raw stream handle; addresses may be tensors or integers."""
         values = [arguments.get(name) for name in self.names]
-        seen_by: tuple[Any, ...] = None, None, None
+        seen_by = None, None, None
         if hooks := self.launch_hooks():
             seen_by = self.binary.launch_metadata((blocks, 1, 1), stream, *values), *hooks
         self.run(blocks, 1, 1, stream, self.function, self.metadata, *seen_by, *values)
@@ -97,14 +97,14 @@ class Kernel:
         """
         launcher = self._c_launcher()
         marks = {name: object() for name in open_names if name in self.names}
-        caught: list[tuple[Any, ...]] = []
+        caught = []
         run: Any = copy.copy(self.run)
         run.launch = _with_function(run.launch, lambda *arguments: caught.append(arguments))
         unseen = replace(self, run=run, hooks=({}, None, None))  # no launch yet
         unseen(blocks, _STREAM_MARK, arguments | marks)
         if len(caught) != 1 or caught[0][: STREAM + 1] != (blocks, 1, 1, _STREAM_MARK):
             raise LookupError(f"an unknown launch: {caught!r:.200}")
-        base: tuple[Any, ...] = ()
+        base = ()
         values: Any = caught[0]
         if isinstance(values[-1], list | tuple):  # from Triton 3.7 on
             *base, values = values
@@ -181,8 +181,7 @@ def _c_function(launch: Any) -> Callable[..., None]:
     """Return what Triton's wrapper for descriptors calls in the end; itself if it is no wrapper."""
     if not isinstance(launch, FunctionType):
         return launch
-    found: Callable[..., None] = _cells(launch)["launcher"].cell_contents
-    return found
+    return _cells(launch)["launcher"].cell_contents
 
 
 def _with_function(launch: Any, function: Callable[..., None]) -> Callable[..., None]:

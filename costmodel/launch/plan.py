@@ -13,7 +13,7 @@ from costmodel.gemm.family import family, partial_bytes, repack_elements
 from costmodel.gemm.specialize import REPACK_BLOCK, Repacking, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
-from costmodel.launch.kernel import Kernel, load
+from costmodel.launch.kernel import load
 
 if TYPE_CHECKING:
     import torch
@@ -96,9 +96,7 @@ class Plan:
         }  # fmt: skip
 
     def repack_arguments(
-        self,
-        operands: tuple[Tensor, Tensor],
-        copies: tuple[Tensor, Tensor],
+        self, operands: tuple[Tensor, Tensor], copies: tuple[Tensor, Tensor]
     ) -> tuple[int, dict[str, Any]]:
         """Return how many programs make the copies, and their run-time arguments by name.
 
@@ -106,7 +104,7 @@ class Plan:
             operands: A and B.
             copies: as :meth:`aligned` gave them.
         """
-        blocks: list[int] = []
+        blocks = []
         arguments: dict[str, Any] = {}
         for matrix, x, copy, elements in zip(
             self._matrices, operands, copies, self.repacked, strict=False
@@ -162,7 +160,7 @@ class Repack:
     def __init__(self, plan: Plan, target: Target, device_index: int) -> None:
         self._plan = plan
         spec = plan.repacking
-        self._kernel: Kernel | None = load(spec, target, device_index) if spec else None
+        self._kernel = load(spec, target, device_index) if spec else None
 
     def __call__(
         self, a: Tensor, b: Tensor, workspace: Workspace, stream: int

@@ -22,7 +22,7 @@ Operands = tuple["Tensor", "Tensor", "Tensor", "Tensor | None"]
 """(a[m, k], b[k, n], out[m, n], bias[n] or None) of one launch."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GemmProblem:
     """A workload for :class:`costmodel.measure.session.Session`; a choice is a configuration."""
 
@@ -65,7 +65,7 @@ class GemmProblem:
         extents = _extents(self.workload)
         in_data = draw(code.dtype, self.set_bytes * count // code.itemsize)
         out_data = in_data.view(getattr(torch, code.out_dtype))
-        result: list[Operands] = []
+        result = []
         start = 0
         for _ in range(count):
             views = []
@@ -114,13 +114,11 @@ class GemmProblem:
             code = self.workload.code
             return lambda operands: torch_product(*operands, code.activation, code.tf32)
 
-        workspace: Workspace = scratch.setdefault(
-            "workspace", Workspace(torch.device("cuda", device_index))
-        )
+        workspace = scratch.setdefault("workspace", Workspace(torch.device("cuda", device_index)))
         plan = Plan(self.workload, config, target.device.sm_count)
         kernel = load(plan.spec, target, device_index, remember=False)
         repack = Repack(plan, target, device_index) if config.repack else None
-        prepared: dict[int, dict[str, Any]] = {}
+        prepared = {}
 
         def launch(operands: Operands) -> None:
             a, b, out, bias = operands

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from costmodel.errors import InvalidInput
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TimingProtocol:
     """The settings of a measurement.
 

@@ -44,7 +44,7 @@ class Session:
         self._index = device_index
         self._target = Target.current(device_index)
         self._device = torch.device("cuda", device_index)
-        self._stream: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._pool = OperandPool(self._device, 0)
         self._scratch: dict[str, Any] = {}
         self._count = torch.zeros(1, dtype=torch.int32, device=self._device)
@@ -154,8 +154,8 @@ class Session:
                 result[i] = bad
             else:
                 launchers[i], about_us[i] = launch, self._look(launch)
-        graphs: dict[int, tuple[torch.cuda.CUDAGraph, int, float]] = {}
-        fills: dict[int, tuple[torch.cuda.CUDAGraph, int, float]] = {}
+        graphs = {}
+        fills = {}
         for i, launch in launchers.items():
             # Starting a replay takes a while too: it must weigh on all alike, so all that are near
             # the fastest have as many launches as that.

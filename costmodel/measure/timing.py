@@ -30,7 +30,7 @@ _FULL = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Request:
     """One thing to time.
 

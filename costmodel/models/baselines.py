@@ -38,7 +38,7 @@ class StaticRank(CostModel):
         rows = np.flatnonzero(table.ok)
         speed = table.best_us()[table.workload_index[rows]] / table.latency_us[rows]
         mean = float(speed.mean()) if len(speed) else 0.0
-        found: defaultdict[GemmConfig, list[float]] = defaultdict(list)
+        found = defaultdict(list)
         for row, value in zip(rows.tolist(), speed.tolist(), strict=True):
             found[table.candidates.configs[row]].append(value)
         self.speed = {

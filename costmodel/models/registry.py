@@ -78,7 +78,7 @@ def find_model(
     Returns:
         (model, reason): why it is not the first choice, or its caveat; empty if neither.
     """
-    reasons: list[str] = []
+    reasons = []
     for model, called, trouble in _choices(target, named):
         if reason := trouble or model.why_not_usable(workload, target):
             reasons.append(reason)

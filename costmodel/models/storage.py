@@ -7,7 +7,6 @@ no longer names stay for those who read it before, until the next save.
 """
 
 import functools
-import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -36,7 +35,15 @@ from costmodel.errors import (
     WrongVersion,
 )
 from costmodel.features.features import CONFIG_FEATURES, FEATURE_SCHEMA, FEATURES
-from costmodel.files import decode, encode, file_errors, parse_json, read_small_file, replace_file
+from costmodel.files import (
+    decode,
+    digest,
+    encode,
+    file_errors,
+    parse_json,
+    read_small_file,
+    replace_file,
+)
 from costmodel.hardware.target import Target
 from costmodel.models.confidence import Confidence
 from costmodel.models.torch_time import TORCH_FEATURES
@@ -93,7 +100,7 @@ class Card:
 
 def content_hash(model: bytes, config: bytes) -> str:
     """Return the identity of a trained model: its trees and the columns that they expect."""
-    return _hash("\n".join(FEATURES).encode() + model + config)
+    return digest("\n".join(FEATURES).encode() + model + config)
 
 
 def card_stamp(directory: str | PathLike[str]) -> tuple[int, int, int]:
@@ -124,12 +131,12 @@ def save(
     if artifacts:
         rows, identity = sort_rows(artifacts.arrow(), ("kernel", "key")), Identity(card.target, {})
         parts[ARTIFACTS] = shard_bytes("artifacts", rows, identity, ptx_schema=PTX_SCHEMA)
-    hashes = {part: _hash(data) for part, data in parts.items()}
+    hashes = {part: digest(data) for part, data in parts.items()}
     card = replace(
         card,
         torch_hash=hashes.get(TORCH, ""),
         artifacts_hash=hashes.get(ARTIFACTS, ""),
-        files={part: _file_name(part, digest) for part, digest in hashes.items()},
+        files={part: _file_name(part, each) for part, each in hashes.items()},
         canaries={part: each.canary() for part, each in trees.items()},
     )
     written = _card_bytes(card)  # refused before anything is written
@@ -202,13 +209,9 @@ def read_artifacts(path: Path, card: Card) -> ArtifactTable:
     )
 
 
-def _hash(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]
-
-
-def _file_name(part: str, digest: str) -> str:
+def _file_name(part: str, content_hash: str) -> str:
     stem, suffix = part.split(".")
-    return f"{stem}-{digest}.{suffix}"
+    return f"{stem}-{content_hash}.{suffix}"
 
 
 def _remove_unnamed(path: Path) -> None:
@@ -281,6 +284,6 @@ def _read(file: Path, expected_hash: str = "") -> bytes:
             raise CorruptFile(
                 f"{file.parent}: not a model directory, {file.name} is not there"
             ) from None
-    if expected_hash and _hash(data) != expected_hash:
+    if expected_hash and digest(data) != expected_hash:
         raise CorruptFile(f"{file}: not that of {CARD}; save the model again")
     return data

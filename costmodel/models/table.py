@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from costmodel.data.measurement_table import Frame
 from costmodel.errors import InvalidInput
 from costmodel.evaluation.heldout import HELD_OUT, is_held_out
 from costmodel.features.features import CONFIG_FEATURES, FEATURES, design_matrix
+from costmodel.files import digest
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 
@@ -195,7 +195,7 @@ class TrainingTable(Frame):
             "\n".join(self.status).encode(),
             np.array(self.torch_us).tobytes(),
         ]
-        return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+        return digest(b"".join(parts))
 
 
 def _check_sibling(target: Target, first: Target) -> None:

@@ -35,7 +35,7 @@ _FULL = 0.2  # and in proportion to what a wrong order would cost, up to so much
 _Numbers = NDArray[np.floating[Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class XgbParams:
     """Hyper-parameters, the same for both heads.
 
@@ -118,7 +118,7 @@ class NearBest:
             slower[w, : len(rows)] = log_latency[rows] - log_latency[rows[0]]
         first, other = slower[:, :_FASTEST, None], slower[:, None, :]
         weight = np.exp(-_FALL * first) * np.clip((other - first) / _FULL, 0, 1)
-        self.weight: Floats32 = np.nan_to_num(weight).astype(np.float32)
+        self.weight = np.nan_to_num(weight).astype(np.float32)
         of_row = self.weight.sum(axis=2)
         if of_row.any():
             self.weight /= of_row[of_row > 0].mean()
@@ -181,10 +181,7 @@ def _objective(
 
     def gradients(predicted: Floats32, _: Any) -> tuple[Floats32, Floats32]:
         first, second = near.gradients(predicted + start, params.pair_scale)
-        return (
-            weight * (predicted - label) + params.pairs * first,
-            weight + params.pairs * second,
-        )
+        return (weight * (predicted - label) + params.pairs * first, weight + params.pairs * second)
 
     return gradients
 

@@ -79,7 +79,7 @@ class XgbCostModel(CostModel):
             )
         log_multiple = np.log(table.latency_us[ok] / table.roofline_us()[ok])
         weight, workload = self.row_weights(table)[ok], table.workload_index[ok]
-        trees: dict[str, Trees] = {}
+        trees = {}
         for ptx, part in HEADS.items():
             matrix = table.design_matrix(ptx=ptx)[ok]
             start = np.log(matrix[:, _ESTIMATE].astype(np.float64))

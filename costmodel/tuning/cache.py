@@ -1,13 +1,12 @@
 """Folders of the cache: where files are, and what happens where none can be written."""
 
-import hashlib
 import re
 import threading
 import warnings
 from pathlib import Path
 
 from costmodel.errors import InvalidInput
-from costmodel.files import CACHE_VARIABLE, cache_directory
+from costmodel.files import CACHE_VARIABLE, cache_directory, digest
 
 
 class CacheFolder:
@@ -51,5 +50,4 @@ class CacheFolder:
 
 def file_stem(name: str, key: str) -> str:
     """Return the name of a key's file, without its ending: readable, and then the key's hash."""
-    digest = hashlib.sha256(key.encode()).hexdigest()[:20]
-    return f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)[-80:]}-{digest}"
+    return f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)[-80:]}-{digest(key, 20)}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stats:
     """The work that this process has done since it started.
 
@@ -37,8 +37,7 @@ class Stats:
 
     def since(self, before: Stats) -> Stats:
         """Return the work done since ``before`` was taken."""
-        names = [field.name for field in fields(self)]
-        return Stats(**{n: getattr(self, n) - getattr(before, n) for n in names})
+        return Stats(**{n: getattr(self, n) - getattr(before, n) for n in _counts})
 
 
 def count(**numbers: int) -> None:
@@ -55,4 +54,4 @@ def stats() -> Stats:
 
 
 _lock = threading.Lock()
-_counts = dict.fromkeys((field.name for field in fields(Stats)), 0)
+_counts = dict.fromkeys(Stats.__dataclass_fields__, 0)

@@ -19,7 +19,7 @@ from costmodel.features.analytic import analytic_columns, occupancy
 from costmodel.features.concepts import grouped
 from costmodel.features.features import FEATURES
 from costmodel.gemm.config import GemmConfig, as_config
-from costmodel.gemm.space import why_illegal
+from costmodel.gemm.space import Columns, why_illegal
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.tuning.ranking import Ranking, rank
@@ -149,7 +149,7 @@ def explain(
     found = ranking.cost_model.contributions(workload, candidates, ranking.target)
     explained = []
     for i, row in enumerate(rows):
-        here = {name: float(column[i]) for name, column in paper.items()}
+        here = Columns(**{name: float(column[i]) for name, column in paper.items()})
         learned = found and (float(found[0][i]), found[1][i])
         explained.append(_explained(ranking, row, here, learned))
     none = f"only a trained model gives any, and {ranking.model} answered"
@@ -173,7 +173,7 @@ def _place(ranking: Ranking, config: GemmConfig) -> int:
 
 
 def _explained(
-    ranking: Ranking, row: int, paper: Mapping[str, float], learned: tuple[float, Floats] | None
+    ranking: Ranking, row: int, paper: Columns, learned: tuple[float, Floats] | None
 ) -> Explained:
     """Explain one row, by its analytic columns and the contributions of a learned model."""
     config, target = ranking.configs[row], ranking.target
@@ -191,7 +191,7 @@ def _explained(
         config=config,
         predicted_us=predicted_us,
         answered_by=answered_by,
-        roofline=_roofline(ranking.workload, target, paper["roofline_us"], predicted_us),
+        roofline=_roofline(ranking.workload, target, paper.roofline_us, predicted_us),
         **_of_the_launch(ranking.workload, config, target, paper),
         binary=binary,
         start_us=start_us,
@@ -222,7 +222,7 @@ def _roofline(
 
 
 def _of_the_launch(
-    workload: Workload, config: GemmConfig, target: Target, paper: Mapping[str, float]
+    workload: Workload, config: GemmConfig, target: Target, paper: Columns
 ) -> dict[str, Any]:
     """Return the estimate and what it rests on.
 
@@ -230,55 +230,55 @@ def _of_the_launch(
     multiprocessors (imbalance: the one with the most blocks decides).
     """
     device = target.device
-    running = min(paper["programs"], device.sm_count * paper["occupancy"])
+    running = min(paper.programs, device.sm_count * paper.occupancy)
     stage_bytes = (config.block_m + config.block_n) * config.block_k * workload.code.itemsize
-    in_flight = running * stage_bytes * min(config.num_stages, paper["steps_per_program"])
-    estimate_us = paper["estimate"] * paper["roofline_us"]
-    shares = {n.removesuffix(_SHARE): x for n, x in paper.items() if n.endswith(_SHARE)}
+    in_flight = running * stage_bytes * min(config.num_stages, paper.steps_per_program)
+    estimate_us = paper.estimate * paper.roofline_us
+    shares = {n.removesuffix(_SHARE): x for n, x in vars(paper).items() if n.endswith(_SHARE)}
     paper_us = {name: x * estimate_us for name, x in shares.items()} | {"estimate": estimate_us}
     return {
         "grid": {
-            "tiles": paper["tiles"],
-            "blocks": paper["programs"],
-            "blocks_per_multiprocessor": paper["programs"] / device.sm_count,
-            "waves": paper["waves"],
-            "last_wave_full_percent": 100 * paper["last_wave"],
-            "tail_percent": 100 * (1 / paper["wave_efficiency"] - 1),
-            "imbalance_percent": 100 * (1 / paper["sm_balance"] - 1),
-            "useful_percent": 100 * paper["useful"],
-            "steps": paper["steps_per_program"],
+            "tiles": paper.tiles,
+            "blocks": paper.programs,
+            "blocks_per_multiprocessor": paper.programs / device.sm_count,
+            "waves": paper.waves,
+            "last_wave_full_percent": 100 * paper.last_wave,
+            "tail_percent": 100 * (1 / paper.wave_efficiency - 1),
+            "imbalance_percent": 100 * (1 / paper.sm_balance - 1),
+            "useful_percent": 100 * paper.useful,
+            "steps": paper.steps_per_program,
             "split_k": config.split_k,
         },
         "residency": {
-            "blocks_per_multiprocessor": paper["occupancy"],
+            "blocks_per_multiprocessor": paper.occupancy,
             "limited_by": _limit(config, target, paper),
-            "warps_per_multiprocessor": paper["warps_per_sm"],
-            "registers_per_thread": paper["registers_used"],
-            "shared_bytes": paper["shared_used"],
+            "warps_per_multiprocessor": paper.warps_per_sm,
+            "registers_per_thread": paper.registers_used,
+            "shared_bytes": paper.shared_used,
             "bytes_in_flight": in_flight,
-            "bytes_wanted": in_flight / paper["bytes_in_flight"],
-            "in_flight_percent": 100 * paper["bytes_in_flight"],
+            "bytes_wanted": in_flight / paper.bytes_in_flight,
+            "in_flight_percent": 100 * paper.bytes_in_flight,
         },
         "traffic": {
             "least_bytes": workload.bytes(),
-            "device_memory_bytes": paper["dram_traffic"],
-            "l2_bytes": paper["operand_traffic"],
-            "split_k_bytes": paper["split_traffic"],
+            "device_memory_bytes": paper.dram_traffic,
+            "l2_bytes": paper.operand_traffic,
+            "split_k_bytes": paper.split_traffic,
             "split_k_us": paper_us.get("split", 0.0),
         },
         "paper_us": paper_us,
     }
 
 
-def _limit(config: GemmConfig, target: Target, paper: Mapping[str, float]) -> str:
+def _limit(config: GemmConfig, target: Target, paper: Columns) -> str:
     """Name what keeps more blocks off a multiprocessor."""
 
     def fit(registers: float, shared_bytes: float) -> float:
         per_thread, per_block, warps = np.array([[registers], [shared_bytes], [config.num_warps]])
         return float(occupancy(per_thread, per_block, warps, target.device)[0])
 
-    registers, shared_bytes = paper["registers_used"], paper["shared_used"]
-    blocks = paper["occupancy"]
+    registers, shared_bytes = paper.registers_used, paper.shared_used
+    blocks = paper.occupancy
     if fit(registers, shared_bytes) > blocks:
         return "the kernel, which starts one block on each"
     limits = {"registers": fit(registers, 0), "shared memory": fit(0, shared_bytes)}

@@ -125,7 +125,7 @@ def used_rows(
     """
     entries, unreadable = cache.survey()
     dropped = Counter([UNREADABLE] * len(unreadable))
-    latency_us: dict[tuple[Workload, GemmConfig], float] = {}
+    latency_us = {}
     torch_us: dict[Workload, float] = {}
     for entry in entries:
         result = entry.result

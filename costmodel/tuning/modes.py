@@ -6,7 +6,7 @@ from typing import Literal, get_args
 from costmodel.errors import InvalidInput
 
 Mode = Literal["auto", "predict", "topk", "exhaustive", "heuristic", "background", "never"]
-MODES: tuple[str, ...] = get_args(Mode)
+MODES = get_args(Mode)
 
 TUNING_MODES = tuple(mode for mode in MODES if mode not in ("background", "never"))
 """Those that say how one choice is made; the other two say when ``matmul`` may make one."""

@@ -47,11 +47,7 @@ TimesAt = tuple[int, Mapping[GemmConfig | None, float]]
 
 
 def plan_by_prediction(
-    result: TuningResult,
-    m_range: tuple[int, int],
-    model: CostModel,
-    *,
-    attempted: bool = False,
+    result: TuningResult, m_range: tuple[int, int], model: CostModel, *, attempted: bool = False
 ) -> BucketPlan:
     """Plan the bucket of a result by what is expected of its other m.
 

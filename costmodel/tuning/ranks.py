@@ -7,7 +7,6 @@ have come: in ``costmodel.warmup(..., group=...)``. There, whatever fails on one
 on all of them, and none waits for one that has given up.
 """
 
-import hashlib
 import itertools
 import json
 import threading
@@ -19,6 +18,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from costmodel.errors import InvalidInput, RankError
+from costmodel.files import digest
 
 _MOST_CHARACTERS = 500
 
@@ -60,8 +60,8 @@ def first_said(key: object, text: str) -> str:
     """Return what the rank of the process group says that was the first to ask with this key."""
     if not epoch():
         return text
-    name = f"costmodel/{hashlib.sha256(json.dumps(key).encode()).hexdigest()}"
-    said: bytes = dist.distributed_c10d._get_default_store().compare_set(name, "", text)
+    name = f"costmodel/{digest(json.dumps(key), 64)}"
+    said = dist.distributed_c10d._get_default_store().compare_set(name, "", text)
     return said.decode()
 
 

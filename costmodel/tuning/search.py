@@ -16,7 +16,7 @@ from math import inf
 from typing import Any, TypeVar
 
 from costmodel.data.measurement import Candidate, Measurement, Runner
-from costmodel.validation import one_line
+from costmodel.validation import log, one_line
 
 CompileCandidates = Callable[[Sequence[Candidate]], Generator[Sequence[Candidate], None, None]]
 """Begins to compile candidates; gives those of each binary, with its artifact, once it is there.
@@ -40,10 +40,8 @@ _LOSS = 1.02  # by so much a choice may turn out slower than another one that wa
 _COMPILED_AT_ONCE = 256
 _TIMED_AT_ONCE = 32
 
-log = logging.getLogger("costmodel")
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Choice:
     """The configuration to launch (None is the library) and why.
 
@@ -139,7 +137,7 @@ class TopKSearch:
         """
         try:
             for rounds in _ROUNDS:
-                finalists: list[Config | None] = [*self._foremost()]
+                finalists = [*self._foremost()]
                 if self.library is not None and self.library.ok:
                     finalists.append(None)
                 if time.monotonic() > self.deadline or len(finalists) < 2:

@@ -28,7 +28,7 @@ _SMALL = 512
 _MOST_ELEMENTS = 2**40
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Buckets:
     """Ranges of m that share a winner.
 
@@ -45,9 +45,7 @@ class Buckets:
     def __post_init__(self) -> None:
         if type(self.steps) is not int or self.steps not in (1, 2, 4, 8, 16, 32, 64, 128):
             raise InvalidInput(f"steps={self.steps!r}: expected a power of two from 1 to 128")
-        bounds: tuple[Any, ...] = (
-            tuple(self.bounds) if isinstance(self.bounds, Iterable) else (None,)
-        )
+        bounds = tuple(self.bounds) if isinstance(self.bounds, Iterable) else (None,)
         if any(type(x) is not int for x in bounds) or any(
             x >= y for x, y in pairwise((0, *bounds))
         ):
@@ -89,7 +87,7 @@ class Buckets:
         return before + 1, min(last, MOST)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TuningKey:
     """A bucket of products that share a choice, and how it is to be made.
 

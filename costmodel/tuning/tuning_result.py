@@ -18,7 +18,7 @@ PINNED = "pinned"
 """The ``source`` of a result that the caller has chosen."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Costs:
     """Wall seconds of each stage, and how many configurations were compiled and timed."""
 
@@ -33,7 +33,7 @@ class Costs:
         return self.rank_s + self.compile_s + self.measure_s
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Segment:
     """Neighbouring m of a bucket, and what computes them.
 
@@ -52,7 +52,7 @@ class Segment:
             raise InvalidInput(f"{self}: expected an m over 0 and a time of at least 0")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BucketPlan:
     """The plan of a bucket: segments in ascending order, which together are the bucket.
 

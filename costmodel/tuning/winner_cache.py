@@ -20,17 +20,15 @@ from costmodel.errors import CorruptFile, InvalidInput
 from costmodel.files import decode, encode, read_json, replace_file
 from costmodel.tuning.cache import CacheFolder, file_stem
 from costmodel.tuning.tuning_result import TuningResult
-from costmodel.validation import one_line
+from costmodel.validation import log, one_line
 
 SCHEMA = 2
 """Version of the files; those of another are ignored."""
 
 _ATTEMPTS = 3
 
-log = logging.getLogger("costmodel")
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CacheEntry:
     """One result on disk."""
 
@@ -39,7 +37,7 @@ class CacheEntry:
     result: TuningResult
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Stored:
     """The content of a file."""
 
@@ -69,7 +67,7 @@ class WinnerCache(CacheFolder):
         except InvalidInput as error:
             log.warning("%s is not kept, since it could not be read: %s", path, one_line(error))
             return False
-        failure: object = None
+        failure = None
         for _ in range(_ATTEMPTS):  # another process may just have removed the folder
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)

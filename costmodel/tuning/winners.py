@@ -10,7 +10,6 @@ what is on the disk of one rank, or was asked first there, does not matter.
 """
 
 import functools
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -33,14 +32,12 @@ from costmodel.tuning.tuner import Compile, tune_by, untimed_because
 from costmodel.tuning.tuning_key import Buckets, TuningKey
 from costmodel.tuning.tuning_result import NO_PLAN, BucketPlan, TuningResult
 from costmodel.tuning.winner_cache import WinnerCache
-from costmodel.validation import one_line, warn_once
+from costmodel.validation import log, one_line, warn_once
 
 # These ask for timings: in a process group a prediction is no answer to them.
 _TIMED_ON_REQUEST = ("topk", "exhaustive")
 
 _RULES = RuleHeuristic()
-
-log = logging.getLogger("costmodel")
 
 
 def warn_of_host(error: HostError) -> None:

@@ -103,7 +103,7 @@ class WarpSpecializedFamily(TmaFamily):
     def constants(self, spec: Specialization) -> dict[str, Any]:
         c = spec.config_binary
         first, rest = map(int, n_parts(c.block_n))
-        baked: dict[str, Any] = {
+        baked = {
             "ROWS": c.block_m // (c.num_warps // 4), "BLOCK_N1": first, "BLOCK_N2": rest,
             "BLOCK_K": c.block_k, "STAGES": c.num_stages, "GROUPS": c.num_warps // 4,
             "A_COL": spec.code.a_layout == "col", "B_COL": spec.code.b_layout == "col",
