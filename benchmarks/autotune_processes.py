@@ -99,4 +99,8 @@ def lines_of(path: Path) -> list[Row]:
 
 def by_kernel(lines: Iterable[Row]) -> dict[str, Row]:
     """Lines by kernel; of a case that was begun again the first ones, whose caches were empty."""
-    return {line["kernel"]: line for line in reversed([*lines]) if "kernel" in line}
+    found: dict[str, Row] = {}
+    for line in lines:
+        if "kernel" in line:
+            found.setdefault(line["kernel"], line)
+    return found

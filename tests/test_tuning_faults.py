@@ -222,7 +222,7 @@ sys.argv = ["", {folder!r}, "[16, 32, 64, 128]", "0"]
 import autotune_fakes
 autotune_fakes.main()
 from costmodel.autotune import prior
-assert prior._load(90) is not None
+assert prior.model_for(90) is not None
 print(*sys.modules.keys() & {{"xgboost", "pyarrow", "pandas", "sklearn", "scipy"}}, sep=",")
 """
 
