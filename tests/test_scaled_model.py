@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,3 +113,35 @@ def test_training_has_no_product_of_the_eval_list_and_judging_all(script: Any) -
     judging = record.judging()
     assert {(p.n, p.k) for p in judging} == eval_pairs()
     assert {p.form for p in judging} == {*record.FORMS}
+
+
+def test_what_is_recorded_is_a_dataset_to_train_on(
+    script: Any, machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = script("record_scaled")
+    costmodel.set_mode("exhaustive")
+    made = [record.Scaled(form, m, 1536, 512, "cpu") for form in ("row", "int8") for m in (16, 48)]
+    held = record.Scaled("row", 16, 4096, 4096, "cpu")
+    refused = record.Scaled("row", 16, 256, 256, "nowhere")
+    try:
+        failures = [*record.record([*made, held, refused], 600.0)]
+    finally:
+        costmodel.set_mode("auto")
+    assert len(failures) == 1
+    assert "row 16 256 256" in failures[0]
+    record.make_dataset(tmp_path, tmp_path / "train", False)
+    rows = KernelDataset.read(tmp_path / "train").rows.to_pylist()
+    assert {json.loads(row["arguments"])["m"] for row in rows} == {16, 48}
+    assert {json.loads(row["arguments"])["n"] for row in rows} == {1536}
+    assert len({row["list"] for row in rows}) == len(made)
+    record.make_dataset(tmp_path, tmp_path / "judges", True)
+    judges = KernelDataset.read(tmp_path / "judges").rows.to_pylist()
+    assert {json.loads(row["arguments"])["n"] for row in judges} == {1536, 4096}
+    study = script("bench_scaled_model")
+    found = study.Lists.of(KernelDataset.read(tmp_path / "train"), "scaled")
+    assert {*found.form} == {"row", "int8"}
+    assert all(
+        '"torch"' not in rows[found.table.row[i]]["config"] for i in np.flatnonzero(found.ours)
+    )
+    figures = found.figures(found.table.label)  # ranked by the truth
+    assert (figures["first_1_pct"], figures["lists"]) == (100.0, len(made))

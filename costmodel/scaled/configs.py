@@ -95,8 +95,8 @@ def prune(_configs: Any, named: Mapping[str, Any], **_: Any) -> list[triton.Conf
         if tiles["kernel"] == "pointer" or has_tma:
             splits = sorted(_splits(tiles, m, n, k, device))
             found += [_config(**tiles, splits=split) for split in splits]
-    # Up to 64 half of their rows are empty, but nothing there waits for the scales of blocks.
-    if has_tma and m > (32 if by_blocks else 64) and _is_aligned(named, out="ldc"):
+    # Up to 64 half of their rows are empty, but none are read, and copies wait for nothing there.
+    if has_tma and m > 32 and _is_aligned(named, out="ldc"):
         points = _WARPS + (_WARPS_PROMOTED if promotes else _WARPS_ONE_SUM)
         if named["recipe_b"] == BY_ROW:  # a scale for each column: larger tiles lack the registers
             points = _WARPS[:2]
