@@ -110,7 +110,7 @@ def readme() -> list[str]:
 
 @pytest.mark.parametrize("sentence", readme())
 def test_sentences_of_readme_are_those_of_the_results(sentence: str) -> None:
-    assert sentence in prose_of("README.md")
+    assert sentence in prose_of("README.md"), f"the results say: {sentence}"
 
 
 NOT_MEASURED = (
