@@ -36,15 +36,8 @@ def _matmul(
 
 
 @_matmul.register_fake
-def _(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None,
-    activation: str,
-    tf32: bool | None,
-    out_dtype: torch.dtype | None,
-    mode: str | None,
-) -> Tensor:
+def _(a: Tensor, b: Tensor, *options: Any) -> Tensor:
+    _, _, _, out_dtype, _ = options
     if not a.dim() == b.dim() == 2 or a.shape[1] != b.shape[0]:
         raise ShapeError(f"a{list(a.shape)} @ b{list(b.shape)}: expected [m, k] @ [k, n]")
     lower_operator()  # here: Inductor is imported by now, and lowers what is traced

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Literal
@@ -44,9 +44,9 @@ class Candidates:
     """
 
     configs: tuple[GemmConfig, ...]
-    config_columns: Floats = field(repr=False)
-    artifact_columns: Floats = field(repr=False)
-    ptx_hash: Texts = field(repr=False)
+    config_columns: Floats
+    artifact_columns: Floats
+    ptx_hash: Texts
 
     @classmethod
     def of(
@@ -90,9 +90,7 @@ class Candidates:
     def without_artifacts(self) -> Candidates:
         """Return the same configurations, as if no binary were known."""
         nothing = np.full_like(self.artifact_columns, np.nan)
-        return Candidates(
-            self.configs, self.config_columns, nothing, np.full(len(self), "", dtype=object)
-        )
+        return replace(self, artifact_columns=nothing, ptx_hash=np.full_like(self.ptx_hash, ""))
 
     @property
     def has_artifact(self) -> Mask:

@@ -113,7 +113,7 @@ class MeasurementTable(Columns):
     runs: tuple[RunInfo, ...]
     run_index: Integers
     role: Texts
-    arrow: pa.Table = field(repr=False)
+    arrow: pa.Table
     arrow_row: Integers
 
     @staticmethod

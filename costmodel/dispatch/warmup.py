@@ -183,8 +183,10 @@ def _others_of_bucket(call: _Call) -> Iterator[_Call]:
 def _m_of_each_choice(call: _Call) -> list[int]:
     """An m of each choice of the bucket that is another than that of the call's own m."""
     keys, winners, m = call.keys(), dispatch.winners, call.workload.m
-    known = (each for each in (*keys, replace(keys[-1], mode="predict")) if winners.known(each))
-    if (key := next(known, None)) is None or (found := winners.known(key)) is None:
+    for key in (*keys, replace(keys[-1], mode="predict")):
+        if (found := winners.known(key)) is not None:
+            break
+    else:
         return []
     if not key.epoch:  # else it was planned when it was agreed on
         try:

@@ -7,8 +7,9 @@ failures too; equal programs are ranked once. ``torch.matmul`` never enters it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -114,22 +115,14 @@ def evaluate(dataset: Dataset, models: Sequence[CostModel], target: Target) -> l
     if dropped:
         log.warning("%s, left out: %s", dataset.path, dropped)
 
-    def entry(
-        name: str, kind: str, cost: Callable[[Problem], Floats], *, is_latency: bool = False
-    ) -> dict[str, Any]:
-        return _entry(name, kind, [_score(p, cost(p), is_latency) for p in problems])
-
-    entries = [
-        entry(
-            model.name,
-            model.kind,
-            lambda p, model=model: model.predict(p.workload, p.candidates, target),  # type: ignore[misc]
-            is_latency=model.predicts_latency,
-        )
-        for model in models
-    ]
-    entries.append(entry("random", "baseline", lambda p: np.zeros(len(p.latency_us))))
-    entries.append(entry("oracle", "oracle", lambda p: p.latency_us))
+    entries = []
+    for model in models:
+        costs = [model.predict(p.workload, p.candidates, target) for p in problems]
+        scores = map(_score, problems, costs, repeat(model.predicts_latency))
+        entries.append(_entry(model.name, model.kind, [*scores]))
+    random = [_score(p, np.zeros(len(p.latency_us)), False) for p in problems]
+    oracle = [_score(p, p.latency_us, False) for p in problems]
+    entries += [_entry("random", "baseline", random), _entry("oracle", "oracle", oracle)]
     if second := _second_measurement(dataset, problems):
         entries.append(_entry("noise ceiling", "oracle", second))
     return entries

@@ -78,7 +78,5 @@ def architecture(capability: int) -> Architecture:
 
     A later version of a generation has what the earlier ones have.
     """
-    if (found := ARCHITECTURES.get(capability)) is not None:
-        return found
     rows = sorted(ARCHITECTURES.values(), key=lambda row: row.capability)
     return next((row for row in reversed(rows) if row.capability <= capability), rows[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,9 +42,9 @@ class TrainingTable(Frame):
     """
 
     target: Target
-    targets: tuple[Target, ...] = field(default=(), repr=False)
-    artifacts: ArtifactTable | None = field(default=None, repr=False)
-    torch_us: tuple[float, ...] = field(default=(), repr=False)
+    targets: tuple[Target, ...] = ()
+    artifacts: ArtifactTable | None = None
+    torch_us: tuple[float, ...] = ()
 
     @classmethod
     def from_dataset(cls, dataset: Dataset, role: Role = "train") -> TrainingTable:

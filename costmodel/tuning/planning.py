@@ -184,8 +184,9 @@ class _Slice:
         # A timing for another m can mislead as well: it may have been an unlucky one.
         by_prediction = sorted(self.tried, key=lambda each: each.predicted_us)
         foremost = [each.config for each in (*self.tried[:_FINALISTS], *by_prediction[:1])]
-        new = self._best_new(self.tried, ())
-        self.finalists = [*dict.fromkeys(foremost), *(new[:1] if new else ())]
+        self.finalists = [*dict.fromkeys(foremost)]
+        if self.new and self._gains(self.tried):
+            self.finalists.append(self.new[0])
         if self.torch_us < inf:
             self.finalists.append(None)
 
@@ -205,18 +206,17 @@ class _Slice:
             failed: configurations that do not work.
         """
         tried = [each for each in self.tried if each.config not in failed]
-        best = self._best_new(tried, failed) or (tried[0][:2] if tried else (result.config, inf))
+        config, us = tried[0][:2] if tried else (result.config, inf)
+        if self.new and self.new[0] not in failed and self._gains(tried):
+            config, us = self.new
         gains = 1.0 if result.config is None else _TORCH_GAINS
-        return None if gains * self.torch_us < best[1] else best[0]
+        return None if gains * self.torch_us < us else config
 
-    def _best_new(
-        self, tried: Sequence[_Tried], failed: Collection[GemmConfig | None]
-    ) -> tuple[GemmConfig, float] | None:
-        """The new configuration, where it gains more than predictions err."""
-        if self.new is None or self.new[0] in failed:
-            return None
-        gains = not tried or tried[0].expected_us > _NEW_GAINS * self.new[1]
-        return self.new if gains else None
+    def _gains(self, tried: Sequence[_Tried]) -> bool:
+        """Return True if the new configuration gains more than predictions err."""
+        if self.new is None:
+            return False
+        return not tried or tried[0].expected_us > _NEW_GAINS * self.new[1]
 
     @property
     def _sample(self) -> list[int]:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from math import inf
 from os import PathLike
 from typing import Any, cast
@@ -124,7 +124,7 @@ def tune_by(
     how = "device ({})" if runner is not None and runner.needs_binaries else "replay of {}"
     timed = 0 if untimed else len(search.measured)
     return TuningResult(
-        **{each.name: getattr(ranking, each.name) for each in fields(Answered)},
+        **{name: getattr(ranking, name) for name in Answered.__dataclass_fields__},
         mode=mode, k=k,
         ranked=tuple((c, ranking.predicted_us(i)) for i, c in enumerate(ranking.configs)),
         expected_kept=ranking.expected_kept(wanted),

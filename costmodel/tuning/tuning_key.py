@@ -131,8 +131,8 @@ class TuningKey:
         timed = not untimed_because(workload, self.mode)
         return {
             "name": f"{first}-{last}x{workload.n}x{workload.k}-{target.device.name}",
+            **workload.to_dict(),
             "m": [first, last],
-            **{name: value for name, value in workload.to_dict().items() if name != "m"},
             **target.here(),
             "torch": torch.__version__,
             "cuda": torch.version.cuda or "",
