@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from os import PathLike
 from pathlib import Path
 from typing import Literal
 
@@ -185,6 +186,10 @@ class CostModel(ABC):
     def out_of_coverage(self, workload: Workload) -> str:
         """Say which property of a workload is new to the model; empty if none is, or unknown."""
         return ""
+
+
+ModelLike = CostModel | str | PathLike[str] | None
+"""A model, or the directory of one; None: the one that answers without being named."""
 
 
 def _matrix(rows: Iterable[tuple[float, ...]], width: int) -> Floats:

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from costmodel.data.candidates import ModelLike
 from costmodel.data.measurement import Runner
 from costmodel.dispatch import dispatch
-from costmodel.dispatch.check import Call, ModelLike, check_matrices
+from costmodel.dispatch.check import Call, check_matrices
 from costmodel.dispatch.loading import ensure_loaded, pins
 from costmodel.errors import IllegalConfig, InvalidInput
 from costmodel.gemm.config import GemmConfig, as_config

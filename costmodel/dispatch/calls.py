@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from costmodel.dispatch.check import Call, ModelLike, check_kinds, require_shape
+from costmodel.data.candidates import ModelLike
+from costmodel.dispatch.check import Call, check_kinds, require_shape
 from costmodel.errors import LayoutError, ShapeError, UnsupportedDtype
 from costmodel.launch.fast import (
     activated,

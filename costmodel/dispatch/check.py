@@ -5,13 +5,12 @@ Each error says what was wrong and what to do.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from os import PathLike
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from costmodel.data.candidates import CostModel
+from costmodel.data.candidates import ModelLike
 from costmodel.errors import (
     DeviceError,
     GradientError,
@@ -22,8 +21,6 @@ from costmodel.errors import (
 )
 from costmodel.gemm.dtypes import DATA_TYPES, element_types, require_tf32
 from costmodel.gemm.workload import require_activation
-
-ModelLike = CostModel | str | PathLike[str] | None
 
 Spans = tuple[int, int, int, int]
 """Bytes that out, A, B and the bias span in memory; 0 for one that is absent or empty."""

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from costmodel import models
-from costmodel.data.candidates import CostModel
+from costmodel.data.candidates import CostModel, ModelLike
 from costmodel.dispatch.background import Background
 from costmodel.dispatch.calls import (
     by_autocast,
@@ -47,7 +47,6 @@ from costmodel.dispatch.calls import (
 )
 from costmodel.dispatch.check import (
     Call,
-    ModelLike,
     Spans,
     check_kinds,
     check_matrices,

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from costmodel.data.candidates import ModelLike
 from costmodel.dispatch.background import Background
-from costmodel.dispatch.check import Call, ModelLike
+from costmodel.dispatch.check import Call
 from costmodel.dispatch.loading import first_launch, is_loaded, loaded_configs, pins
 from costmodel.errors import CompileError, CostModelError, HostError, InvalidInput, LaunchError
 from costmodel.gemm.config import GemmConfig

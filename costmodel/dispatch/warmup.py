@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from costmodel.data.candidates import ModelLike
 from costmodel.dispatch import dispatch
 from costmodel.dispatch.ahead import device_index, matmul_types
 from costmodel.dispatch.calls import is_deterministic
-from costmodel.dispatch.check import ModelLike
 from costmodel.dispatch.resolve_launch import keys_of
 from costmodel.errors import HostError, InvalidInput, LaunchError, RankError
 from costmodel.gemm.config import GemmConfig

@@ -72,9 +72,7 @@ def _workload_values(workload: Workload, target: Target) -> dict[str, Any]:
     flops, bytes_ = max(workload.flops(), 1), max(workload.bytes(), 1)
     machine_balance = device.tflops_of(code.kind) * 1e3 / device.bandwidth_gbs
     return {
-        "log_m": log2(max(workload.m, 1)),
-        "log_n": log2(max(workload.n, 1)),
-        "log_k": log2(max(workload.k, 1)),
+        **{f"log_{name}": log2(max(getattr(workload, name), 1)) for name in "mnk"},
         "log_flops": log2(flops),
         "log_bytes": log2(bytes_),
         "balance": flops / bytes_ / machine_balance,

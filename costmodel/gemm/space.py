@@ -6,10 +6,10 @@ what would only repeat another point; :class:`SearchSpace` has a reason for what
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cache, cached_property, lru_cache
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -30,7 +30,7 @@ Columns = SimpleNamespace
 """Points of the grid of one family, as columns: arrays that are named as in a configuration."""
 
 
-@functools.cache
+@cache
 def grid() -> tuple[GemmConfig, ...]:
     """Every point worth having on some workload or device; none twice."""
     found = []
@@ -63,7 +63,7 @@ def grid() -> tuple[GemmConfig, ...]:
     return tuple(dict.fromkeys((*(c for _, c in found), *repacked)))
 
 
-@functools.cache
+@cache
 def grid_columns() -> dict[str, Columns]:
     """Return the grid as columns, by family.
 
@@ -82,7 +82,7 @@ def grid_columns() -> dict[str, Columns]:
     return found
 
 
-@functools.cache
+@cache
 def grid_hash() -> str:
     """Return the identity of the grid: the hash of its points, which take 30 ms to make."""
     modules = (sys.modules[type(one).__module__] for one in families().values())
@@ -126,7 +126,7 @@ class SearchSpace:
         """Return the points that would do the same as another, and which."""
         return self._reasons[1]
 
-    @functools.cached_property
+    @cached_property
     def _reasons(self) -> tuple[dict[GemmConfig, str], dict[GemmConfig, str]]:
         workload, device = self.workload, self.target.device
         aligned = not any(workload.code.needs_repack())
@@ -179,7 +179,7 @@ def space_rows(workload: Workload, target: Target) -> Indices:
     return rows[np.sort(np.unique(runs_as[rows], return_index=True)[1])]
 
 
-@functools.lru_cache(maxsize=64)
+@lru_cache(maxsize=64)
 def _possible(code: CodeClass, target: Target) -> dict[str, Columns]:
     """Return the points of the grid that may run products of some sizes, by family."""
     found = {}

@@ -11,11 +11,11 @@ needs neither Triton nor the kernels.
 from __future__ import annotations
 
 import ast
-import functools
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -168,7 +168,7 @@ def artifact_key(spec: Specialization | Repacking, target: Target) -> str:
     return digest(repr(parts), 24)
 
 
-@functools.cache
+@cache
 def kernel_function(name: str) -> Any:
     """Return the kernel of a family; Triton is imported when the first is asked for.
 
@@ -186,7 +186,7 @@ def import_kernels() -> None:
             _ = kernel_function(name).cache_key
 
 
-@functools.cache
+@cache
 def kernel_trouble(name: str, toolchain: Toolchain) -> str:
     """Return why a toolchain cannot have a kernel, if the installed Triton tells; else empty."""
     import triton
@@ -208,7 +208,7 @@ def kernel_hash(name: str) -> str:
     return kernel_hashes()[name]
 
 
-@functools.cache
+@cache
 def kernel_hashes() -> Mapping[str, str]:
     """Return :func:`kernel_hash` of every kernel, by name."""
     # Parsing takes 20 ms, which a program that only looks up a winner need not wait for.
@@ -241,7 +241,7 @@ def _hash(kernels: tuple[str, ...]) -> str:
     return digest("\n".join(f"{k}:{v}" for k, v in sorted(seen.items())))
 
 
-@functools.cache
+@cache
 def _module(name: str) -> tuple[dict[str, ast.FunctionDef], dict[str, str]]:
     """Return the functions of a file, without docstrings, and all that it knows by name.
 
@@ -285,8 +285,8 @@ def submit(
         dump: as for :func:`costmodel.compile.compiler.compile_source`.
         cache: of :meth:`CompilePool.submit`.
     """
-    key, make_source = artifact_key(spec, target), functools.partial(source, spec)
-    compile_ = functools.partial(compile_source, make_source, target.device.arch, key, spec, dump)
+    key, make_source = artifact_key(spec, target), partial(source, spec)
+    compile_ = partial(compile_source, make_source, target.device.arch, key, spec, dump)
     return pool.submit(key, spec, compile_, cache=cache)
 
 
@@ -315,7 +315,7 @@ def compile_many(
         yield from as_compiled(futures, progress=True)
 
 
-@functools.cache
+@cache
 def device_compilers() -> CompilePool:
     """Return the pool of this process that compiles what is to be launched."""
     return CompilePool(idle_s=IDLE_S, preload=import_kernels)

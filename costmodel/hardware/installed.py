@@ -14,10 +14,10 @@ from typing import Any
 _DRIVER = Path("/proc/driver/nvidia/version")
 _LIBRARY = "triton/_C/libtriton.so"
 # Knobs of Triton that change no code: they print, store, permit or find something.
-_HARMLESS = {
-    "allow_non_constexpr_globals", "always_compile", "cuobjdump", "dump_ir", "dump_ptxas_log",
-    "front_end_debugging", "interpret", "libcuda_path", "nvdisasm", "store_binary_only",
-}  # fmt: skip
+_HARMLESS = """
+    allow_non_constexpr_globals always_compile cuobjdump dump_ir dump_ptxas_log front_end_debugging
+    interpret libcuda_path nvdisasm store_binary_only
+"""
 
 
 @functools.cache
@@ -92,7 +92,7 @@ def compiler_settings() -> dict[str, str | None]:
     }
     for group in (knobs.compilation, knobs.language, knobs.nvidia, knobs.runtime):
         for name, knob in group.knob_descriptors.items():
-            if name in _HARMLESS:
+            if name in _HARMLESS.split():
                 continue
             if hasattr(knob, "default_path"):  # a tool, which is started when it is read
                 value = vars(group).get(name, os.environ.get(knob.key))

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from costmodel.gemm.config import GemmConfig
 from costmodel.launch.kernel import STREAM, Kernel, Recording
-from costmodel.launch.plan import Counters, Plan, Repack, Scratch, Workspace
+from costmodel.launch.plan import Counters, Pair, Plan, Repack, Workspace
 from costmodel.validation import drop_oldest, log
 
 
@@ -92,7 +92,7 @@ class TritonLaunch:
         b: Tensor,
         out: Tensor,
         bias: Tensor | None,
-        scratch: Scratch | None,
+        scratch: Pair | None,
     ) -> None:
         """Queue the kernel on a raw stream."""
         a_ptr, b_ptr, out_ptr = a.data_ptr(), b.data_ptr(), out.data_ptr()

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _COUNTERS = 2**20
 
-Scratch = tuple["Tensor", "Tensor"]
-"""Partial sums and arrival counters of split-K."""
+Pair = tuple["Tensor", "Tensor"]
+"""A and B, or the scratch memory of split-K: its partial sums and arrival counters."""
 
 
 class Plan:
@@ -59,7 +59,7 @@ class Plan:
             )
             self.repacking = Repacking(workload.code.dtype, a, b)
 
-    def aligned(self, a: Tensor, b: Tensor, workspace: Workspace) -> tuple[Tensor, Tensor]:
+    def aligned(self, a: Tensor, b: Tensor, workspace: Workspace) -> Pair:
         """Return the operands that the kernel addresses: A and B, or the places of their copies."""
         code, (a_size, b_size) = self.workload.code, self.repacked
         return (
@@ -67,7 +67,7 @@ class Plan:
             workspace.copy_of("b", b, code.b_layout, b_size) if b_size else b,
         )
 
-    def scratch(self, workspace: Workspace) -> Scratch | None:
+    def scratch(self, workspace: Workspace) -> Pair | None:
         """Return the scratch memory of split-K; None without a split."""
         return workspace.get(self.workspace_bytes, self.tiles) if self.workspace_bytes else None
 
@@ -77,7 +77,7 @@ class Plan:
         b: Tensor,
         out: Tensor,
         bias: Tensor | None = None,
-        scratch: Scratch | None = None,
+        scratch: Pair | None = None,
     ) -> dict[str, Any]:
         """Return the run-time arguments of any kernel by name; each takes those that it has.
 
@@ -95,9 +95,7 @@ class Plan:
             "stride_cm": c_m, "stride_cn": c_n,
         }  # fmt: skip
 
-    def repack_arguments(
-        self, operands: tuple[Tensor, Tensor], copies: tuple[Tensor, Tensor]
-    ) -> tuple[int, dict[str, Any]]:
+    def repack_arguments(self, operands: Pair, copies: Pair) -> tuple[int, dict[str, Any]]:
         """Return how many programs make the copies, and their run-time arguments by name.
 
         Args:
@@ -162,9 +160,7 @@ class Repack:
         spec = plan.repacking
         self._kernel = load(spec, target, device_index) if spec else None
 
-    def __call__(
-        self, a: Tensor, b: Tensor, workspace: Workspace, stream: int
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, a: Tensor, b: Tensor, workspace: Workspace, stream: int) -> Pair:
         """Queue the copies and return the operands for the kernel."""
         aligned = self._plan.aligned(a, b, workspace)
         if self._kernel is not None:
@@ -190,9 +186,9 @@ class Workspace:
     ) -> None:
         self._device, self._apart, self._counters = device, apart, counters
         self._memory: dict[tuple[str, torch.dtype], Tensor] = {}
-        self._scratch: tuple[tuple[Tensor, Tensor] | None, int, int] = (None, 0, 0)
+        self._scratch: tuple[Pair | None, int, int] = (None, 0, 0)
 
-    def get(self, size_bytes: int, tiles: int) -> tuple[Tensor, Tensor]:
+    def get(self, size_bytes: int, tiles: int) -> Pair:
         """Return float32 [size_bytes / 4] of anything, and int32 [tiles] of zeros; or more."""
         scratch, most_bytes, most_tiles = self._scratch
         if scratch is not None and size_bytes <= most_bytes and tiles <= most_tiles:

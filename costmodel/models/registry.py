@@ -153,7 +153,7 @@ def _artifacts_of(model: CostModel, target: Target) -> ArtifactTable | None:
 
 @functools.lru_cache(maxsize=8)
 def _merged(own: ArtifactTable, *others: ArtifactTable) -> ArtifactTable:
-    return own.merged_with(others) if others else own
+    return own.merged_with(others)
 
 
 _used: list[CostModel] = []

@@ -7,13 +7,12 @@ the model's part is exact: its factors, one for each concept, multiply to the pr
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import exp
-from os import PathLike
 from typing import Any
 
 import numpy as np
 
 from costmodel.arrays import Floats
-from costmodel.data.candidates import ARTIFACT_COLUMNS, CostModel
+from costmodel.data.candidates import ARTIFACT_COLUMNS, ModelLike
 from costmodel.errors import InvalidInput
 from costmodel.features.analytic import analytic_columns, occupancy
 from costmodel.features.concepts import grouped
@@ -105,7 +104,7 @@ class Explanation:
 def explain(
     workload: Workload,
     target: Target | None = None,
-    model: CostModel | str | PathLike[str] | None = None,
+    model: ModelLike = None,
     *,
     top: int = 3,
     places: Sequence[int] | None = None,

@@ -18,7 +18,7 @@ import numpy as np
 
 from costmodel.arrays import Floats, Indices, Integers, Mask
 from costmodel.data.artifact_table import ArtifactTable
-from costmodel.data.candidates import Candidates, CostModel
+from costmodel.data.candidates import Candidates, CostModel, ModelLike
 from costmodel.errors import FileError, InvalidInput, ModelError
 from costmodel.evaluation.duplicates import identities, programs
 from costmodel.evaluation.metrics import top_rows
@@ -103,7 +103,7 @@ class Ranking(Answered):
 def rank(
     workload: Workload,
     target: Target | None = None,
-    model: CostModel | str | PathLike[str] | None = None,
+    model: ModelLike = None,
     k: int | None = None,
     *,
     configs: Sequence[GemmConfig] | None = None,
@@ -202,9 +202,7 @@ class Answering(NamedTuple):
     caveat: str = ""
 
 
-def answering_model(
-    model: CostModel | str | PathLike[str] | None, target: Target, workload: Workload
-) -> Answering:
+def answering_model(model: ModelLike, target: Target, workload: Workload) -> Answering:
     """Resolve which model answers.
 
     A learned model that knows nothing of this device or element type is passed over with a
@@ -214,7 +212,7 @@ def answering_model(
 
 
 def with_answering(
-    model: CostModel | str | PathLike[str] | None,
+    model: ModelLike,
     target: Target,
     workload: Workload,
     do: Callable[[Answering], T],
@@ -236,7 +234,7 @@ def with_answering(
     return do(instead)
 
 
-def named_model(model: CostModel | str | PathLike[str] | None) -> CostModel | None:
+def named_model(model: ModelLike) -> CostModel | None:
     """The model itself; that of a directory is kept, and read again when it was saved again.
 
     Raises:

@@ -4,11 +4,10 @@ import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import replace
 from math import inf
-from os import PathLike
 from typing import Any, cast
 
 from costmodel.compile.compiler import Artifact
-from costmodel.data.candidates import CostModel
+from costmodel.data.candidates import ModelLike
 from costmodel.data.measurement import Candidate, Runner
 from costmodel.errors import InvalidInput
 from costmodel.evaluation.duplicates import identity
@@ -38,7 +37,7 @@ def tune(
     *,
     runner: Runner | None,
     target: Target | None = None,
-    model: CostModel | str | PathLike[str] | None = None,
+    model: ModelLike = None,
     mode: str = "auto",
     **options: Any,
 ) -> TuningResult:
