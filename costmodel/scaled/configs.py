@@ -54,7 +54,7 @@ _FULL, _MOST_WAVES = 0.9, 4
 """Tiles are dealt out whole alone if they fill their waves so far, or so many of them."""
 
 
-def _tiles(most_m: int, by_blocks: bool = False) -> list[dict[str, Any]]:
+def _tiles(most_m: int, by_blocks: bool) -> list[dict[str, Any]]:
     """Return the options of the kernel of tiles for a bucket of ``_TILES``, without splits."""
     steps = [(STEP, point) for point in _TILES[most_m]]
     if not by_blocks:
@@ -87,17 +87,16 @@ def prune(_configs: Any, named: Mapping[str, Any], **_: Any) -> list[triton.Conf
     device = Target.current(torch.cuda.current_device()).device
     m, n, k = named["bucket"], named["n"], named["k"]
     is_int = named["a"].dtype == torch.int8
-    by_blocks = named["recipe_a"] >= BY_ROW
-    promotes = not is_int and not named["fast"]
     has_tma = device.architecture.instruction == "wgmma" and _is_aligned(named, a="lda", b="ldb")
     found: list[triton.Config] = []
-    for tiles in _tiles(next(most for most in _TILES if m <= most), by_blocks):
+    most_m = next(most for most in _TILES if m <= most)
+    for tiles in _tiles(most_m, named["recipe_a"] >= BY_ROW):
         if tiles["kernel"] == "pointer" or has_tma:
             splits = sorted(_splits(tiles, m, n, k, device))
             found += [_config(**tiles, splits=split) for split in splits]
     # Up to 64 half of their rows are empty, but none are read, and copies wait for nothing there.
     if has_tma and m > 32 and _is_aligned(named, out="ldc"):
-        points = _WARPS + (_WARPS_PROMOTED if promotes else _WARPS_ONE_SUM)
+        points = _WARPS + (_WARPS_ONE_SUM if is_int or named["fast"] else _WARPS_PROMOTED)
         if named["recipe_b"] == BY_ROW:  # a scale for each column: larger tiles lack the registers
             points = _WARPS[:2]
         for point in points:

@@ -87,10 +87,10 @@ class Kernels:
             CompileError: torch or DeepGEMM does not compute this.
         """
         named = dict(zip(self.arg_names, args, strict=True))
-        if kernel not in _LIBRARIES:
+        if kernel not in ("torch", "deep_gemm"):
             return _LAUNCHES[kernel](named, warmup=warmup, **meta)
         try:
-            return None if warmup else _LIBRARIES[kernel](named)
+            return None if warmup else _LAUNCHES[kernel](named)
         except torch.AcceleratorError:
             raise
         except Exception as error:  # whatever it says: it is one candidate of many
@@ -185,8 +185,9 @@ def _by_warps(
     )  # fmt: skip
 
 
-_LIBRARIES: dict[str, Callable[..., Any]] = {"torch": _by_torch, "deep_gemm": _by_deep_gemm}
 _LAUNCHES: dict[str, Callable[..., Any]] = {
+    "torch": _by_torch,
+    "deep_gemm": _by_deep_gemm,
     "pointer": _by_tiles,
     "tma": functools.partial(_by_tiles, by_tma=True),
     "warps": _by_warps,
