@@ -53,9 +53,9 @@ loop_instructions-loop_cp_async loop_instructions-loop_float_arith loop_mma_flop
 SCALED = "costmodel.scaled.launch.scaled_product"
 """The one name of all kernels of scaled products."""
 
-_CONFIG = ["block_m", "block_n", "step", "splits", "num_stages", "num_warps", "groups", "parts"]
-_KERNELS = "pointer", "tma", "warps", "torch"
-_CALL = "m", "n", "k", "recipe_a", "recipe_b", "fast", "int8"
+_CONFIG = "block_m block_n step splits num_stages num_warps groups parts"
+_KERNELS = "pointer tma warps torch"
+_CALL = "m n k recipe_a recipe_b fast int8"
 _SCALED = """waves-programs waves+steps+step waves+steps+step+block_m+block_n
 programs+steps+step+sides programs+block_m+block_n num_stages+step+sides"""
 
@@ -85,7 +85,7 @@ def scaled(columns: Mapping[str, Any], device: Device) -> dict[str, Floats]:
     call = dict.fromkeys("mnk", 1) | json.loads(columns["arguments"][0])
     call["int8"] = "int8" in str(call.get("a"))
     configs = [config | config["kwargs"] for config in map(json.loads, columns["config"])]
-    found = {x: np.array([float(config.get(x, 1)) for config in configs]) for x in _CONFIG}
+    found = {x: np.array([float(config.get(x, 1)) for config in configs]) for x in _CONFIG.split()}
     rows, cols, step, splits, *_ = found.values()
     parts = np.maximum(splits, 1)
     programs = np.ceil(call["m"] / rows) * np.ceil(call["n"] / cols) * parts
@@ -93,8 +93,9 @@ def scaled(columns: Mapping[str, Any], device: Device) -> dict[str, Floats]:
     waves = np.where(splits > 0, np.ceil(waves), waves)  # 0: no program has more than another
     steps = np.ceil(call["k"] / step / parts)
     found |= {"programs": programs, "waves": waves, "steps": steps, "sides": rows + cols}
-    found |= {x: np.full(len(configs), float(call.get(x, 0))) for x in _CALL}
-    found |= {x: np.array([x == config.get("kernel") for config in configs]) for x in _KERNELS}
+    found |= {x: np.full(len(configs), float(call.get(x, 0))) for x in _CALL.split()}
+    kernels = np.array([config.get("kernel") for config in configs])
+    found |= {x: kernels == x for x in _KERNELS.split()}
     found = {name: _log(values) for name, values in found.items()}
     return found | _sums(_SCALED.split(), found)
 
