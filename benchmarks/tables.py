@@ -146,6 +146,9 @@ def _cell(value: Any) -> str:
 WORDS = {
     "autotune": "triton.autotune",
     "ptx_top8": "PTX score, best of 8",
+    "nvmmh_top1": "nvMatmulHeuristics' first",
+    "nvmmh_top8": "nvMatmulHeuristics' best of 8",
+    "inductor": "Inductor",
     "model_top1": "the model's first",
     "model_top8": "the model's best of 8",
     "xgb-h100-sxm": "the model",
@@ -231,7 +234,7 @@ def _gains(kernels: Rows, strategies: Rows) -> Speeds:
         ("the best of the model's first 8", "what triton.autotune finds"): {
             row["workload"]: row["autotune"]["steady_ms"] / row["model_top8"]["steady_ms"]
             for row in strategies
-            if row["group"] == "eval"
+            if row["group"] == "eval" and row["autotune"] and row["model_top8"]
         },
     }
 
@@ -275,7 +278,8 @@ def _plot_ablation(rows: Rows, axes: Any) -> None:
 def _plot_strategies(rows: Rows, axes: Any) -> None:
     """A dot for each workload, in columns by the strategy; a bar at the geometric mean."""
     timed = [row for row in rows if row["group"] in ("square", "eval")]
-    names = [n for n, value in timed[0].items() if isinstance(value, dict) and n != "torch"]
+    cells = {name: None for row in timed for name, cell in row.items() if isinstance(cell, dict)}
+    names = [name for name in cells if name != "torch"]
     axes.axhline(1, color="k", linewidth=0.8)
     for series, (group, words) in enumerate((("eval", "eval list"), ("square", "square sizes"))):
         colour = ("tab:blue", "tab:orange")[series]
