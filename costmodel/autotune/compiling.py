@@ -117,10 +117,6 @@ class Compiling:
             if (begun := _begun.pop(identity, None)) and not begun.done():
                 _begun[identity] = begun  # a child is at it
 
-    def wait_for_launcher(self) -> None:
-        """Wait until Triton finds its launcher of this kernel, which it would build once more."""
-        front_end().wait_for_launchers()
-
     def written(self) -> set[str] | None:
         """Return the arguments that any configuration may write; None: all."""
         if hasattr(self._call.tuner.fn, "writes"):  # of what is no kernel of Triton's alone
@@ -159,6 +155,7 @@ def wait_for_first(
         left_s = max(end - time.monotonic(), 0)
         done, undone = wait(pending, min(left_s, _READY_S), FIRST_COMPLETED)
         if done or not undone or left_s <= _READY_S:
+            front_end().wait_for_launchers()  # else Triton would build them once more
             return done
         if meanwhile is not None:
             meanwhile()

@@ -306,7 +306,6 @@ class Tuning:
                 patience = inf if wanted or everything else self._patience_s(learner, pending)
                 self.compiling.written()  # takes some ms for each text
                 done = wait_for_first(pending, patience, meanwhile)
-                self.compiling.wait_for_launcher()
                 if meanwhile is not None:
                     self._call.keep(self.compiling.written())
                 for future in done:
