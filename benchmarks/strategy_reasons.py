@@ -33,7 +33,7 @@ def reason(better: Explained, worse: Explained) -> str:
     """Name the fact in which the slower one is furthest behind."""
     good, bad = facts(better), facts(worse)
     behind = {name: good[name][0] / max(bad[name][0], 1e-9) for name in good}
-    name = max(behind, key=behind.__getitem__)
+    name = max(behind, key=lambda fact: round(behind[fact], 1))  # of equal ones the first
     if behind[name] < _LEAST:
         return "alike on paper: the binaries differ"
     return f"{name}: {good[name][1]:.3g} against {bad[name][1]:.3g}"

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from made_up_recording import RECORDED, TARGET, write_recording
 from test_cli import run, run_json
+from typer.testing import CliRunner
 
 import costmodel
+from costmodel.cli import app
 from costmodel.data.dataset import Dataset
 from costmodel.measure.replay import ReplayRunner
 from costmodel.tuning.tuning_result import TuningResult
@@ -59,6 +61,24 @@ def test_winners_are_listed_shown_and_forgotten(filled: WinnerCache) -> None:
     assert "expected 1" in missing.stderr
     assert run_json("cache", "clear")["removed"] == 1
     assert run_json("cache")["entries"] == []
+
+
+def test_some_may_be_cleared(filled: WinnerCache) -> None:
+    assert run_json("cache", "clear", "no such name")["removed"] == 0
+    (entry,) = filled.entries()
+    assert run_json("cache", "clear", entry.path.stem[:12])["removed"] == 1
+
+
+def test_a_person_is_asked(filled: WinnerCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a terminal nobody could answer: a script is not asked."""
+    terminal = True
+    monkeypatch.setattr("costmodel.cli.common.is_terminal", lambda: terminal)
+    refused = CliRunner().invoke(app, ["cache", "clear"], input="n\n")
+    assert refused.exit_code == 1
+    assert "forget all winners" in refused.output
+    assert len(filled.entries()) == 1
+    assert CliRunner().invoke(app, ["cache", "clear", "--yes"]).exit_code == 0
+    assert filled.entries() == []
 
 
 def test_what_is_no_winner_is_told(filled: WinnerCache) -> None:

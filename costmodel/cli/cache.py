@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from costmodel.cli.common import AsJson, answer
+from costmodel.cli.common import AsJson, Yes, answer, confirm
 from costmodel.errors import FileError, InvalidInput
 from costmodel.files import CACHE_VARIABLE, cache_directory, file_errors
 
@@ -104,10 +104,15 @@ def tell_unusable(
 
 
 @app.command()
-def clear(as_json: AsJson = False) -> None:
-    """Forget all winners."""
+def clear(
+    name: Annotated[str, typer.Argument(help="Only entries with this in the file's name.")] = "",
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Forget all winners, or some; asks before it forgets all."""
     winners = _cache()
-    removed, others = winners.clear()
+    confirm(f"all winners in {winners.path}", yes or name)
+    removed, others = winners.clear(name)
     more = f", and {others} files that were no entries" if others else ""
     answer(
         as_json,

@@ -48,6 +48,7 @@ TargetName = Annotated[
 Model = Annotated[
     Path | None, typer.Option(help="Folder of a model; default: the one shipped for the target.")
 ]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines on stdout.")]
 
 DEFAULT_TARGET = "h100-sxm"
@@ -186,6 +187,17 @@ def answer(
         print_table(*table)
     for text in filter(None, notes):
         note(text)
+
+
+def is_terminal() -> bool:
+    """Return True if a person can be asked."""
+    return sys.stdin.isatty()
+
+
+def confirm(what: str, sure: object) -> None:
+    """Ask a person whether to forget something; a script is not asked."""
+    if not sure and is_terminal():
+        typer.confirm(f"forget {what}?", abort=True)
 
 
 def note(text: str) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from costmodel.cli.cache import check_folder, check_only_one, list_by_default, tell_unusable
-from costmodel.cli.common import AsJson, answer, note
+from costmodel.cli.common import AsJson, Yes, answer, confirm, note
 from costmodel.errors import InvalidInput, MissingData, NoModel
 from costmodel.files import cache_directory, decode, file_errors
 from costmodel.validation import one_line
@@ -125,9 +125,10 @@ def verify(as_json: AsJson = False) -> None:
 
 
 @app.command()
-def clear(name: Name = "", as_json: AsJson = False) -> None:
-    """Forget all timings, or those of one kernel."""
+def clear(name: Name = "", yes: Yes = False, as_json: AsJson = False) -> None:
+    """Forget all timings, or those of one kernel; asks before it forgets all."""
     store = _store()
+    confirm(f"all timings in {store.path}", yes or name)
     with file_errors(store.path or Path()):
         removed = store.clear(name)
     answer(

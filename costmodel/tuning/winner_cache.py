@@ -102,8 +102,11 @@ class WinnerCache(CacheFolder):
                 unusable.append(path)
         return entries, unusable
 
-    def clear(self) -> tuple[int, int]:
+    def clear(self, part: str = "") -> tuple[int, int]:
         """Remove all entries, files that are none, and what crashed writers left.
+
+        Args:
+            part: only files with this in their names.
 
         Returns:
             how many entries there were, and how many files under such names that were none.
@@ -111,8 +114,8 @@ class WinnerCache(CacheFolder):
         for path in self.files(".*.json.*.tmp"):
             self._remove(path)  # whoever is writing it writes it again
         entries, unusable = self.survey()
-        removed = sum(self._remove(entry.path) for entry in entries)
-        return removed, sum(map(self._remove, unusable))
+        removed = sum(self._remove(entry.path) for entry in entries if part in entry.path.name)
+        return removed, sum(self._remove(path) for path in unusable if part in path.name)
 
     def _file(self, key: Mapping[str, Any]) -> Path | None:
         if (folder := self.path) is None:
