@@ -56,6 +56,9 @@ class _Commands(TyperGroup):
                     raise
                 _tell("error", _in_words(error))
                 raise typer.Exit(2) from None
+            except KeyboardInterrupt:
+                _tell("error", "interrupted: run it again")
+                raise typer.Exit(130) from None
             except Exception as error:  # click's or typer's: a wrong command line
                 _add_hint(error)
                 raise

@@ -47,7 +47,9 @@ def bench(
         )
         return
     if name not in listed:
-        raise InvalidInput(f"no benchmark {name!r}{closest(name, listed)}: `costmodel bench list`")
+        raise InvalidInput(
+            f"no benchmark {name!r}{closest(name, listed)}: see `costmodel bench list`"
+        )
     script, *own = (part.format(root=folder.parent) for part in listed[name]["run"].split())
     command = [sys.executable, str(folder / script), *own, *(arguments or [])]
     doing("")

@@ -140,7 +140,7 @@ def explain(
         places = range(1, len(ranking) + 1)
     if beyond := [place for place in places if place > len(ranking)]:
         raise InvalidInput(
-            f"place {beyond[0]}: the space has {len(ranking)} distinct configurations"
+            f"place {beyond[0]}: expected 1 to {len(ranking)}, the distinct configurations"
         )
     rows = [place - 1 for place in places]
     candidates = ranking.candidates.take(rows)
