@@ -37,7 +37,7 @@ from costmodel.files import read_json, write_json
 from costmodel.hardware.target import Target
 
 HERE = Path(__file__).resolve().parent
-DONE = ".done.json"
+DONE = ".done"  # no results file, by its ending
 _SAME = 1e-6  # relative: sums differ in their last digits between processors
 _GENEROUS = 2.0  # times what a benchmark takes
 
