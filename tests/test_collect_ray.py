@@ -15,9 +15,9 @@ from made_up_recording import TARGET, write_recording
 from test_collect_parts import command, rows_of
 
 from costmodel.autotune.bundle import collect_kernels
-from costmodel.collect import Job
+from costmodel.collect import Job, ray_engine
 from costmodel.collect.bundle import pack, write_bundle
-from costmodel.collect.parts import absorb, recorded_jobs
+from costmodel.collect.parts import recorded_jobs
 from costmodel.collect.ray_engine import collect_on_ray
 from costmodel.data.dataset import Dataset
 from costmodel.data.shards import Identity
@@ -45,7 +45,9 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.mark.fault("B31", "B33")
-def test_a_node_that_is_lost_costs_no_row(cluster: Any, tmp_path: Path) -> None:
+def test_a_node_that_is_lost_costs_no_row(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recording = write_recording(tmp_path / "recording")
     jobs = recorded_jobs(recording)
     halves = [Job(j.workload, j.configs[i::2], j.role) for j in jobs for i in (0, 1)]
@@ -57,10 +59,8 @@ def test_a_node_that_is_lost_costs_no_row(cluster: Any, tmp_path: Path) -> None:
         if len(told) == 1:
             cluster.remove_node(cluster.nodes[1], allow_graceful=False)
 
-    collect_on_ray(
-        [[job] for job in halves], out.identity, lose_a_node, absorb=partial(absorb, out),
-        deadline=inf, replay=recording.path,
-    )  # fmt: skip
+    monkeypatch.setattr(ray_engine, "_CHUNK", 1)
+    collect_on_ray(halves, out.identity, out.absorb, lose_a_node, inf, recording.path)
     out.compact()
     assert sum("are timed" in line for line in told) == len(halves)
     assert rows_of(out.path) == rows_of(recording.path)
@@ -87,6 +87,5 @@ def test_a_node_that_cannot_time_a_users_kernel_says_why(cluster: Any, tmp_path:
     kernels = partial(collect_kernels, f"{tmp_path}/mine.py:call")
     with pytest.raises(NoGpu, match="no usable NVIDIA GPU"):
         collect_on_ray(
-            tmp_path / "k.zip", Identity(TARGET, {}), print, absorb=print, deadline=inf,
-            kernels=kernels,
+            tmp_path / "k.zip", Identity(TARGET, {}), print, print, inf, None, kernels
         )  # fmt: skip

@@ -100,15 +100,15 @@ def collect_kernels(place: str, folder: Path, out: Path, number: int = 1, parts:
 
 def merge_kernels(out: Path, *folders: Path) -> int:
     """Add the timings of folders to those of ``out``; again it adds nothing. Return the files."""
-    found = {file: file.read_bytes() for path in folders for file in sorted(path.glob("*.jsonl"))}
+    files = [file for path in folders for file in path.glob("*.jsonl")]
     out.mkdir(parents=True, exist_ok=True)
-    for file, content in found.items():
+    for file in files:
         with file_errors(out), open(out / file.name, "ab+") as there:
             there.seek(0)
-            known = set(there.read().split(b"\n"))
-            if new := [line for line in content.split(b"\n") if line not in known]:
-                there.write(b"\n" + b"\n".join(new))
-    return len({file.name for file in found})
+            known = {*there.read().split(b"\n")}
+            lines = file.read_bytes().split(b"\n")
+            there.write(b"".join(b"\n" + line for line in lines if line not in known))
+    return len({file.name for file in files})
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from costmodel.collect import Job
     from costmodel.data.dataset import Dataset
     from costmodel.data.shards import Identity
-
-_CHUNK = 8  # workloads that travel together
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +98,6 @@ class Work:
         if self.budget is not None and worklist is None:
             return by_doubt(found, find_model(identity.target)[0], identity.target)
         return found
-
-    def chunks(self, draw: Draw, identity: Identity) -> list[list[Job]]:
-        """Return the workloads a few at a time, each with the anchors of all."""
-        found = self.jobs(draw, identity, self.worklist)
-        anchors = [job for job in found if job.role == "anchor"]
-        work = [job for job in found if job.role != "anchor"]
-        return [[*anchors, *work[i : i + _CHUNK]] for i in range(0, len(work), _CHUNK)]
 
 
 @takes("work", Work)
@@ -271,7 +262,6 @@ def _time(
 
     from costmodel.autotune.bundle import collect_kernels, merge_kernels
     from costmodel.collect.machine import Timer, collect_on_each, visible_gpus
-    from costmodel.collect.parts import absorb
     from costmodel.collect.ray_engine import collect_on_ray
     from costmodel.data.dataset import Dataset
     from costmodel.measure.card import collecting, current_run
@@ -280,7 +270,10 @@ def _time(
     local, known, cache, worklist = work.engine == "local", None, None, work.worklist
     gpus = visible_gpus(os.environ, torch.cuda.device_count if recording is None else int)
     n_jobs = n_jobs or max((len(os.sched_getaffinity(0)) - 2) // max(len(gpus), 1), 1)
-    kernels = partial(collect_kernels, work.kernel) if work.kernel else None
+    absorb: Callable[[Path], object] = partial(merge_kernels, out)
+    kernels = None
+    if work.kernel is not None:
+        kernels = partial(collect_kernels, work.kernel)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name, ExitStack() as stack:
         folder = Path(name)
         if recording is None and local:
@@ -290,26 +283,24 @@ def _time(
             identity = _unpack(work.bundle, folder, identity, here=local and recording is None)
         if kernels is None:
             dataset = Dataset.create(out, identity.target, identity.protocol)
+            absorb = dataset.absorb
             stack.callback(dataset.compact)
             if work.bundle is not None:
                 worklist, cache = folder / "worklist.parquet", folder / "cache"
                 known = Dataset.open(folder / "data").artifacts()
         if not local:
-            collect_on_ray(
-                work.bundle or work.chunks(draw, identity), identity, view.line, deadline=deadline,
-                replay=work.replay, kernels=kernels,
-                absorb=partial(merge_kernels, out) if kernels else partial(absorb, dataset),
-            )  # fmt: skip
+            todo = work.bundle or work.jobs(draw, identity, worklist)
+            collect_on_ray(todo, identity, absorb, view.line, deadline, work.replay, kernels)
         elif len(gpus) > 1:
             collect_on_each(gpus, work.place, n_jobs, view.line)
         elif kernels is not None:
             with collecting(current_run().device_uuid):
                 kernels(folder, out, *work.place)
         else:
-            todo = work.jobs(draw, identity, worklist)
+            jobs = work.jobs(draw, identity, worklist)
             timer = stack.enter_context(Timer(recording, cache))
             left_s = deadline - time.monotonic()
-            timer.collect(todo, dataset, known, n_jobs=n_jobs, on_job=view.job, budget_s=left_s)
+            timer.collect(jobs, dataset, known, n_jobs=n_jobs, on_job=view.job, budget_s=left_s)
     if kernels is not None:
         answer(as_json, {"path": str(out)}, notes=[f"{out}: see `costmodel kernels list`"])
         return

@@ -81,7 +81,6 @@ class Progress:
     compiled: int = 0
     compile_failures: int = 0
     timing_s: float = 0.0
-    waiting_s: float = 0.0
     best_us: float = nan  # of the last workload, and what torch takes
     torch_us: float = nan
     statuses: dict[str, int] = field(default_factory=dict)
@@ -199,14 +198,11 @@ class _Collection:
                 for job, following in zip_longest(todo, todo[1:]):
                     if monotonic() > deadline:
                         break
-                    begin = monotonic()
+                    left_s = None if deadline == inf else deadline - monotonic()
                     try:
-                        candidates = ready.pop().result(
-                            None if deadline == inf else deadline - begin
-                        )
+                        candidates = ready.pop().result(left_s)
                     except TimeoutError:
                         break
-                    self.progress.waiting_s += monotonic() - begin
                     if following is not None:
                         ready.append(ahead.submit(self._prepare, following))
                     outcome = self._measure(job, candidates)

@@ -37,13 +37,15 @@ def part_of(jobs: Sequence[Job], number: int, parts: int) -> list[Job]:
     A workload is never cut: its configurations are timed on one card, in one run. All parts have
     the same anchors before their work, by which their cards are compared.
     """
-    merged = merged_jobs(jobs)
-    work = [job for job in merged if job.role != "anchor"]
+    anchors, work = split_anchors(merged_jobs(jobs))
     firsts = {job.workload: job.configs[:1] for job in work}
-    anchors = [job for job in merged if job.role == "anchor"] or [
-        Job(workload, firsts[workload], "anchor") for workload in anchor_workloads(firsts)
-    ]
-    return anchors + work[number - 1 :: parts]
+    found = (Job(workload, firsts[workload], "anchor") for workload in anchor_workloads(firsts))
+    return [*(anchors or found), *work[number - 1 :: parts]]
+
+
+def split_anchors(jobs: Sequence[Job]) -> tuple[list[Job], list[Job]]:
+    """Return the anchors among jobs, and the others."""
+    return [j for j in jobs if j.role == "anchor"], [j for j in jobs if j.role != "anchor"]
 
 
 def plan(jobs: Sequence[Job], target: Target) -> dict[str, float]:
@@ -52,7 +54,7 @@ def plan(jobs: Sequence[Job], target: Target) -> dict[str, float]:
     Binaries that are in Triton's cache cost nothing.
     """
     protocol, rows, gpu_s = TimingProtocol(), 0, 0.0
-    jobs = [job for job in jobs if job.role != "anchor"]
+    jobs = split_anchors(jobs)[1]
     for job in jobs:
         us = _ROOFLINES * job.workload.roofline_us(target.device)
         rests = protocol.idle * (us > protocol.idle_from_us)
@@ -79,11 +81,6 @@ def merge(path: Path, parts: Sequence[Path]) -> Dataset:
     merged = Dataset.create(path, opened[0].target, opened[0].protocol)
     for part in opened:
         if part.path.resolve() != path.resolve():
-            merged.absorb(part)
+            merged.absorb(part.path)
     merged.compact()
     return merged
-
-
-def absorb(dataset: Dataset, folder: Path) -> None:
-    """Append the rows of a dataset that is in a folder."""
-    dataset.absorb(Dataset.open(folder))

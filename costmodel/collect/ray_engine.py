@@ -16,7 +16,7 @@ from typing import Any
 from costmodel.collect import Job
 from costmodel.collect.bundle import require_usable, unpack, write_bundle
 from costmodel.collect.machine import Timer
-from costmodel.collect.parts import part_of
+from costmodel.collect.parts import part_of, split_anchors
 from costmodel.collect.sampling import read_worklist
 from costmodel.data.dataset import Dataset
 from costmodel.data.shards import Identity
@@ -24,51 +24,35 @@ from costmodel.errors import MissingData, NoGpu
 from costmodel.hardware.installed import driver_cuda
 from costmodel.hardware.target import Target
 
+_CHUNK = 8  # workloads that travel together
 _PARTS = 4  # of a bundle, for each GPU: some take longer, and a node may be lost
 
 
 def collect_on_ray(
-    work: Sequence[Sequence[Job]] | Path,
+    work: Sequence[Job] | Path,
     identity: Identity,
-    on_line: Callable[[str], None],
-    *,
     absorb: Callable[[Path], object],
+    on_line: Callable[[str], None],
     deadline: float,
-    replay: Path | None = None,
-    kernels: Callable[[Path, Path, int, int], None] | None = None,
+    *options: Any,
 ) -> None:
-    """Time work on all GPUs of the cluster that this process belongs to.
+    """Time workloads, or a bundle, on all GPUs of the cluster that this process belongs to.
 
     Args:
-        work: chunks, or a bundle.
         identity: what the GPUs are, and the protocol.
-        on_line: called with a line about each chunk or part that is there.
-        absorb: called with a folder that has the rows of one.
+        absorb: called with a folder that has rows of some of it.
+        on_line: called with a line about that.
         deadline: of time.monotonic(); nothing is begun after it.
-        replay: a dataset that every node can read, which answers in place of GPUs.
-        kernels: times a part of a bundle of users' kernels: from a folder, into another one.
+        options: of :class:`Gpu`.
 
     Raises:
         MissingData: Ray is not installed. NoGpu: the cluster has no GPU.
         MixedData: a node has another kind of GPU, Triton or driver.
     """
     ray, gpus = _connected()
-    if isinstance(work, Path):
-        bundle, parts = ray.put(work.read_bytes()), _PARTS * gpus
-        left = [(bundle, number + 1, parts) for number in range(parts)]
-    else:
-        compile_ = ray.remote(_compiled)
-        left = [(compile_.remote(chunk, identity, replay), 1, 1) for chunk in work]
-    _hand_out(ray, left, gpus, (replay, kernels), deadline, absorb, on_line)
-
-
-def _hand_out(
-    ray: Any, left: list[tuple[Any, int, int]], gpus: int, options: tuple[Any, ...],
-    deadline: float, absorb: Callable[[Path], object], on_line: Callable[[str], None],
-) -> None:  # fmt: skip
-    """Have bundles, and parts of them, timed by an actor of each GPU."""
-    actor, total, finished = ray.remote(num_gpus=1)(_Gpu), len(left), 0
-    busy: dict[Any, Any] = {}  # what is waited for: whose it is, and the work
+    actor, finished = ray.remote(num_gpus=1)(Gpu), 0
+    left = _bundles(ray, work, identity, _PARTS * gpus, *options)
+    total, busy = len(left), dict[Any, Any]()  # what is waited for: whose it is, and the work
 
     def start() -> None:
         one = actor.remote(*options)
@@ -76,20 +60,19 @@ def _hand_out(
 
     for _ in range(gpus):
         start()
-    while (left and time.monotonic() < deadline) or any(work for _, work in busy.values()):
+    while (left and time.monotonic() < deadline) or any(mine for _, mine in busy.values()):
         done = ray.wait([*busy])[0][0]
-        one, work = busy.pop(done)
+        one, mine = busy.pop(done)
         try:
             content = ray.get(done)
         except ray.exceptions.RayTaskError as error:
             raise error.cause or error from None  # a fault of the work, not of a node
         except ray.exceptions.RayError:
             on_line("a node was lost; what it was timing is handed out again")
-            if work:
-                left.append(work)
+            left += [mine] if mine else []
             start()
             continue
-        if work:
+        if mine:
             with tempfile.TemporaryDirectory() as folder:
                 for name, file in content.items():
                     Path(folder, name).write_bytes(file)
@@ -97,8 +80,22 @@ def _hand_out(
             finished += 1
             on_line(f"{finished} of {total} chunks are timed")
         if left and time.monotonic() < deadline:
-            work = left.pop(0)
-            busy[one.time.remote(*work)] = one, work
+            mine = left.pop(0)
+            busy[one.time.remote(*mine)] = one, mine
+
+
+def _bundles(
+    ray: Any, work: Sequence[Job] | Path, identity: Identity, parts: int, replay: Path | None,
+    *_: object,
+) -> list[tuple[Any, int, int]]:  # fmt: skip
+    """Return bundles, each with the number of the part that is meant, and the count of parts."""
+    if isinstance(work, Path):
+        bundle = ray.put(work.read_bytes())
+        return [(bundle, number + 1, parts) for number in range(parts)]
+    anchors, jobs = split_anchors(work)
+    chunks = [[*anchors, *jobs[i : i + _CHUNK]] for i in range(0, len(jobs), _CHUNK)]
+    compile_ = ray.remote(_compiled)
+    return [(compile_.remote(chunk, identity, replay), 1, 1) for chunk in chunks]
 
 
 def _connected() -> tuple[Any, int]:
@@ -129,10 +126,17 @@ def _compiled(jobs: Sequence[Job], identity: Identity, replay: Path | None) -> b
         return file.read_bytes()
 
 
-class _Gpu:
-    """The actor of one GPU."""
+class Gpu:
+    """The actor of one GPU.
 
-    def __init__(self, replay: Path | None, kernels: Any) -> None:
+    Args:
+        replay: a dataset that every node can read, which answers in place of the GPU.
+        kernels: times a part of an unpacked bundle of users' kernels, into another folder.
+    """
+
+    def __init__(
+        self, replay: Path | None, kernels: Callable[[Path, Path, int, int], None] | None = None
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         self._path, self._replay, self._kernels = Path(self._folder.name), replay, kernels
         self._timer: Timer | None = None

@@ -257,11 +257,7 @@ class Dataset:
         table = self.measurements(*(roles or ("train",)))
         table = table.take(table.config_index >= 0)
         table, dropped = self.unchanged(table, kernel_hashes or {})
-        apart = {
-            card
-            for card, factor in self.measurements("anchor").twins().items()
-            if abs(factor - 1) > _APART
-        }
+        apart = self._apart()
         odd = np.array([r.device_uuid in apart for r in table.runs], dtype=bool)[table.run_index]
         if odd.any():
             dropped["of a card over 5 % apart from its twins"] = int(odd.sum())
@@ -303,20 +299,25 @@ class Dataset:
                             path.unlink()
             self._artifacts, self._measurements = None, {}
             self._write_card(self._counts())
-        for card, factor in self.measurements("anchor").twins().items():
-            if abs(factor - 1) > _APART:
-                log.warning(
-                    "%s: card %s is %+.0f %% apart from its twins: no model learns from its rows; "
-                    "look at nvidia-smi, and collect them in another folder again",
-                    self.path, card, 100 * (factor - 1),
-                )  # fmt: skip
+        for card, factor in self._apart().items():
+            log.warning(
+                "%s: card %s takes %.2f times as long as its twins: no model learns from its rows; "
+                "look at nvidia-smi, and collect them in another folder again",
+                self.path, card, factor,
+            )  # fmt: skip
 
-    def absorb(self, part: Dataset) -> None:
+    def _apart(self) -> dict[str, float]:
+        """Return the cards that are over 5 % apart from their twins, and how far."""
+        every = self.measurements("anchor").twins().items()
+        return {card: factor for card, factor in every if abs(factor - 1) > _APART}
+
+    def absorb(self, path: Path) -> None:
         """Append the rows of another dataset.
 
         Raises:
             MixedData: it is of another device, toolchain or protocol.
         """
+        part = self.open(path)
         self.identity.require_same(part.identity, part.path)
         for table in (_ARTIFACTS, _MEASUREMENTS):
             if len(rows := part._read(table)):
