@@ -47,8 +47,8 @@ def main(cache: str, has_driver: bool) -> None:
             a, b = operands(m, 128, 128)
             found = costmodel.matmul(a, b)
             wrong += [] if torch.allclose(found.float(), a.float() @ b.float(), atol=0.05) else [m]
-            launch = dispatch.entry_for(a, b)[0]
-            chosen.append(str(launch and launch.config))
+            entry = dispatch.entry_for(a, b)
+            chosen.append(str(entry and entry[0].config))
             x = operands(m, 8, 128)[0]
             expected = torch.nn.functional.linear(x, layer.weight, layer.bias)
             wrong += [] if torch.allclose(layer(x), expected, atol=0.05) else [f"layer of {m}"]
