@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -168,14 +169,12 @@ def test_lines_that_nobody_wrote_cost_nothing(machine: Machine, line: Any, n: in
     assert kernel.best_config.kwargs == {"BLOCK": 16}
 
 
-@pytest.mark.fault("B03")
-@pytest.mark.parametrize("content", [None, b"", b"no trees"])
-@pytest.mark.parametrize("file", ["before-*.ubj", "card.json"])
-def test_a_damaged_model_is_one_warning(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, content: Any
-) -> None:
-    whole = prior.shipped_models("kernels-")["h200-sxm"]
-    folder = shutil.copytree(whole, tmp_path / f"model-{file[:4]}-{content}")
+@contextmanager
+def damaged_model(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, file: str, content: bytes | None
+) -> Iterator[None]:
+    """Ship a model of kernels of which a file has another content; None: it is missing."""
+    shutil.copytree(prior.shipped_models("kernels-")["h200-sxm"], folder)
     (part,) = folder.glob(file)
     part.unlink()
     if content is not None:
@@ -183,13 +182,23 @@ def test_a_damaged_model_is_one_warning(
     monkeypatch.setattr(prior, "shipped_models", lambda kind: {"h200-sxm": folder})
     prior._load.cache_clear()
     try:
+        yield
+    finally:
+        prior._load.cache_clear()
+
+
+@pytest.mark.fault("B03")
+@pytest.mark.parametrize("content", [None, b"", b"no trees"])
+@pytest.mark.parametrize("file", ["before-*.ubj", "card.json"])
+def test_a_damaged_model_is_one_warning(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, content: Any
+) -> None:
+    with damaged_model(tmp_path / "model", monkeypatch, file, content):
         kernel = kernel_of(configs(*MANY))
         with pytest.warns(RuntimeWarning, match="model of kernels cannot be used") as told:
             in_turn(kernel, 64, 4096)
         assert kernel.best_config.kwargs == {"BLOCK": 16}
         assert len(told) == 1
-    finally:
-        prior._load.cache_clear()
 
 
 @pytest.mark.fault("B03")
@@ -198,22 +207,12 @@ def test_damaged_trees_for_binaries_are_one_warning(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: Any
 ) -> None:
     """They are read when a mode asks for them; then the PTX score ranks."""
-    whole = prior.shipped_models("kernels-")["h200-sxm"]
-    folder = shutil.copytree(whole, tmp_path / f"model-after-{content}")
-    (part,) = folder.glob("after-*.ubj")
-    part.unlink()
-    if content is not None:
-        part.write_bytes(content)
-    monkeypatch.setattr(prior, "shipped_models", lambda kind: {"h200-sxm": folder})
-    prior._load.cache_clear()
-    try:
+    with damaged_model(tmp_path / "model", monkeypatch, "after-*.ubj", content):
         kernel = kernel_of(configs(16, 32), mode="predict")
         with pytest.warns(RuntimeWarning, match="model of kernels cannot be used") as told:
             call(kernel)
         assert len(machine.launches) == 1
         assert len(told) == 1
-    finally:
-        prior._load.cache_clear()
 
 
 PROGRAM = """
@@ -373,10 +372,10 @@ def by_stages(*stages: int) -> list[triton.Config]:
 def test_a_straggler_that_is_being_compiled_is_not_compiled_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with machine_without_gpu(tmp_path, patience_s=0.0) as machine:
+    with machine_without_gpu(tmp_path, patience_s=0.0) as machine, monkeypatch.context() as patch:
         machine.us = lambda launch: 9.0 + launch.options["num_stages"]
         pool = Later(machine, {1})
-        monkeypatch.setattr(autotune_fakes.compiling, "device_compilers", lambda: pool)
+        patch.setattr(autotune_fakes.compiling, "device_compilers", lambda: pool)
         call(kernel_of(by_stages(4, 3, 2, 1)))
         assert pool.submitted.count(1) == 1
         call(kernel_of(by_stages(4, 3, 2, 1)), 128)  # of another kind, with the same binaries
@@ -451,10 +450,12 @@ def test_threads_read_kernels_at_once_while_memory_is_collected() -> None:
     interval = sys.getswitchinterval()
     kernels = [triton.jit(add) for _ in range(400)]
     let_others = lambda *_: time.sleep(0)  # noqa: E731
+    trees = []
     gc.callbacks.append(let_others)
     sys.setswitchinterval(1e-6)
     try:
-        in_threads(lambda i: [kernel.parse() for kernel in kernels[i::8]], 8)
+        in_threads(lambda i: trees.extend(kernel.parse() for kernel in kernels[i::8]), 8)
     finally:
         sys.setswitchinterval(interval)
         gc.callbacks.remove(let_others)
+    assert [tree.body[0].name for tree in trees] == ["add"] * 400
