@@ -6,7 +6,6 @@ binaries, as Triton's cache has them, and the hash of the function's file: no co
 
 from __future__ import annotations
 
-import hashlib
 import runpy
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -27,7 +26,7 @@ from costmodel.autotune.options import Options
 from costmodel.autotune.store import KernelStore, config_name
 from costmodel.collect.bundle import pack
 from costmodel.errors import InvalidInput, MissingData, MixedData
-from costmodel.files import encode, file_errors, read_json
+from costmodel.files import digest, encode, file_errors, read_json
 from costmodel.hardware.target import Target
 
 _CALLS = "calls.json"
@@ -58,14 +57,14 @@ def write_kernel_bundle(file: Path, place: str, target: Target, folder: Path) ->
         get_current_stream=lambda device: 0,
     )
     with _instead(compiled, folder), patch.object(driver, "_active", host):
-        function, digest = _function(place)
+        function, source = _function(place)
         function()
         made = [future.result() for futures in found for future in futures]
         failed = sum(artifact is not None and not artifact.ok for artifact in made)
     if not found:
         raise InvalidInput(f"{place} calls no kernel that costmodel or Triton tunes")
     plan = {"calls": len(found), "binaries": sum(map(len, found)), "failed": failed}
-    (folder / _CALLS).write_bytes(encode({"source": digest}))
+    (folder / _CALLS).write_bytes(encode({"source": source}))
     return pack(folder, file, target, plan)
 
 
@@ -80,8 +79,8 @@ def collect_kernels(place: str, folder: Path, out: Path, number: int = 1, parts:
     Raises:
         MixedData: the function's file is another one than the bundle was made with.
     """
-    function, digest = _function(place)
-    if read_json(folder / _CALLS, dict[str, str])["source"] != digest:
+    function, source = _function(place)
+    if read_json(folder / _CALLS, dict[str, str])["source"] != source:
         raise MixedData(f"{place} has changed since the bundle was made: compile it again")
 
     turns: dict[Any, int] = {}
@@ -128,4 +127,4 @@ def _function(place: str) -> tuple[Any, str]:
         found = runpy.run_path(file, run_name=path.stem).get(name)
     if found is None:
         raise MissingData(f"{place}: expected FILE.py:FUNCTION")
-    return found, hashlib.sha256(path.read_bytes()).hexdigest()
+    return found, digest(path.read_bytes(), 64)

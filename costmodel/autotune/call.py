@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from contextlib import suppress
 from math import isfinite
 from typing import Any
@@ -14,6 +13,7 @@ from triton.runtime.errors import OutOfResources, PTXASError
 from costmodel.autotune.arguments import Snapshot, tensors_of
 from costmodel.autotune.store import lasting_text
 from costmodel.compile.compiler import reason
+from costmodel.files import digest
 
 
 class KernelCall:
@@ -88,7 +88,7 @@ class KernelCall:
             code += "".join(map(_code, getattr(function, "values", {}).values()))
             function = function.fn
         own: str = function.cache_key
-        return f"{own}-{hashlib.sha256(code.encode()).hexdigest()}" if code else own
+        return f"{own}-{digest(code, 64)}" if code else own
 
     def key(self) -> dict[str, Any]:
         """Return the values of the tuner's own key, and the types of arguments."""

@@ -7,7 +7,6 @@ columns (:mod:`costmodel.autotune.features`) differ from the median of the list.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -35,6 +34,7 @@ from costmodel.data.shards import CARD, require_place
 from costmodel.errors import CorruptFile, InvalidInput, MissingData, NoModel, SchemaMismatch
 from costmodel.files import (
     decode,
+    digest,
     file_errors,
     read_json,
     read_small_file,
@@ -190,7 +190,7 @@ class KernelModel:
             )
             made = trees[head] = Trees.of(booster, table.names)
             spread = table.deviations(table.unseen(params, nthread))
-            file = f"{head}-{_digest(made.raw)}.ubj"
+            file = f"{head}-{digest(made.raw)}.ubj"
             heads[head] = Head(file, table.names, made.canary(), *spread)
         count = {
             "kernels": len(np.unique(table.kernel)),
@@ -254,15 +254,11 @@ def _trees(folder: Path, head: Head) -> Trees:
     def read() -> bytes:
         with file_errors(file):
             data = read_small_file(file)
-        if not file.stem.endswith(_digest(data)):
+        if not file.stem.endswith(digest(data)):
             raise CorruptFile(f"{file}: not what it was named after; train the model again")
         return data
 
     return Trees(head.columns, read, file, head.canary)
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]
 
 
 # --- What is learned from -------------------------------------------------------------------------

@@ -11,7 +11,6 @@ may be writing.
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import logging
 import os
@@ -25,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 from costmodel.data.measurement import Measurement
 from costmodel.errors import CorruptFile, InvalidInput
-from costmodel.files import decode, read_small_file
+from costmodel.files import decode, digest, read_small_file
 from costmodel.tuning.cache import CacheFolder, file_stem
-from costmodel.validation import one_line
+from costmodel.validation import log, one_line
 
 if TYPE_CHECKING:
     import triton
@@ -39,8 +38,6 @@ _BEFORE_DIGEST = -len("0" * 20 + ".jsonl")  # of a file's name
 _RELATIVES = 32
 
 _PARTS = ("kwargs", "num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override", "pre_hook")
-
-log = logging.getLogger("costmodel")
 
 
 # --- Names of configurations ----------------------------------------------------------------------
@@ -90,7 +87,7 @@ def lasting_text(value: Any) -> str:
 
 def _content(path: Path) -> dict[str, str]:
     try:
-        text = hashlib.sha256(path.read_bytes()).hexdigest()
+        text = digest(path.read_bytes(), 64)
     except OSError as error:  # Triton says so too, when it compiles
         text = f"unreadable: {error.strerror}"
     return {"type": path.suffix, "text": text}

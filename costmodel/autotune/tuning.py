@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
 import math
 import sys
 import time
@@ -38,12 +37,10 @@ from costmodel.tuning.counters import count
 from costmodel.tuning.modes import default_mode
 from costmodel.tuning.ranks import first_said
 from costmodel.tuning.search import TopKSearch
-from costmodel.validation import one_line
+from costmodel.validation import log, one_line
 
 _SILENT_S = 2.0  # of tuning, before it says how far it is
 _PATIENCE_S, _WORTH = 0.5, 0.02  # for the last binaries, if so much is expected of them
-
-log = logging.getLogger("costmodel")
 
 
 store = KernelStore()

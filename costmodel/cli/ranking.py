@@ -23,7 +23,7 @@ from costmodel.cli.common import (
     takes_product,
 )
 from costmodel.gemm.workload import Workload
-from costmodel.validation import one_line
+from costmodel.validation import log, one_line
 
 if TYPE_CHECKING:
     from costmodel.gemm.config import GemmConfig
@@ -64,8 +64,6 @@ _LINES = {
         "{traffic[split_k_us]:.3g} us"
     ),
 }
-
-log = logging.getLogger("costmodel")
 
 
 @takes_product

@@ -6,7 +6,6 @@ recorded as soon as it is timed, so a run may be killed at any moment and starte
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -43,6 +42,7 @@ from costmodel.gemm.specialize import (
     submit,
 )
 from costmodel.gemm.workload import Workload
+from costmodel.validation import log
 
 if TYPE_CHECKING:
     from costmodel.data.artifact_table import ArtifactTable
@@ -54,8 +54,6 @@ _DRIFT_LIMIT = 0.05
 _SCATTER, _LOW_CLOCK = 0.1, 0.9
 _DOUBT = "doubtful: repeats scatter, or the clock was lower than beside others"
 _ANCHOR_BYTES = 2**24  # smaller ones are too short to tell a card from noise
-
-log = logging.getLogger("costmodel")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ failures too; equal programs are ranked once. ``torch.matmul`` never enters it.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -24,14 +23,13 @@ from costmodel.gemm.space import why_illegal
 from costmodel.gemm.specialize import kernel_hashes
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Device, Target
+from costmodel.validation import log
 
 if TYPE_CHECKING:
     from costmodel.data.dataset import Dataset
     from costmodel.data.measurement_table import Frame
 
 TOP_K = (1, 4, 8, 16)
-
-log = logging.getLogger("costmodel")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,13 +18,12 @@ from costmodel.features.features import CONFIG_FEATURES, FEATURES, design_matrix
 from costmodel.files import digest
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
+from costmodel.validation import log
 
 if TYPE_CHECKING:
     from costmodel.data.artifact_table import ArtifactTable
     from costmodel.data.dataset import Dataset
     from costmodel.data.measurement import Role
-
-log = logging.getLogger("costmodel")
 
 
 @dataclass(frozen=True, kw_only=True)
