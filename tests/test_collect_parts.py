@@ -167,6 +167,19 @@ def test_each_gpu_that_is_named_times_its_part(
     assert json.loads(done.stdout)["jobs_done"] == 8
 
 
+@pytest.mark.fault("B33")
+def test_machines_with_different_numbers_of_gpus_share_a_list(
+    recording: Path, whole: Path, tmp_path: Path
+) -> None:
+    parts = [tmp_path / "small", tmp_path / "large"]
+    for i, (folder, gpus) in enumerate(zip(parts, ("0", "0,1,2"), strict=True)):
+        done = command("--replay", recording, "--part", f"{i + 1}/2", "--out", folder,
+                       CUDA_VISIBLE_DEVICES=gpus)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert not set(Dataset.open(parts[0]).workloads()) & set(Dataset.open(parts[1]).workloads())
+    assert rows_of(merge(tmp_path / "all", parts).path) == rows_of(whole)
+
+
 @pytest.mark.parametrize(
     ("named", "rank", "expected"),
     [(None, None, ["0", "1", "2", "3"]), ("3,1", None, ["3", "1"]), ("", None, []),

@@ -17,7 +17,7 @@ from test_collect_parts import command, rows_of
 from costmodel.autotune.bundle import collect_kernels
 from costmodel.collect import Job, ray_engine
 from costmodel.collect.bundle import pack, write_bundle
-from costmodel.collect.parts import recorded_jobs
+from costmodel.collect.parts import merge, part_of, recorded_jobs
 from costmodel.collect.ray_engine import collect_on_ray
 from costmodel.data.dataset import Dataset
 from costmodel.data.shards import Identity
@@ -70,14 +70,20 @@ def test_a_node_that_is_lost_costs_no_row(
 
 
 def test_a_bundle_is_cut_among_the_gpus(cluster: Any, tmp_path: Path) -> None:
+    """Of a part of several, only that part: a list has other parts on other clusters."""
     recording, file = write_recording(tmp_path / "recording"), tmp_path / "work.zip"
     known, protocol = recording.artifacts(), dict(recording.protocol)
-    write_bundle(file, recorded_jobs(recording), recording.target, protocol, known=known)
-    done = command("--bundle", file, "--replay", recording.path, "--engine", "ray",
-                   "--out", tmp_path / "out", RAY_ADDRESS=cluster.address)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert rows_of(tmp_path / "out") == rows_of(recording.path)
-    assert "16 of 16 chunks are timed" in done.stderr
+    jobs = recorded_jobs(recording)
+    write_bundle(file, jobs, recording.target, protocol, known=known)
+    parts = [tmp_path / name for name in ("one", "two")]
+    for number, out in enumerate(parts, 1):
+        done = command("--bundle", file, "--replay", recording.path, "--engine", "ray", "--out",
+                       out, "--part", f"{number}/2", RAY_ADDRESS=cluster.address)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "16 of 16 chunks are timed" in done.stderr
+        expected = {job.workload for job in part_of(jobs, number, 2) if job.role != "anchor"}
+        assert set(Dataset.open(out).workloads()) == expected
+    assert rows_of(merge(tmp_path / "all", parts).path) == rows_of(recording.path)
 
 
 def test_a_node_that_cannot_time_a_users_kernel_says_why(cluster: Any, tmp_path: Path) -> None:

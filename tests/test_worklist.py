@@ -105,6 +105,18 @@ def test_drawing_needs_no_gpu(tmp_path: Path) -> None:
     assert not any(is_held_out(job.workload) for job in jobs)
 
 
+def test_element_types_have_their_short_names(tmp_path: Path) -> None:
+    drawn = []
+    for names in ("fp16,bf16,fp32,tf32", "float16,bfloat16,float32,tf32"):
+        path = tmp_path / f"{names}.parquet"
+        options = ["--target", "h100", "--workloads", "24", "--configs", "2", "--dtypes", names]
+        result = CliRunner().invoke(app, ["collect", "--write-worklist", str(path), *options])
+        assert result.exit_code == 0, result.output
+        drawn.append(read_worklist(path, IDENTITY))
+    assert drawn[0] == drawn[1]
+    assert {job.workload.code.kind for job in drawn[0]} == {*names.split(",")}
+
+
 @pytest.mark.parametrize(
     ("options", "name"),
     [

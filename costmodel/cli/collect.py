@@ -290,7 +290,8 @@ def _time(
                 known = Dataset.open(folder / "data").artifacts()
         if not local:
             todo = work.bundle or work.jobs(draw, identity, worklist)
-            collect_on_ray(todo, identity, absorb, view.line, deadline, work.replay, kernels)
+            ends = deadline, work.replay, kernels
+            collect_on_ray(todo, identity, absorb, view.line, *ends, place=work.place)
         elif len(gpus) > 1:
             collect_on_each(gpus, work.place, n_jobs, view.line)
         elif kernels is not None:

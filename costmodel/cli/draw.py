@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from costmodel.cli.common import note
+from costmodel.cli.common import dtype_name, note, option
 from costmodel.errors import InvalidInput, MissingData
 from costmodel.files import file_errors
 from costmodel.gemm.workload import MOST, Workload, kind_options
@@ -38,7 +38,7 @@ class Draw:
         ),
     ] = "train"
     dtypes: Annotated[
-        str, typer.Option(help="float16, bfloat16, float32 or tf32, separated by commas.")
+        str, option("float16, bfloat16, float32 or tf32, separated by commas.", dtype_name)
     ] = "float16"
     configs: Annotated[int, typer.Option(min=1, help="Configurations of each workload.")] = 200
     seed: Annotated[int, typer.Option(min=0, help="Of the draws: the same one resumes.")] = 0

@@ -95,7 +95,7 @@ def collect_on_each(
     ours, theirs = os.pipe()
     try:
         for i, gpu in enumerate(gpus):
-            part = f"{(number - 1) * len(gpus) + i + 1}/{parts * len(gpus)}"
+            part = f"{number + i * parts}/{parts * len(gpus)}"  # whatever other machines have
             own = ["--json", f"--part={part}", f"--jobs={n_jobs}"]  # of two alike the last counts
             children[gpu] = subprocess.Popen(
                 [sys.executable, "-m", "costmodel", *sys.argv[1:], *own],

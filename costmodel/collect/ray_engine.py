@@ -35,6 +35,7 @@ def collect_on_ray(
     on_line: Callable[[str], None],
     deadline: float,
     *options: Any,
+    place: tuple[int, int] = (1, 1),
 ) -> None:
     """Time workloads, or a bundle, on all GPUs of the cluster that this process belongs to.
 
@@ -44,6 +45,7 @@ def collect_on_ray(
         on_line: called with a line about that.
         deadline: of time.monotonic(); nothing is begun after it.
         options: of :class:`Gpu`.
+        place: number and count of the part of a bundle that is meant; jobs are of a part already.
 
     Raises:
         MissingData: Ray is not installed. NoGpu: the cluster has no GPU.
@@ -51,7 +53,7 @@ def collect_on_ray(
     """
     ray, gpus = _connected()
     actor, finished = ray.remote(num_gpus=1)(Gpu), 0
-    left = _bundles(ray, work, identity, _PARTS * gpus, *options)
+    left = _bundles(ray, work, identity, place, _PARTS * gpus, *options)
     total, busy = len(left), dict[Any, Any]()  # what is waited for: whose it is, and the work
 
     def start() -> None:
@@ -85,13 +87,14 @@ def collect_on_ray(
 
 
 def _bundles(
-    ray: Any, work: Sequence[Job] | Path, identity: Identity, parts: int, replay: Path | None,
-    *_: object,
+    ray: Any, work: Sequence[Job] | Path, identity: Identity, place: tuple[int, int], cuts: int,
+    replay: Path | None, *_: object,
 ) -> list[tuple[Any, int, int]]:  # fmt: skip
     """Return bundles, each with the number of the part that is meant, and the count of parts."""
     if isinstance(work, Path):
         bundle = ray.put(work.read_bytes())
-        return [(bundle, number + 1, parts) for number in range(parts)]
+        number, parts = place
+        return [(bundle, number + i * parts, cuts * parts) for i in range(cuts)]
     anchors, jobs = split_anchors(work)
     chunks = [[*anchors, *jobs[i : i + _CHUNK]] for i in range(0, len(jobs), _CHUNK)]
     compile_ = ray.remote(_compiled)
