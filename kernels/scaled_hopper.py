@@ -1,9 +1,7 @@
 """Products of 8-bit operands with scales, for large m on Hopper: one warp copies, groups multiply.
 
 The ring of stages and the dealing of rows to groups are those of ``warp_specialized``. Products are
-promoted by the ordinary units of one group while the tensor cores multiply for another. Where the
-tiles would fill the last wave badly, the steps of all tiles are dealt out evenly (stream-K): then
-up to two tiles of a program are partial sums, and who comes last to a tile adds them up.
+promoted by the ordinary units of one group while the tensor cores multiply for another.
 """
 
 from triton.experimental import gluon
@@ -21,45 +19,19 @@ from .warp_specialized import finish_rows
 
 
 @gluon.jit
-def dealt(tiles, steps, STREAM: gl.constexpr):
-    """Tiles of this program: first, end, stride; and its steps [begin, end) of those of all tiles.
-
-    Without STREAM all steps of every so-manieth tile.
-    """
-    if STREAM:
-        share = gl.cdiv(tiles * steps, gl.num_programs(0))
-        begin = gl.program_id(0) * share
-        end = gl.minimum(begin + share, tiles * steps)
-        return begin // steps, gl.cdiv(end, steps), 1, begin, end
-    return gl.program_id(0), tiles, gl.num_programs(0), 0, 0
-
-
-@gluon.jit
-def steps_of(tile, steps, begin, end, STREAM: gl.constexpr):
-    """The steps of a tile that are this program's: first and end."""
-    if STREAM:
-        return gl.maximum(begin - tile * steps, 0), gl.minimum(end - tile * steps, steps)
-    return 0, steps
-
-
-@gluon.jit
 def fill_stages(
     descs, ring, M, N, K, GROUP_M: gl.constexpr, ROWS: gl.constexpr, BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, PARTS: gl.constexpr,
-    STREAM: gl.constexpr,
 ):  # fmt: skip
     """The copying warp: fills a stage as soon as all groups have multiplied what was in it."""
     a_desc, b_desc = descs
     a_ring, b_ring, full, empty = ring
     tiles_m = gl.cdiv(M, ROWS * GROUPS)
     tiles_n = gl.cdiv(N, BLOCK_N * PARTS)
-    steps = gl.cdiv(K, BLOCK_K)
-    first_tile, end_tile, stride, begin, end = dealt(tiles_m * tiles_n, steps, STREAM)
     filled = 0
-    for tile in range(first_tile, end_tile, stride):
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         tile_m, tile_n = grouped_tile(tile, tiles_m, tiles_n, GROUP_M)
-        first, last = steps_of(tile, steps, begin, end, STREAM)
-        for step in range(first, last):
+        for step in range(gl.cdiv(K, BLOCK_K)):
             stage = filled % STAGES
             barrier = full.index(stage)
             mbarrier.wait(empty.index(stage), ((filled // STAGES) & 1) ^ 1)
@@ -153,65 +125,11 @@ def add_stage(
 
 
 @gluon.jit
-def add_in_order(acc, ptrs, owner, count, SLOT: gl.constexpr):
-    """The sum of what ``count`` programs from ``owner`` on have put down of a tile.
-
-    Each has two places: of a tile that it begins with its last steps, and of one that it only ends.
-    """
-    LAYOUT: gl.constexpr = acc.type.layout
-    acc = gl.zeros(acc.shape, acc.dtype, LAYOUT)
-    for i in range(count):
-        place = 2 * (owner + i) + gl.where(i == 0, 1, 0)
-        acc += gl.load(ptrs + place * SLOT, cache_modifier=".cg")
-    return acc
-
-
-@gluon.jit
-def add_programs(
-    acc, acc2, sums, tile, steps, first, last, share, INDEX: gl.constexpr, GROUPS: gl.constexpr,
-    PARTS: gl.constexpr,
-):  # fmt: skip
-    """Put a group's sums of a part of a tile's steps down; add all parts up if none is missing.
-
-    Returns:
-        The sums, and True in the group that has them: of a whole tile any, else the last to arrive.
-    """
-    partial_ptr, arrivals_ptr = sums
-    ROWS: gl.constexpr = acc.shape[0]
-    BLOCK_N: gl.constexpr = acc.shape[1]
-    SIZE: gl.constexpr = ROWS * BLOCK_N
-    SLOT: gl.constexpr = GROUPS * PARTS * SIZE
-    LAYOUT: gl.constexpr = acc.type.layout
-    has_all = last - first == steps
-    if last - first < steps:
-        owner = tile * steps // share
-        count = ((tile + 1) * steps - 1) // share - owner + 1
-        offs_m = gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
-        offs_n = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, LAYOUT))
-        offs = gl.expand_dims(offs_m * BLOCK_N, 1) + gl.expand_dims(offs_n, 0)
-        ptrs = partial_ptr + INDEX * PARTS * SIZE + offs
-        place = 2 * gl.program_id(0) + gl.where(first == 0, 1, 0)
-        gl.store(ptrs + place * SLOT, acc)
-        if PARTS == 2:
-            gl.store(ptrs + SIZE + place * SLOT, acc2)
-        gl.thread_barrier()  # all threads have written before one of them says so
-        arrivals_ptr += tile * GROUPS + INDEX
-        arrived = gl.atomic_add(arrivals_ptr, 1, sem="acq_rel", scope="gpu")
-        has_all = arrived == count - 1
-        if has_all:
-            acc = add_in_order(acc, ptrs, owner, count, SLOT)
-            if PARTS == 2:
-                acc2 = add_in_order(acc2, ptrs + SIZE, owner, count, SLOT)
-            gl.store(arrivals_ptr, 0)
-    return acc, acc2, has_all
-
-
-@gluon.jit
 def multiply_rows(
-    ring, out, scales, sums, M, N, K, INDEX: gl.constexpr, GROUP_M: gl.constexpr,
-    ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
-    GROUPS: gl.constexpr, PARTS: gl.constexpr, ROWS_A: gl.constexpr, ROWS_B: gl.constexpr,
-    PROMOTE: gl.constexpr, ACTIVATION: gl.constexpr, STREAM: gl.constexpr,
+    ring, out, scales, M, N, K, INDEX: gl.constexpr, GROUP_M: gl.constexpr, ROWS: gl.constexpr,
+    BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
+    PARTS: gl.constexpr, ROWS_A: gl.constexpr, ROWS_B: gl.constexpr, PROMOTE: gl.constexpr,
+    ACTIVATION: gl.constexpr,
 ):  # fmt: skip
     """A multiplying group of four warps: rows [INDEX * ROWS, (INDEX + 1) * ROWS) of each tile."""
     a_ring, b_ring, full, empty = ring
@@ -221,11 +139,9 @@ def multiply_rows(
     tiles_n = gl.cdiv(N, BLOCK_N * PARTS)
     steps = gl.cdiv(K, BLOCK_K)
     offs_n = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, LAYOUT))
-    first_tile, end_tile, stride, begin, end = dealt(tiles_m * tiles_n, steps, STREAM)
     used = 0
-    for tile in range(first_tile, end_tile, stride):
+    for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         tile_m, tile_n = grouped_tile(tile, tiles_m, tiles_n, GROUP_M)
-        first, last = steps_of(tile, steps, begin, end, STREAM)
         m_start = (tile_m * GROUPS + INDEX) * ROWS
         n_start = tile_n * BLOCK_N * PARTS
         offs_m = m_start + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
@@ -233,14 +149,13 @@ def multiply_rows(
         acc2 = acc
         if PROMOTE:
             even = block_scales(
-                scales, offs_m, offs_n, n_start, first, M, N, K, ROWS_A, ROWS_B, BLOCK_N, PARTS
+                scales, offs_m, offs_n, n_start, 0, M, N, K, ROWS_A, ROWS_B, BLOCK_N, PARTS
             )
             odd = block_scales(
-                scales, offs_m, offs_n, n_start, first + 1, M, N, K, ROWS_A, ROWS_B, BLOCK_N,
-                PARTS,
-            )  # fmt: skip
+                scales, offs_m, offs_n, n_start, 1, M, N, K, ROWS_A, ROWS_B, BLOCK_N, PARTS
+            )
             # By twos: a load then has a whole step to arrive, and no copy of it waits before that.
-            for step in range(first, last, 2):
+            for step in range(0, steps, 2):
                 acc, acc2 = add_stage(
                     acc, acc2, ring, even, used, INDEX, STAGES, GROUPS, PARTS, ROWS_A, ROWS_B
                 )
@@ -248,7 +163,7 @@ def multiply_rows(
                     scales, offs_m, offs_n, n_start, step + 2, M, N, K, ROWS_A, ROWS_B, BLOCK_N,
                     PARTS,
                 )  # fmt: skip
-                if step + 1 < last:
+                if step + 1 < steps:
                     acc, acc2 = add_stage(
                         acc, acc2, ring, odd, used + 1, INDEX, STAGES, GROUPS, PARTS, ROWS_A,
                         ROWS_B,
@@ -258,31 +173,24 @@ def multiply_rows(
                     PARTS,
                 )  # fmt: skip
                 used += 2
-            used -= (last - first) % 2
+            used -= steps % 2
         else:
-            for step in range(first, last):
+            for step in range(steps):
                 stage = used % STAGES
                 mbarrier.wait(full.index(stage), (used // STAGES) & 1)
                 a = a_ring.index(stage * GROUPS + INDEX)
                 acc = warpgroup_mma(a, b_ring.index(stage).permute([1, 0]), acc, is_async=True)
                 acc = warpgroup_mma_wait(1, deps=[acc])
                 # Only this step's product is under way: the stage before may be filled again.
-                mbarrier.arrive(empty.index((used + STAGES - 1) % STAGES), pred=step > first)
+                mbarrier.arrive(empty.index((used + STAGES - 1) % STAGES), pred=step > 0)
                 used += 1
             acc = warpgroup_mma_wait(0, deps=[acc])
-            mbarrier.arrive(empty.index((used + STAGES - 1) % STAGES), pred=last > first)
-        has_all = True
-        if STREAM:
-            share = gl.cdiv(tiles_m * tiles_n * steps, gl.num_programs(0))
-            acc, acc2, has_all = add_programs(
-                acc, acc2, sums, tile, steps, first, last, share, INDEX, GROUPS, PARTS
-            )
-        if has_all:
-            finish_scaled(acc, out, scales, offs_m, offs_n, m_start, n_start, M, N, INDEX, ROWS_A,
-                          ACTIVATION)  # fmt: skip
-            if PARTS == 2:
-                finish_scaled(acc2, out, scales, offs_m, offs_n, m_start, n_start + BLOCK_N, M, N,
-                              INDEX, ROWS_A, ACTIVATION)  # fmt: skip
+            mbarrier.arrive(empty.index((used + STAGES - 1) % STAGES), pred=steps > 0)
+        finish_scaled(acc, out, scales, offs_m, offs_n, m_start, n_start, M, N, INDEX, ROWS_A,
+                      ACTIVATION)  # fmt: skip
+        if PARTS == 2:
+            finish_scaled(acc2, out, scales, offs_m, offs_n, m_start, n_start + BLOCK_N, M, N,
+                          INDEX, ROWS_A, ACTIVATION)  # fmt: skip
     tma.store_wait(pendings=0)
 
 
@@ -306,17 +214,17 @@ def finish_scaled(
 
 @gluon.jit(do_not_specialize=["M", "stride_sak", "stride_sbk"])
 def scaled_warp_specialized(
-    a_desc, b_desc, c_desc, scale_a_ptr, scale_b_ptr, bias_ptr, partial_ptr, arrivals_ptr,
+    a_desc, b_desc, c_desc, scale_a_ptr, scale_b_ptr, bias_ptr,
     M, N, K, stride_sam, stride_sak, stride_sbn, stride_sbk, GROUP_M: gl.constexpr,
     ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
     GROUPS: gl.constexpr, PARTS: gl.constexpr, ROWS_A: gl.constexpr, ROWS_B: gl.constexpr,
     PROMOTE: gl.constexpr, ACTIVATION: gl.constexpr, COPY_REGISTERS: gl.constexpr,
-    MULTIPLY_REGISTERS: gl.constexpr, STREAM: gl.constexpr,
+    MULTIPLY_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """As ``scaled_tiles``, each program walking over tiles of GROUPS * ROWS rows.
+    """As ``scaled_tiles``, each program walking over tiles of GROUPS * ROWS rows; no split-K.
 
-    Grid: as many programs as fit the GPU, at most one a tile, or as many as steps with STREAM. Four
-    warps are launched; the region adds the others.
+    Grid: as many programs as fit the GPU, at most one a tile. Four warps are launched; the region
+    adds the others.
 
     Args:
         a_desc: A[M, K] in blocks [ROWS, BLOCK_K]; b_desc: B[N, K] in blocks [BLOCK_N, BLOCK_K].
@@ -325,9 +233,6 @@ def scaled_warp_specialized(
             share the registers of the product, so that a wider tile asks less of the L2 cache.
         ROWS_A, ROWS_B, PROMOTE: as of ``scaled_tiles``; BLOCK_K is 128.
         COPY_REGISTERS, MULTIPLY_REGISTERS: of a thread of either kind.
-        STREAM: deal out the steps of all tiles evenly; partial_ptr: float32 (int32 for int8), two
-            tiles for each program; arrivals_ptr: int32 for each group of each tile, zero before
-            and after. Else None.
     """
     gl.static_assert(GROUPS == 2 or GROUPS == 3)
     gl.static_assert(ROWS % 64 == 0 and BLOCK_K == 128)
@@ -349,19 +254,16 @@ def scaled_warp_specialized(
     ring = (a_ring, b_ring, full, empty)
     out = (c_desc, c_ring, bias_ptr)
     scales = (scale_a_ptr, scale_b_ptr, stride_sam, stride_sak, stride_sbn, stride_sbk)
-    sums = (partial_ptr, arrivals_ptr)
     # Written out, since constants in a tuple that has a name are constants no longer.
     if GROUPS == 2:
         gl.warp_specialize(
             [
-                (multiply_rows, (ring, out, scales, sums, M, N, K, 0, GROUP_M, ROWS, BLOCK_N,
-                                 BLOCK_K, STAGES, GROUPS, PARTS, ROWS_A, ROWS_B, PROMOTE,
-                                 ACTIVATION, STREAM)),
-                (multiply_rows, (ring, out, scales, sums, M, N, K, 1, GROUP_M, ROWS, BLOCK_N,
-                                 BLOCK_K, STAGES, GROUPS, PARTS, ROWS_A, ROWS_B, PROMOTE,
-                                 ACTIVATION, STREAM)),
+                (multiply_rows, (ring, out, scales, M, N, K, 0, GROUP_M, ROWS, BLOCK_N, BLOCK_K,
+                                 STAGES, GROUPS, PARTS, ROWS_A, ROWS_B, PROMOTE, ACTIVATION)),
+                (multiply_rows, (ring, out, scales, M, N, K, 1, GROUP_M, ROWS, BLOCK_N, BLOCK_K,
+                                 STAGES, GROUPS, PARTS, ROWS_A, ROWS_B, PROMOTE, ACTIVATION)),
                 (fill_stages, (descs, ring, M, N, K, GROUP_M, ROWS, BLOCK_N, BLOCK_K, STAGES,
-                               GROUPS, PARTS, STREAM)),
+                               GROUPS, PARTS)),
             ],
             [4, 1],
             [MULTIPLY_REGISTERS, COPY_REGISTERS],
@@ -369,17 +271,14 @@ def scaled_warp_specialized(
     else:
         gl.warp_specialize(
             [
-                (multiply_rows, (ring, out, scales, sums, M, N, K, 0, GROUP_M, ROWS, BLOCK_N,
-                                 BLOCK_K, STAGES, GROUPS, PARTS, ROWS_A, ROWS_B, PROMOTE,
-                                 ACTIVATION, STREAM)),
-                (multiply_rows, (ring, out, scales, sums, M, N, K, 1, GROUP_M, ROWS, BLOCK_N,
-                                 BLOCK_K, STAGES, GROUPS, PARTS, ROWS_A, ROWS_B, PROMOTE,
-                                 ACTIVATION, STREAM)),
-                (multiply_rows, (ring, out, scales, sums, M, N, K, 2, GROUP_M, ROWS, BLOCK_N,
-                                 BLOCK_K, STAGES, GROUPS, PARTS, ROWS_A, ROWS_B, PROMOTE,
-                                 ACTIVATION, STREAM)),
+                (multiply_rows, (ring, out, scales, M, N, K, 0, GROUP_M, ROWS, BLOCK_N, BLOCK_K,
+                                 STAGES, GROUPS, PARTS, ROWS_A, ROWS_B, PROMOTE, ACTIVATION)),
+                (multiply_rows, (ring, out, scales, M, N, K, 1, GROUP_M, ROWS, BLOCK_N, BLOCK_K,
+                                 STAGES, GROUPS, PARTS, ROWS_A, ROWS_B, PROMOTE, ACTIVATION)),
+                (multiply_rows, (ring, out, scales, M, N, K, 2, GROUP_M, ROWS, BLOCK_N, BLOCK_K,
+                                 STAGES, GROUPS, PARTS, ROWS_A, ROWS_B, PROMOTE, ACTIVATION)),
                 (fill_stages, (descs, ring, M, N, K, GROUP_M, ROWS, BLOCK_N, BLOCK_K, STAGES,
-                               GROUPS, PARTS, STREAM)),
+                               GROUPS, PARTS)),
             ],
             [4, 4, 1],
             [MULTIPLY_REGISTERS, MULTIPLY_REGISTERS, COPY_REGISTERS],

@@ -48,7 +48,7 @@ def cost_us(call: dict[str, Any], config: Any) -> float:
     if c["kernel"] in ("torch", "deep_gemm"):
         return 3 + max(n * k / 3.6e6, 2 * m * n * k / 1.35e9) * (1.4 if is_block else 1.1)
     rows, cols, step = c["block_m"], c["block_n"], c.get("step", 128)
-    tiles, splits = ceil(m / rows) * ceil(n / cols), c["splits"] or 1
+    tiles, splits = ceil(m / rows) * ceil(n / cols), c.get("splits", 1)
     steps = ceil(k / step / splits)
     held = max(1, min(4, 230_000 // ((rows + cols) * step * config.num_stages)))
     waves = tiles * splits / _SMS
@@ -58,9 +58,9 @@ def cost_us(call: dict[str, Any], config: Any) -> float:
     waiting = 0.9 / (config.num_stages - 1) / together
     promoting = {"warps": 1.0}.get(c["kernel"], 1.2) if is_block else 1.0
     one = max(arithmetic * promoting, reading * (1.1 if c["kernel"] == "pointer" else 1), waiting)
-    in_turn = ceil(waves / together) * together if c["splits"] else waves
-    whole = max(in_turn * steps * one, (n + m) * k / 4e6)
-    return float(3.5 + whole + (c["splits"] != 1) * (1.5 + tiles * splits * rows * cols * 8 / 5e6))
+    whole = ceil(waves / together) * together * steps * one
+    whole = max(whole, (n + m) * k / 4e6)
+    return float(3.5 + whole + (splits > 1) * (1.5 + tiles * splits * rows * cols * 8 / 5e6))
 
 
 def entries(problems: Iterable[tuple[str, int, int, int]], noise: float = 0.01) -> list[Any]:

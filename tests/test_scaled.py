@@ -6,17 +6,15 @@ import sys
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import FunctionType, ModuleType, SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import triton
 from autotune_fakes import Machine, machine_without_gpu
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from made_up_products import call_of as made_up_call
 from torch.nn.functional import ScalingType
 from triton import knobs
 from triton.backends.compiler import GPUTarget
@@ -35,11 +33,10 @@ from costmodel.errors import (
     UnsupportedDtype,
 )
 from costmodel.hardware.target import Target
-from costmodel.kernels import scaled_hopper
 from costmodel.kernels.scaled import scaled_tiles
 from costmodel.kernels.scaled_hopper import scaled_warp_specialized
 from costmodel.scaled import layouts
-from costmodel.scaled.configs import MOST_PARTS, prune
+from costmodel.scaled.configs import prune
 from costmodel.scaled.launch import Kernels, tuned
 from costmodel.scaled.product import int_call, scaled_call
 
@@ -243,132 +240,7 @@ def test_no_sum_that_is_promoted_leaves_the_registers(machine: Machine, recipes:
         job = front_end().job(found[-1])
         artifact = compile_job(job, job.name)
         assert artifact.ok, f"{each}: {artifact.error}"
-        # Two sizes that ptxas keeps from one group of warps to the next: once a launch.
-        assert artifact.spill_bytes <= (0 if each["splits"] else 16), each
-
-
-# --- Steps dealt out evenly -----------------------------------------------------------------------
-
-
-class Gluon:
-    """What the parts of the warp-specialised kernel that add programs' sums up ask of Gluon.
-
-    Args:
-        memory: numbers, to whose places pointers are.
-        program, programs: of the grid.
-    """
-
-    def __init__(self, memory: np.ndarray[Any, Any], program: int, programs: int) -> None:
-        self.memory, self._program, self._programs = memory, program, programs
-        self.maximum, self.minimum, self.where = max, min, np.where
-        self.expand_dims, self.thread_barrier = np.expand_dims, lambda: None
-
-    def program_id(self, axis: int) -> int:
-        return self._program
-
-    def num_programs(self, axis: int) -> int:
-        return self._programs
-
-    def cdiv(self, a: int, b: int) -> int:
-        return -(-a // b)
-
-    def SliceLayout(self, dim: int, parent: Any) -> None:
-        return None
-
-    def arange(self, start: int, end: int, layout: Any) -> Any:
-        return np.arange(start, end)
-
-    def zeros(self, shape: Any, dtype: Any, layout: Any) -> Any:
-        return tile_of(np.zeros(shape, dtype))
-
-    def store(self, ptrs: Any, values: Any) -> None:
-        self.memory[ptrs] = values
-
-    def load(self, ptrs: Any, cache_modifier: str) -> Any:
-        return self.memory[ptrs]
-
-    def atomic_add(self, ptr: int, value: int, sem: str, scope: str) -> int:
-        before = int(self.memory[ptr])
-        self.memory[ptr] += value
-        return before
-
-    def run(self, name: str, *args: Any) -> Any:
-        """Run a function of the kernel's file in this program."""
-        found = vars(scaled_hopper)[name].fn
-        own = {"gl": self, "add_in_order": lambda *a: self.run("add_in_order", *a)}
-        return FunctionType(found.__code__, own)(*args)
-
-
-def tile_of(values: np.ndarray[Any, Any]) -> Any:
-    class Tile(np.ndarray[Any, Any]):
-        type = SimpleNamespace(layout=None)
-
-    return values.view(Tile)
-
-
-@settings(deadline=None, max_examples=40)
-@given(
-    tiles=st.integers(1, 40), steps=st.integers(8, 30), programs=st.integers(1, 24),
-    parts=st.sampled_from([1, 2]), seed=st.integers(0, 99),
-)  # fmt: skip
-def test_each_tile_is_the_sum_of_all_its_steps_whoever_comes_last(
-    tiles: int, steps: int, programs: int, parts: int, seed: int
-) -> None:
-    rng, groups, rows, cols = np.random.default_rng(seed), 2, 2, 4
-    programs = min(programs, MOST_PARTS * tiles)
-    size = 2 * programs * groups * parts * rows * cols
-    memory = np.full(size + tiles * groups, np.nan)
-    memory[size:] = 0
-    worth = rng.integers(1, 1000, (tiles, steps, groups, parts)).astype(float)
-    finished: dict[Any, list[float]] = {}
-    for program in rng.permutation(programs).tolist():
-        gluon = Gluon(memory, program, programs)
-        first_tile, end_tile, stride, begin, end = gluon.run("dealt", tiles, steps, True)
-        for tile in range(first_tile, end_tile, stride):
-            first, last = gluon.run("steps_of", tile, steps, begin, end, True)
-            assert 0 <= first < last <= steps
-            share = gluon.cdiv(tiles * steps, programs)
-            for group in range(groups):
-                sums = worth[tile, first:last, group].sum(axis=0)
-                acc, acc2 = (tile_of(np.full((rows, cols), sums[i % parts])) for i in range(2))
-                acc, acc2, has_all = gluon.run(
-                    "add_programs", acc, acc2, (0, size), tile, steps, first, last, share, group,
-                    groups, parts,
-                )  # fmt: skip
-                if has_all:
-                    assert (tile, group) not in finished
-                    finished[tile, group] = [each[1, 2] for each in (acc, acc2)[:parts]]
-                    assert (acc == acc[0, 0]).all()
-    assert len(finished) == tiles * groups
-    for (tile, group), found in finished.items():
-        assert found == worth[tile, :, group].sum(axis=0).tolist()
-    assert (memory[size:] == 0).all()  # as the next launch wants them
-
-
-def test_without_stream_tiles_are_dealt_out_whole() -> None:
-    seen = []
-    for program in range(5):
-        gluon = Gluon(np.zeros(1), program, 5)
-        first_tile, end_tile, stride, begin, end = gluon.run("dealt", 12, 9, False)
-        for tile in range(first_tile, end_tile, stride):
-            assert gluon.run("steps_of", tile, 9, begin, end, False) == (0, 9)
-            seen.append(tile)
-    assert sorted(seen) == [*range(12)]
-
-
-@pytest.mark.parametrize("form", ["row", "block", "int8"])
-def test_steps_are_dealt_out_where_the_last_wave_would_be_badly_filled(
-    machine: Machine, form: str
-) -> None:
-    def dealt(m: int, n: int, k: int) -> list[tuple[int, int]]:
-        named = dict(zip(Kernels.arg_names, made_up_call(form, m, n, k), strict=True))
-        found = [c.kwargs for c in prune(tuned.configs, named) if c.kwargs["kernel"] == "warps"]
-        return [(c["block_m"], c["block_n"]) for c in found if not c["splits"]]
-
-    assert (128, 128) in dealt(512, 4608, 3584)  # 144 tiles for 132 multiprocessors
-    assert (128, 128) not in dealt(512, 4096, 7168)  # 128
-    assert not dealt(512, 4608, 512)  # too few steps
-    assert not dealt(8192, 14336, 8192)  # many waves
+        assert artifact.spill_bytes == 0, each
 
 
 @pytest.mark.slow

@@ -47,12 +47,6 @@ _WARPS_ONE_SUM = [(2, 64, 256, 1, 4), (2, 128, 128, 1, 4)]
 """Groups, ROWS, BLOCK_N, PARTS and stages of the warp-specialised kernel: always; where products
 are promoted; and where they are not, which leaves registers for larger tiles."""
 
-MOST_PARTS = 4
-"""Of a tile of that kernel if the steps of all tiles are dealt out evenly (``splits`` is 0)."""
-
-_FULL, _MOST_WAVES = 0.9, 4
-"""Tiles are dealt out whole alone if they fill their waves so far, or so many of them."""
-
 
 def _tiles(most_m: int, by_blocks: bool) -> list[dict[str, Any]]:
     """Return the options of the kernel of tiles for a bucket of ``_TILES``, without splits."""
@@ -74,11 +68,11 @@ def _config(num_warps: int = 4, num_stages: int = 3, **meta: Any) -> triton.Conf
     return triton.Config(meta, num_warps=num_warps, num_stages=num_stages)
 
 
-def _warps(point: tuple[int, ...], splits: int = 1) -> triton.Config:
+def _warps(point: tuple[int, ...]) -> triton.Config:
     groups, rows, columns, parts, stages = point
     return _config(
-        kernel="warps", block_m=groups * rows, block_n=parts * columns, step=STEP, splits=splits,
-        groups=groups, parts=parts, num_stages=stages,
+        kernel="warps", block_m=groups * rows, block_n=parts * columns, step=STEP, groups=groups,
+        parts=parts, num_stages=stages,
     )  # fmt: skip
 
 
@@ -99,16 +93,8 @@ def prune(_configs: Any, named: Mapping[str, Any], **_: Any) -> list[triton.Conf
         points = _WARPS + (_WARPS_ONE_SUM if is_int or named["fast"] else _WARPS_PROMOTED)
         if named["recipe_b"] == BY_ROW:  # a scale for each column: larger tiles lack the registers
             points = _WARPS[:2]
-        for point in points:
-            groups, rows, columns, parts, _stages = point
-            if is_int and columns > 128:
-                continue  # Triton has no such instruction
-            found.append(_warps(point))
-            count = ceil(m / (groups * rows)) * ceil(n / (columns * parts))
-            waves = count / device.sm_count
-            is_bad = waves < _FULL * ceil(waves) and waves <= _MOST_WAVES
-            if is_bad and k >= 8 * STEP and point not in _WARPS_ONE_SUM:
-                found.append(_warps(point, 0))
+        # Triton has no instruction of 256 columns for int8.
+        found += [_warps(point) for point in points if not is_int or point[2] <= 128]
     return found + [library for library, may in LIBRARIES.items() if may(named)]
 
 

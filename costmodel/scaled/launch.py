@@ -23,7 +23,6 @@ from costmodel.scaled.configs import (
     BY_BLOCK,
     BY_ROW,
     LIBRARIES,
-    MOST_PARTS,
     ROW,
     STEP,
     TENSOR,
@@ -136,7 +135,8 @@ def _by_tiles(
         swap = block_n >= 64 and (block_m <= 64 or block_m > block_n)
     partial = arrivals = a_desc = b_desc = None
     if splits > 1:
-        partial, arrivals = _sums(a, 4 * tiles * splits * block_m * block_n, tiles)
+        partial, arrivals = _workspace(a).get(4 * tiles * splits * block_m * block_n, tiles)
+        partial = partial.view(torch.int32) if a.dtype == torch.int8 else partial
     if by_tma:
         a_desc = TensorDescriptor(a, [m, k], [call["lda"], 1], [block_m, step])
         b_desc = TensorDescriptor(b, [n, k], [call["ldb"], 1], [block_n, step])
@@ -150,8 +150,8 @@ def _by_tiles(
 
 
 def _by_warps(
-    call: dict[str, Any], *, block_m: int, block_n: int, step: int, splits: int, groups: int,
-    parts: int, num_stages: int, num_warps: int, **options: Any,
+    call: dict[str, Any], *, block_m: int, block_n: int, step: int, groups: int, parts: int,
+    num_stages: int, num_warps: int, **options: Any,
 ) -> Any:  # fmt: skip
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -171,13 +171,9 @@ def _by_warps(
         descriptors.append(TensorDescriptor(call[name], shape, strides, block, layout))
     tiles = ceil(m / block_m) * ceil(n / block_n)
     properties = torch.cuda.get_device_properties(call["a"].get_device())
-    programs = min(tiles * (splits or MOST_PARTS), properties.multi_processor_count)
-    partial = arrivals = None
-    if not splits:
-        partial, arrivals = _sums(call["a"], 8 * programs * block_m * block_n, tiles * groups)
+    programs = min(tiles, properties.multi_processor_count)
     return scaled_warp_specialized.run(
-        *descriptors, call["scale_a"], call["scale_b"], call["bias"], partial, arrivals, m, n, k,
-        *_strides(call), STREAM=not splits,
+        *descriptors, call["scale_a"], call["scale_b"], call["bias"], m, n, k, *_strides(call),
         ROWS=rows, BLOCK_N=columns, BLOCK_K=step, STAGES=num_stages, GROUPS=groups, PARTS=parts,
         COPY_REGISTERS=COPY_REGISTERS, MULTIPLY_REGISTERS=int(multiply_registers(4 * groups)),
         **_constants(call), grid=(programs,), num_warps=num_warps,
@@ -199,13 +195,12 @@ _GLUON = {
 }  # fmt: skip
 
 
-def _sums(a: torch.Tensor, size_bytes: int, counters: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scratch memory of the current stream: for partial sums, and counters of zero."""
-    space, index = Workspace(a.device), a.get_device()
-    if a.device.type != "cpu":  # which only the interpreter has
-        space = workspace_of(index, torch.cuda.current_stream(index).cuda_stream)
-    partial, arrivals = space.get(size_bytes, counters)
-    return partial.view(torch.int32) if a.dtype == torch.int8 else partial, arrivals
+def _workspace(a: torch.Tensor) -> Workspace:
+    """Return the scratch memory of the current stream; the interpreter has none."""
+    if a.device.type == "cpu":
+        return Workspace(a.device)
+    index = a.get_device()
+    return workspace_of(index, torch.cuda.current_stream(index).cuda_stream)
 
 
 def _strides(call: dict[str, Any]) -> tuple[int, ...]:
