@@ -19,11 +19,28 @@ from .warp_specialized import finish_rows
 
 
 @gluon.jit
+def warm_scales(ptr, start, stride, LIMIT, ROWS: gl.constexpr, BLOCK: gl.constexpr):
+    """Have the scales of BLOCK rows, ROWS to a scale, brought into the L2 cache."""
+    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    offs = start // ROWS + gl.arange(0, (BLOCK + ROWS - 1) // ROWS, LANES)
+    ptrs = ptr + gl.minimum(offs, gl.cdiv(LIMIT, ROWS) - 1) * stride
+    gl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptrs],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
 def fill_stages(
-    descs, ring, M, N, K, GROUP_M: gl.constexpr, ROWS: gl.constexpr, BLOCK_N: gl.constexpr,
+    descs, ring, scales, M, N, K, GROUP_M: gl.constexpr, ROWS: gl.constexpr, BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, PARTS: gl.constexpr,
+    ROWS_A: gl.constexpr, ROWS_B: gl.constexpr,
 ):  # fmt: skip
-    """The copying warp: fills a stage as soon as all groups have multiplied what was in it."""
+    """The copying warp: fills a stage as soon as all groups have multiplied what was in it.
+
+    The stage's scales are then on their way to the cache when the groups come to it.
+    """
+    a_ptr, b_ptr, stride_am, stride_ak, stride_bn, stride_bk = scales
     a_desc, b_desc = descs
     a_ring, b_ring, full, empty = ring
     tiles_m = gl.cdiv(M, ROWS * GROUPS)
@@ -44,6 +61,12 @@ def fill_stages(
                 start = [(tile_n * PARTS + i) * BLOCK_N, step * BLOCK_K]
                 block = b_ring.index(stage * PARTS + i)
                 tma.async_copy_global_to_shared(b_desc, start, barrier, block)
+            if ROWS_A > 0:
+                for i in gl.static_range(GROUPS):
+                    start = (tile_m * GROUPS + i) * ROWS
+                    warm_scales(a_ptr + step * stride_ak, start, stride_am, M, ROWS_A, ROWS)
+                start = tile_n * PARTS * BLOCK_N
+                warm_scales(b_ptr + step * stride_bk, start, stride_bn, N, ROWS_B, BLOCK_N * PARTS)
             filled += 1
 
 
@@ -262,8 +285,8 @@ def scaled_warp_specialized(
                                  STAGES, GROUPS, PARTS, ROWS_A, ROWS_B, PROMOTE, ACTIVATION)),
                 (multiply_rows, (ring, out, scales, M, N, K, 1, GROUP_M, ROWS, BLOCK_N, BLOCK_K,
                                  STAGES, GROUPS, PARTS, ROWS_A, ROWS_B, PROMOTE, ACTIVATION)),
-                (fill_stages, (descs, ring, M, N, K, GROUP_M, ROWS, BLOCK_N, BLOCK_K, STAGES,
-                               GROUPS, PARTS)),
+                (fill_stages, (descs, ring, scales, M, N, K, GROUP_M, ROWS, BLOCK_N, BLOCK_K,
+                               STAGES, GROUPS, PARTS, ROWS_A, ROWS_B)),
             ],
             [4, 1],
             [MULTIPLY_REGISTERS, COPY_REGISTERS],
@@ -277,8 +300,8 @@ def scaled_warp_specialized(
                                  STAGES, GROUPS, PARTS, ROWS_A, ROWS_B, PROMOTE, ACTIVATION)),
                 (multiply_rows, (ring, out, scales, M, N, K, 2, GROUP_M, ROWS, BLOCK_N, BLOCK_K,
                                  STAGES, GROUPS, PARTS, ROWS_A, ROWS_B, PROMOTE, ACTIVATION)),
-                (fill_stages, (descs, ring, M, N, K, GROUP_M, ROWS, BLOCK_N, BLOCK_K, STAGES,
-                               GROUPS, PARTS)),
+                (fill_stages, (descs, ring, scales, M, N, K, GROUP_M, ROWS, BLOCK_N, BLOCK_K,
+                               STAGES, GROUPS, PARTS, ROWS_A, ROWS_B)),
             ],
             [4, 4, 1],
             [MULTIPLY_REGISTERS, MULTIPLY_REGISTERS, COPY_REGISTERS],
