@@ -22,8 +22,8 @@ def warm_scales(
 ):  # fmt: skip
     """Ask for the scales of BLOCK rows, ROWS to a scale, of all steps at once.
 
-    They are in the L2 cache when their step comes. Nothing waits for these loads; the compiler keeps
-    volatile ones although nobody uses what they give.
+    They are in the L2 cache when their step comes. Nothing waits for these loads: they are volatile
+    ones, which the compiler keeps although nobody uses what they give.
     """
     offs = start // ROWS + tl.arange(0, (BLOCK + ROWS - 1) // ROWS)
     for step in tl.range(first, last, 32):
