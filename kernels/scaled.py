@@ -17,19 +17,30 @@ def load_row(ptr, offs, stride, LIMIT, OTHER: tl.constexpr):
 
 
 @triton.jit
+def warm(ptrs):
+    """Have what pointers point to brought into the L2 cache; nothing waits for it."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptrs], dtype=tl.int32, is_pure=False,
+        pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
 def warm_scales(
     ptr, start, first, last, stride, stride_k, LIMIT, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Ask for the scales of BLOCK rows, ROWS to a scale, of all steps at once.
+    """Warm the scales of BLOCK rows from ``start`` on: ROWS to a scale in each step, or for all K.
 
-    They are in the L2 cache when their step comes. Nothing waits for these loads: they are volatile
-    ones, which the compiler keeps although nobody uses what they give.
+    Else each step, or the end of the tile, waits for the device's memory.
     """
-    offs = start // ROWS + tl.arange(0, (BLOCK + ROWS - 1) // ROWS)
-    for step in tl.range(first, last, 32):
-        steps = step + tl.arange(0, 32)
-        mask = (offs < tl.cdiv(LIMIT, ROWS))[:, None] & (steps < last)[None, :]
-        tl.load(ptr + offs[:, None] * stride + steps[None, :] * stride_k, mask=mask, volatile=True)
+    if ROWS == 0:
+        warm(ptr + tl.minimum(start + tl.arange(0, BLOCK), LIMIT - 1) * stride)
+    else:
+        offs = start // ROWS + tl.arange(0, (BLOCK + ROWS - 1) // ROWS)
+        offs = tl.minimum(offs, tl.cdiv(LIMIT, ROWS) - 1)
+        for step in tl.range(first, last, 32):
+            steps = tl.minimum(step + tl.arange(0, 32), last - 1)
+            warm(ptr + offs[:, None] * stride + steps[None, :] * stride_k)
 
 
 @triton.jit
@@ -98,6 +109,7 @@ def scaled_tiles(
     SPLIT_K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr, SWAP: tl.constexpr, SPLIT: tl.constexpr, EVEN_K: tl.constexpr,
     ROWS_A: tl.constexpr, ROWS_B: tl.constexpr, PROMOTE: tl.constexpr, ACTIVATION: tl.constexpr,
+    WARM: tl.constexpr,
 ):  # fmt: skip
     """C[M, N] = act(sum over blocks of K of (A @ B) * scale_a * scale_b, + bias[N]).
 
@@ -115,6 +127,7 @@ def scaled_tiles(
         SWAP: multiply B @ A.T, so that the tensor cores' tile is narrow along M.
         PROMOTE: add the product of each BLOCK_K in float32 on the ordinary units; the tensor cores
             of Hopper keep some 14 bits of a sum of fp8 products.
+        WARM: fetch the scales early; False in the interpreter, which knows no PTX.
     """
     program = tl.program_id(0)
     tile = program // SPLIT_K if SPLIT else program
@@ -138,11 +151,12 @@ def scaled_tiles(
     acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), SUM)
     blocks = tl.cdiv(K, BLOCK_K)
     n_start = tile_n * BLOCK_N
-    if ROWS_A > 0:
+    if WARM and scale_a_ptr is not None:
         warm_scales(
             scale_a_ptr, tile_m * BLOCK_M, first, last, stride_sam, stride_sak, M, ROWS_A, BLOCK_M
         )
         warm_scales(scale_b_ptr, n_start, first, last, stride_sbn, stride_sbk, N, ROWS_B, BLOCK_N)
+    if ROWS_A > 0:
         sa, sb = step_scales(
             scale_a_ptr, scale_b_ptr, offs_m, offs_n, n_start, tl.minimum(first, blocks - 1), M, N,
             stride_sam, stride_sak, stride_sbn, stride_sbk, ROWS_A, ROWS_B, BLOCK_N,

@@ -20,10 +20,11 @@ from .warp_specialized import finish_rows
 
 @gluon.jit
 def warm_scales(ptr, start, stride, LIMIT, ROWS: gl.constexpr, BLOCK: gl.constexpr):
-    """Have the scales of BLOCK rows, ROWS to a scale, brought into the L2 cache."""
+    """Have the scales of BLOCK rows, ROWS (or 0, for 1) to a scale, brought into the L2 cache."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    offs = start // ROWS + gl.arange(0, (BLOCK + ROWS - 1) // ROWS, LANES)
-    ptrs = ptr + gl.minimum(offs, gl.cdiv(LIMIT, ROWS) - 1) * stride
+    PER: gl.constexpr = max(ROWS, 1)
+    offs = start // PER + gl.arange(0, (BLOCK + PER - 1) // PER, LANES)
+    ptrs = ptr + gl.minimum(offs, gl.cdiv(LIMIT, PER) - 1) * stride
     gl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptrs],
         dtype=gl.int32, is_pure=False, pack=1,
@@ -61,12 +62,15 @@ def fill_stages(
                 start = [(tile_n * PARTS + i) * BLOCK_N, step * BLOCK_K]
                 block = b_ring.index(stage * PARTS + i)
                 tma.async_copy_global_to_shared(b_desc, start, barrier, block)
-            if ROWS_A > 0:
-                for i in gl.static_range(GROUPS):
-                    start = (tile_m * GROUPS + i) * ROWS
-                    warm_scales(a_ptr + step * stride_ak, start, stride_am, M, ROWS_A, ROWS)
-                start = tile_n * PARTS * BLOCK_N
-                warm_scales(b_ptr + step * stride_bk, start, stride_bn, N, ROWS_B, BLOCK_N * PARTS)
+            if a_ptr is not None:
+                if ROWS_A > 0 or step == 0:
+                    for i in gl.static_range(GROUPS):
+                        row = (tile_m * GROUPS + i) * ROWS
+                        warm_scales(a_ptr + step * stride_ak, row, stride_am, M, ROWS_A, ROWS)
+                    row = tile_n * PARTS * BLOCK_N
+                    warm_scales(
+                        b_ptr + step * stride_bk, row, stride_bn, N, ROWS_B, BLOCK_N * PARTS
+                    )
             filled += 1
 
 
