@@ -1,7 +1,5 @@
 """Tunes any Triton kernel: a drop-in for ``triton.autotune``."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 from typing import Any

@@ -1,7 +1,5 @@
 """``python -m costmodel.autotune script.py ...`` or ``-m module ...``: a program, tuned by us."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path

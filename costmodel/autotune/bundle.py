@@ -4,8 +4,6 @@ A function of the user's makes the calls, here on the CPU and there on the GPU. 
 binaries, as Triton's cache has them, and the hash of the function's file: no code comes out of it.
 """
 
-from __future__ import annotations
-
 import runpy
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future

@@ -1,7 +1,5 @@
 """One call of a tuned kernel: its arguments, its hooks, and what puts the arguments back."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from math import isfinite
 from typing import Any

@@ -1,7 +1,5 @@
 """Compiles the configurations of one call of a kernel, in the pool of this process."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import threading

@@ -5,8 +5,6 @@ the side of a tile that they seem to be, not by name. All are logarithms, of whi
 quotients are sums: what a kernel executes in all, or for each byte.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -7,8 +7,6 @@ before a launch is done in the program, once for each configuration, and what th
 then they hold before each launch in the child. Hooks after a launch do not run.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import io

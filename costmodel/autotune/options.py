@@ -1,7 +1,5 @@
 """The options of :func:`costmodel.autotune` beside Triton's own arguments."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import inf
 

@@ -1,7 +1,5 @@
 """Puts costmodel in the place of Triton's own tuner, for a whole process."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from typing import Any

@@ -4,8 +4,6 @@ The L2 cache is filled before each launch, and a launch is queued while the devi
 the host is not waited for. Hooks, and what puts arguments back, run outside the timed part.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

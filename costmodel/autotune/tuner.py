@@ -5,8 +5,6 @@ into a dictionary. The first one of a kind is tuned: what the store knows is not
 rest is compiled in child processes and timed as soon as it is there.
 """
 
-from __future__ import annotations
-
 import threading
 import warnings
 from collections.abc import Callable, Sequence

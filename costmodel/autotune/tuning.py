@@ -1,7 +1,5 @@
 """The first call of a kind: what is known is taken, the rest is compiled, timed, and one chosen."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

@@ -4,8 +4,6 @@ People get tables on stdout and progress on stderr; with ``--json`` stdout holds
 and nothing else. What costmodel raises on purpose is one line on stderr and exit code 2.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import logging

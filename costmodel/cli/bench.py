@@ -1,7 +1,5 @@
 """``costmodel bench``: runs the benchmarks of a checkout, which benchmarks/list.toml describes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """Options that several commands share, and their output: tables for people, JSON for machines."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import sys

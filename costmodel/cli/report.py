@@ -1,7 +1,5 @@
 """``costmodel report``: a page on how good a model is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Says on stderr that a command is still at work, and at what, so that none is silent for long."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator

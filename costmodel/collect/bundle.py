@@ -9,8 +9,6 @@ files; nothing is used before both are checked. A bundle of products holds::
     dump/               PTX and SASS, where they were asked for
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import tempfile

@@ -4,8 +4,6 @@ Every such process is ``costmodel collect --part i/n`` on the same work list, so
 GPUs of a machine and the tasks of an array of jobs do the same.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,7 +1,5 @@
 """Says what work takes, cuts it for machines that know nothing of each other, joins the rows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

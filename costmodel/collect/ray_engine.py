@@ -5,8 +5,6 @@ cut into parts. Each is timed by the actor of a GPU, and comes back as files. Wh
 and isolates is what runs on one machine. The work of a node that is lost is handed out again.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Sequence

@@ -7,8 +7,6 @@ into Triton's own cache under Triton's own key (:func:`compile_job`), and the pr
 finds it there.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """Tables, plots and pages for people."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

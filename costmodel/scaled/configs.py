@@ -5,8 +5,6 @@ pipelines, and K split so that every multiprocessor has some. Above, the tensor 
 the L2 cache that feeds them: large tiles.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib.util import find_spec
 from math import ceil

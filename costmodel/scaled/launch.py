@@ -1,7 +1,5 @@
 """Launches of each kernel, or of torch, by the configuration that the tuner asks for."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from math import ceil

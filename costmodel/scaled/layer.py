@@ -1,7 +1,5 @@
 """``costmodel.nn.ScaledLinear``: fp8 or int8 weights with their scales, as checkpoints have."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

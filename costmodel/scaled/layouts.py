@@ -1,7 +1,5 @@
 """Scaled products as vLLM, aiter and DeepGEMM call them: their names, arguments and layouts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

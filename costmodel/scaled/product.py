@@ -1,7 +1,5 @@
 """``costmodel.scaled_mm``: products of fp8 and int8 operands, with the scales that torch has."""
 
-from __future__ import annotations
-
 from math import ceil
 from typing import Any
 
