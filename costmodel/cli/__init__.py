@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from importlib.metadata import distributions
 from typing import Annotated, Any
 
-import typer
+from typer import Exit, Option, Typer, echo
 from typer.core import TyperGroup
 
 from costmodel import __version__
@@ -53,10 +53,10 @@ class _Commands(TyperGroup):
                 if ctx.params["debug"] or getattr(error, "errno", None) == errno.EPIPE:
                     raise
                 _tell("error", _in_words(error))
-                raise typer.Exit(2) from None
+                raise Exit(2) from None
             except KeyboardInterrupt:
                 _tell("error", "interrupted: run it again")
-                raise typer.Exit(130) from None
+                raise Exit(130) from None
             except Exception as error:  # click's or typer's: a wrong command line
                 _add_hint(error)
                 raise
@@ -103,7 +103,7 @@ def _tell(kind: str, what: object) -> None:
     print(f"{kind}: {printable(str(what))}", file=sys.stderr)
 
 
-app = typer.Typer(
+app = Typer(
     cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -123,18 +123,18 @@ def _versions(asked: bool) -> None:
     """Print the version, and those of what it rests on."""
     if asked:
         found = {d.name: d.version for d in distributions() if d.name in ("torch", "triton")}
-        typer.echo(f"costmodel {__version__}, {', '.join(map(' '.join, sorted(found.items())))}")
-        raise typer.Exit
+        echo(f"costmodel {__version__}, {', '.join(map(' '.join, sorted(found.items())))}")
+        raise Exit
 
 
 @app.callback()
 def _options(
-    debug: Annotated[bool, typer.Option(help="Show where an error came from.")] = False,
+    debug: Annotated[bool, Option(help="Show where an error came from.")] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Say what is skipped, and why: a line each.")
+        bool, Option("--verbose", "-v", help="Say what is skipped, and why: a line each.")
     ] = False,
     version: Annotated[
-        bool, typer.Option("--version", help="Show versions.", callback=_versions, is_eager=True)
+        bool, Option("--version", help="Show versions.", callback=_versions, is_eager=True)
     ] = False,
 ) -> None:
     """A learned cost-model autotuner for Triton GEMM."""

@@ -5,7 +5,7 @@ import sys
 import tomllib
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option
 
 from costmodel.cli.common import AsJson, answer
 from costmodel.cli.waiting import doing
@@ -20,12 +20,12 @@ _ALL = {"run": "reproduce.py", "answers": "Measures all of them again; --no-gpu 
 
 
 def bench(
-    name: Annotated[str, typer.Argument(help="Which one; `all` of them, or `list`.")] = "list",
+    name: Annotated[str, Argument(help="Which one; `all` of them, or `list`.")] = "list",
     arguments: Annotated[
-        list[str] | None, typer.Argument(help="Options of the benchmark, such as --help.")
+        list[str] | None, Argument(help="Options of the benchmark, such as --help.")
     ] = None,
     proton: Annotated[
-        bool, typer.Option("--proton", help="Record a Proton profile: `bench proton`.")
+        bool, Option("--proton", help="Record a Proton profile: `bench proton`.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -53,7 +53,7 @@ def bench(
     doing("")
     code = subprocess.run(command, stdout=sys.stderr if as_json else None).returncode
     answer(as_json, {"name": name, "exit_code": code})
-    raise typer.Exit(code)
+    raise Exit(code)
 
 
 def _needs(entry: dict[str, Any]) -> tuple[Any, str]:

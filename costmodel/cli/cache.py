@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Context, Exit, Typer
 
 from costmodel.cli.common import AsJson, Yes, answer, confirm
 from costmodel.errors import FileError, InvalidInput
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _MOST_NAMES = 20
 
-app = typer.Typer(help="What tuning has kept on disk; without a command it is listed.")
+app = Typer(help="What tuning has kept on disk; without a command it is listed.")
 
 
 @app.command("list")
@@ -41,11 +41,11 @@ def list_winners(as_json: AsJson = False) -> None:
     )  # fmt: skip
 
 
-def list_by_default(group: typer.Typer, list_: Callable[[bool], None]) -> None:
+def list_by_default(group: Typer, list_: Callable[[bool], None]) -> None:
     """Make a group of commands list without a command, and take ``--json`` before one."""
 
     @group.callback(invoke_without_command=True)
-    def callback(context: typer.Context, as_json: AsJson = False) -> None:
+    def callback(context: Context, as_json: AsJson = False) -> None:
         if context.invoked_subcommand is None:
             list_(as_json)
         elif as_json:  # said once, it holds for the command too
@@ -57,9 +57,7 @@ list_by_default(app, list_winners)
 
 @app.command()
 def show(
-    name: Annotated[
-        str, typer.Argument(help="A part of the entry's file name, as `list` shows it.")
-    ],
+    name: Annotated[str, Argument(help="A part of the entry's file name, as `list` shows it.")],
     as_json: AsJson = False,
 ) -> None:
     """Show one winner: what it rests on, what was timed, and why it was chosen."""
@@ -100,12 +98,12 @@ def tell_unusable(
          [*counts.items(), ("no entry, and ignored", len(unusable))]),
         notes=[f"no entries: {', '.join(names)}{more}: delete them"] if unusable else [],
     )  # fmt: skip
-    raise typer.Exit(1 if unusable else 0)
+    raise Exit(1 if unusable else 0)
 
 
 @app.command()
 def clear(
-    name: Annotated[str, typer.Argument(help="Only entries with this in the file's name.")] = "",
+    name: Annotated[str, Argument(help="Only entries with this in the file's name.")] = "",
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:

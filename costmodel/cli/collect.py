@@ -14,7 +14,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Argument, BadParameter, Context, Option
 
 from costmodel.cli.common import AsJson, TargetName, answer, find_target, named_options, takes
 from costmodel.cli.draw import Draw
@@ -33,27 +33,27 @@ class Work:
     """The options that say where the work comes from, and who times which part of it."""
 
     worklist: Annotated[
-        Path | None, typer.Option(help="Time what --write-worklist has drawn; no other draw.")
+        Path | None, Option(help="Time what --write-worklist has drawn; no other draw.")
     ] = None
     bundle: Annotated[
-        Path | None, typer.Option(help="Time what `costmodel compile --bundle` has compiled.")
+        Path | None, Option(help="Time what `costmodel compile --bundle` has compiled.")
     ] = None
     replay: Annotated[
         Path | None,
-        typer.Option(help="A dataset that answers in place of a GPU: rehearses a collection."),
+        Option(help="A dataset that answers in place of a GPU: rehearses a collection."),
     ] = None
     kernel: Annotated[
-        str | None, typer.Option(help="Of --bundle: the FILE.py:FUNCTION that it was compiled of.")
+        str | None, Option(help="Of --bundle: the FILE.py:FUNCTION that it was compiled of.")
     ] = None
     part: Annotated[
-        str | None, typer.Option(help="Time one part of several, such as 3/8; --merge joins them.")
+        str | None, Option(help="Time one part of several, such as 3/8; --merge joins them.")
     ] = None
     budget: Annotated[
         str | None,
-        typer.Option(help="Stop after so long, such as 10m: what teaches most comes first."),
+        Option(help="Stop after so long, such as 10m: what teaches most comes first."),
     ] = None
     engine: Annotated[
-        Literal["local", "ray"], typer.Option(help="The GPUs of this machine, or of a cluster.")
+        Literal["local", "ray"], Option(help="The GPUs of this machine, or of a cluster.")
     ] = "local"
 
     @property
@@ -63,7 +63,7 @@ class Work:
             return inf
         found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh]?)", self.budget)
         if found is None:
-            raise typer.BadParameter(f"--budget {self.budget}: expected a time such as 10m or 90s")
+            raise BadParameter(f"--budget {self.budget}: expected a time such as 10m or 90s")
         return float(found[1]) * {"m": 60, "h": 3600}.get(found[2], 1)
 
     @property
@@ -73,7 +73,7 @@ class Work:
         part = self.part or f"{int(ranks.get('RANK', 0)) + 1}/{ranks.get('WORLD_SIZE', 1)}"
         found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", part)
         if found is None or not 1 <= int(found[1]) <= int(found[2]):
-            raise typer.BadParameter(f"--part {part}: expected i/n, such as 1/8 to 8/8")
+            raise BadParameter(f"--part {part}: expected i/n, such as 1/8 to 8/8")
         return int(found[1]), int(found[2])
 
     def recording(self) -> Dataset | None:
@@ -103,28 +103,26 @@ class Work:
 @takes("work", Work)
 @takes("draw", Draw)
 def collect(
-    context: typer.Context,
+    context: Context,
     *,
-    folders: Annotated[
-        list[Path] | None, typer.Argument(help="Of --merge.", metavar="DIR...")
-    ] = None,
+    folders: Annotated[list[Path] | None, Argument(help="Of --merge.", metavar="DIR...")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the dataset; one that is there goes on.")
+        Path | None, Option(help="Folder of the dataset; one that is there goes on.")
     ] = None,
     work: Work,
     write_worklist: Annotated[
         Path | None,
-        typer.Option(help="Draw only, and write here what is to be timed; needs no GPU."),
+        Option(help="Draw only, and write here what is to be timed; needs no GPU."),
     ] = None,
     merge: Annotated[
-        bool, typer.Option("--merge", help="Bring the rows of folders together in --out.")
+        bool, Option("--merge", help="Bring the rows of folders together in --out.")
     ] = False,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Say what it would take, and run nothing.")
+        bool, Option("--plan", help="Say what it would take, and run nothing.")
     ] = False,
     target: TargetName = None,
     draw: Draw,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Compiling processes.")] = None,
+    jobs: Annotated[int | None, Option(min=1, help="Compiling processes.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Time configurations on this machine's GPUs; stop it at any moment, run it again to go on."""
@@ -144,19 +142,19 @@ def collect(
         _plan(work, draw, target, as_json)
         return
     if target is not None and work.engine == "local":
-        raise typer.BadParameter(f"--target {target}: timing is on the card at hand; leave it out")
+        raise BadParameter(f"--target {target}: timing is on the card at hand; leave it out")
     if out is None:
-        raise typer.BadParameter("--out: expected the folder of the dataset")
+        raise BadParameter("--out: expected the folder of the dataset")
     if merge:
         _merge(out, folders or [], as_json)
     else:
         _time(out, work, draw, target, jobs, as_json)
 
 
-def _check_options(context: typer.Context, draw: Draw) -> None:
+def _check_options(context: Context, draw: Draw) -> None:
     """Refuse options that would do nothing beside others."""
     if named_options(context, "worklist") and named_options(context, "write_worklist"):
-        raise typer.BadParameter("--worklist and --write-worklist: expected one of them")
+        raise BadParameter("--worklist and --write-worklist: expected one of them")
     drawing, timing = Draw.__slots__, ("jobs", *Work.__slots__)
     for option, others, why in (
         ("worklist", (*drawing, "bundle"), "draws nothing"),
@@ -175,7 +173,7 @@ def _check_options(context: typer.Context, draw: Draw) -> None:
     if named_options(context, "folders") and not named_options(context, "merge"):
         raise InvalidInput("folders to read belong to --merge: name the one to write by --out")
     if draw.role == "eval" and draw.shapes is None:
-        raise typer.BadParameter("--role eval: drawn workloads are to learn from; give --shapes")
+        raise BadParameter("--role eval: drawn workloads are to learn from; give --shapes")
     if draw.sampler != "model" and (idle := named_options(context, "model", "best", "unsure")):
         raise InvalidInput(f"{', '.join(idle)}: of `--sampler model`, which is not named")
 

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer import Argument, Context, Option, echo
 
 from costmodel.cli.waiting import heard
 from costmodel.errors import NoGpu, ShapeError
@@ -37,17 +38,17 @@ def dtype_name(name: str | None) -> str | None:
 def option(help_: str, names: Callable[[str | None], str | None]) -> Any:
     """Make an option that takes other names too, which a shell completes."""
     known = DEVICES if names is device_name else element_types()
-    return typer.Option(help=help_, callback=names, autocompletion=lambda: [*known])
+    return Option(help=help_, callback=names, autocompletion=lambda: [*known])
 
 
 TargetName = Annotated[
     str | None, option("Device, such as h100-sxm; default: the GPU of this machine.", device_name)
 ]
 Model = Annotated[
-    Path | None, typer.Option(help="Folder of a model; default: the one shipped for the target.")
+    Path | None, Option(help="Folder of a model; default: the one shipped for the target.")
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines on stdout.")]
+Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON for machines on stdout.")]
 
 DEFAULT_TARGET = "h100-sxm"
 
@@ -84,9 +85,9 @@ def takes(parameter: str, make: Callable[..., Any]) -> Callable[[_Command], _Com
 
 
 def _product(
-    m: Annotated[int, typer.Argument(help="Rows of A and C.", metavar="M")],
-    n: Annotated[int, typer.Argument(help="Columns of B and C.", metavar="N")],
-    k: Annotated[int, typer.Argument(help="Columns of A, rows of B.", metavar="K")],
+    m: Annotated[int, Argument(help="Rows of A and C.", metavar="M")],
+    n: Annotated[int, Argument(help="Columns of B and C.", metavar="N")],
+    k: Annotated[int, Argument(help="Columns of A, rows of B.", metavar="K")],
     dtype: Annotated[
         str, option("Element type: float16, bfloat16 or float32.", dtype_name)
     ] = "float16",
@@ -94,10 +95,10 @@ def _product(
         str | None, option("Element type of C: that of A and B, or float32.", dtype_name)
     ] = None,
     tf32: Annotated[
-        bool, typer.Option("--tf32", help="Multiply float32 as TF32 on tensor cores.")
+        bool, Option("--tf32", help="Multiply float32 as TF32 on tensor cores.")
     ] = False,
-    a_layout: Annotated[str, typer.Option(help="Contiguous dimension of A: row or col.")] = "row",
-    b_layout: Annotated[str, typer.Option(help="Contiguous dimension of B: row or col.")] = "row",
+    a_layout: Annotated[str, Option(help="Contiguous dimension of A: row or col.")] = "row",
+    b_layout: Annotated[str, Option(help="Contiguous dimension of B: row or col.")] = "row",
 ) -> Workload:
     """Return the workload that these arguments name.
 
@@ -140,7 +141,7 @@ takes_product = takes("workload", _product)
 """Decorate a command that takes a ``workload``: the command line gives M, N, K and options."""
 
 
-def named_options(context: typer.Context, *names: str) -> list[str]:
+def named_options(context: Context, *names: str) -> list[str]:
     """Return those of these parameters that the command line names, spelled like ``--best``."""
     # Compare by name: the class is click's, or since typer 0.29 typer's own copy of it.
     found = {name: getattr(context.get_parameter_source(name), "name", "") for name in names}
@@ -179,7 +180,7 @@ def answer(
     """
     if as_json:
         finite = json.loads(json.dumps(data), parse_constant=lambda _: None)
-        typer.echo(json.dumps(finite, indent=1))
+        echo(json.dumps(finite, indent=1))
         return
     for table in tables:
         print_table(*table)
@@ -201,14 +202,14 @@ def confirm(what: str, sure: object) -> None:
 def note(text: str) -> None:
     """Tell people something, on stderr."""
     heard()
-    typer.echo(printable(text), err=True)
+    echo(printable(text), err=True)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print a table on stdout: numbers to the right, floats shortened, None as a dash."""
     cells = [list(row) for row in rows]
     if not cells:  # a head alone says nothing
-        typer.echo(printable(title))
+        echo(printable(title))
         return
     # Text objects: brackets in a text, such as a compiler's, are no markup.
     table = Table(title=Text(printable(title)), title_justify="left")

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import BadParameter, Option
 
 from costmodel.cli.common import AsJson, TargetName, answer, find_target, product_or_none, takes
 from costmodel.cli.waiting import doing
@@ -29,23 +29,23 @@ def compile_space(
     workload: Workload | None,
     bundle: Annotated[
         Path | None,
-        typer.Option(help="Write what `costmodel collect --bundle` times to this file."),
+        Option(help="Write what `costmodel collect --bundle` times to this file."),
     ] = None,
     worklist: Annotated[
-        Path | None, typer.Option(help="Of --bundle: a work list, in place of M N K.")
+        Path | None, Option(help="Of --bundle: a work list, in place of M N K.")
     ] = None,
     kernel: Annotated[
-        str, typer.Option(help="Of --bundle: FILE.py:FUNCTION that calls a kernel of yours.")
+        str, Option(help="Of --bundle: FILE.py:FUNCTION that calls a kernel of yours.")
     ] = "",
     config: Annotated[
-        str | None, typer.Option(help='Only this one, such as "tma 128x256x64 w8 s4 g8".')
+        str | None, Option(help='Only this one, such as "tma 128x256x64 w8 s4 g8".')
     ] = None,
     target: TargetName = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most this many binaries.")] = 64,
+    limit: Annotated[int, Option(min=1, help="At most this many binaries.")] = 64,
     dump: Annotated[
-        Path | None, typer.Option(help="Write the PTX, SASS and JSON of each to this folder.")
+        Path | None, Option(help="Write the PTX, SASS and JSON of each to this folder.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: all cores.")] = None,
+    jobs: Annotated[int | None, Option(min=1, help="Processes; default: all cores.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compile configurations of a product's space; needs no GPU."""
@@ -60,7 +60,7 @@ def compile_space(
         _bundle(bundle, worklist or kernel, [], found, dump, jobs, as_json)
         return
     if workload is None or worklist or kernel:
-        raise typer.BadParameter("expected M N K; or --bundle, with --worklist or --kernel")
+        raise BadParameter("expected M N K; or --bundle, with --worklist or --kernel")
     configs = _configs(workload, found, config)
     by_spec = {specialize(workload, config): config for config in reversed(configs)}
     # Spread over the space, not its first corner.

@@ -21,7 +21,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Exit, Option
 
 from costmodel.cli.common import DEFAULT_TARGET, AsJson, answer
 from costmodel.errors import CostModelError, host_errors
@@ -70,7 +70,7 @@ class _Missing(Exception):
 
 
 def doctor(
-    model: Annotated[Path | None, typer.Option(help="Folder of a model to look at too.")] = None,
+    model: Annotated[Path | None, Option(help="Folder of a model to look at too.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what this set-up has and lacks; exit code 0 if costmodel can be used on it."""
@@ -83,7 +83,7 @@ def doctor(
         ("costmodel doctor", ["what", "", "found", "what to do"], rows),
         notes=["usable" if ok else "not usable yet: see what is missing above"],
     )
-    raise typer.Exit(0 if ok else 1)
+    raise Exit(0 if ok else 1)
 
 
 def diagnose(model: Path | None = None, only: str | None = None) -> list[Check]:

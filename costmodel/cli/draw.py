@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Option
 
 from costmodel.cli.common import dtype_name, note, option
 from costmodel.errors import InvalidInput, MissingData
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 class Draw:
     """The options that say what to time: workloads, and configurations of each."""
 
-    workloads: Annotated[int, typer.Option(min=1, help="How many workloads to draw.")] = 100
+    workloads: Annotated[int, Option(min=1, help="How many workloads to draw.")] = 100
     shapes: Annotated[
-        Path | None, typer.Option(help="Instead of drawing: a CSV with columns name,m,n,k.")
+        Path | None, Option(help="Instead of drawing: a CSV with columns name,m,n,k.")
     ] = None
     role: Annotated[
         Literal["train", "eval"],
-        typer.Option(
+        Option(
             help="What --shapes are for: to learn from, which leaves out those that are held out "
             "for evaluation, or to judge by."
         ),
@@ -40,16 +40,16 @@ class Draw:
     dtypes: Annotated[
         str, option("float16, bfloat16, float32 or tf32, separated by commas.", dtype_name)
     ] = "float16"
-    configs: Annotated[int, typer.Option(min=1, help="Configurations of each workload.")] = 200
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws: the same one resumes.")] = 0
+    configs: Annotated[int, Option(min=1, help="Configurations of each workload.")] = 200
+    seed: Annotated[int, Option(min=0, help="Of the draws: the same one resumes.")] = 0
     sampler: Annotated[
         Literal["random", "model"],
-        typer.Option(help="How configurations are chosen; a model's best, its doubts, and others."),
+        Option(help="How configurations are chosen; a model's best, its doubts, and others."),
     ] = "random"
-    best: Annotated[float, typer.Option(min=0, max=1, help="Share of the model's best.")] = 0.4
-    unsure: Annotated[float, typer.Option(min=0, max=1, help="Share of its doubts.")] = 0.1
+    best: Annotated[float, Option(min=0, max=1, help="Share of the model's best.")] = 0.4
+    unsure: Annotated[float, Option(min=0, max=1, help="Share of its doubts.")] = 0.1
     model: Annotated[
-        Path | None, typer.Option(help="Model of `--sampler model`; default: the shipped one.")
+        Path | None, Option(help="Model of `--sampler model`; default: the shipped one.")
     ] = None
 
     def check(self) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+from typer import Argument, Option, Typer, echo
 
 from costmodel.cli.cache import check_folder, check_only_one, list_by_default, tell_unusable
 from costmodel.cli.common import AsJson, Yes, answer, confirm, note
@@ -23,9 +23,9 @@ from costmodel.validation import one_line
 if TYPE_CHECKING:
     from costmodel.autotune.store import KernelEntry, KernelStore
 
-Name = Annotated[str, typer.Argument(help="A part of the file name, such as the kernel's name.")]
+Name = Annotated[str, Argument(help="A part of the file name, such as the kernel's name.")]
 
-app = typer.Typer(help="Timings of Triton kernels on disk; without a command they are listed.")
+app = Typer(help="Timings of Triton kernels on disk; without a command they are listed.")
 
 
 @app.command("list")
@@ -69,7 +69,7 @@ def show(name: Name, as_json: AsJson = False) -> None:
 def explain(
     name: Name,
     model: Annotated[
-        Path | None, typer.Option(help="Folder of a model of kernels; default: the shipped one.")
+        Path | None, Option(help="Folder of a model of kernels; default: the shipped one.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -143,21 +143,21 @@ def export(
     name: Name,
     kind: Annotated[
         Literal["configs", "fla"],
-        typer.Option("--format", help="configs: Python source; fla: JSON that fla reads."),
+        Option("--format", help="configs: Python source; fla: JSON that fla reads."),
     ] = "configs",
     as_json: AsJson = False,
 ) -> None:
     """Print a kernel's winners as Python source, or as a file of Flash Linear Attention's."""
     text = (_as_fla if kind == "fla" else _as_source)(_find(name, with_choice=True))
-    typer.echo(json.dumps({"text": text}) if as_json else text)
+    echo(json.dumps({"text": text}) if as_json else text)
 
 
 @app.command()
 def record(
-    folder: Annotated[Path, typer.Argument(help="Folder of the dataset; one that is there grows.")],
+    folder: Annotated[Path, Argument(help="Folder of the dataset; one that is there grows.")],
     package: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=VERSION of one that is not installed, by the name imported."),
+        Option(help="NAME=VERSION of one that is not installed, by the name imported."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

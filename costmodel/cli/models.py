@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from costmodel.cli.common import DEFAULT_TARGET, AsJson, answer, note
 from costmodel.cli.waiting import doing
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 def train(
     datasets: Annotated[
         list[Path],
-        typer.Argument(
+        Argument(
             help="Folders that `costmodel collect` wrote: of one device, or also of others that "
             "run the same binaries (an H200 beside an H100); or of `costmodel kernels record`."
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder to save the model in.")],
-    name: Annotated[str, typer.Option(help="What results call the model.")] = "xgb",
+    out: Annotated[Path, Option(help="Folder to save the model in.")],
+    name: Annotated[str, Option(help="What results call the model.")] = "xgb",
     add_cache: Annotated[
-        bool, typer.Option("--add-cache", help="Learn also from what tuning has timed here.")
+        bool, Option("--add-cache", help="Learn also from what tuning has timed here.")
     ] = False,
     cache_dir: Annotated[
-        Path | None, typer.Option(help="As --add-cache, with the winners of this folder.")
+        Path | None, Option(help="As --add-cache, with the winners of this folder.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -90,10 +90,10 @@ def _train_kernels(datasets: Sequence[Path], out: Path, as_json: bool) -> None:
 
 def evaluate(
     data: Annotated[
-        Path | None, typer.Option(help="Dataset with eval rows; default: the H100's.")
+        Path | None, Option(help="Dataset with eval rows; default: the H100's.")
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="Folder of a model; default: the shipped one.")
+        Path | None, Option(help="Folder of a model; default: the shipped one.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, BadParameter, Option
 
 from costmodel.cli.common import (
     AsJson,
@@ -70,7 +70,7 @@ _LINES = {
 def rank(
     workload: Workload,
     target: TargetName = None,
-    top: Annotated[int, typer.Option(min=1, help="How many to list.")] = 8,
+    top: Annotated[int, Option(min=1, help="How many to list.")] = 8,
     model: Model = None,
     as_json: AsJson = False,
 ) -> None:
@@ -94,13 +94,13 @@ def explain(
     workload: Workload,
     place: Annotated[
         int | None,
-        typer.Argument(min=1, help="This one of `costmodel rank` beside the first, not --top."),
+        Argument(min=1, help="This one of `costmodel rank` beside the first, not --top."),
     ] = None,
     target: TargetName = None,
-    top: Annotated[int, typer.Option(min=1, help="How many of the ranking to explain.")] = 3,
+    top: Annotated[int, Option(min=1, help="How many of the ranking to explain.")] = 3,
     against: Annotated[
         str | None,
-        typer.Option(help='This one beside the first, such as "tma 128x256x64 w8 s4 g8".'),
+        Option(help='This one beside the first, such as "tma 128x256x64 w8 s4 g8".'),
     ] = None,
     model: Model = None,
     as_json: AsJson = False,
@@ -113,7 +113,7 @@ def explain(
     from costmodel.tuning import explanation
 
     if place is not None and against is not None:
-        raise typer.BadParameter(f"{place} and --against: expected one of them beside the first")
+        raise BadParameter(f"{place} and --against: expected one of them beside the first")
     places = None if place is None else tuple(dict.fromkeys((1, place)))
     other = None if against is None else parse_config(against)
     found = explanation.explain(

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from costmodel.cli.common import AsJson, Model, answer
 from costmodel.cli.models import judged
@@ -11,9 +11,9 @@ from costmodel.cli.waiting import doing
 
 
 def report(
-    html: Annotated[Path, typer.Option(help="File to write the page to.")],
+    html: Annotated[Path, Option(help="File to write the page to.")],
     data: Annotated[
-        Path | None, typer.Option(help="Dataset with eval rows; default: the H100's.")
+        Path | None, Option(help="Dataset with eval rows; default: the H100's.")
     ] = None,
     model: Model = None,
     as_json: AsJson = False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Context, Option
 
 from costmodel.cli.common import (
     DEFAULT_TARGET,
@@ -33,19 +33,17 @@ if TYPE_CHECKING:
 
 @takes_product
 def tune(
-    context: typer.Context,
+    context: Context,
     workload: Workload,
     replay: Annotated[
-        bool, typer.Option("--replay", help="Answer from recorded timings, as without a GPU.")
+        bool, Option("--replay", help="Answer from recorded timings, as without a GPU.")
     ] = False,
-    data: Annotated[Path | None, typer.Option(help="Dataset to replay.")] = None,
+    data: Annotated[Path | None, Option(help="Dataset to replay.")] = None,
     target: Annotated[
         str, option("Whose recording to replay; without a GPU, whose model predicts.", device_name)
     ] = DEFAULT_TARGET,
-    top: Annotated[int, typer.Option(min=1, help="How many working candidates to time.")] = 8,
-    mode: Annotated[
-        str, typer.Option(help="auto, predict, topk, heuristic or exhaustive.")
-    ] = "auto",
+    top: Annotated[int, Option(min=1, help="How many working candidates to time.")] = 8,
+    mode: Annotated[str, Option(help="auto, predict, topk, heuristic or exhaustive.")] = "auto",
     model: Model = None,
     as_json: AsJson = False,
 ) -> None:
