@@ -50,7 +50,7 @@ class Linear(torch.nn.Linear):
 
     def __init__(
         self, *args: Any, activation: str | None = None, mode: str | None = None, **keywords: Any
-    ) -> None:
+    ):
         require_activation(activation or "none")
         if mode is not None:
             check_mode(mode)

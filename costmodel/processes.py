@@ -98,7 +98,7 @@ class SupervisedWorker(Generic[T, R]):
         items_per_child: int | None = None,
         idle_s: float | None = None,
         settings: Callable[[], Mapping[str, str | None]] = dict,
-    ) -> None:
+    ):
         self._settings = settings
         self._job = pickle.dumps((function, setup, idle_s))
         self._limit_s = limit_s
@@ -229,7 +229,7 @@ class _Child:
         is_set_up: it has told that it is ready.
     """
 
-    def __init__(self, settings: Mapping[str, str | None]) -> None:
+    def __init__(self, settings: Mapping[str, str | None]):
         self.settings, self.items, self.is_set_up = settings, 0, False
         self._stderr = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - `kill` closes it
         self._connection, theirs = Pipe()

@@ -188,7 +188,7 @@ class Snapshot:
     `torch.OutOfMemoryError` is raised and nothing is kept.
     """
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, torch.Tensor]):
         self.tensors = {path: tensor.detach() for path, tensor in tensors.items()}
         self._originals = {path: span(tensor) for path, tensor in self.tensors.items()}
         self._copies = {path: original.clone() for path, original in self._originals.items()}

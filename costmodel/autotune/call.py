@@ -27,7 +27,7 @@ class KernelCall:
         may_write: names of those that the kernel may write, once they are kept; None: all.
     """
 
-    def __init__(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]):
         self.tuner, self._args, self._kwargs = tuner, args, kwargs
         self.name: str = tuner.base_fn.__name__
         self.named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}

@@ -39,7 +39,7 @@ class Compiling:
         by_name: its configurations.
     """
 
-    def __init__(self, call: KernelCall, by_name: dict[str, Any]) -> None:
+    def __init__(self, call: KernelCall, by_name: dict[str, Any]):
         self._call, self._by_name = call, by_name
         self._urgency = next(_numbers)
         self._texts: dict[str, str] = {}  # TTIR; empty where it is not known

@@ -98,7 +98,7 @@ class IsolatedRunner(ChildRunner):
         *,
         agree: bool = False,
         worker: Worker | None = None,
-    ) -> None:
+    ):
         self._call, self._configs, self._note, self._agree = call, configs, note, agree
         self._token = next(_tokens)
         self._function = _apart(call.tuner.fn)

@@ -136,7 +136,7 @@ class KernelModel:
         trees: of each head.
     """
 
-    def __init__(self, card: KernelCard, trees: Mapping[str, Trees]) -> None:
+    def __init__(self, card: KernelCard, trees: Mapping[str, Trees]):
         self.card, self.trees = card, trees
 
     def factors(self, columns: Columns) -> list[dict[str, float]]:

@@ -58,7 +58,7 @@ class KernelRunner(Runner):
         note: Callable[[str, Measurement], None],
         *,
         agree: bool = False,
-    ) -> None:
+    ):
         self._call, self.by_name, self._note, self._agree = call, configs, note, agree
         self._device = torch.device("cuda", torch.cuda.current_device())
         properties = torch.cuda.get_device_properties(self._device)

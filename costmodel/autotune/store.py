@@ -175,7 +175,7 @@ class KernelStore(CacheFolder):
         directory: default: ``kernels`` in the cache, looked up when it is used.
     """
 
-    def __init__(self, directory: str | Path | None = None) -> None:
+    def __init__(self, directory: str | Path | None = None):
         super().__init__(directory, "kernels")
         self._unwritten: dict[str, bytes] = {}  # by file name
         self._begun: set[Path] = set()

@@ -101,7 +101,7 @@ class State:
         lock: held by the thread that tunes.
     """
 
-    def __init__(self, tuner: Any, options: Options) -> None:
+    def __init__(self, tuner: Any, options: Options):
         self.options = options
         self.launches: dict[Any, tuple[Any, dict[str, Any]]] = {}
         self.launched: set[Any] = set()

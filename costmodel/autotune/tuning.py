@@ -66,7 +66,7 @@ class Tuning:
         args: Any,
         kwargs: Any,
         configs: Sequence[Any] | None = None,
-    ) -> None:
+    ):
         self._tuner, self._options = tuner, options
         self._head = getattr(tuner.fn, "head", "before")
         self._call = KernelCall(tuner, args, kwargs)

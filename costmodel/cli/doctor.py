@@ -64,7 +64,7 @@ class Check:
 class _Missing(Exception):
     """Raised by a look: what is wrong, and advice other than the usual one."""
 
-    def __init__(self, found: str, advice: str = "") -> None:
+    def __init__(self, found: str, advice: str = ""):
         super().__init__(found)
         self.advice = advice
 

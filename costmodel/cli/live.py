@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class LiveView:
     """Shows the progress of this process, or of those of several GPUs together."""
 
-    def __init__(self, as_json: bool) -> None:
+    def __init__(self, as_json: bool):
         self._as_json, self._start = as_json, time.monotonic()
         self._events: dict[str, dict[str, Any]] = {}  # the last one of each GPU
 

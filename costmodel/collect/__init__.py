@@ -145,7 +145,7 @@ def collect(
 class _Collection:
     """One run of the collector on one GPU."""
 
-    def __init__(self, dataset: Dataset, runner: Runner, run: RunInfo, on_job: OnJob) -> None:
+    def __init__(self, dataset: Dataset, runner: Runner, run: RunInfo, on_job: OnJob):
         self._dataset, self._runner, self._run, self._on_job = dataset, runner, run, on_job
         self._recorded = dataset.artifacts()
         self._done = dataset.measured(kernel_hashes())

@@ -34,7 +34,7 @@ class Timer(ExitStack):
         cache: the folder of Triton's cache that holds the binaries; default: Triton's own.
     """
 
-    def __init__(self, recording: Dataset | None, cache: Path | None = None) -> None:
+    def __init__(self, recording: Dataset | None, cache: Path | None = None):
         super().__init__()
         if cache is not None:
             os.environ["TRITON_CACHE_DIR"] = str(cache)

@@ -137,7 +137,7 @@ class Gpu:
 
     def __init__(
         self, replay: Path | None, kernels: Callable[[Path, Path, int, int], None] | None = None
-    ) -> None:
+    ):
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         self._path, self._replay, self._kernels = Path(self._folder.name), replay, kernels
         self._timer: Timer | None = None

@@ -58,7 +58,7 @@ _LAYERS = re.findall(
 class RandomSampler:
     """Chooses ``count`` configurations, each equally likely."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int):
         self.count = count
 
     def sample(self, space: SearchSpace, rng: np.random.Generator) -> list[GemmConfig]:
@@ -80,9 +80,7 @@ class ModelSampler:
         unsure: share of ``count`` that the heads disagree on; a model of one head has none.
     """
 
-    def __init__(
-        self, model: CostModel, count: int, best: float = 0.4, unsure: float = 0.1
-    ) -> None:
+    def __init__(self, model: CostModel, count: int, best: float = 0.4, unsure: float = 0.1):
         if min(best, unsure) < 0 or best + unsure > 1:
             raise InvalidInput(
                 f"best={best:g}, unsure={unsure:g}: expected shares of at least 0 that add up to "

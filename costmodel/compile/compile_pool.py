@@ -56,7 +56,7 @@ class CompilePool:
         limit_s: float = 60.0,
         idle_s: float | None = None,
         preload: Callable[[], object] | None = None,
-    ) -> None:
+    ):
         import joblib  # which sets environment variables
 
         jobs = self.size = joblib.cpu_count() if n_jobs is None else n_jobs

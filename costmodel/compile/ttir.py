@@ -150,7 +150,7 @@ class FrontEnd:
             ends may tune without end.
     """
 
-    def __init__(self, kept: int = 200) -> None:
+    def __init__(self, kept: int = 200):
         self._kept = kept
         self._lock = threading.Lock()
         self._texts: dict[Any, list[tuple[dict[str, Any], str]]] = {}
@@ -231,7 +231,7 @@ class _Watched:
 
     __slots__ = ("_options", "_read")
 
-    def __init__(self, options: Any) -> None:
+    def __init__(self, options: Any):
         self._options = options
         self._read: dict[str, Any] = {}
 
@@ -252,7 +252,7 @@ def count_operations(text: str) -> dict[str, int]:
 class TextSource(ASTSource):  # type: ignore[misc]
     """A kernel of which Triton sees the text only."""
 
-    def __init__(self, job: KernelJob) -> None:
+    def __init__(self, job: KernelJob):
         self._job = job
         self.name, self.ext = job.name, job.ext
         self.language = Language.TRITON if job.ext == "ttir" else Language.GLUON

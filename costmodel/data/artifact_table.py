@@ -32,7 +32,7 @@ _PTX = "ptx_count_"
 class ArtifactTable(Mapping[str, Artifact]):
     """Artifacts by key. Rows become objects only when they are asked for."""
 
-    def __init__(self, table: pa.Table) -> None:
+    def __init__(self, table: pa.Table):
         """Take over an Arrow table of :meth:`schema` without faults that holds each key once."""
         keys, statuses = (table.column(name).to_pylist() for name in ("key", "status"))
         self.statuses = dict(zip(keys, statuses, strict=True))

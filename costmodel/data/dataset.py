@@ -81,7 +81,7 @@ _MEASUREMENTS = _Table(
 class Dataset:
     """A dataset directory, open for reading and appending."""
 
-    def __init__(self, path: Path, identity: shards.Identity, created: str) -> None:
+    def __init__(self, path: Path, identity: shards.Identity, created: str):
         self.path = path
         self.identity = identity
         self.created = created

@@ -26,7 +26,7 @@ class Background:
         at_most: jobs that may wait beside the one under way; more are refused.
     """
 
-    def __init__(self, at_most: int = 64) -> None:
+    def __init__(self, at_most: int = 64):
         self._at_most = at_most
         self._queued: deque[tuple[Any, Callable[[], object], dict[Any, bool]]] = deque()
         self._is_at_work = False  # a thread is

@@ -50,7 +50,7 @@ class WithGradients:
     def __init__(
         self, launch: Any, new_output: Callable[[Tensor], Tensor], matmul: Callable[..., Tensor],
         call: Call,
-    ) -> None:  # fmt: skip
+    ):  # fmt: skip
         self.launch, self.new_output, self.matmul = launch, new_output, matmul
         self.config, self.result = launch.config, launch.result
         self.activation, self.tf32 = call.activation or "none", call.tf32

@@ -18,7 +18,7 @@ class NewOutput:
 
     __slots__ = ("_dtype", "_index", "_size", "_stride")
 
-    def __init__(self, a: Tensor, n: int, dtype: torch.dtype | None) -> None:
+    def __init__(self, a: Tensor, n: int, dtype: torch.dtype | None):
         """Prepare for products like a [..., k] @ b [k, n]; a dtype of None is that of a."""
         self._size = (*a.shape[:-1], n)
         self._stride = torch.empty(self._size, device="meta").stride()
@@ -46,7 +46,7 @@ class Launches:
             else.
     """
 
-    def __init__(self, at_most: int = 4096) -> None:
+    def __init__(self, at_most: int = 4096):
         self._at_most = at_most
         self._lock = threading.Lock()
         self.clear()

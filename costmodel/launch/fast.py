@@ -35,7 +35,7 @@ class TritonLaunch:
         result: the choice that this launch follows, a ``TuningResult``.
     """
 
-    def __init__(self, plan: Plan, kernel: Kernel, device_index: int, result: Any) -> None:
+    def __init__(self, plan: Plan, kernel: Kernel, device_index: int, result: Any):
         self.result = result
         self.config = plan.config
         self._plan, self._kernel = plan, kernel
@@ -210,7 +210,7 @@ class TorchLaunch:
 
     config: GemmConfig | None = None
 
-    def __init__(self, activation: str, result: Any = None, tf32: bool = False) -> None:
+    def __init__(self, activation: str, result: Any = None, tf32: bool = False):
         self.result = result
         self._activation, self._tf32 = activation, tf32
 

@@ -41,7 +41,7 @@ class Plan:
         repacking: the binary that makes the copies; None without a copy.
     """
 
-    def __init__(self, workload: Workload, config: GemmConfig, sm_count: int) -> None:
+    def __init__(self, workload: Workload, config: GemmConfig, sm_count: int):
         m, n = workload.m, workload.n
         self._matrices = workload.code.matrices
         self.workload, self.config = workload, config
@@ -155,7 +155,7 @@ def _descriptor(x: Tensor, block: list[int]) -> Any:
 class Repack:
     """The copies that a plan makes before its kernel, in at most one launch."""
 
-    def __init__(self, plan: Plan, target: Target, device_index: int) -> None:
+    def __init__(self, plan: Plan, target: Target, device_index: int):
         self._plan = plan
         spec = plan.repacking
         self._kernel = load(spec, target, device_index) if spec else None
@@ -183,7 +183,7 @@ class Workspace:
 
     def __init__(
         self, device: torch.device, *, apart: bool = False, counters: Counters | None = None
-    ) -> None:
+    ):
         self._device, self._apart, self._counters = device, apart, counters
         self._memory: dict[tuple[str, torch.dtype], Tensor] = {}
         self._scratch: tuple[Pair | None, int, int] = (None, 0, 0)
@@ -244,7 +244,7 @@ class Counters:
     bytes a tile. The kernels leave them zero.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device):
         self._device = device
         self._lock = threading.Lock()
         self._zeros: Tensor | None = None

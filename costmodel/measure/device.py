@@ -29,7 +29,7 @@ class ChildRunner(Runner):
         worker: asks the child; None has it give back the device's memory.
     """
 
-    def __init__(self, worker: SupervisedWorker[Any, list[Measurement]]) -> None:
+    def __init__(self, worker: SupervisedWorker[Any, list[Measurement]]):
         self._worker = worker
 
     def start(self) -> None:
@@ -74,7 +74,7 @@ class DeviceRunner(ChildRunner):
         device_index: int = 0,
         protocol: TimingProtocol | None = None,
         idle_s: float | None = None,
-    ) -> None:
+    ):
         self.protocol = protocol or TimingProtocol()
         super().__init__(
             SupervisedWorker(

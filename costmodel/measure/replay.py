@@ -24,7 +24,7 @@ class ReplayRunner(Runner):
 
     needs_binaries = False
 
-    def __init__(self, dataset: Dataset) -> None:
+    def __init__(self, dataset: Dataset):
         """Raise InvalidInput for what is not a dataset."""
         from costmodel.data.dataset import Dataset
 

@@ -38,7 +38,7 @@ def _nothing(*_: Any) -> None:
 class Session:
     """Device memory, operands and the reference of the present problem."""
 
-    def __init__(self, protocol: TimingProtocol, device_index: int) -> None:
+    def __init__(self, protocol: TimingProtocol, device_index: int):
         torch.cuda.set_device(device_index)
         self._protocol = protocol
         self._index = device_index

@@ -107,7 +107,7 @@ class NearBest:
             pairs of a row is 1 on the average of the rows.
     """
 
-    def __init__(self, log_latency: _Numbers, workload: NDArray[Any]) -> None:
+    def __init__(self, log_latency: _Numbers, workload: NDArray[Any]):
         order = np.lexsort((log_latency, workload))
         starts = np.flatnonzero(np.diff(workload[order], prepend=-1))
         near = [_near(log_latency, rows) for rows in np.split(order, starts[1:]) if len(rows) > 1]

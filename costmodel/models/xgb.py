@@ -58,9 +58,7 @@ class XgbCostModel(CostModel):
     card: Card
     directory: Path | None = None
 
-    def __init__(
-        self, params: XgbParams = DEFAULTS, *, name: str = "xgb", nthread: int = 1
-    ) -> None:
+    def __init__(self, params: XgbParams = DEFAULTS, *, name: str = "xgb", nthread: int = 1):
         self.params, self.name, self.nthread = params, name, nthread
         self._trees: dict[str, Trees] = {}  # by part, see costmodel.models.storage
         self._trouble = f"{name} is not fitted"

@@ -28,7 +28,7 @@ class ConfigOnly(CostModel):
     kind = "learned"
     predicts_latency = True
 
-    def __init__(self, model: CostModel) -> None:
+    def __init__(self, model: CostModel):
         self._model = model
         self.name = f"{model.name} config-only"
 

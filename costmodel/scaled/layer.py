@@ -45,7 +45,7 @@ class ScaledLinear(torch.nn.Module):
     def __init__(
         self, in_features: int, out_features: int, bias: bool = False, *, scales: str = "block",
         dtype: torch.dtype = torch.float8_e4m3fn, activation: str | None = None, device: Any = None,
-    ) -> None:  # fmt: skip
+    ):  # fmt: skip
         super().__init__()
         if scales not in _SCALE_NAMES:
             raise InvalidInput(f"scales={scales!r}: expected row or block")

@@ -17,7 +17,7 @@ class CacheFolder:
         name: of that one.
     """
 
-    def __init__(self, directory: str | Path | None = None, name: str = "") -> None:
+    def __init__(self, directory: str | Path | None = None, name: str = ""):
         self._named = None if directory is None else Path(directory)
         self._name = name
         self._gave_up = False

@@ -77,7 +77,7 @@ class Ranks:
         InvalidInput: no process group, or one that this process is not in.
     """
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any):
         if not dist.is_available() or not dist.is_initialized():
             raise InvalidInput(
                 "group= without a process group: call torch.distributed.init_process_group before"

@@ -49,7 +49,7 @@ def warn_of_host(error: HostError) -> None:
 class DeviceProcess:
     """The timing process of one device, for one user at a time; it takes seconds to start."""
 
-    def __init__(self, device_index: int) -> None:
+    def __init__(self, device_index: int):
         from costmodel.measure.device import DeviceRunner
 
         self._index = device_index
