@@ -48,7 +48,7 @@ def _pointers(ttir: str) -> tuple[list[int], set[int]]:
     operations = [x for x in walked[:-1] if x.get_name() != "tt.func"]
     # Of each region: its blocks' arguments, and the operands of what ends its blocks.
     blocks: dict[int, Any] = defaultdict(dict)
-    ends: dict[int, Any] = defaultdict(list)
+    ends = defaultdict(list)
     for operation in operations:
         block = operation.get_block()
         region, count = block.get_parent().id(), block.get_num_arguments()
@@ -59,7 +59,7 @@ def _pointers(ttir: str) -> tuple[list[int], set[int]]:
     function = module.get_function(module.get_entry_func_name())
     arguments = [function.args(i) for i in range(function.get_num_args())]
     pointers = {i: value.id() for i, value in enumerate(arguments) if _is_pointer(value)}
-    origins: dict[int, set[int]] = defaultdict(set, {_ANY: {_ANY}})
+    origins = defaultdict(set, {_ANY: {_ANY}})
     origins |= {value: {i} for i, value in pointers.items()}
     changed = True
     while changed:

@@ -6,7 +6,6 @@ binaries, as Triton's cache has them, and the hash of the function's file: no co
 
 import runpy
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,7 +42,7 @@ def write_kernel_bundle(file: Path, place: str, target: Target, folder: Path) ->
     Raises:
         InvalidInput: it calls no tuned kernel. MissingData: no such function.
     """
-    found: list[list[Future[Any]]] = []
+    found = []
 
     def compiled(tuned: Any, *args: Any, **kwargs: Any) -> None:
         call = KernelCall(tuned, args, kwargs)

@@ -137,8 +137,7 @@ class State:
 
 def state_of(tuner: Any, options: Options | None = None) -> State:
     """Return what costmodel knows of a tuner; begin with nothing."""
-    state: State = tuner.__dict__.setdefault(_STATE, State(tuner, options or Options()))
-    return state
+    return tuner.__dict__.setdefault(_STATE, State(tuner, options or Options()))
 
 
 def _describe(value: Any, rule: tuple[Any, bool, bool], parts: list[Any]) -> None:

@@ -289,7 +289,7 @@ class Tuning:
         names = [candidate.config for candidate in candidates]
         learner, self._enough = self._learner(names, everything), False
         must_try = getattr(self._tuner.fn, "must_try", lambda config: False)
-        pending: dict[Future[Artifact | None], list[int]] = defaultdict(list)
+        pending = defaultdict(list)
         for row, name in enumerate(names):
             if must_try(self._by_name[name]):
                 pending[self.compiling.begin(name)].append(row)

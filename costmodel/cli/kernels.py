@@ -52,7 +52,7 @@ list_by_default(app, list_kernels)
 def show(name: Name, as_json: AsJson = False) -> None:
     """Show all timings of a kernel, the best first, and how its configuration was chosen."""
     entries = _find(name)
-    tables: list[Any] = []
+    tables = []
     for e in entries:
         about = [["choice", e["chosen"] and _source(e["chosen"])]]
         about += [[fact, e[fact]] for fact in ("why", "tried")]

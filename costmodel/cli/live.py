@@ -66,5 +66,5 @@ class LiveView:
         """Return the counts of all GPUs together."""
         names = ("jobs", "jobs_done", "rows", "ok_rows", "compiled", "compile_failures")
         every = [*self._events.values()]
-        statuses: Counter[str] = sum((Counter(e["statuses"]) for e in every), Counter())
+        statuses = sum((Counter(e["statuses"]) for e in every), Counter())
         return {**{name: sum(e[name] for e in every) for name in names}, "statuses": {**statuses}}

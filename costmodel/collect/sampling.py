@@ -177,7 +177,7 @@ def _round(rng: np.random.Generator) -> tuple[int, int, int]:
     """Draw powers of two and sums of two neighbours."""
 
     def size() -> int:
-        power: int = 2 ** int(rng.integers(7, 16))
+        power = 2 ** int(rng.integers(7, 16))
         return power * 3 // 2 if rng.random() < 0.5 else power
 
     return 2 ** int(rng.integers(0, 15)), size(), size()

@@ -226,7 +226,7 @@ def recalled(
     files = [*triton_files(), *files]
     settings = sorted(item for item in os.environ.items() if item[0].startswith(_VARIABLES))
     digest = hashlib.sha256(f"{key}\n{settings}".encode()).hexdigest()[:20]
-    now: list[CompiledKernel] = []
+    now = []
 
     def work_out() -> dict[str, str]:
         now.append(compiled(make_source, name, target))

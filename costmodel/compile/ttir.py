@@ -80,7 +80,7 @@ def _record_or_compile(
     self: Any, key: Any, signature: Any, device: Any, constexprs: Any, options: Any, attrs: Any,
     *rest: Any, **more: Any,
 ) -> Any:  # fmt: skip
-    recorder: tuple[list[Compilation], object] | None = getattr(_recorder, "found", None)
+    recorder = getattr(_recorder, "found", None)
     if recorder is None:
         return _compile(self, key, signature, device, constexprs, options, attrs, *rest, **more)
     found, kernel = recorder

@@ -89,7 +89,7 @@ def _value(data: bytes, place: int) -> tuple[Any, int]:
     count = None
     if data[place : place + 1] == b"#":
         count, place = _value(data, place + 1)
-    names: list[str] = []
+    names = []
     items: list[Any] = []
     while len(items) != count if count is not None else data[place] not in b"]}":
         if kind == "{":

@@ -49,7 +49,7 @@ def compared_models(dataset: Dataset, model: CostModel | None) -> tuple[list[Cos
     Returns:
         (models, reason): why one is left out; empty if none is.
     """
-    models: list[CostModel] = [] if model is None else [model, ConfigOnly(model)]
+    models = [] if model is None else [model, ConfigOnly(model)]
     reason, table = "", TrainingTable.from_dataset(dataset)
     if table.ok.any():
         models.append(StaticRank().fit(table))

@@ -80,7 +80,7 @@ def prune(_configs: Any, named: Mapping[str, Any], **_: Any) -> list[triton.Conf
     m, n, k = named["bucket"], named["n"], named["k"]
     is_int = named["a"].dtype == torch.int8
     has_tma = device.architecture.instruction == "wgmma" and _is_aligned(named, a="lda", b="ldb")
-    found: list[triton.Config] = []
+    found = []
     most_m = next(most for most in _TILES if m <= most)
     for tiles in _tiles(most_m, named["recipe_a"] >= BY_ROW):
         if tiles["kernel"] == "pointer" or has_tma:
