@@ -26,6 +26,9 @@ from costmodel.errors import CorruptFile, CostModelError, FileError, InvalidInpu
 CACHE_VARIABLE = "COSTMODEL_CACHE_DIR"
 """Environment variable that names another cache directory."""
 
+Named = dict[str, Any]
+"""Values by name: an object of JSON, a row of a table, or the arguments of a call."""
+
 _T = TypeVar("_T")
 
 _SMALL_BYTES = 64 * 2**20
@@ -292,7 +295,7 @@ def cached_fact(
     settled = time.time() - max(state[3] for state in seen) / 1e9 > _SETTLED_S
     stamp = digest(f"{sys.version}\n{seen}", 64)
     with contextlib.suppress(OSError, CostModelError):
-        data = read_json(file, dict[str, Any])
+        data = read_json(file, Named)
         if data.get("stamp") == stamp:
             return decode(data.get("value"), dict[str, str])
     found = work_out()

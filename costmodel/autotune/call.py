@@ -11,7 +11,7 @@ from triton.runtime.errors import OutOfResources, PTXASError
 from costmodel.autotune.arguments import Snapshot, tensors_of
 from costmodel.autotune.store import lasting_text
 from costmodel.compile.compiler import reason
-from costmodel.files import digest
+from costmodel.files import Named, digest
 
 
 class KernelCall:
@@ -27,7 +27,7 @@ class KernelCall:
         may_write: names of those that the kernel may write, once they are kept; None: all.
     """
 
-    def __init__(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]):
+    def __init__(self, tuner: Any, args: tuple[Any, ...], kwargs: Named):
         self.tuner, self._args, self._kwargs = tuner, args, kwargs
         self.name: str = tuner.base_fn.__name__
         self.named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
@@ -88,7 +88,7 @@ class KernelCall:
         own: str = function.cache_key
         return f"{own}-{digest(code, 64)}" if code else own
 
-    def key(self) -> dict[str, Any]:
+    def key(self) -> Named:
         """Return the values of the tuner's own key, and the types of arguments."""
         named = {k: v for k, v in self.named.items() if k in self.tuner.arg_names}
         values = {k: named[k] for k in self.tuner.keys if k in named}
@@ -107,7 +107,7 @@ class KernelCall:
             return [int(size) for size in grid]
         return []
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> Named:
         """Return the arguments as JSON has them: type and shape of tensors, numbers, None."""
         named = {name: self.named.get(name) for name in self.tuner.arg_names}
         plain = {

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from math import inf
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from costmodel.autotune.arguments import written
 from costmodel.autotune.call import KernelCall
@@ -17,6 +17,7 @@ from costmodel.compile.ptx import extract
 from costmodel.compile.triton_private import cache_folder, know_triton_key
 from costmodel.compile.ttir import KernelJob, compile_job, count_operations, front_end, recorded
 from costmodel.errors import CompileError, HostError
+from costmodel.files import Named
 from costmodel.gemm.specialize import device_compilers
 from costmodel.models.baselines import PTX_WEIGHTS
 from costmodel.validation import drop_oldest, one_line
@@ -39,12 +40,12 @@ class Compiling:
         by_name: its configurations.
     """
 
-    def __init__(self, call: KernelCall, by_name: dict[str, Any]):
+    def __init__(self, call: KernelCall, by_name: Named):
         self._call, self._by_name = call, by_name
         self._urgency = next(_numbers)
         self._texts: dict[str, str] = {}  # TTIR; empty where it is not known
-        self._signature: dict[str, Any] = {}
-        self._loaded: dict[str, Any] = {}
+        self._signature: Named = {}
+        self._loaded: Named = {}
         self._written: dict[str, Collection[str] | None] = {}  # by each text
         self._submitted: list[str] = []
 
@@ -126,7 +127,7 @@ class Compiling:
             return None
         return {*self._call.tuner.reset_to_zero}.union(*filter(None, found))
 
-    def binary(self, name: str, artifact: Artifact) -> dict[str, Any]:
+    def binary(self, name: str, artifact: Artifact) -> Named:
         """Return what a model can learn from, beside the timing to come."""
         return {
             "registers": artifact.registers, "spill_bytes": artifact.spill_bytes,

@@ -26,7 +26,7 @@ from costmodel.autotune.store import KernelEntry
 from costmodel.compile.ptx import PTX_FEATURES, PTX_SCHEMA
 from costmodel.data.shards import CARD, Identity, read_shards, require_place, write_shard
 from costmodel.errors import InvalidInput, MissingData
-from costmodel.files import file_errors, read_json, write_json
+from costmodel.files import Named, file_errors, read_json, write_json
 from costmodel.hardware.target import Target, Toolchain, known_device
 
 if TYPE_CHECKING:
@@ -88,9 +88,9 @@ FEATURES = (*_KNOWN.split(), *(f"ptx_{name}" for name in PTX_FEATURES), *TTIR_OP
 """Columns of numbers that are known before a timing, float32; NaN: unknown."""
 
 _FILE = "timings.parquet"
-_HEADER: dict[str, Any] = {"kernel_schema": 1, "ptx_schema": PTX_SCHEMA}
+_HEADER: Named = {"kernel_schema": 1, "ptx_schema": PTX_SCHEMA}
 _PROTOCOL = {"timing": "cold L2, warm clock, device events"}
-_NOTHING: dict[str, Any] = {}
+_NOTHING: Named = {}
 _place = itemgetter("device", "sm_count", "triton", "ptxas")  # of a key
 
 
@@ -201,7 +201,7 @@ class KernelDataset:
             write_shard(folder / _FILE, self.rows, self.identity, **_HEADER)
             write_json(folder / CARD, self.card())
 
-    def card(self) -> dict[str, Any]:
+    def card(self) -> Named:
         """Return what the dataset is of, and which kernels of which packages are in it."""
         keys = map(json.loads, self.rows.column("key").unique().to_pylist())
         return {
@@ -212,7 +212,7 @@ class KernelDataset:
             "kernels": self._counts("package", "kernel", "role"),
         }
 
-    def _counts(self, *names: str) -> list[dict[str, Any]]:
+    def _counts(self, *names: str) -> list[Named]:
         """Count kernels, lists and rows for each value of some columns."""
         totals = [("kernel", "count_distinct"), ("list", "count_distinct"), ("config", "count")]
         found = self.rows.group_by(names, use_threads=False).aggregate(totals)
@@ -236,7 +236,7 @@ def _installed() -> dict[str, str]:
     return {top: f"{min(names)} {metadata.version(min(names))}" for top, names in found.items()}
 
 
-def _rows(entry: KernelEntry, package: str, own: Collection[str]) -> Iterator[dict[str, Any]]:
+def _rows(entry: KernelEntry, package: str, own: Collection[str]) -> Iterator[Named]:
     """Make the rows of one list.
 
     Args:

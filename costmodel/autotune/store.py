@@ -15,7 +15,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from costmodel.data.measurement import Measurement
 from costmodel.errors import CorruptFile, InvalidInput
-from costmodel.files import decode, digest, read_small_file
+from costmodel.files import Named, decode, digest, read_small_file
 from costmodel.tuning.cache import CacheFolder, file_stem
 from costmodel.validation import log, one_line
 
@@ -113,10 +113,10 @@ class KernelEntry:
     """
 
     path: Path
-    key: dict[str, Any] = field(default_factory=dict)
-    arguments: dict[str, Any] = field(default_factory=dict)
+    key: Named = field(default_factory=dict)
+    arguments: Named = field(default_factory=dict)
     measured: dict[str, Measurement] = field(default_factory=dict)
-    binaries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    binaries: dict[str, Named] = field(default_factory=dict)
     chosen: str | None = None
     untried: list[str] = field(default_factory=list)
     why: str = ""
@@ -180,30 +180,30 @@ class KernelStore(CacheFolder):
         self._unwritten: dict[str, bytes] = {}  # by file name
         self._begun: set[Path] = set()
 
-    def read(self, key: Mapping[str, Any]) -> KernelEntry:
+    def read(self, key: Named) -> KernelEntry:
         """Return what is known under a key; nothing if there is no such entry."""
         name, folder = _file_name(_header(key)), self.path
         entry = _load(folder / name, logging.WARNING) if folder else KernelEntry(Path(name))
         entry.add(self._unwritten.get(name, b""))
         return entry
 
-    def note(self, key: Mapping[str, Any], config_name: str, measurement: Measurement) -> None:
+    def note(self, key: Named, config_name: str, measurement: Measurement) -> None:
         """Keep a timing."""
         # NaN, which JSON lacks, is what a field has that is left out.
         figures = {name: value for name, value in asdict(measurement).items() if value == value}
         self._append(key, {"config": config_name, "measurement": figures})
 
-    def describe(self, key: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+    def describe(self, key: Named, arguments: Named) -> None:
         """Keep what the kernel was called with."""
         self._append(key, {"arguments": dict(arguments)})
 
-    def note_binary(self, key: Mapping[str, Any], config_name: str, **binary: Any) -> None:
+    def note_binary(self, key: Named, config_name: str, **binary: Any) -> None:
         """Keep what is known of the binary of a configuration."""
         self._append(key, {"config": config_name, "binary": binary})
 
     def choose(
         self,
-        key: Mapping[str, Any],
+        key: Named,
         config_name: str,
         why: str,
         untried: Sequence[str] = (),
@@ -216,7 +216,7 @@ class KernelStore(CacheFolder):
         record = {"chosen": config_name, "why": why, "when": when}
         self._append(key, record | {name: value for name, value in more.items() if value})
 
-    def relatives(self, key: Mapping[str, Any]) -> list[KernelEntry]:
+    def relatives(self, key: Named) -> list[KernelEntry]:
         """Return what is known of a kernel on the same device under a few other keys."""
         name = _file_name(_header(key))
         paths = self.files(f"{name[:_BEFORE_DIGEST]}*.jsonl")[:_RELATIVES]
@@ -242,7 +242,7 @@ class KernelStore(CacheFolder):
             path.unlink(missing_ok=True)
         return len(found)
 
-    def _append(self, key: Mapping[str, Any], record: dict[str, Any]) -> None:
+    def _append(self, key: Named, record: Named) -> None:
         header = _header(key)
         name, first, line = _file_name(header), _line(header), _line(record)
         if (folder := self.path) is not None and not self._gave_up:
@@ -265,15 +265,15 @@ class KernelStore(CacheFolder):
         self._begun.add(path)
 
 
-def _header(key: Mapping[str, Any]) -> dict[str, Any]:
+def _header(key: Named) -> Named:
     return {"schema": SCHEMA, "key": dict(key)}
 
 
-def _file_name(header: dict[str, Any]) -> str:
+def _file_name(header: Named) -> str:
     return f"{file_stem(str(header['key'].get('name', 'kernel')), _text(header))}.jsonl"
 
 
-def _line(record: dict[str, Any]) -> bytes:
+def _line(record: Named) -> bytes:
     return f"\n{_text(record, sort_keys=False)}".encode()
 
 

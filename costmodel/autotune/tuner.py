@@ -19,6 +19,7 @@ from triton.runtime.autotuner import Autotuner as StockAutotuner
 from costmodel.autotune.options import Options
 from costmodel.autotune.tuning import Tuning
 from costmodel.errors import HostError
+from costmodel.files import Named
 from costmodel.tuning.modes import default_mode
 from costmodel.tuning.ranks import epoch
 from costmodel.validation import drop_oldest
@@ -103,7 +104,7 @@ class State:
 
     def __init__(self, tuner: Any, options: Options):
         self.options = options
-        self.launches: dict[Any, tuple[Any, dict[str, Any]]] = {}
+        self.launches: dict[Any, tuple[Any, Named]] = {}
         self.launched: set[Any] = set()
         self.compiling: dict[Any, list[Future[Any]]] = {}
         strategy = getattr(tuner, "strategy", None)  # of FlagGems
@@ -123,7 +124,7 @@ class State:
         self._rules = [(in_key.get(x), x not in plain, x not in plain | aligned) for x in names]
         self._by_name = dict(zip(names, self._rules, strict=True))
 
-    def key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    def key_of(self, args: tuple[Any, ...], kwargs: Named) -> tuple[Any, ...]:
         """Return what tells calls apart that may need other configurations."""
         parts: list[Any] = [torch._C._cuda_getDevice(), epoch()]
         for value, rule in zip(args, self._rules, strict=False):
@@ -202,7 +203,7 @@ def frozen(tuner: Any, *args: Any, **kwargs: Any) -> StockAutotuner:
     return StockAutotuner(tuner.fn, tuner.arg_names, [config], [], None, None)
 
 
-def _stock_key(tuner: Any, named: dict[str, Any]) -> tuple[Any, ...]:
+def _stock_key(tuner: Any, named: Named) -> tuple[Any, ...]:
     """Return the key of a tuner's ``cache``, as Triton makes it, but without tensors."""
     values = [named[x] for x in tuner.keys if x in named and not hasattr(named[x], "data_ptr")]
     return *values, *(str(value.dtype) for value in named.values() if hasattr(value, "dtype"))
@@ -238,8 +239,8 @@ def _is_compiled(tuning: Tuning, state: State, key: tuple[Any, ...]) -> bool:
 
 
 def _first_call(
-    tuner: Any, state: State, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, dict[str, Any]]:
+    tuner: Any, state: State, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: Named
+) -> tuple[Any, Named]:
     """Find the configuration of a call; keep it for the next ones if it is the final one."""
     with state.lock:
         if (found := state.launches.get(key)) is not None:  # another thread was faster

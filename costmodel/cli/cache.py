@@ -12,7 +12,7 @@ from typer import Argument, Context, Exit, Typer
 
 from costmodel.cli.common import AsJson, Yes, answer, confirm
 from costmodel.errors import FileError, InvalidInput
-from costmodel.files import CACHE_VARIABLE, cache_directory, file_errors
+from costmodel.files import CACHE_VARIABLE, Named, cache_directory, file_errors
 
 if TYPE_CHECKING:
     from costmodel.tuning.winner_cache import WinnerCache
@@ -158,7 +158,7 @@ def _state(key: Any, arch: int) -> str:
     from costmodel.hardware.target import Toolchain
 
     tools = Toolchain.current(arch)
-    parts: dict[str, dict[str, Any]] = {
+    parts: dict[str, Named] = {
         "kernels": {"kernels": kernel_hashes()},
         "space": {"space": grid_hash()},
         "toolchain": {
@@ -172,5 +172,5 @@ def _state(key: Any, arch: int) -> str:
     return "of these kernels and this toolchain"
 
 
-def _plain(entry: Any) -> dict[str, Any]:
+def _plain(entry: Any) -> Named:
     return {"path": str(entry.path), "key": dict(entry.key), "result": entry.result.to_dict()}

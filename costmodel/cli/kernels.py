@@ -17,7 +17,7 @@ from typer import Argument, Option, Typer, echo
 from costmodel.cli.cache import check_folder, check_only_one, list_by_default, tell_unusable
 from costmodel.cli.common import AsJson, Yes, answer, confirm, note
 from costmodel.errors import InvalidInput, MissingData, NoModel
-from costmodel.files import cache_directory, decode, file_errors
+from costmodel.files import Named, cache_directory, decode, file_errors
 from costmodel.validation import one_line
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ configs = [
 {lines}]"""
 
 
-def _as_source(entries: list[dict[str, Any]]) -> str:
+def _as_source(entries: list[Named]) -> str:
     """Return a list of the winners, the most frequent first."""
     won = Counter(e["chosen"] for e in entries).most_common()
     lines = (f"    triton.Config({_source(c)}),  # wins for {times} keys\n" for c, times in won)
@@ -210,7 +210,7 @@ def _as_source(entries: list[dict[str, Any]]) -> str:
 
 def _source(config: str) -> str:
     """Return the arguments that make a configuration, by its name."""
-    options = decode(config, dict[str, Any])
+    options = decode(config, Named)
     constants = _literal(options.pop("kwargs"))
     one_cta = ("num_ctas", 1)  # as nearly all have
     given = {k: v for k, v in options.items() if v is not None and (k, v) != one_cta}
@@ -232,7 +232,7 @@ def _literal(value: Any) -> str:
     return repr(value)
 
 
-def _as_fla(entries: list[dict[str, Any]]) -> str:
+def _as_fla(entries: list[Named]) -> str:
     """Return the content of ``configs/<GPU>/<kernel>.json``: a configuration for each key.
 
     fla finds it by the values of the tuner's key, and the data types, in their order.
@@ -241,7 +241,7 @@ def _as_fla(entries: list[dict[str, Any]]) -> str:
     check_only_one(name, devices, "devices", "kernels")
     found = {}
     for e in sorted(entries, key=lambda e: e["when"]):  # the last choice counts
-        config = decode(e["chosen"], dict[str, Any])
+        config = decode(e["chosen"], Named)
         parts = [config.pop("pre_hook"), config["ir_override"], *config["kwargs"].values()]
         if any(isinstance(part, dict) for part in parts):
             note(f"left out, since fla's files hold plain values alone: {e['values']}")
@@ -270,7 +270,7 @@ def _store() -> KernelStore:
     return KernelStore(check_folder(cache_directory() / "kernels"))
 
 
-def _find(name: str, *, with_choice: bool = False) -> list[dict[str, Any]]:
+def _find(name: str, *, with_choice: bool = False) -> list[Named]:
     """Return the entries of the one kernel with ``name`` in the names of its files."""
     found = [
         _plain(entry)
@@ -281,7 +281,7 @@ def _find(name: str, *, with_choice: bool = False) -> list[dict[str, Any]]:
     return found
 
 
-def _plain(entry: KernelEntry) -> dict[str, Any]:
+def _plain(entry: KernelEntry) -> Named:
     """Return an entry for JSON, with its timings in order: the best first, failures last."""
     timed = sorted(entry.measured.items(), key=lambda item: (not item[1].ok, item[1].latency_us))
     us = next((m.latency_us for config, m in timed if config == entry.chosen), nan)

@@ -9,11 +9,12 @@ import sys
 import time
 from collections import Counter
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from costmodel.cli.common import note
+from costmodel.files import Named
 from costmodel.reports import shown
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class LiveView:
 
     def __init__(self, as_json: bool):
         self._as_json, self._start = as_json, time.monotonic()
-        self._events: dict[str, dict[str, Any]] = {}  # the last one of each GPU
+        self._events: dict[str, Named] = {}  # the last one of each GPU
 
     def job(self, job: Job, progress: Progress) -> None:
         """Show that a workload is recorded."""
@@ -40,7 +41,7 @@ class LiveView:
         except ValueError:
             note(text.strip())
 
-    def _show(self, event: dict[str, Any]) -> None:
+    def _show(self, event: Named) -> None:
         self._events[event["gpu"]] = event
         total, seconds = self.total(), time.monotonic() - self._start
         left_s = seconds * (total["jobs"] / total["jobs_done"] - 1)
@@ -62,9 +63,9 @@ class LiveView:
         else:
             note(text)
 
-    def total(self) -> dict[str, Any]:
+    def total(self) -> Named:
         """Return the counts of all GPUs together."""
         names = ("jobs", "jobs_done", "rows", "ok_rows", "compiled", "compile_failures")
         every = [*self._events.values()]
-        statuses = sum((Counter(e["statuses"]) for e in every), Counter())
+        statuses: Counter[str] = sum((Counter(e["statuses"]) for e in every), Counter())
         return {**{name: sum(e[name] for e in every) for name in names}, "statuses": {**statuses}}

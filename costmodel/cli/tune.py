@@ -23,6 +23,7 @@ from costmodel.cli.common import (
 )
 from costmodel.cli.waiting import doing
 from costmodel.errors import InvalidInput, NotRecorded
+from costmodel.files import Named
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.tuning.modes import check_tuning_mode
@@ -56,7 +57,7 @@ def tune(
 
     check_tuning_mode(mode)
     named = target if named_options(context, "target") else None
-    options: dict[str, Any] = {"model": model, "k": top, "mode": mode}
+    options: Named = {"model": model, "k": top, "mode": mode}
     replay = replay or data is not None
     here = None if replay else current_target()
     untimed = bool(tuner.untimed_because(workload, mode))
@@ -77,7 +78,7 @@ def tune(
 
 
 def _replay(
-    workload: Workload, data: Path | None, target: str | None, options: dict[str, Any]
+    workload: Workload, data: Path | None, target: str | None, options: Named
 ) -> TuningResult:
     """Choose by a recording: the one that is named, else that of the target."""
     from costmodel.data.dataset import Dataset
@@ -103,7 +104,7 @@ def _replay(
         ) from None
 
 
-def _load(workload: Workload, target: Target, options: dict[str, Any]) -> None:
+def _load(workload: Workload, target: Target, options: Named) -> None:
     """Import and read what ranks: the time of a tuning is that of tuning alone."""
     from costmodel.tuning.ranking import rank
 

@@ -24,7 +24,7 @@ from costmodel.collect.sampling import write_worklist
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.dataset import Dataset
 from costmodel.errors import CorruptFile, InvalidInput, MissingData, MixedData
-from costmodel.files import decode, encode, file_errors, replace_file
+from costmodel.files import Named, decode, encode, file_errors, replace_file
 from costmodel.gemm.specialize import artifact_key, compile_many, specialize
 from costmodel.hardware.target import Target
 
@@ -38,8 +38,8 @@ class Manifest:
     """The content of ``bundle.json``."""
 
     bundle: Literal[1]
-    target: dict[str, Any]
-    plan: dict[str, Any]
+    target: Named
+    plan: Named
     sha256: dict[str, str]
 
 
@@ -47,12 +47,12 @@ def write_bundle(
     file: Path,
     jobs: Sequence[Job],
     target: Target,
-    protocol: dict[str, Any],
+    protocol: Named,
     *,
     n_jobs: int | None = None,
     dump: Path | None = None,
     known: ArtifactTable | None = None,
-) -> dict[str, Any]:
+) -> Named:
     """Compile what jobs need, and write it as a bundle; return the plan.
 
     Args:
@@ -77,7 +77,7 @@ def write_bundle(
         return pack(folder, file, target, plan(jobs, target))
 
 
-def pack(folder: Path, file: Path, target: Target, planned: dict[str, Any]) -> dict[str, Any]:
+def pack(folder: Path, file: Path, target: Target, planned: Named) -> Named:
     """Write the files of a folder as a bundle; return the plan."""
     files = (p for p in sorted(folder.rglob("*")) if p.is_file() and p.suffix not in _UNUSED)
     paths = {str(path.relative_to(folder)): path for path in files}

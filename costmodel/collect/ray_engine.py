@@ -123,7 +123,7 @@ def _compiled(jobs: Sequence[Job], identity: Identity, replay: Path | None) -> b
     known = None if replay is None else Dataset.open(replay).artifacts()
     with tempfile.TemporaryDirectory() as name:
         file = Path(name) / "bundle"
-        write_bundle(file, jobs, identity.target, dict(identity.protocol), known=known)
+        write_bundle(file, jobs, identity.target, identity.protocol, known=known)
         return file.read_bytes()
 
 

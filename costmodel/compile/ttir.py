@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from triton.runtime.jit import JITFunction
 from costmodel.compile.compiler import Artifact, compile_source, reason
 from costmodel.compile.triton_private import build_launchers, know_triton_key
 from costmodel.errors import CompileError, HostError
+from costmodel.files import Named
 
 # --- What Triton would compile --------------------------------------------------------------------
 
@@ -45,7 +46,7 @@ class Compilation:
     """
 
     function: Any
-    signature: dict[str, Any]
+    signature: Named
     constexprs: dict[Any, Any]
     attrs: dict[Any, Any]
     options: Any
@@ -127,7 +128,7 @@ class KernelJob:
     text: str
     ext: str
     source_hash: str
-    options: Mapping[str, Any]
+    options: Named
     arch: int
 
     @property
@@ -153,7 +154,7 @@ class FrontEnd:
     def __init__(self, kept: int = 200):
         self._kept = kept
         self._lock = threading.Lock()
-        self._texts: dict[Any, list[tuple[dict[str, Any], str]]] = {}
+        self._texts: dict[Any, list[tuple[Named, str]]] = {}
         self._building: list[threading.Thread] = []
 
     def wait_for_launchers(self) -> None:
@@ -233,7 +234,7 @@ class _Watched:
 
     def __init__(self, options: Any):
         self._options = options
-        self._read: dict[str, Any] = {}
+        self._read: Named = {}
 
     def __getattr__(self, name: str) -> Any:
         value = self._read[name] = getattr(self._options, name)
@@ -256,7 +257,7 @@ class TextSource(ASTSource):  # type: ignore[misc]
         self._job = job
         self.name, self.ext = job.name, job.ext
         self.language = Language.TRITON if job.ext == "ttir" else Language.GLUON
-        self.signature: dict[str, Any] = {}
+        self.signature: Named = {}
         self.constants: dict[Any, Any] = {}
 
     def hash(self) -> str:

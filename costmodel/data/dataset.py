@@ -35,7 +35,7 @@ from costmodel.data.measurement_table import CONFIG_FIELDS, Frame, MeasurementTa
 from costmodel.data.rows import Faults, sort_rows
 from costmodel.data.shards import CARD
 from costmodel.errors import CorruptFile, MissingData
-from costmodel.files import file_errors, read_json, write_json
+from costmodel.files import Named, file_errors, read_json, write_json
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
@@ -91,7 +91,7 @@ class Dataset:
         self._measurements: dict[tuple[Role, ...], MeasurementTable] = {}
 
     @classmethod
-    def create(cls, path: str | Path, target: Target, protocol: Mapping[str, Any]) -> Dataset:
+    def create(cls, path: str | Path, target: Target, protocol: Named) -> Dataset:
         """Start a dataset, or go on with the one that is there.
 
         Raises:
@@ -138,7 +138,7 @@ class Dataset:
         return self.identity.target
 
     @property
-    def protocol(self) -> Mapping[str, Any]:
+    def protocol(self) -> Named:
         """Timing protocol of all rows, JSON-ready."""
         return self.identity.protocol
 
@@ -324,12 +324,12 @@ class Dataset:
                 self._append(table, rows)
         self._artifacts, self._statuses, self._measurements = None, None, {}
 
-    def _write_card(self, counts: Mapping[str, Any] | None = None) -> None:
+    def _write_card(self, counts: Named | None = None) -> None:
         card = {"kind": "costmodel dataset", **self.identity.to_dict(), "created": self.created}
         with file_errors(self.path / CARD):
             write_json(self.path / CARD, card | dict(counts or {}))
 
-    def _counts(self) -> dict[str, Any]:
+    def _counts(self) -> Named:
         table = self.measurements()
         kernels = sorted(set(self.artifacts().kernels.values()))
         status = Counter(zip(table.role.tolist(), table.status.tolist(), strict=True))

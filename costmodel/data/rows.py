@@ -6,12 +6,13 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from costmodel.arrays import Integers, Mask
 from costmodel.errors import CostModelError, InvalidInput
+from costmodel.files import Named
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,7 +21,7 @@ Faults = Callable[["pa.Table"], Mapping[str, Mask]]
 """Marks the rows of a table that cannot be used, bool [rows], by what was expected of them."""
 
 
-def lay_out(rows: Sequence[Mapping[str, Any]], schema: pa.Schema, faults: Faults) -> pa.Table:
+def lay_out(rows: Sequence[Named], schema: pa.Schema, faults: Faults) -> pa.Table:
     """Lay out rows as an Arrow table.
 
     Raises:
@@ -73,12 +74,10 @@ def leave_out(
     return rows.filter(~bad).combine_chunks()
 
 
-def refused(
-    table: pa.Table, names: Sequence[str], make: Callable[[dict[str, Any]], object]
-) -> Mask:
+def refused(table: pa.Table, names: Sequence[str], make: Callable[[Named], object]) -> Mask:
     """Mark the rows of whose columns no object can be made, bool [rows]."""
 
-    def fails(values: dict[str, Any]) -> bool:
+    def fails(values: Named) -> bool:
         try:
             make(values)
         except CostModelError:
@@ -89,7 +88,7 @@ def refused(
     return np.array([*map(fails, distinct)], dtype=bool)[index]
 
 
-def number_rows(table: pa.Table, names: Sequence[str]) -> tuple[Integers, list[dict[str, Any]]]:
+def number_rows(table: pa.Table, names: Sequence[str]) -> tuple[Integers, list[Named]]:
     """Number the distinct values of some columns, in the order in which they first appear.
 
     Returns:

@@ -22,7 +22,7 @@ from uuid import uuid4
 
 from costmodel.data.rows import Faults, leave_out
 from costmodel.errors import CorruptFile, FileError, InvalidInput, MixedData, WrongVersion
-from costmodel.files import decode, encode, file_errors, read_json, replace_file
+from costmodel.files import Named, decode, encode, file_errors, read_json, replace_file
 from costmodel.hardware.target import Target
 
 if TYPE_CHECKING:
@@ -47,16 +47,16 @@ class Identity:
     """
 
     target: Target
-    protocol: Mapping[str, Any]
+    protocol: Named
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Named:
         """Return the fields of a card or header.
 
         Raises:
             InvalidInput: the protocol holds a number that JSON lacks, such as NaN.
         """
         fields = {"schema": SCHEMA, "target": self.target, "protocol": self.protocol}
-        return decode(encode(fields), dict[str, Any])  # as it is read again: tuples are lists
+        return decode(encode(fields), Named)  # as it is read again: tuples are lists
 
     @classmethod
     def from_dict(cls, data: Any, path: Path) -> Identity:
@@ -76,7 +76,7 @@ class Identity:
                 f"release that wrote it"
             )
         try:
-            protocol = decode(data.get("protocol"), dict[str, Any])
+            protocol = decode(data.get("protocol"), Named)
             return cls(Target.from_dict(data.get("target")), protocol)
         except InvalidInput as error:
             raise CorruptFile(f"{path}: a header that cannot be read: {error}") from None
@@ -95,7 +95,7 @@ class Identity:
                     f"{ours.get(name)!r}: timings of both must not mix; keep them in two datasets"
                 )
 
-    def _comparable(self) -> dict[str, Any]:
+    def _comparable(self) -> Named:
         card = self.to_dict()
         device = {name: card["target"]["device"][name] for name in ("product", "arch", "sm_count")}
         groups = {
@@ -229,7 +229,7 @@ def _check_header(
 ) -> None:
     if _HEADER not in metadata:
         raise CorruptFile(f"{path}: a Parquet file, but none of costmodel's; take it away")
-    found = decode(metadata[_HEADER], dict[str, Any])
+    found = decode(metadata[_HEADER], Named)
     identity.require_same(Identity.from_dict(found, path), path)
     for name, value in header.items():
         if found.get(name) != value:
@@ -266,7 +266,7 @@ def content_of(folder: Path) -> str:
     if not os.path.lexists(file):
         return "dataset" if any(folder.glob("measurements*.parquet")) else ""
     try:
-        card = read_json(file, dict[str, Any])
+        card = read_json(file, Named)
     except (OSError, CorruptFile):
         card = {}
     if "schema" in card and "protocol" in card:

@@ -12,6 +12,7 @@ from costmodel.dispatch import dispatch
 from costmodel.dispatch.check import Call, check_matrices
 from costmodel.dispatch.loading import ensure_loaded, pins
 from costmodel.errors import IllegalConfig, InvalidInput
+from costmodel.files import Named
 from costmodel.gemm.config import GemmConfig, as_config
 from costmodel.gemm.space import why_illegal
 from costmodel.gemm.specialize import kernel_trouble
@@ -142,7 +143,7 @@ def tune(
         mode = default if (default := modes.default_mode()) in modes.TUNING_MODES else "auto"
     modes.check_tuning_mode(mode)
     workload, device = _problem(problem, device, dtype, out_dtype, tf32)
-    options: dict[str, Any] = {"mode": mode, "k": k, "include_torch": include_torch}
+    options: Named = {"mode": mode, "k": k, "include_torch": include_torch}
     if runner is not None:
         return tune_with(workload, runner=runner, model=model, budget_s=budget_s, **options)
     check_tuning(workload, k, budget_s)  # so that a script can be checked without a GPU
@@ -162,7 +163,7 @@ def _problem(
     bias: bool = False,
     activation: str | None = None,
 ) -> tuple[Workload, int | None]:
-    epilogue: dict[str, Any] = {"bias": bias, "activation": activation or "none"}
+    epilogue: Named = {"bias": bias, "activation": activation or "none"}
     match problem:
         case (Workload() as workload,):
             return workload, device
@@ -181,7 +182,7 @@ def _problem(
     )
 
 
-def matmul_types(dtype: str, out_dtype: str | None, tf32: bool | None) -> dict[str, Any]:
+def matmul_types(dtype: str, out_dtype: str | None, tf32: bool | None) -> Named:
     """The options of ``Workload.dense``; float32 follows torch's switch where nothing is said."""
     if tf32 is None:
         tf32 = dtype == "float32" and torch_multiplies_in_tf32()

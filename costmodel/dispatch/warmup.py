@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from costmodel.dispatch.ahead import device_index, matmul_types
 from costmodel.dispatch.calls import is_deterministic
 from costmodel.dispatch.resolve_launch import keys_of
 from costmodel.errors import HostError, InvalidInput, LaunchError, RankError
+from costmodel.files import Named
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.launch.fast import Launch
@@ -124,11 +125,11 @@ class _Call:
     def keys(self) -> list[TuningKey]:
         return keys_of(dispatch.winners, self.workload, self.index, self.mode, self.model)
 
-    def told(self) -> dict[str, Any]:
+    def told(self) -> Named:
         """Return the settings that all ranks must share."""
         return dispatch.winners.disk_key(self.keys()[-1]) | {"mode": self.mode}
 
-    def decide(self) -> tuple[str, dict[str, Any]]:
+    def decide(self) -> tuple[str, Named]:
         """Return the mode whose winner is to be taken, and the winner: on the first rank only."""
         winners, may_time = dispatch.winners, self.mode != "never"
         alone = [replace(key, epoch=0) for key in self.keys()]
@@ -143,7 +144,7 @@ class _Call:
         """Make the call. None if thousands of others were prepared meanwhile, by other threads."""
         code = self.workload.code
         a, b, out, row = _blank_operands(self.workload, f"cuda:{self.index}")
-        options: dict[str, Any] = {
+        options: Named = {
             "out": out if code.c_layout == "col" else None, "bias": row, "model": self.model,
             "activation": None if code.activation == "none" else code.activation,
             # None where a call without them computes this class.
@@ -210,7 +211,7 @@ def _together(ranks: Ranks, make: Callable[[], list[_Call]]) -> list[TuningResul
     """The first rank decides for all ranks of a group; the others take it, or all fail."""
     winners = dispatch.winners
 
-    def ask() -> tuple[list[_Call], list[_Call], list[TuningKey], list[dict[str, Any]]]:
+    def ask() -> tuple[list[_Call], list[_Call], list[TuningKey], list[Named]]:
         calls = make()
         asked = [each for call in calls if not call.is_empty for each in call.classes()]
         return calls, asked, [each.keys()[-1] for each in asked], [each.told() for each in asked]
@@ -256,7 +257,7 @@ def _listed(problems: Iterable[Problem]) -> list[Problem]:
     raise InvalidInput(f"problems is a {type(problems).__name__}: expected a list of (m, n, k)")
 
 
-def _workload(problem: Problem, types: dict[str, Any]) -> Workload:
+def _workload(problem: Problem, types: Named) -> Workload:
     if isinstance(problem, Workload):
         return problem
     if not isinstance(problem, Sequence) or isinstance(problem, str) or len(problem) != 3:

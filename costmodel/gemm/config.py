@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Self
 
 from costmodel.errors import InvalidInput
+from costmodel.files import Named
 from costmodel.gemm.kernels import known
 from costmodel.gemm.workload import LARGEST, CodeClass
 
@@ -88,11 +89,11 @@ class GemmConfig:
             self.num_stages, self.maxnreg, self.halves, self.flatten, self.split_k > 1,
         )  # fmt: skip
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Named:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, row: dict[str, Any]) -> Self:
+    def from_dict(cls, row: Named) -> Self:
         """The inverse of :meth:`to_dict`; unknown, missing or mistyped fields are refused.
 
         Raises:
@@ -133,9 +134,7 @@ def parse_config(text: str) -> GemmConfig:
     found = match.groupdict()
     marks = {name: found.pop(name) is not None for name in ("halves", "flatten", "repack")}
     kernel = found.pop("kernel")
-    numbers: dict[str, Any] = {
-        name: int(value) for name, value in found.items() if value is not None
-    }
+    numbers: Named = {name: int(value) for name, value in found.items() if value is not None}
     return GemmConfig(kernel=kernel, **numbers, **marks)
 
 

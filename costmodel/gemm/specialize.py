@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from costmodel.compile.compile_pool import CompilePool, as_compiled
 from costmodel.compile.compiler import Artifact, compile_source
 from costmodel.compile.triton_private import build_launchers, cache_folder
-from costmodel.files import cached_fact, digest
+from costmodel.files import Named, cached_fact, digest
 from costmodel.gemm.config import GemmConfig, Specialization
 from costmodel.gemm.dtypes import DATA_TYPES
 from costmodel.gemm.family import families, family
@@ -56,9 +56,9 @@ class Repacking:
     a_unit: bool | None
     b_unit: bool | None
 
-    def constants(self) -> dict[str, Any]:
+    def constants(self) -> Named:
         """Return the arguments of ``repack_operands`` that are part of the binary."""
-        baked: dict[str, Any] = {"BLOCK_ROWS": REPACK_BLOCK[0], "BLOCK_COLS": REPACK_BLOCK[1]}
+        baked: Named = {"BLOCK_ROWS": REPACK_BLOCK[0], "BLOCK_COLS": REPACK_BLOCK[1]}
         for operand, unit in (("a", self.a_unit), ("b", self.b_unit)):
             if unit is None:
                 baked |= {f"{operand}_{name}": None for name in _REPACK_TYPES} | {"a_blocks": None}
@@ -81,7 +81,7 @@ def specialize(workload: Workload, config: GemmConfig) -> Specialization:
     return Specialization(config.binary, code, even_k)
 
 
-def source(spec: Specialization | Repacking) -> tuple[ASTSource, dict[str, Any]]:
+def source(spec: Specialization | Repacking) -> tuple[ASTSource, Named]:
     """Return the Triton source and the compile options of a specialization.
 
     Arguments are typed in the order of the kernel's signature; ``constexpr`` ones are baked in.
@@ -108,7 +108,7 @@ def source(spec: Specialization | Repacking) -> tuple[ASTSource, dict[str, Any]]
     return make(fn, signature, baked, attributes), options
 
 
-def constants(spec: Specialization) -> dict[str, Any]:
+def constants(spec: Specialization) -> Named:
     """Return the arguments whose value is part of the binary."""
     baked = family(spec.kernel).constants(spec) | {"ACTIVATION": spec.code.activation}
     return baked if spec.code.bias else baked | {"bias_ptr": None}

@@ -8,9 +8,10 @@ import functools
 import re
 from dataclasses import asdict, dataclass, replace
 from math import gcd
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self, get_args
 
 from costmodel.errors import InvalidInput, LayoutError, ShapeError, UnsupportedDtype
+from costmodel.files import Named
 from costmodel.gemm.dtypes import DATA_TYPES, DataType, kinds, require_dtypes, require_tf32
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ class CodeClass:
 _DEFAULT_CODE = CodeClass()
 
 
-def kind_options(kind: str) -> dict[str, Any]:
+def kind_options(kind: str) -> Named:
     """Return the options of :meth:`Workload.dense` for a kind of operand: ``dtype``, ``tf32``.
 
     Raises:
@@ -263,7 +264,7 @@ class Workload:
             bias=bias, activation=activation, tf32=tf32,
         )  # fmt: skip
         sizes = {"m": m, "n": n, "k": k}
-        aligns: dict[str, Any] = {
+        aligns: Named = {
             f"{x.name}_align": alignment_class(sizes[x.in_memory[1]] * x.itemsize, item=x.itemsize)
             for x in code.matrices
         }
@@ -337,12 +338,12 @@ class Workload:
 
     __str__ = key
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Named:
         """Flat, JSON-ready: the sizes and the fields of the code class."""
         return {"m": self.m, "n": self.n, "k": self.k, **asdict(self.code)}
 
     @classmethod
-    def from_dict(cls, row: dict[str, Any]) -> Self:
+    def from_dict(cls, row: Named) -> Self:
         """The inverse of :meth:`to_dict`; unknown keys are refused.
 
         Raises:

@@ -6,10 +6,10 @@
 
 import functools
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Self
 
 from costmodel.errors import InvalidInput, NoGpu, UnknownTarget, host_errors
-from costmodel.files import decode
+from costmodel.files import Named, decode
 from costmodel.hardware import nvidia
 from costmodel.hardware.architectures import Architecture, architecture
 from costmodel.hardware.installed import compiler_settings, driver_version, triton_build
@@ -170,7 +170,7 @@ class Target:
         device = _probe(torch.cuda.current_device() if index is None else index)
         return Target(device, Toolchain.current(device.arch))
 
-    def here(self) -> dict[str, Any]:
+    def here(self) -> Named:
         """Return what timings on this machine rest on, for a key on disk."""
         device, toolchain = self.device, self.toolchain
         return {
@@ -179,11 +179,11 @@ class Target:
             "ptxas": toolchain.ptxas,
         }  # fmt: skip
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Named:
         return {"device": asdict(self.device), "toolchain": asdict(self.toolchain)}
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
+    def from_dict(cls, data: Named) -> Self:
         """The inverse of :meth:`to_dict`.
 
         Raises:

@@ -12,6 +12,7 @@ from typing import Any
 
 from costmodel.compile.triton_private import compiled, recalled
 from costmodel.errors import LaunchError, host_errors
+from costmodel.files import Named
 from costmodel.gemm.config import Specialization
 from costmodel.gemm.specialize import SOURCES, Repacking, artifact_key, source
 from costmodel.hardware.target import Target
@@ -23,7 +24,7 @@ STREAM = 3
 _STREAM_MARK = 0x5EED
 
 
-def _hooks() -> tuple[dict[str, Any], Any, Any]:
+def _hooks() -> tuple[Named, Any, Any]:
     """Return what users have set of Triton's knobs, and its lists of hooks around launches."""
     from triton import knobs
 
@@ -47,9 +48,9 @@ class Kernel:
     function: int
     metadata: tuple[int, ...]
     binary: Any = None
-    hooks: tuple[dict[str, Any], Any, Any] = field(default_factory=_hooks)
+    hooks: tuple[Named, Any, Any] = field(default_factory=_hooks)
 
-    def __call__(self, blocks: int, stream: int, arguments: dict[str, Any]) -> None:
+    def __call__(self, blocks: int, stream: int, arguments: Named) -> None:
         """Queue it on a raw stream handle; addresses may be tensors or integers."""
         values = [arguments.get(name) for name in self.names]
         seen_by = None, None, None
@@ -83,9 +84,7 @@ class Kernel:
             return _c_function(run.launch)
         raise LookupError(f"an unknown launcher of Triton {triton.__version__}")
 
-    def record(
-        self, blocks: int, arguments: dict[str, Any], open_names: Sequence[str]
-    ) -> Recording:
+    def record(self, blocks: int, arguments: Named, open_names: Sequence[str]) -> Recording:
         """Return what Triton would pass to its C launcher; nothing is queued.
 
         Args:

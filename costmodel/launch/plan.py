@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from costmodel.files import Named
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.family import family, partial_bytes, repack_elements
 from costmodel.gemm.specialize import REPACK_BLOCK, Repacking, specialize
@@ -78,7 +79,7 @@ class Plan:
         out: Tensor,
         bias: Tensor | None = None,
         scratch: Pair | None = None,
-    ) -> dict[str, Any]:
+    ) -> Named:
         """Return the run-time arguments of any kernel by name; each takes those that it has.
 
         Args:
@@ -95,7 +96,7 @@ class Plan:
             "stride_cm": c_m, "stride_cn": c_n,
         }  # fmt: skip
 
-    def repack_arguments(self, operands: Pair, copies: Pair) -> tuple[int, dict[str, Any]]:
+    def repack_arguments(self, operands: Pair, copies: Pair) -> tuple[int, Named]:
         """Return how many programs make the copies, and their run-time arguments by name.
 
         Args:
@@ -103,7 +104,7 @@ class Plan:
             copies: as :meth:`aligned` gave them.
         """
         blocks = []
-        arguments: dict[str, Any] = {}
+        arguments: Named = {}
         for matrix, x, copy, elements in zip(
             self._matrices, operands, copies, self.repacked, strict=False
         ):
@@ -124,7 +125,7 @@ class Plan:
             arguments["a_blocks"] = blocks[0]
         return sum(blocks), arguments
 
-    def _descriptors(self, a: Tensor, b: Tensor, out: Tensor) -> dict[str, Any]:
+    def _descriptors(self, a: Tensor, b: Tensor, out: Tensor) -> Named:
         """Return the tensor descriptors by argument name; a pointer kernel has none."""
         in_memory = {
             matrix.name: x.T if matrix.layout == "col" else x

@@ -5,7 +5,6 @@ pipelines, and K split so that every multiprocessor has some. Above, the tensor 
 the L2 cache that feeds them: large tiles.
 """
 
-from collections.abc import Mapping
 from importlib.util import find_spec
 from math import ceil
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 import triton
 
+from costmodel.files import Named
 from costmodel.hardware.target import Device, Target
 
 STEP = 128
@@ -46,7 +46,7 @@ _WARPS_ONE_SUM = [(2, 64, 256, 1, 4), (2, 128, 128, 1, 4)]
 are promoted; and where they are not, which leaves registers for larger tiles."""
 
 
-def _tiles(most_m: int, by_blocks: bool) -> list[dict[str, Any]]:
+def _tiles(most_m: int, by_blocks: bool) -> list[Named]:
     """Return the options of the kernel of tiles for a bucket of ``_TILES``, without splits."""
     steps = [(STEP, point) for point in _TILES[most_m]]
     if not by_blocks:
@@ -74,7 +74,7 @@ def _warps(point: tuple[int, ...]) -> triton.Config:
     )  # fmt: skip
 
 
-def prune(_configs: Any, named: Mapping[str, Any], **_: Any) -> list[triton.Config]:
+def prune(_configs: Any, named: Named, **_: Any) -> list[triton.Config]:
     """Return the configurations worth timing for a call, libraries last: ``early_config_prune``."""
     device = Target.current(torch.cuda.current_device()).device
     m, n, k = named["bucket"], named["n"], named["k"]
@@ -96,7 +96,7 @@ def prune(_configs: Any, named: Mapping[str, Any], **_: Any) -> list[triton.Conf
     return found + [library for library, may in LIBRARIES.items() if may(named)]
 
 
-def _is_aligned(named: Mapping[str, Any], **strides: str) -> bool:
+def _is_aligned(named: Named, **strides: str) -> bool:
     """Return True if TMA can address these matrices, by the names of their strides."""
     return all(
         named[x].data_ptr() % 16 == 0 and named[stride] * named[x].itemsize % 16 == 0
@@ -104,7 +104,7 @@ def _is_aligned(named: Mapping[str, Any], **strides: str) -> bool:
     )
 
 
-def torch_may(named: Mapping[str, Any]) -> bool:
+def torch_may(named: Named) -> bool:
     """Return False where torch is known to refuse the call, for some m of its bucket."""
     n, k = named["n"], named["k"]
     if named["a"].dtype == torch.int8:
@@ -113,7 +113,7 @@ def torch_may(named: Mapping[str, Any]) -> bool:
     return bool(n % 16 == 0 and k % 16 == 0 and (named["recipe_a"] < BY_ROW or named["by_4"]))
 
 
-def deep_gemm_may(named: Mapping[str, Any]) -> bool:
+def deep_gemm_may(named: Named) -> bool:
     """Return True if DeepGEMM is installed, and the call is of the one form that it has here."""
     return (
         (named["recipe_a"], named["recipe_b"]) == (BY_ROW, BY_BLOCK)
@@ -128,7 +128,7 @@ LIBRARIES = {_config(kernel="torch"): torch_may, _config(kernel="deep_gemm"): de
 """Candidates that are no kernels of this package, and what tells if they compute a call."""
 
 
-def _splits(tiles: dict[str, Any], m: int, n: int, k: int, device: Device) -> set[int]:
+def _splits(tiles: Named, m: int, n: int, k: int, device: Device) -> set[int]:
     """Return in how many parts K may be split: programs for one, two and four a multiprocessor.
 
     Four may wait for each other if the shared memory holds fewer, but not more than half of them.

@@ -10,6 +10,7 @@ import torch
 
 from costmodel.autotune.tuner import autotune
 from costmodel.errors import CompileError
+from costmodel.files import Named
 from costmodel.gemm.kernels.warp_specialized import (
     COPY_REGISTERS,
     entry_registers,
@@ -94,7 +95,7 @@ class Kernels:
             raise CompileError(f"{kernel} does not compute this: {error}") from error
 
 
-def _by_torch(call: dict[str, Any]) -> None:
+def _by_torch(call: Named) -> None:
     a, b, out, bias = call["a"], call["b"].T, call["out"], call["bias"]
     scales = call["scale_a"], call["scale_b"]
     if a.dtype == torch.int8:
@@ -112,7 +113,7 @@ def _by_torch(call: dict[str, Any]) -> None:
         out.copy_(activated(out, call["activation"]))
 
 
-def _by_deep_gemm(call: dict[str, Any]) -> None:
+def _by_deep_gemm(call: Named) -> None:
     import deep_gemm
 
     scale_b = call["scale_b"].T[:, : ceil(call["k"] / STEP)]
@@ -120,7 +121,7 @@ def _by_deep_gemm(call: dict[str, Any]) -> None:
 
 
 def _by_tiles(
-    call: dict[str, Any], *, block_m: int, block_n: int, step: int, splits: int,
+    call: Named, *, block_m: int, block_n: int, step: int, splits: int,
     by_tma: bool = False, swap: bool | None = None, **options: Any,
 ) -> Any:  # fmt: skip
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -148,7 +149,7 @@ def _by_tiles(
 
 
 def _by_warps(
-    call: dict[str, Any], *, block_m: int, block_n: int, step: int, groups: int, parts: int,
+    call: Named, *, block_m: int, block_n: int, step: int, groups: int, parts: int,
     num_stages: int, num_warps: int, **options: Any,
 ) -> Any:  # fmt: skip
     from triton.experimental.gluon import language as gl
@@ -201,11 +202,11 @@ def _workspace(a: torch.Tensor) -> Workspace:
     return workspace_of(index, torch.cuda.current_stream(index).cuda_stream)
 
 
-def _strides(call: dict[str, Any]) -> tuple[int, ...]:
+def _strides(call: Named) -> tuple[int, ...]:
     return call["stride_sam"], call["stride_sak"], call["stride_sbn"], call["stride_sbk"]
 
 
-def _constants(call: dict[str, Any]) -> dict[str, Any]:
+def _constants(call: Named) -> Named:
     return {
         "GROUP_M": _GROUP_M, "ROWS_A": BLOCK_ROWS[call["recipe_a"]],
         "ROWS_B": BLOCK_ROWS[call["recipe_b"]], "ACTIVATION": call["activation"],

@@ -7,7 +7,6 @@ the model's part is exact: its factors, one for each concept, multiply to the pr
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import exp
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from costmodel.errors import InvalidInput
 from costmodel.features.analytic import analytic_columns, occupancy
 from costmodel.features.concepts import grouped
 from costmodel.features.features import FEATURES
+from costmodel.files import Named
 from costmodel.gemm.config import GemmConfig, as_config
 from costmodel.gemm.space import Columns, why_illegal
 from costmodel.gemm.workload import Workload
@@ -67,7 +67,7 @@ class Explained:
     start_us: float | None = None
     factors: Mapping[str, float] | None = field(default=None, repr=False)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Named:
         """JSON-ready."""
         row = asdict(self)
         return row | {"head": row.pop("answered_by")}
@@ -89,7 +89,7 @@ class Explanation:
     no_factors: str
     rows: tuple[Explained, ...]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Named:
         """JSON-ready."""
         head = self.ranking.to_dict()
         del head["ranked"]
@@ -220,9 +220,7 @@ def _roofline(
     }
 
 
-def _of_the_launch(
-    workload: Workload, config: GemmConfig, target: Target, paper: Columns
-) -> dict[str, Any]:
+def _of_the_launch(workload: Workload, config: GemmConfig, target: Target, paper: Columns) -> Named:
     """Return the estimate and what it rests on.
 
     How much longer blocks last than if evenly spread: over the waves (tail) and over the

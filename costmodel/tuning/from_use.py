@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from costmodel.data.candidates import Candidates
 from costmodel.data.measurement import Measurement
 from costmodel.errors import FileError, MissingData, ModelError
 from costmodel.evaluation.heldout import HELD_OUT, is_held_out
-from costmodel.files import file_errors
+from costmodel.files import Named, file_errors
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.space import why_illegal
 from costmodel.gemm.specialize import artifact_key, kernel_hash, specialize
@@ -62,7 +62,7 @@ def open_cache(directory: str | Path | None = None) -> WinnerCache:
     return WinnerCache(path)
 
 
-def with_use(dataset: Dataset, cache: WinnerCache) -> tuple[TrainingTable, dict[str, Any]]:
+def with_use(dataset: Dataset, cache: WinnerCache) -> tuple[TrainingTable, Named]:
     """The training rows of a dataset, and after them those that use has added.
 
     What both have, the dataset decides.
@@ -115,7 +115,7 @@ def _artifacts(dataset: Dataset, keys: Sequence[str]) -> list[Artifact | None]:
 
 
 def used_rows(
-    cache: WinnerCache, target: Target, protocol: Mapping[str, Any]
+    cache: WinnerCache, target: Target, protocol: Named
 ) -> tuple[dict[tuple[Workload, GemmConfig], float], dict[Workload, float], Counter[str]]:
     """The rows of a cache that were timed on this target by this protocol, none held out.
 
@@ -145,7 +145,7 @@ def used_rows(
     return latency_us, torch_us, +dropped
 
 
-def _foreign(entry: CacheEntry, target: Target, protocol: Mapping[str, Any]) -> str:
+def _foreign(entry: CacheEntry, target: Target, protocol: Named) -> str:
     """Return why nothing of an entry can be used; empty if something can."""
     result, key = entry.result, entry.key
     if not result.timed or not result.source.startswith("device ("):

@@ -11,14 +11,14 @@ import itertools
 import json
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from costmodel.errors import InvalidInput, RankError
-from costmodel.files import digest
+from costmodel.files import Named, digest
 
 _MOST_CHARACTERS = 500
 
@@ -122,7 +122,7 @@ class Ranks:
         dist.broadcast_object_list(said, group=self._group, group_src=0)
         return json.loads(said[0])
 
-    def require_same(self, told: Sequence[Mapping[str, Any]]) -> None:
+    def require_same(self, told: Sequence[Named]) -> None:
         """Check that all ranks have the same list of objects.
 
         Raises:
@@ -132,7 +132,7 @@ class Ranks:
         self.each(lambda: _require_same(first, json.loads(json.dumps(told))))
 
 
-def _require_same(first: list[dict[str, Any]], here: list[dict[str, Any]]) -> None:
+def _require_same(first: list[Named], here: list[Named]) -> None:
     """Raises: RankError: this rank has others than the first one."""
     found: list[tuple[str, Any, Any]] = [("the number of products", len(here), len(first))]
     for number, (its, own) in enumerate(zip(first, here, strict=False)):

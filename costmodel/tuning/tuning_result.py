@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from costmodel.data.measurement import Measurement
 from costmodel.errors import InvalidInput, UnsupportedDtype
-from costmodel.files import decode
+from costmodel.files import Named, decode
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
@@ -94,7 +94,7 @@ class Answered:
     answered_by: str = ""
     out_of_coverage: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Named:
         """JSON-ready."""
         return {
             "workload": self.workload.to_dict(),
@@ -186,7 +186,7 @@ class TuningResult(Answered):
         found = dict(self.measured).get(self.config)
         return found.latency_us if found else nan
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Named:
         """JSON-ready; a number that JSON lacks (NaN, infinity) is null."""
         return super().to_dict() | {
             "mode": self.mode,
@@ -234,7 +234,7 @@ class TuningResult(Answered):
             raise InvalidInput(f"not a tuning result: {error}") from None
 
 
-def _by_field(data: Any) -> dict[str, Any]:
+def _by_field(data: Any) -> Named:
     """Return JSON under the names of the fields, as far as the two differ."""
     try:
         parts = [
@@ -267,11 +267,11 @@ def _config(value: Any) -> GemmConfig | None:
     return None if value == "torch" else GemmConfig.from_dict(value)
 
 
-def _config_or_torch(config: GemmConfig | None) -> dict[str, Any] | str:
+def _config_or_torch(config: GemmConfig | None) -> Named | str:
     return config.to_dict() if config else "torch"
 
 
-def _measurement(measurement: Measurement) -> dict[str, Any]:
+def _measurement(measurement: Measurement) -> Named:
     return {name: _finite(value) for name, value in asdict(measurement).items()}
 
 
@@ -279,6 +279,6 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
-def _known(row: dict[str, Any]) -> dict[str, Any]:
+def _known(row: Named) -> Named:
     """The figures of a measurement that are known; the others are NaN in :class:`Measurement`."""
     return {name: value for name, value in row.items() if value is not None}

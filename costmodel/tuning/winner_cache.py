@@ -11,13 +11,11 @@ a name appears by renaming, whole, and nothing rests on locks or times.
 import json
 import logging
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from costmodel.errors import CorruptFile, InvalidInput
-from costmodel.files import decode, encode, read_json, replace_file
+from costmodel.files import Named, decode, encode, read_json, replace_file
 from costmodel.tuning.cache import CacheFolder, file_stem
 from costmodel.tuning.tuning_result import TuningResult
 from costmodel.validation import log, one_line
@@ -33,7 +31,7 @@ class CacheEntry:
     """One result on disk."""
 
     path: Path
-    key: Mapping[str, Any]
+    key: Named
     result: TuningResult
 
 
@@ -42,20 +40,20 @@ class _Stored:
     """The content of a file."""
 
     schema: int
-    key: dict[str, Any]
-    result: dict[str, Any]
+    key: Named
+    result: Named
 
 
 class WinnerCache(CacheFolder):
     """The winners in one directory, a file each."""
 
-    def get(self, key: Mapping[str, Any]) -> TuningResult | None:
+    def get(self, key: Named) -> TuningResult | None:
         """The result of a key, or None."""
         path = self._file(key)
         entry = path and self._read(path)
         return entry.result if entry and _text(entry.key) == _text(key) else None
 
-    def put(self, key: Mapping[str, Any], result: TuningResult) -> bool:
+    def put(self, key: Named, result: TuningResult) -> bool:
         """Keep a result, in place of the one of this key if there is one; False if it cannot be."""
         path = self._file(key)
         if path is None or self._gave_up:
@@ -78,7 +76,7 @@ class WinnerCache(CacheFolder):
         self._give_up(failure)  # what is there may still be read
         return False
 
-    def discard(self, key: Mapping[str, Any]) -> None:
+    def discard(self, key: Named) -> None:
         """Forget a result."""
         if (path := self._file(key)) is not None:
             self._remove(path)
@@ -117,7 +115,7 @@ class WinnerCache(CacheFolder):
         removed = sum(self._remove(entry.path) for entry in entries if part in entry.path.name)
         return removed, sum(self._remove(path) for path in unusable if part in path.name)
 
-    def _file(self, key: Mapping[str, Any]) -> Path | None:
+    def _file(self, key: Named) -> Path | None:
         if (folder := self.path) is None:
             return None
         return folder / f"{file_stem(str(key.get('name', 'result')), _text(key))}.json"
@@ -146,6 +144,6 @@ class WinnerCache(CacheFolder):
         return True
 
 
-def _text(key: Mapping[str, Any]) -> str:
+def _text(key: Named) -> str:
     """The key as text, the same for the key that JSON gives back."""
     return json.dumps(dict(key), sort_keys=True)
