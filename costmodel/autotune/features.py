@@ -12,14 +12,12 @@ from math import log2
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from costmodel.arrays import Floats
 from costmodel.autotune.dataset import FEATURES
 from costmodel.features.analytic import occupancy
 from costmodel.features.concepts import concept_of
 from costmodel.hardware.target import Device
-
-Floats = NDArray[np.float64]
 
 BINARY = ("registers", "spill_bytes", "shared_bytes")
 """Columns of the dataset that only the binary tells, beside those of its PTX."""
@@ -33,6 +31,7 @@ ALONE = frozenset(_ALONE.split())
 """Columns that count as they are, too, where the binary is known."""
 
 _SIDES = {"m": "MQT", "n": "NVSD", "k": "KC"}  # first letters of what blocks are named after
+_CONSTANTS = "block_0 block_1 block_2 block_3 m n k blocks SPLIT GROUP steps waste"
 _BEFORE = """programs+num_warps tensor_bytes-programs tensor_bytes-programs-num_warps
 largest_elements-programs largest_elements-programs-num_warps largest_elements-programs-blocks
 blocks-num_warps block_0+block_1-num_warps m+n-num_warps blocks+num_stages block_0-block_1
@@ -153,16 +152,7 @@ def _sums(names: Sequence[str], columns: Mapping[str, Floats]) -> dict[str, Floa
 
 def _constants(configs: Sequence[str], arguments: Sequence[str]) -> dict[str, Floats]:
     """Return the constants of configurations: sizes of blocks, and how they divide the call's."""
-    names = [
-        *(f"block_{i}" for i in range(4)),
-        *_SIDES,
-        "blocks",
-        "SPLIT",
-        "GROUP",
-        "steps",
-        "waste",
-    ]
-    found = {name: np.zeros(len(configs)) for name in names}
+    found = {name: np.zeros(len(configs)) for name in _CONSTANTS.split()}
     sizes = {
         re.sub(r"_?(DIM|SIZE)$", "", name.upper()): value
         for name, value in json.loads(arguments[0]).items()

@@ -11,19 +11,19 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import exp
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from costmodel.arrays import Floats, Floats32, Indices, Texts
 from costmodel.autotune.dataset import FEATURES, KernelDataset, numbers
 from costmodel.autotune.features import (
     ALONE,
     BESIDE,
     SCALED,
-    Floats,
     after,
     before,
     concept,
@@ -37,11 +37,11 @@ from costmodel.files import (
     digest,
     file_errors,
     read_json,
-    read_small_file,
     replace_file,
     write_json,
 )
 from costmodel.hardware.target import Target
+from costmodel.models.storage import read_part
 from costmodel.models.trees import (
     DEFAULTS,
     LabelledRows,
@@ -51,7 +51,6 @@ from costmodel.models.trees import (
     train_booster,
 )
 
-Rows = NDArray[np.float32]
 Columns = Mapping[str, Any]
 """Of one list: names and arguments as JSON (``config``, ``arguments``), and a dataset's columns."""
 
@@ -250,21 +249,14 @@ class KernelModel:
 
 def _trees(folder: Path, head: Head) -> Trees:
     file = folder / head.file
-
-    def read() -> bytes:
-        with file_errors(file):
-            data = read_small_file(file)
-        if not file.stem.endswith(digest(data)):
-            raise CorruptFile(f"{file}: not what it was named after; train the model again")
-        return data
-
+    read = partial(read_part, file, file.stem[-16:])
     return Trees(head.columns, read, file, head.canary)
 
 
 # --- What is learned from -------------------------------------------------------------------------
 
 
-def matrix(head: str, columns: Columns, target: Target) -> tuple[tuple[str, ...], Rows]:
+def matrix(head: str, columns: Columns, target: Target) -> tuple[tuple[str, ...], Floats32]:
     """Return the names of a head's columns, and what they hold of a list, float32 [n, f].
 
     All are there as the difference from the median of the list, and some as they are. Without the
@@ -299,11 +291,11 @@ class KernelTable:
     """
 
     names: tuple[str, ...]
-    values: Rows
+    values: Floats32
     label: Floats
-    kernel: NDArray[np.object_]
-    list: NDArray[np.intp]
-    row: NDArray[np.intp]
+    kernel: Texts
+    list: Indices
+    row: Indices
 
     @classmethod
     def of(cls, dataset: KernelDataset, head: str, role: str = "train") -> KernelTable:

@@ -23,14 +23,7 @@ from costmodel.compile.compile_pool import CompilePool
 from costmodel.compile.compiler import Artifact
 from costmodel.data.candidates import Candidates
 from costmodel.data.dataset import Dataset
-from costmodel.data.measurement import (
-    Candidate,
-    Measurement,
-    Role,
-    RunInfo,
-    Runner,
-    TuningRecord,
-)
+from costmodel.data.measurement import Candidate, Measurement, Role, RunInfo, Runner, TuningRecord
 from costmodel.errors import NoGpu
 from costmodel.evaluation.duplicates import identities
 from costmodel.gemm.config import GemmConfig, Specialization

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
+from costmodel.arrays import Floats
 from costmodel.collect import Job
 from costmodel.data.candidates import Candidates, CostModel
 from costmodel.data.measurement import Role
@@ -107,7 +107,7 @@ class ModelSampler:
 
 def judge(
     model: CostModel, workload: Workload, configs: Sequence[GemmConfig], target: Target
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+) -> tuple[Floats, Floats]:
     """Cost of each configuration, and how far the heads disagree on it; float64 [n] each."""
     keys = [artifact_key(specialize(workload, c), target) for c in configs]
     columns, hashes = known_artifacts(model, target).columns(keys)

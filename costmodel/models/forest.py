@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from costmodel.arrays import Floats, Floats32, Indices
 
 _NUMBERS = {"i": ">i1", "U": ">u1", "I": ">i2", "l": ">i4", "L": ">i8", "d": ">f4", "D": ">f8"}
 _CONSTANTS = {"T": True, "F": False, "Z": None, "N": None}
@@ -25,13 +26,13 @@ class Forest:
         base: what all trees start from.
     """
 
-    roots: NDArray[np.intp]
-    column: NDArray[np.intp]
-    below: NDArray[np.float32]
-    left: NDArray[np.intp]
-    right: NDArray[np.intp]
-    unknown: NDArray[np.intp]
-    leaf: NDArray[np.float32]
+    roots: Indices
+    column: Indices
+    below: Floats32
+    left: Indices
+    right: Indices
+    unknown: Indices
+    leaf: Floats32
     base: float
 
     @classmethod
@@ -43,7 +44,7 @@ class Forest:
         roots = np.cumsum([0, *counts])[:-1]
         first = np.repeat(roots, counts)
 
-        def joined(name: str) -> NDArray[Any]:
+        def joined(name: str) -> Any:
             return np.concatenate([tree[name] for tree in trees])
 
         left, own = joined("left_children"), np.arange(len(first))
@@ -57,7 +58,7 @@ class Forest:
             np.where(is_leaf, leaf, np.float32(0)), float(base.strip("[]")),
         )  # fmt: skip
 
-    def predict(self, values: NDArray[np.float32]) -> NDArray[np.float64]:
+    def predict(self, values: Floats32) -> Floats:
         """Return the prediction for each row of [n, f], float64 [n]."""
         rows = np.arange(len(values))[:, None]
         node = np.broadcast_to(self.roots, (len(values), len(self.roots)))

@@ -162,7 +162,7 @@ def read_card(path: Path) -> Card:
         raise NoModel(f"no model at {path}: expected a directory that save() wrote")
     if not path.is_dir():
         raise CorruptFile(f"{path} is a file: expected the directory that save() wrote")
-    return _parse_card(path / CARD, _read(path / CARD))
+    return _parse_card(path / CARD, read_part(path / CARD))
 
 
 def read_trees(path: Path, card: Card) -> dict[str, Trees]:
@@ -170,14 +170,14 @@ def read_trees(path: Path, card: Card) -> dict[str, Trees]:
 
     @functools.cache
     def heads() -> dict[str, bytes]:
-        found = {part: _read(path / card.files[part]) for part in HEADS.values()}
+        found = {part: read_part(path / card.files[part]) for part in HEADS.values()}
         if content_hash(*found.values()) != card.hash:
             raise CorruptFile(f"{path}: the heads are not those of {CARD}; save the model again")
         return found
 
     def read(part: str) -> bytes:
         if part == TORCH:
-            return _read(path / card.files[TORCH], card.torch_hash)
+            return read_part(path / card.files[TORCH], card.torch_hash)
         return heads()[part]
 
     return {
@@ -201,7 +201,7 @@ def read_artifacts(path: Path, card: Card) -> ArtifactTable:
     """
     files = [path / card.files[ARTIFACTS]] if ARTIFACTS in card.files else []
     for file in files:
-        _read(file, card.artifacts_hash)
+        read_part(file, card.artifacts_hash)
     identity = Identity(card.target, {})
     schema = ArtifactTable.schema()
     return ArtifactTable(
@@ -270,7 +270,7 @@ def _parse_card(file: Path, data: bytes) -> Card:
     return card
 
 
-def _read(file: Path, expected_hash: str = "") -> bytes:
+def read_part(file: Path, expected_hash: str = "") -> bytes:
     """Read a small file of a model.
 
     Raises:

@@ -10,13 +10,7 @@ from numpy.typing import NDArray
 from costmodel.data.candidates import Candidates, CostModel
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
-from costmodel.models import (
-    AnalyticModel,
-    PtxScore,
-    RuleHeuristic,
-    StaticRank,
-    TrainingTable,
-)
+from costmodel.models import AnalyticModel, PtxScore, RuleHeuristic, StaticRank, TrainingTable
 
 if TYPE_CHECKING:
     from costmodel.data.dataset import Dataset

@@ -212,10 +212,7 @@ def answering_model(model: ModelLike, target: Target, workload: Workload) -> Ans
 
 
 def with_answering(
-    model: ModelLike,
-    target: Target,
-    workload: Workload,
-    do: Callable[[Answering], T],
+    model: ModelLike, target: Target, workload: Workload, do: Callable[[Answering], T]
 ) -> T:
     """Do something by the model that answers.
 
