@@ -1,11 +1,9 @@
 """The arguments of a kernel: which tensors it may write, and copies that undo what it wrote."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping
 from itertools import product
-from typing import Any
+from typing import Any, Self
 
 import torch
 from triton._C.libtriton import ir, passes
@@ -203,7 +201,7 @@ class Snapshot:
         tensor = self.tensors[path]
         return self._copies[path].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
 
-    def differs_from(self, other: Snapshot) -> str:
+    def differs_from(self, other: Self) -> str:
         """Say which tensors differ in another snapshot of them.
 
         Empty if all agree: integers exactly, floats within RELATIVE_TOLERANCE, and NaN with NaN.

@@ -8,8 +8,6 @@ before a key that the file is named after are no one's: nothing has to be taken 
 may be writing.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import logging
@@ -20,16 +18,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from costmodel.data.measurement import Measurement
 from costmodel.errors import CorruptFile, InvalidInput
 from costmodel.files import Named, decode, digest, read_small_file
 from costmodel.tuning.cache import CacheFolder, file_stem
 from costmodel.validation import log, one_line
-
-if TYPE_CHECKING:
-    import triton
 
 SCHEMA = 1
 """Version of the files: it is in the key, so that those of another release have other names."""
@@ -43,8 +38,8 @@ _PARTS = ("kwargs", "num_warps", "num_stages", "num_ctas", "maxnreg", "ir_overri
 # --- Names of configurations ----------------------------------------------------------------------
 
 
-def config_name(config: triton.Config) -> str:
-    """Return what makes a configuration itself, as JSON text, equal in every process.
+def config_name(config: Any) -> str:
+    """Return what makes a ``triton.Config`` itself, as JSON text, equal in every process.
 
     A value that JSON lacks, and a hook, is there by its type and a text. Of ``ir_override`` the
     content counts.

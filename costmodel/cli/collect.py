@@ -21,6 +21,7 @@ from costmodel.cli.draw import Draw
 from costmodel.cli.live import LiveView
 from costmodel.errors import InvalidInput, MissingData
 from costmodel.hardware.target import Target
+from costmodel.measure.protocol import TimingProtocol
 
 if TYPE_CHECKING:
     from costmodel.collect import Job
@@ -182,7 +183,6 @@ def _write(path: Path, draw: Draw, target: str | None, as_json: bool) -> None:
     """Draw for any target, and write a work list."""
     from costmodel.collect.sampling import by_code, write_worklist
     from costmodel.data.shards import Identity, require_file_place
-    from costmodel.measure.protocol import TimingProtocol
 
     require_file_place(path)  # drawing takes minutes: check before it
     draw.check()
@@ -230,7 +230,6 @@ def _plan(work: Work, draw: Draw, target: str | None, as_json: bool) -> None:
 def _identity(work: Work, target: str | None) -> Identity:
     """Return the target and the protocol of what is to be timed, or replayed."""
     from costmodel.data.shards import Identity
-    from costmodel.measure.protocol import TimingProtocol
 
     recording = work.recording()
     return (

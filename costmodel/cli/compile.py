@@ -1,23 +1,20 @@
 """``costmodel compile``: binaries of a product's space, without a GPU."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import BadParameter, Option
 
 from costmodel.cli.common import AsJson, TargetName, answer, find_target, product_or_none, takes
 from costmodel.cli.waiting import doing
 from costmodel.errors import InvalidInput
+from costmodel.gemm.config import GemmConfig, parse_config
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
-
-if TYPE_CHECKING:
-    from costmodel.gemm.config import GemmConfig
+from costmodel.measure.protocol import TimingProtocol
 
 _COLUMNS = ("config", "status", "registers", "spill_bytes", "shared_bytes", "compile_s",
             "error")  # fmt: skip
@@ -88,7 +85,6 @@ def compile_space(
 
 def _configs(workload: Workload, target: Target, name: str | None) -> Sequence[GemmConfig]:
     """Return the space of a product, or the one configuration of it that is named."""
-    from costmodel.gemm.config import parse_config
     from costmodel.gemm.space import SearchSpace, why_illegal
 
     if name is None:
@@ -116,7 +112,6 @@ def _bundle(
     from costmodel.collect.bundle import write_bundle
     from costmodel.collect.sampling import read_worklist
     from costmodel.data.shards import Identity, require_file_place
-    from costmodel.measure.protocol import TimingProtocol
 
     require_file_place(file)
     if isinstance(work, str):

@@ -22,11 +22,11 @@ from costmodel.cli.common import (
     sureness,
     takes_product,
 )
+from costmodel.gemm.config import GemmConfig, parse_config
 from costmodel.gemm.workload import Workload
 from costmodel.validation import log, one_line
 
 if TYPE_CHECKING:
-    from costmodel.gemm.config import GemmConfig
     from costmodel.tuning.explanation import Explained, Explanation
     from costmodel.tuning.ranking import Ranking
 
@@ -109,7 +109,6 @@ def explain(
 
     What the parts of a name such as "tma 128x256x64 w8 s4 g8" mean: docs/kernels.md, Names.
     """
-    from costmodel.gemm.config import parse_config
     from costmodel.tuning import explanation
 
     if place is not None and against is not None:

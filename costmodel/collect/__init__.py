@@ -4,8 +4,6 @@ Compiling runs ahead in worker processes while the GPU times what is ready. Each
 recorded as soon as it is timed, so a run may be killed at any moment and started again.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -15,12 +13,12 @@ from itertools import zip_longest
 from math import inf, nan
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from costmodel.compile.compile_pool import CompilePool
 from costmodel.compile.compiler import Artifact
+from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.candidates import Candidates
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Candidate, Measurement, Role, RunInfo, Runner, TuningRecord
@@ -36,9 +34,6 @@ from costmodel.gemm.specialize import (
 )
 from costmodel.gemm.workload import Workload
 from costmodel.validation import log
-
-if TYPE_CHECKING:
-    from costmodel.data.artifact_table import ArtifactTable
 
 _FINALISTS = 6
 _NO_ROOM_IN_A_ROW = 3  # jobs: then it is the card that is full
@@ -133,6 +128,24 @@ def collect(
             collection.time_again(anchor, first_us)
         collection.work_through(todo, deadline, pool)
     return collection.progress
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """The measurements of a job; ``again`` are its finalists."""
+
+    records: list[TuningRecord]
+    again: list[TuningRecord]
+    torch: Measurement
+
+    @property
+    def no_room(self) -> str:
+        """Say that the card was too full; empty if it was not.
+
+        Then nothing is recorded: as rows they would say that these configurations never run.
+        """
+        every = (self.torch, *(r.measurement for r in (*self.records, *self.again)))
+        return next((m.error for m in every if m.no_room), "")
 
 
 class _Collection:
@@ -304,24 +317,6 @@ class _Collection:
             outcome.torch.latency_us,
         )
         self._on_job(job, self.progress)
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """The measurements of a job; ``again`` are its finalists."""
-
-    records: list[TuningRecord]
-    again: list[TuningRecord]
-    torch: Measurement
-
-    @property
-    def no_room(self) -> str:
-        """Say that the card was too full; empty if it was not.
-
-        Then nothing is recorded: as rows they would say that these configurations never run.
-        """
-        every = (self.torch, *(r.measurement for r in (*self.records, *self.again)))
-        return next((m.error for m in every if m.no_room), "")
 
 
 def _is_doubtful(measured: Measurement, low_mhz: float) -> bool:

@@ -4,8 +4,6 @@ A child imports Triton but not torch, so it is there in about a second; it then 
 compiles, at 0.1 to 0.8 s each on one core.
 """
 
-from __future__ import annotations
-
 import functools
 import heapq
 import itertools
@@ -18,7 +16,7 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, as_completed
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from costmodel.compile.compiler import Artifact, shorten
 from costmodel.compile.triton_private import know_triton_key
@@ -143,7 +141,7 @@ class CompilePool:
             worker.close()
         shutil.rmtree(self._scratch, ignore_errors=True)  # a killed ptxas may still write there
 
-    def __enter__(self) -> CompilePool:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

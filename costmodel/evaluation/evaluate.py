@@ -4,17 +4,17 @@ What counts as the space of a workload is every legal configuration that was mea
 failures too; equal programs are ranked once. ``torch.matmul`` never enters it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 
 from costmodel.arrays import Floats, Integers
 from costmodel.data.candidates import Candidates, CostModel
+from costmodel.data.dataset import Dataset
+from costmodel.data.measurement_table import Frame
 from costmodel.errors import MissingData
 from costmodel.evaluation import metrics
 from costmodel.evaluation.duplicates import identities
@@ -24,10 +24,6 @@ from costmodel.gemm.specialize import kernel_hashes
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Device, Target
 from costmodel.validation import log
-
-if TYPE_CHECKING:
-    from costmodel.data.dataset import Dataset
-    from costmodel.data.measurement_table import Frame
 
 TOP_K = (1, 4, 8, 16)
 
@@ -50,7 +46,7 @@ class Problem:
     @classmethod
     def of(
         cls, workload: Workload, candidates: Candidates, latency_us: Floats, device: Device
-    ) -> Problem | None:
+    ) -> Self | None:
         """Take measured candidates that can be chosen; None if none of them worked.
 
         As in a ranking, what is known not to compile or launch is nobody's choice.

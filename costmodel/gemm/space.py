@@ -4,8 +4,6 @@
 what would only repeat another point; :class:`SearchSpace` has a reason for whatever is left out.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -14,7 +12,7 @@ from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -108,7 +106,7 @@ class SearchSpace:
     configs: tuple[GemmConfig, ...]
 
     @classmethod
-    def of(cls, workload: Workload, target: Target) -> SearchSpace:
+    def of(cls, workload: Workload, target: Target) -> Self:
         """Select the legal configurations of the grid. Compiles nothing and needs no GPU."""
         configs = grid()
         return cls(workload, target, tuple(configs[row] for row in space_rows(workload, target)))

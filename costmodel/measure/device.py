@@ -1,11 +1,9 @@
 """Times configurations on a GPU, in a process that may die of them."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from math import inf
-from typing import Any
+from typing import Any, Self
 
 from costmodel.data.measurement import Candidate, Measurement, Runner
 from costmodel.errors import host_errors
@@ -129,7 +127,7 @@ class DeviceRunner(ChildRunner):
         """End the timing process."""
         self._worker.close()
 
-    def __enter__(self) -> DeviceRunner:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,9 +1,7 @@
 """Models that learn nothing, or next to nothing: a learned one must beat them."""
 
-from __future__ import annotations
-
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -13,9 +11,7 @@ from costmodel.features.analytic import analytic_columns
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
-
-if TYPE_CHECKING:
-    from costmodel.models.table import TrainingTable
+from costmodel.models.table import TrainingTable
 
 
 class StaticRank(CostModel):
@@ -33,7 +29,7 @@ class StaticRank(CostModel):
         self.speed: dict[GemmConfig, float] = {}
         self._unseen = 0.0
 
-    def fit(self, table: TrainingTable) -> StaticRank:
+    def fit(self, table: TrainingTable) -> Self:
         """Average over the measured rows of a table."""
         rows = np.flatnonzero(table.ok)
         speed = table.best_us()[table.workload_index[rows]] / table.latency_us[rows]
@@ -87,7 +83,7 @@ class PtxScore(CostModel):
     weights = PTX_WEIGHTS
 
     @classmethod
-    def hopper(cls) -> PtxScore:
+    def hopper(cls) -> Self:
         """The variant that also counts Hopper's instructions."""
         made = cls()
         made.name, made.weights = "ptx-score-hopper", HOPPER_WEIGHTS

@@ -1,9 +1,7 @@
 """Trees that predict without XGBoost, whose import takes up to two seconds on a busy machine."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -36,7 +34,7 @@ class Forest:
     base: float
 
     @classmethod
-    def of(cls, raw: bytes) -> Forest:
+    def of(cls, raw: bytes) -> Self:
         """Read what XGBoost has saved as UBJ, of squared error and scalar leaves."""
         learner = _value(raw, 0)[0]["learner"]
         trees = learner["gradient_booster"]["model"]["trees"]

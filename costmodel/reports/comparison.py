@@ -1,19 +1,15 @@
 """The models that every table shows side by side, and that table."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.data.candidates import Candidates, CostModel
+from costmodel.data.dataset import Dataset
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.models import AnalyticModel, PtxScore, RuleHeuristic, StaticRank, TrainingTable
-
-if TYPE_CHECKING:
-    from costmodel.data.dataset import Dataset
 
 
 class ConfigOnly(CostModel):

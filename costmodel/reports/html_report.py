@@ -4,18 +4,17 @@ The page holds all that it shows: it loads nothing and runs nothing. Predictions
 from a dataset and a model.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.data.dataset import Dataset
 from costmodel.data.shards import require_file_place, write_file
 from costmodel.evaluation.evaluate import Problem, evaluate, problems_of
 from costmodel.features.features import FEATURES
@@ -24,9 +23,6 @@ from costmodel.models import TrainingTable, XgbCostModel
 from costmodel.reports import shown
 from costmodel.reports.comparison import compared_models, kept_table
 from costmodel.reports.plots import draw_plot, plot_kept, require_matplotlib
-
-if TYPE_CHECKING:
-    from costmodel.data.dataset import Dataset
 
 ALL_KERNELS = "all kernels"
 

@@ -5,17 +5,15 @@ timing protocol as a dataset, with kernels that have not changed, are as good as
 cache may hold anything: whatever does not fit is left out, and counted by its reason.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from costmodel.compile.compiler import Artifact
 from costmodel.data.candidates import Candidates
+from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Measurement
 from costmodel.errors import FileError, MissingData, ModelError
 from costmodel.evaluation.heldout import HELD_OUT, is_held_out
@@ -30,9 +28,6 @@ from costmodel.models.storage import read_artifacts, read_card
 from costmodel.models.table import TrainingTable
 from costmodel.tuning.winner_cache import CacheEntry, WinnerCache
 from costmodel.validation import as_path
-
-if TYPE_CHECKING:
-    from costmodel.data.dataset import Dataset
 
 UNREADABLE = "file that is no entry"
 _DEVICE = ("product", "arch", "sm_count")
