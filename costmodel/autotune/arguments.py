@@ -19,9 +19,9 @@ _STORES = {"tt.store", "tt.atomic_rmw", "tt.atomic_cas", "tt.descriptor_store",
 """Operations that write through their first operand."""
 _LOADS = {"tt.load", "tt.descriptor_load", "tt.descriptor_gather", "tt.print"}
 """Operations that take a pointer and neither write through it nor pass it on."""
-_MOVES = {"tt.addptr", "tt.advance", "tt.bitcast", "tt.broadcast", "tt.expand_dims", "tt.join",
-          "tt.make_tensor_descriptor", "tt.make_tensor_ptr", "tt.reshape", "tt.splat", "tt.split",
-          "tt.trans"}  # fmt: skip
+_MOVING = """tt.addptr tt.advance tt.bitcast tt.broadcast tt.expand_dims tt.join tt.make_tensor_ptr
+tt.make_tensor_descriptor tt.reshape tt.splat tt.split tt.trans"""
+_MOVES = {*_MOVING.split()}
 """Operations whose results point where their operands do; `arith` and `ub` are all so."""
 _REGIONS = ("scf.", "tt.reduce", "tt.scan", "tt.map_elementwise")
 """Operations whose regions and results get their last operands, and what the regions end with."""

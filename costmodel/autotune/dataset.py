@@ -39,14 +39,8 @@ gated_delta_product generalized_delta_rule common utils"""
 LEARNED_FROM = (*(f"fla.ops.{name}." for name in _OF_FLA.split()), "fla.modules.")
 """Modules in :data:`NEVER` whose kernels the shipped model learns from."""
 
-HELD_OUT = (
-    "fla.ops.abc.",
-    "fla.ops.gsa.",
-    "fla.ops.nsa.",
-    "fla.ops.ttt.",
-    "liger_kernel.",
-    "gemlite.",
-)
+_OF_OTHERS = "fla.ops.abc. fla.ops.gsa. fla.ops.nsa. fla.ops.ttt. liger_kernel. gemlite."
+HELD_OUT = tuple(_OF_OTHERS.split())
 """Modules whose kernels are timed to judge models by."""
 
 NEVER = (
@@ -252,13 +246,8 @@ def _rows(entry: KernelEntry, package: str, own: Collection[str]) -> Iterator[Na
     }  # fmt: skip
     for config, measurement in entry.measured.items():
         features = numbers(config, entry.arguments, entry.binaries.get(config, {}))
-        yield {
-            **texts,
-            "config": config,
-            "widened": config not in own,
-            **asdict(measurement),
-            **features,
-        }
+        about = {"config": config, "widened": config not in own}
+        yield texts | about | asdict(measurement) | features
 
 
 def numbers(

@@ -127,6 +127,7 @@ class KernelCard:
     heads: dict[str, Head]
 
 
+@dataclass(frozen=True, eq=False)
 class KernelModel:
     """Heads that predict log(latency / median of the list), each with its deviation.
 
@@ -135,8 +136,8 @@ class KernelModel:
         trees: of each head.
     """
 
-    def __init__(self, card: KernelCard, trees: Mapping[str, Trees]):
-        self.card, self.trees = card, trees
+    card: KernelCard
+    trees: Mapping[str, Trees]
 
     def factors(self, columns: Columns) -> list[dict[str, float]]:
         """Return what each concept makes of each configuration, as factors of its latency.
@@ -304,8 +305,8 @@ class KernelTable:
         Raises:
             MissingData: there are none.
         """
-        texts = ("list", "kernel", "role", "status", "config", "arguments")
-        table = dataset.rows.select([*texts, "latency_us", "p10_us", *FEATURES])
+        texts = "list kernel role status config arguments"
+        table = dataset.rows.select([*texts.split(), "latency_us", "p10_us", *FEATURES])
         every = {name: np.asarray(table[name]) for name in table.column_names}
         order = np.lexsort((every["config"], every["list"]))
         ends = np.flatnonzero(every["list"][order][1:] != every["list"][order][:-1]) + 1

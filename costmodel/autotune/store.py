@@ -32,7 +32,7 @@ SCHEMA = 1
 _BEFORE_DIGEST = -len("0" * 20 + ".jsonl")  # of a file's name
 _RELATIVES = 32
 
-_PARTS = ("kwargs", "num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override", "pre_hook")
+_PARTS = "kwargs num_warps num_stages num_ctas maxnreg ir_override pre_hook"
 
 
 # --- Names of configurations ----------------------------------------------------------------------
@@ -47,7 +47,7 @@ def config_name(config: Any) -> str:
     Raises:
         InvalidInput: a value is NaN or infinite.
     """
-    parts = {name: _plain(getattr(config, name)) for name in _PARTS}
+    parts = {name: _plain(getattr(config, name)) for name in _PARTS.split()}
     if config.ir_override:
         parts["ir_override"] = _content(Path(config.ir_override))
     return _text(parts)
@@ -58,7 +58,7 @@ def is_config(name: str) -> bool:
     with suppress(ValueError):
         match json.loads(name):
             case {"kwargs": dict(), **options}:
-                return options.keys() >= {*_PARTS[1:5]}
+                return options.keys() >= {*_PARTS.split()[1:5]}
     return False
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from costmodel.tuning.winner_cache import WinnerCache
 
 _MOST_NAMES = 20
+_COLUMNS = "entry workload device chosen us model mode"
 
 app = Typer(help="What tuning has kept on disk; without a command it is listed.")
 
@@ -37,7 +38,7 @@ def list_winners(as_json: AsJson = False) -> None:
         as_json,
         {"path": str(winners.path), "entries": [_plain(e) for e in entries]},
         (f"{len(entries)} winners in {winners.path}",
-         ["entry", "workload", "device", "chosen", "us", "model", "mode"], rows),
+         _COLUMNS.split(), rows),
     )  # fmt: skip
 
 

@@ -16,9 +16,8 @@ from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.measure.protocol import TimingProtocol
 
-_COLUMNS = ("config", "status", "registers", "spill_bytes", "shared_bytes", "compile_s",
-            "error")  # fmt: skip
-_FIELDS = ("key", "status", "registers", "spill_bytes", "shared_bytes", "ptx_hash", "error")
+_COLUMNS = "config status registers spill_bytes shared_bytes compile_s error"
+_FIELDS = "key status registers spill_bytes shared_bytes ptx_hash error"
 
 
 @takes("workload", product_or_none)
@@ -66,7 +65,7 @@ def compile_space(
         job = Job(workload, tuple(by_spec[spec] for spec in specs))
         _bundle(bundle, None, [job], found, dump, jobs, as_json)
         return
-    begin, rows = time.perf_counter(), list[Any]()
+    begin, columns, rows = time.perf_counter(), _COLUMNS.split(), list[Any]()
     for artifact in compile_many(specs, found, n_jobs=jobs, dump=dump):
         rows.append(_row(by_spec[artifact.spec], artifact))
         doing(f"compiled {len(rows)} of {len(specs)}")
@@ -77,8 +76,8 @@ def compile_space(
     answer(
         as_json,
         {"workload": workload.to_dict(), "target": found.to_dict(), **counts, "artifacts": rows},
-        (f"{workload} on {found.device.name}: {len(rows)} of {len(by_spec)} binaries", _COLUMNS,
-         [[row[name] or "" for name in _COLUMNS] for row in rows]),
+        (f"{workload} on {found.device.name}: {len(rows)} of {len(by_spec)} binaries", columns,
+         [[row[name] or "" for name in columns] for row in rows]),
         notes=[f"{len(rows) - failed} compiled, {failed} failed, {took}"],
     )  # fmt: skip
 
@@ -99,7 +98,7 @@ def _configs(workload: Workload, target: Target, name: str | None) -> Sequence[G
 
 
 def _row(config: object, artifact: Any) -> dict[str, Any]:
-    fields = {name: getattr(artifact, name) for name in _FIELDS}
+    fields = {name: getattr(artifact, name) for name in _FIELDS.split()}
     return {"config": str(config), **fields, "compile_s": round(artifact.compile_s, 3)}
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 Name = Annotated[str, Argument(help="A part of the file name, such as the kernel's name.")]
 
+_COLUMNS = "kernel key device tried us gain"
+
 app = Typer(help="Timings of Triton kernels on disk; without a command they are listed.")
 
 
@@ -41,7 +43,7 @@ def list_kernels(as_json: AsJson = False) -> None:
         as_json,
         {"path": str(store.path), "entries": entries},
         (f"{len(rows)} tuned calls of kernels in {store.path}",
-         ["kernel", "key", "device", "tried", "us", "gain"], rows),
+         _COLUMNS.split(), rows),
     )  # fmt: skip
 
 

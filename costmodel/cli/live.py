@@ -65,7 +65,10 @@ class LiveView:
 
     def total(self) -> Named:
         """Return the counts of all GPUs together."""
-        names = ("jobs", "jobs_done", "rows", "ok_rows", "compiled", "compile_failures")
+        names = "jobs jobs_done rows ok_rows compiled compile_failures"
         every = [*self._events.values()]
         statuses: Counter[str] = sum((Counter(e["statuses"]) for e in every), Counter())
-        return {**{name: sum(e[name] for e in every) for name in names}, "statuses": {**statuses}}
+        return {
+            **{name: sum(e[name] for e in every) for name in names.split()},
+            "statuses": {**statuses},
+        }

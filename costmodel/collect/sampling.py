@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -39,8 +39,8 @@ _MAX_FLOPS = 6e11
 _TRANSPOSED_SHARE = 0.3
 _NEAR = 2.0
 _SPREAD = 8
-_ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
-         6144, 8192, 16384)  # fmt: skip
+_MS = "1 2 4 8 16 32 48 64 96 128 192 256 384 512 768 1024 1536 2048 3072 4096 6144 8192 16384"
+_ROWS = [*map(int, _MS.split())]
 # (n, k) of layers of well-known models that are not in the eval list.
 _LAYERS = re.findall(
     r"(\d+)x(\d+)",
@@ -55,11 +55,11 @@ _LAYERS = re.findall(
 )
 
 
+@dataclass
 class RandomSampler:
     """Chooses ``count`` configurations, each equally likely."""
 
-    def __init__(self, count: int):
-        self.count = count
+    count: int
 
     def sample(self, space: SearchSpace, rng: np.random.Generator) -> list[GemmConfig]:
         size = min(self.count, len(space))

@@ -36,7 +36,7 @@ MakeSource = Callable[[], "tuple[ASTSource, dict[str, Any]]"]
 """Gives the Triton source and compile options of a binary; imports its kernel."""
 
 # Of these begin the names of the variables that Triton, LLVM and ptxas look at.
-_VARIABLES = ("TRITON", "PTXAS", "LLVM", "MLIR", "DISABLE", "USE_", "NVPTX", "AMDGCN", "ENABLE")
+_VARIABLES = "TRITON PTXAS LLVM MLIR DISABLE USE_ NVPTX AMDGCN ENABLE"
 _LAUNCHER = "__triton_launcher"  # as Triton has it
 
 log = logging.getLogger("costmodel")
@@ -224,7 +224,8 @@ def recalled(
     if not _plain_triton():
         return compiled(make_source, name, target)
     files = [*triton_files(), *files]
-    settings = sorted(item for item in os.environ.items() if item[0].startswith(_VARIABLES))
+    begins = tuple(_VARIABLES.split())
+    settings = sorted(item for item in os.environ.items() if item[0].startswith(begins))
     digest = hashlib.sha256(f"{key}\n{settings}".encode()).hexdigest()[:20]
     now = []
 

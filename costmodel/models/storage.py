@@ -285,5 +285,5 @@ def read_part(file: Path, expected_hash: str = "") -> bytes:
                 f"{file.parent}: not a model directory, {file.name} is not there"
             ) from None
     if expected_hash and digest(data) != expected_hash:
-        raise CorruptFile(f"{file}: not that of {CARD}; save the model again")
+        raise CorruptFile(f"{file}: not that of {CARD}; save or train the model again")
     return data

@@ -21,7 +21,7 @@ STEP = 128
 TENSOR, ROW, BY_ROW, BY_BLOCK = 0, 1, 4, 5
 """Kinds of scales by the numbers of torch's ``ScalingType``: from ``BY_ROW`` on those of blocks."""
 
-_SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
+_SPLITS = (*range(1, 9), 10, 12, 14, 16)
 _TILES = {
     16: ["pointer 64 4 4", "pointer 64 4 8", "pointer 128 4 4", "tma 64 4 4", "tma 64 4 8",
          "tma 128 4 4", "tma 128 4 8", "tma 32 4 8 64"],

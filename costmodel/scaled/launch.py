@@ -214,9 +214,11 @@ def _constants(call: Named) -> Named:
     }  # fmt: skip
 
 
+_KEY = "n k recipe_a recipe_b fast activation bucket by_4"
+
 tuned = autotune(
     [*LIBRARIES],
-    ["n", "k", "recipe_a", "recipe_b", "fast", "activation", "bucket", "by_4"],
+    _KEY.split(),
     prune_configs_by={"early_config_prune": prune},
 )(Kernels())
 """The tuner of all scaled products."""

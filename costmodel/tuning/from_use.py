@@ -32,9 +32,7 @@ from costmodel.validation import as_path
 UNREADABLE = "file that is no entry"
 _DEVICE = ("product", "arch", "sm_count")
 # What of a timing protocol changes a latency; tolerances and limits do not.
-_PROTOCOL = (
-    "version", "cache", "repeats", "replay_us", "max_launches", "idle", "idle_from_us",
-)  # fmt: skip
+_PROTOCOL = "version cache repeats replay_us max_launches idle idle_from_us"
 # A time below half the roofline of the data sheet, or over the limit of a timing, is none.
 _LEAST_ROOFLINES, _LONGEST_US = 0.5, 60e6
 
@@ -151,7 +149,7 @@ def _foreign(entry: CacheEntry, target: Target, protocol: Named) -> str:
         return "of another device or toolchain"
     timed_by = key.get("protocol")
     if not isinstance(timed_by, Mapping) or any(
-        name not in timed_by or timed_by[name] != protocol.get(name) for name in _PROTOCOL
+        name not in timed_by or timed_by[name] != protocol.get(name) for name in _PROTOCOL.split()
     ):
         return "of another timing protocol"
     return HELD_OUT if is_held_out(result.workload) else ""
