@@ -4,7 +4,6 @@ A file may be truncated, foreign or made to harm. A value of the wrong kind beco
 names its field, before the value is used.
 """
 
-import contextlib
 import functools
 import hashlib
 import json
@@ -15,7 +14,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -124,7 +123,7 @@ def replace_file(
                 os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException as error:
-        with contextlib.suppress(OSError):  # there may be no such folder
+        with suppress(OSError):  # there may be no such folder
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno:  # nobody knows the temporary name
             raise OSError(error.errno, error.strerror, str(path)) from error
@@ -135,7 +134,7 @@ def replace_file(
 
 def _sync_folder(folder: Path) -> None:
     """Make a new name in the folder survive a power cut, where the file system can."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         directory = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(directory)
@@ -294,13 +293,13 @@ def cached_fact(
         return work_out()
     settled = time.time() - max(state[3] for state in seen) / 1e9 > _SETTLED_S
     stamp = digest(f"{sys.version}\n{seen}", 64)
-    with contextlib.suppress(OSError, CostModelError):
+    with suppress(OSError, CostModelError):
         data = read_json(file, Named)
         if data.get("stamp") == stamp:
             return decode(data.get("value"), dict[str, str])
     found = work_out()
     if settled:
-        with contextlib.suppress(OSError):  # a cache that cannot be written is no error
+        with suppress(OSError):  # a cache that cannot be written is no error
             file.parent.mkdir(parents=True, exist_ok=True)
             replace_file(file, encode({"stamp": stamp, "value": found}), durable=False)
     return found

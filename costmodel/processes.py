@@ -16,7 +16,6 @@ read end of a pipe, the *lifeline*, whose write end only the parent has, and ask
 from __future__ import annotations
 
 import atexit
-import contextlib
 import fcntl
 import os
 import pickle
@@ -30,6 +29,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import IO, Any, Generic, TypeVar
@@ -173,7 +173,7 @@ class SupervisedWorker(Generic[T, R]):
             child = self._child = _Child(settings)
         if old is not None:
             old.kill()  # what it left behind
-        with contextlib.suppress(OSError):  # dead already: the wait for its setup will tell
+        with suppress(OSError):  # dead already: the wait for its setup will tell
             child.send(self._job)
         return child
 
@@ -310,14 +310,14 @@ def _environment(settings: Mapping[str, str | None]) -> dict[str, str]:
     given = {**os.environ, **settings}
     found = {name: value for name, value in given.items() if value is not None}
     if found.get(CACHE_VARIABLE):
-        with contextlib.suppress(InvalidInput):
+        with suppress(InvalidInput):
             found[CACHE_VARIABLE] = str(cache_directory())
     return found
 
 
 def _kill_group(process: subprocess.Popen[bytes], lifeline: int, stderr: IO[bytes]) -> str:
     """Kill a child and its group, reap it, and tell how it died and its last words."""
-    with contextlib.suppress(ProcessLookupError):
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # it may be dead, but not what it left behind
     os.close(lifeline)
     code = process.wait()

@@ -1,10 +1,10 @@
 """Options that several commands share, and their output: tables for people, JSON for machines."""
 
-import inspect
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,10 +61,10 @@ _PIPE_WIDTH = 160
 
 def takes(parameter: str, make: Callable[..., Any]) -> Callable[[_Command], _Command]:
     """Decorate a command: in place of one parameter, the command line has those of ``make``."""
-    parts = inspect.signature(make, eval_str=True).parameters
+    parts = signature(make, eval_str=True).parameters
 
     def decorate(command: _Command) -> _Command:
-        own = inspect.signature(command, eval_str=True).parameters
+        own = signature(command, eval_str=True).parameters
 
         @wraps(command)
         def run(**values: Any) -> None:
@@ -73,11 +73,11 @@ def takes(parameter: str, make: Callable[..., Any]) -> Callable[[_Command], _Com
 
         # typer reads both.
         options = [
-            option.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            option.replace(kind=Parameter.KEYWORD_ONLY)
             for name in own
             for option in (parts.values() if name == parameter else [own[name]])
         ]
-        run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+        run.__signature__ = Signature(options)  # type: ignore[attr-defined]
         run.__annotations__ = {option.name: option.annotation for option in options}
         return run
 
@@ -119,10 +119,10 @@ def product_or_none(**values: Any) -> Workload | None:
     return None if values["k"] is None else _product(**values)
 
 
-product_or_none.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+product_or_none.__signature__ = Signature(  # type: ignore[attr-defined]
     [
         each.replace(default=None) if each.default is each.empty else each
-        for each in inspect.signature(_product, eval_str=True).parameters.values()
+        for each in signature(_product, eval_str=True).parameters.values()
     ]
 )
 

@@ -7,19 +7,19 @@ check that cannot be made is one that failed.
 
 from __future__ import annotations
 
-import importlib
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
+from warnings import catch_warnings
 
 from typer import Exit, Option
 
@@ -155,11 +155,11 @@ def _looks(model: Path | None) -> list[_Look]:
 
 
 def _module(name: str) -> str:
-    return str(importlib.import_module(name).__version__)
+    return str(import_module(name).__version__)
 
 
 def _torch() -> str:
-    torch = importlib.import_module("torch")
+    torch = import_module("torch")
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
     return f"{torch.__version__}, {build}"
 
@@ -172,7 +172,7 @@ def _triton() -> str:
 
 
 def _cuobjdump() -> str:
-    return str(importlib.import_module("triton").knobs.nvidia.cuobjdump.path)
+    return str(import_module("triton").knobs.nvidia.cuobjdump.path)
 
 
 def _driver() -> str:
@@ -211,8 +211,7 @@ class _Tuner:
     @cached_property
     def _here(self) -> Target | str:
         """This machine's target, or why there is none; torch warns of a driver that is too old."""
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
+        with catch_warnings(record=True, action="always") as told:
             try:
                 return Target.current()
             except (CostModelError, RuntimeError) as error:
@@ -227,13 +226,12 @@ class _Tuner:
         """The tuner's ranking, and the warnings that came with it."""
         from costmodel.tuning.ranking import rank
 
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
+        with catch_warnings(record=True, action="always") as told:
             found = rank(_SQUARE, self._target)
         return found, "; ".join(str(warning.message) for warning in told)
 
     def gpu(self) -> str:
-        if importlib.import_module("torch").version.cuda is None:
+        if import_module("torch").version.cuda is None:
             advice = "with a GPU, install a CUDA build of torch: pip install 'torch==2.11.*'"
             raise _Missing("this torch is a CPU build", advice)
         if isinstance(self._here, str):
@@ -279,8 +277,7 @@ def _cache() -> str:
     path, key = cache_directory(), {"name": "doctor"}
     cache, target = WinnerCache(path), Target.named(DEFAULT_TARGET)
     trial = TuningResult.unranked(_SQUARE, target, "auto", None, "a trial")
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
+    with catch_warnings(record=True, action="always") as told:
         if not cache.put(key, trial):
             raise _Missing("; ".join(str(warning.message) for warning in told))
     cache.discard(key)
@@ -295,7 +292,7 @@ def _cache() -> str:
 
 def _triton_cache() -> str:
     """Write where Triton keeps what it compiles, and its launcher, or where that would be made."""
-    path = Path(importlib.import_module("triton").knobs.cache.dir)
+    path = Path(import_module("triton").knobs.cache.dir)
     folder = next(p for p in (path, *path.parents) if p.exists())
     with tempfile.TemporaryFile(dir=folder):
         return f"{path} can be written"

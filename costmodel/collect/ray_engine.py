@@ -5,10 +5,10 @@ cut into parts. Each is timed by the actor of a GPU, and comes back as files. Wh
 and isolates is what runs on one machine. The work of a node that is lost is handed out again.
 """
 
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from costmodel.collect import Job
@@ -73,7 +73,7 @@ def collect_on_ray(
             start()
             continue
         if mine:
-            with tempfile.TemporaryDirectory() as folder:
+            with TemporaryDirectory() as folder:
                 for name, file in content.items():
                     Path(folder, name).write_bytes(file)
                 absorb(Path(folder))
@@ -121,7 +121,7 @@ def _connected() -> tuple[Any, int]:
 def _compiled(jobs: Sequence[Job], identity: Identity, replay: Path | None) -> bytes:
     """Return a chunk as a bundle."""
     known = None if replay is None else Dataset.open(replay).artifacts()
-    with tempfile.TemporaryDirectory() as name:
+    with TemporaryDirectory() as name:
         file = Path(name) / "bundle"
         write_bundle(file, jobs, identity.target, identity.protocol, known=known)
         return file.read_bytes()
@@ -138,7 +138,7 @@ class Gpu:
     def __init__(
         self, replay: Path | None, kernels: Callable[[Path, Path, int, int], None] | None = None
     ):
-        self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        self._folder = TemporaryDirectory(ignore_cleanup_errors=True)
         self._path, self._replay, self._kernels = Path(self._folder.name), replay, kernels
         self._timer: Timer | None = None
 
@@ -151,7 +151,7 @@ class Gpu:
             here = Target.current()
             require_usable(file, made, here, driver_cuda())
             Identity(made, {}).require_same(Identity(here, {}), Path("a node of the cluster"))
-        with tempfile.TemporaryDirectory() as name:
+        with TemporaryDirectory() as name:
             out = Path(name)
             times = self._kernels or self._collect
             times(self._path, out, number, parts)

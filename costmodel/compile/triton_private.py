@@ -19,9 +19,9 @@ import logging
 import os
 import sysconfig
 import tempfile
-import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from threading import Lock, Thread
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +58,7 @@ def cache_folder() -> Path:
 # --- Key ------------------------------------------------------------------------------------------
 
 
-_KEY_LOCK = threading.Lock()
+_KEY_LOCK = Lock()
 
 
 def know_triton_key() -> None:
@@ -103,7 +103,7 @@ def triton_files() -> tuple[Path, ...]:
 # --- Launchers ----------------------------------------------------------------------------------
 
 
-def build_launchers(sources: Iterable[Any]) -> threading.Thread:
+def build_launchers(sources: Iterable[Any]) -> Thread:
     """Begin to build the launchers of Triton sources into Triton's cache, in daemon threads.
 
     What goes wrong is left for Triton to meet again, and to report, when it loads the binary. From
@@ -118,9 +118,9 @@ def build_launchers(sources: Iterable[Any]) -> threading.Thread:
     return _begin(_build_all, sources)
 
 
-def _begin(work: Callable[[Any], None], *arguments: Any) -> threading.Thread:
+def _begin(work: Callable[[Any], None], *arguments: Any) -> Thread:
     """Start a daemon thread: it only waits for a C compiler."""
-    thread = threading.Thread(target=work, args=arguments, daemon=True)
+    thread = Thread(target=work, args=arguments, daemon=True)
     with host_errors():
         thread.start()
     return thread

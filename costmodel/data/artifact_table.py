@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -63,7 +63,7 @@ class ArtifactTable(Mapping[str, Artifact]):
         )
 
     @classmethod
-    @functools.cache
+    @cache
     def empty(cls) -> ArtifactTable:
         """Return a table without artifacts."""
         return cls(cls.schema().empty_table())
@@ -71,7 +71,7 @@ class ArtifactTable(Mapping[str, Artifact]):
     @classmethod
     def rows(cls, artifacts: Iterable[Artifact]) -> pa.Table:
         """Lay out artifacts as an Arrow table, with the hash of the kernel of each."""
-        hash_of, code_of = functools.cache(kernel_hash), functools.cache(asdict)
+        hash_of, code_of = cache(kernel_hash), cache(asdict)
         rows = [
             {
                 "key": a.key,
@@ -149,7 +149,7 @@ class ArtifactTable(Mapping[str, Artifact]):
         """Mark the keys that the compiler refuses, and will refuse again, bool [len(keys)]."""
         return np.array([self.statuses.get(key) == "compile_error" for key in keys], dtype=bool)
 
-    @functools.cached_property
+    @cached_property
     def kernels(self) -> Mapping[str, tuple[str, str]]:
         """Kernel name and kernel hash of each key."""
         names, hashes = (self._table.column(n).to_pylist() for n in ("kernel", "kernel_hash"))
@@ -168,7 +168,7 @@ class ArtifactTable(Mapping[str, Artifact]):
         tables = [self._table, *(other._table for other in others)]
         return ArtifactTable(self.distinct(pa.concat_tables(tables).unify_dictionaries()))
 
-    @functools.cached_property
+    @cached_property
     def _features(self) -> Floats:
         names = (*_FIGURES, *(_PTX + name for name in PTX_FEATURES))  # as in ARTIFACT_COLUMNS
         columns = [self._table.column(name).to_numpy() for name in names]

@@ -8,8 +8,8 @@ workload, or come near: both within 2 %. Two disguises of the same product count
 - the same weights read the other way (n and k exchanged), as the backward pass does.
 """
 
-import functools
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from costmodel.gemm.workload import Workload, kind_options
@@ -33,7 +33,7 @@ class EvalWorkload:
 _RAGGED_OR_EXTREME = 10  # the last of the list
 
 
-@functools.cache
+@cache
 def eval_list() -> tuple[EvalWorkload, ...]:
     """Return the eval list in its order: the content of ``benchmarks/eval.csv``."""
     lines = Path(__file__).with_name("eval.csv").read_text(encoding="utf-8").splitlines()
@@ -47,7 +47,7 @@ def eval_workloads(dtype: str = "float16") -> list[Workload]:
     return [Workload.dense(e.m, e.n, e.k, **types) for e in eval_list()]
 
 
-@functools.cache
+@cache
 def eval_pairs() -> frozenset[tuple[int, int]]:
     """Return the (n, k) that are held out."""
     return frozenset((e.n, e.k) for e in eval_list())

@@ -4,9 +4,9 @@ The compiled code does not depend on the sizes, only on what :class:`CodeClass` 
 why a workload is split in two: the sizes, and the class of code that may serve it.
 """
 
-import functools
 import re
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from math import gcd
 from typing import TYPE_CHECKING, Literal, NamedTuple, Self, get_args
 
@@ -151,7 +151,7 @@ class CodeClass:
             Matrix("c", "m", "n", self.c_layout, self.c_align, self.out_dtype),
         )
 
-    @functools.lru_cache(maxsize=256)  # noqa: B019 - classes are few, and asked a thousand times
+    @lru_cache(maxsize=256)  # noqa: B019 - classes are few, and asked a thousand times
     def repacked(self) -> Self:
         """Return the class after A and B are copied, if need be, into rows aligned to 16 bytes."""
         return replace(
@@ -167,7 +167,7 @@ class CodeClass:
         a, b = (x.layout == "strided" or x.align < 16 for x in self.matrices[:2])
         return a, b
 
-    @functools.lru_cache(maxsize=256)  # noqa: B019
+    @lru_cache(maxsize=256)  # noqa: B019
     def key(self) -> str:
         """A readable name, unique to the class."""
         layouts = "".join(x[0] for x in (self.a_layout, self.b_layout, self.c_layout))

@@ -4,10 +4,10 @@ Two builds of one version, such as a vendor's, may compile differently, and a dr
 clock differently. A choice that rests on timings is of one of each.
 """
 
-import functools
 import importlib.util
 import os
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ _HARMLESS = """
 """
 
 
-@functools.cache
+@cache
 def driver_version() -> str:
     """Return the version of NVIDIA's driver, such as ``570.86.15``.
 
@@ -51,7 +51,7 @@ def _kernel_module(text: str) -> str:
     return found[1] if found else ""
 
 
-@functools.cache
+@cache
 def triton_build() -> str:
     """Return a hash of the installed Triton's library, as its package lists it; else its size.
 

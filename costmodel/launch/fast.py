@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import copy
 import itertools
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import prod
+from threading import Lock, RLock
 from typing import Any, Self
 
 import torch
@@ -189,8 +189,8 @@ _OTHERS = ("bias_ptr", "partial_ptr", "arrivals_ptr")
 _workspaces: dict[tuple[int, int], Workspace] = {}
 _counters: dict[int, Counters] = {}
 _ids = itertools.count()
-_copying = threading.Lock()
-_lock = threading.Lock()
+_copying = Lock()
+_lock = Lock()
 _Key = tuple[int, int, int, int]  # of a launch, A, B and C
 _recordings: dict[_Key, Recording] = {}
 ROOM = 2**15
@@ -360,7 +360,7 @@ def _by_old_names() -> str | None:
     return "high" if _C._get_fp32_precision_getter("mkldnn", "matmul") == "bf16" else "medium"
 
 
-_switching = threading.RLock()
+_switching = RLock()
 
 
 def _product(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None, **widened: Any) -> None:

@@ -1,10 +1,10 @@
 """The winners that a process has in memory, and when one of them still serves."""
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import inf
+from threading import Lock, local
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -35,7 +35,7 @@ class Memory:
         self.agreed: dict[TuningKey, TuningResult] = {}
         self.replaced: set[TuningKey] = set()
         self._unsteady: dict[TuningKey, tuple[int, float]] = {}  # how often, and when at last
-        self._lock = threading.Lock()
+        self._lock = Lock()
         # The lock of a key goes with the last thread that wants it.
         self._locks: WeakValueDictionary[TuningKey, Any] = WeakValueDictionary()
 
@@ -75,7 +75,7 @@ class Memory:
                 "with costmodel: multiply with torch there"
             )
         with self._lock:
-            lock = self._locks.setdefault(key, threading.Lock())
+            lock = self._locks.setdefault(key, Lock())
         with lock:
             _thread.is_finding = True
             try:
@@ -84,7 +84,7 @@ class Memory:
                 _thread.is_finding = False
 
 
-_thread = threading.local()
+_thread = local()
 
 
 def lacks_plan(result: TuningResult, m: int | None, may_time: bool) -> bool:

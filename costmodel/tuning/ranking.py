@@ -6,9 +6,9 @@ all configurations are laid out once for each class of code, and a new shape tak
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import gcd
 from os import PathLike
 from pathlib import Path
@@ -253,7 +253,7 @@ def named_model(model: ModelLike) -> CostModel | None:
         return _loaded(path, stamp)
 
 
-@functools.lru_cache(maxsize=8)
+@lru_cache(maxsize=8)
 def _loaded(path: Path, stamp: object) -> CostModel:
     return load(path)
 
@@ -277,7 +277,7 @@ def _lay_out(
     return _Layout(candidates, programs(candidates), failed)
 
 
-@functools.lru_cache(maxsize=32)
+@lru_cache(maxsize=32)
 def _lay_out_grid(workload: Workload, target: Target, artifacts: ArtifactTable) -> _Layout:
     return _lay_out(workload, target, artifacts, grid())
 

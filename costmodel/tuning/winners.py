@@ -9,12 +9,12 @@ In a process group a winner is what the ranks have agreed on, else what each of 
 what is on the disk of one rank, or was asked first there, does not matter.
 """
 
-import functools
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf
+from threading import Lock
 from typing import Any
 
 from costmodel.data.measurement import Runner
@@ -53,7 +53,7 @@ class DeviceProcess:
         from costmodel.measure.device import DeviceRunner
 
         self._index = device_index
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._runner = DeviceRunner(device_index, idle_s=IDLE_S)
 
     @contextmanager
@@ -94,7 +94,7 @@ class Winners:
     buckets: Buckets = field(default_factory=Buckets)
     memory: Memory = field(default_factory=Memory)
     _processes: dict[int, DeviceProcess] = field(default_factory=dict)
-    _lock: Any = field(default_factory=threading.Lock)
+    _lock: Any = field(default_factory=Lock)
 
     def key(self, workload: Workload, device_index: int, **options: Any) -> TuningKey:
         """The key of a product.
@@ -243,11 +243,11 @@ class _Work:
     def __post_init__(self) -> None:
         self.memory = self.winners.memory
 
-    @functools.cached_property
+    @cached_property
     def _target(self) -> Target:
         return self.winners.target_of(self.key.device_index)
 
-    @functools.cached_property
+    @cached_property
     def _answering(self) -> Answering:
         """Resolved once, before the choice takes its seconds."""
         return answering_model(self.key.model, self._target, self.key.largest)
