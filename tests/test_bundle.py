@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -284,6 +286,45 @@ def test_parts_of_a_users_calls_are_joined_to_the_whole(
         assert timings(merged) == timings(tmp_path / "whole")
         found.append({file.name: file.read_text() for file in merged.iterdir()})
     assert found[0] == found[1]
+
+
+def processes_with_gpus(folder: Path) -> dict[str, str]:
+    """Return the environment of processes that believe in their GPUs."""
+    (folder / "sitecustomize.py").write_text("import kernel_replay; kernel_replay.stand_in()")
+    path = [str(folder), str(Path(__file__).parent), *sys.path]
+    return {"PYTHONPATH": os.pathsep.join(path)}
+
+
+@pytest.mark.slow
+@pytest.mark.fault("B33")
+def test_each_gpu_times_its_part_of_a_users_calls(place: str, tmp_path: Path) -> None:
+    place = place.replace(":call", ":calls")
+    (work := tmp_path / "work").mkdir()
+    write_kernel_bundle(tmp_path / "k.zip", place, Target.named("h100-sxm"), work)
+    environment = processes_with_gpus(tmp_path)
+    options = ("--bundle", tmp_path / "k.zip", "--kernel", place, "--out")
+    for name, gpus in (("one", "0"), ("two", "3,GPU-1f0a"), ("four", "0,1,2,3")):
+        done = command(*options, tmp_path / name, CUDA_VISIBLE_DEVICES=gpus, **environment)
+        assert done.returncode == 0, done.stderr
+    assert [len(configs) for configs in timings(tmp_path / "one").values()] == [3, 3, 3]
+    for name in ("two", "four"):
+        assert timings(tmp_path / name) == timings(tmp_path / "one")
+        kept = [sum(file.read_bytes().count(b'"latency_us"') for file in folder.glob("*.jsonl"))
+                for folder in (tmp_path / "one", tmp_path / name)]  # fmt: skip
+        assert kept[0] == kept[1], "a call is timed by one GPU alone"
+
+
+@pytest.mark.slow
+def test_a_gpu_of_another_kind_is_refused_before_a_users_call_is_made(
+    place: str, tmp_path: Path
+) -> None:
+    (work := tmp_path / "work").mkdir()
+    write_kernel_bundle(tmp_path / "k.zip", place, Target.named("a100-sxm"), work)
+    options = ("--bundle", tmp_path / "k.zip", "--kernel", place, "--out", tmp_path / "out")
+    done = command(*options, CUDA_VISIBLE_DEVICES="0", **processes_with_gpus(tmp_path))
+    assert done.returncode == 2
+    assert "this machine has" in done.stderr
+    assert not timings(tmp_path / "out")
 
 
 def test_timings_of_kernels_are_merged_by_the_command_and_those_there_are_kept(

@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kernel_replay import collect_on_cpu
 from made_up_recording import TARGET, write_recording
+from test_bundle import SCRIPT, timings
 from test_collect_parts import command, rows_of
 
-from costmodel.autotune.bundle import collect_kernels
+from costmodel.autotune.bundle import collect_kernels, merge_kernels, write_kernel_bundle
 from costmodel.collect import Job, ray_engine
-from costmodel.collect.bundle import pack, write_bundle
+from costmodel.collect.bundle import pack, unpack, write_bundle
 from costmodel.collect.parts import merge, part_of, recorded_jobs
 from costmodel.collect.ray_engine import collect_on_ray
 from costmodel.data.dataset import Dataset
 from costmodel.data.shards import Identity
 from costmodel.errors import NoGpu
+from costmodel.hardware.target import Target
 
 ray: Any = pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -95,3 +98,34 @@ def test_a_node_that_cannot_time_a_users_kernel_says_why(cluster: Any, tmp_path:
         collect_on_ray(
             tmp_path / "k.zip", Identity(TARGET, {}), print, print, inf, None, kernels
         )  # fmt: skip
+
+
+@pytest.mark.fault("B31", "B33")
+def test_a_users_calls_are_shared_out_among_the_nodes_and_a_lost_one_costs_none(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What calls, binds and keeps is real on every node; no node has a GPU to launch on."""
+    script, out, whole = (tmp_path / name for name in ("my_kernel.py", "out", "whole"))
+    script.write_text(SCRIPT)
+    place = f"{script}:calls"
+    (work := tmp_path / "work").mkdir()
+    made = Target.named("h100-sxm")
+    write_kernel_bundle(tmp_path / "k.zip", place, made, work)
+    unpack(tmp_path / "k.zip", there := tmp_path / "there")
+    collect_on_cpu(place, there, whole)
+    told: list[str] = []
+
+    def lose_a_node(line: str) -> None:
+        told.append(line)
+        if len(told) == 1:
+            cluster.remove_node(cluster.nodes[1], allow_graceful=False)
+
+    monkeypatch.setattr(ray_engine, "_PARTS", 2)
+    kernels = partial(collect_on_cpu, place)
+    absorb = partial(merge_kernels, out)
+    collect_on_ray(
+        tmp_path / "k.zip", Identity(made, {}), absorb, lose_a_node, inf, tmp_path, kernels
+    )
+    assert told[-1] == "8 of 8 chunks are timed"
+    assert len(timings(whole)) == 3
+    assert timings(out) == timings(whole)
