@@ -1,4 +1,4 @@
-"""``costmodel report``: a page on how good a model is."""
+"""``costmodel report``: a page on how good a model is, and what a collection holds."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,17 +11,24 @@ from costmodel.cli.waiting import doing
 
 
 def report(
-    html: Annotated[Path, Option(help="File to write the page to.")],
-    data: Annotated[
-        Path | None, Option(help="Dataset with eval rows; default: the H100's.")
+    html: Annotated[
+        Path | None, Option(help="File to write the page to; else tables are shown.")
     ] = None,
+    data: Annotated[Path | None, Option(help="Dataset; default: the H100's.")] = None,
     model: Model = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a page on how good a model is, with tables and plots; needs no GPU."""
+    """Show what goes with latency, what failed, and noise; a page has how good a model is, too."""
+    from costmodel.reports.collection import tables_of
     from costmodel.reports.html_report import write_html
 
     dataset, chosen = judged(data, model)
+    if html is None:
+        doing("reading the rows")
+        tables = tables_of(dataset).items()
+        found = {title: table._asdict() for title, table in tables}
+        answer(as_json, found, *((title, names, rows[:20]) for title, (names, rows) in tables))
+        return
     doing("making the page")
     sections = write_html(html, dataset, chosen)
     answer(

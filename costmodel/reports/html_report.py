@@ -6,7 +6,7 @@ from a dataset and a model.
 
 import base64
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,28 +17,18 @@ from numpy.typing import NDArray
 from costmodel.data.dataset import Dataset
 from costmodel.data.shards import require_file_place, write_file
 from costmodel.evaluation.evaluate import Problem, evaluate, problems_of
-from costmodel.features.features import FEATURES
 from costmodel.gemm.specialize import kernel_hashes
-from costmodel.models import TrainingTable, XgbCostModel
+from costmodel.models import XgbCostModel
 from costmodel.reports import shown
+from costmodel.reports.collection import FEATURES_TITLE, Table, tables_of
 from costmodel.reports.comparison import compared_models, kept_table
 from costmodel.reports.plots import draw_plot, plot_kept, require_matplotlib
 
-ALL_KERNELS = "all kernels"
-
 _WORST = 15  # workloads
 _TOP = 25  # features
-_LEAST_ROWS = 8  # of a kernel on a workload: fewer order nothing
 _LONGEST = 200  # characters of a text
 
 _Floats = NDArray[np.float64]
-
-
-class Table(NamedTuple):
-    """A table: numbers to the right and shortened, None and NaN as a dash."""
-
-    columns: Sequence[str]
-    rows: Iterable[Sequence[Any]]
 
 
 class Figure(NamedTuple):
@@ -72,19 +62,21 @@ def html_report(dataset: Dataset, model: XgbCostModel | None) -> tuple[str, list
     """The page, and the titles of its sections.
 
     Args:
-        dataset: has eval rows, which the model is judged on.
+        dataset: a model is judged on its eval rows, if it has any that worked.
         model: the learned model; None shows the baselines alone.
 
     Raises:
-        MissingData: the dataset holds no eval rows that worked, or matplotlib is not there.
+        MissingData: matplotlib is not there.
     """
     frame = dataset.frame("eval", kernel_hashes=kernel_hashes())
     problems = problems_of(frame, dataset.target.device)
-    sections = [_head(dataset, model, problems), _kept(dataset, model)]
-    if model is not None:
+    sections = [_head(dataset, model, problems)]
+    if problems:
+        sections.append(_kept(dataset, model))
+    if problems and model is not None:
         costs = [model.predict(p.workload, p.candidates, dataset.target) for p in problems]
         sections += [_accuracy(problems, costs), _worst(problems, costs)]
-    sections.append(_features(dataset))
+    sections += _collection(dataset)
     title = f"costmodel on {dataset.target.device.product}"
     return page(title, sections), [section.title for section in sections]
 
@@ -129,7 +121,7 @@ def _head(dataset: Dataset, model: XgbCostModel | None, problems: Sequence[Probl
         if isinstance(value, Mapping):
             value = ", ".join(f"{key} {_cut(count)}" for key, count in value.items())
         facts[f"its training: {name}"] = value
-    return Section("What this is of", [Table(["", ""], facts.items())])
+    return Section("What this is of", [Table(["", ""], [*facts.items()])])
 
 
 def _kept(dataset: Dataset, model: XgbCostModel | None) -> Section:
@@ -171,84 +163,39 @@ def _accuracy(problems: Sequence[Problem], costs: Sequence[_Floats]) -> Section:
 
 
 def _worst(problems: Sequence[Problem], costs: Sequence[_Floats]) -> Section:
-    rows = sorted(map(_choice, problems, costs), key=lambda row: row[1])
+    """Say what is kept of a workload, its first choice, and the best there is."""
+    rows: list[list[Any]] = []
+    for problem, cost in zip(problems, costs, strict=True):
+        rows.append([str(problem.workload), *(100 * x for x in problem.kept_at(cost, (1, 8)))])
+        for i in (np.nanargmin(cost), np.nanargmin(problem.latency_us)):
+            config = str(problem.candidates.configs[i])
+            rows[-1] += [config, float(cost[i]), float(problem.latency_us[i])]
+    rows.sort(key=lambda row: row[1])
     columns = ["workload", "kept of top-1, %", "of top-8, %", "first choice", "predicted us",
                "measured us", "best there is", "predicted us", "measured us"]  # fmt: skip
     text = "The workloads where the first choice keeps least, with that choice and the best."
     return Section("The worst workloads", [text, Table(columns, rows[:_WORST])])
 
 
-def _choice(problem: Problem, cost: _Floats) -> list[Any]:
-    """Make a row about one workload: what is kept, the first choice, and the best there is."""
-    row: list[Any] = [str(problem.workload)]
-    row += [100 * share for share in problem.kept_at(cost, (1, 8))]
-    for i in (np.nanargmin(cost), np.nanargmin(problem.latency_us)):
-        row += [str(problem.candidates.configs[i]), float(cost[i]), float(problem.latency_us[i])]
-    return row
-
-
-def _features(dataset: Dataset) -> Section:
-    """Correlate what models are trained on; the eval rows where there is nothing else."""
-    data = TrainingTable.from_dataset(dataset)
-    if not data.ok.any():
-        data = TrainingTable.from_dataset(dataset, "eval")
-    found = correlations(data)
-    title = "Features and latency"
-    if not found:
-        return Section(title, ["Too few rows to correlate anything."])
-    order = np.argsort(-np.abs(found[ALL_KERNELS]), kind="stable")[:_TOP]
-    features = [FEATURES[i] for i in order]
-    values = np.array([*found.values()]).T[order]
+def _collection(dataset: Dataset) -> list[Section]:
+    """Return the sections about features, failures and noise."""
+    tables = tables_of(dataset)
+    columns, rows = tables[FEATURES_TITLE]
+    top = rows[:_TOP]
 
     def draw(axes: Any) -> None:
+        values = [row[1:] for row in top]
         picture = axes.imshow(values, aspect="auto", cmap="RdBu_r", vmin=-1, vmax=1)
-        axes.set_yticks(range(len(features)), features, fontsize=8)
-        axes.set_xticks(range(len(found)), [*found], fontsize=8)
+        axes.set_yticks(range(len(top)), [row[0] for row in top], fontsize=8)
+        axes.set_xticks(range(len(columns) - 1), columns[1:], fontsize=8, rotation=90)
         axes.figure.colorbar(picture, ax=axes)
 
     text = (
-        f"Spearman's correlation of a feature with the latency among the configurations of one "
-        f"workload, mean over {len(data.workloads)} workloads: red goes along with slow, blue with "
-        f"fast. The {len(features)} largest."
+        "Spearman's correlation of a feature with the latency among the configurations of one "
+        "workload, mean over the workloads: red goes along with slow, blue with fast."
     )
-    rows = [[name, *row] for name, row in zip(features, values.tolist(), strict=True)]
-    picture = figure(draw, "correlation of features with latency, by kernel", (8, 7))
-    return Section(title, [text, picture, Table(["feature", *found], rows)])
-
-
-def correlations(table: TrainingTable) -> dict[str, _Floats]:
-    """Correlate each feature with latency among the configurations of a workload.
-
-    Within a workload, since between workloads the sizes decide all; mean over the workloads,
-    weighted by their rows. What is the same for all configurations of a workload counts as 0.
-
-    Returns:
-        For :data:`ALL_KERNELS` and each kernel, float64 [features] from -1 to 1. A kernel without
-        enough rows is left out.
-    """
-    ok = table.ok
-    kernels = np.array([config.kernel for config in table.candidates.configs], dtype=object)
-    groups = {ALL_KERNELS: ok} | {name: ok & (kernels == name) for name in sorted(set(kernels))}
-    matrix = table.design_matrix(ptx=True)
-    found = {}
-    for name, wanted in groups.items():
-        parts = [rows[wanted[rows]] for *_, rows in table.parts()]
-        parts = [rows for rows in parts if len(rows) >= _LEAST_ROWS]
-        if parts:
-            each = [_spearman(matrix[rows], table.latency_us[rows]) for rows in parts]
-            found[name] = np.average(each, axis=0, weights=[len(rows) for rows in parts])
-    return found
-
-
-def _spearman(columns: NDArray[np.float32], latency_us: _Floats) -> _Floats:
-    """Spearman correlation of each column with latency.
-
-    Constant columns give 0; missing values take the middle rank.
-    """
-    from scipy.stats import rankdata  # type: ignore[import-untyped]
-
-    both = np.column_stack([columns, latency_us])
-    ranks = rankdata(np.nan_to_num(both, nan=-np.inf), axis=0) - (len(both) + 1) / 2
-    ranks[np.isnan(both)] = 0
-    norms = np.linalg.norm(ranks, axis=0)
-    return ranks[:, :-1].T @ ranks[:, -1] / np.maximum(norms[:-1] * norms[-1], 1e-9)
+    sections = [Section(title, [table]) for title, table in tables.items()]
+    if rows:
+        picture = figure(draw, "correlation of features with latency", (8, 7))
+        sections.insert(0, Section("Correlation", [text, picture]))
+    return sections
