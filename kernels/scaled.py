@@ -17,11 +17,11 @@ def load_row(ptr, offs, stride, LIMIT, OTHER: tl.constexpr):
 
 
 @triton.jit
-def warm(ptrs):
+def warm(ptrs, mask):
     """Have what pointers point to brought into the L2 cache; nothing waits for it."""
     tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptrs], dtype=tl.int32, is_pure=False,
-        pack=1,
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
+        "=r,l,r", [ptrs, mask.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
     )  # fmt: skip
 
 
@@ -31,16 +31,20 @@ def warm_scales(
 ):  # fmt: skip
     """Warm the scales of BLOCK rows from ``start`` on: ROWS to a scale in each step, or for all K.
 
-    Else each step, or the end of the tile, waits for the device's memory.
+    Else each step, or the end of the tile, waits for the device's memory. Each line of the cache is
+    asked for once: all programs ask for the same ones, and stand in line for them.
     """
+    PER: tl.constexpr = max(ROWS, 1)
+    LINES: tl.constexpr = max(BLOCK // PER // 32, 1)
+    lane = tl.arange(0, 128)
+    row = start // PER + lane % LINES * 32
     if ROWS == 0:
-        warm(ptr + tl.minimum(start + tl.arange(0, BLOCK), LIMIT - 1) * stride)
+        warm(ptr + row * stride, (row < LIMIT) & (lane < LINES))
     else:
-        offs = start // ROWS + tl.arange(0, (BLOCK + ROWS - 1) // ROWS)
-        offs = tl.minimum(offs, tl.cdiv(LIMIT, ROWS) - 1)
-        for step in tl.range(first, last, 32):
-            steps = tl.minimum(step + tl.arange(0, 32), last - 1)
-            warm(ptr + offs[:, None] * stride + steps[None, :] * stride_k)
+        for step in tl.range(first, last, 128 // LINES):
+            steps = step + lane // LINES
+            mask = (row < tl.cdiv(LIMIT, PER)) & (steps < last)
+            warm(ptr + row * stride + steps * stride_k, mask)
 
 
 @triton.jit

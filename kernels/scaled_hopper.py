@@ -20,13 +20,17 @@ from .warp_specialized import finish_rows
 
 @gluon.jit
 def warm_scales(ptr, start, stride, LIMIT, ROWS: gl.constexpr, BLOCK: gl.constexpr):
-    """Have the scales of BLOCK rows, ROWS (or 0, for 1) to a scale, brought into the L2 cache."""
-    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    """Have the scales of BLOCK rows, ROWS (or 0, for 1) to a scale, brought into the L2 cache.
+
+    Each line of the cache is asked for once.
+    """
     PER: gl.constexpr = max(ROWS, 1)
-    offs = start // PER + gl.arange(0, (BLOCK + PER - 1) // PER, LANES)
-    ptrs = ptr + gl.minimum(offs, gl.cdiv(LIMIT, PER) - 1) * stride
+    offs = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0])) * 32
+    row = start // PER + offs
+    mask = (offs < (BLOCK + PER - 1) // PER) & (row < gl.cdiv(LIMIT, PER))
     gl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [ptrs],
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
+        "=r,l,r", [ptr + row * stride, mask.to(gl.int32)],
         dtype=gl.int32, is_pure=False, pack=1,
     )  # fmt: skip
 
@@ -64,13 +68,10 @@ def fill_stages(
                 tma.async_copy_global_to_shared(b_desc, start, barrier, block)
             if a_ptr is not None:
                 if ROWS_A > 0 or step == 0:
-                    for i in gl.static_range(GROUPS):
-                        row = (tile_m * GROUPS + i) * ROWS
-                        warm_scales(a_ptr + step * stride_ak, row, stride_am, M, ROWS_A, ROWS)
-                    row = tile_n * PARTS * BLOCK_N
-                    warm_scales(
-                        b_ptr + step * stride_bk, row, stride_bn, N, ROWS_B, BLOCK_N * PARTS
-                    )
+                    row, column = tile_m * GROUPS * ROWS, tile_n * PARTS * BLOCK_N
+                    a_step, b_step = a_ptr + step * stride_ak, b_ptr + step * stride_bk
+                    warm_scales(a_step, row, stride_am, M, ROWS_A, GROUPS * ROWS)
+                    warm_scales(b_step, column, stride_bn, N, ROWS_B, PARTS * BLOCK_N)
             filled += 1
 
 
