@@ -17,37 +17,6 @@ def load_row(ptr, offs, stride, LIMIT, OTHER: tl.constexpr):
 
 
 @triton.jit
-def warm(ptrs, mask):
-    """Have what pointers point to brought into the L2 cache; nothing waits for it."""
-    tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
-        "=r,l,r", [ptrs, mask.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@triton.jit
-def warm_scales(
-    ptr, start, first, last, stride, stride_k, LIMIT, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """Warm the scales of BLOCK rows from ``start`` on: ROWS to a scale in each step, or for all K.
-
-    Else each step, or the end of the tile, waits for the device's memory. Each line of the cache is
-    asked for once: all programs ask for the same ones, and stand in line for them.
-    """
-    PER: tl.constexpr = max(ROWS, 1)
-    LINES: tl.constexpr = max(BLOCK // PER // 32, 1)
-    lane = tl.arange(0, 128)
-    row = start // PER + lane % LINES * 32
-    if ROWS == 0:
-        warm(ptr + row * stride, (row < LIMIT) & (lane < LINES))
-    else:
-        for step in tl.range(first, last, 128 // LINES):
-            steps = step + lane // LINES
-            mask = (row < tl.cdiv(LIMIT, PER)) & (steps < last)
-            warm(ptr + row * stride + steps * stride_k, mask)
-
-
-@triton.jit
 def step_scales(
     scale_a_ptr, scale_b_ptr, offs_m, offs_n, n_start, block, M, N, stride_sam, stride_sak,
     stride_sbn, stride_sbk, ROWS_A: tl.constexpr, ROWS_B: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -113,7 +82,6 @@ def scaled_tiles(
     SPLIT_K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr, SWAP: tl.constexpr, SPLIT: tl.constexpr, EVEN_K: tl.constexpr,
     ROWS_A: tl.constexpr, ROWS_B: tl.constexpr, PROMOTE: tl.constexpr, ACTIVATION: tl.constexpr,
-    WARM: tl.constexpr,
 ):  # fmt: skip
     """C[M, N] = act(sum over blocks of K of (A @ B) * scale_a * scale_b, + bias[N]).
 
@@ -131,7 +99,6 @@ def scaled_tiles(
         SWAP: multiply B @ A.T, so that the tensor cores' tile is narrow along M.
         PROMOTE: add the product of each BLOCK_K in float32 on the ordinary units; the tensor cores
             of Hopper keep some 14 bits of a sum of fp8 products.
-        WARM: fetch the scales early; False in the interpreter, which knows no PTX.
     """
     program = tl.program_id(0)
     tile = program // SPLIT_K if SPLIT else program
@@ -155,11 +122,6 @@ def scaled_tiles(
     acc = tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), SUM)
     blocks = tl.cdiv(K, BLOCK_K)
     n_start = tile_n * BLOCK_N
-    if WARM and scale_a_ptr is not None:
-        warm_scales(
-            scale_a_ptr, tile_m * BLOCK_M, first, last, stride_sam, stride_sak, M, ROWS_A, BLOCK_M
-        )
-        warm_scales(scale_b_ptr, n_start, first, last, stride_sbn, stride_sbk, N, ROWS_B, BLOCK_N)
     if ROWS_A > 0:
         sa, sb = step_scales(
             scale_a_ptr, scale_b_ptr, offs_m, offs_n, n_start, tl.minimum(first, blocks - 1), M, N,

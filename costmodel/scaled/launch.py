@@ -143,8 +143,8 @@ def _by_tiles(
         a_desc, b_desc, a, b, call["out"], call["scale_a"], call["scale_b"], call["bias"], partial,
         arrivals, m, n, k, call["lda"], call["ldb"], call["ldc"], *_strides(call), splits,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=step, SWAP=swap,
-        SPLIT=splits > 1, EVEN_K=k % step == 0, WARM=a.is_cuda, **_constants(call),
-        grid=(tiles * splits,), **options,
+        SPLIT=splits > 1, EVEN_K=k % step == 0, **_constants(call), grid=(tiles * splits,),
+        **options,
     )  # fmt: skip
 
 
