@@ -180,6 +180,22 @@ def test_machines_with_different_numbers_of_gpus_share_a_list(
     assert rows_of(merge(tmp_path / "all", parts).path) == rows_of(whole)
 
 
+@pytest.mark.fault("B33")
+def test_each_rank_of_torchrun_times_its_part_on_its_own_gpu(
+    recording: Path, whole: Path, tmp_path: Path
+) -> None:
+    """Two machines with two GPUs each, all of which write into one folder."""
+    for rank in range(4):
+        ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank % 2), "WORLD_SIZE": "4"}
+        done = command("--replay", recording, "--out", tmp_path / "data",
+                       CUDA_VISIBLE_DEVICES="3,GPU-1f0a", **ranks)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert rows_of(tmp_path / "data") == rows_of(whole)
+    runs = Dataset.open(tmp_path / "data").measurements("train", "eval").runs
+    cards = sorted(run.device_uuid.rpartition("-")[0] for run in runs)
+    assert cards == ["replay-3", "replay-3", "replay-GPU-1f0a", "replay-GPU-1f0a"]
+
+
 @pytest.mark.parametrize(
     ("named", "rank", "expected"),
     [(None, None, ["0", "1", "2", "3"]), ("3,1", None, ["3", "1"]), ("", None, []),

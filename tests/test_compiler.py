@@ -367,6 +367,19 @@ def test_two_processes_give_one_program(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.fault("B40")
 @pytest.mark.slow
+def test_a_binary_from_a_warm_cache_has_the_same_features(tmp_path: Path) -> None:
+    """A process that compiles nothing, since Triton's cache has it, knows as much of it."""
+    target = Target.named("h100-sxm")
+    (first,) = compile_many([GOOD], target, n_jobs=1, cache=tmp_path)
+    (again,) = compile_many([GOOD], target, n_jobs=1, cache=tmp_path)
+    assert again.compile_s < first.compile_s
+    assert first.ok
+    assert set(again.ptx) == set(PTX_FEATURES)
+    assert dataclasses.replace(again, compile_s=0) == dataclasses.replace(first, compile_s=0)
+
+
+@pytest.mark.fault("B40", "B61")
+@pytest.mark.slow
 def test_spills_are_the_stack_of_the_binary() -> None:
     tight, free = (spec_of("pointer", 128, 64, 32, 4, 2, maxnreg=r) for r in (40, 0))
     target = Target.named("a100-sxm")

@@ -14,9 +14,10 @@ from costmodel.errors import InvalidInput
 from costmodel.features.concepts import CONCEPTS, FEATURES_OF, OTHER, concept_of, grouped
 from costmodel.features.features import FEATURES
 from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.specialize import artifact_key, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
-from costmodel.models import RuleHeuristic, XgbCostModel, find_model
+from costmodel.models import RuleHeuristic, XgbCostModel, find_model, known_artifacts
 from costmodel.reports.comparison import ConfigOnly
 from costmodel.tuning.explanation import WITH_PTX, WITHOUT_PTX, explain
 from costmodel.tuning.ranking import rank
@@ -98,6 +99,24 @@ def test_the_bytes_in_flight_are_those_of_the_blocks_that_run(workload: Workload
         stages = min(row.config.num_stages, row.grid["steps"])
         in_flight = min(row.grid["blocks"], at_once) * step * stages
         assert row.residency["bytes_in_flight"] == pytest.approx(in_flight)
+
+
+@pytest.mark.fault("B61")
+def test_a_binary_that_spills_is_said_to(shipped: XgbCostModel) -> None:
+    """By the bytes that ptxas counted, which is what makes such a configuration slow."""
+    workload = Workload.dense(4096, 4096, 4096)
+    known = known_artifacts(shipped, TARGET)
+    keys = {
+        c: artifact_key(specialize(workload, c), TARGET) for c in rank(workload, TARGET).configs
+    }
+    spilled = {c: known[key].spill_bytes for c, key in keys.items() if key in known}
+    config = max(spilled, key=spilled.__getitem__)
+    assert spilled[config] > 500
+    arguments = ["explain", "4096", "4096", "4096", "--target", "h100-sxm"]
+    result = CliRunner().invoke(app, [*arguments, "--against", str(config)])
+    assert result.exit_code == 0, result.stderr
+    assert f"{spilled[config]} bytes spilled" in " ".join(result.stdout.split())
+    assert "no spills" in result.stdout, "the first one"
 
 
 def test_what_limits_the_blocks_is_named() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from copy import copy
@@ -190,6 +193,32 @@ def test_a_new_shape_of_a_known_class_is_fast(model: XgbCostModel) -> None:
         rank(replace(EVEN, m=m), H100, model, 8)
         times.append(time.thread_time() - start)
     assert min(times) < 0.2, "20 to 40 ms; laying out a new class takes a second"
+
+
+@pytest.mark.fault("B48")
+def test_a_ranking_takes_one_core_though_nobody_has_said_so(
+    model: XgbCostModel, tmp_path: Path
+) -> None:
+    """Processes that rank side by side, one for each GPU, do not wait for each other's threads."""
+    model.save(tmp_path)
+    code = (
+        "import sys, time\n"
+        "from costmodel import Target, Workload\n"
+        "from costmodel.models import load\n"
+        "from costmodel.tuning.ranking import rank\n"
+        "model, target = load(sys.argv[1]), Target.named('h100-sxm')\n"
+        "rank(Workload.dense(512, 2048, 4096), target, model)\n"
+        "whole, own = time.process_time(), time.thread_time()\n"
+        "for m in range(100, 130):\n"
+        "    rank(Workload.dense(m, 2048, 4096), target, model)\n"
+        "print((time.process_time() - whole) / (time.thread_time() - own))\n"
+    )
+    free = {name: x for name, x in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env=free, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert float(done.stdout) < 1.2
 
 
 def test_only_given_configurations(model: XgbCostModel) -> None:

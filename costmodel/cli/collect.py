@@ -266,6 +266,8 @@ def _time(
     deadline, recording, view = time.monotonic() + work.seconds, work.recording(), LiveView(as_json)
     local, known, cache, worklist = work.engine == "local", None, None, work.worklist
     gpus = visible_gpus(os.environ, torch.cuda.device_count if recording is None else int)
+    if len(gpus) == 1:  # of all that are visible, that of this rank
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[0]
     n_jobs = n_jobs or max((len(os.sched_getaffinity(0)) - 2) // max(len(gpus), 1), 1)
     absorb: Callable[[Path], object] = partial(merge_kernels, out)
     kernels = None
