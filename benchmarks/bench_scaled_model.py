@@ -110,7 +110,7 @@ def trained(
 
 
 def study(
-    train: KernelDataset, judges: KernelDataset | None, kernels: KernelDataset, nthread: int
+    train: KernelDataset, judges: KernelDataset, kernels: KernelDataset, nthread: int
 ) -> Iterator[Row]:
     """Yield a row for each model and judge."""
     shipped = model_for(train.identity.target.device.arch)
@@ -122,13 +122,12 @@ def study(
         mine = Lists.of(train, head)
         yield {"model": name, "judge": "(n, k) left out",
                **mine.figures(mine.unseen(params, nthread, others))}  # fmt: skip
-        if judges is not None:
-            theirs = Lists.of(judges, head)
-            booster = trained(mine.table, slice(None), params, nthread, others)
-            score = booster.inplace_predict(theirs.table.values).astype(np.float64)
-            yield {"model": name, "judge": "eval list", **theirs.figures(score)}
+        theirs = Lists.of(judges, head)
+        booster = trained(mine.table, slice(None), params, nthread, others)
+        score = booster.inplace_predict(theirs.table.values).astype(np.float64)
+        yield {"model": name, "judge": "eval list", **theirs.figures(score)}
     if shipped is not None:
-        ranked = Lists.of(judges or train, "before")
+        ranked = Lists.of(judges, "before")
         score = shipped.trees["before"].forest.predict(ranked.table.values)
         yield {"model": "all kernels, shipped", "judge": "eval list", **ranked.figures(score)}
 
@@ -143,14 +142,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     datasets = Path(__file__).parent.parent / "datasets"
     default = datasets / "kernels-h200-sxm"
-    parser.add_argument("train", type=Path, nargs="+", help="datasets of record_scaled.py")
-    parser.add_argument("--judges", type=Path, help="that of the eval list")
+    parser.add_argument("train", type=Path, nargs="*", default=[datasets / "scaled-h200-sxm"],
+                        help="datasets of record_scaled.py")  # fmt: skip
+    parser.add_argument("--judges", type=Path, default=datasets / "scaled-eval-h200-sxm",
+                        help="that of the eval list")  # fmt: skip
     parser.add_argument("--kernels", type=Path, default=default, help="of all other kernels")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--nthread", type=count, default=2)
     args = parser.parse_args()
     train = KernelDataset.read_all(args.train)
-    judges = KernelDataset.read(args.judges) if args.judges else None
+    judges = KernelDataset.read(args.judges)
     target = train.identity.target
     software = versions(target, xgboost=xgboost.__version__)
     results = Results("scaled-model", target, args.results, software, summarize)

@@ -149,8 +149,11 @@ def test_the_page_has_the_figures_of_the_results(bench: Any) -> None:
         means = [bench.mean_over(results["rows"], form, m) for m in bench.ROWS]
         assert by_m[form] == [x if isinstance(x, str) else f"{x:.2f}" for x in means]
     prose = " ".join(text.split())
+    defaults = [row["worst_default"] for row in results["rows"] if row.get("worst_default")]
+    good = sum(x >= 0.98 for x in defaults)
     for part in (
-        f"all {summary['rows']} products", f"at worst {summary['default_worst']:.2f} of",
+        f"the {len(defaults)} products that torch computes, {good} took at most 2 % longer",
+        f"ran at {summary['default_worst']:.2f} of torch's speed",
         f"{summary['block_over_bfloat16_geomean']:.2f} (block, m = 1)",
         f"{summary['int8_over_bfloat16_geomean']:.2f} times (int8",
         f"ours is {summary['block_over_baseline_geomean']:.2f} times",

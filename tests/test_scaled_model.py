@@ -16,12 +16,15 @@ from test_cli import run_json
 import costmodel
 from costmodel.autotune.dataset import KernelDataset
 from costmodel.autotune.model import KernelModel, columns_of
+from costmodel.autotune.prior import model_for
 from costmodel.autotune.store import config_name
-from costmodel.evaluation.heldout import eval_pairs
+from costmodel.evaluation.heldout import eval_pairs, is_held_out
+from costmodel.gemm.workload import Workload
 from costmodel.kernels.scaled import scaled_tiles
 from costmodel.scaled.configs import prune
 from costmodel.scaled.launch import Kernels, tuned
 
+ROOT = Path(__file__).resolve().parent.parent
 SHAPES = [(n, k) for n in (1536, 4096, 10240) for k in (1024, 4096, 11008)]
 PRODUCTS = [(form, m, n, k) for form in ("row", "block", "int8") for m in (16, 128, 1024)
             for n, k in SHAPES]  # fmt: skip
@@ -145,3 +148,37 @@ def test_what_is_recorded_is_a_dataset_to_train_on(
     )
     figures = found.figures(found.table.label)  # ranked by the truth
     assert (figures["first_1_pct"], figures["lists"]) == (100.0, len(made))
+
+
+# --- What is shipped ------------------------------------------------------------------------------
+
+
+def test_no_shape_of_the_eval_list_was_trained_on() -> None:
+    rows = KernelDataset.read(ROOT / "datasets" / "scaled-h200-sxm").rows
+    calls = [json.loads(each) for each in rows["arguments"].unique().to_pylist()]
+    assert len(calls) > 700
+    assert not any(is_held_out(Workload.dense(c["m"], c["n"], c["k"])) for c in calls)
+
+
+def test_the_shipped_model_is_of_the_shipped_rows() -> None:
+    model = model_for(90, "scaled")
+    assert model is not None
+    rows = KernelDataset.read(ROOT / "datasets" / "scaled-h200-sxm").rows
+    assert model.card.trained_on["kernels"] == 1
+    assert 0.98 * len(rows) < model.card.trained_on["rows"] <= len(rows)
+
+
+def test_the_page_has_the_figures_of_the_models() -> None:
+    page = " ".join((ROOT / "docs" / "low-precision.md").read_text().split())
+    text = (ROOT / "benchmarks" / "results" / "scaled-model-h200-sxm.json").read_text()
+    rows = json.loads(text)["rows"]
+    for row in rows:
+        if row["judge"] == "eval list":
+            assert f"| {row['first_1_pct']:.1f} % | {row['first_8_pct']:.1f} % |" in page
+            assert row["lists"] == 216
+    own = rows[0]
+    assert (own["model"], own["judge"]) == ("scaled products", "(n, k) left out")
+    assert (
+        f"has {own['first_1_pct']:.1f} % and {own['first_8_pct']:.1f} %, at worst "
+        f"{own['worst_1_pct']:.0f} % with its first choice and {own['worst_8_pct']:.1f} % with"
+    ) in page  # fmt: skip
