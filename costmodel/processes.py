@@ -37,6 +37,9 @@ from typing import IO, Any, Generic, TypeVar
 from costmodel.errors import InvalidInput
 from costmodel.files import CACHE_VARIABLE, cache_directory
 
+Settings = Mapping[str, str | None]
+"""Variables of the environment; None: unset."""
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -97,7 +100,7 @@ class SupervisedWorker(Generic[T, R]):
         setup: Callable[[], object] | None = None,
         items_per_child: int | None = None,
         idle_s: float | None = None,
-        settings: Callable[[], Mapping[str, str | None]] = dict,
+        settings: Callable[[], Settings] = dict,
     ):
         self._settings = settings
         self._job = pickle.dumps((function, setup, idle_s))
@@ -229,7 +232,7 @@ class _Child:
         is_set_up: it has told that it is ready.
     """
 
-    def __init__(self, settings: Mapping[str, str | None]):
+    def __init__(self, settings: Settings):
         self.settings, self.items, self.is_set_up = settings, 0, False
         self._stderr = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - `kill` closes it
         self._connection, theirs = Pipe()
@@ -305,7 +308,7 @@ class _Child:
             return True
 
 
-def _environment(settings: Mapping[str, str | None]) -> dict[str, str]:
+def _environment(settings: Settings) -> dict[str, str]:
     """Return that of a child, with the cache in one folder wherever this process goes."""
     given = {**os.environ, **settings}
     found = {name: value for name, value in given.items() if value is not None}

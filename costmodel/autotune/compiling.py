@@ -29,6 +29,9 @@ _READY_S = 0.5  # a device that has got ready stays so
 T = TypeVar("T")
 
 _numbers = itertools.count(1)
+Compiled = Future[Artifact | None]
+"""To be the artifact of a configuration; None if it is loaded."""
+
 _begun: dict[str, Future[Artifact]] = {}  # by the identity of the job
 
 
@@ -94,9 +97,9 @@ class Compiling:
             device_compilers().hurry(begun, self._urgency)
         return begun
 
-    def begin(self, name: str) -> Future[Artifact | None]:
+    def begin(self, name: str) -> Compiled:
         """Begin to compile a configuration; of one that is loaded the result is None."""
-        found: Future[Artifact | None] = Future()
+        found: Compiled = Future()
         try:
             if job := self.job(name):
                 self._submitted.append(job.identity)
@@ -106,7 +109,7 @@ class Compiling:
             found.set_result(Artifact("", None, "compile_error", one_line(str(error))))
         return found
 
-    def begin_all(self) -> list[Future[Artifact | None]]:
+    def begin_all(self) -> list[Compiled]:
         """Begin to compile all configurations, without waiting."""
         return [self.begin(name) for name in self._by_name]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from costmodel.arrays import Floats
+from costmodel.arrays import Floats, FloatsByName
 from costmodel.autotune.dataset import FEATURES
 from costmodel.features.analytic import occupancy
 from costmodel.features.concepts import concept_of
@@ -77,7 +77,7 @@ def concept(name: str) -> str:
     return next(own, concept_of(first))
 
 
-def scaled(columns: Mapping[str, Any], device: Device) -> dict[str, Floats]:
+def scaled(columns: Mapping[str, Any], device: Device) -> FloatsByName:
     """Return the columns of scaled products, whose configurations are known: float64 [n] each."""
     call = dict.fromkeys("mnk", 1) | json.loads(columns["arguments"][0])
     call["int8"] = "int8" in str(call.get("a"))
@@ -97,7 +97,7 @@ def scaled(columns: Mapping[str, Any], device: Device) -> dict[str, Floats]:
     return found | _sums(_SCALED.split(), found)
 
 
-def before(columns: Mapping[str, Any], device: Device) -> dict[str, Floats]:
+def before(columns: Mapping[str, Any], device: Device) -> FloatsByName:
     """Return the columns that are known before a kernel's front end runs, float64 [n] each.
 
     Args:
@@ -113,7 +113,7 @@ def before(columns: Mapping[str, Any], device: Device) -> dict[str, Floats]:
     return found | _sums(_BEFORE.split(), found)
 
 
-def after(columns: Mapping[str, Any], device: Device) -> dict[str, Floats]:
+def after(columns: Mapping[str, Any], device: Device) -> FloatsByName:
     """Return those, and after them the columns that need the binary."""
     found = before(columns, device)
     made = [name for name in FEATURES if name.startswith((*BINARY, "ptx_")) or "." in name]
@@ -140,7 +140,7 @@ def _log(values: Any) -> Floats:
     return np.log2(np.maximum(np.asarray(values, np.float64), 0.5))  # 0 is one less than 1
 
 
-def _sums(names: Sequence[str], columns: Mapping[str, Floats]) -> dict[str, Floats]:
+def _sums(names: Sequence[str], columns: Mapping[str, Floats]) -> FloatsByName:
     """Return sums of columns, each named by what it adds and subtracts."""
     found = {}
     for name in names:
@@ -150,7 +150,7 @@ def _sums(names: Sequence[str], columns: Mapping[str, Floats]) -> dict[str, Floa
     return found
 
 
-def _constants(configs: Sequence[str], arguments: Sequence[str]) -> dict[str, Floats]:
+def _constants(configs: Sequence[str], arguments: Sequence[str]) -> FloatsByName:
     """Return the constants of configurations: sizes of blocks, and how they divide the call's."""
     found = {name: np.zeros(len(configs)) for name in _CONSTANTS.split()}
     sizes = {

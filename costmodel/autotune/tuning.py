@@ -8,7 +8,6 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -19,7 +18,7 @@ import torch
 from triton import knobs
 
 from costmodel.autotune.call import KernelCall
-from costmodel.autotune.compiling import Compiling, wait_for_first
+from costmodel.autotune.compiling import Compiled, Compiling, wait_for_first
 from costmodel.autotune.isolated import IsolatedRunner
 from costmodel.autotune.learner import OTHERS, Learner, Tried, distance
 from costmodel.autotune.options import Options
@@ -322,7 +321,7 @@ class Tuning:
         self,
         learner: Learner,
         names: Sequence[str],
-        pending: dict[Future[Artifact | None], list[int]],
+        pending: dict[Compiled, list[int]],
     ) -> bool:
         """Begin what the learner wants, as far as there are cores; return True if it wants more.
 

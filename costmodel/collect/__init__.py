@@ -56,6 +56,9 @@ class Job:
     role: Role = "train"
 
 
+Jobs = Sequence[Job]
+
+
 @dataclass(slots=True)
 class Progress:
     """Counts of what a collection has done so far."""
@@ -77,7 +80,7 @@ OnJob = Callable[[Job, Progress], None]
 
 
 def collect(
-    jobs: Sequence[Job],
+    jobs: Jobs,
     dataset: Dataset,
     runner: Runner,
     run: RunInfo,
@@ -159,7 +162,7 @@ class _Collection:
         self._futures: dict[Specialization, Future[Artifact]] = {}
         self.progress = Progress()
 
-    def remaining(self, jobs: Sequence[Job]) -> list[Job]:
+    def remaining(self, jobs: Jobs) -> list[Job]:
         """Return the jobs less what is recorded, and less what is known to repeat it."""
         found = []
         for job in jobs:
@@ -170,7 +173,7 @@ class _Collection:
                 found.append(replace(job, configs=tuple(c.config for c in left)))
         return found
 
-    def compile(self, jobs: Sequence[Job], pool: CompilePool, cache: Path) -> None:
+    def compile(self, jobs: Jobs, pool: CompilePool, cache: Path) -> None:
         """Begin to compile what jobs need, in their order."""
         for job in jobs:
             for config in job.configs:
@@ -178,7 +181,7 @@ class _Collection:
                 if spec not in self._futures:
                     self._futures[spec] = submit(pool, spec, self._dataset.target, cache=cache)
 
-    def take(self, jobs: Sequence[Job], known: ArtifactTable) -> None:
+    def take(self, jobs: Jobs, known: ArtifactTable) -> None:
         """Take the binaries that jobs need from those that are known."""
         specs = [*dict.fromkeys(specialize(j.workload, c) for j in jobs for c in j.configs)]
         keys = [artifact_key(spec, self._dataset.target) for spec in specs]
@@ -186,7 +189,7 @@ class _Collection:
             future = self._futures[spec] = Future()
             future.set_result(artifact or Artifact(key, spec, "crashed", "no binary is known"))
 
-    def work_through(self, todo: Sequence[Job], deadline: float, pool: CompilePool) -> None:
+    def work_through(self, todo: Jobs, deadline: float, pool: CompilePool) -> None:
         """Time one job after the other; the next is prepared, and the last recorded, meanwhile.
 
         Each takes a tenth of the time that timing takes, in which the GPU would do nothing.
@@ -340,7 +343,7 @@ def _pass_over(job: Job, reason: str, in_a_row: int, jobs: int) -> None:
     log.warning("%s is passed over: %s", job.workload, reason)
 
 
-def _warn_of_roles(jobs: Sequence[Job], dataset: Dataset) -> None:
+def _warn_of_roles(jobs: Jobs, dataset: Dataset) -> None:
     """Warn of workloads to judge by that were recorded to learn from: they stay so."""
     to_judge = [job for job in jobs if job.role == "eval"]
     learned = set(dataset.workloads("train")) if to_judge else ()
@@ -374,7 +377,7 @@ def anchor_workloads(workloads: Iterable[Workload]) -> list[Workload]:
     return large[:: max(len(large) // _ANCHOR_WORKLOADS, 1)][:_ANCHOR_WORKLOADS]
 
 
-def merged_jobs(jobs: Sequence[Job]) -> list[Job]:
+def merged_jobs(jobs: Jobs) -> list[Job]:
     """Return one job a workload and role, with the configurations of all."""
     configs: dict[tuple[Workload, Role], dict[GemmConfig, None]] = {}
     for job in jobs:

@@ -13,12 +13,11 @@ import hashlib
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from costmodel.collect import Job
+from costmodel.collect import Jobs
 from costmodel.collect.parts import plan
 from costmodel.collect.sampling import write_worklist
 from costmodel.data.artifact_table import ArtifactTable
@@ -45,7 +44,7 @@ class Manifest:
 
 def write_bundle(
     file: Path,
-    jobs: Sequence[Job],
+    jobs: Jobs,
     target: Target,
     protocol: Named,
     *,

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from costmodel.collect import Job, collect
+from costmodel.collect import Jobs, collect
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Runner
@@ -50,7 +50,7 @@ class Timer(ExitStack):
         runner.start()
 
     def collect(
-        self, jobs: Sequence[Job], dataset: Dataset, known: ArtifactTable | None, **options: Any
+        self, jobs: Jobs, dataset: Dataset, known: ArtifactTable | None, **options: Any
     ) -> None:
         """Collect; see :func:`costmodel.collect.collect`."""
         collect(jobs, dataset, self._runner, self._run, known=known or self._known, **options)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from costmodel.collect import Job, anchor_workloads, merged_jobs
+from costmodel.collect import Job, Jobs, anchor_workloads, merged_jobs
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Role
 from costmodel.gemm.specialize import kernel_hashes, specialize
@@ -29,7 +29,7 @@ def recorded_jobs(recording: Dataset) -> list[Job]:
     ]
 
 
-def part_of(jobs: Sequence[Job], number: int, parts: int) -> list[Job]:
+def part_of(jobs: Jobs, number: int, parts: int) -> list[Job]:
     """Return one part of several, the first is 1: every machine cuts the same list alike.
 
     A workload is never cut: its configurations are timed on one card, in one run. All parts have
@@ -41,12 +41,12 @@ def part_of(jobs: Sequence[Job], number: int, parts: int) -> list[Job]:
     return [*(anchors or found), *work[number - 1 :: parts]]
 
 
-def split_anchors(jobs: Sequence[Job]) -> tuple[list[Job], list[Job]]:
+def split_anchors(jobs: Jobs) -> tuple[list[Job], list[Job]]:
     """Return the anchors among jobs, and the others."""
     return [j for j in jobs if j.role == "anchor"], [j for j in jobs if j.role != "anchor"]
 
 
-def plan(jobs: Sequence[Job], target: Target) -> dict[str, float]:
+def plan(jobs: Jobs, target: Target) -> dict[str, float]:
     """Estimate what jobs take: hours of one core, minutes of one GPU, bytes of the dataset.
 
     Binaries that are in Triton's cache cost nothing.

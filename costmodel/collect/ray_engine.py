@@ -6,12 +6,12 @@ and isolates is what runs on one machine. The work of a node that is lost is han
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from costmodel.collect import Job
+from costmodel.collect import Jobs
 from costmodel.collect.bundle import require_usable, unpack, write_bundle
 from costmodel.collect.machine import Timer
 from costmodel.collect.parts import part_of, split_anchors
@@ -27,7 +27,7 @@ _PARTS = 4  # of a bundle, for each GPU: some take longer, and a node may be los
 
 
 def collect_on_ray(
-    work: Sequence[Job] | Path,
+    work: Jobs | Path,
     identity: Identity,
     absorb: Callable[[Path], object],
     on_line: Callable[[str], None],
@@ -85,7 +85,7 @@ def collect_on_ray(
 
 
 def _bundles(
-    ray: Any, work: Sequence[Job] | Path, identity: Identity, place: tuple[int, int], cuts: int,
+    ray: Any, work: Jobs | Path, identity: Identity, place: tuple[int, int], cuts: int,
     replay: Path | None, *_: object,
 ) -> list[tuple[Any, int, int]]:  # fmt: skip
     """Return bundles, each with the number of the part that is meant, and the count of parts."""
@@ -118,7 +118,7 @@ def _connected() -> tuple[Any, int]:
 # --- On the nodes ---------------------------------------------------------------------------------
 
 
-def _compiled(jobs: Sequence[Job], identity: Identity, replay: Path | None) -> bytes:
+def _compiled(jobs: Jobs, identity: Identity, replay: Path | None) -> bytes:
     """Return a chunk as a bundle."""
     known = None if replay is None else Dataset.open(replay).artifacts()
     with TemporaryDirectory() as name:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, get_args
 import numpy as np
 
 from costmodel.arrays import Floats
-from costmodel.collect import Job
+from costmodel.collect import Job, Jobs
 from costmodel.data.candidates import Candidates, CostModel
 from costmodel.data.measurement import Role
 from costmodel.data.measurement_table import CONFIG_FIELDS, WORKLOAD_FIELDS, workload_fields
@@ -33,6 +33,9 @@ from costmodel.models.registry import known_artifacts
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+Sizes = tuple[int, int, int]
+"""m, n and k."""
 
 _MAX_BYTES = 2**30
 _MAX_FLOPS = 6e11
@@ -161,19 +164,19 @@ def _log_uniform(rng: np.random.Generator, low: float, high: float, step: int = 
     return max(int(np.exp(rng.uniform(np.log(low), np.log(high)))) // step, 1) * step
 
 
-def _layer(rng: np.random.Generator) -> tuple[int, int, int]:
+def _layer(rng: np.random.Generator) -> Sizes:
     n, k = map(int, _LAYERS[rng.integers(len(_LAYERS))])
     return int(rng.choice(_ROWS)), n, k
 
 
-def _aligned(rng: np.random.Generator) -> tuple[int, int, int]:
+def _aligned(rng: np.random.Generator) -> Sizes:
     """Draw any m; n and k in steps of 16."""
     m = int(rng.choice(_ROWS)) if rng.random() < 0.5 else _log_uniform(rng, 1, 16384)
     low = 16 if rng.random() < 0.2 else 256
     return m, _log_uniform(rng, low, 131072, 16), _log_uniform(rng, low, 131072, 16)
 
 
-def _round(rng: np.random.Generator) -> tuple[int, int, int]:
+def _round(rng: np.random.Generator) -> Sizes:
     """Draw powers of two and sums of two neighbours."""
 
     def size() -> int:
@@ -183,7 +186,7 @@ def _round(rng: np.random.Generator) -> tuple[int, int, int]:
     return 2 ** int(rng.integers(0, 15)), size(), size()
 
 
-def _ragged(rng: np.random.Generator) -> tuple[int, int, int]:
+def _ragged(rng: np.random.Generator) -> Sizes:
     """Draw sizes that leave operands unaligned, in the ways that are met in practice."""
 
     def odd(low: int, high: int) -> int:
@@ -207,7 +210,7 @@ def _ragged(rng: np.random.Generator) -> tuple[int, int, int]:
 # --- Work lists -----------------------------------------------------------------------------------
 
 
-def by_code(jobs: Sequence[Job]) -> list[Job]:
+def by_code(jobs: Jobs) -> list[Job]:
     """Group the jobs by class of code, the commonest first.
 
     Jobs of one class share binaries: while the GPU times one class, the next is compiled.
@@ -217,7 +220,7 @@ def by_code(jobs: Sequence[Job]) -> list[Job]:
     return sorted(jobs, key=lambda job: rank[job.workload.code])
 
 
-def by_doubt(jobs: Sequence[Job], model: CostModel, target: Target) -> list[Job]:
+def by_doubt(jobs: Jobs, model: CostModel, target: Target) -> list[Job]:
     """Order jobs for a time that may not be enough for all.
 
     First what lies outside of what the model has learned, then what its heads disagree on. Where
@@ -238,7 +241,7 @@ def by_doubt(jobs: Sequence[Job], model: CostModel, target: Target) -> list[Job]
     )
 
 
-def write_worklist(path: Path, jobs: Sequence[Job], identity: Identity) -> None:
+def write_worklist(path: Path, jobs: Jobs, identity: Identity) -> None:
     """Write jobs, one row for each configuration, for the card and protocol of ``identity``.
 
     Raises:

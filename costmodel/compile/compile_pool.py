@@ -30,6 +30,7 @@ _COMPILES_PER_CHILD = 250
 
 _Item = tuple[Callable[[], Artifact], Path | None]  # and a folder for Triton's cache
 _Worker = SupervisedWorker[_Item, Artifact]
+Pending = Future[Artifact]
 
 
 class CompilePool:
@@ -75,7 +76,7 @@ class CompilePool:
         ]
         # The last one first: few items are compiled by the children that are there already.
         self._idle = list(self._workers)
-        self._queued: list[tuple[int, int, Future[Artifact], str, Any, _Item]] = []  # a heap
+        self._queued: list[tuple[int, int, Pending, str, Any, _Item]] = []  # a heap
         self._numbers = itertools.count()
         self._closed = False
         self._lock = threading.Lock()  # of the three above
@@ -89,7 +90,7 @@ class CompilePool:
         *,
         cache: Path | None = None,
         urgency: int = 0,
-    ) -> Future[Artifact]:
+    ) -> Pending:
         """Queue a compile; a compiler's failure is a status of the future's artifact.
 
         Args:
@@ -99,7 +100,7 @@ class CompilePool:
                 load them; by default they are thrown away.
             urgency: what is more urgent comes first, and then what came first.
         """
-        future: Future[Artifact] = Future()
+        future: Pending = Future()
         with host_errors(), self._lock:
             if self._closed:
                 raise RuntimeError("this pool is closed: make another one")
@@ -114,7 +115,7 @@ class CompilePool:
             heapq.heappush(self._queued, (*place, future, key, spec, item))
         return future
 
-    def hurry(self, future: Future[Artifact], urgency: int) -> None:
+    def hurry(self, future: Pending, urgency: int) -> None:
         """Make a compile that is still queued as urgent as that."""
         with self._lock:
             self._queued = [
@@ -180,7 +181,7 @@ def _compile(worker: _Worker, key: str, spec: Any, item: _Item) -> Artifact:
 
 
 def as_compiled(
-    futures: Iterable[Future[Artifact]], *, progress: bool = False
+    futures: Iterable[Pending], *, progress: bool = False
 ) -> Generator[Artifact, None, None]:
     """Yield each artifact as soon as it is there; what is left when this is closed is cancelled.
 
@@ -188,7 +189,7 @@ def as_compiled(
         progress: show a bar on stderr, if that is a terminal.
     """
     futures = list(futures)
-    done: Iterable[Future[Artifact]] = as_completed(futures)
+    done: Iterable[Pending] = as_completed(futures)
     if progress and sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import track

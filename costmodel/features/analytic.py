@@ -6,7 +6,7 @@ features of a learned model. Their ratios matter, their absolute accuracy does n
 
 import numpy as np
 
-from costmodel.arrays import Floats
+from costmodel.arrays import Floats, FloatsByName
 from costmodel.data.candidates import ARTIFACT_COLUMNS, CONFIG_COLUMNS, Candidates
 from costmodel.features.estimate import ESTIMATE_FEATURES, L2_SPEEDUP, estimate_columns
 from costmodel.gemm.family import is_wide
@@ -53,7 +53,7 @@ def occupancy(registers: Floats, shared_bytes: Floats, num_warps: Floats, device
 
 def analytic_columns(
     workload: Workload, candidates: Candidates, target: Target, *, binary: bool
-) -> dict[str, Floats]:
+) -> FloatsByName:
     """Return the columns of :data:`ANALYTIC_FEATURES`, float64 [n] each.
 
     Args:
@@ -88,7 +88,7 @@ def analytic_columns(
 
 def _resources(
     workload: Workload, candidates: Candidates, device: Device, c: Columns, binary: bool
-) -> dict[str, Floats]:
+) -> FloatsByName:
     """Return registers, shared memory, and the blocks that they let on a multiprocessor."""
     accumulators = c.block_m * c.block_n / (32 * c.num_warps)
     registers = np.minimum(accumulators + _OTHER_REGISTERS, 255)
@@ -118,9 +118,7 @@ def _resources(
     }
 
 
-def _grid(
-    m: float, n: float, k: float, c: Columns, blocks: Floats, device: Device
-) -> dict[str, Floats]:
+def _grid(m: float, n: float, k: float, c: Columns, blocks: Floats, device: Device) -> FloatsByName:
     """Return tiles, programs, waves, and the share of them that is useful work."""
     tiles_m, tiles_n = np.ceil(m / c.block_m), np.ceil(n / c.block_n)
     tiles = tiles_m * tiles_n
@@ -157,7 +155,7 @@ def _grid(
 
 def _traffic(
     workload: Workload, m: float, n: float, k: float, c: Columns, g: Columns, device: Device
-) -> dict[str, Floats]:
+) -> FloatsByName:
     """Return bytes that programs ask for, that reach device memory, and that are in flight."""
     item, out_item = workload.code.itemsize, workload.code.out_itemsize
     program_bytes = c.stage_bytes * g.steps_per_program

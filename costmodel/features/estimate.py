@@ -9,13 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from costmodel.arrays import Floats
+from costmodel.arrays import Floats, FloatsByName
 from costmodel.gemm.family import repack_elements
 from costmodel.gemm.space import Columns
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Device
-
-_Named = dict[str, Floats]
 
 # Extra traffic of rows that cross lines of the cache, as a share; what a step of the main loop
 # spends its time on; parts of the estimate, as shares of the whole; traffic as a multiple of the
@@ -69,7 +67,7 @@ class _Step:
     dram_part: Floats  # of its bytes, those that L2 does not have
 
 
-def estimate_columns(workload: Workload, c: Columns, g: Columns, device: Device) -> _Named:
+def estimate_columns(workload: Workload, c: Columns, g: Columns, device: Device) -> FloatsByName:
     """Return the columns of :data:`ESTIMATE_FEATURES`, float64 [n] each.
 
     Args:
@@ -131,7 +129,9 @@ def _share(busy: Floats, device: Device) -> Floats:
     return np.minimum(l2 / busy, SM_BANDWIDTH_GBS * 1e3)
 
 
-def _step_us(step: _Step, resident: Floats, busy: Floats, device: Device) -> tuple[Floats, _Named]:
+def _step_us(
+    step: _Step, resident: Floats, busy: Floats, device: Device
+) -> tuple[Floats, FloatsByName]:
     """Return the time of a step where so many blocks share a multiprocessor, and shares of it.
 
     Device memory delivers no more to all of them than its bandwidth.
@@ -156,7 +156,7 @@ def _step_us(step: _Step, resident: Floats, busy: Floats, device: Device) -> tup
 
 
 def _step(
-    workload: Workload, c: Columns, g: Columns, device: Device, lines: _Named, dram: Floats
+    workload: Workload, c: Columns, g: Columns, device: Device, lines: FloatsByName, dram: Floats
 ) -> _Step:
     """Return the work of one block's step on each unit."""
     code, item = workload.code, workload.code.itemsize
@@ -212,7 +212,7 @@ def _compute_us(workload: Workload, c: Columns, g: Columns, tile: Floats, device
     return np.where(g.wgmma_shape > 0, wide, narrow)
 
 
-def _straddle(workload: Workload, c: Columns) -> _Named:
+def _straddle(workload: Workload, c: Columns) -> FloatsByName:
     """Return the extra traffic, as a share, of rows that do not start on lines of 128 bytes.
 
     Taken as dense: the class of a workload knows no strides. Copies are padded to whole lines.

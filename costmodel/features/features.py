@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from costmodel.arrays import Floats, Floats32
+from costmodel.arrays import Floats, Floats32, FloatsByName
 from costmodel.data.candidates import ARTIFACT_COLUMNS, CONFIG_COLUMNS, Candidates
 from costmodel.features.analytic import ANALYTIC_FEATURES, analytic_columns
 from costmodel.gemm.space import Columns
@@ -93,7 +93,7 @@ def _workload_values(workload: Workload, target: Target) -> dict[str, Any]:
     }
 
 
-def _ptx_derived(c: Columns, target: Target) -> dict[str, Floats]:
+def _ptx_derived(c: Columns, target: Target) -> FloatsByName:
     """Instruction mix of the main loop, and the work of issuing it all; NaN without one."""
     # One mma.sync is the work of a warp, one wgmma of four, one tcgen05.mma of the whole block.
     sharers = np.select(

@@ -42,6 +42,9 @@ class Check(NamedTuple):
         return self.text.format(*self.values)
 
 
+Checks = Iterator[Check]
+
+
 def is_wide(block_m: Any, num_warps: Any, code: CodeClass, architecture: Architecture) -> Any:
     """Return True where Triton multiplies with the instruction of four warps or of a block.
 
@@ -116,7 +119,7 @@ class KernelFamily:
 
     # --- legality ---------------------------------------------------------------------------------
 
-    def checks(self, c: Any, code: CodeClass, device: Device) -> Iterator[Check]:
+    def checks(self, c: Any, code: CodeClass, device: Device) -> Checks:
         """Rules that do not depend on the sizes; of those broken the first is given."""
         yield from self.own_checks(c, code, device)
         yield from self.register_checks(c, code, device)
@@ -134,11 +137,11 @@ class KernelFamily:
             yield Check(columns > row.tensor_memory, "tensor memory: {} columns of {}",
                         (columns, row.tensor_memory))  # fmt: skip
 
-    def own_checks(self, c: Any, code: CodeClass, device: Device) -> Iterator[Check]:
+    def own_checks(self, c: Any, code: CodeClass, device: Device) -> Checks:
         """Rules of this kernel alone."""
         return iter(())
 
-    def register_checks(self, c: Any, code: CodeClass, device: Device) -> Iterator[Check]:
+    def register_checks(self, c: Any, code: CodeClass, device: Device) -> Checks:
         """``maxnreg``, and the registers that one wide instruction takes; spills are no reason."""
         limited = c.maxnreg > 0
         for broken, text in (
@@ -156,7 +159,7 @@ class KernelFamily:
             width = np.minimum(c.block_n // groups_n, 256)
             yield one_instruction(is_wide(c.block_m, c.num_warps, code, row), width, limit)
 
-    def operand_checks(self, c: Any, code: CodeClass, device: Device) -> Iterator[Check]:
+    def operand_checks(self, c: Any, code: CodeClass, device: Device) -> Checks:
         """Rules of how A, B and C are addressed."""
         if not self.reads_by_descriptor:
             yield Check(c.repack, f"repack: the {self.name} kernel addresses any operand")
@@ -189,7 +192,7 @@ class KernelFamily:
         """Return True for A, and for B, if it is copied ahead of its use."""
         return True, True
 
-    def size_checks(self, c: Any, workload: Workload, device: Device) -> Iterator[Check]:
+    def size_checks(self, c: Any, workload: Workload, device: Device) -> Checks:
         """Rules that depend on the sizes."""
         need = partial_bytes(c, workload.m, workload.n)
         copies = sum(repack_elements(workload)) * workload.code.itemsize

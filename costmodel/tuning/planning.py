@@ -29,7 +29,7 @@ from costmodel.gemm.workload import Workload
 from costmodel.tuning.ranking import Answering, rank_by
 from costmodel.tuning.search import LIBRARY_COUNTS, fastest
 from costmodel.tuning.tuner import Compile
-from costmodel.tuning.tuning_result import BucketPlan, Costs, Segment, TuningResult
+from costmodel.tuning.tuning_result import BucketPlan, Costs, OrTorch, Segment, TuningResult
 
 _SLICES = 8
 _LOOKED_AT = 16  # first choices, for one that is new
@@ -42,7 +42,7 @@ _BUDGET_S = 1.0
 _AS_FAST = 1.01  # a configuration that is already in use is kept if it is that near the fastest
 _APART = 1.02  # a segment is cut rather than slowed down by more than this at one of its m
 
-TimesAt = tuple[int, Mapping[GemmConfig | None, float]]
+TimesAt = tuple[int, Mapping[OrTorch, float]]
 """An m, and the us of each configuration that works there; None is torch. Empty: nothing works."""
 
 
@@ -108,7 +108,7 @@ def plan_by_timing(
 
 def _refused(
     configs: Collection[GemmConfig], result: TuningResult, compile_: Compile
-) -> set[GemmConfig | None]:
+) -> set[OrTorch]:
     """Compile all finalists before any is timed; return those that do not compile."""
     specs = {config: specialize(result.workload, config) for config in configs}
     made = compile_(list(dict.fromkeys(specs.values())), result.target)
@@ -119,7 +119,7 @@ def _refused(
 def _planned(
     result: TuningResult,
     slices: Sequence[_Slice],
-    failed: Collection[GemmConfig | None],
+    failed: Collection[OrTorch],
     attempted: bool,
 ) -> BucketPlan:
     """Join neighbours with one choice that is known by the same means."""
@@ -130,7 +130,7 @@ def _planned(
 
 
 def _segments(
-    result: TuningResult, slices: Sequence[_Slice], failed: Collection[GemmConfig | None]
+    result: TuningResult, slices: Sequence[_Slice], failed: Collection[OrTorch]
 ) -> Iterator[Segment]:
     """The fastest of each slice, which is cut where no choice is fast at all its m.
 
@@ -177,7 +177,7 @@ class _Slice:
     tried: list[_Tried]
     new: tuple[GemmConfig, float] | None
     torch_us: float
-    finalists: list[GemmConfig | None] = field(init=False)
+    finalists: list[OrTorch] = field(init=False)
     times: list[TimesAt] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -194,9 +194,7 @@ class _Slice:
     def last(self) -> int:
         return self.workload.m
 
-    def expected(
-        self, result: TuningResult, failed: Collection[GemmConfig | None]
-    ) -> GemmConfig | None:
+    def expected(self, result: TuningResult, failed: Collection[OrTorch]) -> OrTorch:
         """Return the configuration expected to be fastest.
 
         torch (None) only if it is so by more than its time varies.
@@ -230,7 +228,7 @@ class _Slice:
         aligned = {self.first + -self.first % step, *(m - m % step for m in (last - 1, last))}
         return sorted(m for m in aligned if self.first <= m <= last)
 
-    def measure(self, runner: Runner, failed: set[GemmConfig | None]) -> int:
+    def measure(self, runner: Runner, failed: set[OrTorch]) -> int:
         """Time the finalists at the m that stand for the slice; return how many timings that took.
 
         Left out is an m that a recording lacks, one that there was no memory for, and one whose
@@ -348,9 +346,7 @@ def _cut(timed: Sequence[TimesAt], last: int) -> Iterator[tuple[int, Sequence[Ti
     yield from zip([*ends, last], found, strict=True)
 
 
-def _fastest(
-    run: Sequence[TimesAt], preferred: Sequence[GemmConfig | None] = ()
-) -> tuple[GemmConfig | None, float]:
+def _fastest(run: Sequence[TimesAt], preferred: Sequence[OrTorch] = ()) -> tuple[OrTorch, float]:
     """Choose the configuration with the smallest worst-case slowdown; None means torch.
 
     Args:

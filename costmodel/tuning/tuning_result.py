@@ -11,6 +11,9 @@ from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 
+OrTorch = GemmConfig | None
+"""A configuration, or torch, which is None."""
+
 PREDICTED = "predicted"
 """The ``source`` of a result that rests on no timing."""
 
@@ -44,7 +47,7 @@ class Segment:
     """
 
     last: int
-    config: GemmConfig | None
+    config: OrTorch
     latency_us: float | None = None
 
     def __post_init__(self) -> None:
@@ -136,7 +139,7 @@ class TuningResult(Answered):
     ranked: tuple[tuple[GemmConfig, float | None], ...]
     measured: tuple[tuple[GemmConfig, Measurement], ...]
     torch: Measurement | None
-    config: GemmConfig | None
+    config: OrTorch
     why: str
     source: str
     reliable: bool
@@ -160,7 +163,7 @@ class TuningResult(Answered):
         """True if the choice rests on timings, and not on a prediction or a pin."""
         return self.source not in (PREDICTED, PINNED)
 
-    def config_at(self, m: int) -> GemmConfig | None:
+    def config_at(self, m: int) -> OrTorch:
         """Return the configuration for an m of the bucket, always legal; None is torch."""
         segment = self._segment(m)
         return segment.config if segment else self.config
@@ -211,7 +214,7 @@ class TuningResult(Answered):
 
     @classmethod
     def unranked(
-        cls, workload: Workload, target: Target, mode: str, config: GemmConfig | None, why: str,
+        cls, workload: Workload, target: Target, mode: str, config: OrTorch, why: str,
         source: str = PREDICTED,
     ) -> Self:  # fmt: skip
         """A choice that no model was asked for; it is not to be kept on disk."""
@@ -263,11 +266,11 @@ def _by_field(data: Any) -> Named:
         raise InvalidInput(f"a part that is missing or of another kind: {error!r:.80}") from None
 
 
-def _config(value: Any) -> GemmConfig | None:
+def _config(value: Any) -> OrTorch:
     return None if value == "torch" else GemmConfig.from_dict(value)
 
 
-def _config_or_torch(config: GemmConfig | None) -> Named | str:
+def _config_or_torch(config: OrTorch) -> Named | str:
     return config.to_dict() if config else "torch"
 
 

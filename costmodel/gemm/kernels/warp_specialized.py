@@ -12,6 +12,7 @@ from costmodel.gemm.config import ConfigBinary, GemmConfig, Specialization
 from costmodel.gemm.family import (
     WGMMA_SPARE_REGISTERS,
     Check,
+    Checks,
     one_instruction,
     stores_by_descriptor,
 )
@@ -47,7 +48,7 @@ class WarpSpecializedFamily(TmaFamily):
                     for halves in (False, True) if one_accumulator and n >= 128 else (False,):
                         yield GemmConfig(self.name, m, n, 64, num_warps, stages, halves=halves)
 
-    def own_checks(self, c: Any, code: CodeClass, device: Device) -> Iterator[Check]:
+    def own_checks(self, c: Any, code: CodeClass, device: Device) -> Checks:
         if device.architecture.instruction != "wgmma":
             yield Check(True, f"warp groups: sm_{device.arch} has no wgmma (sm_90 only)")
         if code.itemsize != 2:
@@ -69,13 +70,13 @@ class WarpSpecializedFamily(TmaFamily):
         text = "warp groups: two accumulators are stored in parts as wide as the second"
         yield Check((rest > 0) & c.halves, text)
 
-    def register_checks(self, c: Any, code: CodeClass, device: Device) -> Iterator[Check]:
+    def register_checks(self, c: Any, code: CodeClass, device: Device) -> Checks:
         need = c.block_m * c.block_n // (32 * c.num_warps) + WGMMA_SPARE_REGISTERS
         dealt = multiply_registers(c.num_warps)
         yield Check(need > dealt, "registers: {} a thread, {} are there", (need, dealt))
         yield one_instruction(True, n_parts(c.block_n)[0], entry_registers(c.num_warps))
 
-    def operand_checks(self, c: Any, code: CodeClass, device: Device) -> Iterator[Check]:
+    def operand_checks(self, c: Any, code: CodeClass, device: Device) -> Checks:
         if not stores_by_descriptor(code):
             text = "TMA: C must be row-major and aligned to 16 bytes, it is stored by TMA only"
             yield Check(True, text)
