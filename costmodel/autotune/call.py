@@ -29,7 +29,7 @@ class KernelCall:
 
     def __init__(self, tuner: Any, args: tuple[Any, ...], kwargs: Named):
         self.tuner, self._args, self._kwargs = tuner, args, kwargs
-        self.name: str = tuner.base_fn.__name__
+        self.name = tuner.base_fn.__name__
         self.named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
         self.may_write: set[str] | None = None
         self._before: Snapshot | None = None
@@ -85,7 +85,7 @@ class KernelCall:
         while not hasattr(function, "cache_key"):
             code += "".join(map(_code, getattr(function, "values", {}).values()))
             function = function.fn
-        own: str = function.cache_key
+        own = function.cache_key
         return f"{own}-{digest(code, 64)}" if code else own
 
     def key(self) -> Named:

@@ -7,7 +7,7 @@ from costmodel.errors import InvalidInput
 from costmodel.tuning.modes import check_mode
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """Options of a tuning; see :func:`costmodel.autotune`."""
 

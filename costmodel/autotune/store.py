@@ -91,7 +91,7 @@ def _content(path: Path) -> dict[str, str]:
 # --- The files ------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
+@dataclass
 class KernelEntry:
     """The content of one file: one kernel under one key.
 

@@ -47,7 +47,7 @@ PyMODINIT_FUNC PyInit_costmodel_doctor(void) { return PyModule_Create(&module); 
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Check:
     """One thing that was looked for, whether it is there, what was found, and what to do.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from costmodel.cli.common import DEFAULT_TARGET, AsJson, answer, note
+from costmodel.cli.common import DEFAULT_TARGET, AsJson, Model, answer, note
 from costmodel.cli.waiting import doing
 from costmodel.errors import InvalidInput
 
@@ -92,9 +92,7 @@ def evaluate(
     data: Annotated[
         Path | None, Option(help="Dataset with eval rows; default: the H100's.")
     ] = None,
-    model: Annotated[
-        Path | None, Option(help="Folder of a model; default: the shipped one.")
-    ] = None,
+    model: Model = None,
     as_json: AsJson = False,
 ) -> None:
     """Say how much speed each model's ranking keeps on held-out workloads; needs no GPU.

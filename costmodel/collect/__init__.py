@@ -44,7 +44,7 @@ _DOUBT = "doubtful: repeats scatter, or the clock was lower than beside others"
 _ANCHOR_BYTES = 2**24  # smaller ones are too short to tell a card from noise
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Job:
     """A workload, and the configurations of it to measure.
 
@@ -59,7 +59,7 @@ class Job:
 Jobs = Sequence[Job]
 
 
-@dataclass(slots=True)
+@dataclass
 class Progress:
     """Counts of what a collection has done so far."""
 
@@ -133,7 +133,7 @@ def collect(
     return collection.progress
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Outcome:
     """The measurements of a job; ``again`` are its finalists."""
 

@@ -79,11 +79,16 @@ _MEASUREMENTS = _Table(
 
 
 class Dataset:
-    """A dataset directory, open for reading and appending."""
+    """A dataset directory, open for reading and appending.
+
+    Attributes:
+        identity: of all rows; ``target`` and ``protocol`` are its own.
+    """
 
     def __init__(self, path: Path, identity: shards.Identity, created: str):
         self.path = path
         self.identity = identity
+        self.target, self.protocol = identity.target, identity.protocol
         self.created = created
         self._artifacts: ArtifactTable | None = None
         # Of artifacts: appending must not read them all again.
@@ -131,16 +136,6 @@ class Dataset:
             ) from None
         identity = shards.Identity.from_dict(data, card)
         return cls(path, identity, str(data.get("created", "")))
-
-    @property
-    def target(self) -> Target:
-        """Device and toolchain of all rows."""
-        return self.identity.target
-
-    @property
-    def protocol(self) -> Named:
-        """Timing protocol of all rows, JSON-ready."""
-        return self.identity.protocol
 
     def append_measurements(
         self,

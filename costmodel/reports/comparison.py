@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from costmodel.arrays import Floats
 from costmodel.data.candidates import Candidates, CostModel
 from costmodel.data.dataset import Dataset
 from costmodel.gemm.workload import Workload
@@ -22,9 +20,7 @@ class ConfigOnly(CostModel):
         self._model = model
         self.name = f"{model.name} config-only"
 
-    def predict(
-        self, workload: Workload, candidates: Candidates, target: Target
-    ) -> NDArray[np.float64]:
+    def predict(self, workload: Workload, candidates: Candidates, target: Target) -> Floats:
         """Latency in us of each candidate, float64 [n]."""
         return self._model.predict(workload, candidates.without_artifacts(), target)
 

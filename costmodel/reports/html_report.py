@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from costmodel.arrays import Floats
 from costmodel.data.dataset import Dataset
 from costmodel.data.shards import require_file_place, write_file
 from costmodel.evaluation.evaluate import Problem, evaluate, problems_of
@@ -27,8 +27,6 @@ from costmodel.reports.plots import draw_plot, plot_kept, require_matplotlib
 _WORST = 15  # workloads
 _TOP = 25  # features
 _LONGEST = 200  # characters of a text
-
-_Floats = NDArray[np.float64]
 
 
 class Figure(NamedTuple):
@@ -137,7 +135,7 @@ def _kept(dataset: Dataset, model: XgbCostModel | None) -> Section:
     return Section("Speed kept", [text, plot, Table(*kept_table(entries)), *left_out])
 
 
-def _accuracy(problems: Sequence[Problem], costs: Sequence[_Floats]) -> Section:
+def _accuracy(problems: Sequence[Problem], costs: Sequence[Floats]) -> Section:
     measured = np.concatenate([p.latency_us for p in problems])
     predicted = np.concatenate(costs)
     works = np.isfinite(measured) & (predicted > 0)
@@ -162,7 +160,7 @@ def _accuracy(problems: Sequence[Problem], costs: Sequence[_Floats]) -> Section:
     return Section("Predicted and measured", [text, figure(draw, alt, (7, 6))])
 
 
-def _worst(problems: Sequence[Problem], costs: Sequence[_Floats]) -> Section:
+def _worst(problems: Sequence[Problem], costs: Sequence[Floats]) -> Section:
     """Say what is kept of a workload, its first choice, and the best there is."""
     rows: list[list[Any]] = []
     for problem, cost in zip(problems, costs, strict=True):

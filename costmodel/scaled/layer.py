@@ -76,12 +76,9 @@ class ScaledLinear(torch.nn.Module):
         """Return [..., n] in the type of x [..., k]."""
         small, scale = quantize(x.reshape(-1, x.shape[-1]), self.scales, self.weight.dtype)
         recipes = (BY_ROW, BY_BLOCK) if self.scales == "block" else (ROW, ROW)
+        scale_b = self.get_parameter(_SCALE_NAMES[self.scales]).T
         out = scaled_mm(
-            small, self.weight.T, scale, recipes[0], self._scale(), recipes[1], bias=self.bias,
+            small, self.weight.T, scale, recipes[0], scale_b, recipes[1], bias=self.bias,
             output_dtype=x.dtype, activation=self.activation,
         )  # fmt: skip
         return out.view(*x.shape[:-1], len(self.weight))
-
-    def _scale(self) -> Tensor:
-        """Return the scales of the weight as ``scaled_mm`` takes them."""
-        return self.get_parameter(_SCALE_NAMES[self.scales]).T

@@ -103,7 +103,7 @@ def tune_by(
         raise InvalidInput(f"mode={mode!r} times candidates: expected a runner, e.g. DeviceRunner")
     start = time.perf_counter()
     if compile_ is None:
-        compile_ = _nothing_to_compile
+        compile_ = lambda specs, target: ()  # noqa: E731
         if runner is not None and runner.needs_binaries:
             compile_ = compile_for_device
             device_compilers().start(_COMPILED_FIRST)  # while the model ranks
@@ -185,10 +185,6 @@ def untimed_because(workload: Workload, mode: str) -> str:
     if mode == "auto" and workload.is_small():
         return "every side is at most 512, timing would cost more than it gives"
     return ""
-
-
-def _nothing_to_compile(specs: Sequence[Specialization], target: Target) -> Iterable[Artifact]:
-    return ()
 
 
 def _or_torch(choice: Choice, ranking: Ranking) -> Choice:
