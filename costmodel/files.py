@@ -75,6 +75,15 @@ def _absolute(path: Path) -> Path:
     return path.absolute()
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, where they are not there yet.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+
+
 @contextmanager
 def file_errors(path: Path) -> Iterator[None]:
     """Turn an OSError into a :class:`FileError` that names the path."""
@@ -300,7 +309,7 @@ def cached_fact(
     found = work_out()
     if settled:
         with suppress(OSError):  # a cache that cannot be written is no error
-            file.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(file.parent)
             replace_file(file, encode({"stamp": stamp, "value": found}), durable=False)
     return found
 

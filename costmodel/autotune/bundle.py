@@ -23,7 +23,7 @@ from costmodel.autotune.options import Options
 from costmodel.autotune.store import KernelStore, config_name
 from costmodel.collect.bundle import pack
 from costmodel.errors import InvalidInput, MissingData, MixedData
-from costmodel.files import digest, encode, file_errors, read_json
+from costmodel.files import digest, encode, file_errors, make_folder, read_json
 from costmodel.hardware.target import Target
 
 _CALLS = "calls.json"
@@ -97,7 +97,7 @@ def collect_kernels(place: str, folder: Path, out: Path, number: int = 1, parts:
 def merge_kernels(out: Path, *folders: Path) -> int:
     """Add the timings of folders to those of ``out``; again it adds nothing. Return the files."""
     files = [file for path in folders for file in path.glob("*.jsonl")]
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     for file in files:
         with file_errors(out), open(out / file.name, "ab+") as there:
             there.seek(0)

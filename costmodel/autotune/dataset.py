@@ -26,7 +26,7 @@ from costmodel.autotune.store import KernelEntry
 from costmodel.compile.ptx import PTX_FEATURES, PTX_SCHEMA
 from costmodel.data.shards import CARD, Identity, read_shards, require_place, write_shard
 from costmodel.errors import InvalidInput, MissingData
-from costmodel.files import Named, file_errors, read_json, write_json
+from costmodel.files import Named, file_errors, make_folder, read_json, write_json
 from costmodel.hardware.target import Target, Toolchain, known_device
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class KernelDataset:
         """
         require_place(folder, "dataset of kernels")
         with file_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             write_shard(folder / _FILE, self.rows, self.identity, **_HEADER)
             write_json(folder / CARD, self.card())
 

@@ -36,6 +36,7 @@ from costmodel.files import (
     decode,
     digest,
     file_errors,
+    make_folder,
     read_json,
     replace_file,
     write_json,
@@ -208,7 +209,7 @@ class KernelModel:
         """
         require_place(folder, "model of kernels")
         with file_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             before = {*folder.glob("*.ubj")}
             for name, head in self.card.heads.items():
                 replace_file(folder / head.file, self.trees[name].raw)

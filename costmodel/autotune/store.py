@@ -22,7 +22,7 @@ from typing import Any
 
 from costmodel.data.measurement import Measurement
 from costmodel.errors import CorruptFile, InvalidInput
-from costmodel.files import Named, decode, digest, read_small_file
+from costmodel.files import Named, decode, digest, make_folder, read_small_file
 from costmodel.tuning.cache import CacheFolder, file_stem
 from costmodel.validation import log, one_line
 
@@ -250,7 +250,7 @@ class KernelStore(CacheFolder):
             self._unwritten[name] = self._unwritten.get(name, first) + line
 
     def _write(self, path: Path, first: bytes, line: bytes) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with open(path, "ab", buffering=0) as file:
             # Empty: another process has removed the file that this one began.
             if path not in self._begun or not file.tell():

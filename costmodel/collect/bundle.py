@@ -23,7 +23,7 @@ from costmodel.collect.sampling import write_worklist
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.dataset import Dataset
 from costmodel.errors import CorruptFile, InvalidInput, MissingData, MixedData
-from costmodel.files import Named, decode, encode, file_errors, replace_file
+from costmodel.files import Named, decode, encode, file_errors, make_folder, replace_file
 from costmodel.gemm.specialize import artifact_key, compile_many, specialize
 from costmodel.hardware.target import Target
 
@@ -118,7 +118,7 @@ def unpack(file: Path, folder: Path) -> Manifest:
                 content = archive.read(name)
                 if hashlib.sha256(content).hexdigest() != digest:
                     raise InvalidInput(f"{name!r:.80} is not what its hash says")
-                path.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(path.parent)
                 if path.name.startswith("__grp__"):  # Triton's list of files, by their old paths
                     names = decode(content, dict[str, dict[str, str]])["child_paths"]
                     content = encode({"child_paths": {x: str(path.parent / x) for x in names}})

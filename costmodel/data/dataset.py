@@ -35,7 +35,7 @@ from costmodel.data.measurement_table import CONFIG_FIELDS, Frame, MeasurementTa
 from costmodel.data.rows import Faults, sort_rows
 from costmodel.data.shards import CARD
 from costmodel.errors import CorruptFile, MissingData
-from costmodel.files import Named, file_errors, read_json, write_json
+from costmodel.files import Named, file_errors, make_folder, read_json, write_json
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
@@ -110,7 +110,7 @@ class Dataset:
         identity = shards.Identity(target, protocol)
         with file_errors(path):
             there = (path / CARD).exists()
-            path.mkdir(parents=True, exist_ok=True)
+            make_folder(path)
         if not there:
             cls(path, identity, datetime.now(UTC).isoformat(timespec="seconds"))._write_card()
         dataset = cls.open(path)

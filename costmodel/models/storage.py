@@ -40,6 +40,7 @@ from costmodel.files import (
     digest,
     encode,
     file_errors,
+    make_folder,
     parse_json,
     read_small_file,
     replace_file,
@@ -141,7 +142,7 @@ def save(
     )
     written = _card_bytes(card)  # refused before anything is written
     with file_errors(path):
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         with compaction_lock(path):  # of two that save at once, one is first
             _remove_unnamed(path)
             for part, data in parts.items():

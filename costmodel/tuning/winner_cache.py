@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from costmodel.errors import CorruptFile, InvalidInput
-from costmodel.files import Named, decode, encode, read_json, replace_file
+from costmodel.files import Named, decode, encode, make_folder, read_json, replace_file
 from costmodel.tuning.cache import CacheFolder, file_stem
 from costmodel.tuning.tuning_result import TuningResult
 from costmodel.validation import log, one_line
@@ -68,7 +68,7 @@ class WinnerCache(CacheFolder):
         failure = None
         for _ in range(_ATTEMPTS):  # another process may just have removed the folder
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(path.parent)
                 replace_file(path, content)
                 return True
             except OSError as error:
