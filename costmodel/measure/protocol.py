@@ -5,6 +5,9 @@ from typing import Any, Literal
 
 from costmodel.errors import InvalidInput
 
+ByKind = tuple[tuple[str, float], ...]
+"""A number for each kind of operand."""
+
 
 @dataclass(frozen=True)
 class TimingProtocol:
@@ -45,15 +48,15 @@ class TimingProtocol:
     idle_from_us: float = 100.0
     early_factor: float = 1.5
     stop_factor: float = 30.0
-    rtol: tuple[tuple[str, float], ...] = (
+    rtol: ByKind = (
         ("bfloat16", 1.6e-2), ("float16", 2e-3), ("16-bit>float32", 2e-4), ("tf32", 2e-3),
         ("float32", 1e-5),
     )  # fmt: skip
-    atol: tuple[tuple[str, float], ...] = (
+    atol: ByKind = (
         ("bfloat16", 8e-3), ("float16", 1e-3), ("16-bit>float32", 2e-4), ("tf32", 3e-3),
         ("float32", 2e-6),
     )  # fmt: skip
-    growth: tuple[tuple[str, float], ...] = (("16-bit>float32", 2.0**-20), ("float32", 2.0**-22))
+    growth: ByKind = (("16-bit>float32", 2.0**-20), ("float32", 2.0**-22))
     limit_s: float = 60.0
     version: int = 3
 
