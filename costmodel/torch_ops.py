@@ -52,11 +52,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     activation, tf32, mode = ctx.options
-
-    def product(x: Any, y: Any, bias: Any, out_dtype: Any) -> Any:
-        return _matmul(x, y, bias, "none", tf32, out_dtype, mode)
-
-    return *gradients(ctx, grad, activation, tf32, product), None, None, None, None
+    found = gradients(
+        ctx, grad, activation, tf32,
+        lambda x, y, bias, out_dtype: _matmul(x, y, bias, "none", tf32, out_dtype, mode),
+    )  # fmt: skip
+    return *found, None, None, None, None
 
 
 _matmul.register_autograd(_backward, setup_context=_keep)

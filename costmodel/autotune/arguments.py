@@ -10,21 +10,21 @@ from triton._C.libtriton import ir, passes
 
 from costmodel.compile.ttir import parse_module
 
+# Origin of a pointer that may point anywhere, such as one that was loaded from memory.
 _ANY = -1
-"""Origin of a pointer that may point anywhere, such as one that was loaded from memory."""
+# Where pointers go that are written through, and those with which anything may be done.
 _WRITTEN, _ESCAPED = -2, -3
-"""Where pointers go that are written through, and those with which anything may be done."""
+# Operations that write through their first operand.
 _STORES = {"tt.store", "tt.atomic_rmw", "tt.atomic_cas", "tt.descriptor_store",
            "tt.descriptor_reduce", "tt.descriptor_scatter"}  # fmt: skip
-"""Operations that write through their first operand."""
+# Operations that take a pointer and neither write through it nor pass it on.
 _LOADS = {"tt.load", "tt.descriptor_load", "tt.descriptor_gather", "tt.print"}
-"""Operations that take a pointer and neither write through it nor pass it on."""
 _MOVING = """tt.addptr tt.advance tt.bitcast tt.broadcast tt.expand_dims tt.join tt.make_tensor_ptr
 tt.make_tensor_descriptor tt.reshape tt.splat tt.split tt.trans"""
+# Operations whose results point where their operands do; `arith` and `ub` are all so.
 _MOVES = {*_MOVING.split()}
-"""Operations whose results point where their operands do; `arith` and `ub` are all so."""
+# Operations whose regions and results get their last operands, and what the regions end with.
 _REGIONS = ("scf.", "tt.reduce", "tt.scan", "tt.map_elementwise")
-"""Operations whose regions and results get their last operands, and what the regions end with."""
 
 RELATIVE_TOLERANCE = {8: 1e-6, 4: 1e-2, 2: 2e-2, 1: 0.25}
 """How far results of two right candidates may lie apart, by the bytes of a float.

@@ -41,8 +41,8 @@ from costmodel.processes import IDLE_S, SupervisedWorker
 LIMIT_S = 20.0
 """Seconds for all launches of a configuration; one that takes longer is taken to be endless."""
 
+# Bytes of a tensor that are copied, and repeated in the rest of it: they may be indices.
 _COPIED = 1 << 20
-"""Bytes of a tensor that are copied, and repeated in the rest of it: they may be indices."""
 
 
 @dataclass(frozen=True)

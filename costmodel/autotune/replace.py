@@ -13,8 +13,8 @@ from costmodel.autotune.tuning import Tuning
 from costmodel.errors import HostError
 from costmodel.validation import require_count
 
+# Modules whose tuners have a ``run`` of their own that does what Triton's does.
 _OWN_RUNS = ("flag_gems.",)
-"""Modules whose tuners have a ``run`` of their own that does what Triton's does."""
 
 
 def replace_triton_autotune() -> None:

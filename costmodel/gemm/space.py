@@ -85,11 +85,8 @@ def grid_hash() -> str:
     """Return the identity of the grid: the hash of its points, which take 30 ms to make."""
     modules = (sys.modules[type(one).__module__] for one in families().values())
     files = {*SOURCES, *(Path(str(module.__file__)) for module in modules)}
-
-    def work_out() -> dict[str, str]:
-        return {"hash": digest("\n".join(map(str, grid())))}
-
-    return cached_fact("grid", files, work_out)["hash"]
+    found = cached_fact("grid", files, lambda: {"hash": digest("\n".join(map(str, grid())))})
+    return found["hash"]
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ TENSOR, ROW, BY_ROW, BY_BLOCK = 0, 1, 4, 5
 """Kinds of scales by the numbers of torch's ``ScalingType``: from ``BY_ROW`` on those of blocks."""
 
 _SPLITS = (*range(1, 9), 10, 12, 14, 16)
+# Up to which m: the kernel, BLOCK_N, warps, stages, and BLOCK_M if it is not that m, or 128.
 _TILES = {
     16: ["pointer 64 4 4", "pointer 64 4 8", "pointer 128 4 4", "tma 64 4 4", "tma 64 4 8",
          "tma 128 4 4", "tma 128 4 8", "tma 32 4 8 64"],
@@ -34,16 +35,15 @@ _TILES = {
     512: ["pointer 64 4 4", "pointer 128 8 3", "tma 64 4 4", "tma 128 4 3", "tma 128 8 4"],
     1 << 62: ["pointer 128 8 3", "tma 128 8 4", "tma 256 8 3"],
 }  # fmt: skip
-"""Up to which m: the kernel, BLOCK_N, warps, stages, and BLOCK_M if it is not that m, or 128."""
 
+# The same with steps of 256, where scales do not change along K.
 _WIDE_STEP = {16: ["tma 64 4 4", "tma 128 4 3"], 32: ["tma 64 4 4"], 64: ["tma 64 4 3"]}
-"""The same with steps of 256, where scales do not change along K."""
 
 _WARPS = [(2, 64, 64, 1, 8), (2, 64, 128, 1, 6), (3, 64, 128, 1, 5)]
 _WARPS_PROMOTED = [(2, 64, 128, 2, 4)]
+# Groups, ROWS, BLOCK_N, PARTS and stages of the warp-specialised kernel: always; where products
+# are promoted; and where they are not, which leaves registers for larger tiles.
 _WARPS_ONE_SUM = [(2, 64, 256, 1, 4), (2, 128, 128, 1, 4)]
-"""Groups, ROWS, BLOCK_N, PARTS and stages of the warp-specialised kernel: always; where products
-are promoted; and where they are not, which leaves registers for larger tiles."""
 
 
 def _tiles(most_m: int, by_blocks: bool) -> list[Named]:
