@@ -23,13 +23,13 @@ from costmodel.autotune.options import Options
 from costmodel.autotune.store import KernelStore, config_name
 from costmodel.collect.bundle import pack
 from costmodel.errors import InvalidInput, MissingData, MixedData
-from costmodel.files import digest, encode, file_errors, make_folder, read_json
+from costmodel.files import Named, digest, encode, file_errors, make_folder, read_json
 from costmodel.hardware.target import Target
 
 _CALLS = "calls.json"
 
 
-def write_kernel_bundle(file: Path, place: str, target: Target, folder: Path) -> dict[str, Any]:
+def write_kernel_bundle(file: Path, place: str, target: Target, folder: Path) -> Named:
     """Compile what a function's calls of tuned kernels may launch; launch nothing.
 
     Args:

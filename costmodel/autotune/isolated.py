@@ -33,7 +33,7 @@ from costmodel.compile.compile_pool import settings_of_triton
 from costmodel.compile.compiler import reason
 from costmodel.compile.triton_private import know_triton_key
 from costmodel.compile.ttir import KernelJob, TextSource, front_end, recorded
-from costmodel.data.measurement import NO_ROOM, Candidate, Measurement
+from costmodel.data.measurement import NO_ROOM, Batch, Candidate, Measurement, Measurements
 from costmodel.errors import CompileError, CostModelError, HostError, InvalidInput
 from costmodel.measure.device import ChildRunner
 from costmodel.processes import IDLE_S, SupervisedWorker
@@ -77,7 +77,7 @@ class Request:
     rounds: int
 
 
-Worker = SupervisedWorker[Request | None, list[Measurement]]
+Worker = SupervisedWorker[Request | None, Measurements]
 
 
 class IsolatedRunner(ChildRunner):
@@ -112,13 +112,11 @@ class IsolatedRunner(ChildRunner):
         )
         self.start()
 
-    def measure(
-        self, workload: Any, candidates: Sequence[Candidate], best_us: float = inf
-    ) -> list[Measurement]:
+    def measure(self, workload: Any, candidates: Batch, best_us: float = inf) -> Measurements:
         """Time candidates: one measurement each, in order."""
         return self._timed([candidate.config for candidate in candidates], best_us)
 
-    def compare(self, workload: Any, configs: Sequence[Any], rounds: int = 9) -> list[Measurement]:
+    def compare(self, workload: Any, configs: Sequence[Any], rounds: int = 9) -> Measurements:
         """Time a few in turn, against drift. For finalists."""
         return self._timed(configs, rounds=rounds)
 
@@ -138,9 +136,7 @@ class IsolatedRunner(ChildRunner):
         values = _passed(tuple(types.values()), launch.values)
         return Launch(name, job, dict(types), launch.grid, pickled(values))
 
-    def _timed(
-        self, names: Sequence[str], best_us: float = inf, rounds: int = 0
-    ) -> list[Measurement]:
+    def _timed(self, names: Sequence[str], best_us: float = inf, rounds: int = 0) -> Measurements:
         found = self._asked(names, best_us, rounds)
         if len(names) > 1 and not any(m.ok for m in found):
             # One of them may have taken the child along: each alone shows which.
@@ -149,7 +145,7 @@ class IsolatedRunner(ChildRunner):
             self._note(name, measurement)
         return found
 
-    def _asked(self, names: Sequence[str], best_us: float, rounds: int = 0) -> list[Measurement]:
+    def _asked(self, names: Sequence[str], best_us: float, rounds: int = 0) -> Measurements:
         launches = []
         try:
             for name in names:
@@ -296,7 +292,7 @@ def begin(device_index: int, cache: str) -> None:
     know_triton_key()
 
 
-def answer(request: Request | None) -> list[Measurement]:
+def answer(request: Request | None) -> Measurements:
     """Time what is asked for; None gives back memory. What breaks the context ends the process."""
     if request is None or request.token not in _runners:
         _runners.clear()
@@ -316,7 +312,7 @@ def answer(request: Request | None) -> list[Measurement]:
     return [outcome] * len(request.launches)
 
 
-def _timed(request: Request) -> list[Measurement]:
+def _timed(request: Request) -> Measurements:
     if request.token not in _runners:
         call: Any = _RemadeCall(request.may_write)
         _runners[request.token] = KernelRunner(call, {}, lambda *_: None, agree=request.agree)

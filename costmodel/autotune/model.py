@@ -33,6 +33,7 @@ from costmodel.compile.ptx import PTX_SCHEMA
 from costmodel.data.shards import CARD, require_place
 from costmodel.errors import CorruptFile, InvalidInput, MissingData, NoModel, SchemaMismatch
 from costmodel.files import (
+    Named,
     decode,
     digest,
     file_errors,
@@ -231,7 +232,7 @@ class KernelModel:
         if not file.exists():
             raise NoModel(f"no model of kernels at {folder}: expected what `costmodel train` wrote")
         with file_errors(file):
-            found = read_json(file, dict[str, Any])
+            found = read_json(file, Named)
         known, theirs = (FORMAT, PTX_SCHEMA), (found.get("kernel_model"), found.get("ptx_schema"))
         if None not in theirs and theirs != known:
             raise SchemaMismatch(

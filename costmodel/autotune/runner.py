@@ -17,7 +17,14 @@ from triton.runtime.errors import OutOfResources, PTXASError
 
 from costmodel.autotune.arguments import Snapshot
 from costmodel.autotune.call import KernelCall
-from costmodel.data.measurement import NO_ROOM, Candidate, Measurement, Runner, Status
+from costmodel.data.measurement import (
+    NO_ROOM,
+    Batch,
+    Measurement,
+    Measurements,
+    Runner,
+    Status,
+)
 from costmodel.errors import CompileError, CostModelError
 from costmodel.measure.card import alone, uuid_of
 from costmodel.measure.warm import keep_warm
@@ -70,9 +77,7 @@ class KernelRunner(Runner):
         self._host_us = 100.0  # of a launch
         self._votes: list[tuple[Snapshot, set[str]]] = []  # who has computed the same
 
-    def measure(
-        self, workload: Any, candidates: Sequence[Candidate], best_us: float = inf
-    ) -> list[Measurement]:
+    def measure(self, workload: Any, candidates: Batch, best_us: float = inf) -> Measurements:
         """Time candidates: one measurement each, in order."""
         found = []
         with alone(self._card):
@@ -85,7 +90,7 @@ class KernelRunner(Runner):
                 found.append(measurement)
         return found
 
-    def compare(self, workload: Any, configs: Sequence[Any], rounds: int = 9) -> list[Measurement]:
+    def compare(self, workload: Any, configs: Sequence[Any], rounds: int = 9) -> Measurements:
         """Time a few in turn, against drift. For finalists."""
         with alone(self._card):
             keep_warm()

@@ -26,7 +26,7 @@ from costmodel.autotune.prior import load_meanwhile, predicted
 from costmodel.autotune.runner import KernelRunner
 from costmodel.autotune.store import KernelStore, config_name, is_config, lasting_text
 from costmodel.compile.compiler import Artifact
-from costmodel.data.measurement import Candidate, Measurement
+from costmodel.data.measurement import Batch, Candidate, Measurement
 from costmodel.errors import CompileError, InvalidInput
 from costmodel.gemm.specialize import device_compilers
 from costmodel.hardware.target import Target
@@ -276,8 +276,8 @@ class Tuning:
     # --- Compiling --------------------------------------------------------------------------------
 
     def _compile(
-        self, candidates: Sequence[Candidate], meanwhile: Callable[[], object] | None = None
-    ) -> Generator[Sequence[Candidate], None, None]:
+        self, candidates: Batch, meanwhile: Callable[[], object] | None = None
+    ) -> Generator[Batch, None, None]:
         """Compile what the learner wants, in its order; give those of each binary when ready.
 
         Args:
@@ -333,7 +333,7 @@ class Tuning:
             pending[self.compiling.begin(names[row])].append(row)
         return False
 
-    def _compiled(self, same: Sequence[Candidate], artifact: Artifact | None) -> list[Candidate]:
+    def _compiled(self, same: Batch, artifact: Artifact | None) -> list[Candidate]:
         """Keep what is known of a binary, or why there is none; None: it is loaded."""
         if artifact is None:
             return [*same]

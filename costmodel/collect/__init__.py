@@ -21,7 +21,15 @@ from costmodel.compile.compiler import Artifact
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.candidates import Candidates
 from costmodel.data.dataset import Dataset
-from costmodel.data.measurement import Candidate, Measurement, Role, RunInfo, Runner, TuningRecord
+from costmodel.data.measurement import (
+    Batch,
+    Candidate,
+    Measurement,
+    Role,
+    RunInfo,
+    Runner,
+    TuningRecord,
+)
 from costmodel.errors import NoGpu
 from costmodel.evaluation.duplicates import identities
 from costmodel.gemm.config import GemmConfig, Specialization
@@ -273,7 +281,7 @@ class _Collection:
         first = np.unique(numbers, return_index=True)[1]
         return [Candidate(configs[i], artifacts[i]) for i in np.sort(first[first >= len(done)])]
 
-    def _measure(self, job: Job, candidates: Sequence[Candidate]) -> _Outcome:
+    def _measure(self, job: Job, candidates: Batch) -> _Outcome:
         begin, runner, workload = monotonic(), self._runner, job.workload
         torch = runner.measure_torch(workload)
         if torch.no_room:

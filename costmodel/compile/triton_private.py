@@ -26,13 +26,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from costmodel.errors import CompileError, host_errors
-from costmodel.files import cached_fact
+from costmodel.files import Named, cached_fact
 from costmodel.hardware.target import Target
 
 if TYPE_CHECKING:
     from triton.compiler import ASTSource, CompiledKernel
 
-MakeSource = Callable[[], "tuple[ASTSource, dict[str, Any]]"]
+MakeSource = Callable[[], "tuple[ASTSource, Named]"]
 """Gives the Triton source and compile options of a binary; imports its kernel."""
 
 # Of these begin the names of the variables that Triton, LLVM and ptxas look at.

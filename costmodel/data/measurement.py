@@ -35,6 +35,9 @@ class Candidate:
     artifact: Artifact | None = None
 
 
+Batch = Sequence[Candidate]
+
+
 @dataclass(frozen=True)
 class Measurement:
     """Latency of one configuration on one workload, or why there is none.
@@ -81,6 +84,9 @@ class Measurement:
     def no_room(self) -> bool:
         """True if the card was too full to time anything."""
         return self.status == "out_of_resources" and self.error.startswith(NO_ROOM)
+
+
+Measurements = list[Measurement]
 
 
 @dataclass(frozen=True)
@@ -139,9 +145,7 @@ class Runner(Protocol):
         """The configurations that it can time for a workload; None: all that are legal."""
         return None
 
-    def measure(
-        self, workload: Workload, candidates: Sequence[Candidate], best_us: float = inf
-    ) -> list[Measurement]:
+    def measure(self, workload: Workload, candidates: Batch, best_us: float = inf) -> Measurements:
         """Time candidates.
 
         Args:
@@ -155,7 +159,7 @@ class Runner(Protocol):
 
     def compare(
         self, workload: Workload, configs: Sequence[GemmConfig | None], rounds: int = 9
-    ) -> list[Measurement]:
+    ) -> Measurements:
         """Time a few against each other; None stands for torch.
 
         In turn, against drift, if the runner can; else one by one.

@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 from costmodel.arrays import Floats, Indices, Integers, Mask, Texts
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.candidates import Candidates
-from costmodel.data.measurement import Measurement, Role, RunInfo, Status, TuningRecord
+from costmodel.data.measurement import (
+    Measurement,
+    Measurements,
+    Role,
+    RunInfo,
+    Status,
+    TuningRecord,
+)
 from costmodel.data.rows import lay_out, number_rows, refused
 from costmodel.data.shards import arrow_fields
 from costmodel.gemm.config import GemmConfig
@@ -233,7 +240,7 @@ class MeasurementTable(Columns):
             arrow_row=np.arange(len(table)),
         )
 
-    def measurements(self, rows: NDArray[Any]) -> list[Measurement]:
+    def measurements(self, rows: NDArray[Any]) -> Measurements:
         """Return the outcomes of some rows."""
         found = self.arrow.select(_OUTCOME).take(self.arrow_row[rows]).to_pylist()
         return [Measurement(**row) for row in found]

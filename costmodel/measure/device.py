@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any, Self
 
-from costmodel.data.measurement import Candidate, Measurement, Runner
+from costmodel.data.measurement import Batch, Measurement, Measurements, Runner
 from costmodel.errors import host_errors
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.specialize import import_kernels
@@ -27,7 +27,7 @@ class ChildRunner(Runner):
         worker: asks the child; None has it give back the device's memory.
     """
 
-    def __init__(self, worker: SupervisedWorker[Any, list[Measurement]]):
+    def __init__(self, worker: SupervisedWorker[Any, Measurements]):
         self._worker = worker
 
     def start(self) -> None:
@@ -41,7 +41,7 @@ class ChildRunner(Runner):
             with host_errors():
                 self._worker.run(None)
 
-    def _ask(self, request: object, count: int = 1) -> list[Measurement]:
+    def _ask(self, request: object, count: int = 1) -> Measurements:
         """Time so many things; if the child dies of one, none of them has a time."""
         with host_errors():
             outcome = self._worker.run(request)
@@ -86,9 +86,7 @@ class DeviceRunner(ChildRunner):
             )
         )
 
-    def measure(
-        self, workload: Workload, candidates: Sequence[Candidate], best_us: float = inf
-    ) -> list[Measurement]:
+    def measure(self, workload: Workload, candidates: Batch, best_us: float = inf) -> Measurements:
         """Time candidates: one measurement each, in order.
 
         Args:
@@ -112,7 +110,7 @@ class DeviceRunner(ChildRunner):
 
     def compare(
         self, workload: Workload, configs: Sequence[GemmConfig | None], rounds: int = 9
-    ) -> list[Measurement]:
+    ) -> Measurements:
         """Time a few in turn, against drift; None stands for torch. For finalists."""
         if not configs:
             return []

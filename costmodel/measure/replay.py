@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from math import inf, log2
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from costmodel.data.measurement import Candidate, Measurement, RunInfo, Runner
+from costmodel.data.measurement import Batch, Measurement, Measurements, RunInfo, Runner
 from costmodel.errors import NotRecorded
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
@@ -48,9 +47,7 @@ class ReplayRunner(Runner):
         """
         return list(self._recorded(workload))
 
-    def measure(
-        self, workload: Workload, candidates: Sequence[Candidate], best_us: float = inf
-    ) -> list[Measurement]:
+    def measure(self, workload: Workload, candidates: Batch, best_us: float = inf) -> Measurements:
         """Return the recorded outcome of each candidate, in order.
 
         Raises:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from costmodel.data.measurement import Measurement
+from costmodel.data.measurement import Measurement, Measurements
 from costmodel.errors import CompileError, LaunchError
 from costmodel.hardware.target import Target
 from costmodel.measure.card import alone, clock_reader, uuid_of
@@ -85,7 +85,7 @@ class Session:
 
     def compare(
         self, problem: Problem, choices: Sequence[Any | Launch | None], rounds: int
-    ) -> list[Measurement]:
+    ) -> Measurements:
         """Time several in turn, so that a drift of the clocks meets all of them alike.
 
         Short ones are timed as a model launches them, with other kernels between: then a split
@@ -145,7 +145,7 @@ class Session:
             times += self._replay(graph, launches, times[0], more, sent=True)
         return self._summary(times)
 
-    def _compare(self, choices: Sequence[Any | Launch | None], rounds: int) -> list[Measurement]:
+    def _compare(self, choices: Sequence[Any | Launch | None], rounds: int) -> Measurements:
         result = [Measurement("wrong_result")] * len(choices)
         about_us, launchers = {}, {}
         for i, choice in enumerate(choices):

@@ -15,7 +15,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from costmodel.compile.triton_private import know_triton_key
-from costmodel.data.measurement import NO_ROOM, Measurement
+from costmodel.data.measurement import NO_ROOM, Measurement, Measurements
 from costmodel.measure.operands import NoRoom, Problem
 from costmodel.measure.protocol import TimingProtocol
 
@@ -98,7 +98,7 @@ def _started() -> Session:
     return _session
 
 
-def answer(request: Request | None) -> list[Measurement]:
+def answer(request: Request | None) -> Measurements:
     """Answer a request by one measurement, or one for each of ``compare``.
 
     None asks for nothing, now or soon: the device's memory is given back.
@@ -127,5 +127,5 @@ def answer(request: Request | None) -> list[Measurement]:
         os._exit(70)
 
 
-def _out_of_resources(request: Request, error: str) -> list[Measurement]:
+def _out_of_resources(request: Request, error: str) -> Measurements:
     return [Measurement("out_of_resources", error=error)] * max(len(request.compare), 1)

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 from costmodel.compile.ptx import PTX_SCHEMA
 from costmodel.data.artifact_table import ArtifactTable
@@ -36,6 +35,7 @@ from costmodel.errors import (
 )
 from costmodel.features.features import CONFIG_FEATURES, FEATURE_SCHEMA, FEATURES
 from costmodel.files import (
+    Named,
     decode,
     digest,
     encode,
@@ -86,7 +86,7 @@ class Card:
     dtypes: tuple[str, ...]
     devices: tuple[str, ...]
     params: XgbParams
-    training: dict[str, Any]
+    training: Named
     confidence: Confidence | None = None
     format: int = FORMAT
     feature_schema: int = FEATURE_SCHEMA

@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import gcd
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from costmodel.data.candidates import Candidates, CostModel, ModelLike
 from costmodel.errors import FileError, InvalidInput, ModelError
 from costmodel.evaluation.duplicates import identities, programs
 from costmodel.evaluation.metrics import top_rows
-from costmodel.files import file_errors
+from costmodel.files import Named, file_errors
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.space import grid, space_rows
 from costmodel.gemm.specialize import artifact_key, specialize
@@ -83,7 +83,7 @@ class Ranking(Answered):
         """
         return kept_at(self.kept, k)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Named:
         """JSON-ready."""
         return super().to_dict() | {
             "considered": self.considered,

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, TypeVar
 
-from costmodel.data.measurement import Candidate, Measurement, Runner
+from costmodel.data.measurement import Batch, Candidate, Measurement, Runner
 from costmodel.validation import log, one_line
 
-CompileCandidates = Callable[[Sequence[Candidate]], Generator[Sequence[Candidate], None, None]]
+CompileCandidates = Callable[[Batch], Generator[Batch, None, None]]
 """Begins to compile candidates; gives those of each binary, with its artifact, once it is there.
 
 It leaves the binaries where the runner finds them; it gives nothing where none is needed.
@@ -91,7 +91,7 @@ class TopKSearch:
     """
 
     problem: Any
-    candidates: Sequence[Candidate]
+    candidates: Batch
     ranked_by: str
     runner: Runner
     compile_: CompileCandidates
@@ -240,7 +240,7 @@ class TopKSearch:
         lacking = {config for config, m in self.measured.items() if m.no_room}
         return next((c.config for c in self.candidates if c.config in lacking), None)
 
-    def _try(self, candidates: Sequence[Candidate], with_library: bool) -> None:
+    def _try(self, candidates: Batch, with_library: bool) -> None:
         """Compile candidates, and time each as soon as its binary is there."""
         before = self.compiled
         with closing(self.compile_(candidates)) as made:  # what is not compiled yet need not be
@@ -254,14 +254,14 @@ class TopKSearch:
         if self.compiled == before:  # a runner that answers from a recording needs no binary
             self._measure(candidates)
 
-    def _next(self, made: Iterator[Sequence[Candidate]]) -> Sequence[Candidate] | None:
+    def _next(self, made: Iterator[Batch]) -> Batch | None:
         """Wait for the candidates of the next binary; None if there are no more."""
         start = time.perf_counter()
         ready = next(made, None)
         self.compile_s += time.perf_counter() - start
         return ready
 
-    def _measure(self, candidates: Sequence[Candidate]) -> None:
+    def _measure(self, candidates: Batch) -> None:
         """Time what compiled and does not repeat another candidate."""
         fit = []
         for candidate in candidates:

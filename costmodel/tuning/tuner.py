@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from costmodel.compile.compiler import Artifact
 from costmodel.data.candidates import ModelLike
-from costmodel.data.measurement import Candidate, Runner
+from costmodel.data.measurement import Batch, Candidate, Runner
 from costmodel.errors import InvalidInput
 from costmodel.evaluation.duplicates import identity
 from costmodel.gemm.config import Specialization
@@ -141,7 +141,7 @@ def search_of(
     """The search among ranked configurations of a product."""
     workload = ranking.workload
 
-    def compiled(candidates: Sequence[Candidate]) -> Generator[list[Candidate], None, None]:
+    def compiled(candidates: Batch) -> Generator[list[Candidate], None, None]:
         """Those that differ only in how they are launched share a binary."""
         waiting: dict[Specialization, list[Candidate]] = {}
         for candidate in candidates:
