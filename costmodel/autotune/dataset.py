@@ -20,17 +20,15 @@ from math import nan, prod
 from operator import itemgetter, mul
 from pathlib import Path
 from re import findall
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from costmodel.arrays import ArrowSchema, ArrowTable
 from costmodel.autotune.store import KernelEntry
 from costmodel.compile.ptx import PTX_FEATURES, PTX_SCHEMA
 from costmodel.data.shards import CARD, Identity, read_shards, require_place, write_shard
 from costmodel.errors import InvalidInput, MissingData
 from costmodel.files import Named, file_errors, make_folder, read_json, write_json
 from costmodel.hardware.target import Target, Toolchain, known_device
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 # --- Which kernels may be learned from ------------------------------------------------------------
 
@@ -101,10 +99,10 @@ class KernelDataset:
     """
 
     identity: Identity
-    rows: pa.Table
+    rows: ArrowTable
 
     @staticmethod
-    def schema() -> pa.Schema:
+    def schema() -> ArrowSchema:
         """Return the columns of the rows."""
         import pyarrow as pa
 

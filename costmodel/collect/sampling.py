@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import numpy as np
 
-from costmodel.arrays import Floats
+from costmodel.arrays import ArrowSchema, Floats
 from costmodel.collect import Job, Jobs
 from costmodel.data.candidates import Candidates, CostModel
 from costmodel.data.measurement import Role
@@ -30,9 +30,6 @@ from costmodel.gemm.specialize import artifact_key, specialize
 from costmodel.gemm.workload import Layout, Workload, kind_options
 from costmodel.hardware.target import Target
 from costmodel.models.registry import known_artifacts
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 Sizes = tuple[int, int, int]
 """m, n and k."""
@@ -283,7 +280,7 @@ def read_worklist(path: Path, identity: Identity) -> list[Job]:
     return [Job(workload, tuple(part), row["role"]) for workload, part, row in drawn]
 
 
-def _schema() -> pa.Schema:
+def _schema() -> ArrowSchema:
     import pyarrow as pa
 
     text = pa.dictionary(pa.int32(), pa.string())

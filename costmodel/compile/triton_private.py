@@ -23,16 +23,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from threading import Lock, Thread
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from costmodel.errors import CompileError, host_errors
 from costmodel.files import Named, cached_fact
 from costmodel.hardware.target import Target
 
-if TYPE_CHECKING:
-    from triton.compiler import ASTSource, CompiledKernel
-
-MakeSource = Callable[[], "tuple[ASTSource, Named]"]
+MakeSource = Callable[[], tuple[Any, Named]]
 """Gives the Triton source and compile options of a binary; imports its kernel."""
 
 # Of these begin the names of the variables that Triton, LLVM and ptxas look at.
@@ -186,8 +183,8 @@ _begun: set[tuple[str, str]] = set()
 # --- Binaries -----------------------------------------------------------------------------------
 
 
-def compiled(make_source: MakeSource, name: object, target: Target) -> CompiledKernel:
-    """Compile a source, or find its binary in Triton's cache.
+def compiled(make_source: MakeSource, name: object, target: Target) -> Any:
+    """Compile a source, or find its binary in Triton's cache: a ``CompiledKernel``.
 
     Args:
         name: for messages.
@@ -214,7 +211,7 @@ def compiled(make_source: MakeSource, name: object, target: Target) -> CompiledK
 
 def recalled(
     key: str, make_source: MakeSource, name: object, target: Target, files: Iterable[Path]
-) -> CompiledKernel:
+) -> Any:
     """Compile as :func:`compiled`; in a later process do not look at the kernel.
 
     Args:
@@ -246,7 +243,7 @@ def _plain_triton() -> bool:
     return not any(special) and not knobs.cache.manager_class
 
 
-def _description(kernel: CompiledKernel) -> dict[str, str]:
+def _description(kernel: Any) -> dict[str, str]:
     """Describe where a binary is, and what Triton's launcher needs of its source."""
     paths = {Path(path).suffix: str(path) for path in kernel.metadata_group.values()}
     metadata, cubin = paths[".json"], paths[".cubin"]
@@ -267,7 +264,7 @@ def _content(*paths: str) -> str:
     return digest.hexdigest()
 
 
-def _from_cache(found: dict[str, str]) -> CompiledKernel | None:
+def _from_cache(found: dict[str, str]) -> Any:
     """Return the binary as Triton would have read it; None if anything has changed."""
     from triton import knobs
     from triton.compiler import CompiledKernel

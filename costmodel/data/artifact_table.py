@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
 
-from costmodel.arrays import Floats, Mask, Texts
+from costmodel.arrays import ArrowSchema, ArrowTable, Floats, Mask, Texts
 from costmodel.compile.compiler import Artifact, ArtifactStatus, outweighs
 from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.data.candidates import ARTIFACT_COLUMNS
@@ -18,9 +18,6 @@ from costmodel.data.shards import arrow_fields
 from costmodel.gemm.config import ConfigBinary, Specialization
 from costmodel.gemm.specialize import kernel_hash
 from costmodel.gemm.workload import CodeClass
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _CODE = tuple(CodeClass.__dataclass_fields__)
 _FIGURES = ("registers", "spill_bytes", "shared_bytes")
@@ -32,7 +29,7 @@ _PTX = "ptx_count_"
 class ArtifactTable(Mapping[str, Artifact]):
     """Artifacts by key. Rows become objects only when they are asked for."""
 
-    def __init__(self, table: pa.Table):
+    def __init__(self, table: ArrowTable):
         """Take over an Arrow table of :meth:`schema` without faults that holds each key once."""
         keys, statuses = (table.column(name).to_pylist() for name in ("key", "status"))
         self.statuses = dict(zip(keys, statuses, strict=True))
@@ -41,7 +38,7 @@ class ArtifactTable(Mapping[str, Artifact]):
         self._objects: dict[str, Artifact] = {}
 
     @staticmethod
-    def schema() -> pa.Schema:
+    def schema() -> ArrowSchema:
         """Arrow columns: key, kernel hash, specialization, results, PTX counts."""
         import pyarrow as pa
 
@@ -69,7 +66,7 @@ class ArtifactTable(Mapping[str, Artifact]):
         return cls(cls.schema().empty_table())
 
     @classmethod
-    def rows(cls, artifacts: Iterable[Artifact]) -> pa.Table:
+    def rows(cls, artifacts: Iterable[Artifact]) -> ArrowTable:
         """Lay out artifacts as an Arrow table, with the hash of the kernel of each."""
         hash_of, code_of = cache(kernel_hash), cache(asdict)
         rows = [
@@ -87,7 +84,7 @@ class ArtifactTable(Mapping[str, Artifact]):
         return lay_out(rows, cls.schema(), cls.faults)
 
     @staticmethod
-    def faults(rows: pa.Table) -> dict[str, Mask]:
+    def faults(rows: ArrowTable) -> dict[str, Mask]:
         """Mark rows that no release writes; see :data:`costmodel.data.rows.Faults`."""
         statuses = np.array(rows.column("status").to_pylist(), dtype=object)
         return {
@@ -96,7 +93,7 @@ class ArtifactTable(Mapping[str, Artifact]):
         }
 
     @staticmethod
-    def distinct(rows: pa.Table) -> pa.Table:
+    def distinct(rows: ArrowTable) -> ArrowTable:
         """Keep one row of each key: the first that no other outweighs."""
         keys, statuses = (rows.column(name).to_pylist() for name in ("key", "status"))
         kept: dict[str, int] = {}
@@ -155,7 +152,7 @@ class ArtifactTable(Mapping[str, Artifact]):
         names, hashes = (self._table.column(n).to_pylist() for n in ("kernel", "kernel_hash"))
         return dict(zip(self._row, zip(names, hashes, strict=True), strict=True))
 
-    def arrow(self) -> pa.Table:
+    def arrow(self) -> ArrowTable:
         """Return the rows as an Arrow table."""
         return self._table
 

@@ -22,10 +22,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
+from costmodel.arrays import ArrowSchema, ArrowTable
 from costmodel.compile.compiler import Artifact, ArtifactStatus, outweighs
 from costmodel.compile.ptx import PTX_SCHEMA
 from costmodel.data import shards
@@ -40,10 +41,6 @@ from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.validation import as_path, log, require
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 _APART = 0.05
 
@@ -61,8 +58,8 @@ class _Table(NamedTuple):
     """
 
     name: str
-    schema: Callable[[], pa.Schema]
-    distinct: Callable[[pa.Table], pa.Table]
+    schema: Callable[[], ArrowSchema]
+    distinct: Callable[[ArrowTable], ArrowTable]
     faults: Faults
     order: tuple[str, ...]
     header: Mapping[str, object]
@@ -343,13 +340,13 @@ class Dataset:
             },
         }
 
-    def _append(self, table: _Table, rows: pa.Table) -> None:
+    def _append(self, table: _Table, rows: ArrowTable) -> None:
         self._write(table, shards.new_shard_path(self.path, table.name), rows)
 
-    def _write(self, table: _Table, path: Path, rows: pa.Table) -> None:
+    def _write(self, table: _Table, path: Path, rows: ArrowTable) -> None:
         shards.write_shard(path, rows, self.identity, **table.header)
 
-    def _files(self, table: _Table) -> tuple[list[Path], pa.Table]:
+    def _files(self, table: _Table) -> tuple[list[Path], ArrowTable]:
         """Return the files of a table and all their rows, in the order of the files."""
         # Shards go once the compacted file is there. Asked for before them, it may come in between,
         # and neither would be seen.
@@ -363,7 +360,7 @@ class Dataset:
         _card_of(self.path)  # there would be no rows if the folder was moved meanwhile
         return files, rows
 
-    def _read(self, table: _Table) -> pa.Table:
+    def _read(self, table: _Table) -> ArrowTable:
         """Return the rows of a table as compacting leaves them.
 
         Shards are merged for reading, too: a model must not depend on when they were compacted.

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from operator import attrgetter
 from statistics import median, median_low
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import Any, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.arrays import Floats, Indices, Integers, Mask, Texts
+from costmodel.arrays import ArrowSchema, ArrowTable, Floats, Indices, Integers, Mask, Texts
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.candidates import Candidates
 from costmodel.data.measurement import (
@@ -28,9 +28,6 @@ from costmodel.data.rows import lay_out, number_rows, refused
 from costmodel.data.shards import arrow_fields
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import CodeClass, Workload
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 WORKLOAD_FIELDS = ("m", "n", "k", *CodeClass.__dataclass_fields__)
 CONFIG_FIELDS, _RUN_FIELDS, _OUTCOME = (
@@ -120,11 +117,11 @@ class MeasurementTable(Columns):
     runs: tuple[RunInfo, ...]
     run_index: Integers
     role: Texts
-    arrow: pa.Table
+    arrow: ArrowTable
     arrow_row: Integers
 
     @staticmethod
-    def schema() -> pa.Schema:
+    def schema() -> ArrowSchema:
         """Arrow columns, from the dataclasses whose fields they are."""
         import pyarrow as pa
 
@@ -148,7 +145,7 @@ class MeasurementTable(Columns):
         torch: Mapping[Workload, Measurement],
         run: RunInfo,
         role: Role,
-    ) -> pa.Table:
+    ) -> ArrowTable:
         """Lay out records and timings of ``torch.matmul`` as an Arrow table of :meth:`schema`.
 
         An outcome of a full card is left out: it says nothing of the configuration.
@@ -177,7 +174,7 @@ class MeasurementTable(Columns):
         return lay_out(rows, cls.schema(), cls.faults)
 
     @staticmethod
-    def faults(rows: pa.Table) -> dict[str, Mask]:
+    def faults(rows: ArrowTable) -> dict[str, Mask]:
         """Mark rows that no release writes; see :data:`costmodel.data.rows.Faults`."""
 
         def has(name: str, texts: Iterable[str]) -> Mask:
@@ -196,7 +193,7 @@ class MeasurementTable(Columns):
         }
 
     @staticmethod
-    def distinct(rows: pa.Table) -> pa.Table:
+    def distinct(rows: ArrowTable) -> ArrowTable:
         """Keep one row per workload and configuration, and per run for anchors; in order.
 
         Of two versions of a kernel, the one that came last; of those rows that it gave in a row,
@@ -215,7 +212,7 @@ class MeasurementTable(Columns):
         return rows.take(np.array(sorted(row for _, row in kept.values()), dtype=np.int64))
 
     @classmethod
-    def of(cls, table: pa.Table) -> MeasurementTable:
+    def of(cls, table: ArrowTable) -> MeasurementTable:
         """Read an Arrow table of :meth:`schema` without faults, whose dictionaries are unified."""
         workload_index, workloads = number_rows(table, WORKLOAD_FIELDS)
         config_index, configs = number_rows(table, CONFIG_FIELDS)
@@ -280,7 +277,7 @@ class MeasurementTable(Columns):
         return Frame(workloads, index, self.latency_us, self.status, candidates, dropped)
 
 
-def workload_fields() -> list[pa.Field]:
+def workload_fields() -> list[Any]:
     """Return the Arrow columns of a workload."""
     import pyarrow as pa
 
@@ -288,13 +285,13 @@ def workload_fields() -> list[pa.Field]:
     return sizes + arrow_fields(CodeClass)
 
 
-def _numbered(table: pa.Table, name: str) -> tuple[Integers, tuple[str, ...]]:
+def _numbered(table: ArrowTable, name: str) -> tuple[Integers, tuple[str, ...]]:
     """Return a column of texts as numbers, and the texts."""
     column = table.column(name).combine_chunks()
     return column.indices.to_numpy().astype(np.int64), tuple(column.dictionary.to_pylist())
 
 
-def _texts(table: pa.Table, name: str) -> Texts:
+def _texts(table: ArrowTable, name: str) -> Texts:
     """Return a column of texts, object [rows]; equal texts are one object."""
     index, texts = _numbered(table, name)
     return np.array(texts, dtype=object)[index]

@@ -6,22 +6,18 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from costmodel.arrays import Integers, Mask
+from costmodel.arrays import ArrowSchema, ArrowTable, Integers, Mask
 from costmodel.errors import CostModelError, InvalidInput
 from costmodel.files import Named
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-Faults = Callable[["pa.Table"], Mapping[str, Mask]]
+Faults = Callable[[ArrowTable], Mapping[str, Mask]]
 """Marks the rows of a table that cannot be used, bool [rows], by what was expected of them."""
 
 
-def lay_out(rows: Sequence[Named], schema: pa.Schema, faults: Faults) -> pa.Table:
+def lay_out(rows: Sequence[Named], schema: ArrowSchema, faults: Faults) -> ArrowTable:
     """Lay out rows as an Arrow table.
 
     Raises:
@@ -52,8 +48,8 @@ def _refusal(told: str) -> InvalidInput:
 
 
 def leave_out(
-    rows: pa.Table, faults: Faults, files: Sequence[Path], counts: Sequence[int]
-) -> pa.Table:
+    rows: ArrowTable, faults: Faults, files: Sequence[Path], counts: Sequence[int]
+) -> ArrowTable:
     """Return the rows that can be used, with one warning if there are others.
 
     Args:
@@ -74,7 +70,7 @@ def leave_out(
     return rows.filter(~bad).combine_chunks()
 
 
-def refused(table: pa.Table, names: Sequence[str], make: Callable[[Named], object]) -> Mask:
+def refused(table: ArrowTable, names: Sequence[str], make: Callable[[Named], object]) -> Mask:
     """Mark the rows of whose columns no object can be made, bool [rows]."""
 
     def fails(values: Named) -> bool:
@@ -88,7 +84,7 @@ def refused(table: pa.Table, names: Sequence[str], make: Callable[[Named], objec
     return np.array([*map(fails, distinct)], dtype=bool)[index]
 
 
-def number_rows(table: pa.Table, names: Sequence[str]) -> tuple[Integers, list[Named]]:
+def number_rows(table: ArrowTable, names: Sequence[str]) -> tuple[Integers, list[Named]]:
     """Number the distinct values of some columns, in the order in which they first appear.
 
     Returns:
@@ -105,7 +101,7 @@ def number_rows(table: pa.Table, names: Sequence[str]) -> tuple[Integers, list[N
     return index, groups.select(names).to_pylist()
 
 
-def sort_rows(table: pa.Table, names: Sequence[str]) -> pa.Table:
+def sort_rows(table: ArrowTable, names: Sequence[str]) -> ArrowTable:
     """Sort rows by the given columns, ascending."""
     import pyarrow as pa
     from pyarrow import compute

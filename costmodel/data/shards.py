@@ -17,16 +17,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_type_hints
+from typing import Any, Literal, get_type_hints
 from uuid import uuid4
 
+from costmodel.arrays import ArrowSchema, ArrowTable
 from costmodel.data.rows import Faults, leave_out
 from costmodel.errors import CorruptFile, FileError, InvalidInput, MixedData, WrongVersion
 from costmodel.files import Named, decode, encode, file_errors, read_json, replace_file
 from costmodel.hardware.target import Target
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 SCHEMA = 2
 """Version of the columns and of the card; raised when either changes."""
@@ -104,7 +102,7 @@ class Identity:
         return {f"{group}.{k}": v for group, values in groups.items() for k, v in values.items()}
 
 
-def arrow_fields(cls: type, *, nullable: bool = False) -> list[pa.Field]:
+def arrow_fields(cls: type, *, nullable: bool = False) -> list[Any]:
     """Return the columns of a flat dataclass, by its annotations: the dataclass is the row.
 
     Floats are single precision: seven digits, where repeats of a timing agree within two or three.
@@ -140,7 +138,7 @@ def new_shard_path(directory: Path, table: str) -> Path:
     return directory / f"{table}-{time.time_ns():020d}-{uuid4().hex[:8]}.parquet"
 
 
-def write_shard(path: Path, table: pa.Table, identity: Identity, **header: object) -> None:
+def write_shard(path: Path, table: ArrowTable, identity: Identity, **header: object) -> None:
     """Write one Parquet file, compressed, whole or not at all.
 
     Raises:
@@ -151,7 +149,7 @@ def write_shard(path: Path, table: pa.Table, identity: Identity, **header: objec
         replace_file(path, shard_bytes(name, table, identity, **header))
 
 
-def shard_bytes(name: str, table: pa.Table, identity: Identity, **header: object) -> bytes:
+def shard_bytes(name: str, table: ArrowTable, identity: Identity, **header: object) -> bytes:
     """Return the content of a file of the table ``name``."""
     import pyarrow as pa
     from pyarrow import parquet
@@ -176,9 +174,9 @@ def shard_bytes(name: str, table: pa.Table, identity: Identity, **header: object
 
 
 def read_shards(
-    paths: Sequence[Path], schema: pa.Schema, identity: Identity, faults: Faults | None = None,
+    paths: Sequence[Path], schema: ArrowSchema, identity: Identity, faults: Faults | None = None,
     **header: object,
-) -> pa.Table:  # fmt: skip
+) -> ArrowTable:  # fmt: skip
     """Read all rows of the given files, in their order; one dictionary per column.
 
     Args:
@@ -199,8 +197,8 @@ def read_shards(
 
 
 def _read_shard(
-    path: Path, schema: pa.Schema, identity: Identity, header: Mapping[str, object]
-) -> pa.Table:
+    path: Path, schema: ArrowSchema, identity: Identity, header: Mapping[str, object]
+) -> ArrowTable:
     import pyarrow as pa
     from pyarrow import parquet
 

@@ -19,7 +19,7 @@ from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from costmodel.compile.compile_pool import CompilePool, as_compiled
 from costmodel.compile.compiler import Artifact, compile_source
@@ -31,9 +31,6 @@ from costmodel.gemm.family import families, family
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target, Toolchain
 from costmodel.processes import IDLE_S
-
-if TYPE_CHECKING:
-    from triton.compiler import ASTSource
 
 SOURCES = sorted(Path(__file__).parent.rglob("*.py"))
 """All files of this folder. If one changes, remembered grids and binaries are worked out again."""
@@ -81,7 +78,7 @@ def specialize(workload: Workload, config: GemmConfig) -> Specialization:
     return Specialization(config.binary, code, even_k)
 
 
-def source(spec: Specialization | Repacking) -> tuple[ASTSource, Named]:
+def source(spec: Specialization | Repacking) -> tuple[Any, Named]:
     """Return the Triton source and the compile options of a specialization.
 
     Arguments are typed in the order of the kernel's signature; ``constexpr`` ones are baked in.

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,6 @@ from numpy.typing import NDArray
 from costmodel.arrays import Floats32, Indices
 from costmodel.errors import CorruptFile, MisreadModel, SchemaMismatch
 from costmodel.models.forest import Forest
-
-if TYPE_CHECKING:
-    from xgboost import Booster
 
 _CANARY_OFF = 1e-3  # of a logarithm; what releases differ by in rounding is a hundredth of it
 _FASTEST, _RIVALS = 16, 96  # of a workload, each of the first is set against all of the second
@@ -151,7 +148,7 @@ def _near(log_latency: _Numbers, rows: Indices) -> Indices:
 
 def train_booster(
     rows: LabelledRows, params: XgbParams, *, nthread: int, names: Sequence[str] | None = None
-) -> "Booster":
+) -> Any:
     """Train trees that predict the label of rows; deterministic, whatever the number of threads."""
     import xgboost
 
@@ -205,7 +202,7 @@ class Trees:
     expected: float | None = None
 
     @classmethod
-    def of(cls, booster: "Booster", columns: tuple[str, ...]) -> Self:
+    def of(cls, booster: Any, columns: tuple[str, ...]) -> Self:
         """Take trees that were just trained."""
         raw = bytes(booster.save_raw(raw_format="ubj"))
         return cls(columns, lambda: raw)
@@ -220,7 +217,7 @@ class Trees:
         return self.read()
 
     @cached_property
-    def booster(self) -> "Booster":
+    def booster(self) -> Any:
         """The trees, which predict with one thread: more are slower on a few rows.
 
         Raises:
@@ -260,7 +257,7 @@ class Trees:
         return _canary(self.booster)
 
 
-def _canary(booster: "Booster") -> float:
+def _canary(booster: Any) -> float:
     row = np.arange(booster.num_features(), dtype=np.float32) % 8
     row[::5] = np.nan
     return float(booster.inplace_predict(row[np.newaxis])[0])

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,13 +31,11 @@ from costmodel.models.torch_time import predict_torch_us, train_torch_time
 from costmodel.models.trees import DEFAULTS, LabelledRows, Trees, XgbParams, train_booster
 
 if TYPE_CHECKING:
-    from xgboost import Booster
-
     from costmodel.data.artifact_table import ArtifactTable
     from costmodel.data.dataset import Dataset
 
 # The trees of a head, and the rows of a batch that it answers for with their features.
-_Head = tuple["Booster", Indices, Floats32]
+_Head = tuple[Any, Indices, Floats32]
 
 _ESTIMATE = CONFIG_FEATURES.index("estimate")  # the same column for both heads
 
