@@ -4,8 +4,6 @@ Drawing thousands of workloads and asking a model about each takes minutes, and 
 what was drawn can be kept as a file, the work list.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

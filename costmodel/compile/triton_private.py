@@ -10,8 +10,6 @@
   rests on has changed, and only if it is still the same, byte for byte. Else Triton compiles it.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

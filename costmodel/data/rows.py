@@ -1,7 +1,5 @@
 """Rows of Arrow tables: numbered, sorted, and checked alike when written and when read."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -8,8 +8,6 @@ The identity of a kernel is read from its file: a process that only looks up wha
 needs neither Triton nor the kernels.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
