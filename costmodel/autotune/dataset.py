@@ -10,8 +10,6 @@ It is made from the timings that tuning has kept (:mod:`costmodel.autotune.store
 ``costmodel kernels record``. A list is what was timed of one kernel under one key.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +18,7 @@ from math import nan, prod
 from operator import itemgetter, mul
 from pathlib import Path
 from re import findall
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from costmodel.arrays import ArrowSchema, ArrowTable
 from costmodel.autotune.store import KernelEntry
@@ -116,8 +114,8 @@ class KernelDataset:
         entries: Sequence[KernelEntry],
         packages: dict[str, str] = _NOTHING,
         listed: Mapping[str, Collection[str]] = _NOTHING,
-        base: KernelDataset | None = None,
-    ) -> KernelDataset:
+        base: Self | None = None,
+    ) -> Self:
         """Make a dataset of the entries of one store, or of several.
 
         Args:
@@ -153,7 +151,7 @@ class KernelDataset:
         return cls(identity, table)
 
     @classmethod
-    def read(cls, folder: Path) -> KernelDataset:
+    def read(cls, folder: Path) -> Self:
         """Read a dataset; this runs no code.
 
         Raises:
@@ -168,7 +166,7 @@ class KernelDataset:
             return cls(identity, read_shards([file], cls.schema(), identity, **_HEADER))
 
     @classmethod
-    def read_all(cls, folders: Sequence[Path]) -> KernelDataset:
+    def read_all(cls, folders: Sequence[Path]) -> Self:
         """Read datasets of one device, toolchain and protocol as one.
 
         Raises:

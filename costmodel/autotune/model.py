@@ -5,8 +5,6 @@ known before compiling, the other the binary too. What they see of a configurati
 columns (:mod:`costmodel.autotune.features`) differ from the median of the list.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import exp
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -173,7 +171,7 @@ class KernelModel:
     @classmethod
     def train(
         cls, dataset: KernelDataset, params: XgbParams | None = None, *, nthread: int = 1
-    ) -> KernelModel:
+    ) -> Self:
         """Train on the rows of a dataset that are there to be learned from.
 
         Args:
@@ -221,7 +219,7 @@ class KernelModel:
         return folder
 
     @classmethod
-    def load(cls, folder: Path) -> KernelModel:
+    def load(cls, folder: Path) -> Self:
         """Read a model; this runs no code, and reads the trees when they are first asked.
 
         Raises:
@@ -301,7 +299,7 @@ class KernelTable:
     row: Indices
 
     @classmethod
-    def of(cls, dataset: KernelDataset, head: str, role: str = "train") -> KernelTable:
+    def of(cls, dataset: KernelDataset, head: str, role: str = "train") -> Self:
         """Take the lists of one role in which two configurations work.
 
         Raises:

@@ -15,14 +15,12 @@ rows that were recorded twice the first counts, but a binary that compiled repla
 Append artifacts before the rows that refer to them.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, Self, get_args
 
 import numpy as np
 
@@ -93,7 +91,7 @@ class Dataset:
         self._measurements: dict[tuple[Role, ...], MeasurementTable] = {}
 
     @classmethod
-    def create(cls, path: str | Path, target: Target, protocol: Named) -> Dataset:
+    def create(cls, path: str | Path, target: Target, protocol: Named) -> Self:
         """Start a dataset, or go on with the one that is there.
 
         Raises:
@@ -115,7 +113,7 @@ class Dataset:
         return dataset
 
     @classmethod
-    def open(cls, path: str | Path) -> Dataset:
+    def open(cls, path: str | Path) -> Self:
         """Open a dataset. Its tables are read when they are first asked for.
 
         Raises:

@@ -1,7 +1,5 @@
 """Measured rows as columns: 300,000 of them without 300,000 objects."""
 
-from __future__ import annotations
-
 import functools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -212,7 +210,7 @@ class MeasurementTable(Columns):
         return rows.take(np.array(sorted(row for _, row in kept.values()), dtype=np.int64))
 
     @classmethod
-    def of(cls, table: ArrowTable) -> MeasurementTable:
+    def of(cls, table: ArrowTable) -> Self:
         """Read an Arrow table of :meth:`schema` without faults, whose dictionaries are unified."""
         workload_index, workloads = number_rows(table, WORKLOAD_FIELDS)
         config_index, configs = number_rows(table, CONFIG_FIELDS)

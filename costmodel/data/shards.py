@@ -7,8 +7,6 @@ A model and a dataset share names of files. So each refuses a folder that holds 
 replace a part of that, or be taken for one.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -17,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, Self, get_type_hints
 from uuid import uuid4
 
 from costmodel.arrays import ArrowSchema, ArrowTable
@@ -57,7 +55,7 @@ class Identity:
         return decode(encode(fields), Named)  # as it is read again: tuples are lists
 
     @classmethod
-    def from_dict(cls, data: Any, path: Path) -> Identity:
+    def from_dict(cls, data: Any, path: Path) -> Self:
         """Read a card or header that was found at ``path``; other fields are ignored.
 
         Raises:
@@ -79,7 +77,7 @@ class Identity:
         except InvalidInput as error:
             raise CorruptFile(f"{path}: a header that cannot be read: {error}") from None
 
-    def require_same(self, other: Identity, path: Path) -> None:
+    def require_same(self, other: Self, path: Path) -> None:
         """Refuse ``other`` (found at, or offered to, ``path``) unless its rows may mix with ours.
 
         Raises:
