@@ -6,6 +6,7 @@ from itertools import product
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 from triton._C.libtriton import ir, passes
 
 from costmodel.compile.ttir import parse_module
@@ -148,7 +149,7 @@ def written(ttir: str, signature: Mapping[str, object]) -> frozenset[str] | None
 
 def tensors_of(
     args: Mapping[str, object], names: Container[str] | None = None
-) -> dict[str, torch.Tensor]:
+) -> dict[str, Tensor]:
     """Find the tensors among a call's arguments: plain, in tuples, descriptors and wrappers.
 
     Args:
@@ -160,14 +161,14 @@ def tensors_of(
     found = {}
     for name, value in args.items():
         for path, part in _parts(value, name):
-            while not isinstance(part, torch.Tensor) and hasattr(part, "base"):
+            while not isinstance(part, Tensor) and hasattr(part, "base"):
                 part = part.base  # of a TensorDescriptor or a TensorWrapper
-            if isinstance(part, torch.Tensor) and (names is None or name in names or path in names):
+            if isinstance(part, Tensor) and (names is None or name in names or path in names):
                 found[path] = part
     return found
 
 
-def span(tensor: torch.Tensor) -> torch.Tensor:
+def span(tensor: Tensor) -> Tensor:
     """View the bytes of its storage from a tensor's first to its last element.
 
     Autograd does not see what is written through the view.
@@ -186,7 +187,7 @@ class Snapshot:
     `torch.OutOfMemoryError` is raised and nothing is kept.
     """
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor]):
+    def __init__(self, tensors: Mapping[str, Tensor]):
         self.tensors = {path: tensor.detach() for path, tensor in tensors.items()}
         self._originals = {path: span(tensor) for path, tensor in self.tensors.items()}
         self._copies = {path: original.clone() for path, original in self._originals.items()}
@@ -196,7 +197,7 @@ class Snapshot:
         for path, original in self._originals.items():
             original.copy_(self._copies[path])
 
-    def _saved(self, path: str) -> torch.Tensor:
+    def _saved(self, path: str) -> Tensor:
         """View a tensor's copy as the tensor was."""
         tensor = self.tensors[path]
         return self._copies[path].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
@@ -211,7 +212,7 @@ class Snapshot:
         return "; ".join(f"{path}: {said}" for path, said in found.items() if said)
 
 
-def _difference(old: torch.Tensor, new: torch.Tensor) -> str:
+def _difference(old: Tensor, new: Tensor) -> str:
     """Say how much two tensors of one shape and dtype differ; empty if they agree."""
     if old.is_complex():
         old, new = torch.view_as_real(old), torch.view_as_real(new)

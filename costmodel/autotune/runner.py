@@ -4,10 +4,10 @@ The L2 cache is filled before each launch, and a launch is queued while the devi
 the host is not waited for. Hooks, and what puts arguments back, run outside the timed part.
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import inf
+from time import monotonic, perf_counter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -98,9 +98,9 @@ class KernelRunner(Runner):
             tried = {name: self._survived(name, self._first_launch) for name in configs}
             refused = {name: said for name, said in tried.items() if said is not None}
             times: dict[str, list[float]] = {name: [] for name in configs if name not in refused}
-            end = time.monotonic() + _COMPARED_S
+            end = monotonic() + _COMPARED_S
             for turn in range(rounds):
-                if turn > 2 and time.monotonic() > end:
+                if turn > 2 and monotonic() > end:
                     break
                 for name in [*times][:: -1 if turn % 2 else 1]:
                     with self._blamed(name):
@@ -200,12 +200,12 @@ class KernelRunner(Runner):
             self._other.max()
             torch.cuda._sleep(int(_CYCLES_PER_US * (1.2 * self._host_us + 10)))  # type: ignore[no-untyped-call]
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            start = time.perf_counter()
+            start = perf_counter()
             begin.record()
             call.launch(config)
             end.record()
             # Of the last few launches the slowest: a lucky one must not make the next one late.
-            self._host_us = max(1e6 * (time.perf_counter() - start), self._host_us / 2)
+            self._host_us = max(1e6 * (perf_counter() - start), self._host_us / 2)
             call.finish(config)
             events.append((begin, end))
         torch.cuda.synchronize(self._device)

@@ -16,13 +16,12 @@ import re
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from costmodel.data.measurement import Measurement
 from costmodel.errors import CorruptFile, InvalidInput
-from costmodel.files import Named, decode, digest, make_folder, read_small_file
+from costmodel.files import Named, decode, digest, make_folder, read_small_file, time_now
 from costmodel.tuning.cache import CacheFolder, file_stem
 from costmodel.validation import log, one_line
 
@@ -206,7 +205,7 @@ class KernelStore(CacheFolder):
         unsteady: bool = False,
     ) -> None:
         """Keep which configuration launches take, and which others were not tried."""
-        when = datetime.now(UTC).isoformat(timespec="seconds")
+        when = time_now()
         more = {"untried": [*untried], "unsteady": unsteady}
         record = {"chosen": config_name, "why": why, "when": when}
         self._append(key, record | {name: value for name, value in more.items() if value})

@@ -224,7 +224,7 @@ def _chosen(tuning: Tuning, state: State, key: Any) -> tuple[Any, bool]:
         elif mode != "never":
             config = tuning.choose()
     except (HostError, torch.OutOfMemoryError) as error:
-        warnings.warn(f"{tuning} is not tuned: {error}", RuntimeWarning, stacklevel=5)
+        warnings.warn(f"{tuning} is not tuned: {error}", RuntimeWarning, 5)
     return tuning.shared(config or tuning.best_known() or tuning.first), True
 
 

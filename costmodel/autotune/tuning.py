@@ -4,13 +4,13 @@ import functools
 import json
 import math
 import sys
-import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,7 @@ class Tuning:
         self._target = Target.current(torch.cuda.current_device())
         self._key = self._readable(key)
         self.resets, self._anew = True, False
-        self._begun = time.monotonic()
+        self._begun = monotonic()
         self._done: dict[str, Measurement] = {}
         self._enough = False  # the learner wants no more
         self._told = ""  # how far it is
@@ -144,7 +144,7 @@ class Tuning:
             CompileError: none can be compiled and launched.
             BrokenContext: one has broken the CUDA context.
         """
-        begin, kept = time.monotonic(), store.read(self._key)
+        begin, kept = monotonic(), store.read(self._key)
         known = {} if self._anew else kept.known(self._by_name)
         self._done |= known
         if not kept.arguments:
@@ -188,7 +188,7 @@ class Tuning:
         costs = f"{search.compile_s:.2f} s compiling, {search.measure_s:.2f} s timing"
         log.info("%s: %s; %s", self._call, choice.why, costs)
         best = self._by_name[choice.config]
-        self._tell(best, time.monotonic() - begin)
+        self._tell(best, monotonic() - begin)
         if self.resets:
             self._call.reset(best)
         return best
@@ -258,7 +258,7 @@ class Tuning:
         store.note(self._key, name, measurement)
         self._done[name] = measurement
         is_terminal = getattr(sys.stderr, "isatty", bool)  # a program may have put its own there
-        if time.monotonic() - self._begun > _SILENT_S and is_terminal():
+        if monotonic() - self._begun > _SILENT_S and is_terminal():
             self._told = f"\rcostmodel: tuning {self}, {len(self._done)} of {len(self._by_name)}"
             print(self._told, end="", file=sys.stderr)
 
@@ -353,7 +353,7 @@ class Tuning:
         if 2 * sum(measurement.ok for measurement in self._done.values()) < learner.least:
             return inf
         share = min(1.0, learner.gain(_rows(pending)) / _WORTH)
-        return share * max(_PATIENCE_S, time.monotonic() - self._begun)
+        return share * max(_PATIENCE_S, monotonic() - self._begun)
 
     # --- Learning ---------------------------------------------------------------------------------
 

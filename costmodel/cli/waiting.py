@@ -1,11 +1,11 @@
 """Says on stderr that a command is still at work, and at what, so that none is silent for long."""
 
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain, repeat
 from threading import Event, Thread
+from time import monotonic
 
 _STEPS_S = (2, 3, 5, 10)  # between the first lines; then 30
 _at, _heard = "", 0.0
@@ -20,19 +20,19 @@ def doing(what: str) -> None:
 def heard() -> None:
     """Keep in mind that something was just told."""
     global _heard
-    _heard = time.monotonic()
+    _heard = monotonic()
 
 
 @contextmanager
 def told() -> Iterator[None]:
     """Tell people what a command is at, from two seconds on, ever more rarely."""
-    ended, start = Event(), time.monotonic()
+    ended, start = Event(), monotonic()
 
     def tell() -> None:
         for seconds in chain(_STEPS_S, repeat(30)):
             if ended.wait(seconds):
                 return
-            now = time.monotonic()
+            now = monotonic()
             if _at and now - _heard >= min(seconds, 5):
                 print(f"... {_at}, {now - start:.0f} s", file=sys.stderr, flush=True)
 

@@ -318,16 +318,15 @@ class _Collection:
         done = self._done.get(job.workload, set())
         self._done[job.workload] = done | {r.config for r in records}
         statuses = Counter[str](r.measurement.status for r in records)
-        self.progress.jobs_done += 1
-        self.progress.rows += len(records)
-        self.progress.ok_rows += statuses["ok"]
-        self.progress.statuses = dict(Counter(self.progress.statuses) + statuses)
+        progress = self.progress
+        progress.jobs_done += 1
+        progress.rows += len(records)
+        progress.ok_rows += statuses["ok"]
+        progress.statuses = dict(Counter(progress.statuses) + statuses)
         times = [r.measurement.latency_us for r in records if r.measurement.ok]
-        self.progress.best_us, self.progress.torch_us = (
-            min(times, default=nan),
-            outcome.torch.latency_us,
-        )
-        self._on_job(job, self.progress)
+        progress.best_us = min(times, default=nan)
+        progress.torch_us = outcome.torch.latency_us
+        self._on_job(job, progress)
 
 
 def _is_doubtful(measured: Measurement, low_mhz: float) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import get_args
 
 import numpy as np
+from numpy.random import Generator
 
 from costmodel.arrays import ArrowSchema, Floats
 from costmodel.collect import Job, Jobs
@@ -59,7 +60,7 @@ class RandomSampler:
 
     count: int
 
-    def sample(self, space: SearchSpace, rng: np.random.Generator) -> list[GemmConfig]:
+    def sample(self, space: SearchSpace, rng: Generator) -> list[GemmConfig]:
         size = min(self.count, len(space))
         return [space.configs[i] for i in rng.choice(len(space), size, replace=False)]
 
@@ -86,7 +87,7 @@ class ModelSampler:
             )
         self.model, self.count, self.best, self.unsure = model, count, best, unsure
 
-    def sample(self, space: SearchSpace, rng: np.random.Generator) -> list[GemmConfig]:
+    def sample(self, space: SearchSpace, rng: Generator) -> list[GemmConfig]:
         if len(space) <= self.count:
             return list(space.configs)
         costs, disagreement = judge(self.model, space.workload, space.configs, space.target)
@@ -155,23 +156,23 @@ def training_workloads(
     return list(found)
 
 
-def _log_uniform(rng: np.random.Generator, low: float, high: float, step: int = 1) -> int:
+def _log_uniform(rng: Generator, low: float, high: float, step: int = 1) -> int:
     return max(int(np.exp(rng.uniform(np.log(low), np.log(high)))) // step, 1) * step
 
 
-def _layer(rng: np.random.Generator) -> Sizes:
+def _layer(rng: Generator) -> Sizes:
     n, k = map(int, _LAYERS[rng.integers(len(_LAYERS))])
     return int(rng.choice(_ROWS)), n, k
 
 
-def _aligned(rng: np.random.Generator) -> Sizes:
+def _aligned(rng: Generator) -> Sizes:
     """Draw any m; n and k in steps of 16."""
     m = int(rng.choice(_ROWS)) if rng.random() < 0.5 else _log_uniform(rng, 1, 16384)
     low = 16 if rng.random() < 0.2 else 256
     return m, _log_uniform(rng, low, 131072, 16), _log_uniform(rng, low, 131072, 16)
 
 
-def _round(rng: np.random.Generator) -> Sizes:
+def _round(rng: Generator) -> Sizes:
     """Draw powers of two and sums of two neighbours."""
 
     def size() -> int:
@@ -181,7 +182,7 @@ def _round(rng: np.random.Generator) -> Sizes:
     return 2 ** int(rng.integers(0, 15)), size(), size()
 
 
-def _ragged(rng: np.random.Generator) -> Sizes:
+def _ragged(rng: Generator) -> Sizes:
     """Draw sizes that leave operands unaligned, in the ways that are met in practice."""
 
     def odd(low: int, high: int) -> int:

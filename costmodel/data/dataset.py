@@ -18,7 +18,6 @@ Append artifacts before the rows that refer to them.
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Self, get_args
 
@@ -34,7 +33,7 @@ from costmodel.data.measurement_table import CONFIG_FIELDS, Frame, MeasurementTa
 from costmodel.data.rows import Faults, sort_rows
 from costmodel.data.shards import CARD
 from costmodel.errors import CorruptFile, MissingData
-from costmodel.files import Named, file_errors, make_folder, read_json, write_json
+from costmodel.files import Named, file_errors, make_folder, read_json, time_now, write_json
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
@@ -107,7 +106,7 @@ class Dataset:
             there = (path / CARD).exists()
             make_folder(path)
         if not there:
-            cls(path, identity, datetime.now(UTC).isoformat(timespec="seconds"))._write_card()
+            cls(path, identity, time_now())._write_card()
         dataset = cls.open(path)
         dataset.identity.require_same(identity, path)
         return dataset
@@ -324,7 +323,7 @@ class Dataset:
         kernels = sorted(set(self.artifacts().kernels.values()))
         status = Counter(zip(table.role.tolist(), table.status.tolist(), strict=True))
         return {
-            "compacted": datetime.now(UTC).isoformat(timespec="seconds"),
+            "compacted": time_now(),
             "kernels": {name: [h for n, h in kernels if n == name] for name, _ in kernels},
             "counts": {
                 "artifacts": len(self.artifacts()),

@@ -109,7 +109,7 @@ class Background:
         if not self._has_warned:
             self._has_warned = True
             try:
-                warnings.warn(text, RuntimeWarning, stacklevel=2)
+                warnings.warn(text, RuntimeWarning, 2)
             except RuntimeWarning:  # made an error: nobody would see it here
                 log.exception("the warning above was to be an error")
 

@@ -252,11 +252,8 @@ class _Product:
             with suppress(CompileError, LaunchError):
                 others = self._others(result)
                 return first_launch(others, self.workload, self.index, result.at(self.m))
-        warnings.warn(
-            f"no configuration of {self.workload} can be loaded: torch computes it",
-            RuntimeWarning,
-            stacklevel=6,
-        )
+        why = f"no configuration of {self.workload} can be loaded: torch computes it"
+        warnings.warn(why, RuntimeWarning, 6)
         return self._by_torch(result.at(self.m))
 
     def _others(self, result: TuningResult) -> list[GemmConfig]:

@@ -6,14 +6,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, TypeVar
 from uuid import uuid4
 
 from costmodel.data.measurement import RunInfo
 from costmodel.errors import NoGpu
-from costmodel.files import file_errors
+from costmodel.files import file_errors, time_now
 from costmodel.hardware.installed import driver_version
 from costmodel.hardware.target import Target
 
@@ -35,7 +34,7 @@ def current_run() -> RunInfo:
         device_uuid=uuid_of(0),
         driver=driver_version(),
         torch=torch.__version__,
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        started=time_now(),
         sm_clock_mhz=sm_mhz,
         memory_clock_mhz=memory_mhz,
     )

@@ -196,7 +196,7 @@ class XgbCostModel(CostModel):
             return predict_torch_us(self._trees[TORCH], workload, target)
         except (FileError, ModelError) as error:
             del self._trees[TORCH]
-            warnings.warn(f"nothing is predicted of torch: {error}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"nothing is predicted of torch: {error}", RuntimeWarning, 2)
             return nan
 
     @cached_property

@@ -6,13 +6,13 @@ compile, and the library that they must beat are handed in.
 """
 
 import logging
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from math import inf
+from time import monotonic, perf_counter
 from typing import Any, TypeVar
 
 from costmodel.data.measurement import Batch, Candidate, Measurement, Runner
@@ -83,7 +83,7 @@ class TopKSearch:
         candidates: best first; ``ranked_by`` names what ranked them.
         runner, compile_: what times and compiles them.
         identity: equal for candidates that do the same; None where that is not known yet.
-        deadline: of ``time.monotonic()``; past it nothing new is begun, once something is timed.
+        deadline: of ``monotonic()``; past it nothing new is begun, once something is timed.
         library: what it took, once timed.
         measured: outcomes so far; of the finalists the one of their last comparison.
         compiled: number of binaries that the compiler returned.
@@ -109,7 +109,7 @@ class TopKSearch:
     def is_late(self) -> bool:
         """True if the time is up and there is something to choose from."""
         works = self.library is not None or any(m.ok for m in self.measured.values())
-        return works and bool(self.measured) and time.monotonic() > self.deadline
+        return works and bool(self.measured) and monotonic() > self.deadline
 
     def run(self, wanted: int, *, with_library: bool = False) -> None:
         """Time candidates in their order until so many work, or none is left.
@@ -140,7 +140,7 @@ class TopKSearch:
                 finalists = [*self._foremost()]
                 if self.library is not None and self.library.ok:
                     finalists.append(None)
-                if time.monotonic() > self.deadline or len(finalists) < 2:
+                if monotonic() > self.deadline or len(finalists) < 2:
                     return
                 again = self._timed(self.runner.compare, self.problem, finalists, rounds)
                 for config, measurement in zip(finalists, again, strict=True):
@@ -201,7 +201,7 @@ class TopKSearch:
         library = self.library
         if not works:
             return self._choose_without_timings()
-        on_time = time.monotonic() <= self.deadline
+        on_time = monotonic() <= self.deadline
         best, rivals = self._fastest()
         why = f"fastest of {len(works)} timed, {self.measured[works[0]].latency_us:.2f} us"
         if library is not None and not library.ok:
@@ -256,9 +256,9 @@ class TopKSearch:
 
     def _next(self, made: Iterator[Batch]) -> Batch | None:
         """Wait for the candidates of the next binary; None if there are no more."""
-        start = time.perf_counter()
+        start = perf_counter()
         ready = next(made, None)
-        self.compile_s += time.perf_counter() - start
+        self.compile_s += perf_counter() - start
         return ready
 
     def _measure(self, candidates: Batch) -> None:
@@ -293,7 +293,7 @@ class TopKSearch:
             log.info("%s: %s %s", config, measurement.status, error)
 
     def _timed(self, function: Callable[..., T], *args: object) -> T:
-        start = time.perf_counter()
+        start = perf_counter()
         result = function(*args)
-        self.measure_s += time.perf_counter() - start
+        self.measure_s += perf_counter() - start
         return result
