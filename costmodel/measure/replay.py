@@ -1,21 +1,16 @@
 """A runner that needs no GPU: it answers from a recording."""
 
-from __future__ import annotations
-
 import os
 from math import inf, log2
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Batch, Measurement, Measurements, RunInfo, Runner
 from costmodel.errors import NotRecorded
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.validation import require
-
-if TYPE_CHECKING:
-    from costmodel.data.dataset import Dataset
 
 
 class ReplayRunner(Runner):
@@ -25,8 +20,6 @@ class ReplayRunner(Runner):
 
     def __init__(self, dataset: Dataset):
         """Raise InvalidInput for what is not a dataset."""
-        from costmodel.data.dataset import Dataset
-
         self.dataset = require("dataset", dataset, Dataset, "a Dataset, see Dataset.open(path)")
         self._outcomes: dict[Workload, dict[GemmConfig, Measurement]] = {}
 
