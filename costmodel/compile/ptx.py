@@ -154,7 +154,7 @@ def basic_blocks(text: str) -> list[Block]:
         InvalidInput: no kernel in the text, or one that breaks off.
     """
     blocks = []
-    labels: dict[tuple[int, str], int] = {}
+    labels = {}
     scopes: tuple[int, ...] = ()  # the { } that are open, the innermost first
     opened = 0
     has_kernel = False

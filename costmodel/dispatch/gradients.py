@@ -5,6 +5,7 @@ Traced calls differentiate the operator of :mod:`costmodel.torch_ops` by the sam
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from math import isnan
 from typing import Any, Self
 
@@ -89,12 +90,8 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         of = ctx.product
-        options = {"tf32": of.tf32, "mode": of.mode}
-
-        def product(x: Tensor, y: Tensor, bias: Any = None, out_dtype: Any = None) -> Tensor:
-            return of.matmul(x, y, bias=bias, out_dtype=out_dtype, **options)
-
-        return *gradients(ctx, grad, of.activation, of.tf32, product), None
+        by_kernel = partial(of.matmul, tf32=of.tf32, mode=of.mode)
+        return *gradients(ctx, grad, of.activation, of.tf32, by_kernel), None
 
 
 def keep(ctx: Any, a: Tensor, b: Tensor, bias: Tensor | None, activation: str) -> None:
@@ -115,14 +112,14 @@ def gradients(
     Args:
         ctx: after :func:`keep`.
         grad: of the result.
-        by_kernel: returns x @ y + bias of two matrices, in ``out_dtype``.
+        by_kernel: returns x @ y + bias of two matrices, in ``out_dtype``; both are keywords.
     """
     a, b, bias = ctx.saved_tensors
 
     def product(x: Tensor, y: Tensor, bias: Any = None, out_dtype: Any = None) -> Any:
         """x @ y + bias, by torch if it may have a forward-mode gradient."""
         if not in_forward_level():
-            return by_kernel(x, y, bias, out_dtype)
+            return by_kernel(x, y, bias=bias, out_dtype=out_dtype)
         if out_dtype in (None, x.dtype):
             return multiply_by_torch(Call(x, y, bias=bias, tf32=tf32))
         return multiply_by_torch(Call(x.to(out_dtype), y.to(out_dtype), bias=bias))

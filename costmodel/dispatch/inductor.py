@@ -51,7 +51,7 @@ def _is_torchs() -> bool:
 
     values: list[Any] = [getattr(x, "meta", {}).get("val", x) for x in V.graph.current_node.args]
     a, b, bias, activation, tf32, out_dtype, mode = values
-    given: list[Any] = [x for x in (a, b, bias) if x is not None]
+    given = [x for x in (a, b, bias) if x is not None]
     sizes = [size for x in given for size in (*x.shape, *x.stride())]
     is_plain = activation == "none" and tf32 is None and out_dtype in (None, a.dtype)
     if (
