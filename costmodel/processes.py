@@ -40,6 +40,8 @@ from costmodel.files import CACHE_VARIABLE, cache_directory
 Settings = Mapping[str, str | None]
 """Variables of the environment; None: unset."""
 
+Action = Callable[[], object]
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -97,7 +99,7 @@ class SupervisedWorker(Generic[T, R]):
         function: Callable[[T], R],
         *,
         limit_s: float,
-        setup: Callable[[], object] | None = None,
+        setup: Action | None = None,
         items_per_child: int | None = None,
         idle_s: float | None = None,
         settings: Callable[[], Settings] = dict,

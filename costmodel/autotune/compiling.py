@@ -20,6 +20,7 @@ from costmodel.errors import CompileError, HostError
 from costmodel.files import Named
 from costmodel.gemm.specialize import device_compilers
 from costmodel.models.baselines import PTX_WEIGHTS
+from costmodel.processes import Action
 from costmodel.validation import drop_oldest, one_line
 
 _AT_MOST = 4096  # compiles that no later call has asked for
@@ -149,7 +150,7 @@ class Compiling:
 
 
 def wait_for_first(
-    pending: Collection[Future[T]], patience_s: float, meanwhile: Callable[[], object] | None
+    pending: Collection[Future[T]], patience_s: float, meanwhile: Action | None
 ) -> set[Future[T]]:
     """Wait for the next binaries; where that takes long, do again what is done meanwhile."""
     end = time.monotonic() + patience_s

@@ -45,6 +45,7 @@ from costmodel.models.storage import read_part
 from costmodel.models.trees import (
     DEFAULTS,
     LabelledRows,
+    Names,
     Trees,
     XgbParams,
     require_columns,
@@ -101,7 +102,7 @@ class Head:
     """
 
     file: str
-    columns: tuple[str, ...]
+    columns: Names
     canary: float
     predicted: tuple[float, ...]
     deviation: tuple[float, ...]
@@ -257,7 +258,7 @@ def _trees(folder: Path, head: Head) -> Trees:
 # --- What is learned from -------------------------------------------------------------------------
 
 
-def matrix(head: str, columns: Columns, target: Target) -> tuple[tuple[str, ...], Floats32]:
+def matrix(head: str, columns: Columns, target: Target) -> tuple[Names, Floats32]:
     """Return the names of a head's columns, and what they hold of a list, float32 [n, f].
 
     All are there as the difference from the median of the list, and some as they are. Without the
@@ -291,7 +292,7 @@ class KernelTable:
         kernel, list, row: full name, number of the list, and row of the dataset, [n].
     """
 
-    names: tuple[str, ...]
+    names: Names
     values: Floats32
     label: Floats
     kernel: Texts

@@ -27,6 +27,9 @@ from costmodel.validation import drop_oldest
 _STATE = "_costmodel"  # the name under which a tuner has its state
 _AT_MOST = 4096  # kinds of calls of one tuner
 
+Arguments = tuple[Any, ...]
+"""Of a call, or what of them tells calls apart."""
+
 stock_run: Callable[..., Any] = StockAutotuner.run
 
 
@@ -124,7 +127,7 @@ class State:
         self._rules = [(in_key.get(x), x not in plain, x not in plain | aligned) for x in names]
         self._by_name = dict(zip(names, self._rules, strict=True))
 
-    def key_of(self, args: tuple[Any, ...], kwargs: Named) -> tuple[Any, ...]:
+    def key_of(self, args: Arguments, kwargs: Named) -> Arguments:
         """Return what tells calls apart that may need other configurations."""
         parts: list[Any] = [torch._C._cuda_getDevice(), epoch()]
         for value, rule in zip(args, self._rules, strict=False):
@@ -203,7 +206,7 @@ def frozen(tuner: Any, *args: Any, **kwargs: Any) -> StockAutotuner:
     return StockAutotuner(tuner.fn, tuner.arg_names, [config], [], None, None)
 
 
-def _stock_key(tuner: Any, named: Named) -> tuple[Any, ...]:
+def _stock_key(tuner: Any, named: Named) -> Arguments:
     """Return the key of a tuner's ``cache``, as Triton makes it, but without tensors."""
     values = [named[x] for x in tuner.keys if x in named and not hasattr(named[x], "data_ptr")]
     return *values, *(str(value.dtype) for value in named.values() if hasattr(value, "dtype"))
@@ -228,7 +231,7 @@ def _chosen(tuning: Tuning, state: State, key: Any) -> tuple[Any, bool]:
     return tuning.shared(config or tuning.best_known() or tuning.first), True
 
 
-def _is_compiled(tuning: Tuning, state: State, key: tuple[Any, ...]) -> bool:
+def _is_compiled(tuning: Tuning, state: State, key: Arguments) -> bool:
     """Begin to compile all configurations of a call; return True once that is done."""
     if key not in state.compiling:
         state.compiling[key] = tuning.compiling.begin_all()
@@ -239,7 +242,7 @@ def _is_compiled(tuning: Tuning, state: State, key: tuple[Any, ...]) -> bool:
 
 
 def _first_call(
-    tuner: Any, state: State, key: tuple[Any, ...], args: tuple[Any, ...], kwargs: Named
+    tuner: Any, state: State, key: Arguments, args: Arguments, kwargs: Named
 ) -> tuple[Any, Named]:
     """Find the configuration of a call; keep it for the next ones if it is the final one."""
     with state.lock:

@@ -6,7 +6,7 @@ import math
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -30,6 +30,7 @@ from costmodel.data.measurement import Batch, Candidate, Measurement
 from costmodel.errors import CompileError, InvalidInput
 from costmodel.gemm.specialize import device_compilers
 from costmodel.hardware.target import Target
+from costmodel.processes import Action
 from costmodel.tuning.counters import count
 from costmodel.tuning.modes import default_mode
 from costmodel.tuning.ranks import first_said
@@ -276,7 +277,7 @@ class Tuning:
     # --- Compiling --------------------------------------------------------------------------------
 
     def _compile(
-        self, candidates: Batch, meanwhile: Callable[[], object] | None = None
+        self, candidates: Batch, meanwhile: Action | None = None
     ) -> Generator[Batch, None, None]:
         """Compile what the learner wants, in its order; give those of each binary when ready.
 

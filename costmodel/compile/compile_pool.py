@@ -22,7 +22,7 @@ from costmodel.compile.compiler import Artifact, shorten
 from costmodel.compile.triton_private import know_triton_key
 from costmodel.errors import InvalidInput, host_errors
 from costmodel.hardware.installed import compiler_settings
-from costmodel.processes import Done, SupervisedWorker, TimedOut, close_at_exit
+from costmodel.processes import Action, Done, SupervisedWorker, TimedOut, close_at_exit
 
 # Triton 3.6 keeps about 0.2 MiB of each compile for good (measured over 160 of them).
 _COMPILES_PER_CHILD = 250
@@ -54,7 +54,7 @@ class CompilePool:
         n_jobs: int | None = None,
         limit_s: float = 60.0,
         idle_s: float | None = None,
-        preload: Callable[[], object] | None = None,
+        preload: Action | None = None,
     ):
         import joblib  # which sets environment variables
 
@@ -211,7 +211,7 @@ def settings_of_triton() -> dict[str, str | None]:
     return {**compiler_settings(), **get_cache_invalidating_env_vars()}
 
 
-def _set_up_child(scratch: str, preload: Callable[[], object] | None) -> None:
+def _set_up_child(scratch: str, preload: Action | None) -> None:
     # Under TRITON_INTERPRET the kernels would not be compilable functions.
     os.environ.pop("TRITON_INTERPRET", None)
     os.environ.pop("TRITON_CACHE_MANAGER", None)  # the folder that it would choose is told

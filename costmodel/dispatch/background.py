@@ -5,9 +5,9 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
+from costmodel.processes import Action
 from costmodel.tuning.counters import count
 from costmodel.validation import drop_oldest, log
 
@@ -28,7 +28,7 @@ class Background:
 
     def __init__(self, at_most: int = 64):
         self._at_most = at_most
-        self._queued: deque[tuple[Any, Callable[[], object], dict[Any, bool]]] = deque()
+        self._queued: deque[tuple[Any, Action, dict[Any, bool]]] = deque()
         self._is_at_work = False  # a thread is
         self._lock = threading.Lock()
         self._keys: set[Any] = set()  # of the jobs that wait or are under way
@@ -40,7 +40,7 @@ class Background:
         """True if no job is under way or waits."""
         return not self._keys
 
-    def submit(self, key: Any, job: Callable[[], object]) -> None:
+    def submit(self, key: Any, job: Action) -> None:
         """Queue a job, unless its key has failed, or has one, or too many wait.
 
         Ask again later in the last two cases.
@@ -83,7 +83,7 @@ class Background:
                 job = self._queued.popleft()
             self._do(*job)
 
-    def _do(self, key: Any, job: Callable[[], object], failed: dict[Any, bool]) -> None:
+    def _do(self, key: Any, job: Action, failed: dict[Any, bool]) -> None:
         error = None
         try:
             job()

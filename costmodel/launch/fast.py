@@ -23,6 +23,8 @@ from costmodel.launch.kernel import STREAM, Kernel, Recording
 from costmodel.launch.plan import Counters, Pair, Plan, Repack, Workspace
 from costmodel.validation import drop_oldest, log
 
+MaybeTensor = Tensor | None
+
 
 class TritonLaunch:
     """One configuration on operands of one kind: same sizes, strides, alignments and device.
@@ -59,7 +61,7 @@ class TritonLaunch:
             a, out = a.view(-1, a.size(-1)), out.view(-1, out.size(-1))
         return a, b.T if self._is_layer else b, out
 
-    def __call__(self, a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None) -> None:
+    def __call__(self, a: Tensor, b: Tensor, out: Tensor, bias: MaybeTensor) -> None:
         """Queue it on the current stream of the operands' device.
 
         Args:
@@ -91,7 +93,7 @@ class TritonLaunch:
         a: Tensor,
         b: Tensor,
         out: Tensor,
-        bias: Tensor | None,
+        bias: MaybeTensor,
         scratch: Pair | None,
     ) -> None:
         """Queue the kernel on a raw stream."""
@@ -214,11 +216,11 @@ class TorchLaunch:
         self.result = result
         self._activation, self._tf32 = activation, tf32
 
-    def __call__(self, a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None) -> None:
+    def __call__(self, a: Tensor, b: Tensor, out: Tensor, bias: MaybeTensor) -> None:
         """Queue it on the current stream of the operands' device."""
         torch_product(a, b, out, bias, self._activation, self._tf32)
 
-    def multiplied(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    def multiplied(self, a: Tensor, b: Tensor, bias: MaybeTensor) -> Tensor:
         """Return act(a @ b + bias) as torch does, which takes less host time than writing to out.
 
         Args:
@@ -231,7 +233,7 @@ class TorchLaunch:
                 return self._multiplied(a, b, bias)
         return self._multiplied(a, b, bias)
 
-    def _multiplied(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    def _multiplied(self, a: Tensor, b: Tensor, bias: MaybeTensor) -> Tensor:
         if b.ndim > 2:
             product = torch.matmul(a, b)
             return activated(product if bias is None else product + bias, self._activation)
@@ -240,7 +242,7 @@ class TorchLaunch:
 
 
 def torch_product(
-    a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None, activation: str, tf32: bool = False
+    a: Tensor, b: Tensor, out: Tensor, bias: MaybeTensor, activation: str, tf32: bool = False
 ) -> None:
     """Queue out = act(a @ b + bias) by ``torch.mm`` (cuBLAS), as fast as torch can.
 
@@ -363,14 +365,14 @@ def _by_old_names() -> str | None:
 _switching = RLock()
 
 
-def _product(a: Tensor, b: Tensor, out: Tensor, bias: Tensor | None, **widened: Any) -> None:
+def _product(a: Tensor, b: Tensor, out: Tensor, bias: MaybeTensor, **widened: Any) -> None:
     if bias is None:
         torch.mm(a, b, out=out, **widened)
     else:
         torch.addmm(bias, a, b, out=out, **widened)
 
 
-def reference_product(a: Tensor, b: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+def reference_product(a: Tensor, b: Tensor, bias: MaybeTensor, activation: str) -> Tensor:
     """Return act(A @ B + bias) in IEEE float32, whatever torch's switch for TF32 says."""
     with float32_precision(tf32=False):
         product = a.float() @ b.float()

@@ -18,6 +18,7 @@ from costmodel.compile.triton_private import know_triton_key
 from costmodel.data.measurement import NO_ROOM, Measurement, Measurements
 from costmodel.measure.operands import NoRoom, Problem
 from costmodel.measure.protocol import TimingProtocol
+from costmodel.processes import Action
 
 if TYPE_CHECKING:
     from costmodel.measure.session import Session
@@ -53,9 +54,7 @@ _make_session: Callable[[], Session]
 _rehearsal: Problem
 
 
-def start(
-    protocol: TimingProtocol, device_index: int, rehearsal: Problem, preload: Callable[[], object]
-) -> None:
+def start(protocol: TimingProtocol, device_index: int, rehearsal: Problem, preload: Action) -> None:
     """Set the process up. Called once in each fresh one.
 
     Args:

@@ -48,7 +48,7 @@ from costmodel.files import (
 from costmodel.hardware.target import Target
 from costmodel.models.confidence import Confidence
 from costmodel.models.torch_time import TORCH_FEATURES
-from costmodel.models.trees import Trees, XgbParams, require_columns
+from costmodel.models.trees import Names, Trees, XgbParams, require_columns
 
 FORMAT = 1
 """Version of the layout of the directory and of its card."""
@@ -83,16 +83,16 @@ class Card:
     name: str
     hash: str
     target: Target
-    dtypes: tuple[str, ...]
-    devices: tuple[str, ...]
+    dtypes: Names
+    devices: Names
     params: XgbParams
     training: Named
     confidence: Confidence | None = None
     format: int = FORMAT
     feature_schema: int = FEATURE_SCHEMA
     ptx_schema: int = PTX_SCHEMA
-    features: tuple[str, ...] = FEATURES
-    config_features: tuple[str, ...] = CONFIG_FEATURES
+    features: Names = FEATURES
+    config_features: Names = CONFIG_FEATURES
     torch_hash: str = ""
     artifacts_hash: str = ""
     files: dict[str, str] = field(default_factory=dict)

@@ -29,6 +29,7 @@ _REACH = 1.6  # no rival is slower than so many times the best
 _FALL = 10.0  # weight of a pair: exp(-_FALL * how much slower than the best the faster one is),
 _FULL = 0.2  # and in proportion to what a wrong order would cost, up to so much in the logarithm
 
+Names = tuple[str, ...]
 _Numbers = NDArray[np.floating[Any]]
 
 
@@ -196,13 +197,13 @@ class Trees:
         expected: the :meth:`canary` of the trees when they were saved.
     """
 
-    columns: tuple[str, ...]
+    columns: Names
     read: Callable[[], bytes]
     file: Path | None = None
     expected: float | None = None
 
     @classmethod
-    def of(cls, booster: Any, columns: tuple[str, ...]) -> Self:
+    def of(cls, booster: Any, columns: Names) -> Self:
         """Take trees that were just trained."""
         raw = bytes(booster.save_raw(raw_format="ubj"))
         return cls(columns, lambda: raw)

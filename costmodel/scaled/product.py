@@ -20,6 +20,8 @@ from costmodel.scaled.configs import BY_BLOCK, BY_ROW, ROW, STEP, TENSOR
 from costmodel.scaled.launch import BLOCK_ROWS, tuned
 from costmodel.validation import require
 
+MaybeTensor = Tensor | None
+
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _RESULTS = (torch.bfloat16, torch.float16, torch.float32)
 _RECIPES = {
@@ -36,13 +38,13 @@ def scaled_mm(
     scale_recipe_b: Any,
     swizzle_a: Any = None,
     swizzle_b: Any = None,
-    bias: Tensor | None = None,
+    bias: MaybeTensor = None,
     output_dtype: torch.dtype | None = torch.bfloat16,
     contraction_dim: Any = (),
     use_fast_accum: bool = False,
     *,
     activation: str | None = None,
-    out: Tensor | None = None,
+    out: MaybeTensor = None,
 ) -> Tensor:
     """Multiply scaled 8-bit matrices: ``torch.nn.functional.scaled_mm``, tuned.
 
@@ -83,8 +85,8 @@ def scaled_mm(
 
 def scaled_call(
     a: Tensor, mat_b: Tensor, scale_a: Any, recipe_a: Any, scale_b: Any, recipe_b: Any,
-    bias: Tensor | None = None, output_dtype: torch.dtype | None = None, fast: bool = False,
-    activation: str = "none", out: Tensor | None = None,
+    bias: MaybeTensor = None, output_dtype: torch.dtype | None = None, fast: bool = False,
+    activation: str = "none", out: MaybeTensor = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Check the arguments of :func:`scaled_mm`; return those of a launch."""
     scales = _single("scale_a", scale_a), _single("scale_b", scale_b)
@@ -110,7 +112,7 @@ def scaled_call(
     return _call(a, mat_b, scales, recipes, bias, out, fast, activation)
 
 
-def int_mm(mat_a: Tensor, mat_b: Tensor, *, out: Tensor | None = None) -> Tensor:
+def int_mm(mat_a: Tensor, mat_b: Tensor, *, out: MaybeTensor = None) -> Tensor:
     """Multiply int8 matrices exactly, to int32: ``torch._int_mm``, tuned, for any m.
 
     Args:
@@ -123,7 +125,7 @@ def int_mm(mat_a: Tensor, mat_b: Tensor, *, out: Tensor | None = None) -> Tensor
     return _launched(int_call(mat_a, mat_b, out))
 
 
-def int_call(a: Tensor, mat_b: Tensor, out: Tensor | None = None) -> tuple[Any, ...]:
+def int_call(a: Tensor, mat_b: Tensor, out: MaybeTensor = None) -> tuple[Any, ...]:
     """Check the arguments of :func:`int_mm`; return those of a launch."""
     m, n, _ = _check_operands(a, mat_b)
     if a.dtype != torch.int8:
@@ -135,7 +137,7 @@ def int_call(a: Tensor, mat_b: Tensor, out: Tensor | None = None) -> tuple[Any, 
 
 def _call(
     a: Tensor, mat_b: Tensor, scales: tuple[Any, Any], recipes: tuple[int, int],
-    bias: Tensor | None, out: Tensor, fast: bool = False, activation: str = "none",
+    bias: MaybeTensor, out: Tensor, fast: bool = False, activation: str = "none",
 ) -> tuple[Any, ...]:  # fmt: skip
     """Return the arguments of a launch, in the order of ``scaled_product``."""
     (m, k), b = a.shape, mat_b.T
@@ -208,7 +210,7 @@ def _has_rows(x: Tensor) -> bool:
     return (columns <= 1 or x.stride(1) == 1) and (rows <= 1 or x.stride(0) >= columns)
 
 
-def _output(out: Tensor | None, a: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+def _output(out: MaybeTensor, a: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
     if out is None:
         return a.new_empty(shape, dtype=dtype)
     require("out", out, Tensor, "a tensor or None")
