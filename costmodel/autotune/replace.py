@@ -11,6 +11,7 @@ from costmodel.autotune.options import Options
 from costmodel.autotune.tuner import run
 from costmodel.autotune.tuning import Tuning
 from costmodel.errors import HostError
+from costmodel.files import Named
 from costmodel.validation import require_count
 
 # Modules whose tuners have a ``run`` of their own that does what Triton's does.
@@ -29,7 +30,7 @@ def replace_triton_autotune() -> None:
     StockAutotuner.__init_subclass__ = classmethod(lambda cls, **options: _adapt(cls))
 
 
-def prune_configs_by(top_k: int = 8) -> dict[str, Any]:
+def prune_configs_by(top_k: int = 8) -> Named:
     """Return a ``prune_configs_by`` for ``triton.autotune`` that leaves the best ``top_k``.
 
     For those who keep Triton's own tuner: the configurations are compiled in child processes, and
@@ -40,7 +41,7 @@ def prune_configs_by(top_k: int = 8) -> dict[str, Any]:
     """
     require_count("top_k", top_k)
 
-    def early_config_prune(configs: list[Any], named: dict[str, Any], **options: Any) -> list[Any]:
+    def early_config_prune(configs: list[Any], named: Named, **options: Any) -> list[Any]:
         if torch.compiler.is_compiling():  # Inductor, which has no arguments yet
             return configs
         # Triton does not say whose configurations these are.

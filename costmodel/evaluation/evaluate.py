@@ -7,7 +7,7 @@ failures too; equal programs are ranked once. ``torch.matmul`` never enters it.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from costmodel.errors import MissingData
 from costmodel.evaluation import metrics
 from costmodel.evaluation.duplicates import identities
 from costmodel.evaluation.heldout import is_ragged
+from costmodel.files import Named
 from costmodel.gemm.space import why_illegal
 from costmodel.gemm.specialize import kernel_hashes
 from costmodel.gemm.workload import Workload
@@ -78,7 +79,7 @@ class _Score:
     mape_pct: float | None
 
 
-def evaluate(dataset: Dataset, models: Sequence[CostModel], target: Target) -> list[dict[str, Any]]:
+def evaluate(dataset: Dataset, models: Sequence[CostModel], target: Target) -> list[Named]:
     """Judge models on the eval rows of a dataset: the content of ``costmodel evaluate --json``.
 
     Added to the given models: ``random`` (the expected value of a random order), ``oracle`` (knows
@@ -180,7 +181,7 @@ def _second_measurement(dataset: Dataset, problems: Sequence[Problem]) -> list[_
     return scores
 
 
-def _entry(name: str, kind: str, scores: Sequence[_Score]) -> dict[str, Any]:
+def _entry(name: str, kind: str, scores: Sequence[_Score]) -> Named:
     errors = [s.mape_pct for s in scores if s.mape_pct is not None]
     return {
         "name": name,

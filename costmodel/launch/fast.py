@@ -4,8 +4,6 @@ Triton's wrappers work out the arguments of its C launcher at every launch, whic
 the launch itself. Here they do so once, and later launches only fill in other addresses.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Iterator
@@ -24,6 +22,7 @@ from costmodel.launch.plan import Counters, Pair, Plan, Repack, Workspace
 from costmodel.validation import drop_oldest, log
 
 MaybeTensor = Tensor | None
+_Key = tuple[int, int, int, int]  # of a launch, A, B and C
 
 
 class TritonLaunch:
@@ -193,7 +192,6 @@ _counters: dict[int, Counters] = {}
 _ids = itertools.count()
 _copying = Lock()
 _lock = Lock()
-_Key = tuple[int, int, int, int]  # of a launch, A, B and C
 _recordings: dict[_Key, Recording] = {}
 ROOM = 2**15
 """Recordings by address of all launches together, about 2 KiB each: operands may keep moving."""

@@ -1,7 +1,5 @@
 """Loading a binary, and what is used of Triton's loader and launcher, which are private to it."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import threading
@@ -30,6 +28,23 @@ def _hooks() -> tuple[Named, Any, Any]:
 
     kind = type(knobs.runtime)
     return vars(knobs.runtime), kind.launch_enter_hook, kind.launch_exit_hook
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recording:
+    """Triton's C launcher, and what it is called with.
+
+    Attributes:
+        base: the launch itself, before the kernel's own arguments (from Triton 3.7 on: there these
+            are one argument, a list); empty where ``arguments`` has both.
+        arguments: the kernel's own arguments.
+        places: places in ``arguments`` of what each launch fills in; -1 if the kernel lacks it.
+    """
+
+    launcher: Callable[..., None]
+    base: tuple[Any, ...]
+    arguments: list[Any]
+    places: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,23 +128,6 @@ class Kernel:
         open_places = tuple(places[id(marks[n])] if n in marks else -1 for n in open_names)
         filled = [None if place in open_places else v for place, v in enumerate(values)]
         return Recording(launcher, tuple(base), filled, open_places)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Recording:
-    """Triton's C launcher, and what it is called with.
-
-    Attributes:
-        base: the launch itself, before the kernel's own arguments (from Triton 3.7 on: there these
-            are one argument, a list); empty where ``arguments`` has both.
-        arguments: the kernel's own arguments.
-        places: places in ``arguments`` of what each launch fills in; -1 if the kernel lacks it.
-    """
-
-    launcher: Callable[..., None]
-    base: tuple[Any, ...]
-    arguments: list[Any]
-    places: tuple[int, ...]
 
 
 @functools.lru_cache(maxsize=8192)

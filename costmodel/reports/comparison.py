@@ -5,6 +5,7 @@ from typing import Any
 from costmodel.arrays import Floats
 from costmodel.data.candidates import Candidates, CostModel
 from costmodel.data.dataset import Dataset
+from costmodel.files import Named
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.models import AnalyticModel, PtxScore, RuleHeuristic, StaticRank, TrainingTable
@@ -45,13 +46,13 @@ def compared_models(dataset: Dataset, model: CostModel | None) -> tuple[list[Cos
     return models, reason
 
 
-def kept_table(entries: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+def kept_table(entries: list[Named]) -> tuple[list[str], list[list[Any]]]:
     """Return columns and rows of what ``evaluate`` found.
 
     For each k the geometric mean over the workloads and, in brackets, the worst of them.
     """
 
-    def kept(entry: dict[str, Any], group: str, k: str) -> str:
+    def kept(entry: Named, group: str, k: str) -> str:
         found = entry[group]
         return f"{found[k]['geomean_pct']:.1f} ({found[k]['worst_pct']:.0f})" if found else "–"
 

@@ -4,8 +4,6 @@ What a model sees of a configuration hardly depends on the sizes of the workload
 all configurations are laid out once for each class of code, and a new shape takes its rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -98,6 +96,13 @@ class Ranking(Answered):
                 for row, config in enumerate(self.configs)
             ],
         }
+
+
+class Answering(NamedTuple):
+    """The model to ask, and a caveat: why it is not the named one, or less exact; else empty."""
+
+    model: CostModel
+    caveat: str = ""
 
 
 def rank(
@@ -193,13 +198,6 @@ def rank_by(
         kept=chosen.expected_kept(ptx=not unknown),
         out_of_coverage=chosen.out_of_coverage(workload),
     )
-
-
-class Answering(NamedTuple):
-    """The model to ask, and a caveat: why it is not the named one, or less exact; else empty."""
-
-    model: CostModel
-    caveat: str = ""
 
 
 def answering_model(model: ModelLike, target: Target, workload: Workload) -> Answering:

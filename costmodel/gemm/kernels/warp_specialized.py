@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from costmodel.files import Named
 from costmodel.gemm.config import ConfigBinary, GemmConfig, Specialization
 from costmodel.gemm.family import (
     WGMMA_SPARE_REGISTERS,
@@ -92,7 +93,7 @@ class WarpSpecializedFamily(TmaFamily):
         rest = n_parts(c.block_n)[1]
         return np.where(rest > 0, rest, super().stored_columns(c))
 
-    def options(self, binary: ConfigBinary) -> dict[str, Any]:
+    def options(self, binary: ConfigBinary) -> Named:
         """One group of four is launched, and its warp-specialised region adds the others."""
         return {"num_warps": 4, "maxnreg": entry_registers(binary.num_warps)}
 
@@ -101,7 +102,7 @@ class WarpSpecializedFamily(TmaFamily):
 
         return GluonASTSource
 
-    def constants(self, spec: Specialization) -> dict[str, Any]:
+    def constants(self, spec: Specialization) -> Named:
         c = spec.config_binary
         first, rest = map(int, n_parts(c.block_n))
         baked = {
