@@ -23,7 +23,7 @@ from typing import Any, Literal, Self
 from costmodel.arrays import ArrowSchema, ArrowTable
 from costmodel.autotune.store import KernelEntry
 from costmodel.compile.ptx import PTX_FEATURES, PTX_SCHEMA
-from costmodel.data.shards import CARD, Identity, read_shards, require_place, write_shard
+from costmodel.data.shards import CARD, Identity, read_shards, require_place, text_type, write_shard
 from costmodel.errors import InvalidInput, MissingData
 from costmodel.files import Named, file_errors, make_folder, read_json, write_json
 from costmodel.hardware.target import Target, Toolchain, known_device
@@ -104,7 +104,7 @@ class KernelDataset:
         """Return the columns of the rows."""
         import pyarrow as pa
 
-        text = pa.dictionary(pa.int32(), pa.string())
+        text = text_type()
         numbers = dict.fromkeys((*_TIMES.split(), *FEATURES), pa.float32())
         return pa.schema(dict.fromkeys(_TEXTS.split(), text) | {"widened": pa.bool_()} | numbers)
 

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, BadParameter, Context, Option
 
-from costmodel.cli.common import AsJson, TargetName, answer, find_target, named_options, takes
+from costmodel.cli.common import (
+    AsJson,
+    OptionalPath,
+    TargetName,
+    answer,
+    find_target,
+    named_options,
+    takes,
+)
 from costmodel.cli.draw import Draw
 from costmodel.cli.live import LiveView
 from costmodel.errors import InvalidInput, MissingData
@@ -34,13 +42,13 @@ class Work:
     """The options that say where the work comes from, and who times which part of it."""
 
     worklist: Annotated[
-        Path | None, Option(help="Time what --write-worklist has drawn; no other draw.")
+        OptionalPath, Option(help="Time what --write-worklist has drawn; no other draw.")
     ] = None
     bundle: Annotated[
-        Path | None, Option(help="Time what `costmodel compile --bundle` has compiled.")
+        OptionalPath, Option(help="Time what `costmodel compile --bundle` has compiled.")
     ] = None
     replay: Annotated[
-        Path | None,
+        OptionalPath,
         Option(help="A dataset that answers in place of a GPU: rehearses a collection."),
     ] = None
     kernel: Annotated[
@@ -83,7 +91,7 @@ class Work:
 
         return None if self.replay is None else Dataset.open(self.replay)
 
-    def jobs(self, draw: Draw, identity: Identity, worklist: Path | None) -> list[Job]:
+    def jobs(self, draw: Draw, identity: Identity, worklist: OptionalPath) -> list[Job]:
         """Return the workloads of this part, in the order in which they are to be timed."""
         from costmodel.collect.parts import part_of, recorded_jobs
         from costmodel.collect.sampling import by_doubt, read_worklist
@@ -108,11 +116,11 @@ def collect(
     *,
     folders: Annotated[list[Path] | None, Argument(help="Of --merge.", metavar="DIR...")] = None,
     out: Annotated[
-        Path | None, Option(help="Folder of the dataset; one that is there goes on.")
+        OptionalPath, Option(help="Folder of the dataset; one that is there goes on.")
     ] = None,
     work: Work,
     write_worklist: Annotated[
-        Path | None,
+        OptionalPath,
         Option(help="Draw only, and write here what is to be timed; needs no GPU."),
     ] = None,
     merge: Annotated[

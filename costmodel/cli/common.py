@@ -41,11 +41,12 @@ def option(help_: str, names: Callable[[str | None], str | None]) -> Any:
     return Option(help=help_, callback=names, autocompletion=lambda: [*known])
 
 
+OptionalPath = Path | None
 TargetName = Annotated[
     str | None, option("Device, such as h100-sxm; default: the GPU of this machine.", device_name)
 ]
 Model = Annotated[
-    Path | None, Option(help="Folder of a model; default: the one shipped for the target.")
+    OptionalPath, Option(help="Folder of a model; default: the one shipped for the target.")
 ]
 Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON for machines on stdout.")]

@@ -8,7 +8,15 @@ from typing import Annotated, Any
 
 from typer import BadParameter, Option
 
-from costmodel.cli.common import AsJson, TargetName, answer, find_target, product_or_none, takes
+from costmodel.cli.common import (
+    AsJson,
+    OptionalPath,
+    TargetName,
+    answer,
+    find_target,
+    product_or_none,
+    takes,
+)
 from costmodel.cli.waiting import doing
 from costmodel.errors import InvalidInput
 from costmodel.gemm.config import GemmConfig, parse_config
@@ -24,11 +32,11 @@ _FIELDS = "key status registers spill_bytes shared_bytes ptx_hash error"
 def compile_space(
     workload: Workload | None,
     bundle: Annotated[
-        Path | None,
+        OptionalPath,
         Option(help="Write what `costmodel collect --bundle` times to this file."),
     ] = None,
     worklist: Annotated[
-        Path | None, Option(help="Of --bundle: a work list, in place of M N K.")
+        OptionalPath, Option(help="Of --bundle: a work list, in place of M N K.")
     ] = None,
     kernel: Annotated[
         str, Option(help="Of --bundle: FILE.py:FUNCTION that calls a kernel of yours.")
@@ -39,7 +47,7 @@ def compile_space(
     target: TargetName = None,
     limit: Annotated[int, Option(min=1, help="At most this many binaries.")] = 64,
     dump: Annotated[
-        Path | None, Option(help="Write the PTX, SASS and JSON of each to this folder.")
+        OptionalPath, Option(help="Write the PTX, SASS and JSON of each to this folder.")
     ] = None,
     jobs: Annotated[int | None, Option(min=1, help="Processes; default: all cores.")] = None,
     as_json: AsJson = False,
@@ -103,7 +111,7 @@ def _row(config: object, artifact: Any) -> dict[str, Any]:
 
 
 def _bundle(
-    file: Path, work: Path | str | None, todo: list[Any], target: Target, dump: Path | None,
+    file: Path, work: Path | str | None, todo: list[Any], target: Target, dump: OptionalPath,
     jobs: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Write a bundle of a work list (a path), a function's calls (a text) or these jobs."""

@@ -23,7 +23,7 @@ from warnings import catch_warnings
 
 from typer import Exit, Option
 
-from costmodel.cli.common import DEFAULT_TARGET, AsJson, answer
+from costmodel.cli.common import DEFAULT_TARGET, AsJson, OptionalPath, answer
 from costmodel.errors import CostModelError, host_errors
 from costmodel.files import CACHE_VARIABLE, cache_directory
 from costmodel.gemm.workload import Workload
@@ -70,7 +70,7 @@ class _Missing(Exception):
 
 
 def doctor(
-    model: Annotated[Path | None, Option(help="Folder of a model to look at too.")] = None,
+    model: Annotated[OptionalPath, Option(help="Folder of a model to look at too.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what this set-up has and lacks; exit code 0 if costmodel can be used on it."""
@@ -86,7 +86,7 @@ def doctor(
     raise Exit(0 if ok else 1)
 
 
-def diagnose(model: Path | None = None, only: str | None = None) -> list[Check]:
+def diagnose(model: OptionalPath = None, only: str | None = None) -> list[Check]:
     """Make all checks, in the order in which they depend on each other.
 
     Args:
@@ -114,7 +114,7 @@ def _check(name: str, need: Need, find: Callable[[], str], advice: str) -> Check
         return Check(name, False, found, advice, need)
 
 
-def _looks(model: Path | None) -> list[_Look]:
+def _looks(model: OptionalPath) -> list[_Look]:
     """Return name, need, what looks for it, and advice, of all that is to be looked for."""
     tuner = _Tuner()
     named: list[_Look] = []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from costmodel.cli.common import dtype_name, note, option
+from costmodel.cli.common import OptionalPath, dtype_name, note, option
 from costmodel.errors import InvalidInput, MissingData
 from costmodel.files import file_errors
 from costmodel.gemm.workload import MOST, Workload, kind_options
@@ -28,7 +28,7 @@ class Draw:
 
     workloads: Annotated[int, Option(min=1, help="How many workloads to draw.")] = 100
     shapes: Annotated[
-        Path | None, Option(help="Instead of drawing: a CSV with columns name,m,n,k.")
+        OptionalPath, Option(help="Instead of drawing: a CSV with columns name,m,n,k.")
     ] = None
     role: Annotated[
         Literal["train", "eval"],
@@ -49,7 +49,7 @@ class Draw:
     best: Annotated[float, Option(min=0, max=1, help="Share of the model's best.")] = 0.4
     unsure: Annotated[float, Option(min=0, max=1, help="Share of its doubts.")] = 0.1
     model: Annotated[
-        Path | None, Option(help="Model of `--sampler model`; default: the shipped one.")
+        OptionalPath, Option(help="Model of `--sampler model`; default: the shipped one.")
     ] = None
 
     def check(self) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from costmodel.cli.common import DEFAULT_TARGET, AsJson, Model, answer, note
+from costmodel.cli.common import DEFAULT_TARGET, AsJson, Model, OptionalPath, answer, note
 from costmodel.cli.waiting import doing
 from costmodel.errors import InvalidInput
 
@@ -31,7 +31,7 @@ def train(
         bool, Option("--add-cache", help="Learn also from what tuning has timed here.")
     ] = False,
     cache_dir: Annotated[
-        Path | None, Option(help="As --add-cache, with the winners of this folder.")
+        OptionalPath, Option(help="As --add-cache, with the winners of this folder.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -90,7 +90,7 @@ def _train_kernels(datasets: Sequence[Path], out: Path, as_json: bool) -> None:
 
 def evaluate(
     data: Annotated[
-        Path | None, Option(help="Dataset with eval rows; default: the H100's.")
+        OptionalPath, Option(help="Dataset with eval rows; default: the H100's.")
     ] = None,
     model: Model = None,
     as_json: AsJson = False,
@@ -113,7 +113,7 @@ def evaluate(
     answer(as_json, entries, (f"speed kept on {dataset.path}, %", *kept_table(entries)))
 
 
-def judged(data: Path | None, model: Path | None) -> tuple[Dataset, XgbCostModel | None]:
+def judged(data: OptionalPath, model: OptionalPath) -> tuple[Dataset, XgbCostModel | None]:
     """Return the dataset to judge by, and the model: that of a path, else the shipped one."""
     from costmodel.data.dataset import Dataset
     from costmodel.models import load, model_directory

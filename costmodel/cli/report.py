@@ -1,20 +1,19 @@
 """``costmodel report``: a page on how good a model is, and what a collection holds."""
 
-from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
-from costmodel.cli.common import AsJson, Model, answer
+from costmodel.cli.common import AsJson, Model, OptionalPath, answer
 from costmodel.cli.models import judged
 from costmodel.cli.waiting import doing
 
 
 def report(
     html: Annotated[
-        Path | None, Option(help="File to write the page to; else tables are shown.")
+        OptionalPath, Option(help="File to write the page to; else tables are shown.")
     ] = None,
-    data: Annotated[Path | None, Option(help="Dataset; default: the H100's.")] = None,
+    data: Annotated[OptionalPath, Option(help="Dataset; default: the H100's.")] = None,
     model: Model = None,
     as_json: AsJson = False,
 ) -> None:

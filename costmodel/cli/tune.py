@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Context, Option
@@ -11,6 +10,7 @@ from costmodel.cli.common import (
     DEFAULT_TARGET,
     AsJson,
     Model,
+    OptionalPath,
     answer,
     current_target,
     device_name,
@@ -39,7 +39,7 @@ def tune(
     replay: Annotated[
         bool, Option("--replay", help="Answer from recorded timings, as without a GPU.")
     ] = False,
-    data: Annotated[Path | None, Option(help="Dataset to replay.")] = None,
+    data: Annotated[OptionalPath, Option(help="Dataset to replay.")] = None,
     target: Annotated[
         str, option("Whose recording to replay; without a GPU, whose model predicts.", device_name)
     ] = DEFAULT_TARGET,
@@ -78,7 +78,7 @@ def tune(
 
 
 def _replay(
-    workload: Workload, data: Path | None, target: str | None, options: Named
+    workload: Workload, data: OptionalPath, target: str | None, options: Named
 ) -> TuningResult:
     """Choose by a recording: the one that is named, else that of the target."""
     from costmodel.data.dataset import Dataset

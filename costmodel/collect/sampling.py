@@ -20,7 +20,7 @@ from costmodel.data.candidates import Candidates, CostModel
 from costmodel.data.measurement import Role
 from costmodel.data.measurement_table import CONFIG_FIELDS, WORKLOAD_FIELDS, workload_fields
 from costmodel.data.rows import number_rows
-from costmodel.data.shards import Identity, arrow_fields, read_shards, write_shard
+from costmodel.data.shards import Identity, arrow_fields, read_shards, text_type, write_shard
 from costmodel.errors import CorruptFile, CostModelError, InvalidInput, MissingData
 from costmodel.evaluation.heldout import is_held_out
 from costmodel.gemm.config import GemmConfig
@@ -282,6 +282,6 @@ def read_worklist(path: Path, identity: Identity) -> list[Job]:
 def _schema() -> ArrowSchema:
     import pyarrow as pa
 
-    text = pa.dictionary(pa.int32(), pa.string())
+    text = text_type()
     job = [pa.field("job", pa.int32(), False), pa.field("role", text, False)]
     return pa.schema([*job, *workload_fields(), *arrow_fields(GemmConfig)])

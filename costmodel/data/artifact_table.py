@@ -14,7 +14,7 @@ from costmodel.compile.compiler import Artifact, ArtifactStatus, outweighs
 from costmodel.compile.ptx import PTX_FEATURES
 from costmodel.data.candidates import ARTIFACT_COLUMNS
 from costmodel.data.rows import lay_out, refused
-from costmodel.data.shards import arrow_fields
+from costmodel.data.shards import arrow_fields, text_type
 from costmodel.gemm.config import ConfigBinary, Specialization
 from costmodel.gemm.specialize import kernel_hash
 from costmodel.gemm.workload import CodeClass
@@ -42,7 +42,7 @@ class ArtifactTable(Mapping[str, Artifact]):
         """Arrow columns: key, kernel hash, specialization, results, PTX counts."""
         import pyarrow as pa
 
-        text, count = pa.dictionary(pa.int32(), pa.string()), pa.float64()
+        text, count = text_type(), pa.float64()
         own = {"key": pa.string(), "kernel_hash": text}
         results = {
             "even_k": pa.bool_(), "status": text, "error": text,

@@ -23,7 +23,7 @@ from costmodel.data.measurement import (
     TuningRecord,
 )
 from costmodel.data.rows import lay_out, number_rows, refused
-from costmodel.data.shards import arrow_fields
+from costmodel.data.shards import arrow_fields, text_type
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.workload import CodeClass, Workload
 
@@ -123,7 +123,7 @@ class MeasurementTable(Columns):
         """Arrow columns, from the dataclasses whose fields they are."""
         import pyarrow as pa
 
-        text = pa.dictionary(pa.int32(), pa.string())
+        text = text_type()
         return pa.schema(
             [
                 pa.field("workload", text, False),  # Workload.key(), to read and group by

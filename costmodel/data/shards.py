@@ -100,6 +100,13 @@ class Identity:
         return {f"{group}.{k}": v for group, values in groups.items() for k, v in values.items()}
 
 
+def text_type() -> Any:
+    """Return Arrow's type of texts, each of which is held once."""
+    import pyarrow as pa
+
+    return pa.dictionary(pa.int32(), pa.string())
+
+
 def arrow_fields(cls: type, *, nullable: bool = False) -> list[Any]:
     """Return the columns of a flat dataclass, by its annotations: the dataclass is the row.
 
@@ -108,7 +115,7 @@ def arrow_fields(cls: type, *, nullable: bool = False) -> list[Any]:
     import pyarrow as pa
 
     types = {int: pa.int32(), float: pa.float32(), bool: pa.bool_()}
-    text = pa.dictionary(pa.int32(), pa.string())  # str and the Literal types
+    text = text_type()  # str and the Literal types
     hints = get_type_hints(cls).items()
     return [pa.field(name, types.get(hint, text), nullable) for name, hint in hints]
 
