@@ -65,6 +65,7 @@ class RandomSampler:
         return [space.configs[i] for i in rng.choice(len(space), size, replace=False)]
 
 
+@dataclass
 class ModelSampler:
     """Chooses what a model ranks first, what its two heads disagree on, and some at random.
 
@@ -79,13 +80,17 @@ class ModelSampler:
         unsure: share of ``count`` that the heads disagree on; a model of one head has none.
     """
 
-    def __init__(self, model: CostModel, count: int, best: float = 0.4, unsure: float = 0.1):
-        if min(best, unsure) < 0 or best + unsure > 1:
+    model: CostModel
+    count: int
+    best: float = 0.4
+    unsure: float = 0.1
+
+    def __post_init__(self) -> None:
+        if min(self.best, self.unsure) < 0 or self.best + self.unsure > 1:
             raise InvalidInput(
-                f"best={best:g}, unsure={unsure:g}: expected shares of at least 0 that add up to "
-                f"at most 1"
+                f"best={self.best:g}, unsure={self.unsure:g}: expected shares of at least 0 that "
+                f"add up to at most 1"
             )
-        self.model, self.count, self.best, self.unsure = model, count, best, unsure
 
     def sample(self, space: SearchSpace, rng: Generator) -> list[GemmConfig]:
         if len(space) <= self.count:

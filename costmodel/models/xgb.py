@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import cached_property
 from math import nan
 from pathlib import Path
@@ -21,6 +20,7 @@ from costmodel.arrays import Floats, Floats32, Indices
 from costmodel.data.candidates import Candidates, CostModel
 from costmodel.errors import FileError, InvalidInput, ModelError, NoModel
 from costmodel.features.features import CONFIG_FEATURES, FEATURES, design_matrix
+from costmodel.files import time_now
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.models import storage
@@ -267,7 +267,7 @@ class XgbCostModel(CostModel):
         """
         if not self._trees:
             raise NoModel(f"model {self.name!r} is not fitted: nothing to save, call fit() first")
-        date = datetime.now(UTC).date().isoformat()
+        date = time_now()[:10]
         training = {"date": date, **self.card.training}
         card = replace(self.card, name=self.name, training=training)
         return storage.save(Path(path), card, self._trees, self.artifacts)
