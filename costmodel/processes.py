@@ -37,9 +37,7 @@ from typing import IO, Any, Generic, TypeVar
 from costmodel.errors import InvalidInput
 from costmodel.files import CACHE_VARIABLE, cache_directory
 
-Settings = Mapping[str, str | None]
-"""Variables of the environment; None: unset."""
-
+Settings = Mapping[str, str | None]  # variables of the environment; None: unset
 Action = Callable[[], object]
 
 T = TypeVar("T")
