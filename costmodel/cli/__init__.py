@@ -148,6 +148,6 @@ def main() -> None:
     # Told to end, as by a batch system, a command saves what it has, as it does after Ctrl-C.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if "--json" not in sys.argv:  # machines read the events of `collect`
-        doing(" ".join(sys.argv[1:2]))
+        doing(next((word for word in sys.argv[1:] if not word.startswith("-")), ""))
     with told():
         app()

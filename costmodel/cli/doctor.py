@@ -123,7 +123,7 @@ def _looks(model: OptionalPath) -> list[_Look]:
         named = [(f"model {model}", "always", partial(tuner.named_model, model), advice)]
     return [
         ("Python", "always", lambda: f"{platform.python_version()} ({sys.executable})", ""),
-        ("torch", "always", _torch, "pip install torch"),
+        ("torch", "always", _torch, "pip install torch triton==3.6.0"),
         ("Triton", "always", _triton, _TRITON_ADVICE),
         ("ptxas", "always", tuner.ptxas, _TOOL_ADVICE),
         ("cuobjdump", "always", _cuobjdump, _TOOL_ADVICE),

@@ -104,9 +104,7 @@ def _connected() -> tuple[Any, int]:
     try:
         import ray
     except ImportError:
-        raise MissingData(
-            "--engine ray needs Ray: run `pip install 'triton-costmodel[ray]'`"
-        ) from None
+        raise MissingData("--engine ray needs Ray: run `pip install 'ray>=2.60'`") from None
     if not ray.is_initialized():
         ray.init(log_to_driver=False)  # the cluster of RAY_ADDRESS, or this machine
     gpus = int(ray.cluster_resources().get("GPU", 0))

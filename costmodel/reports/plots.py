@@ -12,9 +12,7 @@ def require_matplotlib() -> None:
     try:
         from matplotlib.figure import Figure  # noqa: F401
     except ImportError:
-        raise MissingData(
-            "plots need matplotlib: run `pip install 'triton-costmodel[plots]'`"
-        ) from None
+        raise MissingData("plots need matplotlib: run `pip install matplotlib`") from None
 
 
 def draw_plot(
