@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
+from shutil import which
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, BadParameter, Context, Option
@@ -64,6 +65,9 @@ class Work:
     engine: Annotated[
         Literal["local", "ray"], Option(help="The GPUs of this machine, or of a cluster.")
     ] = "local"
+    counters: Annotated[
+        bool, Option("--counters", help="Count also what a few rows do in hardware, with ncu.")
+    ] = False
 
     @property
     def seconds(self) -> float:
@@ -154,6 +158,8 @@ def collect(
         raise BadParameter(f"--target {target}: timing is on the card at hand; leave it out")
     if out is None:
         raise BadParameter("--out: expected the folder of the dataset")
+    if work.counters and not which("ncu"):
+        raise MissingData("--counters: there is no program ncu in PATH: install Nsight Compute")
     if merge:
         _merge(out, folders or [], as_json)
     else:
@@ -162,16 +168,15 @@ def collect(
 
 def _check_options(context: Context, draw: Draw) -> None:
     """Refuse options that would do nothing beside others."""
-    if named_options(context, "worklist") and named_options(context, "write_worklist"):
-        raise BadParameter("--worklist and --write-worklist: expected one of them")
     drawing, timing = Draw.__slots__, ("jobs", *Work.__slots__)
     for option, others, why in (
         ("worklist", (*drawing, "bundle"), "draws nothing"),
-        ("write_worklist", ("out", "jobs", "replay", "part", "budget"), "times nothing"),
+        ("write_worklist", ("out", *timing), "times nothing"),
         ("replay", drawing, "takes its workloads from the recording"),
         ("bundle", drawing, "holds its workloads"),
         ("merge", (*drawing, *timing, "write_worklist", "plan"), "times nothing"),
-        ("plan", ("out", "budget", "jobs", "engine", "bundle"), "runs nothing"),
+        ("plan", ("out", "budget", "jobs", "engine", "bundle", "counters"), "runs nothing"),
+        ("counters", ("replay", "engine", "kernel"), "is of products on this machine's GPU"),
         ("shapes", ("workloads",), "draws no workloads"),
     ):
         named, idle = named_options(context, option), named_options(context, *others)
@@ -216,8 +221,7 @@ def _merge(out: Path, folders: Sequence[Path], as_json: bool) -> None:
         calls = merge_kernels(out, *folders)
         answer(as_json, {"path": str(out), "calls": calls}, notes=[f"{out}: {calls} tuned calls"])
         return
-    there = [out] if (out / "card.json").exists() else []
-    merged = merge(out, [*there, *folders])
+    merged = merge(out, folders)
     rows, workloads = len(merged.measurements("train", "eval")), len(merged.workloads())
     counts = {"path": str(out), "workloads": workloads, "rows": rows}
     answer(as_json, counts, notes=[f"{out}: {workloads} workloads, {rows} rows"])
@@ -266,6 +270,7 @@ def _time(
     import torch
 
     from costmodel.autotune.bundle import collect_kernels, merge_kernels
+    from costmodel.collect.counters import record_counters
     from costmodel.collect.machine import Timer, collect_on_each, visible_gpus
     from costmodel.collect.ray_engine import collect_on_ray
     from costmodel.data.dataset import Dataset
@@ -278,9 +283,7 @@ def _time(
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[0]
     n_jobs = n_jobs or max((len(os.sched_getaffinity(0)) - 2) // max(len(gpus), 1), 1)
     absorb: Callable[[Path], object] = partial(merge_kernels, out)
-    kernels = None
-    if work.kernel is not None:
-        kernels = partial(collect_kernels, work.kernel)
+    kernels = work.kernel and partial(collect_kernels, work.kernel)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name, ExitStack() as stack:
         folder = Path(name)
         if recording is None and local:
@@ -288,7 +291,7 @@ def _time(
         identity = _identity(work, target)
         if work.bundle is not None:
             identity = _unpack(work.bundle, folder, identity, here=local and recording is None)
-        if kernels is None:
+        if not kernels:
             dataset = Dataset.create(out, identity.target, identity.protocol)
             absorb = dataset.absorb
             stack.callback(dataset.compact)
@@ -301,7 +304,7 @@ def _time(
             collect_on_ray(todo, identity, absorb, view.line, *ends, place=work.place)
         elif len(gpus) > 1:
             collect_on_each(gpus, work.place, n_jobs, view.line)
-        elif kernels is not None:
+        elif kernels:
             with collecting(current_run().device_uuid):
                 kernels(folder, out, *work.place)
         else:
@@ -309,7 +312,9 @@ def _time(
             timer = stack.enter_context(Timer(recording, cache))
             left_s = deadline - time.monotonic()
             timer.collect(jobs, dataset, known, n_jobs=n_jobs, on_job=view.job, budget_s=left_s)
-    if kernels is not None:
+            if work.counters:
+                record_counters(out)
+    if kernels:
         answer(as_json, {"path": str(out)}, notes=[f"{out}: see `costmodel kernels list`"])
         return
     total = view.total()

@@ -127,7 +127,7 @@ def collect(
     given = dict.fromkeys((job for job in merged if job.role == "anchor"), nan)
     todo = collection.remaining([job for job in merged if job not in given])
     collection.progress.jobs = len(todo)
-    anchors = given | _anchors(dataset) if todo else {}
+    anchors = given | best_recorded(dataset) if todo else {}
     n_jobs = n_jobs or max((os.cpu_count() or 1) - 2, 1)
     with CompilePool(n_jobs, preload=import_kernels) as pool:
         wanted = [*anchors, *todo]
@@ -361,7 +361,7 @@ def _warn_of_roles(jobs: Jobs, dataset: Dataset) -> None:
         )  # fmt: skip
 
 
-def _anchors(dataset: Dataset) -> dict[Job, float]:
+def best_recorded(dataset: Dataset) -> dict[Job, float]:
     """Return a few workloads of earlier runs, each with the best that was found, and its latency.
 
     Only rows of the present kernels count: if another version was faster, the card is not slower.

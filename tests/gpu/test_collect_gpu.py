@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 import pytest
@@ -124,3 +125,22 @@ def test_a_users_bundle_of_cpu_tensors_is_found_by_the_call_on_the_gpu(tmp_path:
     seconds = [float(x.split(",")[0]) for x in text.split('"compile_s":')[1:]]
     print("seconds to find each binary", seconds)
     assert max(seconds) < 1.0
+
+
+@pytest.mark.skipif(which("ncu") is None, reason="needs Nsight Compute")
+def test_counters_of_the_best_rows_are_what_the_card_counts(tmp_path: Path) -> None:
+    shapes = tmp_path / "shapes.csv"
+    shapes.write_text("name,m,n,k\na,4096,2560,2560\nb,2048,10240,2560\n")
+    try:
+        command("collect", "--out", tmp_path / "data", "--shapes", shapes, "--configs", 8,
+                "--counters")  # fmt: skip
+    except AssertionError as error:
+        if "ERR_NVGPUCTRPERM" in str(error):
+            pytest.skip("this user may not read the counters")
+        raise
+    rows = json.loads((tmp_path / "data" / "counters.json").read_text())
+    assert len(rows) == 2
+    for row in rows:
+        assert row["dram__bytes_read.sum"] > 0
+        assert 0.5 < row["gpu__time_duration.sum"] / 1e3 / row["latency_us"] < 3
+        assert row["all_instructions"] > 0
