@@ -213,6 +213,18 @@ def test_what_fails_is_passed_over(seed: int) -> None:
     assert kept(latency, order) > 0.8
 
 
+def test_what_is_like_what_fails_is_tried_last() -> None:
+    configs = grid(100)
+    large = np.array([c["kwargs"]["BLOCK_M"] > 64 for c in configs])
+    tried = []
+    for seed in range(10):
+        latency = np.where(large, math.nan, smooth(configs, seed))
+        order = search(Learner(unknown(configs)), latency)
+        assert kept(latency, order) > 0.97
+        tried.append(large[order].sum())
+    assert np.mean(tried) < 0.3 * large.sum()
+
+
 @settings(deadline=None, max_examples=20)
 @given(SEEDS)
 def test_good_predictions_shorten_the_search(seed: int) -> None:

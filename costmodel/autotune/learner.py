@@ -32,6 +32,7 @@ _AT_ODDS = 4.0  # logarithm of how much less likely other keys may make an answe
 _OCTAVES = 3.0  # between sizes of arguments: so much less is shared
 _TRUST, _DOUBT = 0.5, 0.4  # factor of the model's prediction, and its standard deviation
 _NOISE = 0.01  # of a timing
+_FAILED = 0.5  # what fails counts as slower than the slowest, in the logarithm: it is like those
 _LEVEL = 1.0  # standard deviation of a list's level, once roughly known
 _FIRST = 4  # picks far apart, before anything is known
 OTHERS, _ROWS = 8, 160  # keys that are looked at, and their timings
@@ -80,6 +81,7 @@ class Learner:
     def tell(self, row: int, latency_us: float = math.nan) -> None:
         """Note a timing; NaN where there is none, since it does not work."""
         self._tried[row] = math.log(latency_us) if latency_us > 0 else math.nan
+        self.least += not latency_us > 0 and self.least < self._count - 1  # it tells little
 
     def next(self, pending: Collection[int] = ()) -> int | None:
         """Return the row to try next; None: nothing more, but for what is pending.
@@ -146,20 +148,22 @@ class Learner:
     def _gain(self, pending: Collection[int]) -> Floats:
         """Return the expected improvement over the best that was timed, a share of its latency.
 
-        Before anything was timed: how much faster than the list's slowest it is expected to be.
+        Before anything works: how much faster than the list's slowest it is expected to be.
         """
-        timed = [row for row, value in self._tried.items() if value == value]
-        seen = [*timed, *pending]  # what is pending changes no mean, but less is unknown
-        found = np.array([self._tried[row] for row in timed])
-        off = found - self._mean[:, timed]
-        level = off.mean(axis=1, keepdims=True) if timed else 0.0
+        tried, found = [*self._tried], np.array([*self._tried.values()])
+        works = np.isfinite(found)
+        slowest = found[works].max() if works.any() else 0.0
+        found = np.where(works, found, slowest + _FAILED)
+        seen = [*tried, *pending]  # what is pending changes no mean, but less is unknown
+        off = found - self._mean[:, tried]
+        level = off[:, works].mean(axis=1, keepdims=True) if works.any() else 0.0
         told, shift, evidence = _given(
             self._covariance[:, :, seen], self._covariance[:, seen][:, :, seen], off - level
         )
         weight = np.exp(self._evidence + evidence - (self._evidence + evidence).max())
         weight /= weight.sum()
         mean = self._mean + level + shift
-        if not timed:
+        if not works.any():
             expected = weight @ mean
             return expected.max() - expected + STOP
         left = np.diagonal(self._covariance, axis1=1, axis2=2) - (told * told).sum(axis=1)
