@@ -4,7 +4,8 @@ Two groups of kernels judge: those of role eval, of which the shipped model has 
 those of role train ("modules left out"), each predicted by a model without its module; what the
 learner takes for granted was chosen by these. Lists of 16 configurations and more count. Cold,
 nothing is known of a kernel. From the fifth key on, the keys before have been replayed, in orders
-drawn by seeds. What does not work counts as timed. Writes ``learner-<target>.json``.
+drawn by seeds. What does not work counts as timed; a binary that an earlier configuration has too
+does not, since the tuner times it once. Writes ``learner-<target>.json``.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ Floats = NDArray[np.float64]
 LEAST = 16  # configurations
 KEYS = 4  # that are known before those that count
 NEAR = 0.98  # of the best's speed
+_TIMES = ("latency_us", "p10_us", "p90_us")
 
 JUDGES = {"eval": "judges", "train": "modules left out"}
 SEARCHES = (
@@ -63,6 +65,7 @@ class Recorded:
         judge: "judges", or "modules left out".
         configs: parsed names.
         latency_us: NaN: it does not work.
+        binary: numbers, the same for configurations whose binary is the same.
         sizes: arguments.
         predicted: by each head; under "alone" zeros, as without a model.
     """
@@ -72,6 +75,7 @@ class Recorded:
     name: str
     configs: list[dict[str, Any]]
     latency_us: Floats
+    binary: NDArray[np.intp]
     sizes: dict[str, Any]
     predicted: dict[str, Floats]
 
@@ -99,10 +103,15 @@ class Replay:
     def kept(self) -> float:
         return max(float(self.recorded.kept(self.order[: self.end])[-1]), 0.01)
 
+    def timed(self, tried: int) -> int:
+        """Return how many binaries are timed for the first so many of the order."""
+        return len({*self.recorded.binary[self.order[:tried]]})
+
     @property
     def needed(self) -> int:
-        """How many timings came within 2 % of the best: the whole list, if it ended before."""
-        return first_near(self.recorded.kept(self.order)) or len(self.recorded.configs)
+        """How many timings came within 2 % of the best: of the whole list, if it ended before."""
+        near = first_near(self.recorded.kept(self.order))
+        return self.timed(near) if near else len({*self.recorded.binary})
 
     def tried(self, head: str) -> Tried:
         """Return what another key of the kernel is told of it."""
@@ -183,7 +192,7 @@ def by_forest(recorded: Recorded, seed: int, end: int) -> list[int]:
 def figures(replays: Sequence[Replay]) -> Row:
     """Return shares in % and numbers of timings, as means over replays."""
     kept = np.array([replay.kept for replay in replays])
-    share = [replay.end / len(replay.recorded.configs) for replay in replays]
+    share = [replay.timed(replay.end) / len(replay.recorded.configs) for replay in replays]
     return {
         "lists": len({replay.recorded.name for replay in replays}),
         "kernels": len({replay.recorded.kernel for replay in replays}),
@@ -281,6 +290,10 @@ def recorded_lists(dataset: KernelDataset, model: KernelModel, nthread: int) -> 
     text = {name: np.asarray(rows[name]) for name in texts}
     ok = text["status"] == "ok"
     latency = np.where(ok, np.asarray(rows["latency_us"], np.float64), np.nan)
+    # Timings of two binaries differ in one of three figures.
+    same = np.stack([np.asarray(rows[name], np.float64) for name in _TIMES], axis=1)
+    same[~ok] = -1.0 - np.flatnonzero(~ok)[:, None]
+    binary = np.unique(same, axis=0, return_inverse=True)[1].ravel()
     lists = []
     for name in dict.fromkeys(text["list"]):
         own = np.flatnonzero(text["list"] == name)
@@ -294,6 +307,7 @@ def recorded_lists(dataset: KernelDataset, model: KernelModel, nthread: int) -> 
                 name,
                 [json.loads(config) for config in text["config"][own]],
                 latency[own],
+                binary[own],
                 json.loads(text["arguments"][own[0]]),
                 predicted | {"alone": np.zeros(len(own))},
             )
