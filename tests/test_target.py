@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,3 +114,18 @@ def test_an_architecture_without_a_row_is_as_the_one_before(capability: int, row
 
 def test_an_architecture_before_all_rows_is_as_the_first() -> None:
     assert architecture(75).capability == min(ARCHITECTURES)
+
+
+def test_the_driver_itself_is_asked_for_its_cuda(tmp_path: Path) -> None:
+    """Torch 2.11 built for CUDA no longer tells it."""
+    source, library = tmp_path / "cuda.c", tmp_path / "libcuda.so.1"
+    source.write_text("int cuDriverGetVersion(int *version) { *version = 13000; return 0; }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    code = "from costmodel.hardware.installed import driver_cuda; print(driver_cuda())"
+    command = [sys.executable, "-c", code]
+    for folder, expected in ((tmp_path, "13000"), (tmp_path / "empty", "0")):
+        environment = {**os.environ, "LD_LIBRARY_PATH": f"{folder}"}
+        found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        if expected == "0" and torch.cuda.is_available():
+            continue
+        assert found.stdout.strip() == expected

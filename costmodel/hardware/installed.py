@@ -4,12 +4,12 @@ Two builds of one version, such as a vendor's, may compile differently, and a dr
 clock differently. A choice that rests on timings is of one of each.
 """
 
+import ctypes
 import importlib.util
 import os
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 _LIBRARY = "triton/_C/libtriton.so"
@@ -36,13 +36,12 @@ def driver_version() -> str:
 
 def driver_cuda() -> int:
     """Return the CUDA that the driver brings, such as 12080; 0 without a driver."""
-    import torch
-
-    cuda: Any = torch._C
+    number = ctypes.c_int()
     try:
-        return int(cuda._cuda_getDriverVersion())
-    except (AttributeError, RuntimeError):  # a torch without CUDA, or no driver
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
+    except OSError:  # no driver
         return 0
+    return number.value
 
 
 def _kernel_module(text: str) -> str:
