@@ -35,11 +35,11 @@ HEAD = '''==PROF== Connected to process 4242 (/usr/bin/python3.11)
 ==PROF== Disconnected from process 4242
 "ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size",\
 "Grid Size","Device","CC","dram__bytes_read.sum","gpu__time_duration.sum",\
-"lts__t_sector_hit_rate.pct"
-"","","","","","","","","","","","byte","ns","%"'''
+"lts__t_sector_hit_rate.pct","device__attribute_chip"
+"","","","","","","","","","","","byte","ns","%",""'''
 ROW = (
     '"{0}","4242","python3.11","127.0.0.1","gemm_tma","1","7","(384, 1, 1)","(132, 1, 1)","0",'
-    '"9.0","67,174,40{0}","21,{0}12","n/a"'
+    '"9.0","67,174,40{0}","21,{0}12","n/a","384"'
 )
 DENIED = (
     "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU "
@@ -93,6 +93,7 @@ def test_counters_stand_beside_what_the_program_tells(recording: Dataset, ncu: A
     assert [row["dram__bytes_read.sum"] for row in found][:2] == [67174400.0, 67174401.0]
     assert [row["gpu__time_duration.sum"] for row in found][:2] == [21012.0, 21112.0]
     assert all("lts__t_sector_hit_rate.pct" not in row for row in found), "it was not counted"
+    assert all("device__attribute_chip" not in row for row in found), "it was not asked for"
     given = json.loads(arguments.read_text())
     options = dict(pairwise(given))
     assert options["--page"] == "raw"
