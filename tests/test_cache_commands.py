@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -59,26 +61,49 @@ def test_winners_are_listed_shown_and_forgotten(filled: WinnerCache) -> None:
     missing = run("cache", "show", "nothing")
     assert missing.exit_code == 2
     assert "expected 1" in missing.stderr
-    assert run_json("cache", "clear")["removed"] == 1
+    assert run_json("cache", "clear", "--yes")["removed"] == 1
     assert run_json("cache")["entries"] == []
 
 
 def test_some_may_be_cleared(filled: WinnerCache) -> None:
-    assert run_json("cache", "clear", "no such name")["removed"] == 0
     (entry,) = filled.entries()
     assert run_json("cache", "clear", entry.path.stem[:12])["removed"] == 1
 
 
 def test_a_person_is_asked(filled: WinnerCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a terminal nobody could answer: a script is not asked."""
-    terminal = True
-    monkeypatch.setattr("costmodel.cli.common.is_terminal", lambda: terminal)
+    monkeypatch.setattr("costmodel.cli.common.is_terminal", lambda: True)
     refused = CliRunner().invoke(app, ["cache", "clear"], input="n\n")
     assert refused.exit_code == 1
     assert "forget all winners" in refused.output
     assert len(filled.entries()) == 1
     assert CliRunner().invoke(app, ["cache", "clear", "--yes"]).exit_code == 0
     assert filled.entries() == []
+
+
+@pytest.mark.parametrize("group", ["cache", "kernels"])
+@pytest.mark.parametrize("answer", ["", "n\n", "y\n"])
+def test_what_nobody_can_be_asked_is_refused(
+    filled: WinnerCache, tmp_path: Path, group: str, answer: str
+) -> None:
+    """As in ``echo n | costmodel kernels clear``: without a terminal, --yes is the only yes."""
+    kept = tmp_path / "cache" / "kernels" / "kept.jsonl"
+    kept.parent.mkdir()
+    kept.write_text("mine")
+    command = [sys.executable, "-m", "costmodel", group, "clear"]
+    ended = subprocess.run(command, input=answer, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "--yes" in ended.stderr
+    assert len(filled.entries()) == 1
+    assert kept.exists()
+    assert run_json(group, "clear", "--yes")["removed"] == 1
+
+
+@pytest.mark.parametrize("group", ["cache", "kernels"])
+def test_a_name_of_nothing_forgets_nothing_and_says_so(filled: WinnerCache, group: str) -> None:
+    found = run(group, "clear", "no such name")
+    assert found.exit_code == 2
+    assert "'no such name' fits 0" in found.stderr
+    assert len(filled.entries()) == 1
 
 
 def test_what_is_no_winner_is_told(filled: WinnerCache) -> None:

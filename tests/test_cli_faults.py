@@ -252,7 +252,7 @@ def test_what_is_no_winner_is_named(spoilt: WinnerCache) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [("list",), ("show", KEY["name"]), ("verify",), ("clear",)],
+    [("list",), ("show", KEY["name"]), ("verify",), ("clear", "--yes")],
     ids=" ".join,
 )
 def test_json_may_be_asked_of_the_group(spoilt: WinnerCache, command: tuple[str, ...]) -> None:
@@ -261,7 +261,7 @@ def test_json_may_be_asked_of_the_group(spoilt: WinnerCache, command: tuple[str,
 
 def test_as_many_are_removed_as_were_listed(spoilt: WinnerCache) -> None:
     listed = len(run_json("cache", "list")["entries"])
-    people = run("cache", "clear")
+    people = run("cache", "clear", "--yes")
     assert listed == 1
     assert f"{listed} winners removed" in people.stderr
     assert "and 30 files that were no entries" in people.stderr
@@ -269,7 +269,11 @@ def test_as_many_are_removed_as_were_listed(spoilt: WinnerCache) -> None:
     assert list(spoilt.path.glob("*.json")) == []
     spoilt.put(KEY, RESULT)
     assert spoilt.clear() == (1, 0)
-    assert run_json("cache", "clear") == {"path": str(spoilt.path), "removed": 0, "unusable": 0}
+    assert run_json("cache", "clear", "--yes") == {
+        "path": str(spoilt.path),
+        "removed": 0,
+        "unusable": 0,
+    }
 
 
 # --- What is asked for -------------------------------------------------------------------------

@@ -166,7 +166,7 @@ def test_files_in_the_cache_that_are_no_winners_are_counted(
     check = look_for("cache")
     assert not check.ok
     assert check.found.startswith("1 of 2 files")
-    cleared = run_json("cache", "clear")
+    cleared = run_json("cache", "clear", "--yes")
     assert (cleared["removed"], cleared["unusable"]) == (1, 1)
     assert look_for("cache").ok
 

@@ -56,7 +56,7 @@ def test_an_empty_cache_has_no_kernels(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("COSTMODEL_CACHE_DIR", str(tmp_path / "none"))
     assert run_json("kernels")["entries"] == []
     assert run_json("kernels", "verify")["unusable_files"] == []
-    assert run_json("kernels", "clear")["removed"] == 0
+    assert run_json("kernels", "clear", "--yes")["removed"] == 0
     assert run("kernels", "show", "x").exit_code == 2
 
 
@@ -111,6 +111,15 @@ def test_a_name_that_is_in_no_entry_is_an_error(store: KernelStore) -> None:
     assert "expected 1" in missing.stderr
 
 
+@pytest.mark.parametrize("command", ["export", "explain"])
+def test_what_is_timed_but_not_chosen_is_told(store: KernelStore, command: str) -> None:
+    store.note(KEY | {"name": "unfinished"}, config_name(FAST), ok(1.0))
+    found = run("kernels", command, "unfinished")
+    assert found.exit_code == 2
+    assert "timed, but not chosen" in found.stderr
+    assert run("kernels", "show", "unfinished").exit_code == 0
+
+
 def test_what_is_no_entry_is_told(store: KernelStore) -> None:
     assert run("kernels", "verify").exit_code == 0
     assert store.path is not None
@@ -127,7 +136,7 @@ def test_a_kernel_is_forgotten(store: KernelStore) -> None:
     assert run_json("kernels", "clear", "my_kernel")["removed"] == 2
     (left,) = run_json("kernels")["entries"]
     assert left["key"]["name"] == "another"
-    assert run_json("kernels", "clear")["removed"] == 1
+    assert run_json("kernels", "clear", "--yes")["removed"] == 1
 
 
 def test_a_file_where_the_folder_should_be_is_an_error(

@@ -112,12 +112,19 @@ def clear(
     winners = _cache()
     confirm(f"all winners in {winners.path}", yes or name)
     removed, others = winners.clear(name)
+    check_removed(name, removed + others, "cache")
     more = f", and {others} files that were no entries" if others else ""
     answer(
         as_json,
         {"path": str(winners.path), "removed": removed, "unusable": others},
         notes=[f"{removed} winners removed from {winners.path}{more}"],
     )
+
+
+def check_removed(name: str, removed: int, group: str) -> None:
+    """Raise InvalidInput if a part of a name has found nothing to forget."""
+    if name and not removed:
+        check_only_one(name, [], "files", group)
 
 
 def check_only_one(name: str, found: Sequence[str], what: str, group: str) -> None:

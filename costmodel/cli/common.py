@@ -15,7 +15,7 @@ from rich.text import Text
 from typer import Argument, Context, Option, echo
 
 from costmodel.cli.waiting import heard
-from costmodel.errors import NoGpu, ShapeError
+from costmodel.errors import InvalidInput, NoGpu, ShapeError
 from costmodel.gemm.dtypes import DATA_TYPES, element_types
 from costmodel.gemm.workload import MOST, Workload
 from costmodel.hardware.target import DEVICES, Target
@@ -195,9 +195,16 @@ def is_terminal() -> bool:
 
 
 def confirm(what: str, sure: object) -> None:
-    """Ask a person whether to forget something; a script is not asked."""
-    if not sure and is_terminal():
-        typer.confirm(f"forget {what}?", abort=True)
+    """Ask a person whether to forget something.
+
+    Raises:
+        InvalidInput: nobody can be asked: a script or a pipe has no terminal.
+    """
+    if sure:
+        return
+    if not is_terminal():
+        raise InvalidInput(f"no terminal to ask whether to forget {what}: give --yes to forget it")
+    typer.confirm(f"forget {what}?", abort=True)
 
 
 def note(text: str) -> None:

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option, Typer, echo
 
-from costmodel.cli.cache import check_folder, check_only_one, list_by_default, tell_unusable
+from costmodel.cli.cache import (
+    check_folder,
+    check_only_one,
+    check_removed,
+    list_by_default,
+    tell_unusable,
+)
 from costmodel.cli.common import AsJson, Yes, answer, confirm, note
 from costmodel.errors import InvalidInput, MissingData, NoModel
 from costmodel.files import Named, cache_directory, decode, file_errors
@@ -133,6 +139,7 @@ def clear(name: Name = "", yes: Yes = False, as_json: AsJson = False) -> None:
     confirm(f"all timings in {store.path}", yes or name)
     with file_errors(store.path or Path()):
         removed = store.clear(name)
+    check_removed(name, removed, "kernels")
     answer(
         as_json,
         {"path": str(store.path), "removed": removed},
@@ -274,11 +281,13 @@ def _store() -> KernelStore:
 
 def _find(name: str, *, with_choice: bool = False) -> list[Named]:
     """Return the entries of the one kernel with ``name`` in the names of its files."""
-    found = [
-        _plain(entry)
-        for entry in _store().entries()
-        if name in entry.path.name and (entry.chosen or not with_choice)
-    ]
+    timed = [_plain(entry) for entry in _store().entries() if name in entry.path.name]
+    found = [e for e in timed if e["chosen"] or not with_choice]
+    if timed and not found:
+        raise MissingData(
+            f"{name!r} is timed, but not chosen: run the program again, which ends its tuning; "
+            f"`costmodel kernels show {name}` shows the timings"
+        )
     check_only_one(name, sorted({e["key"]["name"] for e in found}), "kernels", "kernels")
     return found
 

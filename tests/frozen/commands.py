@@ -80,7 +80,7 @@ ANSWERS: tuple[tuple[str, ...], ...] = tuple(
         ("tune", *_TUNE[0]), ("tune", *_TUNE[-1]), ("tune", 256, 256, 256), ("bench",),
         ("rank", 64, 4096, 4096, "--target", "H200", "--dtype", "bf16", "--top", 2),
         ("cache", *JSON), ("cache", "list"),
-        ("cache", "verify", *JSON), ("cache", "clear", *JSON),
+        ("cache", "verify", *JSON), ("cache", "clear", "--yes", *JSON),
         ("compile", 128, 128, 128, *H100, "--limit", 6, "--jobs", 1, *JSON),
         ("evaluate", *JSON), ("evaluate", *JSON, "--data", "ROOT/datasets/h200-sxm"),
     )),
