@@ -133,7 +133,9 @@ def make_dataset(folder: Path, place: Path, is_judging: bool) -> None:
         if is_judging or not is_held_out(Workload.dense(*sizes)):
             entries.append(entry)
     base = KernelDataset.read(place) if (place / CARD).exists() else None
-    dataset = KernelDataset.of(entries, base=base)
+    dataset = KernelDataset.of(
+        entries, {"costmodel": f"costmodel {costmodel.__version__}"}, base=base
+    )
     dataset.write(place)
     note(f"{place}: {len(dataset.rows['list'].unique())} lists, {len(dataset.rows)} rows")
 
