@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -221,6 +223,36 @@ def calls():
 
 def nothing():
     pass
+
+def once(x_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, 1.0, mask=at < n)
+
+plain = triton.jit(once)
+filled_in = triton.heuristics({"BLOCK": lambda named: 64})(plain)
+no_power = triton.autotune([triton.Config({"BLOCK": b}) for b in (63, 127)], key=["n"])(plain)
+one_right = triton.autotune([triton.Config({"BLOCK": b}) for b in (63, 64)], key=["n"])(plain)
+
+def beside():
+    x = torch.zeros(1000)
+    plain[(1,)](x, 1000, BLOCK=64)
+    filled_in[lambda m: (triton.cdiv(1000, m["BLOCK"]),)](x, 1000)
+    call()
+    plain[(2,)](x, 1000, BLOCK=64, num_warps=8)
+
+def wrong(): no_power[(1,)](torch.zeros(9), 9)
+
+def half_wrong(): one_right[(1,)](torch.zeros(9), 9)
+
+def adds(): return 1 + "a"
+
+def too_few(): twice[(1,)](torch.zeros(9))
+
+def too_many(): twice[(1,)](torch.zeros(9), 9, 9, 9)
+
+def gpu(): return torch.zeros(9, device="cuda:77")
+
+def deep(): return adds()
 """
 
 
@@ -352,10 +384,100 @@ def test_a_kernel_that_has_changed_is_not_timed_with_old_binaries(
         collect_kernels(place, tmp_path, tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ["my_kernel.py", "my_kernel.py:other", "no.py:call", "call", ""])
-def test_a_function_that_is_not_there_is_named(place: str, tmp_path: Path, name: str) -> None:
-    with pytest.raises(MissingData, match=r"expected FILE\.py:FUNCTION"):
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("my_kernel.py", r"^\S*/my_kernel\.py: expected"),
+        ("", r"/: expected"),
+        ("no.py:call", r"there is no file \S*/no\.py: expected"),
+        ("my_kernel:call", r"there is no file \S*/my_kernel: expected"),
+        ("my_kernel.py:other", r"my_kernel\.py has no function other \(it has call, calls, "),
+        ("my_kernel.py:torch", r"my_kernel\.py has no function torch \(it has call, calls, "),
+        ("empty.py:call", r"empty\.py has no function call \(it has none\): expected"),
+    ],
+)
+def test_a_function_that_is_not_there_is_named(
+    place: str, tmp_path: Path, name: str, told: str
+) -> None:
+    (tmp_path / "empty.py").write_text("from os.path import join")
+    with pytest.raises(MissingData, match=told) as caught:
         write_kernel_bundle(tmp_path / "k.zip", f"{tmp_path}/{name}", TARGET, tmp_path)
+    assert "expected FILE.py:FUNCTION" in str(caught.value)
+
+
+def compiled(place: str, tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run ``costmodel compile --bundle k.zip --kernel PLACE``."""
+    line = ["compile", "--bundle", tmp_path / "k.zip", "--kernel", place, *options]
+    return subprocess.run(
+        [sys.executable, "-m", "costmodel", *line, "--target", "h100-sxm"],
+        check=False, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_kernels_that_are_not_tuned_are_not_launched(place: str, tmp_path: Path) -> None:
+    (work := tmp_path / "work").mkdir()
+    beside = place.replace(":call", ":beside")
+    planned = write_kernel_bundle(tmp_path / "k.zip", beside, Target.named("h100-sxm"), work)
+    assert planned == {"calls": 1, "binaries": 3, "failed": 0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "failed"), [("wrong", (63, 127)), ("half_wrong", (63,))])
+def test_what_does_not_compile_is_told_with_the_reason(
+    place: str, tmp_path: Path, name: str, failed: tuple[int, ...]
+) -> None:
+    done = compiled(place.replace(":call", f":{name}"), tmp_path, "--json")
+    assert json.loads(done.stdout) == {"calls": 1, "binaries": 2, "failed": len(failed)}
+    assert done.returncode == (len(failed) == 2)
+    assert (tmp_path / "k.zip").exists() == (len(failed) == 1)
+    for block in failed:
+        (line,) = [x for x in done.stderr.splitlines() if f"BLOCK: {block}," in x]
+        assert line.startswith("once: ")
+        assert "arange's range must be a power of 2" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "frames"),
+    [
+        ("adds", "TypeError: unsupported operand", ["adds"]),
+        ("deep", "TypeError: unsupported operand", ["deep", "adds"]),
+        ("too_few", "TypeError: ", ["too_few"]),
+        ("too_many", "TypeError: ", ["too_many"]),
+        ("gpu", "", ["gpu"]),
+    ],
+)
+def test_an_error_in_a_users_function_shows_frames_of_their_file_alone(
+    place: str, tmp_path: Path, name: str, told: str, frames: list[str]
+) -> None:
+    place = place.replace(":call", f":{name}")
+    done = compiled(place, tmp_path)
+    assert done.returncode == 2
+    assert f"error: {place} raised {told}" in done.stderr
+    assert re.findall(r", in (\w+)$", done.stderr, re.MULTILINE) == frames
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "told", "frames"),
+    [
+        ("def call(:\n    pass", "SyntaxError: invalid syntax (wrong.py, line 1)", []),
+        ("import no_such_thing", "ModuleNotFoundError: No module named", ["<module>"]),
+        ("def f():\n    open('no/such')\nf()", "FileNotFoundError: ", ["<module>", "f"]),
+    ],
+)
+def test_an_error_in_a_users_file_shows_frames_of_it_alone(
+    tmp_path: Path, text: str, told: str, frames: list[str]
+) -> None:
+    (tmp_path / "wrong.py").write_text(text)
+    place = f"{tmp_path}/wrong.py:call"
+    for run in (
+        lambda: write_kernel_bundle(tmp_path / "k.zip", place, TARGET, tmp_path),
+        lambda: collect_kernels(place, tmp_path, tmp_path / "out"),
+    ):
+        with pytest.raises(InvalidInput, match=re.escape(f"{place} raised {told}")) as caught:
+            run()
+        assert re.findall(r", in (\S+)$", str(caught.value), re.MULTILINE) == frames
 
 
 def test_a_function_that_calls_no_kernel_is_refused(place: str, tmp_path: Path) -> None:

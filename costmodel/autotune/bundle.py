@@ -5,8 +5,10 @@ binaries, as Triton's cache has them, and the hash of the function's file: no co
 """
 
 import runpy
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import isfunction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,7 @@ from unittest.mock import patch
 
 from triton import knobs
 from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
+from triton.runtime import JITFunction, driver
 
 from costmodel.autotune import tuner, tuning
 from costmodel.autotune.call import KernelCall
@@ -22,15 +24,18 @@ from costmodel.autotune.compiling import Compiling
 from costmodel.autotune.options import Options
 from costmodel.autotune.store import KernelStore, config_name
 from costmodel.collect.bundle import pack
-from costmodel.errors import InvalidInput, MissingData, MixedData
+from costmodel.errors import CostModelError, InvalidInput, MissingData, MixedData
 from costmodel.files import Named, digest, encode, file_errors, make_folder, read_json
 from costmodel.hardware.target import Target
+from costmodel.validation import log
 
 _CALLS = "calls.json"
 
 
 def write_kernel_bundle(file: Path, place: str, target: Target, folder: Path) -> Named:
     """Compile what a function's calls of tuned kernels may launch; launch nothing.
+
+    Why a configuration did not compile is logged. If none did, no file is written.
 
     Args:
         place: ``FILE.py:FUNCTION``, of no arguments. Its tensors may be on the CPU.
@@ -40,29 +45,43 @@ def write_kernel_bundle(file: Path, place: str, target: Target, folder: Path) ->
         the plan: calls, binaries, and how many did not compile.
 
     Raises:
-        InvalidInput: it calls no tuned kernel. MissingData: no such function.
+        InvalidInput: it calls no tuned kernel, or raises. MissingData: no such function.
     """
-    found = []
+    found, launch = [], JITFunction.run
 
     def compiled(tuned: Any, *args: Any, **kwargs: Any) -> None:
         call = KernelCall(tuned, args, kwargs)
-        found.append(Compiling(call, {config_name(c): c for c in tuned.configs}).begin_all())
+        by_name = {config_name(c): c for c in tuned.configs}
+        begun = Compiling(call, by_name).begin_all()
+        found.append((call, [*zip(by_name.values(), begun, strict=True)]))
+
+    def only_compiled(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        return launch(kernel, *args, **kwargs) if kwargs.get("warmup") else None
 
     host = SimpleNamespace(
         get_current_target=lambda: GPUTarget("cuda", target.device.arch, 32),
         get_current_device=lambda: 0,
         get_current_stream=lambda device: 0,
     )
-    with _instead(compiled, folder), patch.object(driver, "_active", host):
+    failed = 0
+    with (
+        _instead(compiled, folder),
+        patch.object(driver, "_active", host),
+        patch.object(JITFunction, "run", only_compiled),
+    ):
         function, source = _function(place)
         function()
-        made = [future.result() for futures in found for future in futures]
-        failed = sum(artifact is not None and not artifact.ok for artifact in made)
+        for call, begun in found:
+            for config, future in begun:
+                if (made := future.result()) is not None and not made.ok:
+                    failed += 1
+                    log.warning("%s: %s: %s: %s", call, config, made.status, made.error)
     if not found:
         raise InvalidInput(f"{place} calls no kernel that costmodel or Triton tunes")
-    plan = {"calls": len(found), "binaries": sum(map(len, found)), "failed": failed}
+    binaries = sum(len(begun) for _, begun in found)
+    plan = {"calls": len(found), "binaries": binaries, "failed": failed}
     (folder / _CALLS).write_bytes(encode({"source": source}))
-    return pack(folder, file, target, plan)
+    return plan if failed == binaries else pack(folder, file, target, plan)
 
 
 def collect_kernels(place: str, folder: Path, out: Path, number: int = 1, parts: int = 1) -> None:
@@ -116,12 +135,40 @@ def _instead(run: Callable[..., Any], folder: Path) -> Iterator[None]:
         yield
 
 
-def _function(place: str) -> tuple[Any, str]:
-    """Return a function of the user's, and the hash of its file."""
+def _function(place: str) -> tuple[Callable[[], None], str]:
+    """Return a function of the user's, and the hash of its file.
+
+    Raises:
+        MissingData: no such file or function. InvalidInput: the file raises.
+    """
     file, _, name = place.rpartition(":")
-    path, found = Path(file), None
-    if path.is_file():
-        found = runpy.run_path(file, run_name=path.stem).get(name)
-    if found is None:
-        raise MissingData(f"{place}: expected FILE.py:FUNCTION")
-    return found, digest(path.read_bytes(), 64)
+    path = Path(file)
+    if not path.is_file():
+        what = f"there is no file {file}" if file else place
+        raise MissingData(f"{what}: expected FILE.py:FUNCTION")
+    with _errors_in(file, place):
+        found = runpy.run_path(file, run_name=path.stem)
+    if not callable(function := found.get(name)):
+        there = [x for x, f in found.items() if isfunction(f) and f.__module__ == path.stem]
+        has = f"it has {', '.join(there)}" if there else "it has none"
+        raise MissingData(f"{file} has no function {name} ({has}): expected FILE.py:FUNCTION")
+
+    def call() -> None:
+        with _errors_in(file, place):
+            function()
+
+    return call, digest(path.read_bytes(), 64)
+
+
+@contextmanager
+def _errors_in(file: str, place: str) -> Iterator[None]:
+    """Raise what a user's file raises as an error that shows the frames of that file alone."""
+    try:
+        yield
+    except CostModelError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        shown = "".join(traceback.format_list([f for f in frames if f.filename == file]))
+        text = f"{place} raised {type(error).__name__}: {error}\n{shown}"
+        raise InvalidInput(text.rstrip()) from error

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
-from typer import BadParameter, Option
+from typer import BadParameter, Exit, Option
 
 from costmodel.cli.common import (
     AsJson,
@@ -128,4 +128,9 @@ def _bundle(
         protocol = TimingProtocol().to_dict()
         todo = todo or read_worklist(work or Path(), Identity(target, protocol))
         planned = write_bundle(file, todo, target, protocol, n_jobs=jobs, dump=dump)
-    answer(as_json, planned, (f"in {file}", ["what", "how much"], planned.items()))
+    unusable = bool(planned.get("failed")) and planned["failed"] == planned["binaries"]
+    title = "nothing" if unusable else f"in {file}"
+    notes = [f"nothing compiles: {file} is not written"] * unusable
+    answer(as_json, planned, (title, ["what", "how much"], planned.items()), notes=notes)
+    if unusable:
+        raise Exit(1)
