@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from costmodel.tuning.winner_cache import WinnerCache
 
 SIZES = (RECORDED.m, RECORDED.n, RECORDED.k)
 HERE = ("--target", "h100-sxm")
+KERNELS = Path(__file__).parents[1] / "datasets" / "kernels-h200-sxm"
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +53,7 @@ def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("the work began before its place was looked at")
 
     monkeypatch.setattr(costmodel, "train", never)
+    monkeypatch.setattr("costmodel.autotune.model.KernelModel.train", never)
     monkeypatch.setattr("costmodel.collect.sampling.training_workloads", never)
     monkeypatch.setattr("costmodel.reports.html_report.html_report", never)
 
@@ -169,6 +172,64 @@ def test_a_file_where_a_folder_is_expected(
     line = refused(*(source if a == "DATA" else a for a in arguments), file / below)
     assert f"expected a folder, and {file} is a file" in line
     assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("train", "DATA", "--out"), ("train", "KERNELS", "--out"), ("collect", "--out"),
+     ("collect", "--replay", "DATA", "--out"), ("collect", "--merge", "DATA", "--out"),
+     ("collect", "--write-worklist"), ("report", "--data", "DATA", "--html"),
+     ("compile", 64, 64, 64, *HERE, "--dump"), ("compile", 64, 64, 64, *HERE, "--bundle"),
+     ("kernels", "record")],
+    ids=lambda x: " ".join(map(str, x)),
+)  # fmt: skip
+@pytest.mark.parametrize("place", ["/proc/x", "/proc/x/y", f"{'x' * 300}", "FOLDER"])
+def test_what_cannot_be_written_is_told_before_the_work(
+    source: Path, tmp_path: Path, untrained: None, monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[object, ...], place: str,
+) -> None:  # fmt: skip
+    """Also where the folder is there and takes no files, as a full or read-only disk."""
+    monkeypatch.chdir(tmp_path)
+    folders: dict[object, Path] = {"DATA": source, "KERNELS": KERNELS}
+    out = {"FOLDER": "/proc/self/fdinfo"}.get(place, place)
+    line = refused(*(folders.get(a, a) for a in arguments), out)
+    assert out in line
+    assert re.search(r"check that|make it|expected the name", line)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("collect", "--out", "x", "--replay"), ("collect", "--out", "x", "--merge"),
+     ("collect", "--plan", "--replay"), ("report", "--data"), ("evaluate", "--data"),
+     ("tune", 64, 64, 64, "--data")],
+    ids=lambda x: " ".join(map(str, x)),
+)  # fmt: skip
+def test_a_dataset_of_kernels_is_none_of_products(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[object, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert f"{KERNELS} is a dataset of kernels" in refused(*arguments, KERNELS)
+    assert os.listdir(tmp_path) == []
+
+
+def test_each_kind_of_dataset_is_trained_alone(
+    source: Path, tmp_path: Path, untrained: None
+) -> None:
+    for given in ((source, KERNELS), (KERNELS, source), (source, source, KERNELS)):
+        line = refused("train", *given, "--out", tmp_path / "x")
+        assert "products and of kernels" in line
+        assert "alone" in line
+
+
+def test_without_a_gpu_it_is_told_what_works_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    line = refused("collect", "--out", tmp_path / "x")
+    assert "collect --plan" in line
+    assert "collect --replay DIR" in line
+    assert run("collect", "--plan", "--workloads", 1).exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 from made_up_recording import RECORDED, TARGET, TRAINING, write_recording
 from pyarrow import parquet
+from test_cli import run as run_here
 
-from costmodel.collect import Job
+from costmodel.collect import Job, Progress
 from costmodel.collect.machine import visible_gpus
 from costmodel.collect.parts import merge, part_of, plan, recorded_jobs
 from costmodel.collect.sampling import by_doubt
@@ -322,9 +323,30 @@ def test_a_budget_is_kept_and_a_later_run_goes_on(
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - start < 60
     assert not rows_of(folder)
+    assert "the budget ended in the preparation" in done.stderr
     done = command("--replay", recording, "--out", folder, "--budget", "2h")
     assert done.returncode == 0, done.stderr
     assert rows_of(folder) == rows_of(whole)
+    assert "budget" not in done.stderr
+    again = command("--replay", recording, "--out", folder, "--budget", "0s")
+    assert "0 rows more" in again.stdout
+    assert f"holds 8 workloads, {len(Dataset.open(folder).measurements('train', 'eval'))} rows" in (
+        again.stdout
+    )
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), SystemExit(143)])
+def test_an_interrupted_collection_says_what_it_keeps(
+    recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException
+) -> None:
+    def stop(_: object, job: Job, progress: Progress) -> None:
+        if progress.jobs_done == 3:
+            raise end
+
+    monkeypatch.setattr("costmodel.cli.live.LiveView.job", stop)
+    done = run_here("collect", "--replay", recording, "--out", tmp_path / "data")
+    assert done.exit_code
+    assert f"{tmp_path / 'data'} keeps 3 workloads" in done.stderr
 
 
 @pytest.mark.parametrize("text", ["ten", "-1m", "10d", "", "1e9", "nan"])

@@ -24,11 +24,13 @@ from costmodel.cli.common import (
     answer,
     find_target,
     named_options,
+    note,
     takes,
 )
 from costmodel.cli.draw import Draw
 from costmodel.cli.live import LiveView
 from costmodel.errors import InvalidInput, MissingData
+from costmodel.files import Named
 from costmodel.hardware.target import Target
 from costmodel.measure.protocol import TimingProtocol
 
@@ -221,10 +223,18 @@ def _merge(out: Path, folders: Sequence[Path], as_json: bool) -> None:
         calls = merge_kernels(out, *folders)
         answer(as_json, {"path": str(out), "calls": calls}, notes=[f"{out}: {calls} tuned calls"])
         return
-    merged = merge(out, folders)
-    rows, workloads = len(merged.measurements("train", "eval")), len(merged.workloads())
-    counts = {"path": str(out), "workloads": workloads, "rows": rows}
-    answer(as_json, counts, notes=[f"{out}: {workloads} workloads, {rows} rows"])
+    held = _held(merge(out, folders))
+    answer(as_json, {"path": str(out), **held}, notes=[f"{out}: {_words(held)}"])
+
+
+def _held(dataset: Dataset) -> dict[str, int]:
+    """Count what a folder has, of all collections."""
+    rows = dataset.measurements("train", "eval")
+    return {"workloads": len(dataset.workloads()), "rows": len(rows)}
+
+
+def _words(held: Named) -> str:
+    return f"{held['workloads']} workloads, {held['rows']} rows"
 
 
 def _plan(work: Work, draw: Draw, target: str | None, as_json: bool) -> None:
@@ -294,6 +304,7 @@ def _time(
         if not kernels:
             dataset = Dataset.create(out, identity.target, identity.protocol)
             absorb = dataset.absorb
+            stack.push(partial(_say_kept, out))
             stack.callback(dataset.compact)
             if work.bundle is not None:
                 worklist, cache = folder / "worklist.parquet", folder / "cache"
@@ -317,10 +328,22 @@ def _time(
     if kernels:
         answer(as_json, {"path": str(out)}, notes=[f"{out}: see `costmodel kernels list`"])
         return
-    total = view.total()
-    title = f"{out}: {total['jobs_done']} workloads, {total['rows']} rows"
+    total, held = view.total(), _held(Dataset.open(out))
+    title = (
+        f"{out}: {total['jobs_done']} workloads, {total['rows']} rows more; it holds {_words(held)}"
+    )
+    ended = time.monotonic() > deadline and not total["jobs_done"]
     answer(
         as_json,
-        {"path": str(out), **total},
+        {"path": str(out), **total, "holds": held},
         (title, ["status", "rows"], sorted(total["statuses"].items())),
+        notes=["the budget ended in the preparation: give --budget more time"][:ended],
     )
+
+
+def _say_kept(out: Path, kind: type[BaseException] | None, *_: object) -> None:
+    """Say what an interrupted collection keeps."""
+    from costmodel.data.dataset import Dataset
+
+    if kind in (KeyboardInterrupt, SystemExit):
+        note(f"{out} keeps {_words(_held(Dataset.open(out)))}")

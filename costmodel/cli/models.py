@@ -43,7 +43,10 @@ def train(
     from costmodel.data.dataset import Dataset
     from costmodel.data.shards import content_of, require_place
 
-    if "dataset of kernels" in map(content_of, datasets):
+    kinds = {*map(content_of, datasets)}
+    if {"dataset", "dataset of kernels"} <= kinds:
+        raise InvalidInput("datasets of products and of kernels were given: train each kind alone")
+    if "dataset of kernels" in kinds:
         if add_cache or cache_dir:
             raise InvalidInput("--add-cache is for products: use `costmodel kernels record` first")
         _train_kernels(datasets, out, as_json)

@@ -129,6 +129,11 @@ class Dataset:
                 f"{error}: restore it from a copy; the Parquet files beside it have the same header"
             ) from None
         identity = shards.Identity.from_dict(data, card)
+        if "kernel_schema" in data:
+            raise MissingData(
+                f"{path} is a dataset of kernels, expected one of products: "
+                f"`costmodel train {path} --out DIR` makes a model of kernels"
+            )
         return cls(path, identity, str(data.get("created", "")))
 
     def append_measurements(

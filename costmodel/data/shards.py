@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, Literal, Self, get_type_hints
 from uuid import uuid4
 
@@ -283,12 +284,22 @@ def require_folder(path: Path) -> None:
     """Refuse a path that neither is a folder nor can become one.
 
     Raises:
-        FileError: a file is there, or in the place of a folder above it.
+        FileError: a file is there, or in the place of a folder above it; or it cannot be written.
     """
     there = next((p for p in (path, *path.parents) if os.path.lexists(p)), None)
     if there is not None and not there.is_dir():
         above = "" if there == path else f"{path}: "
         raise FileError(f"{above}expected a folder, and {there} is a file: name another folder")
+    _require_writable(path, there)
+
+
+def _require_writable(path: Path, above: Path | None) -> None:
+    """Write a file in the folder above, and remove it; make no folder that an error would leave."""
+    with file_errors(path):
+        with suppress(FileNotFoundError):
+            path.stat()  # a name too long
+        with NamedTemporaryFile(dir=above, prefix=".probe") as file:
+            file.write(b"x")
 
 
 def require_file_place(path: Path) -> None:
@@ -301,6 +312,7 @@ def require_file_place(path: Path) -> None:
         raise FileError(f"{path} is a folder: expected the name of a file to write")
     if not path.parent.is_dir():
         raise FileError(f"{path}: there is no folder {path.parent}: make it, or name another file")
+    _require_writable(path, path.parent)
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -165,7 +165,8 @@ class Target:
         if not nvidia.is_usable():
             raise NoGpu(
                 "no usable NVIDIA GPU: torch.cuda.is_available() is False; compile, rank, "
-                "evaluate and tune --replay work without one (`costmodel doctor` says what lacks)"
+                "evaluate, tune --replay, collect --plan and collect --replay DIR work without "
+                "one (`costmodel doctor` says what lacks)"
             )
         device = _probe(torch.cuda.current_device() if index is None else index)
         return Target(device, Toolchain.current(device.arch))
