@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -373,6 +375,69 @@ def test_an_option_that_would_do_nothing_is_refused(
     line = refused(*(names.get(str(a), a) for a in arguments))
     assert idle in line
     assert sorted(os.listdir()) == ["shapes.csv"]
+
+
+@pytest.mark.parametrize("command", ["rank", "explain", "tune", "compile"])
+@pytest.mark.parametrize("text", ["4k", "512x4096x4096", "1.5", "1e3"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_size_that_is_no_number_is_named(command: str, text: str, place: int) -> None:
+    result = run(command, *SIZES[:place], text, *SIZES[place + 1 :])
+    assert result.exit_code == 2
+    assert f"'{text}'" in result.stderr
+    assert "M N K apart" in " ".join(re.sub(r"[│╭╰─╮╯]", "", result.stderr).split())
+
+
+@pytest.mark.parametrize("option", ["--top", "--limit", "--jobs"])
+def test_a_number_that_is_none_is_named(option: str) -> None:
+    result = run("rank" if option == "--top" else "compile", *SIZES, option, "many")
+    assert "'many'" in result.stderr
+    assert "apart" not in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--a-layout", "--b-layout"])
+def test_a_layout_is_told_in_the_words_of_the_command_line(option: str) -> None:
+    line = refused("rank", *SIZES, *HERE, option, "column")
+    assert "'column': expected row or col" in line
+    assert "()" not in line
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [("half", "float16"), ("f16", "float16"), ("FP16", "float16"), ("Float16", "float16"),
+     ("BF16", "bfloat16"), ("BFloat16", "bfloat16"), ("float", "float32"), ("FP32", "float32")],
+)  # fmt: skip
+def test_types_have_other_names_in_any_case(text: str, dtype: str) -> None:
+    found = run_json("rank", *SIZES, *HERE, "--dtype", text, "--top", 1)
+    assert found["workload"] == run_json(
+        "rank", *SIZES, *HERE, "--dtype", dtype, "--top", 1
+    )["workload"]  # fmt: skip
+    plan = ("collect", "--plan", "--workloads", 1, "--configs", 1, "--dtypes")
+    assert run_json(*plan, f"{text},BF16") == run_json(*plan, f"{dtype},bfloat16")
+
+
+@pytest.mark.parametrize("text", ["fp8", "int8", "float8_e4m3fn", "INT8"])
+def test_narrow_types_are_sent_to_scaled_mm(text: str) -> None:
+    assert "costmodel.scaled_mm" in refused("rank", *SIZES, *HERE, "--dtype", text)
+    assert "costmodel.scaled_mm" in refused("collect", "--plan", "--dtypes", text)
+
+
+@pytest.mark.parametrize("as_json", [(), ("--json",)], ids=["table", "json"])
+def test_an_output_that_is_full_is_told(as_json: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "costmodel", "rank", *map(str, SIZES), *HERE, *as_json]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert "the output could not be written: No space left" in done.stderr
+    assert "Errno" not in done.stderr
+
+
+def test_a_plan_has_the_units_of_people() -> None:
+    options = ("collect", "--plan", "--workloads", 40, *HERE)
+    planned, table = run_json(*options), run(*options).stdout
+    assert all(isinstance(planned[x], float) for x in ("compile_hours", "gpu_minutes"))
+    assert re.search(r"compile .* \d+ min", table)
+    assert f"{planned['bytes'] / 1e6:.2g} MB" in table
+    assert str(planned["bytes"]) not in table
 
 
 def test_a_target_beside_a_gpu_is_of_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:

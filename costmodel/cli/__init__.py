@@ -62,18 +62,26 @@ class _Commands(TyperGroup):
                 raise
 
 
-def _in_words(error: Exception) -> str:
+def _in_words(error: Any) -> str:
     """Return what the system refused, without its number; other errors as they are."""
     name, reason = getattr(error, "filename", None), getattr(error, "strerror", None)
+    if reason and not name and error.errno == errno.ENOSPC:  # of stdout: files have names
+        return f"the output could not be written: {reason}: make room, or name another place"
     if not (name and reason):
         return str(error)
     return f"{name}: {reason}: check that the path is right, and who may read and write it"
 
 
 def _add_hint(error: Any) -> None:
-    """Explain a size under 0, which looks like an option."""
+    """Name a value that is no number, and explain sizes: ``-1`` looks like an option."""
     if re.fullmatch(r"-\d", str(getattr(error, "option_name", ""))):
         error.message += " (a number under 0? sizes M, N and K, and PLACE, are over 0)"
+    if not getattr(error, "message", ""):
+        return
+    if details := getattr(error.__context__, "errors", None):  # pydantic's
+        error.message = f"{details()[0]['input']!r}: {error.message}"
+    if getattr(getattr(error, "param", None), "name", "") in ("m", "n", "k"):
+        error.message += " (expected M N K apart, as whole numbers: 512 4096 4096)"
 
 
 class _Line(logging.Formatter):

@@ -23,6 +23,7 @@ from costmodel.cli.common import (
     TargetName,
     answer,
     find_target,
+    in_units,
     named_options,
     note,
     takes,
@@ -245,7 +246,7 @@ def _plan(work: Work, draw: Draw, target: str | None, as_json: bool) -> None:
     jobs = work.jobs(draw, identity, work.worklist)
     planned = plan(jobs, identity.target)
     device = identity.target.device.name
-    table = (f"to collect on {device}", ["what", "how much"], planned.items())
+    table = (f"to collect on {device}", ["what", "how much"], in_units(planned))
     answer(as_json, {"target": device, **planned}, table)
 
 

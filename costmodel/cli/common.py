@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -30,9 +30,9 @@ def device_name(name: str | None) -> str | None:
 
 
 def dtype_name(name: str | None) -> str | None:
-    """Return a type's name, or those of several; ``fp16`` and ``bf16`` are short for them."""
-    short = {row.triton: kind for kind, row in reversed(DATA_TYPES.items())}
-    return name and ",".join(short.get(part, part) for part in name.split(","))
+    """Return a type's name, or those of several; ``fp16``, ``half`` and others stand for them."""
+    short = {row.triton: kind for kind, row in reversed(DATA_TYPES.items())} | _ALIASES
+    return name and ",".join(short.get(part, part) for part in name.lower().split(","))
 
 
 def option(help_: str, names: Callable[[str | None], str | None]) -> Any:
@@ -41,6 +41,7 @@ def option(help_: str, names: Callable[[str | None], str | None]) -> Any:
     return Option(help=help_, callback=names, autocompletion=lambda: [*known])
 
 
+_ALIASES = {"half": "float16", "f16": "float16", "float": "float32", "f32": "float32"}
 OptionalPath = Path | None
 TargetName = Annotated[
     str | None, option("Device, such as h100-sxm; default: the GPU of this machine.", device_name)
@@ -90,7 +91,10 @@ def _product(
     n: Annotated[int, Argument(help="Columns of B and C.", metavar="N")],
     k: Annotated[int, Argument(help="Columns of A, rows of B.", metavar="K")],
     dtype: Annotated[
-        str, option("Element type: float16, bfloat16 or float32.", dtype_name)
+        str,
+        option(
+            "Element type: float16 (fp16, half), bfloat16 (bf16) or float32 (fp32).", dtype_name
+        ),
     ] = "float16",
     out_dtype: Annotated[
         str | None, option("Element type of C: that of A and B, or float32.", dtype_name)
@@ -187,6 +191,22 @@ def answer(
         print_table(*table)
     for text in filter(None, notes):
         note(text)
+
+
+def in_units(counts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield rows of a table: times and sizes with the unit that people read."""
+    for name, count in counts.items():
+        what, _, unit = name.rpartition("_")
+        if unit == "bytes":
+            yield (
+                what or "size",
+                f"{count / 1e6:.2g} MB" if count < 1e7 else f"{count / 1e6:.0f} MB",
+            )
+        elif unit in ("hours", "minutes"):
+            minutes = count * 60 if unit == "hours" else count
+            yield what, f"{minutes:.2g} min" if minutes < 99 else f"{minutes / 60:.1f} h"
+        else:
+            yield name, count
 
 
 def is_terminal() -> bool:

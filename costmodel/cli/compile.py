@@ -14,6 +14,7 @@ from costmodel.cli.common import (
     TargetName,
     answer,
     find_target,
+    in_units,
     product_or_none,
     takes,
 )
@@ -131,6 +132,6 @@ def _bundle(
     unusable = bool(planned.get("failed")) and planned["failed"] == planned["binaries"]
     title = "nothing" if unusable else f"in {file}"
     notes = [f"nothing compiles: {file} is not written"] * unusable
-    answer(as_json, planned, (title, ["what", "how much"], planned.items()), notes=notes)
+    answer(as_json, planned, (title, ["what", "how much"], in_units(planned)), notes=notes)
     if unusable:
         raise Exit(1)

@@ -113,7 +113,11 @@ def evaluate(
         note(f"left out: {reason}")
     doing(f"judging {len(models)} models")
     entries = judge(dataset, models, dataset.target)
-    answer(as_json, entries, (f"speed kept on {dataset.path}, %", *kept_table(entries)))
+    answer(
+        as_json,
+        entries,
+        (f"speed kept on {dataset.path}, %: geometric mean (worst)", *kept_table(entries)),
+    )
 
 
 def judged(data: OptionalPath, model: OptionalPath) -> tuple[Dataset, XgbCostModel | None]:

@@ -69,7 +69,7 @@ def require_dtypes(dtype: object, out_dtype: object) -> None:
     if not isinstance(dtype, str) or dtype not in element_types():
         raise UnsupportedDtype(
             f"dtype={dtype!r} has no kernel; expected one of {', '.join(element_types())}: "
-            f"convert the operands first"
+            f"convert the operands first; costmodel.scaled_mm multiplies fp8 and int8"
         )
     allowed = DATA_TYPES[dtype].results
     if not isinstance(out_dtype, str) or out_dtype not in allowed:

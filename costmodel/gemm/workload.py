@@ -190,7 +190,8 @@ def kind_options(kind: str) -> Named:
     """
     if kind not in kinds():
         raise UnsupportedDtype(
-            f"dtype={kind!r} has no kernel; expected one of {', '.join(kinds())}"
+            f"dtype={kind!r} has no kernel; expected one of {', '.join(kinds())}: "
+            f"costmodel.scaled_mm multiplies fp8 and int8"
         )
     element = DATA_TYPES[kind].element
     return {"dtype": element} if element == kind else {"dtype": element, kind: True}
@@ -253,9 +254,12 @@ class Workload:
         cls(m, n, k)  # validates the sizes before they are multiplied
         for name, layout in zip("abc", (a_layout, b_layout, c_layout), strict=True):
             if layout not in ("row", "col"):
+                hint = "; Workload.from_tensors(a, b) takes strided operands" * (
+                    layout == "strided"
+                )
                 raise InvalidInput(
-                    f"{name}_layout={layout!r} (strided operands need from_tensors()): "
-                    f"expected row or col"
+                    f"{name}_layout={layout!r}: expected row or col, the dimension whose elements "
+                    f"lie side by side in memory{hint}"
                 )
         code = CodeClass(
             dtype, out_dtype or dtype, a_layout, b_layout, c_layout,
