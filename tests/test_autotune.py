@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import autotune_fakes
 import numpy as np
@@ -1097,6 +1098,36 @@ def test_programs_are_run_as_python_runs_them(tmp_path: Path) -> None:
     assert "expected a script or -m MODULE" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "code", "told"),
+    [
+        (["-h"], 0, "SCRIPT.py ... (or -m MODULE ...)"),
+        (["--help"], 0, "SCRIPT.py ... (or -m MODULE ...)"),
+        (["nope.py", "--option"], 1, "there is no file nope.py"),
+        (["--option"], 1, "there is no file --option"),
+        (["-m", "nope"], 1, "there is no module nope"),
+        (["-m", "nope.mod", "-h"], 1, "there is no module nope.mod"),
+        (["-m", "json.mod"], 1, "there is no module json.mod"),
+    ],
+)
+def test_help_and_a_program_that_is_not_there_are_one_line(
+    tmp_path: Path, options: list[str], code: int, told: str
+) -> None:
+    done = python("-m", "costmodel.autotune", *options, cwd=tmp_path)
+    (line,) = (done.stderr if code else done.stdout).splitlines()
+    assert (done.returncode, told in line) == (code, True)
+
+
+def test_what_a_program_lacks_is_an_error_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("import nope")
+    (tmp_path / "script.py").write_text("import nope")
+    for program in (["script.py"], ["-m", "package.program"]):
+        done = python("-m", "costmodel.autotune", *program, cwd=tmp_path)
+        assert "Traceback" in done.stderr
+        assert "No module named 'nope'" in done.stderr
+
+
 @pytest.mark.slow
 def test_a_variable_is_enough(tmp_path: Path) -> None:
     text = "import triton, costmodel; print(triton.runtime.Autotuner.run.__module__)"
@@ -1121,6 +1152,63 @@ kernel = kernel(triton.jit(add))
 kernel[(1,)](x, None, out, 8)
 assert out.tolist() == x.tolist()
 """
+
+
+WITHOUT_GPU = """
+import sys, torch, triton, costmodel
+from autotune_fakes import add, configs
+how, blocks = sys.argv[1], (64, 32, 128)[: int(sys.argv[2])]
+if how == "replaced":
+    costmodel.replace_triton_autotune()
+tune = triton.autotune if how == "replaced" else costmodel.autotune
+kernel = tune(configs(*blocks), ["n"])(triton.jit(add))
+if how == "heuristics":
+    kernel = triton.heuristics({})(kernel)
+x = torch.zeros(8)
+try:
+    if how == "frozen":
+        kernel.frozen(x, x, x, 8, grid=(1,))
+    else:
+        kernel[(1,)](x, x, x, 8)
+except costmodel.NoGpu as error:
+    assert "costmodel compile --bundle" in str(error), error
+    assert "TRITON_INTERPRET=1" in str(error) and "kernel.fn" in str(error), error
+    print("no GPU")
+if how == "interpreted":
+    kernel.fn[(1,)](x + 1, x + 1, x, 8, BLOCK=8)
+    print(x.tolist())
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "configs", "told"),
+    [
+        ("ours", 3, ["no GPU"]),
+        ("ours", 1, ["no GPU"]),
+        ("replaced", 3, ["no GPU"]),
+        ("replaced", 1, ["no GPU"]),
+        ("heuristics", 3, ["no GPU"]),
+        ("frozen", 3, ["no GPU"]),
+        ("interpreted", 3, ["no GPU", str([2.0] * 8)]),
+        ("interpreted", 1, [str([2.0] * 8)]),
+    ],
+)
+def test_a_call_without_a_gpu_says_what_works_without_one(
+    tmp_path: Path, how: str, configs: int, told: list[str]
+) -> None:
+    (tmp_path / "program.py").write_text(WITHOUT_GPU)
+    interpret = {"TRITON_INTERPRET": "1"} if how == "interpreted" else {}
+    hidden = {"CUDA_VISIBLE_DEVICES": "", **interpret}
+    done = python("program.py", how, str(configs), cwd=tmp_path, **hidden)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines() == told
+
+
+def test_other_errors_stay_as_they_are(machine: Machine) -> None:
+    for error in (RuntimeError("mine"), AttributeError("mine")):
+        kernel = kernel_of(prune_configs_by={"early_config_prune": Mock(side_effect=error)})
+        with pytest.raises(type(error), match=r"^mine$"):
+            kernel[(1,)](torch.zeros(8), None, torch.zeros(8), 8)
 
 
 @pytest.mark.fault("B52")

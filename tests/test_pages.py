@@ -50,3 +50,16 @@ def test_all_of_a_page_is_built(site: Path, page: str) -> None:
     assert [p for p in paragraphs if re.search(r"^(?:[-*|] ?|\d+\. )\S", p, re.MULTILINE)] == []
     for picture in re.findall(r'<img [^>]*src="([^"]*)"', html):
         assert (site / page).parent.joinpath(picture).is_file() or picture.startswith("data:")
+
+
+def test_names_on_pages_for_users_are_there_after_import_costmodel() -> None:
+    """Each is looked up in a process of its own: what another name loads must not help."""
+    pattern = r"(?<!from )(?<!import )(?<![\w/.])costmodel(?:\.\w+){2,}(?![/\w])"
+    users = [page for page in PAGES if page.startswith(("README", "docs/"))]
+    names = {name for page in users for name in re.findall(pattern, text_of(page))}
+    modules = {name for name in names if (ROOT / f"{name.replace('.', '/')}.py").is_file()}
+    assert names - modules, "such as costmodel.nn.ScaledLinear"
+    for name in names - modules:
+        program = f"import costmodel; {name}"
+        done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True)
+        assert done.returncode == 0, done.stderr

@@ -18,7 +18,7 @@ from triton.runtime.autotuner import Autotuner as StockAutotuner
 
 from costmodel.autotune.options import Options
 from costmodel.autotune.tuning import Tuning
-from costmodel.errors import HostError
+from costmodel.errors import HostError, NoGpu
 from costmodel.files import Named
 from costmodel.tuning.modes import default_mode
 from costmodel.tuning.ranks import epoch
@@ -26,6 +26,7 @@ from costmodel.validation import drop_oldest
 
 _STATE = "_costmodel"  # the name under which a tuner has its state
 _AT_MOST = 4096  # kinds of calls of one tuner
+_LACKS_GPU = "_cuda_getDevice", "NVIDIA driver", "CUDA GPUs", "active drivers"  # in errors
 
 Arguments = tuple[Any, ...]
 """Of a call, or what of them tells calls apart."""
@@ -166,27 +167,41 @@ def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
     """Launch a tuner's best configuration for these arguments; the first call of a kind tunes.
 
     Raises:
-        CompileError: no configuration can be compiled and launched.
+        CompileError: no configuration can be compiled and launched. NoGpu: there is none.
     """
     if torch.compiler.is_dynamo_compiling():  # after a graph break: nothing of this can be traced
         return torch.compiler.disable(run)(tuner, *args, **kwargs)  # type: ignore[no-untyped-call]
-    if knobs.runtime.interpret:
-        return stock_run(tuner, *args, **kwargs)
-    found: Any
-    if len(tuner.configs) < 2:
-        found = tuner.configs[0], tuner.configs[0].all_kwargs()
-    else:
-        state = tuner.__dict__.get(_STATE) or state_of(tuner)
-        key = state.key_of(args, kwargs)
-        found = state.launches.get(key)
-    if found is None:
-        found = _first_call(tuner, state, key, args, kwargs)
-    config, options = found
-    tuner.best_config = config
-    if config.pre_hook is not None:
-        named = dict(zip(tuner.arg_names, args, strict=False))
-        config.pre_hook({**named, **kwargs, **options})
-    return tuner.fn.run(*args, **kwargs, **options)
+    try:
+        if knobs.runtime.interpret:
+            return stock_run(tuner, *args, **kwargs)
+        found: Any
+        if len(tuner.configs) < 2:
+            found = tuner.configs[0], tuner.configs[0].all_kwargs()
+        else:
+            state = tuner.__dict__.get(_STATE) or state_of(tuner)
+            key = state.key_of(args, kwargs)
+            found = state.launches.get(key)
+        if found is None:
+            found = _first_call(tuner, state, key, args, kwargs)
+        config, options = found
+        tuner.best_config = config
+        if config.pre_hook is not None:
+            named = dict(zip(tuner.arg_names, args, strict=False))
+            config.pre_hook({**named, **kwargs, **options})
+        return tuner.fn.run(*args, **kwargs, **options)
+    except (AttributeError, RuntimeError) as error:
+        _require_gpu(error)
+        raise
+
+
+def _require_gpu(error: Exception) -> None:
+    """Raise NoGpu if torch or Triton has failed for the lack of one."""
+    if any(text in str(error) for text in _LACKS_GPU):
+        raise NoGpu(
+            "no usable NVIDIA GPU: `costmodel compile --bundle FILE --kernel FILE.py:FUNCTION` "
+            "compiles without one; under TRITON_INTERPRET=1, `kernel.fn[grid](...)` with the "
+            "constants of one configuration runs on the CPU"
+        ) from error
 
 
 def frozen(tuner: Any, *args: Any, **kwargs: Any) -> StockAutotuner:
@@ -201,7 +216,11 @@ def frozen(tuner: Any, *args: Any, **kwargs: Any) -> StockAutotuner:
     config = tuner.configs[0]
     if len(tuner.configs) > 1:
         state, kwargs = state_of(tuner), {"warmup": False, **kwargs}
-        key = state.key_of(args, kwargs)
+        try:
+            key = state.key_of(args, kwargs)
+        except (AttributeError, RuntimeError) as error:
+            _require_gpu(error)
+            raise
         config, _ = _first_call(tuner, state, key, args, kwargs)
     return StockAutotuner(tuner.fn, tuner.arg_names, [config], [], None, None)
 
