@@ -77,8 +77,9 @@ _warned: set[str] = set()
 
 def closest(name: str, names: Iterable[str]) -> str:
     """Return a question that names what may have been meant; empty if nothing is near."""
-    found = get_close_matches(name.lower(), [*names], 1)
-    return f" (did you mean {found[0]}?)" if found else ""
+    by_lower = {each.lower(): each for each in names}
+    found = get_close_matches(name.lower(), by_lower, 1)
+    return f" (did you mean {by_lower[found[0]]}?)" if found else ""
 
 
 def drop_oldest(kept: dict[Any, Any], limit: int) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -85,7 +86,8 @@ def both(machine: Machine) -> Callable[..., list[Any]]:
 
 def test_attributes_are_those_of_triton(both: Callable[..., list[Any]]) -> None:
     def program(tune: Any) -> Any:
-        kernel = kernel_of(tune, key=["n", "BLOCK", "unknown"])
+        with warnings.catch_warnings(action="ignore"):
+            kernel = kernel_of(tune, key=["n", "BLOCK", "unknown"])
         call(kernel)
         call(kernel, 65)
         return {
@@ -1209,6 +1211,51 @@ def test_other_errors_stay_as_they_are(machine: Machine) -> None:
         kernel = kernel_of(prune_configs_by={"early_config_prune": Mock(side_effect=error)})
         with pytest.raises(type(error), match=r"^mine$"):
             kernel[(1,)](torch.zeros(8), None, torch.zeros(8), 8)
+
+
+def warned(kernel: Any, key: list[str], config: dict[str, Any], **options: Any) -> list[str]:
+    """Return what is warned of where a kernel is decorated."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        both = [triton.Config({"BLOCK": 64} | config), triton.Config({"BLOCK": 32} | config)]
+        costmodel.autotune(both, key, **options)(kernel)
+    assert {w.filename for w in caught} <= {__file__}, "it points at the decorator"
+    return [str(w.message) for w in caught]
+
+
+@pytest.mark.parametrize(
+    ("key", "config", "told"),
+    [
+        (["nn"], {}, ["'nn', as the key has (did you mean n?)"]),
+        (["N"], {}, ["'N', as the key has (did you mean n?)"]),
+        (["n", "zebra"], {}, ["'zebra', as the key has"]),
+        (["n"], {"BLOK": 1}, ["'BLOK', as a Config has (did you mean BLOCK?)"]),
+        (["n"], {"block": 1}, ["'block', as a Config has (did you mean BLOCK?)"]),
+        (["n"], {"x_prt": 1}, ["'x_prt', as a Config has (did you mean x_ptr?)"]),
+        (["n", "BLOCK"], {"num_stages": 4, "waves_per_eu": 2, "launch_pdl": True}, []),
+        (["x_ptr"], {"n": 4}, []),
+    ],
+)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_names_that_are_no_argument_are_told_once_where_a_kernel_is_decorated(
+    key: list[str], config: dict[str, Any], told: list[str], wrapped: bool
+) -> None:
+    def of_this_case(x_ptr, n, BLOCK: tl.constexpr, NUM_STAGES: tl.constexpr = 2):  # type: ignore
+        tl.store(x_ptr, n)
+
+    name = of_this_case.__name__ = f"case_{wrapped}_{'_'.join([*key, *config])}"
+    kernel = triton.jit(of_this_case)
+    if wrapped:
+        kernel = triton.heuristics({"NUM_STAGES": lambda named: 3})(kernel)
+    assert warned(kernel, key, config) == [f"{name} has no argument {text}" for text in told]
+    assert warned(kernel, key, config) == [], "once in a process"
+
+
+def test_a_wrapper_may_take_names_of_its_own() -> None:
+    """Ours for scaled products does: no word of that where it is imported."""
+    program = "import warnings; warnings.simplefilter('error'); import costmodel.scaled.launch"
+    done = python("-c", program, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.mark.fault("B52")

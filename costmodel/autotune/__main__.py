@@ -21,13 +21,12 @@ def main() -> None:
     if not (_finds(name) if is_module else Path(name).exists()):
         sys.exit(f"there is no {'module' if is_module else 'file'} {name}")
     replace_triton_autotune()
+    sys.argv = arguments[is_module:]
     if is_module:
-        sys.argv = arguments[1:]
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
     else:
-        sys.argv = arguments
-        sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
-        runpy.run_path(arguments[0], run_name="__main__")
+        sys.path.insert(0, str(Path(name).resolve().parent))
+        runpy.run_path(name, run_name="__main__")
 
 
 def _finds(module: str) -> bool:

@@ -150,14 +150,11 @@ def _function(place: str) -> tuple[Callable[[], None], str]:
         found = runpy.run_path(file, run_name=path.stem)
     if not callable(function := found.get(name)):
         there = [x for x, f in found.items() if isfunction(f) and f.__module__ == path.stem]
-        has = f"it has {', '.join(there)}" if there else "it has none"
-        raise MissingData(f"{file} has no function {name} ({has}): expected FILE.py:FUNCTION")
-
-    def call() -> None:
-        with _errors_in(file, place):
-            function()
-
-    return call, digest(path.read_bytes(), 64)
+        raise MissingData(
+            f"{file} has no function {name} (it has {', '.join(there) or 'none'}): "
+            "expected FILE.py:FUNCTION"
+        )
+    return _errors_in(file, place)(function), digest(path.read_bytes(), 64)
 
 
 @contextmanager

@@ -14,15 +14,17 @@ from typing import Any
 
 import torch
 from triton import knobs
+from triton.backends.nvidia.compiler import CUDAOptions
 from triton.runtime.autotuner import Autotuner as StockAutotuner
 
+from costmodel.autotune.call import KernelCall
 from costmodel.autotune.options import Options
 from costmodel.autotune.tuning import Tuning
 from costmodel.errors import HostError, NoGpu
 from costmodel.files import Named
 from costmodel.tuning.modes import default_mode
 from costmodel.tuning.ranks import epoch
-from costmodel.validation import drop_oldest
+from costmodel.validation import closest, drop_oldest, warn_once
 
 _STATE = "_costmodel"  # the name under which a tuner has its state
 _AT_MOST = 4096  # kinds of calls of one tuner
@@ -90,9 +92,27 @@ def autotune(
         given = {"reset_to_zero": None, "restore_value": None} | options
         made = Autotuner(function, function.arg_names, list(configs), list(key), **given)
         state_of(made, own)
+        _check_names(made)
         return made
 
     return decorate
+
+
+def _check_names(tuner: Any) -> None:
+    """Warn of a key, and of what a configuration seems to misspell, that is no argument.
+
+    Triton ignores such a key. It refuses such a configuration, but not where a pruning makes
+    others of it, or the function is a wrapper that takes what it likes.
+    """
+    names, keys = tuner.arg_names, {*tuner.keys}
+    given = keys.union(*(config.kwargs for config in tuner.configs))
+    for name in given.difference(names, vars(CUDAOptions)):
+        if name in keys or closest(name, names):
+            warn_once(
+                f"{tuner.base_fn.__name__} has no argument {name!r}, as "
+                f"{'the key' if name in keys else 'a Config'} has{closest(name, names)}",
+                stacklevel=5,
+            )
 
 
 class State:
@@ -186,8 +206,7 @@ def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
         config, options = found
         tuner.best_config = config
         if config.pre_hook is not None:
-            named = dict(zip(tuner.arg_names, args, strict=False))
-            config.pre_hook({**named, **kwargs, **options})
+            KernelCall(tuner, args, kwargs).hook(config)
         return tuner.fn.run(*args, **kwargs, **options)
     except (AttributeError, RuntimeError) as error:
         _require_gpu(error)
@@ -267,7 +286,7 @@ def _first_call(
     with state.lock:
         if (found := state.launches.get(key)) is not None:  # another thread was faster
             return found
-        named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
+        named = KernelCall(tuner, args, kwargs).named
         named = {name: named[name] for name in named if name in tuner.arg_names}
         of_tuner = _stock_key(tuner, named)
         # Triton may have put something there, or whoever has files of their own, as fla.

@@ -129,9 +129,8 @@ def _bundle(
         protocol = TimingProtocol().to_dict()
         todo = todo or read_worklist(work or Path(), Identity(target, protocol))
         planned = write_bundle(file, todo, target, protocol, n_jobs=jobs, dump=dump)
-    unusable = bool(planned.get("failed")) and planned["failed"] == planned["binaries"]
-    title = "nothing" if unusable else f"in {file}"
-    notes = [f"nothing compiles: {file} is not written"] * unusable
-    answer(as_json, planned, (title, ["what", "how much"], in_units(planned)), notes=notes)
+    unusable = planned.get("failed") == planned.get("binaries", 0)
+    title = f"nothing compiles: no {file}" if unusable else f"in {file}"
+    answer(as_json, planned, (title, ["what", "how much"], in_units(planned)))
     if unusable:
         raise Exit(1)
