@@ -475,7 +475,7 @@ def test_every_kind_that_collect_takes_is_offered(tmp_path: Path, shapes: bool) 
     (tmp_path / "shapes.csv").write_text("m,n,k\n64,64,64\n")
     options = ("--shapes", tmp_path / "shapes.csv") if shapes else ()
     command = ("collect", "--write-worklist", tmp_path / "list", *HERE, *options)
-    for wrong in ("fp8", "", "float16,fp8", "Float16"):
+    for wrong in ("fp8", "", "float16,fp8", "float17"):
         line = refused(*command, "--dtypes", wrong)
         assert "float16, bfloat16, float32, tf32" in line
 

@@ -36,8 +36,10 @@ def told() -> Iterator[None]:
             if _at and now - _heard >= min(seconds, 5):
                 print(f"... {_at}, {now - start:.0f} s", file=sys.stderr, flush=True)
 
-    Thread(target=tell, daemon=True).start()
+    teller = Thread(target=tell, daemon=True)
+    teller.start()
     try:
         yield
     finally:
         ended.set()
+        teller.join(1)  # or it would tell when the stream is closed
