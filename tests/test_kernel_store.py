@@ -275,12 +275,16 @@ def test_three_hundred_timings_are_read_fast(tmp_path: Path) -> None:
     store = KernelStore(tmp_path)
     for i in range(300):
         store.note(KEY, config_name(triton.Config({"BLOCK": i}, num_warps=8)), ok(1.0 + i))
-    times = []
+    text = json.dumps(dict.fromkeys(map(str, range(40)), 1.5))
+    times, plain = list[float](), list[float]()
     for _ in range(9):
         begin = time.process_time()
         assert len(store.read(KEY).measured) == 300
         times.append(time.process_time() - begin)
-    assert min(times) < 5e-3
+        begin = time.process_time()
+        assert [json.loads(text) for _ in range(300)]
+        plain.append(time.process_time() - begin)
+    assert min(times) < 3 * min(plain)  # whatever else this machine is doing
 
 
 # --- Names and keys -------------------------------------------------------------------------------
