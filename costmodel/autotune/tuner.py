@@ -206,7 +206,8 @@ def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
         config, options = found
         tuner.best_config = config
         if config.pre_hook is not None:
-            KernelCall(tuner, args, kwargs).hook(config)
+            named = dict(zip(tuner.arg_names, args, strict=False))
+            config.pre_hook({**named, **kwargs, **options})
         return tuner.fn.run(*args, **kwargs, **options)
     except (AttributeError, RuntimeError) as error:
         _require_gpu(error)

@@ -305,7 +305,7 @@ def _time(
         if not kernels:
             dataset = Dataset.create(out, identity.target, identity.protocol)
             absorb = dataset.absorb
-            stack.push(partial(_say_kept, out))
+            stack.push(partial(_say_kept, dataset))
             stack.callback(dataset.compact)
             if work.bundle is not None:
                 worklist, cache = folder / "worklist.parquet", folder / "cache"
@@ -329,22 +329,24 @@ def _time(
     if kernels:
         answer(as_json, {"path": str(out)}, notes=[f"{out}: see `costmodel kernels list`"])
         return
-    total, held = view.total(), _held(Dataset.open(out))
-    title = (
-        f"{out}: {total['jobs_done']} workloads, {total['rows']} rows more; it holds {_words(held)}"
-    )
-    ended = time.monotonic() > deadline and not total["jobs_done"]
+    _tell_collected(dataset, view.total(), time.monotonic() > deadline, as_json)
+
+
+def _tell_collected(dataset: Dataset, total: Named, is_late: bool, as_json: bool) -> None:
+    """Say what was collected, and what the folder holds now."""
+    held = _held(dataset)
+    counts = f"{total['jobs_done']} workloads, {total['rows']} rows more"
+    ended = is_late and not total["jobs_done"]
     answer(
         as_json,
-        {"path": str(out), **total, "holds": held},
-        (title, ["status", "rows"], sorted(total["statuses"].items())),
+        {"path": str(dataset.path), **total, "holds": held},
+        (f"{dataset.path}: {counts}; it holds {_words(held)}", ["status", "rows"],
+         sorted(total["statuses"].items())),
         notes=["the budget ended in the preparation: give --budget more time"][:ended],
-    )
+    )  # fmt: skip
 
 
-def _say_kept(out: Path, kind: type[BaseException] | None, *_: object) -> None:
+def _say_kept(dataset: Dataset, kind: type[BaseException] | None, *_: object) -> None:
     """Say what an interrupted collection keeps."""
-    from costmodel.data.dataset import Dataset
-
     if kind in (KeyboardInterrupt, SystemExit):
-        note(f"{out} keeps {_words(_held(Dataset.open(out)))}")
+        note(f"{dataset.path} keeps {_words(_held(dataset))}")
