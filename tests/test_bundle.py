@@ -437,6 +437,22 @@ def test_what_does_not_compile_is_told_with_the_reason(
         assert "arange's range must be a power of 2" in line
 
 
+@pytest.mark.slow
+def test_no_bundle_of_products_is_left_if_none_compiles(tmp_path: Path) -> None:
+    ptxas, file = tmp_path / "ptxas", tmp_path / "work.zip"
+    ptxas.write_text('#!/bin/sh\n[ "$1" = --version ] && echo release 12.8, V12.8.93\n')
+    ptxas.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-m", "costmodel", "compile", "64", "256", "256", "--limit", "2",
+         "--bundle", file, "--target", "h100-sxm"],
+        check=False, capture_output=True, text=True, timeout=200,
+        env=os.environ | {"TRITON_PTXAS_PATH": str(ptxas), "COLUMNS": "200"},
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert f"nothing compiles: no {file}" in done.stdout
+    assert not file.exists()
+
+
 @pytest.mark.parametrize(
     ("name", "told", "frames"),
     [

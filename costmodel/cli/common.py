@@ -235,12 +235,12 @@ def note(text: str) -> None:
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print a table on stdout: numbers to the right, floats shortened, None as a dash."""
+    echo(printable(title))  # rich would break it, and the paths in it, at the table's width
     cells = [list(row) for row in rows]
     if not cells:  # a head alone says nothing
-        echo(printable(title))
         return
     # Text objects: brackets in a text, such as a compiler's, are no markup.
-    table = Table(title=Text(printable(title)), title_justify="left")
+    table = Table()
     for i, name in enumerate(columns):
         numeric = any(isinstance(row[i], int | float) for row in cells)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")

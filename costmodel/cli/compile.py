@@ -133,4 +133,5 @@ def _bundle(
     title = f"nothing compiles: no {file}" if unusable else f"in {file}"
     answer(as_json, planned, (title, ["what", "how much"], in_units(planned)))
     if unusable:
+        file.unlink(missing_ok=True)
         raise Exit(1)

@@ -52,7 +52,7 @@ def write_bundle(
     dump: Path | None = None,
     known: ArtifactTable | None = None,
 ) -> Named:
-    """Compile what jobs need, and write it as a bundle; return the plan.
+    """Compile what jobs need, and write it as a bundle; return the plan, and how many failed.
 
     Args:
         n_jobs: compiling processes.
@@ -73,7 +73,8 @@ def write_bundle(
         else:
             artifacts = [*filter(None, known.find([artifact_key(s, target) for s in specs]))]
         dataset.append_artifacts(artifacts)
-        return pack(folder, file, target, plan(jobs, target))
+        failed = sum(not artifact.ok for artifact in artifacts)
+        return pack(folder, file, target, plan(jobs, target) | {"failed": failed})
 
 
 def pack(folder: Path, file: Path, target: Target, planned: Named) -> Named:
