@@ -1,1 +1,1 @@
-"""``matmul``: from a call to a launch, and what a program may say ahead of it."""
+"""``matmul``: from a call to a launch, and what a program can set up before its calls."""

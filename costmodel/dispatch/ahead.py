@@ -37,26 +37,28 @@ def pin(
     activation: str | None = None,
     device: int | None = None,
 ) -> TuningResult:
-    """Have :func:`matmul` launch one configuration for one workload, whatever its mode.
+    """Have :func:`matmul` launch one configuration for one workload, in every mode.
 
-    It holds in this process, for this workload alone (not for its bucket), until it is unpinned
-    or replaced. It is compiled and loaded now, so that it serves inside a CUDA graph's capture too.
+    The pin holds in this process, for this workload alone (not for its bucket), until it is
+    unpinned or replaced. The configuration is compiled and loaded now, so that it can also be
+    launched inside a CUDA graph's capture.
 
     Args:
         config: a configuration, its short name (``"tma 128x256x64 w8 s4 g8"``), or ``"torch"``.
-        problem, dtype, out_dtype, tf32, device: of :func:`tune`.
-        bias, activation: of the calls that are meant; a :class:`Workload` has its own.
+        problem, dtype, out_dtype, tf32, device: as in :func:`tune`.
+        bias, activation: as the calls will have them; a :class:`Workload` has its own.
 
     Returns:
-        What :func:`result_for` gives from now on.
+        The result that :func:`result_for` returns from now on.
 
     Raises:
-        IllegalConfig: it cannot run this workload on this device; the message says why.
-        CompileError, LaunchError: Triton, ptxas or the device refused it.
-        HostError: no folder or C compiler to compile with.
+        IllegalConfig: the configuration cannot run this workload on this device; the message says
+            why.
+        CompileError, LaunchError: Triton, ptxas or the device refused the configuration.
+        HostError: there is no folder or no C compiler to compile with.
         InvalidInput: neither a configuration nor ``"torch"``, or an empty product.
-        ShapeError, UnsupportedDtype: of the problem.
-        NoGpu: there is none to launch on.
+        ShapeError, UnsupportedDtype: the problem has wrong shapes or types.
+        NoGpu: there is no GPU to launch on.
     """
     by_torch = isinstance(config, str) and config == "torch"
     chosen = None if by_torch else as_config("config", config, ", 'torch'")
@@ -80,14 +82,15 @@ def unpin(*problem: Any, device: int | None = None, **types: Any) -> bool:
     """Undo :func:`pin` for a workload.
 
     Args:
-        problem, device, types: as of :func:`pin`, without the configuration.
+        problem, device, types: as in :func:`pin`, without the configuration.
 
     Returns:
         whether anything was pinned.
 
     Raises:
-        NoGpu: there is none, so that nothing can be pinned.
-        InvalidInput: an empty product. ShapeError, UnsupportedDtype: of the problem.
+        NoGpu: there is no GPU, so nothing can be pinned.
+        InvalidInput: an empty product.
+        ShapeError, UnsupportedDtype: the problem has wrong shapes or types.
     """
     found = pins.pop(_pinnable(problem, device, **types), None)
     dispatch.forget_launches()
@@ -112,31 +115,34 @@ def tune(
 
     Args:
         problem: ``m, n, k``, or a :class:`Workload`, or two matrices on a GPU.
-        dtype: float16, bfloat16 or float32, for ``m, n, k``; out_dtype: of the result, default:
-            that of the operands; tf32: as :func:`costmodel.matmul` has it: None follows torch's
-            switch. A :class:`Workload` has its own.
-        mode: ``auto``, ``topk``, ``exhaustive``, ``predict`` or ``heuristic``, of
-            :func:`costmodel.tuning.tuner.tune`. Default: as :func:`costmodel.matmul` has it;
-            ``auto`` where that would be ``background`` or ``never``.
+        dtype: of the operands, for ``m, n, k``: float16, bfloat16 or float32.
+        out_dtype: of the result; default: that of the operands.
+        tf32: as in :func:`costmodel.matmul`: None follows torch's switch. A :class:`Workload` has
+            its own ``dtype``, ``out_dtype`` and ``tf32``.
+        mode: ``auto``, ``topk``, ``exhaustive``, ``predict`` or ``heuristic``, as in
+            :func:`costmodel.tuning.tuner.tune`. Default: that of :func:`costmodel.matmul`, or
+            ``auto`` if that is ``background`` or ``never``.
         model: a model or its directory; default: that of :func:`use`, else the shipped one, else
             rules of thumb.
         k: how many working candidates to time.
-        include_torch: ``torch.matmul`` (cuBLAS) is a candidate too, and may win: ``config`` of the
-            result is None then. Untimed, it is taken where the model predicts that it is faster.
-        budget_s: stop compiling and timing after about so many seconds; the best so far wins.
-        runner: what times; with one, nothing is kept. A ``ReplayRunner`` needs no GPU.
+        include_torch: make ``torch.matmul`` (cuBLAS) a candidate too. If it wins, ``config`` of the
+            result is None. Where nothing is timed, it wins if the model predicts that it is faster.
+        budget_s: stop compiling and timing after about this many seconds; the best so far wins.
+        runner: times the candidates; if it is given, the winner is not kept. A ``ReplayRunner``
+            needs no GPU.
         device: CUDA device; default: that of the matrices, or the current one.
 
     Returns:
         What was ranked, timed and chosen, and why; latencies are in us.
 
     Raises:
-        InvalidInput: an unknown mode, k < 1, no seconds, or an empty product; before a GPU is
-            looked for. ShapeError, UnsupportedDtype, LayoutError, DeviceError: of the problem.
+        InvalidInput: an unknown mode, k < 1, a budget that is not over 0 s, or an empty product;
+            before a GPU is looked for.
+        ShapeError, UnsupportedDtype, LayoutError, DeviceError: the problem cannot be used.
         NoModel, CorruptFile, WrongVersion, SchemaMismatch: ``model`` is a path without a usable
             model.
-        NoGpu: there is none to time on, and no ``runner``.
-        HostError: no folder, process or C compiler to compile or time with.
+        NoGpu: there is no GPU to time on, and no ``runner``.
+        HostError: there is no folder, process or C compiler to compile or time with.
         NotRecorded: the recording of a ``ReplayRunner`` does not hold this workload.
     """
     if mode is None:
@@ -183,13 +189,13 @@ def _problem(
 
 
 def matmul_types(dtype: str, out_dtype: str | None, tf32: bool | None) -> Named:
-    """The options of ``Workload.dense``; float32 follows torch's switch where nothing is said."""
+    """Return the options of ``Workload.dense``; float32 without ``tf32`` follows torch's switch."""
     if tf32 is None:
         tf32 = dtype == "float32" and torch_multiplies_in_tf32()
     return {"dtype": dtype, "out_dtype": out_dtype, "tf32": tf32}
 
 
 def device_index(device: int | None) -> int:
-    """Return the CUDA device that is meant. Raises: NoGpu, which says more than torch would."""
+    """Return a CUDA device; None is the current one. Raises: NoGpu, which says more than torch."""
     Target.current(device)
     return torch.cuda.current_device() if device is None else device

@@ -19,20 +19,20 @@ _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 class Background:
     """A bounded number of jobs, and the daemon thread that does them one by one.
 
-    A key has one job at a time, and none after one that failed, until :meth:`forget`; all that fail
-    are one warning.
+    A key has at most one job at a time. After its job failed, it gets no other until
+    :meth:`forget`. Only the first failure gives a warning.
 
     Args:
-        at_most: jobs that may wait beside the one under way; more are refused.
+        at_most: number of jobs that may wait beside the one under way; more are refused.
     """
 
     def __init__(self, at_most: int = 64):
         self._at_most = at_most
         self._queued: deque[tuple[Any, Action, dict[Any, bool]]] = deque()
-        self._is_at_work = False  # a thread is
+        self._is_at_work = False  # True while a thread does jobs
         self._lock = threading.Lock()
         self._keys: set[Any] = set()  # of the jobs that wait or are under way
-        self._failed: dict[Any, bool] = {}  # of those that are done
+        self._failed: dict[Any, bool] = {}  # by the key of each job that is done
         self._has_warned = False
 
     @property
@@ -41,9 +41,9 @@ class Background:
         return not self._keys
 
     def submit(self, key: Any, job: Action) -> None:
-        """Queue a job, unless its key has failed, or has one, or too many wait.
+        """Queue a job, unless the job of its key failed, or the key has one, or too many wait.
 
-        Ask again later in the last two cases.
+        In the last two cases, submit the job again later.
         """
         with self._lock:
             failed = self._failed
@@ -52,7 +52,7 @@ class Background:
             if key not in self._keys and len(self._keys) <= self._at_most:
                 self._queued.append((key, job, failed))
                 self._keys.add(key)
-            # Last, and asked at each call: an interrupt may have come before it.
+            # Checked last, and at each call: an interrupt may have stopped an earlier call here.
             if self._queued and not self._is_at_work:
                 thread = threading.Thread(target=self._work, name=_THREAD, daemon=True)
                 try:
@@ -65,7 +65,7 @@ class Background:
         return self._failed.get(key)
 
     def forget(self) -> None:
-        """Let each job be done again, one that is under way now too."""
+        """Let each job be done again, also one that is under way now."""
         with self._lock:
             self._failed = {}
 
@@ -87,9 +87,9 @@ class Background:
         error = None
         try:
             job()
-        except BaseException as raised:  # SystemExit too: the next job is to have this thread
-            # The interpreter waits for its last threads, or has gone on from there. That ends the
-            # processes of a job too.
+        except BaseException as raised:  # SystemExit too: this thread must do the next job
+            # The interpreter is exiting: it waits for its last threads, or is past that. This ends
+            # the processes of a job too.
             if sys.is_finalizing() or not threading.main_thread().is_alive():
                 return
             error = raised
@@ -110,7 +110,7 @@ class Background:
             self._has_warned = True
             try:
                 warnings.warn(text, RuntimeWarning, 2)
-            except RuntimeWarning:  # made an error: nobody would see it here
+            except RuntimeWarning:  # warnings are errors, and nobody sees one here
                 log.exception("the warning above was to be an error")
 
 

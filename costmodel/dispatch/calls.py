@@ -1,8 +1,8 @@
 """One call of ``matmul``: the key of its launch, what torch makes of it, and what torch computes.
 
 A kernel sees an address, sizes and strides. Some tensors are more than that, or have no memory of
-their own, and some calls are observed: torch itself multiplies those, or the operator that torch
-sees. Such calls are rare, so a warm call asks only the cheapest questions here.
+their own, and some calls are observed. Torch itself computes those, or the operator that torch
+sees. Such calls are rare, so a warm call makes only the cheapest checks here.
 """
 
 import os
@@ -35,7 +35,7 @@ _NONE = 16  # stands for "no tensor" where a key has an address modulo 16
 _FLOAT32 = torch.float32
 _CAST = (_FLOAT32, torch.float16, torch.bfloat16)  # what autocast casts
 
-# Without torch's wrapper, which costs every call as much again.
+# The function inside torch's wrapper: the wrapper would take as long again at every call.
 is_deterministic = torch._C._get_deterministic_algorithms
 
 
@@ -68,7 +68,7 @@ def by_autocast(call: Call) -> Call | None:
 
 
 def settled(call: Call) -> Call:
-    """Return the call after torch's switches: autocast, TF32 and deterministic algorithms."""
+    """Return the call with torch's switches applied: autocast, TF32, deterministic algorithms."""
     call = by_autocast(call) or call
     if call.tf32 is None and getattr(call.a, "dtype", None) is _FLOAT32:
         call = replace(call, tf32=torch_multiplies_in_tf32())
@@ -88,7 +88,7 @@ def key_of(
 ) -> Any:
     """Return all that a launch depends on; None if no launch can serve the call.
 
-    Operands that require grad have keys of their own: their calls are never launched.
+    Operands that require grad have keys of their own: their results need a gradient.
     """
     # Written out, since each call of a Python function takes a hundredth of a warm call.
     rare = count_modes() or tracing_state() is not None or forward_ad._current_level >= 0
@@ -101,7 +101,7 @@ def key_of(
             a_address & 15 or (not a_address and _NONE),
             type(b), b.shape, b.stride(), b.dtype, b.get_device(),
             b_address & 15 or (not b_address and _NONE),
-            a.is_neg(), b.is_neg(),  # of the imaginary part of conjugate numbers
+            a.is_neg(), b.is_neg(),  # True for the imaginary part of conjugate numbers
             (a.requires_grad or b.requires_grad) and torch.is_grad_enabled() and 1 + in_functorch(),
             None if out is None else _described(out),
             None if bias is None else _described(bias),
@@ -179,15 +179,16 @@ def has_tangent(operands: Iterable[Tensor | None]) -> bool:
 def is_for_torch(operands: Iterable[Tensor | None]) -> bool:
     """Return True if an operand is more than its memory, so that only torch can multiply it.
 
-    Such are tensors that ``torch.func`` wraps, that have a tangent, that are the negative of their
-    memory, or whose subclass (``DTensor``, a quantised weight) keeps its numbers elsewhere.
+    This is a tensor that ``torch.func`` wraps, that has a tangent, or that is the negative of its
+    memory, or a tensor of a subclass (``DTensor``, a quantised weight) that keeps its numbers
+    elsewhere.
     """
     given = [x for x in operands if isinstance(x, Tensor)]
     return any(map(_is_more_than_memory, given)) or has_tangent(given)
 
 
 def keeps_elsewhere(x: Tensor) -> bool:
-    """Return True if a subclass defines itself what torch's functions do with its tensors."""
+    """Return True if a subclass itself defines what torch's functions do with its tensors."""
     return type(x).__torch_dispatch__ is not _plain_dispatch and not is_fake(x)
 
 
@@ -201,12 +202,12 @@ def _is_more_than_memory(x: Tensor) -> bool:
     has_memory = x.layout == torch.strided and x.device.type != "meta"
     try:
         return has_memory and x.data_ptr() == 0 and x.numel() > 0
-    except RuntimeError:  # of the vmap of torch.autograd, as in batched gradients
+    except RuntimeError:  # raised under the vmap of torch.autograd, as in batched gradients
         return True
 
 
 def is_fake(x: Tensor) -> bool:
-    """Return True for the tensors that tracing computes with: they have all but numbers."""
+    """Return True for a tensor that tracing computes with: it has everything except numbers."""
     return getattr(x, "fake_mode", None) is not None
 
 
@@ -224,7 +225,7 @@ def multiply_batches(matmul: Matmul, call: Call) -> Tensor:
     Args:
         matmul: multiplies two matrices.
         call: with a [..., m, k] or [k], and b [..., k, n] or [k]; ``out`` has the shape of the
-            result, and the rows of a batch in it must be those of one matrix.
+            result, and all its leading dimensions together must be the rows of one matrix.
 
     Raises:
         ShapeError, LayoutError, UnsupportedDtype, DeviceError: see the message.
@@ -263,8 +264,8 @@ def multiply_by_torch(call: Call) -> Tensor:
     """Return act(a @ b + bias) by ``torch.matmul``, with its rules of shapes.
 
     Raises:
-        UnsupportedDtype: a result of another type than a: torch does not compute it.
-        ShapeError: an ``out`` of another shape than the result, a bias that is no row of it.
+        UnsupportedDtype: the result has another type than a: torch does not compute it.
+        ShapeError: ``out`` has another shape than the result, or the bias is not a row of it.
         InvalidInput, LayoutError, GradientError, DeviceError: see the message.
     """
     a, b, out, bias = call.a, call.b, call.out, call.bias
@@ -278,7 +279,7 @@ def multiply_by_torch(call: Call) -> Tensor:
     if bias is not None:
         require_shape("bias", bias, (b.shape[-1] if b.ndim > 1 else 1,))
     precision = float32_precision(call.tf32) if call.tf32 is not None else nullcontext()
-    # Autocast is done; a subclass has its own way with it.
+    # Autocast was applied before; a subclass applies it in its own way.
     own_way = keeps_elsewhere(a) or keeps_elsewhere(b)
     with precision, nullcontext() if own_way else without_autocast(a):
         found = torch.matmul(a, b)

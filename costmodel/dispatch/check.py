@@ -1,4 +1,4 @@
-"""The arguments of a call, and all that :func:`costmodel.matmul` refuses of them.
+"""The arguments of a call, and the checks that :func:`costmodel.matmul` makes of them.
 
 Each error says what was wrong and what to do.
 """
@@ -47,7 +47,7 @@ class Call:
 
     @property
     def is_batch(self) -> bool:
-        """True if an operand is a tensor, but no matrix."""
+        """True if an operand is a tensor, but not a matrix."""
         return not getattr(self.a, "ndim", 2) == getattr(self.b, "ndim", 2) == 2
 
     def options(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def check_kinds(call: Call) -> None:
 
 
 def require_apart(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None, spans: Spans) -> None:
-    """Refuse an ``out`` that shares memory with an input. Every call with an ``out`` asks.
+    """Refuse an ``out`` that shares memory with an input. Every call with an ``out`` checks this.
 
     Raises:
         LayoutError: they overlap, or lie so that this cannot be ruled out.
@@ -189,7 +189,7 @@ def _check_shapes(call: Call) -> None:
 
 
 def _check_result_type(out_dtype: torch.dtype | None, names: dict[str, str]) -> None:
-    """Refuse a result that the operands cannot have, by ``out``, ``out_dtype`` and bias."""
+    """Refuse a type of ``out``, ``out_dtype`` or bias that the operands' result cannot have."""
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise InvalidInput(f"out_dtype={out_dtype!r}: expected a torch.dtype, as torch.float32")
     result = names.get("out", names["a"]) if out_dtype is None else _name(out_dtype)

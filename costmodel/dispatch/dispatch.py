@@ -1,19 +1,19 @@
 """``matmul``: the hot path, and what a program sets for all calls.
 
 A warm call looks up its launch and queues it. Only the first call of a kind checks its operands,
-finds the winner (in memory, on disk or by tuning) and loads its binary. What computes a product is,
-in this order:
+finds the winner (in memory, on disk or by tuning) and loads its binary. The first of these that
+exists computes a product:
 
 1. what :func:`costmodel.pin` has pinned for exactly this workload;
 2. the winner of the mode in this process, then the one on disk;
-3. what the mode then does: time, or predict;
+3. a winner that the mode finds now, by timing or by prediction;
 4. torch, where no configuration works.
 
-In an initialised process group of ``torch.distributed``, 2 is what the ranks agreed on in
-``costmodel.warmup(..., group=...)``, and 3 the model's first choice: nothing is timed, and the disk
-is not read. In the capture of a CUDA graph nothing is timed, compiled or loaded: the known winner
-serves if its binary is loaded, else the model's best among the loaded ones, else torch with a
-warning. The next call outside tunes.
+In an initialised process group of ``torch.distributed``, 2 is the winner that the ranks agreed on
+in ``costmodel.warmup(..., group=...)``, and 3 is the model's first choice: nothing is timed, and
+the disk is not read. In the capture of a CUDA graph nothing is timed, compiled or loaded: the known
+winner is used if its binary is loaded, else the model's best among the loaded configurations, else
+torch with a warning. The next call outside a capture tunes.
 """
 
 import threading
@@ -68,12 +68,12 @@ from costmodel.tuning.tuning_result import TuningResult
 from costmodel.tuning.winner_cache import WinnerCache
 from costmodel.tuning.winners import Winners
 
-# These would otherwise be imported inside the first call, which may be a request's.
+# These would otherwise be imported inside the first call, while a request may wait for it.
 for _module in ("msgspec", "platformdirs", *FAMILIES):
     import_module(_module)
 
 _is_compiling = torch.compiler.is_compiling
-# Tells autograd that an output which it may have kept was written to.
+# Tells autograd that an output was written to: autograd may have saved it before.
 _written = torch.autograd.graph.increment_version
 _FLOAT32 = torch.float32
 
@@ -104,9 +104,9 @@ def matmul(
         out: [m, n] to write to, apart from the inputs. bias: [n] of the type of the result.
         activation: ``relu``, ``gelu`` (exact) or ``silu``; applied last.
         tf32: multiply float32 as TF32 or IEEE; default: as torch's switch is set.
-        out_dtype: of the result without ``out``: that of a and b (default), or float32.
+        out_dtype: of a result without ``out``: that of a and b (default), or float32.
         mode: ``auto``, ``predict``, ``topk``, ``exhaustive``, ``heuristic``, ``background`` or
-            ``never``; default: of :func:`set_mode`, ``COSTMODEL_MODE``, else ``auto``.
+            ``never``; default: that of :func:`set_mode`, else ``COSTMODEL_MODE``, else ``auto``.
         model: a model or its directory; default: that of :func:`use`, else the shipped one.
 
     Raises:
@@ -154,13 +154,14 @@ def forget_launches() -> None:
 
 
 def use(model: str | Path | CostModel | None) -> CostModel | None:
-    """Make a model answer in this process from now on, in place of the shipped ones.
+    """Use a model in this process from now on, in place of the shipped ones.
 
     Args:
         model: a directory that ``save()`` wrote, a model, or None to go back to the shipped ones.
 
     Raises:
-        NoModel, CorruptFile, WrongVersion, SchemaMismatch, InvalidInput: then nothing changes.
+        NoModel, CorruptFile, WrongVersion, SchemaMismatch, InvalidInput: the model cannot be used;
+            then nothing changes.
     """
     chosen = models.use(model)
     winners.forget()
@@ -188,10 +189,10 @@ def set_buckets(steps: int = 4, bounds: tuple[int, ...] = ()) -> None:
 
     Args:
         steps: ranges in each octave of m above 128.
-        bounds: your own upper ends, ascending; past the last, ``steps`` go on.
+        bounds: your own upper ends of ranges, ascending; above the last, ``steps`` applies.
 
     Raises:
-        InvalidInput: with what is wrong; then nothing changes.
+        InvalidInput: the steps or bounds are wrong; then nothing changes.
     """
     winners.buckets = Buckets(steps, bounds)
     winners.forget()
@@ -214,7 +215,7 @@ def result_for(a: Tensor, b: Tensor, **options: Any) -> TuningResult | None:
     call = settled(Call(a, b, **options))
     if _computed_by(call) == "batches":
         check_kinds(call)
-    if not isinstance(call.model, str | PathLike):  # a directory is read when it is to choose
+    if not isinstance(call.model, str | PathLike):  # a directory is read only to choose
         named_model(call.model)
     found = launches.get(launch_key(call))
     return None if found is None else found[0].result
@@ -242,7 +243,7 @@ def _computed_by(call: Call) -> str:
     """Check a call and return how it is computed.
 
     ``torch``, ``operator``, ``batches``, ``kernel``, or ``gradients``: a kernel in autograd. The
-    operands of a batch are checked where they are matrices.
+    operands of a batch are checked later, as matrices.
     """
     modes.chosen_mode(call.mode)
     if is_for_torch(call.operands):
@@ -306,12 +307,12 @@ def _first_of_matrices(
 def _returning(
     launch: Launch, new_output: NewOutput, call: Call, with_gradients: bool
 ) -> TorchLaunch | WithGradients | None:
-    """Return the launch that makes its result itself; None if that would gain nothing."""
+    """Return the launch that allocates its own result; None if that would gain nothing."""
     is_plain = call.out_dtype in (None, call.a.dtype)
     if with_gradients and launch.config is not None and not is_gain(launch.result):
         code = launch.result.workload.code
         launch = TorchLaunch(code.activation, launch.result, code.tf32)
-    # Torch's own gradient of float32 would follow its switch at that time.
+    # Torch's own gradient of float32 would follow torch's switch at the time of the backward pass.
     follows = with_gradients and call.a.dtype is _FLOAT32
     if isinstance(launch, TorchLaunch) and is_plain and not follows:
         return launch
@@ -319,7 +320,7 @@ def _returning(
 
 
 def _entry_of_batch(call: Call) -> _Entry | None:
-    """Return the entry of a batch, from that of its rows; None where there is none to keep."""
+    """Return the entry of a batch, made from that of its rows; None if there is none to keep."""
     a, b, n = call.a, call.b, call.b.shape[-1]
     if call.out is not None or b.ndim < 2:
         return None
@@ -346,7 +347,7 @@ def _compiled(call: Call) -> Tensor:
 
 
 def _by_operator(call: Call) -> Tensor:
-    """Return the product as an operator of torch's, which can be traced and differentiated."""
+    """Return the product by a torch operator, which can be traced and differentiated."""
     if call.model is not None:
         raise InvalidInput(
             "model= with torch.compile or a tensor that requires grad: call costmodel.use(model) "

@@ -16,16 +16,18 @@ from costmodel.dispatch.calls import in_forward_level, multiply_by_torch
 from costmodel.dispatch.check import Call
 from costmodel.tuning.tuning_result import PINNED
 
-# Host time of a product in an eager training step, with all around it, by torch and by costmodel,
-# in us, on an H200's host: models of transformers took some 200 for each of three products a layer.
+# Host time in us, by torch and by costmodel, of a product in an eager training step, with all the
+# work around it. It is that of an H200's host: models of the package transformers took some 200 for
+# each of three products a layer.
 _HOST_US = 200.0, 210.0
 
 
 def is_gain(result: Any, host_us: tuple[float, float] = _HOST_US) -> bool:
-    """Return True if a winner is faster than torch also where its call costs the host more.
+    """Return True if a winner is faster than torch even when the host time of its call counts.
 
-    A call takes the longer of its host time and its device time. What was pinned, or has no known
-    time, counts as a gain; without a time of torch, what the device bounds does.
+    A call takes the longer of its host time and its device time. A result that was pinned, or that
+    has no known time, counts as a gain. If torch has no time, a result counts as a gain where its
+    device time is the longer one.
 
     Args:
         host_us: host time of a call by torch and by costmodel.
@@ -45,7 +47,7 @@ class WithGradients:
         launch: computes the product.
         new_output: makes an output for an operand A.
         matmul: :func:`costmodel.matmul`, for the products of the backward pass.
-        call: the options.
+        call: the call whose options it takes.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class WithGradients:
 
 
 class _Product(torch.autograd.Function):
-    """A launch as autograd sees it. One without ``setup_context`` takes half the host time."""
+    """A launch as an autograd function. Without ``setup_context`` it takes half the host time."""
 
     @staticmethod
     def forward(
@@ -133,7 +135,7 @@ def gradients(
     grad = grad.to(ctx.dtype).contiguous()
     if ctx.needs_input_grad[0]:
         of_a = product(grad, b.T)
-    if ctx.needs_input_grad[1]:  # laid out as b is, for autograd copies another layout
+    if ctx.needs_input_grad[1]:  # laid out as b is: autograd copies another layout
         of_b = product(grad.T, a).T if ctx.by_columns else product(a.T, grad)
     return of_a, of_b, of_bias
 

@@ -1,4 +1,4 @@
-"""Inductor's lowering of the operator: to torch's own product, where that computes it best.
+"""Inductor's lowering of the operator: to torch's own product, where that is the better choice.
 
 A graph that Inductor compiles pays the operator's host time at each call. Torch's own product costs
 less there, and its neighbours can be fused with it. Inductor's cache of graphs keeps the choice.
@@ -20,13 +20,13 @@ _DEVICES = ("cuda",)
 
 
 def lower_operator() -> None:
-    """Tell Inductor how to lower the operator, if this process has imported it.
+    """Tell Inductor how to lower the operator, if this process has imported Inductor.
 
-    Importing it would take seconds.
+    Importing Inductor here would take seconds.
     """
     lowering = sys.modules.get(_LOWERING)
     operator = torch.ops.costmodel.matmul.default
-    # The last name of the module: it is there once the import is done.
+    # Another thread may still be importing the module: then it may lack this name.
     if lowering is None or not hasattr(lowering, "lowerings") or operator in lowering.lowerings:
         return
     by_operator = lowering.fallback_handler(operator)
@@ -44,7 +44,7 @@ def lower_operator() -> None:
 
 
 def _is_torchs() -> bool:
-    """Return True if torch is to compute the operator that Inductor lowers; tunes if need be."""
+    """Return True if torch is to compute the operator that Inductor lowers; tune if need be."""
     from torch._inductor import config
     from torch._inductor.virtualized import V
     from torch._subclasses.fake_tensor import unset_fake_temporarily

@@ -8,7 +8,8 @@ from torch import _C, Tensor
 
 from costmodel.validation import drop_oldest
 
-# Inductor's code allocates by this: it saves a microsecond or two by passing torch's dispatcher.
+# Code made by Inductor allocates with this: it goes around torch's dispatcher, and so saves a
+# microsecond or two.
 _guards = getattr(getattr(_C, "_dynamo", None), "guards", None)
 _empty_strided_cuda: Any = getattr(_guards, "_empty_strided_cuda", None)
 
@@ -23,12 +24,12 @@ class NewOutput:
         self._size = (*a.shape[:-1], n)
         self._stride = torch.empty(self._size, device="meta").stride()
         self._dtype = a.dtype if dtype is None else dtype
-        # -1 is no device: then torch's usual way allocates.
+        # -1 is no device: then `new_empty` allocates.
         self._index = a.get_device() if a.is_cuda and _empty_strided_cuda is not None else -1
 
     def __call__(self, a: Tensor) -> Tensor:
         """Return a new one on the device of ``a``, an operand of this kind."""
-        # A subclass makes tensors of its own kind; the short way knows only the current device.
+        # A subclass makes tensors of its own kind; the fast way knows only the current device.
         index = self._index
         if index >= 0 and type(a) is Tensor and index == _C._cuda_getDevice():
             return _empty_strided_cuda(self._size, self._stride, self._dtype)
@@ -38,8 +39,8 @@ class NewOutput:
 class Launches:
     """A bounded number of launches by key, for the next calls of their kind; the oldest goes first.
 
-    An entry of a product has the launch, the memory spans of its operands, and what makes an
-    output: None where the launch returns a result of its own.
+    An entry of a product has the launch, the memory spans of its operands, and the maker of its
+    output. The maker is None where the launch allocates its own result.
 
     Attributes:
         get: looks up a key. It is the dictionary's own method, so that a warm call pays for nothing
@@ -61,7 +62,7 @@ class Launches:
     def put(self, key: Any, entry: Any, begun: dict[Any, Any]) -> None:
         """Keep a launch, unless :meth:`clear` was called after its :meth:`begin`.
 
-        Then it goes into the old dictionary, which nobody reads any more.
+        In that case it goes into the old dictionary, which nobody reads any more.
         """
         with self._lock:
             begun[key] = entry

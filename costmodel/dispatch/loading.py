@@ -19,7 +19,7 @@ pins: dict[tuple[Workload, int], TuningResult] = {}
 """What the caller has pinned, by workload and device index."""
 
 _KEPT = 8192
-# The aligned copies are made by a binary of their own, which depends on the operands as they are.
+# Aligned copies are made by another binary, which depends on the operands before the copy.
 _Key = tuple[Specialization, CodeClass | None, Target, int]
 
 _lock = threading.Lock()
@@ -34,10 +34,11 @@ def first_launch(
 
     Args:
         configs: legal ones, in order of preference.
-        result: what the launch follows.
+        result: the tuning result that the launch belongs to.
 
     Raises:
-        LaunchError: none can be, and at least one compiles. CompileError: none compiles.
+        LaunchError: none can be loaded, but at least one compiles.
+        CompileError: none compiles.
     """
     kind: type[CostModelError] = CompileError
     told, target = "there is no configuration to load", result.target
@@ -75,13 +76,13 @@ def ensure_loaded(plan: Plan, target: Target, device_index: int) -> Kernel:
 
 
 def is_loaded(config: GemmConfig, workload: Workload, target: Target, device_index: int) -> bool:
-    """Return True if the configuration may run with nothing to be compiled or loaded."""
+    """Return True if the configuration can run without compiling or loading anything."""
     plan = Plan(workload, config, target.device.sm_count)
     return _key(plan, target, device_index) in _loaded
 
 
 def loaded_configs(workload: Workload, target: Target, device_index: int) -> list[GemmConfig]:
-    """The configurations that may run a workload with nothing to be compiled or loaded."""
+    """The configurations that can run a workload without compiling or loading anything."""
     space = SearchSpace.of(workload, target)
     return [c for c in space.configs if is_loaded(c, workload, target, device_index)]
 

@@ -1,7 +1,7 @@
 """Finds the launch of a first call: pinned, known, tuned, or interim.
 
 Only final answers are kept. An interim one (inside a capture, if the winner is not loaded; while a
-thread tunes; while this machine cannot compile) serves one call, and the next one comes here again.
+thread tunes; while this machine cannot compile) serves one call. The next call comes here again.
 """
 
 import functools
@@ -33,8 +33,8 @@ from costmodel.tuning.tuning_result import TuningResult
 from costmodel.tuning.winners import Winners, warn_of_host
 from costmodel.validation import log, one_line, warn_once
 
-_OTHERS = 8  # are tried in place of a winner: each may take seconds to compile
-_PAUSE_S = 60.0  # before this machine is asked again: an attempt may take seconds
+_OTHERS = 8  # at most, tried in place of a winner: each may take seconds to compile
+_PAUSE_S = 60.0  # before this machine tries to compile again: that may take seconds
 
 
 _retry_at = -inf
@@ -48,20 +48,20 @@ class Resolved(NamedTuple):
 
 
 def resolve_launch(call: Call, out: Tensor, winners: Winners, background: Background) -> Resolved:
-    """The launch of a call that was checked; it is not queued here.
+    """Return the launch of a call that was checked; it is not queued here.
 
-    In this order: what is pinned; inside a capture, what is loaded; the winner of the mode, known
-    or found as the mode has it. In a process group that is to predict, at once and without the
-    disk. While this machine cannot compile or load, a loaded winner serves, else torch, with a
-    warning.
+    In this order: what is pinned; inside a capture, what is loaded; the winner of the mode, if it
+    is known; a winner that the mode finds now. In a process group the mode only predicts, and the
+    disk is not read. While this machine cannot compile or load, a loaded winner is used, else
+    torch, with a warning.
 
     Args:
-        out: [m, n] as the launch is to write.
+        out: [m, n], the output that will be written.
 
     Raises:
         CostModelError: Triton's interpreter is switched on.
         LaunchError: what is pinned cannot be launched.
-        InvalidInput: as of :meth:`Winners.find`.
+        InvalidInput: as in :meth:`Winners.find`.
     """
     global _retry_at
     workload = Workload.from_tensors(
@@ -90,7 +90,7 @@ def keys_of(
 ) -> list[TuningKey]:
     """Return the keys of the winners that a mode takes if they are known, the most thorough first.
 
-    The mode finds the winner of the last one itself.
+    The mode itself finds the winner of the last key.
     """
     key = winners.key(workload, device_index, model=model, epoch=epoch())
     return [replace(key, mode=each) for each in winners_of(mode)]
@@ -129,7 +129,7 @@ class _Product:
         return self.keys[-1]
 
     def resolve(self, background: Background) -> Resolved:
-        key = self.key  # first of all, as it refuses a model that is none
+        key = self.key  # first of all: it refuses a wrong model
         if (chosen := pins.get((self.workload, self.index))) is not None:
             return Resolved(self._launch_of_pin(chosen))
         if is_capturing(self.index):
@@ -143,7 +143,7 @@ class _Product:
         return Resolved(self._launch_of_winner(key))
 
     def without_host(self) -> Resolved:
-        """The winner if it is loaded, else torch for this call: a fault of the machine may pass."""
+        """The winner if it is loaded, else torch for this call: this machine may recover."""
         try:
             if (found := self._known_and_loaded()) is not None:
                 return found
@@ -175,7 +175,7 @@ class _Product:
         """The launch of a result, or of its next choices.
 
         Args:
-            only_loaded: with nothing to be compiled or loaded.
+            only_loaded: compile and load nothing.
 
         Raises:
             CompileError, LaunchError: none can be loaded; see :func:`first_launch`.
@@ -184,7 +184,7 @@ class _Product:
         if here.config is None:
             return self._by_torch(here)
         if self.key.epoch and (only_loaded or result.timed):
-            configs = configs[:1]  # which others can be loaded differs from rank to rank
+            configs = configs[:1]  # the others that can be loaded differ from rank to rank
         if only_loaded:
             where = self.workload, result.target, self.index
             configs = [config for config in configs if is_loaded(config, *where)]
@@ -193,23 +193,23 @@ class _Product:
         except (CompileError, LaunchError):
             if result.config is not None or self.key.epoch:
                 raise
-        return self._by_torch(result)  # which is the winner elsewhere in the bucket
+        return self._by_torch(result)  # torch is the winner elsewhere in the bucket
 
     def _loaded(self, result: TuningResult | None) -> Launch | None:
-        """The launch of a result with nothing to be compiled or loaded; None if there is none."""
+        """The launch of a result without compiling or loading anything; None if there is none."""
         with suppress(CompileError, LaunchError):
             return None if result is None else self._launch(result, only_loaded=True)
         return None
 
     def _known_and_loaded(self) -> Resolved | None:
-        """The launch of the first known winner, with nothing to be compiled or loaded."""
+        """The launch of the first known winner, without compiling or loading anything."""
         for key in self.keys:
             if (found := self.winners.known(key)) is None:
                 continue
             if (launch := self._loaded(found)) is None:
                 return None
             wanted = found.config_at(self.m)
-            # Of a prediction, a later call may launch a later choice, if the first cannot load.
+            # A later call of a prediction may launch a later choice, if the first cannot load.
             is_first = launch.config == wanted and (wanted is None or found.timed)
             may_time = self.mode != "never"
             is_final = self.winners.is_final(key, self.m, found, may_time=may_time)
@@ -236,18 +236,18 @@ class _Product:
         return self._launch_of_winner(replace(self.key, mode="predict"))
 
     def _launch_of_winner(self, key: TuningKey) -> Launch:
-        """The launch of a winner; of another one, or torch, where it cannot be loaded."""
+        """The launch of a winner; if it cannot be loaded, of another configuration, or torch."""
         result = self.winners.find(key, self.m)
         try:
             return self._launch(result)
         except (CompileError, LaunchError) as error:
-            # What this device has no memory for now may be another process's winner.
+            # A winner that this device has no memory for now may still be another process's winner.
             broken = isinstance(error, CompileError)
-        if not key.epoch:  # in a group none may choose again by itself
+        if not key.epoch:  # in a group no rank may choose again by itself
             unwanted = result
             result = self.winners.replace(key, self.m, unwanted, broken=broken)
             with suppress(CompileError, LaunchError):
-                if result is not unwanted:  # which it is where that was done before, in vain
+                if result is not unwanted:  # the same: it was replaced before, in vain
                     return self._launch(result)
             with suppress(CompileError, LaunchError):
                 others = self._others(result)
@@ -265,7 +265,7 @@ class _Product:
     def _fallback(self) -> Launch:
         """The launch, in a capture, of the best configuration that is loaded, else torch.
 
-        What is loaded differs from rank to rank, so that in a process group it is torch.
+        The loaded ones differ from rank to rank, so in a process group torch is taken.
         """
         count(makeshifts=1)
         key, workload = self.key, self.workload
@@ -283,7 +283,7 @@ class _Product:
             why = "inside a capture, with nothing loaded that is to compute it"
             return self._by_torch(self._chosen(None, why))
         best = configs[0]
-        with suppress(InvalidInput):  # a table has it that none of them fits
+        with suppress(InvalidInput):  # a table says that none of them fits
             best = rank(workload, target, key.model, 1, configs=configs).configs[0]
         why = f"first choice of the {len(configs)} that are loaded, inside a capture"
         return first_launch([best], workload, self.index, self._chosen(best, why))
@@ -291,13 +291,13 @@ class _Product:
     # --- in the background ---
 
     def _launch_or_job(self, background: Background) -> Resolved:
-        """The winner if it is in memory; else what is loaded, with a job to find the winner.
+        """The winner if it is in memory; else what is loaded, and a job that finds the winner.
 
-        Even what is on disk is left to the job: its key takes the model, which takes seconds to
-        load.
+        The job reads the disk too: the key of a winner there needs the model, which takes seconds
+        to load.
         """
         key, m, winners = self.key, self.m, self.winners
-        # Asked first: a job may find the winner meanwhile.
+        # Looked up first: a job may find the winner meanwhile.
         tuning, planning = background.failed(key), background.failed((key, m))
         found = winners.known(key, on_disk=False)
         # A winner that was found and has left memory since is to be found again.
@@ -317,10 +317,10 @@ class _Product:
         return Resolved(launch, is_final=is_done)
 
     def _improve(self) -> None:
-        """The job: load what is soonest there, for calls meanwhile; then find and load the winner.
+        """Load what is ready soonest, for calls meanwhile; then find and load the winner.
 
         Raises:
-            CompileError, LaunchError: it cannot be loaded, and neither can what was tuned instead.
+            CompileError, LaunchError: neither the winner nor what was tuned instead can be loaded.
         """
         key, m, winners = self.key, self.m, self.winners
         soonest = winners.known(key) or winners.find(replace(key, mode="predict"), m)

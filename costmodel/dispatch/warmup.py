@@ -1,4 +1,4 @@
-"""``warmup``: what first calls would do, done ahead; in a process group, one rank decides."""
+"""``warmup``: does the work of first calls ahead; in a process group, one rank decides."""
 
 from __future__ import annotations
 
@@ -48,29 +48,32 @@ def warmup(
 ) -> list[TuningResult | None]:
     """Tune, compile and load ahead, so that no request has to wait for it.
 
-    Afterwards nothing is tuned, compiled or loaded for any m of the same buckets, as long as the
-    class of code is the same: of row-major operands it is. ``background`` is tuned here and now.
+    Afterwards nothing is tuned, compiled or loaded for any m of the same buckets, if its class of
+    code is the same: with row-major operands it is. Mode ``background`` is tuned here and now.
 
     Args:
         problems: (m, n, k) with row-major operands of ``dtype``, or workloads with dense ones.
-        dtype: float16, bfloat16 or float32; out_dtype: of the result, default: the same.
-        tf32: as :func:`costmodel.matmul` has it: None follows torch's switch.
+        dtype: float16, bfloat16 or float32.
+        out_dtype: of the result; default: that of the operands.
+        tf32: as in :func:`costmodel.matmul`: None follows torch's switch.
         device: CUDA device; default: the current one.
-        bias, activation: of the calls that are meant; a :class:`Workload` has its own.
-        mode, model: of :func:`costmodel.matmul`.
+        bias, activation: as the calls will have them; a :class:`Workload` has its own.
+        mode, model: as in :func:`costmodel.matmul`.
         group: a process group of ``torch.distributed``, all of whose ranks make this call. Its
-            first rank decides, from its cache or by tuning, and all take what it chose.
+            first rank decides, from its cache or by tuning, and all ranks take what it chose.
 
     Returns:
         What was chosen for each (None for an empty product).
 
     Raises:
-        InvalidInput: problems that are none, or an unknown mode or activation; ShapeError,
-            UnsupportedDtype: of a problem. All before a GPU is looked for, and before any work.
+        InvalidInput: wrong problems, or an unknown mode or activation.
+        ShapeError, UnsupportedDtype: a problem has wrong sizes or types. These, as InvalidInput,
+            come before a GPU is looked for, and before any work.
         NoModel, CorruptFile, WrongVersion, SchemaMismatch: ``model`` is a path without a usable
             model.
-        NoGpu: there is none to warm up.
-        RankError: with ``group``: a rank failed, or they differ; on all ranks, and nothing holds.
+        NoGpu: there is no GPU to warm up.
+        RankError: with ``group``, on all ranks: a rank failed, or the ranks differ. Then no choice
+            is kept.
     """
 
     def calls() -> list[_Call]:
@@ -112,12 +115,12 @@ class _Call:
         return replace(self, workload=_dense(replace(self.workload, m=m)))
 
     def classes(self) -> list[_Call]:
-        """The call, and one of the bucket's last m where that is of another class of code."""
+        """The call, and one with the bucket's last m if that has another class of code."""
         last = self if self.is_alone else self.at(self.last_m())
         return [self] if last.workload.code == self.workload.code else [self, last]
 
     def last_m(self) -> int:
-        """The last m of the bucket, of either class of code: larger ones may need 64 bits."""
+        """The last m of the bucket in any class of code: a large m may need 64-bit offsets."""
         workload = self.workload
         wide = replace(workload, code=replace(workload.code, wide=True))
         return dispatch.winners.buckets.range_of(wide)[1]
@@ -130,7 +133,7 @@ class _Call:
         return dispatch.winners.disk_key(self.keys()[-1]) | {"mode": self.mode}
 
     def decide(self) -> tuple[str, Named]:
-        """Return the mode whose winner is to be taken, and the winner: on the first rank only."""
+        """Return the mode whose winner is to be taken, and the winner. Only the first rank does."""
         winners, may_time = dispatch.winners, self.mode != "never"
         alone = [replace(key, epoch=0) for key in self.keys()]
         key = alone[-1]
@@ -141,7 +144,10 @@ class _Call:
         return key.mode, result.to_dict()
 
     def launched(self) -> Launch | None:
-        """Make the call. None if thousands of others were prepared meanwhile, by other threads."""
+        """Make the call and return its launch.
+
+        None if other threads prepared thousands of other launches meanwhile.
+        """
         code = self.workload.code
         a, b, out, row = _blank_operands(self.workload, f"cuda:{self.index}")
         options: Named = {
@@ -151,7 +157,7 @@ class _Call:
             "tf32": code.tf32 if code.dtype == "float32" else None,
             "out_dtype": getattr(torch, code.out_dtype) if code.out_dtype != code.dtype else None,
         }  # fmt: skip
-        if self.mode == "background":  # whose winners it goes by
+        if self.mode == "background":  # it uses the winners of `auto`
             dispatch.matmul(a, b, mode="auto", **options)
         dispatch.matmul(a, b, mode=self.mode, **options)
         entry = dispatch.entry_for(a, b, mode=self.mode, **options)
@@ -161,7 +167,7 @@ class _Call:
 def _warm(
     call: _Call, check: Callable[[Launch], None] = lambda launch: None
 ) -> TuningResult | None:
-    """Make a call, and others of its bucket until all that its m launch is there."""
+    """Make a call, and others of its bucket, until all that any m of it launches is loaded."""
     launch = call.launched()
     if launch is None or launch.result is None:
         return None
@@ -182,7 +188,7 @@ def _others_of_bucket(call: _Call) -> Iterator[_Call]:
 
 
 def _m_of_each_choice(call: _Call) -> list[int]:
-    """An m of each choice of the bucket that is another than that of the call's own m."""
+    """Return an m for each choice of the bucket, except the choice at the call's own m."""
     keys, winners, m = call.keys(), dispatch.winners, call.workload.m
     for key in (*keys, replace(keys[-1], mode="predict")):
         if (found := winners.known(key)) is not None:
@@ -192,12 +198,12 @@ def _m_of_each_choice(call: _Call) -> list[int]:
     if not key.epoch:  # else it was planned when it was agreed on
         try:
             found = winners.find(key, m, whole=True, may_time=call.mode != "never")
-        except HostError as error:  # what each product then is, its own call sees to
+        except HostError as error:  # the call of each product handles this
             warn_of_host(error)
     chosen: dict[GemmConfig | None, int] = {}
     first = key.m_range[0]
     for segment in found.plan.segments if found.plan else ():
-        # What was tuned has its winner, whatever its segment has.
+        # The m that was tuned has its own winner, whatever its segment has.
         last = segment.last - (segment.last == found.workload.m)
         if last >= first:
             chosen.setdefault(segment.config, last)
@@ -208,7 +214,7 @@ def _m_of_each_choice(call: _Call) -> list[int]:
 
 
 def _together(ranks: Ranks, make: Callable[[], list[_Call]]) -> list[TuningResult | None]:
-    """The first rank decides for all ranks of a group; the others take it, or all fail."""
+    """The first rank decides for all ranks of a group. All take its choices, or all fail."""
     winners = dispatch.winners
 
     def ask() -> tuple[list[_Call], list[_Call], list[TuningKey], list[Named]]:
@@ -218,9 +224,9 @@ def _together(ranks: Ranks, make: Callable[[], list[_Call]]) -> list[TuningResul
 
     calls, asked, own_keys, told = ranks.each(ask)
     ranks.require_same(told)
-    # One by one, so that the time limit of a collective is that of a bucket's tunings.
+    # One by one, so that the time limit of a collective applies to the tunings of one bucket.
     decisions = [ranks.decided(each.decide) for each in asked]
-    # Before any rank takes a winner: after a failure none may keep what was agreed on earlier.
+    # Made before any rank takes a winner: after a failure no rank may keep what was agreed on.
     keys = [replace(key, mode=mode) for key, (mode, _) in zip(own_keys, decisions, strict=True)]
 
     def take() -> list[TuningResult | None]:
@@ -239,7 +245,7 @@ def _together(ranks: Ranks, make: Callable[[], list[_Call]]) -> list[TuningResul
 
 
 def _require_chosen(launch: Launch) -> None:
-    """Raises: LaunchError: another configuration is launched than was chosen."""
+    """Refuse, by LaunchError, a launch of another configuration than was chosen."""
     result = launch.result
     if result is not None and launch.config != result.config:
         raise LaunchError(
@@ -266,7 +272,7 @@ def _workload(problem: Problem, types: Named) -> Workload:
 
 
 def _dense(workload: Workload) -> Workload:
-    """The workload of operands like these that are freshly allocated."""
+    """The workload of freshly allocated operands with the same sizes, types and layouts."""
     a, b, out, _ = _blank_operands(workload, "meta")
     code = workload.code
     return Workload.from_tensors(
@@ -277,7 +283,7 @@ def _dense(workload: Workload) -> Workload:
 def _blank_operands(
     workload: Workload, device: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Operands of a workload with dense layouts, of whatever numbers are in memory."""
+    """Uninitialised operands of a workload, with dense layouts."""
     code = workload.code
 
     def blank(rows: int, cols: int, layout: str, dtype: str) -> Tensor:

@@ -20,7 +20,7 @@ _SHARED = ARTIFACT_COLUMNS.index("shared_bytes")
 def identity(workload: Workload, config: GemmConfig, artifact: Artifact | None) -> object:
     """Key of a candidate, equal for those that do the same; None for one that was not compiled.
 
-    A tile order of more rows than the workload has is the same as one of all its rows.
+    A group of more tile rows than the workload has is the same as a group of all its rows.
     """
     (program,) = _programs(Candidates.of([config], [artifact]))
     tile_rows = max(-(-workload.m // config.block_m), 1)
@@ -30,10 +30,10 @@ def identity(workload: Workload, config: GemmConfig, artifact: Artifact | None) 
 def identities(
     workload: Workload, candidates: Candidates, program: Integers | None = None
 ) -> Integers:
-    """Number candidates from 0 to n - 1, equally if their :func:`identity` is; int64 [n].
+    """Number candidates from 0 to n - 1; equal :func:`identity` means equal number; int64 [n].
 
     Args:
-        program: their :func:`programs`, if known already.
+        program: int64 [n], their :func:`programs`, if known already.
     """
     if program is None:
         program = programs(candidates)
@@ -44,9 +44,9 @@ def identities(
 
 
 def programs(candidates: Candidates) -> Integers:
-    """Number candidates, equally if they launch one program alike, tile order aside; int64 [n].
+    """Number candidates; those that launch one program the same way share a number; int64 [n].
 
-    A candidate that was not compiled is equal to none.
+    The order of the tiles does not count. A candidate that was not compiled shares with none.
     """
     numbers: dict[object, int] = {}
     keys = (program or row for row, program in enumerate(_programs(candidates)))

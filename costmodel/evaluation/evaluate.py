@@ -1,7 +1,7 @@
 """The evaluation protocol: how much speed each model's ranking keeps on the eval workloads.
 
-What counts as the space of a workload is every legal configuration that was measured on it,
-failures too; equal programs are ranked once. ``torch.matmul`` never enters it.
+The space of a workload is every legal configuration that was measured on it, failures too; equal
+programs are ranked once. ``torch.matmul`` is never part of it.
 """
 
 from collections.abc import Sequence
@@ -33,11 +33,11 @@ TOP_K = (1, 4, 8, 16)
 
 @dataclass(frozen=True)
 class Problem:
-    """A workload with what there is to choose from, and what each choice gives.
+    """A workload, the candidates to choose from, and the latency of each.
 
     Attributes:
         candidates: all that is legal and was measured, failures too.
-        latency_us: float64 [n]; NaN where failed. Equal programs have the least of theirs.
+        latency_us: float64 [n]; NaN where failed. Equal programs have the least of their latencies.
         identity: int64 [n], equal for candidates that do the same.
     """
 
@@ -50,9 +50,9 @@ class Problem:
     def of(
         cls, workload: Workload, candidates: Candidates, latency_us: Floats, device: Device
     ) -> Self | None:
-        """Take measured candidates that can be chosen; None if none of them worked.
+        """Take the measured candidates that can be chosen; None if none of them worked.
 
-        As in a ranking, what is known not to compile or launch is nobody's choice.
+        As in a ranking, a candidate that is known not to compile or launch cannot be chosen.
         """
         legal = np.array([not why_illegal(c, workload, device) for c in candidates.configs], bool)
         rows = np.flatnonzero(candidates.fits(device) & legal)
@@ -97,12 +97,12 @@ def evaluate(dataset: "Dataset", models: Sequence[CostModel], target: Target) ->
     Returns:
         One entry per model: ``name``, ``kind``, ``workloads`` (how many; in the noise ceiling each
         once per run), ``speed_kept`` (percent: ``{"1": {"geomean_pct", "worst_pct"}, "4": …}``),
-        the same under its older name ``regret``, and under ``aligned`` and ``ragged`` (None where
-        there is no such workload), ``kendall_tau`` and ``mape_pct`` (means over workloads; None
-        where no latency is predicted).
+        ``regret`` (the older name of the same), ``aligned`` and ``ragged`` (the same for these
+        workloads alone; None where there are none), ``kendall_tau`` and ``mape_pct`` (means over
+        workloads; ``mape_pct`` is None where no latency is predicted).
 
     Raises:
-        MissingData: the dataset holds no eval rows, or none that worked, of the present kernels.
+        MissingData: the dataset holds no eval row of the present kernels, or none that worked.
     """
     frame = dataset.frame("eval", kernel_hashes=kernel_hashes())
     dropped = ", ".join(f"{reason} ({rows} rows)" for reason, rows in frame.dropped.items())
@@ -126,7 +126,7 @@ def evaluate(dataset: "Dataset", models: Sequence[CostModel], target: Target) ->
 
 
 def problems_of(frame: Frame, device: Device) -> list[Problem]:
-    """Return the workloads of a frame of which anything worked."""
+    """Return the workloads of a frame on which any candidate worked."""
     latency_us = np.where(frame.ok, frame.latency_us, np.nan)
     found = (
         Problem.of(workload, frame.candidates.take(rows), latency_us[rows], device)
@@ -173,7 +173,7 @@ def _second_measurement(dataset: "Dataset", problems: Sequence[Problem]) -> list
             again = rows[anchors.run_index[rows] == run]
             configs = [anchors.configs[i] for i in anchors.config_index[again]]
             cost = np.array([first.get(config, np.nan) for config in configs])
-            # Without the pick itself among those timed again, nothing is known of it.
+            # If the pick itself was not timed again, nothing is known of it.
             if len(again) > 1 and np.nanmin(list(first.values())) in cost:
                 part = Problem(
                     problem.workload, Candidates.of(configs), anchors.latency_us[again],

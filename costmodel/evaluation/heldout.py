@@ -1,7 +1,7 @@
 """The workloads that a model is judged on, and the rule that keeps them out of training.
 
-A training workload, whatever its m, dtype or layout, must not share its (n, k) with an eval
-workload, or come near: both within 2 %. Two disguises of the same product count as well:
+A training workload, whatever its m, dtype or layout, must not have the (n, k) of an eval workload,
+nor one near it (both within 2 %). Two other forms of the same product count as well:
 
 - the operand-swapped twin. C^T = B^T A^T is the product with m and n exchanged, so a workload
   whose (m, k) is an eval (n, k) is that eval layer seen from the other side;
@@ -67,7 +67,8 @@ def is_held_out(workload: Workload) -> bool:
 def is_ragged(workload: Workload) -> bool:
     """Return True if a workload counts as ragged or extreme, not as aligned.
 
-    So are the last ten of the eval list, and all with n, k or a stride not a multiple of 16.
+    Those are the last ten of the eval list, all with a strided operand, and all where n, k or a
+    stride is not a multiple of 16.
     """
     code = workload.code
     if "strided" in (code.a_layout, code.b_layout, code.c_layout):

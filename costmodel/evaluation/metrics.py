@@ -1,8 +1,8 @@
 """Measures of a ranking. Pure functions of arrays: one workload's latencies and predicted costs.
 
 Latencies are in us, NaN where a candidate failed; lower costs rank first. Candidates of equal
-cost count as ranked in random order, and the expected value is given: so a model is neither
-helped nor harmed by the order of rows in a file, and a constant cost is the random baseline.
+cost count as ranked in random order, and the expected value is returned. So the order of rows in a
+file neither helps nor harms a model, and a constant cost is the random baseline.
 """
 
 from collections.abc import Sequence
@@ -13,18 +13,18 @@ from costmodel.arrays import Floats, Indices, Integers
 
 
 def speed_kept(latency_us: Floats, cost: Floats, k: int) -> float:
-    """Best latency of all over the best among the ``k`` candidates of lowest cost, from 0 to 1.
+    """Best latency of all, divided by the best among the ``k`` of lowest cost: from 0 to 1.
 
-    A pick that failed is wasted; where all ``k`` failed, the slowest candidate that works is the
-    answer, so that failing is never better than being slow, and a mean over workloads is finite.
+    A pick that failed is wasted. Where all ``k`` failed, the slowest candidate that works is taken,
+    so that failing is never better than being slow, and a mean over workloads is finite.
 
     Args:
         latency_us: [n], NaN where failed; at least one is not.
         cost: [n], predictions; NaN ranks last.
-        k: at least 1; more than n is n.
+        k: at least 1; more than n counts as n.
 
     Raises:
-        ValueError: nothing to pick from.
+        ValueError: k is below 1, or no latency is a number.
     """
     if k < 1 or not np.isfinite(latency_us).any():
         raise ValueError(f"k={k}: expected k >= 1 and at least one latency")
