@@ -5,11 +5,11 @@
     import costmodel
 
     c = costmodel.matmul(a, b)                      # tunes once, launches from then on
-    costmodel.train(dataset).save(path)             # a model of one's own
+    costmodel.train(dataset).save(path)             # a model of your own
     costmodel.use(path)
 
-Importing this touches no GPU and no disk; each name is loaded when first used. Of the environment
-it reads ``COSTMODEL_AUTOTUNE``: 1 calls :func:`replace_triton_autotune`.
+Importing this touches no GPU and no disk; each name is loaded when first used. The import reads one
+environment variable, ``COSTMODEL_AUTOTUNE``: 1 calls :func:`replace_triton_autotune`.
 """
 
 from __future__ import annotations
@@ -125,15 +125,14 @@ def train(
     Args:
         siblings: datasets of other devices that run the same binaries, such as an H200 beside an
             H100: one model for all of them.
-        add_cache: learn also from what tuning has timed on this kind of device, as its cache of
-            winners has it: True is the cache that tuning uses, a path is another one. The device
-            is that of the first dataset. The card of the model says what came of it, under
-            ``from_use``.
+        add_cache: learn also from the timings in a cache of winners that are of the first dataset's
+            kind of device. True: the cache that tuning uses; a path: another one. The model's card
+            says under ``from_use`` how many rows were added, and why others were not.
 
     Raises:
         MissingData, CorruptFile, WrongVersion: no usable dataset at this path.
-        MissingData: ``add_cache`` is no directory. InvalidInput: no row to learn from, or a
-            dataset of a device or toolchain that has other binaries.
+        MissingData: ``add_cache`` is no directory. InvalidInput: no row to learn from, or datasets
+            whose devices or toolchains have different binaries.
     """
     from costmodel import models
     from costmodel.data.dataset import Dataset

@@ -15,4 +15,4 @@ FloatsByName = dict[str, Floats]
 
 ArrowTable = Any
 ArrowSchema = Any
-"""Those of pyarrow, which takes 0.1 s to import, and has no types that mypy knows."""
+"""Table and schema of pyarrow, as Any: its import takes 0.1 s, and mypy knows no types of it."""

@@ -20,7 +20,7 @@
     ├── ModelError                    a model that cannot answer
     │   ├── NoModel (LookupError)     no model at this path, or one that cannot answer
     │   ├── SchemaMismatch (ValueError)  features of another schema
-    │   └── MisreadModel (ValueError) an XGBoost that predicts otherwise than the one that saved it
+    │   └── MisreadModel (ValueError) XGBoost predicts other values than the one that saved it
     └── FileError
         ├── CorruptFile (ValueError)  truncated, foreign, or not what its name says
         ├── WrongVersion (ValueError) a schema version this release does not read
@@ -136,7 +136,7 @@ class SchemaMismatch(ModelError, ValueError):
 
 
 class MisreadModel(ModelError, ValueError):
-    """A model of which the installed XGBoost predicts something else than it should."""
+    """A model for which the installed XGBoost predicts other values than it should."""
 
 
 class FileError(CostModelError):
@@ -197,7 +197,7 @@ def host_errors() -> Iterator[None]:
 
 def _advice(error: Exception) -> str | None:
     """Return what to do about an error; None if the machine did not cause it."""
-    import subprocess  # which `import costmodel` does not need
+    import subprocess  # here, since `import costmodel` does not need it
 
     if isinstance(error, subprocess.CalledProcessError):
         return _COMPILER if "-shared" in error.cmd else f"check {error.cmd}"

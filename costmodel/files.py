@@ -33,11 +33,11 @@ _T = TypeVar("_T")
 
 _SMALL_BYTES = 64 * 2**20
 _INT64_MAX = 2**63 - 1
-_DEEPEST = 64  # no file of costmodel is a dozen deep, and what is read must be writable again
+_DEEPEST = 64  # files of costmodel have under 12 levels, and what is read must be writable again
 
 
 def digest(content: bytes | str, length: int = 16) -> str:
-    """Return hex digits that are equal for equal content, and for no other that is ever met."""
+    """Return ``length`` hex digits of SHA-256: equal for equal content, in practice only then."""
     data = content.encode() if isinstance(content, str) else content
     return hashlib.sha256(data).hexdigest()[:length]
 
@@ -53,19 +53,20 @@ def time_now() -> str:
 def cache_directory() -> Path:
     """Return the folder for what can be made again: ``COSTMODEL_CACHE_DIR``, else the user's cache.
 
-    A relative one is below the working directory of its first use, wherever the process goes then.
+    A relative path is below the working directory at its first use, and stays there if the process
+    changes directory.
 
     Raises:
         InvalidInput: no home directory is known, or the working directory is gone.
     """
-    import platformdirs  # doctor can say that it is not installed
+    import platformdirs  # here, so that `doctor` can say that it is not installed
 
     named = os.environ.get(CACHE_VARIABLE, "")
     try:
         if named:
             return _absolute(Path(named).expanduser())
         path = Path(platformdirs.user_cache_dir("costmodel", appauthor=False))
-    except RuntimeError as error:  # newer releases say so; older ones give back the "~"
+    except RuntimeError as error:  # newer releases raise it; older ones return the "~"
         raise InvalidInput(f"{error}, or {CACHE_VARIABLE}") from None
     except FileNotFoundError:
         raise InvalidInput(
@@ -112,7 +113,7 @@ def read_small_file(path: Path) -> bytes:
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise CorruptFile(f"{path}: expected a file, found a directory, a pipe or a device")
-    with path.open("rb") as file:  # some of the system's own have no size, and no end
+    with path.open("rb") as file:  # some of the system's own files report no size, and never end
         content = file.read(_SMALL_BYTES + 1) if found.st_size <= _SMALL_BYTES else b""
     if max(found.st_size, len(content)) > _SMALL_BYTES:
         raise CorruptFile(f"{path}: expected at most {_SMALL_BYTES} bytes: take it away")
@@ -128,6 +129,9 @@ def replace_file(
         path: in a folder that exists.
         content: bytes, or a function that writes to the open file.
         durable: survive a power cut too, at the price of waiting for the disk.
+
+    Raises:
+        OSError: it cannot be written; the error names ``path``.
     """
     temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.tmp")
     try:
@@ -140,7 +144,7 @@ def replace_file(
     except BaseException as error:
         with suppress(OSError):  # there may be no such folder
             temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno:  # nobody knows the temporary name
+        if isinstance(error, OSError) and error.errno:  # the caller knows no temporary name
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     if durable:
@@ -165,14 +169,14 @@ def decode(data: object, kind: type[_T]) -> _T:
 
     Args:
         data: JSON as ``str`` or ``bytes``, or the objects that it was parsed into.
-        kind: any type of msgspec's; a float may be written as an integer. Fields that it does not
-            have are ignored.
+        kind: any type that msgspec knows; a float may be written as an integer. Fields that the
+            type does not have are ignored.
 
     Raises:
         InvalidInput: not JSON, or a field that is missing or of another type; also NaN, infinity,
             an integer over 64 bits, or more than 64 levels.
     """
-    import msgspec  # doctor can say that it is not installed
+    import msgspec  # here, so that `doctor` can say that it is not installed
 
     if isinstance(data, str | bytes):
         data = parse_json(data)
@@ -189,7 +193,7 @@ def decode(data: object, kind: type[_T]) -> _T:
 def encode(value: object) -> bytes:
     """Write a dataclass or built-in value as JSON text that ends with a newline.
 
-    By json, not msgspec, which writes 1e-7 where files so far have 1e-07.
+    It uses json: msgspec writes 1e-7 where existing files have 1e-07.
 
     Raises:
         InvalidInput: a number that JSON lacks, such as NaN.
@@ -220,7 +224,7 @@ def read_json(path: Path, kind: type[_T] = object) -> _T:  # type: ignore[assign
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write :func:`encode` of a value by :func:`replace_file`.
+    """Encode a value (:func:`encode`) and write it (:func:`replace_file`).
 
     Raises:
         OSError: it cannot be written.
@@ -244,12 +248,12 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def _check_tree(data: Any, depth: int = 0) -> None:
-    """Refuse what JSON, or a reader of it, cannot hold: depth, NaN, and very large integers.
+    """Refuse what JSON, or a reader of it, cannot hold: deep nesting, NaN, very large integers.
 
     Raises:
-        InvalidInput: with the number, or the depth.
+        InvalidInput: names the number, or the depth.
     """
-    kind = type(data)  # as JSON has it; isinstance() takes three times as long
+    kind = type(data)  # json makes these exact types; isinstance() takes three times as long
     if kind is dict or kind is list or kind is tuple:
         if depth == _DEEPEST:
             raise InvalidInput(f"not JSON: nested more than {_DEEPEST} deep")
@@ -262,7 +266,7 @@ def _check_tree(data: Any, depth: int = 0) -> None:
 
 
 def _with_value(message: str, data: object) -> str:
-    """Name the field and the value found, around msgspec's message, which names a JSON path."""
+    """Add the field and the value found to msgspec's message, which names a JSON path."""
     text, _, path = message.partition(" - at `$")
     text = re.sub("^Object missing required field `(.*)`$", r"expected an object with '\1'", text)
     text = text.replace("Expected", "expected", 1)
@@ -280,7 +284,7 @@ def _with_value(message: str, data: object) -> str:
 
 # --- Facts about files ----------------------------------------------------------------------------
 
-_FACTS_FOLDER = "remembered"  # a folder of its own: beside it lie the winners
+_FACTS_FOLDER = "remembered"  # a folder of its own: the cache folder itself holds the winners
 _SETTLED_S = 0.1  # far more than a tick of any file system's clock
 
 
@@ -289,19 +293,19 @@ def cached_fact(
 ) -> dict[str, str]:
     """Return what ``work_out`` makes of some files, from the cache while they do not change.
 
-    A file counts as unchanged while its size, times and inode do: ``stat`` costs less than reading.
-    Times are coarse, so a file written just now is not trusted yet. Where the cache cannot be used,
-    the fact is worked out.
+    A file counts as unchanged while its size, times and inode stay the same: ``stat`` costs less
+    than reading. Times are coarse, so nothing is cached about a file written just now. Where the
+    cache cannot be used, the fact is worked out.
 
     Args:
-        name: of the fact; with the files' paths it names the cache file.
-        files: all that the answer rests on, besides this Python. If one cannot be looked at, the
-            fact is worked out.
-        work_out: gives text by name, always under the same names for the same files.
+        name: of the fact; the cache file is named after it and the files' paths.
+        files: all files that the answer depends on; it also depends on the version of Python. If
+            ``stat`` fails for one, the fact is worked out.
+        work_out: returns texts by name, for the same files always under the same names.
     """
     try:
         seen = [(str(path), *_state(path)) for path in sorted(files, key=str)]
-        # As the file system has them: a path need not be text.
+        # The file system's bytes: a path need not be text.
         paths = digest(os.fsencode("\n".join(path for path, *_ in seen)), 20)
         file = cache_directory() / _FACTS_FOLDER / f"{name}-{paths}.json"
     except (OSError, CostModelError):

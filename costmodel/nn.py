@@ -1,4 +1,4 @@
-"""``torch.nn.Linear`` by :func:`costmodel.matmul`, with the same parameters; 8-bit weights."""
+"""A ``torch.nn.Linear`` that calls :func:`costmodel.matmul`, and a layer with 8-bit weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _TYPES = [getattr(torch, name) for name in element_types()]
 
-_CALLS = ("forward", "_compiled_call_impl")  # on a layer itself they replace those of its class
+_CALLS = ("forward", "_compiled_call_impl")  # set on a layer, they replace those of its class
 
 torch.fx.wrap("matmul")  # in a graph of torch.fx it is one call, as torch's own product is
 
@@ -40,7 +40,7 @@ class Linear(torch.nn.Linear):
     """act(x @ weight.T + bias): a ``torch.nn.Linear``, with the same state dict.
 
     Args:
-        args, keywords: of ``torch.nn.Linear``.
+        args, keywords: passed to ``torch.nn.Linear``.
         activation: fused into the product: ``relu``, ``gelu`` or ``silu``.
         mode: of :func:`costmodel.matmul`; None: the default mode at each call.
 
@@ -69,7 +69,7 @@ class Linear(torch.nn.Linear):
         )  # fmt: skip
         made.weight, made.bias = layer.weight, layer.bias
         for name, value in vars(layer).items():
-            # Attributes that a program has added, but nothing that would call the other layer.
+            # Attributes that a program has added, except those that would call the other layer.
             if name not in _CALLS and getattr(value, "__self__", None) is not layer:
                 vars(made).setdefault(name, value)
         return made.train(layer.training)
@@ -97,28 +97,28 @@ class Linear(torch.nn.Linear):
     def forget_launches(self) -> None:
         """Look the launches up again at the next calls."""
         self._launches: dict[Any, Any] = {}
-        # How large an input torch computes best, without and with gradients: the one met last.
+        # Elements of the last input that torch computes best, without and with gradients.
         self._torchs = [-1, -1]
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_launches": {}, "_torchs": [-1, -1]}  # they are of this process
+        return self.__dict__ | {"_launches": {}, "_torchs": [-1, -1]}  # valid in this process only
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [..., out_features] for x [..., in_features]."""
         if _is_compiling() or type(x) is not Tensor or tracing_state() is not None:
             return self._multiplied(x, self.weight, self.bias)
-        # Torch's product takes 10 us of host time, so this asks as little as tells apart what a
-        # layer meets.
+        # Torch's product takes 10 us of host time, so this checks only what is needed to tell a
+        # layer's inputs apart.
         size, with_gradients = x.numel(), _is_grad_enabled()
         if size == self._torchs[with_gradients] and WORLD._default_pg is None:
             return _linear(x, self.weight, self.bias)
-        weight, bias = self.weight, self.bias  # once: a parametrized weight is computed
+        weight, bias = self.weight, self.bias  # read once: a parametrized weight is computed
         wants_grad = with_gradients and (
             x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
         )
         key = size, wants_grad, epoch()
         found = self._launches.get(key)
-        if found is _BY_TORCH:  # right for any operands
+        if found is _BY_TORCH:  # torch takes any operands, so nothing more is checked
             if self._activation is not None:
                 return activated_rows(_linear(x, weight, bias), self._activation)
             if wants_grad == with_gradients:
@@ -135,13 +135,13 @@ class Linear(torch.nn.Linear):
         return out
 
     def _multiplied(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        # Not by the properties: a compiled graph would check them, of each layer, at each call.
+        # Not through the properties: a compiled graph would check them for each layer and call.
         return matmul(x, weight.T, bias=bias, activation=self._activation, mode=self._mode)
 
     def _first_call(self, key: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         with layers_lock:
             layers.add(self)
-        kept = self._launches  # and not those of a later time
+        kept = self._launches  # taken before the product: `forget_launches` may replace it
         product = self._multiplied(x, weight, bias)
         if (entry := self._entry(x, weight, bias)) is not None:
             kept[key] = entry
@@ -158,7 +158,7 @@ class Linear(torch.nn.Linear):
         launch, _, new_output = found
         if launch.config is None:
             return _BY_TORCH
-        # The precision of float32 may be switched; under autocast these may be other operands.
+        # The precision of float32 may be switched; under autocast the operands may be others.
         if launch.config.repack or x.dtype is torch.float32 or is_autocasting():
             return None
         return _Known(launch.of_layer(), new_output, _described(x), _parameters(weight, bias))

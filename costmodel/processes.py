@@ -4,13 +4,13 @@ Compiling and timing both run foreign code: a compiler that calls ``abort()``, a
 never returns, a kernel that poisons its CUDA context. A :class:`SupervisedWorker` runs such code
 on one item after another in a child process, and always gives one outcome per item.
 
-The child is a fresh interpreter, not a fork, which may not use CUDA. It does not import
-``__main__``, so that a plain script needs no ``if __name__ == "__main__"``; what it runs must be
+The child is a fresh interpreter, not a fork: a fork may not use CUDA. The child does not import
+``__main__``, so a plain script needs no ``if __name__ == "__main__"``; what it runs must be
 importable by name.
 
-No process of the child's group outlives the parent, however the parent dies: the child holds the
-read end of a pipe, the *lifeline*, whose write end only the parent has, and asks the kernel
-(``F_SETOWN``, ``F_SETSIG``, see fcntl(2)) to send SIGKILL to the whole group when it closes.
+No process of the child's group outlives the parent, however the parent dies. The child holds the
+read end of a pipe, the *lifeline*; only the parent has the write end. The child asks the kernel
+(``F_SETOWN``, ``F_SETSIG``, see fcntl(2)) to send SIGKILL to the whole group when the pipe closes.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 IDLE_S = 15.0
-"""Seconds for which a child waits for its next item before it ends: it holds memory."""
+"""Seconds that a child waits for its next item before it ends, since it holds memory."""
 START_LIMIT_S = 300.0
-"""For a child to start and run ``setup``: importing torch from a cold network disk takes long."""
+"""Seconds for a child to start and run ``setup``: torch on a cold network disk imports slowly."""
 _TEXT_LIMIT = 2000
 _IDLE_CODE = 117  # exit code of a child that had nothing to do
 
@@ -79,8 +79,8 @@ class SupervisedWorker(Generic[T, R]):
     """Runs ``function`` on items, one at a time, in a child that is replaced when it is lost.
 
     The child starts with the first item and stays for the next ones. What it prints to stdout
-    is dropped; its stderr is kept for :class:`Crashed`. For one thread at a time, but ``close``
-    may be called from any.
+    is dropped; its stderr is kept for :class:`Crashed`. One thread at a time runs an item, but
+    any thread may call ``close``.
 
     Args:
         function: importable by name, or a ``functools.partial`` of such; so is ``setup``.
@@ -88,8 +88,8 @@ class SupervisedWorker(Generic[T, R]):
         setup: called once in each fresh child, before its first item.
         items_per_child: a fresh child after so many items, for code that leaks; None: never.
         idle_s: the child ends when it gets no item for so many seconds; None: it stays.
-        settings: gives the environment variables that a child is to have besides this process's;
-            None for one that it is not to have. If they change, a fresh child takes its place.
+        settings: returns variables that a child's environment has besides those of this process;
+            None removes a variable. If they change, a fresh child takes the place of the old one.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class SupervisedWorker(Generic[T, R]):
         self._items_per_child = items_per_child
         self._child: _Child | None = None
         self._closed = False
-        self._lock = threading.Lock()  # of the two above: a child that `close` missed would go on
+        self._lock = threading.Lock()  # guards these two: a child that `close` missed would go on
         self._one_at_a_time = threading.Lock()
         close_at_exit(self)
 
@@ -135,13 +135,13 @@ class SupervisedWorker(Generic[T, R]):
             child = self._child
             if child is not None and child.items == self._items_per_child:
                 self._discard()
-            for _ in range(2):  # a child that ends for want of items may do so just now
+            for _ in range(2):  # a child that got no items may end just now
                 if (outcome := self._ask(data)) is not None:
                     return outcome
         raise RuntimeError("a worker process could not start: it ended before it had the item")
 
     def _ask(self, data: bytes) -> Outcome[R] | None:
-        """Return the outcome of an item; None if the child had ended before it had it."""
+        """Return the outcome of an item; None if the child ended before it got the item."""
         child = self._running_child()
         if not child.is_set_up:
             self._await_setup(child)
@@ -162,10 +162,10 @@ class SupervisedWorker(Generic[T, R]):
         try:
             raise value
         finally:
-            del value, reply  # the exception refers to this frame, and so to the child
+            del value, reply  # the exception holds this frame, and the frame holds the child
 
     def _running_child(self) -> _Child:
-        """Return the child; started if there is none, but perhaps not set up."""
+        """Return the child; start one if there is none. It may not be set up yet."""
         settings = self._settings()
         with self._lock:
             if self._closed:
@@ -175,7 +175,7 @@ class SupervisedWorker(Generic[T, R]):
                 return old
             child = self._child = _Child(settings)
         if old is not None:
-            old.kill()  # what it left behind
+            old.kill()  # kills what it left behind too
         with suppress(OSError):  # dead already: the wait for its setup will tell
             child.send(self._job)
         return child
@@ -200,7 +200,7 @@ class SupervisedWorker(Generic[T, R]):
         except TimeoutError:
             self._discard()
             return TimedOut(limit_s)
-        except BaseException:  # an interrupt: the answer to come belongs to nobody
+        except BaseException:  # an interrupt: nobody would read the answer to come
             self._discard()
             raise
 
@@ -211,7 +211,7 @@ class SupervisedWorker(Generic[T, R]):
         return (child and child.kill()) or "closed"
 
     def close(self) -> None:
-        """Kill the child and all of its group. The item it is on, if any, gets ``Crashed``."""
+        """Kill the child and all of its group. An item that it works on gets ``Crashed``."""
         with self._lock:
             self._closed = True
         self._discard()
@@ -227,9 +227,9 @@ class _Child:
     """One fresh interpreter in its own session, and the pipes to it.
 
     Attributes:
-        settings: as of the worker.
-        items: those that it has had.
-        is_set_up: it has told that it is ready.
+        settings: the worker's, when the child started.
+        items: number of items that it got.
+        is_set_up: True once it has reported that it is ready.
     """
 
     def __init__(self, settings: Settings):
@@ -260,19 +260,19 @@ class _Child:
         finally:
             theirs.close()
             os.close(lifeline)
-        # For one that is collected; at the interpreter's end its worker is closed.
+        # For a child that is garbage-collected; at the interpreter's end its worker is closed.
         self._collected = weakref.finalize(self, _kill_group, self.process, held, self._stderr)
         self._collected.atexit = False
 
     def kill(self) -> str:
         """Kill it and its group, and tell how it died; empty if that was done before."""
-        found = self._collected.detach()  # called itself, it does nothing at the end
+        found = self._collected.detach()  # so that the finalizer does nothing later
         return _kill_group(*found[2]) if found else ""
 
     def send(self, data: bytes) -> None:
-        """Raises OSError if the child has died, or was killed by another thread."""
+        """Send a message; OSError if the child has died, or was killed by another thread."""
         try:
-            self._stderr.seek(0)  # of the child too: last words are about the item at hand
+            self._stderr.seek(0)  # the child's position too: last words are about this item
             self._stderr.truncate()
         except ValueError as error:  # `kill` has closed it
             raise BrokenPipeError("the child was killed") from error
@@ -287,7 +287,7 @@ class _Child:
         deadline = time.monotonic() + limit_s
         while True:
             left_s = deadline - time.monotonic()
-            # A forked grandchild may hold the pipe open, so the child is also looked at.
+            # A forked grandchild may hold the pipe open, so the child itself is checked too.
             dead = self.is_dead()
             if self._connection.poll(0 if dead else min(max(left_s, 0), 0.2)):
                 try:
@@ -309,7 +309,7 @@ class _Child:
 
 
 def _environment(settings: Settings) -> dict[str, str]:
-    """Return that of a child, with the cache in one folder wherever this process goes."""
+    """Return a child's environment; the cache folder in it is an absolute path."""
     given = {**os.environ, **settings}
     found = {name: value for name, value in given.items() if value is not None}
     if found.get(CACHE_VARIABLE):
@@ -370,7 +370,7 @@ def _reply_raised(error: Exception) -> bytes:
     error.add_note(f"in a worker process:\n{traceback.format_exc()[-_TEXT_LIMIT:]}")
     try:
         reply = pickle.dumps((True, error))
-        pickle.loads(reply)  # some exceptions pickle, but cannot be made again
+        pickle.loads(reply)  # some exceptions can be pickled, but not unpickled
     except Exception:
         text = RuntimeError(f"{type(error).__name__}: {str(error)[:_TEXT_LIMIT]}")
         text.add_note(error.__notes__[-1])
@@ -382,14 +382,14 @@ def _reply_raised(error: Exception) -> bytes:
 
 
 def close_at_exit(thing: Any) -> None:
-    """Call ``close`` of something at the interpreter's end, if it is still there."""
+    """Call ``thing.close()`` at the interpreter's end, if the object still exists."""
     _open.add(thing)
 
 
 _open: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-# What a forked process has of its parent is the parent's to close.
+# A forked process must not close what belongs to its parent.
 os.register_at_fork(after_in_child=_open.clear)
 
 

@@ -1,4 +1,4 @@
-"""The product as a torch operator: for tracing, for gradients under it, and for Inductor.
+"""The product as a torch operator: for tracing, for gradients in traces, and for Inductor.
 
 :func:`costmodel.matmul` calls ``torch.ops.costmodel.matmul`` under ``torch.compile``, in traces and
 under ``torch.func``; all other calls launch without it.
@@ -16,7 +16,7 @@ from costmodel.errors import ShapeError
 from costmodel.launch.fast import without_autocast
 
 
-# For every device: on a CPU its own error says more than torch's.
+# Registered for every device: on a CPU, costmodel's own error says more than torch's.
 @torch.library.custom_op("costmodel::matmul", mutates_args=())
 def _matmul(
     a: Tensor,
@@ -28,7 +28,7 @@ def _matmul(
     mode: str | None,
 ) -> Tensor:
     """act(a @ b + bias) of a[m, k] and b[k, n]; see :func:`costmodel.matmul`."""
-    # Autocast is done before the operator, so that its result has the types that it declares.
+    # Autocast was applied before the operator, whose result must have the declared type.
     with torch.no_grad(), without_autocast(a):
         return matmul(
             a, b, bias=bias, activation=activation, tf32=tf32, out_dtype=out_dtype, mode=mode

@@ -1,6 +1,6 @@
 """Checks of arguments, text that is safe to print, and dictionaries of a limited size.
 
-A value of the wrong kind becomes an error of costmodel's own that names it, before it is used.
+A value of the wrong kind becomes an error of costmodel that names it, before the value is used.
 """
 
 import logging
@@ -22,7 +22,7 @@ def require(name: str, value: Any, kinds: type[_T] | tuple[type[_T], ...], expec
     """Return an argument that has one of these types, unchanged.
 
     Raises:
-        InvalidInput: of another type; ``expected`` says of which, and how to get one.
+        InvalidInput: it has another type; ``expected`` names the right one and says how to get it.
     """
     if not isinstance(value, kinds):
         raise InvalidInput(f"{name} is a {type(value).__name__}: expected {expected}")
@@ -66,7 +66,7 @@ def one_line(text: object, limit: int = 200) -> str:
 
 
 def warn_once(text: str, about: str = "", stacklevel: int = 3) -> None:
-    """Warn once in a process; of texts that differ, but are ``about`` the same, the first time."""
+    """Warn once in a process: for each ``about``, or for each text if ``about`` is empty."""
     if (about or text) not in _warned:
         _warned.add(about or text)
         warnings.warn(text, RuntimeWarning, stacklevel)
@@ -83,6 +83,6 @@ def closest(name: str, names: Iterable[str]) -> str:
 
 
 def drop_oldest(kept: dict[Any, Any], limit: int) -> None:
-    """Drop the oldest entries until at most ``limit`` are left; under the caller's lock."""
+    """Drop the oldest entries until at most ``limit`` are left; the caller holds the lock."""
     while len(kept) > limit:
         kept.pop(next(iter(kept)), None)
