@@ -1,36 +1,46 @@
 """How fast data is collected: binaries compiled a second, and rows timed a second by GPU.
 
 The two run at once in a collection; here one after the other, so that neither waits. The workloads
-take under 200 us each. Where there are two GPUs, a process on each times all of it at once.
+take under 200 us each. Where there are two GPUs, a process on each times all of it at once. Then a
+session in this process times some rows under Python's profiler, which says where the time goes.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import json
 import os
+import pstats
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from common import Results, Row, announce, at_exit_code, parser, until, versions
 
 from costmodel.collect import Job, collect
 from costmodel.collect.sampling import RandomSampler
+from costmodel.compile.triton_private import know_triton_key
 from costmodel.data.dataset import Dataset
 from costmodel.gemm.space import SearchSpace
-from costmodel.gemm.specialize import compile_many, specialize
+from costmodel.gemm.specialize import compile_many, import_kernels, specialize
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
+from costmodel.launch.problem import GemmProblem
 from costmodel.measure.card import current_run
 from costmodel.measure.device import DeviceRunner
+from costmodel.measure.protocol import TimingProtocol
 
 SIZES = ((16, 5120, 5120), (256, 3072, 768), (1536, 2304, 768), (64, 640, 2560), (2048, 1280, 1280))
 CONFIGS = 300
+PROFILED = 100  # rows of each workload
+SHOWN = 25  # functions
 
 
 def jobs(target: Target, every: int) -> list[Job]:
@@ -90,6 +100,38 @@ def at_once(folder: Path, every: int, gpus: int) -> Row:
     }  # fmt: skip
 
 
+def profiled(session: Any, job: Job) -> Row:
+    """Time some rows of a job again; the functions that take longest, in ms a row.
+
+    Args:
+        session: a :class:`costmodel.measure.session.Session`.
+    """
+    problem, profile, best_us = GemmProblem(job.workload), cProfile.Profile(), inf
+    session.measure(problem, None, inf)  # the operands are there
+    begin = time.perf_counter()
+    for config in job.configs[:PROFILED]:
+        profile.enable()
+        found = session.measure(problem, config, best_us)
+        profile.disable()
+        best_us = min(best_us, found.latency_us) if found.ok else best_us
+    rows = len(job.configs[:PROFILED])
+    return {
+        "what": f"profile of {job.workload}", "profiled": rows,
+        "ms": 1e3 * (time.perf_counter() - begin) / rows, "functions": by_function(profile, rows),
+    }  # fmt: skip
+
+
+def by_function(profile: cProfile.Profile, rows: int) -> list[Row]:
+    """List the functions that take longest with what they call, in ms a row."""
+    stats: Any = pstats.Stats(profile)
+    found = [
+        {"function": f"{Path(file).name}:{name}", "calls": calls / rows,
+         "own_ms": 1e3 * own / rows, "ms": 1e3 * whole / rows}
+        for (file, _, name), (_, calls, own, whole, _) in stats.stats.items()
+    ]  # fmt: skip
+    return sorted(found, key=lambda row: -row["ms"])[:SHOWN]
+
+
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--timing", type=Path, help=argparse.SUPPRESS)
@@ -117,6 +159,13 @@ def main() -> None:
             results.add({"gpus": 1, **row})
         if gpu_count() > 1:
             results.add(at_once(folder, args.every, 2))
+        from costmodel.measure.session import Session  # imports torch
+
+        know_triton_key()
+        import_kernels()
+        session = Session(TimingProtocol(), 0)
+        for job in until(deadline, todo):
+            results.add(profiled(session, job))
     results.show()
 
 

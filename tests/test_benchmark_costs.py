@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 import pytest
 from benchmark_fakes import H100, WORKLOAD, A, B, C, FakeRunner, compiled
 
+from costmodel.collect import Job
+from costmodel.data.measurement import Measurement
 from costmodel.gemm.specialize import specialize
 from costmodel.hardware.target import Target
 from costmodel.tuning.tuning_result import BucketPlan, Costs, Segment, TuningResult
@@ -256,6 +258,27 @@ def test_collection_by_hand(script: Any) -> None:
     assert summarize([compiling, *one]) == expected
     assert summarize([compiling, *one, two]) == expected | {"rows_per_s_2gpu": 390.0}
     assert summarize([compiling])["rows_per_s_1gpu"] is None
+
+
+def test_the_profile_of_a_row_by_hand(script: Any) -> None:
+    """A session that sleeps, in a function of its own, 2 ms for each configuration."""
+    bench = script("bench_collection")
+
+    class Session:
+        def measure(self, problem: object, config: object, best_us: float) -> Measurement:
+            if config is not None:
+                self.nap()
+            return Measurement("ok", 10.0)
+
+        def nap(self) -> None:
+            time.sleep(0.002)
+
+    row = bench.profiled(Session(), Job(WORKLOAD, (A, B, A)))
+    assert row["profiled"] == 3
+    (nap,) = [found for found in row["functions"] if found["function"].endswith(":nap")]
+    assert nap["calls"] == 1
+    assert 2 <= nap["ms"] <= row["ms"]
+    assert nap["own_ms"] < nap["ms"]
 
 
 def test_buckets_by_hand(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
