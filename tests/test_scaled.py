@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
@@ -21,6 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import costmodel
+from costmodel.autotune.tuner import state_of
 from costmodel.compile.ttir import compile_job, front_end, recorded
 from costmodel.errors import (
     CompileError,
@@ -298,6 +300,36 @@ def test_what_torch_refuses_is_no_candidate(machine: Machine) -> None:
     assert "torch" not in kernels
     with pytest.raises(CompileError, match="torch does not compute this"):
         Kernels().run(*call_of("block", 16), kernel="torch")  # of blocks, on a CPU
+
+
+@pytest.mark.parametrize("m", [32, 100])
+@pytest.mark.parametrize("form", ["row", "block", "int32"])
+def test_calls_that_share_a_choice_can_all_be_computed_by_it(
+    machine: Machine, form: str, m: int
+) -> None:
+    """Torch refuses other strides than its own, or does not look at them and reads elsewhere."""
+    dtype = INT8 if form == "int32" else E4M3
+    found: dict[Any, set[str]] = {}
+    for of_a, of_out, of_scale, rows in itertools.product((0, 4, 16), (0, 4, 8), (0, 4), (3, 4)):
+        a, b = matrix(m, K + of_a, dtype)[:, :K], matrix(N, K, dtype).T
+        out = torch.zeros(m, N + of_out, dtype=torch.int32 if form == "int32" else torch.bfloat16)
+        out = out[:, :N]
+        scale_a = torch.ones(m, 1 + of_scale)[:, :1]
+        scale_b = torch.ones(N, rows - 2).T[:1]
+        if form == "int32":
+            call, odd = int_call(a, b, out), False
+        elif form == "row":
+            call = scaled_call(a, b, scale_a, ROW, scale_b, ROW, out=out)
+            odd = of_scale > 0 or rows > 3
+        else:
+            scale_a, scale_b = torch.ones(3, m + of_scale).T[:m], torch.ones(N // 128, rows).T
+            call = scaled_call(a, b, scale_a, BY_ROW, scale_b, BY_BLOCK, out=out)
+            odd = of_scale > 0 or rows < 4
+        kernels = {str(config) for config in configurations(call)}
+        key = state_of(tuned).key_of(call, {})
+        assert found.setdefault(key, kernels) == kernels, key
+        odd |= of_a % 16 > 0 or of_out > 0
+        assert any("torch" in kernel for kernel in kernels) != odd
 
 
 def test_deep_gemm_is_a_candidate_where_it_is_installed(

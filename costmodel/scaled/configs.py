@@ -87,7 +87,9 @@ def prune(_configs: Any, named: Named, **_: Any) -> list[triton.Config]:
             splits = sorted(_splits(tiles, m, n, k, device))
             found += [_config(**tiles, splits=split) for split in splits]
     # Up to 64 half of their rows are empty, but none are read, and copies wait for nothing there.
-    if has_tma and m > 32 and _is_aligned(named, out="ldc"):
+    # The tuner tells other rows than torch's apart by whether 16 divides them.
+    by_16 = named["torchs"] or named["ldc"] % 16 == 0
+    if has_tma and m > 32 and by_16 and _is_aligned(named, out="ldc"):
         points = _WARPS + (_WARPS_ONE_SUM if is_int or named["fast"] else _WARPS_PROMOTED)
         if named["recipe_b"] == BY_ROW:  # a scale for each column: larger tiles lack the registers
             points = _WARPS[:2]
@@ -108,9 +110,8 @@ def torch_may(named: Named) -> bool:
     """Return False where torch is known to refuse the call, for some m of its bucket."""
     n, k = named["n"], named["k"]
     if named["a"].dtype == torch.int8:
-        return bool(named["m"] > 16 and k % 8 == 0 and n % 8 == 0)
-    # Its block scales take no m that is not a multiple of 4.
-    return bool(n % 16 == 0 and k % 16 == 0 and (named["recipe_a"] < BY_ROW or named["by_4"]))
+        return bool(named["torchs"] and named["m"] > 16 and k % 8 == 0 and n % 8 == 0)
+    return bool(named["torchs"] and n % 16 == 0 and k % 16 == 0)
 
 
 def deep_gemm_may(named: Named) -> bool:

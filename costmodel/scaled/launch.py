@@ -39,14 +39,14 @@ def scaled_product(
     a: Any, b: Any, scale_a: Any, scale_b: Any, bias: Any, out: Any, m: int, n: int, k: int,
     lda: int, ldb: int, ldc: int, stride_sam: int, stride_sak: int, stride_sbn: int,
     stride_sbk: int, recipe_a: int, recipe_b: int, fast: bool, activation: str, bucket: int,
-    by_4: bool,
+    torchs: bool,
 ) -> None:  # fmt: skip
     """Stand for all kernels: their name and arguments, under which choices are kept.
 
     Args:
         a, b: [m, k] and [n, k], K contiguous, ``lda`` and ``ldb`` elements from row to row.
         scale_a, scale_b: float32 as the caller gave them, or None; recipes: of ``BLOCK_ROWS``.
-        bucket: the largest m that shares the choice; by_4: torch's block scales fit m.
+        bucket: the largest m that shares the choice; torchs: torch reads and writes what so lies.
     """
 
 
@@ -214,7 +214,7 @@ def _constants(call: Named) -> Named:
     }  # fmt: skip
 
 
-_KEY = "n k recipe_a recipe_b fast activation bucket by_4"
+_KEY = "n k recipe_a recipe_b fast activation bucket torchs"
 
 tuned = autotune(
     [*LIBRARIES],

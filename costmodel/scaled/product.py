@@ -152,8 +152,20 @@ def _call(
             raise GradientError(f"{name} requires grad: scaled products have none, use no_grad()")
     return (
         a, b, *scales, bias, out, m, n, k, a.stride(0), b.stride(0), out.stride(0), *strides_a,
-        *strides_b, *recipes, fast, activation, _bucket(m), recipes[0] < BY_ROW or m % 4 == 0,
+        *strides_b, *recipes, fast, activation, _bucket(m), _is_torchs(a, b, scales, recipes, out),
     )  # fmt: skip
+
+
+def _is_torchs(a: Tensor, b: Tensor, scales: Any, recipes: Any, out: Tensor) -> bool:
+    """Return True if all lies as torch wants it; it does not look at each stride that it needs."""
+    found = out.is_contiguous() and all(x.is_contiguous() or not x.stride(0) % 16 for x in (a, b))
+    for scale, recipe in zip(scales, recipes, strict=True):
+        if recipe == ROW:
+            found = found and scale.is_contiguous()
+        elif recipe >= BY_ROW:  # no m that is not a multiple of 4
+            found = found and scale.T.is_contiguous() and scale.stride(1) in (1, len(scale))
+            found = found and not len(scale) % 4 and not len(a) % 4
+    return found
 
 
 def _bucket(m: int) -> int:
