@@ -40,7 +40,7 @@ def speeds() -> Iterator[str]:
     count, worst = half["workloads"], half["default_worst"]
     yield f"Each dot is one of {count} products in float16 on an H200"
     if worst >= 1 and half["default_worst_run"] >= 1:
-        yield f"it was slower than torch for none of the {count}"
+        yield f"`matmul` was slower than torch for none of the {count}"
     for dtype, of in (("float16", half), ("bfloat16", other)):
         mean = f"{of['default_geomean']:.2f} times torch's (worst {of['default_worst']:.2f})"
         yield f"| speed of {of['workloads']} products, {dtype} | {mean} |"
@@ -54,7 +54,7 @@ def tuning() -> Iterator[str]:
     yield (f"| tuning one product | {ours} s | all configurations: {everything} s; "
            f"Inductor: {inductor} s |")  # fmt: skip
     yield f"| speed kept by timing only 8 | {kept} % |"
-    yield f"On an H200 this takes {ours} s, once for a kind of product"
+    yield f"On an H200 this takes {ours} s, once for each kind of product"
     timed = summary("tuning_cost-h200-sxm")["exhaustive_timed"]
     yield f"ranks about {round(timed, -2):,.0f} configurations of its own kernels"
 
@@ -63,8 +63,8 @@ def other_kernels() -> Iterator[str]:
     of = summary("autotune-h200-sxm")
     yield (f"| first call of Flash Linear Attention's `chunk_gla` | {of['gla_s']:.0f} s "
            f"| Triton's own tuner: {of['gla_stock_s']:.0f} s |")  # fmt: skip
-    yield (f"Over {of['kernels']} kernels of other packages this took {of['ours_s']:.0f} s on an "
-           f"H200, and Triton's own tuner {of['stock_s']:.0f} s")  # fmt: skip
+    yield (f"On an H200 it tuned {of['kernels']} kernels of other packages in "
+           f"{of['ours_s']:.0f} s; Triton's own tuner took {of['stock_s']:.0f} s")  # fmt: skip
     yield (f"| tuning {of['kernels']} kernels of three packages | {of['ours_s']:.0f} s "
            f"| Triton's own tuner: {of['stock_s']:.0f} s |")  # fmt: skip
 
@@ -81,23 +81,24 @@ def graphs() -> str:
 
 def buckets() -> Iterator[str]:
     of = summary("buckets-h200-sxm")
-    yield (f"After one extra timing of {of['parts_s']:.1f} s, a product was "
-           f"{of['slower_geomean_pct']:.2f} % slower than if it had been tuned by itself, in the "
-           f"mean of {of['workloads']}; the worst {of['slower_worst_pct']:.1f} %")  # fmt: skip
+    yield (f"After one extra timing of {of['parts_s']:.1f} s, such a product was "
+           f"{of['slower_geomean_pct']:.2f} % slower than if it had been tuned by itself (mean of "
+           f"{of['workloads']}; worst {of['slower_worst_pct']:.1f} %)")  # fmt: skip
 
 
 def rankings() -> Iterator[str]:
     rows = {row["name"]: row["regret"] for row in results("evaluate-h100-sxm")["rows"]}
     ours, rules = rows["xgb-h100-sxm"], rows["nvMatmulHeuristics"]
     yield (f"its first choice among our configurations keeps {rules['1']['geomean_pct']:.0f} % of "
-           f"the best speed and its first 8 keep {rules['8']['geomean_pct']:.0f} %; the model's "
-           f"keep {ours['1']['geomean_pct']:.1f} and {ours['8']['geomean_pct']:.1f} %")  # fmt: skip
+           f"the best speed and its first 8 keep {rules['8']['geomean_pct']:.0f} %. The model's "
+           f"first choice keeps {ours['1']['geomean_pct']:.1f} % and its first 8 keep "
+           f"{ours['8']['geomean_pct']:.1f} %")  # fmt: skip
 
 
 def low_precision() -> Iterator[str]:
     of = summary("lowprecision-h200-sxm")
-    yield (f"fp8 with scales of rows is, up to m = 128, {of['row_small_geomean']:.2f} times as "
-           f"fast as torch (goal 1.7; worst {of['row_small_worst']:.2f}, goal 1.0)")  # fmt: skip
+    yield (f"Up to m = 128, fp8 with row-wise scales is {of['row_small_geomean']:.2f} times "
+           f"as fast as torch (goal 1.7; worst {of['row_small_worst']:.2f}, goal 1.0)")  # fmt: skip
 
 
 def readme() -> list[str]:
