@@ -14,8 +14,8 @@ from costmodel.gemm.space import Columns
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Device, Target
 
-# The binary, known or estimated; the grid; padding, as useful over padded work; traffic; the time,
-# as multiples of the workload's roofline: lower bounds, then walked through.
+# The binary, known or estimated; the grid; padding, as useful over padded work; traffic; lower
+# bounds of the time, as multiples of the workload's roofline, and the roofline itself.
 _FEATURES = """
     registers_used shared_used occupancy warps_per_sm accumulators_per_thread wgmma_shape
     rows_per_warp
@@ -29,11 +29,11 @@ _FEATURES = """
 ANALYTIC_FEATURES = (*_FEATURES.split(), *ESTIMATE_FEATURES)
 
 _OTHER_REGISTERS = 48  # addresses, loop counters and operand fragments beside the accumulators
-_LATENCY_US = 0.8  # one trip to device memory under load: how much must be in flight
+_LATENCY_US = 0.8  # one trip to device memory under load: it sets how much must be in flight
 
 
 def occupancy(registers: Floats, shared_bytes: Floats, num_warps: Floats, device: Device) -> Floats:
-    """Return how many blocks of a kernel fit one multiprocessor, at least 1.
+    """Return how many blocks of a kernel fit one multiprocessor: float64 [n], at least 1.
 
     Args:
         registers: per thread, [n].
@@ -68,7 +68,8 @@ def analytic_columns(
     vars(g).update(_grid(m, n, k, c, g.occupancy, device))
     vars(g).update(_traffic(workload, m, n, k, c, g, device))
 
-    # Blocks that share a multiprocessor share its arithmetic units: the fullest one decides.
+    # Blocks that share a multiprocessor share its arithmetic units: the fullest multiprocessor
+    # decides.
     kind = workload.code.kind
     sm_flops_us = device.tflops_of(kind) * 1e6 / device.sm_count
     program_flops = 2 * c.block_m * c.block_n * c.block_k * g.steps_per_program
@@ -89,11 +90,12 @@ def analytic_columns(
 def _resources(
     workload: Workload, candidates: Candidates, device: Device, c: Columns, binary: bool
 ) -> FloatsByName:
-    """Return registers, shared memory, and the blocks that they let on a multiprocessor."""
+    """Return registers, shared memory, and how many blocks then fit a multiprocessor."""
     accumulators = c.block_m * c.block_n / (32 * c.num_warps)
     registers = np.minimum(accumulators + _OTHER_REGISTERS, 255)
     registers = np.where(c.maxnreg > 0, np.minimum(registers, c.maxnreg), registers)
-    # Launched once per multiprocessor; they store one tile while the stages already hold the next.
+    # These have one block per multiprocessor, which stores one tile while the stages already hold
+    # the next.
     stays = (c.is_persistent > 0) | (c.is_warp_specialized > 0)
     epilogue = c.block_m * c.stored_n * workload.code.out_itemsize
     pipeline = c.num_stages * c.stage_bytes
@@ -160,7 +162,7 @@ def _traffic(
     item, out_item = workload.code.itemsize, workload.code.out_itemsize
     program_bytes = c.stage_bytes * g.steps_per_program
     running = np.minimum(g.programs, device.sm_count * g.occupancy)
-    # The tiles that run at once form a block of GROUP_M rows: what it reads, it reads once.
+    # The tiles that run at once form a block of GROUP_M rows, which reads each operand once.
     running_tiles = np.maximum(np.floor(running / c.split_k), 1)
     rows = np.minimum(np.minimum(c.group_m, g.tiles_m), running_tiles)
     columns = np.minimum(np.ceil(running_tiles / rows), g.tiles_n)

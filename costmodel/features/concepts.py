@@ -1,4 +1,4 @@
-"""The features in a dozen words that somebody who writes kernels would use."""
+"""The features, grouped by concepts that somebody who writes kernels would use."""
 
 from collections.abc import Mapping, Sequence
 
@@ -55,7 +55,7 @@ _PREFIXES = (
     ("all_", "the instructions outside the main loop"),
     ("score_", "the instructions outside the main loop"),
     ("reg_", "registers and spills"),
-)  # of those that are many, and of what is not listed yet
+)  # for features that are many, and for those not listed yet
 
 CONCEPTS = (*FEATURES_OF, OTHER)
 """All concepts, in the order in which they are shown."""

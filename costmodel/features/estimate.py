@@ -1,7 +1,7 @@
 """The analytic estimate of a launch: waves of blocks, each of steps.
 
-The form is arithmetic. The constants are of an H100 (Triton 3.6.0): all but ``_L2_SHARE`` and
-``_WGMMA_SHARE`` are fitted to the near-best rows of its training recording; for another device they
+The form is arithmetic. The constants are those of an H100 (Triton 3.6.0). All but ``_L2_SHARE`` and
+``_WGMMA_SHARE`` are fitted to the near-best rows of its training recording. For another device they
 scale with its data sheet. The trees learn the rest, so a constant need not be exact.
 """
 
@@ -16,8 +16,8 @@ from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Device
 
 # Extra traffic of rows that cross lines of the cache, as a share; what a step of the main loop
-# spends its time on; parts of the estimate, as shares of the whole; traffic as a multiple of the
-# roofline; the estimate as one, and in us.
+# spends its time on; parts of the estimate, as shares of the whole; the time of the traffic and the
+# estimate, as multiples of the roofline; the logarithm of the estimate in us.
 _FEATURES = """
     a_straddle b_straddle c_straddle
     step_compute step_bytes step_load step_wait
@@ -30,33 +30,33 @@ _LAUNCH_US = 0.89
 _FIRST_BYTES_US = 0.73  # from the start of a block to its first bytes
 _LOAD_LATENCY_US = 0.44
 _EPILOGUE_US = 0.755
-_STORE_FACTOR = 3.17  # a byte that is stored, over one that is loaded
-SM_BANDWIDTH_GBS = 141.0  # what one multiprocessor reads at most, some 64 bytes a clock
+_STORE_FACTOR = 3.17  # cost of a stored byte over that of a loaded one
+SM_BANDWIDTH_GBS = 141.0  # the most that one multiprocessor reads, some 64 bytes a clock
 L2_SPEEDUP = 4.0  # L2 bandwidth over that of device memory, as products reach it
-_DRAM_SHARE = 1.05  # of the data sheet's bandwidth, beside what the latencies account for
-_L2_SHARE = 0.5  # of the L2 cache that keeps what will be read again
-_WGMMA_SHARE = 0.90  # of the data sheet's tensor rate
-_MMA_SHARE = 0.42  # the same of a warp's own instruction, which Hopper does not run at full rate
+_DRAM_SHARE = 1.05  # share of the data sheet's bandwidth, beside what the latencies account for
+_L2_SHARE = 0.5  # share of the L2 cache that keeps what will be read again
+_WGMMA_SHARE = 0.90  # share of the data sheet's tensor rate
+_MMA_SHARE = 0.42  # the same for mma.sync, which Hopper does not run at full rate
 _FMA_SHARE = 0.6
-_SHARED_BYTES_PER_US = 152e3  # that a multiprocessor's warps read of their operands (mma.sync)
-_LOAD_COST = 2.08  # slots of the load unit for each of its instructions, asynchronous or not
-_UNPIPED_LOAD_COST = 3.26
+_SHARED_BYTES_PER_US = 152e3  # of operands that the warps of a multiprocessor read (mma.sync)
+_LOAD_COST = 2.08  # slots of the load unit for each of its instructions, if asynchronous
+_UNPIPED_LOAD_COST = 3.26  # the same if not
 # As recorded: plain loads of B take over three times as long where no step along K needs a mask.
 _UNMASKED_LOAD_COST = 12.0
 _UNPIPED_SERIAL = 0.29  # share of a step that does not run under the wait for its operands
 _POINTER_STEP_US = (0.023, 0.057)  # overhead of a step: asynchronous copies, or plain loads
 _TMA_STEP_US = 0.088
 _LINE_COST, _SECTOR_COST, _STORE_LINE_COST = 0.285, 0.4, 0.51
-_WAVE_GAP = 0.365  # of the first bytes' latency, between waves that blocks enter one by one
-_WS_EXPOSED = 0.49  # share of edges that a warp-specialised kernel does not hide
-_FLAT_EXPOSED = 0.465  # the same of one whose loop runs over tiles and steps alike
+_WAVE_GAP = 0.365  # share of the first bytes' latency, between waves that blocks enter one by one
+_WS_EXPOSED = 0.49  # share of a tile's start and store that a warp-specialised kernel does not hide
+_FLAT_EXPOSED = 0.465  # the same for a kernel with one loop over tiles and steps
 _SPLIT_US = 1.19
 _COPY_US, _COPY_SHARE = 1.12, 0.9
 
 
 @dataclass(frozen=True)
 class _Step:
-    """Times of one block's step by itself, us [n], and its bytes with the lines they cross."""
+    """Times of one block's step by itself, us [n], and bytes, with those of crossed lines."""
 
     warps: Floats
     compute: Floats
@@ -64,7 +64,7 @@ class _Step:
     bytes_: Floats
     alone: Floats  # latency that the stages under way do not hide, and overhead
     serial: Floats  # share that waits for its own loads
-    dram_part: Floats  # of its bytes, those that L2 does not have
+    dram_part: Floats  # share of its bytes that L2 does not have
 
 
 def estimate_columns(workload: Workload, c: Columns, g: Columns, device: Device) -> FloatsByName:
@@ -91,7 +91,8 @@ def estimate_columns(workload: Workload, c: Columns, g: Columns, device: Device)
     stored = stored * _STORE_FACTOR * (1 + _STORE_LINE_COST * lines["c_straddle"])
     store_whole = _EPILOGUE_US + stored * occupancy / _share(np.full_like(busy, sm), device)
     store_last = _EPILOGUE_US + stored * last / _share(busy, device)
-    # A block that stays hides part of its edges under the next tile's loads, if it is built so.
+    # A persistent block of some kernels hides part of a tile's start and store under the loads of
+    # the next tile.
     specialized = c.is_warp_specialized > 0
     stays = (c.is_persistent > 0) | specialized
     exposed = np.where(specialized, _WS_EXPOSED, 1.0)
@@ -119,12 +120,12 @@ def estimate_columns(workload: Workload, c: Columns, g: Columns, device: Device)
 
 
 def _slowest(*times: Floats) -> Floats:
-    """Return their maximum, with a round corner: times that are nearly equal hinder each other."""
+    """Return a smooth maximum: times that are nearly equal hinder each other."""
     return np.sqrt(np.sqrt(sum(np.square(np.square(t)) for t in times)))
 
 
 def _share(busy: Floats, device: Device) -> Floats:
-    """Return bytes per us that each of so many multiprocessors reads from L2, [n]."""
+    """Return bytes per us that each of ``busy`` multiprocessors reads from L2, [n]."""
     l2 = device.bandwidth_gbs * 1e3 * L2_SPEEDUP
     return np.minimum(l2 / busy, SM_BANDWIDTH_GBS * 1e3)
 
@@ -132,16 +133,16 @@ def _share(busy: Floats, device: Device) -> Floats:
 def _step_us(
     step: _Step, resident: Floats, busy: Floats, device: Device
 ) -> tuple[Floats, FloatsByName]:
-    """Return the time of a step where so many blocks share a multiprocessor, and shares of it.
+    """Return the time of a step, us [n], with ``resident`` blocks per multiprocessor; its shares.
 
-    Device memory delivers no more to all of them than its bandwidth.
+    All blocks together get no more from device memory than its bandwidth.
     """
     memory = _DRAM_SHARE * device.bandwidth_gbs * 1e3
     bytes_us = np.maximum(
         step.bytes_ * resident / _share(busy, device),
         step.bytes_ * step.dram_part * resident * busy / memory,
     )
-    # Each of the four quarters of a multiprocessor serves warps of its own only.
+    # Each of the four quarters of a multiprocessor serves only its own warps.
     idle = np.maximum(1, 4 / (step.warps * resident))
     compute, loads = step.compute * resident * idle, step.loads * resident
     alone = step.alone + step.serial * (step.compute + step.loads + bytes_us / resident)
@@ -163,13 +164,13 @@ def _step(
     a, b = (getattr(c, side) * c.block_k * item for side in ("block_m", "block_n"))
     bytes_ = a * (1 + lines["a_straddle"]) + b * (1 + lines["b_straddle"])
     pointer = c.is_pointer > 0
-    # Copies of fewer than 4 bytes are not asynchronous: such an operand is waited for.
+    # Copies of fewer than 4 bytes are not asynchronous: a step waits for such an operand.
     asynchronous = min(code.a_align, code.b_align) >= 4
     stages = np.where(pointer, np.maximum(c.num_stages - 1, 1), c.num_stages)
     depth = np.minimum(stages, g.steps_per_program)
     if not asynchronous:
         depth = np.where(pointer, 1.0, depth)
-    # The load unit takes an instruction of a warp, or 128 bytes of a wider one, each few clocks.
+    # Every few clocks the load unit takes an instruction of a warp, or 128 bytes of a wider one.
     requests = a / (32 * min(code.a_align, 4)) + b / (32 * min(code.b_align, 4))
     cost: float | Floats = _LOAD_COST if asynchronous else _UNPIPED_LOAD_COST
     if not asynchronous and code.b_align < 4:
@@ -197,7 +198,7 @@ def _compute_us(workload: Workload, c: Columns, g: Columns, tile: Floats, device
     row = device.architecture
     if kind not in row.tensor_rates:
         return ideal / _FMA_SHARE
-    # A wide instruction reads A and B from shared memory: a narrow one takes as long for less.
+    # wgmma reads A and B from shared memory: with few columns it takes as long for less work.
     groups = np.maximum(warps / 4, 1)
     down = np.where(
         c.is_warp_specialized > 0, groups, np.minimum(groups, np.maximum(c.block_m / 64, 1))
@@ -207,7 +208,7 @@ def _compute_us(workload: Workload, c: Columns, g: Columns, tile: Floats, device
     # A warp multiplies a share of the tile, and reads both of its sides.
     rows = np.maximum(c.block_m / warps, 16)
     read = warps * (rows + tile / (warps * rows)) * c.block_k * workload.code.itemsize
-    share = _MMA_SHARE if row.is_wide else _WGMMA_SHARE  # its own widest runs at full rate
+    share = _MMA_SHARE if row.is_wide else _WGMMA_SHARE  # mma.sync, if widest, is at full rate
     narrow = np.maximum(ideal / share, read / _SHARED_BYTES_PER_US)
     return np.where(g.wgmma_shape > 0, wide, narrow)
 
@@ -215,7 +216,7 @@ def _compute_us(workload: Workload, c: Columns, g: Columns, tile: Floats, device
 def _straddle(workload: Workload, c: Columns) -> FloatsByName:
     """Return the extra traffic, as a share, of rows that do not start on lines of 128 bytes.
 
-    Taken as dense: the class of a workload knows no strides. Copies are padded to whole lines.
+    Operands are taken as dense: a code class has no strides. Copies are padded to whole lines.
     """
     w, code, item = workload, workload.code, workload.code.itemsize
     a_row, a_box = (w.m, "block_m") if code.a_layout == "col" else (w.k, "block_k")
@@ -238,10 +239,10 @@ def _straddle(workload: Workload, c: Columns) -> FloatsByName:
 
 
 def _dram_bytes(workload: Workload, c: Columns, g: Columns, device: Device) -> Floats:
-    """Return the traffic to device memory. Data that L2 lost before it is read again comes twice.
+    """Return the bytes of traffic to device memory. Data that L2 lost is read from there again.
 
-    Tiles are walked in stripes of GROUP_M tile rows: within one, A stays; from one to the next,
-    B stays only if the whole stripe with its part of C fits.
+    Tiles are computed in stripes of GROUP_M tile rows. Within a stripe, A stays in L2. From one
+    stripe to the next, B stays only if the whole stripe with its part of C fits.
     """
     code, item = workload.code, workload.code.itemsize
     a, b = workload.m * workload.k * item, workload.n * workload.k * item

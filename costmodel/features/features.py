@@ -1,8 +1,8 @@
 """Feature vectors: the columns by which a learned model sees a candidate, derived from raw numbers.
 
-The order of :data:`FEATURES` is part of a trained model. Change the names, their order or their
-meaning, and :data:`FEATURE_SCHEMA` must change with them: older models are then refused instead
-of being fed the wrong columns. Nothing that comes from a timing is a feature.
+The order of :data:`FEATURES` is part of a trained model. If the names, their order or their meaning
+change, :data:`FEATURE_SCHEMA` must change too: older models are then refused instead of getting the
+wrong columns. Nothing that comes from a timing is a feature.
 """
 
 from math import log2
@@ -47,8 +47,8 @@ def design_matrix(
     """Return the features of a batch, one row per candidate, in its order.
 
     Args:
-        ptx: columns of :data:`FEATURES`, NaN where a candidate has no artifact; otherwise those
-            of :data:`CONFIG_FEATURES`, which do not look at artifacts at all.
+        ptx: return the columns of :data:`FEATURES`, NaN where a candidate has no artifact;
+            otherwise those of :data:`CONFIG_FEATURES`, which do not look at artifacts at all.
 
     Returns:
         float32 [n, f], C-contiguous.
@@ -94,7 +94,7 @@ def _workload_values(workload: Workload, target: Target) -> dict[str, Any]:
 
 
 def _ptx_derived(c: Columns, target: Target) -> FloatsByName:
-    """Instruction mix of the main loop, and the work of issuing it all; NaN without one."""
+    """Instruction mix of the main loop, and the time to issue it all; NaN without a main loop."""
     # One mma.sync is the work of a warp, one wgmma of four, one tcgen05.mma of the whole block.
     sharers = np.select(
         [c.loop_mma_sync > 0, c.loop_wgmma > 0], [c.num_warps, c.num_warps / 4], 1.0

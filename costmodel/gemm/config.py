@@ -13,7 +13,7 @@ from costmodel.gemm.workload import LARGEST, CodeClass
 class ConfigBinary(NamedTuple):
     """The part of a configuration that is in the binary; fields as in :class:`GemmConfig`.
 
-    Its text, as that of a plain tuple, is part of the keys of artifacts.
+    Its text is that of a plain tuple, and is part of the keys of artifacts.
     """
 
     kernel: str
@@ -38,12 +38,12 @@ class GemmConfig:
     Attributes:
         kernel: the name of its family, see :mod:`costmodel.gemm.kernels`.
         block_m, block_n, block_k: the tile of C that a program computes, and the step along K:
-            powers of two, but for ``warp_specialized`` M may be 192 and N the sum of two powers.
-        num_warps: warps of a program; of ``warp_specialized`` those that multiply.
+            powers of two. For ``warp_specialized``, M may also be 192, and N the sum of two powers.
+        num_warps: warps of a program; for ``warp_specialized``, only those that multiply.
         num_stages: depth of the software pipeline.
         maxnreg: upper limit of registers per thread; 0 leaves it to ptxas.
-        halves: the epilogue stores the tile in two halves (TMA kernels; of ``warp_specialized``
-            one accumulator only: two are always stored in parts).
+        halves: the epilogue stores the tile in two halves (TMA kernels; for ``warp_specialized``
+            only with one accumulator: two are always stored in parts).
         flatten: one loop over tiles and steps (``tma_persistent``).
         repack: operands that TMA cannot address are first copied into aligned rows (TMA kernels);
             a launch argument: the binary is that of aligned operands.
@@ -83,7 +83,7 @@ class GemmConfig:
 
     @property
     def binary(self) -> ConfigBinary:
-        """The part that is in the binary: equal ones share one."""
+        """The part that is in the binary: configurations with equal parts share a binary."""
         return ConfigBinary(
             self.kernel, self.block_m, self.block_n, self.block_k, self.num_warps,
             self.num_stages, self.maxnreg, self.halves, self.flatten, self.split_k > 1,
@@ -97,7 +97,7 @@ class GemmConfig:
         """The inverse of :meth:`to_dict`; unknown, missing or mistyped fields are refused.
 
         Raises:
-            InvalidInput: with the field that is wrong.
+            InvalidInput: the message names the field that is wrong.
         """
         names = cls.__dataclass_fields__.keys()
         if not isinstance(row, dict) or row.keys() != names:
@@ -123,7 +123,7 @@ def parse_config(text: str) -> GemmConfig:
     """The configuration of this short name: the inverse of ``str(config)``.
 
     Raises:
-        InvalidInput: no such name; the message shows one.
+        InvalidInput: the text is no such name; the message shows one.
     """
     match = _NAME.fullmatch(text.strip())
     if match is None:
@@ -139,13 +139,13 @@ def parse_config(text: str) -> GemmConfig:
 
 
 def as_config(name: str, value: Any, others: str = "") -> GemmConfig:
-    """An argument that is a configuration, or its short name.
+    """Return the configuration of an argument, which may be its short name.
 
     Args:
         others: what else the argument may be, for the message.
 
     Raises:
-        InvalidInput: neither; the message shows the form.
+        InvalidInput: the argument is neither; the message shows the form.
     """
     if isinstance(value, GemmConfig):
         return value
@@ -159,12 +159,12 @@ def as_config(name: str, value: Any, others: str = "") -> GemmConfig:
 
 @dataclass(frozen=True)
 class Specialization:
-    """One binary's worth of input: hashable, JSON-ready, independent of sizes.
+    """The input of one compiled binary: hashable, JSON-ready, independent of sizes.
 
     Attributes:
         config_binary: :attr:`GemmConfig.binary` of the configurations that share it.
         code: the code class.
-        even_k: K is a multiple of BLOCK_K, where the kernel masks the tail of K.
+        even_k: K is a multiple of BLOCK_K; False if the kernel does not mask the tail of K.
     """
 
     config_binary: ConfigBinary

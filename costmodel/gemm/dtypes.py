@@ -1,4 +1,4 @@
-"""Data types: one row for each kind of operand; what else a new one needs: CONTRIBUTING.md.
+"""Data types: one row for each kind of operand. docs/extending.md says what else a new one needs.
 
 A kind is an element type of A and B, or a way to multiply one: float32 operands may be multiplied
 as they are (IEEE), or as TF32. All accumulate in :attr:`DataType.accumulator`.
@@ -56,7 +56,7 @@ def element_types() -> tuple[str, ...]:
 
 
 def require_tf32(tf32: bool | None, dtype: str) -> None:
-    """Refuse TF32 for what is no float32."""
+    """Refuse TF32 for operands that are not float32."""
     if tf32 and dtype != "float32":
         raise InvalidInput(
             f"tf32=True with {dtype} operands: expected float32 ones; leave it out, 16-bit "

@@ -1,11 +1,11 @@
 """A kernel family: all that the host knows of one kernel.
 
 A family is one file in ``gemm/kernels/`` and one line in its ``__init__``. The defaults here are
-those of a kernel that takes plain pointers and computes one tile of C a program.
+those of a kernel that takes plain pointers and computes one tile of C in each program.
 
-Methods with an argument ``c`` do arithmetic that serves one configuration and the columns of
-:func:`costmodel.gemm.space.grid_columns` alike: each rule is written once, and asked of one
-configuration or of the whole grid.
+Methods with an argument ``c`` do arithmetic that works on one configuration and on the columns of
+:func:`costmodel.gemm.space.grid_columns`: each rule is written once, for one configuration and for
+the whole grid.
 """
 
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ Checks = Iterator[Check]
 def is_wide(block_m: Any, num_warps: Any, code: CodeClass, architecture: Architecture) -> Any:
     """Return True where Triton multiplies with the instruction of four warps or of a block.
 
-    It takes 64 rows. Otherwise it is ``mma.sync``, or FMA for what no tensor core multiplies.
+    That needs 64 rows. Otherwise it uses ``mma.sync``, or FMA for what no tensor core multiplies.
     """
     takes = architecture.is_wide and code.kind in architecture.tensor_rates
     return (block_m >= 64) & (num_warps >= 4) & takes
@@ -94,9 +94,9 @@ class KernelFamily:
         reads_by_descriptor: TMA reads A and B, so they must be aligned, or copied (``repack``).
         is_masked: the tail of K is masked, so whether K is a multiple of BLOCK_K is in the binary.
         splits_k: programs may share the K of one tile.
-        powers_of_two: fields of a configuration that must be one.
-        group_depths: stages of the points of the grid that get other tile orders.
-        limits_registers: points of the grid get register limits.
+        powers_of_two: fields of a configuration that must be a power of two.
+        group_depths: numbers of stages for which the grid has points of other tile orders.
+        limits_registers: the grid has points with register limits.
     """
 
     name: str
@@ -120,7 +120,7 @@ class KernelFamily:
     # --- legality ---------------------------------------------------------------------------------
 
     def checks(self, c: Any, code: CodeClass, device: Device) -> Checks:
-        """Rules that do not depend on the sizes; of those broken the first is given."""
+        """Rules that do not depend on the sizes. The first that is broken is the reason given."""
         yield from self.own_checks(c, code, device)
         yield from self.register_checks(c, code, device)
         row = device.architecture
@@ -142,7 +142,7 @@ class KernelFamily:
         return iter(())
 
     def register_checks(self, c: Any, code: CodeClass, device: Device) -> Checks:
-        """``maxnreg``, and the registers that one wide instruction takes; spills are no reason."""
+        """Rules for ``maxnreg`` and the registers of one wide instruction; spills are legal."""
         limited = c.maxnreg > 0
         for broken, text in (
             (c.maxnreg < 32, "is under the 32 that addressing takes"),
@@ -160,7 +160,7 @@ class KernelFamily:
             yield one_instruction(is_wide(c.block_m, c.num_warps, code, row), width, limit)
 
     def operand_checks(self, c: Any, code: CodeClass, device: Device) -> Checks:
-        """Rules of how A, B and C are addressed."""
+        """Rules for how A, B and C are addressed."""
         if not self.reads_by_descriptor:
             yield Check(c.repack, f"repack: the {self.name} kernel addresses any operand")
             return
@@ -175,7 +175,7 @@ class KernelFamily:
             yield Check(as_it_is & (x.align < 16), text)
 
     def shared_bytes_at_least(self, c: Any, code: CodeClass, architecture: Architecture) -> Any:
-        """Shared memory that the pipeline's buffers take for certain.
+        """Bytes of shared memory that the pipeline's buffers take at least.
 
         A warpgroup instruction reads its operands while the next stage is being written, so there
         are as many buffers as stages; mma.sync and FMA first load them to registers and need one
@@ -202,7 +202,7 @@ class KernelFamily:
         tiles_n = -(-workload.n // c.block_n)
         tiles = -(-workload.m // c.block_m) * tiles_n
         if self.is_persistent:
-            # A program steps past the last tile, by as many as there are programs, to see the end.
+            # To see the end, a program steps past the last tile by the number of programs.
             yield Check(tiles + device.sm_count > MAX_GRID,
                         "grid: {} tiles and a step past them pass 2**31 - 1", (tiles,))  # fmt: skip
         else:
@@ -215,7 +215,7 @@ class KernelFamily:
     # --- a launch ---------------------------------------------------------------------------------
 
     def stored_columns(self, c: Any) -> Any:
-        """Columns of the block that a tile of C is stored through, part by part."""
+        """Columns of the block in shared memory through which a tile of C is stored, in parts."""
         return c.block_n // (1 + c.halves)
 
     # --- the binary -------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ class KernelFamily:
     def constants(self, spec: Specialization) -> dict[str, Any]:
         """Return the arguments of the kernel whose value is part of the binary.
 
-        ``ACTIVATION``, and ``bias_ptr`` where there is no bias, are so for every kernel.
+        The caller adds ``ACTIVATION``, and ``bias_ptr`` where there is no bias, for every kernel.
         """
         binary, code = spec.config_binary, spec.code
         baked = {
@@ -252,15 +252,17 @@ class KernelFamily:
     def descriptor_blocks(self, spec: Specialization) -> dict[str, tuple[int, int]]:
         """Return the shapes of the blocks that descriptors copy, by argument name.
 
-        In the order of memory, and in that of the kernel's arguments; empty without descriptors.
+        A shape is in the order of memory, the names in that of the kernel's arguments; empty
+        without descriptors.
         """
         return {}
 
     def descriptor_type(self, dtype: str, element: str, block: tuple[int, int]) -> str:
-        """Return Triton's type of the descriptor of such blocks.
+        """Return Triton's type of the descriptor of blocks of this shape.
 
         Args:
-            dtype: of the elements, and element: Triton's name of it.
+            dtype: type of the elements.
+            element: Triton's name of that type.
         """
         return f"tensordesc<{element}[{block[0]}, {block[1]}]>"
 
@@ -268,7 +270,7 @@ class KernelFamily:
 def one_instruction(where: Any, width: Any, limit: Any) -> Check:
     """Check that a thread can hold the accumulators of one wgmma: ptxas cannot spill them.
 
-    They are 64 x width, over 128 threads.
+    The accumulators are 64 x width, spread over 128 threads.
     """
     need = width // 2 + WGMMA_SPARE_REGISTERS
     text = "registers: one wgmma of width {} needs {}, the limit is {}"
@@ -278,17 +280,17 @@ def one_instruction(where: Any, width: Any, limit: Any) -> Check:
 def partial_bytes(c: Any, m: int, n: int) -> Any:
     """Return the bytes of the partial sums of split-K (float32), 0 without a split.
 
-    In floating point, since integers of 64 bits may not hold it; exact as far as the limit.
+    It is a float, since 64-bit integers may not hold it; it is exact up to the limit.
     """
     tiles = -(-m // c.block_m) * -(-n // c.block_n)
     return (c.split_k > 1) * (4.0 * tiles * c.split_k * c.block_m * c.block_n)
 
 
 def repack_elements(workload: Workload) -> tuple[int, int]:
-    """Return the elements of the aligned copies of A and of B, 0 for one that is not copied.
+    """Return how many elements the aligned copies of A and of B have; 0 for one that is not copied.
 
     Rows are padded to 128 bytes, a line of the cache, so that TMA's rows of 128 bytes cross no
-    more lines than they must; rows under 128 bytes only to the 16 that TMA asks for.
+    more lines than they must. Rows under 128 bytes are padded only to the 16 bytes that TMA needs.
     """
 
     def size(x: Matrix, is_copied: bool) -> int:

@@ -1,7 +1,8 @@
 """The search space: the grid of all points, and the rules of which may run where.
 
-:func:`why_illegal` says why one cannot run; :func:`space_rows` is the grid less what cannot run and
-what would only repeat another point; :class:`SearchSpace` has a reason for whatever is left out.
+:func:`why_illegal` says why a point cannot run. :func:`space_rows` gives the grid without the
+points that cannot run and those that would only repeat another point. :class:`SearchSpace` has a
+reason for each point that is left out.
 """
 
 import sys
@@ -51,8 +52,8 @@ def grid() -> tuple[GemmConfig, ...]:
         for limit in (80, 96, 128, 160)
     ]
     found += orders + limits
-    # The TMA kernels, for operands that TMA cannot address as they are. They pay for large
-    # products, so the smallest tiles are left out.
+    # The TMA kernels with copies of operands that TMA cannot address as they are. Copies pay off
+    # for large products only, so the smallest tiles are left out.
     repacked = (
         replace(c, repack=True)
         for of, c in found
@@ -66,7 +67,7 @@ def grid_columns() -> dict[str, Columns]:
     """Return the grid as columns, by family.
 
     Besides the fields of a configuration, ``row`` is the place in the grid, and ``but_for_group`` a
-    number that is equal for those that differ in ``group_m`` only.
+    number that is equal for points that differ only in ``group_m``.
     """
     names = [*GemmConfig.__dataclass_fields__]
     but_for_group = attrgetter(*(name for name in names if name != "group_m"))
@@ -94,7 +95,7 @@ class SearchSpace:
     """The configurations that may run one workload on one target.
 
     Attributes:
-        workload, target: what the space is of.
+        workload, target: those of the space.
         configs: legal and distinct, in the order of the grid.
     """
 
@@ -118,7 +119,7 @@ class SearchSpace:
 
     @property
     def redundant(self) -> dict[GemmConfig, str]:
-        """Return the points that would do the same as another, and which."""
+        """Return the points that would do the same as another, and why."""
         return self._reasons[1]
 
     @cached_property
@@ -162,8 +163,8 @@ def why_illegal(config: GemmConfig, workload: Workload, device: Device) -> str:
 
 
 def space_rows(workload: Workload, target: Target) -> Indices:
-    """Return where the configurations of the space are in ``grid()``, in ascending order."""
-    # By place in the grid: a number that is equal for those that run alike; -1 for the others.
+    """Return the places in ``grid()`` of the configurations of the space, in ascending order."""
+    # By place in the grid: a number that is equal for points that run alike; -1 if one cannot run.
     runs_as = np.full(len(grid()), -1)
     for name, c in _possible(workload.code, target).items():
         checks = family(name).size_checks(c, workload, target.device)
@@ -176,7 +177,7 @@ def space_rows(workload: Workload, target: Target) -> Indices:
 
 @lru_cache(maxsize=64)
 def _possible(code: CodeClass, target: Target) -> dict[str, Columns]:
-    """Return the points of the grid that may run products of some sizes, by family."""
+    """Return the points of the grid that may run this class of code if sizes allow, by family."""
     found = {}
     aligned = not any(code.needs_repack())
     for name, c in grid_columns().items():

@@ -1,8 +1,8 @@
-"""From a code class and a configuration to one Triton source, its binary's identity, its binary.
+"""From a code class and a configuration to a Triton source, its binary, and that one's identity.
 
-Triton would specialise integer arguments on what their values happen to be. Here nothing depends
-on values: strides that the layout makes 1 are constants, and what the alignment class promises is
-said as divisibility. So the number of binaries is finite, and each is known before a GPU is.
+Triton would specialise integer arguments on their values at a launch. Here nothing depends on
+values: strides that the layout makes 1 are constants, and the alignment class is given to Triton as
+divisibility. So the number of binaries is finite, and each is known without a GPU.
 
 The identity of a kernel is read from its file: a process that only looks up what was tuned before
 needs neither Triton nor the kernels.
@@ -39,12 +39,12 @@ REPACK_BLOCK = (16, 256)
 
 @dataclass(frozen=True)
 class Repacking:
-    """The binary that copies operands into aligned rows, as :class:`Specialization` is of a kernel.
+    """The input of the binary that copies operands into aligned rows; see :class:`Specialization`.
 
     Attributes:
         dtype: of the elements.
-        a_unit, b_unit: the elements of a row are contiguous in the source; None for an operand
-            that is not copied. Rows are those of memory: a ``col`` operand's are its columns.
+        a_unit, b_unit: True if the elements of a row are contiguous in the source; None for an
+            operand that is not copied. Rows are those in memory: the columns of a ``col`` operand.
     """
 
     dtype: str
@@ -125,8 +125,8 @@ def _arguments(spec: Specialization) -> tuple[dict[str, str], dict[str, int]]:
         lead, extent = x.in_memory
         strides = [f"stride_{x.name}{lead}", f"stride_{x.name}{extent}"]
         types |= dict.fromkeys(strides, "i64" if code.wide else "i32")
-        # The class also divides the leading stride and the extent of the contiguous dimension. Not
-        # so the descriptors' operands: their rows may be padded copies, whose extents are any.
+        # The class also divides the leading stride and the extent of the contiguous dimension, but
+        # not of operands read by descriptor: these may be padded copies, with any extent.
         if x.layout != "strided" and not (of.reads_by_descriptor and x.name != "c"):
             share = x.align // x.itemsize
             divides[strides[0]] = share
@@ -138,7 +138,7 @@ def _arguments(spec: Specialization) -> tuple[dict[str, str], dict[str, int]]:
 
 
 def _repack_arguments(dtype: str) -> tuple[dict[str, str], dict[str, int]]:
-    """Return the same of the copies; their rows are whole vectors of 16 bytes."""
+    """Return the same for ``repack_operands``: rows of copies are whole vectors of 16 bytes."""
     row = DATA_TYPES[dtype]
     types = {"a_blocks": "i32"}
     divides: dict[str, int] = {}
@@ -175,7 +175,7 @@ def kernel_function(name: str) -> Any:
 
 
 def import_kernels() -> None:
-    """Import all that this Triton can have, and have it hash them: a tenth of a second each."""
+    """Import all kernels that this Triton supports, and let it hash them: 0.1 s each."""
     for name in families():
         with suppress(ImportError, AttributeError):
             _ = kernel_function(name).cache_key
@@ -183,7 +183,7 @@ def import_kernels() -> None:
 
 @cache
 def kernel_trouble(name: str, toolchain: Toolchain) -> str:
-    """Return why a toolchain cannot have a kernel, if the installed Triton tells; else empty."""
+    """Return why a toolchain lacks a kernel; empty if it has it, or if it is not installed here."""
     import triton
 
     if triton.__version__ != toolchain.triton:
@@ -198,7 +198,7 @@ def kernel_trouble(name: str, toolchain: Toolchain) -> str:
 def kernel_hash(name: str) -> str:
     """Return the hash of a kernel's code and of all it uses, without comments and names of files.
 
-    The copies of operands that a launch may make before it are part of it.
+    The kernel that copies operands, which a launch may run before, is part of the hash.
     """
     return kernel_hashes()[name]
 
@@ -206,7 +206,7 @@ def kernel_hash(name: str) -> str:
 @cache
 def kernel_hashes() -> Mapping[str, str]:
     """Return :func:`kernel_hash` of every kernel, by name."""
-    # Parsing takes 20 ms, which a program that only looks up a winner need not wait for.
+    # Parsing takes 20 ms: a program that only looks up a winner should not wait for it.
     modules = {one.kernel.split(":")[0] for one in families().values()}
     kernels = {_file(module): "." in module for module in modules}
     folders = {file.parent for file, in_package in kernels.items() if in_package}
@@ -229,7 +229,7 @@ def _hash(kernels: tuple[str, ...]) -> str:
         functions, scope = _module(module)
         # Unparsed, since what ast.dump prints differs from one Python to the next.
         seen[function] = ast.unparse(functions[function])
-        # All that is named, not only what is called: a warp-specialised region is given its
+        # All functions that are named, not only those called: a warp-specialised region gets its
         # functions by name.
         names = (node.id for node in ast.walk(functions[function]) if isinstance(node, ast.Name))
         queue += [scope[name] for name in names if name in scope]
@@ -277,8 +277,8 @@ def submit(
     """Queue a specialization in a pool.
 
     Args:
-        dump: as for :func:`costmodel.compile.compiler.compile_source`.
-        cache: of :meth:`CompilePool.submit`.
+        dump: as in :func:`costmodel.compile.compiler.compile_source`.
+        cache: as in :meth:`CompilePool.submit`.
     """
     key, make_source = artifact_key(spec, target), partial(source, spec)
     compile_ = partial(compile_source, make_source, target.device.arch, key, spec, dump)
@@ -293,11 +293,11 @@ def compile_many(
     dump: Path | None = None,
     cache: Path | None = None,
 ) -> Generator[Artifact, None, None]:
-    """Compile each distinct specialization once, in a pool of its own; a terminal shows a bar.
+    """Compile each distinct specialization once, in a new pool; a terminal shows a progress bar.
 
     Args:
-        specs, target, dump, cache: of :func:`submit`.
-        n_jobs: of :class:`CompilePool`.
+        specs, target, dump, cache: as in :func:`submit`.
+        n_jobs: as in :class:`CompilePool`.
 
     Yields:
         One artifact per distinct specialization, in the order in which they are done. Closing the
@@ -321,7 +321,7 @@ def compile_for_device(
 ) -> Generator[Artifact, None, None]:
     """Begin to compile into Triton's cache, where every process finds the binaries.
 
-    What launches them is built as well, in the background.
+    Their launchers are built too, in the background.
 
     Args:
         pool: default: :func:`device_compilers`.

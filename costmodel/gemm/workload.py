@@ -35,7 +35,7 @@ ACTIVATIONS = ("none", "relu", "gelu", "silu")
 
 
 def require_activation(name: str) -> None:
-    """Raises: InvalidInput: not one of ACTIVATIONS."""
+    """Refuse, by InvalidInput, a name that is not one of ACTIVATIONS."""
     if name not in ACTIVATIONS:
         raise InvalidInput(f"activation={name!r}: expected one of {', '.join(ACTIVATIONS)}")
 
@@ -50,12 +50,12 @@ def alignment_class(*values_bytes: int, item: int = 2) -> int:
 
 
 class Matrix(NamedTuple):
-    """One matrix of a product, as far as the compiled code knows it.
+    """The properties of one matrix of a product that the compiled code depends on.
 
     Attributes:
         name: ``a``, ``b`` or ``c``.
-        rows, cols: names of its dimensions: of A they are ``m`` and ``k``.
-        layout, align, dtype: as :class:`CodeClass` has them.
+        rows, cols: names of its dimensions: those of A are ``m`` and ``k``.
+        layout, align, dtype: as in :class:`CodeClass`.
     """
 
     name: str
@@ -126,7 +126,7 @@ class CodeClass:
 
     @property
     def kind(self) -> str:
-        """The kind of operand: each has a speed and an exactness of its own."""
+        """The kind of operand: each kind has its own speed and precision."""
         return "tf32" if self.tf32 else self.dtype
 
     @property
@@ -246,10 +246,10 @@ class Workload:
             m, n, k: the sizes; dtype: the element type of A and B.
             a_layout, b_layout, c_layout: ``row`` or ``col``.
             out_dtype: element type of C; default: ``dtype``.
-            bias, activation, tf32: as :class:`CodeClass` has them.
+            bias, activation, tf32: as in :class:`CodeClass`.
 
         Raises:
-            ShapeError, UnsupportedDtype, InvalidInput: with what is wrong.
+            ShapeError, UnsupportedDtype, InvalidInput: the message says what is wrong.
         """
         cls(m, n, k)  # validates the sizes before they are multiplied
         for name, layout in zip("abc", (a_layout, b_layout, c_layout), strict=True):
@@ -289,6 +289,10 @@ class Workload:
 
         Args:
             a: [m, k]; b: [k, n]; out: [m, n]. Only metadata is read, on any device.
+
+        Raises:
+            ShapeError: the shapes do not fit together. LayoutError: ``out`` overlaps itself.
+            UnsupportedDtype: there is no kernel for these types.
         """
         (m, k), (k_b, n) = a.shape, b.shape
         if k != k_b or tuple(out.shape) != (m, n):
@@ -351,7 +355,7 @@ class Workload:
         """The inverse of :meth:`to_dict`; unknown keys are refused.
 
         Raises:
-            InvalidInput, ShapeError, UnsupportedDtype: with what is wrong.
+            InvalidInput, ShapeError, UnsupportedDtype: the message says what is wrong.
         """
         names = CodeClass.__dataclass_fields__.keys()
         sizes = {"m", "n", "k"}
@@ -379,7 +383,7 @@ def _memory(x: "Tensor") -> tuple[Layout, int, int]:
 
 
 def _overlaps_itself(x: "Tensor") -> bool:
-    """Return True if two elements of a matrix are one in memory."""
+    """Return True if two elements of a matrix have the same place in memory."""
     (rows, cols), (row_stride, col_stride) = x.shape, x.stride()
     if rows == 0 or cols == 0:
         return False

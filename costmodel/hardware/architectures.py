@@ -18,8 +18,8 @@ class Architecture:
     Attributes:
         capability: compute capability times ten (90).
         name: the generation.
-        instruction: the widest tensor-core instruction: ``mma.sync`` is a warp's, ``wgmma`` that of
-            four warps, ``tcgen05`` that of a block.
+        instruction: the widest tensor-core instruction: ``mma.sync`` of a warp, ``wgmma`` of four
+            warps, or ``tcgen05`` of a block.
         tensor_flops: dense 16-bit operations of a multiprocessor in a clock, on tensor cores.
         tensor_rates: rate of each data type on the tensor cores, over that of 16 bits. Other types
             take the FMA units.
@@ -27,11 +27,11 @@ class Architecture:
         max_warps, max_blocks: the most that a multiprocessor holds.
         tma: a tensor memory accelerator copies tiles by descriptor.
         tensor_memory: columns of tensor memory, 0 without one.
-        registers: of a multiprocessor, and the most of a block.
+        registers: those of a multiprocessor; also the most that a block may have.
         block_threads: the most threads of a block.
-        reserved_shared_bytes: what CUDA keeps of shared memory for each block. CUDA's tables of
-            limits are without it.
-        ptxas_counts_reserved: ptxas adds it to the shared memory that it reports.
+        reserved_shared_bytes: shared memory that CUDA keeps for each block. CUDA's tables of limits
+            do not include it.
+        ptxas_counts_reserved: ptxas adds that memory to the shared memory that it reports.
     """
 
     capability: int
@@ -51,7 +51,7 @@ class Architecture:
 
     @property
     def is_wide(self) -> bool:
-        """True if it has an instruction that reads its operands from shared memory."""
+        """True if its widest instruction reads operands from shared memory."""
         return self.instruction != "mma.sync"
 
 

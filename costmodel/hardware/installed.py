@@ -1,7 +1,7 @@
 """The installed builds of Triton and the driver, and the compiler's settings; starts nothing.
 
 Two builds of one version, such as a vendor's, may compile differently, and a driver may load or
-clock differently. A choice that rests on timings is of one of each.
+clock differently. So a choice that rests on timings is valid for one build and one driver.
 """
 
 import ctypes
@@ -24,7 +24,8 @@ _HARMLESS = """
 def driver_version() -> str:
     """Return the version of NVIDIA's driver, such as ``570.86.15``.
 
-    Where it is not told, the CUDA that it brings, such as ``CUDA 12080``; empty without a driver.
+    If it cannot be read, return the driver's CUDA version, such as ``CUDA 12080``; empty without a
+    driver.
     """
     try:
         if found := _kernel_module(_DRIVER.read_text(errors="replace")):
@@ -35,7 +36,7 @@ def driver_version() -> str:
 
 
 def driver_cuda() -> int:
-    """Return the CUDA that the driver brings, such as 12080; 0 without a driver."""
+    """Return the driver's CUDA version, such as 12080; 0 without a driver."""
     number = ctypes.c_int()
     try:
         ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
@@ -61,7 +62,7 @@ def triton_build() -> str:
         return ""
     folder = Path(spec.origin).parent.parent
     try:
-        # Path.glob() would ask of each entry what it is.
+        # Path.glob() would look up what each entry is.
         infos = [x for x in os.listdir(folder) if "triton" in x and x.endswith(".dist-info")]
         for record in filter(Path.is_file, (folder / x / "RECORD" for x in sorted(infos))):
             text = record.read_text(encoding="utf-8", errors="replace")  # lists the files' hashes
@@ -76,7 +77,7 @@ def triton_build() -> str:
 def compiler_settings() -> dict[str, str | None]:
     """Return the settings of Triton and ptxas that may change code, by environment variable.
 
-    They are all that Triton's own cache goes by, and its knobs, set in Python or by a variable.
+    They are those in the keys of Triton's own cache, and its knobs, set in Python or by a variable.
 
     Returns:
         values as text; None for a knob that has its default.
@@ -93,14 +94,14 @@ def compiler_settings() -> dict[str, str | None]:
         for name, knob in group.knob_descriptors.items():
             if name in _HARMLESS.split():
                 continue
-            if hasattr(knob, "default_path"):  # a tool, which is started when it is read
+            if hasattr(knob, "default_path"):  # a tool: reading the knob would start it
                 value = vars(group).get(name, os.environ.get(knob.key))
             else:
                 value = getattr(group, name)
             default = getattr(knob, "default_path", getattr(knob, "default", None))
             text = f"{value:d}" if isinstance(value, bool) else str(value)
             found[knob.key] = None if value in (None, "", default) else text
-    # Read from their variables once: PTXAS_OPTIONS when Triton is imported.
+    # Triton reads these variables only once: PTXAS_OPTIONS when it is imported.
     found["PTXAS_OPTIONS"] = CUDAOptions.ptx_options or None
     found["TRITON_INSTRUMENTATION_MODE"] = knobs.compilation.instrumentation_mode or None
     return found

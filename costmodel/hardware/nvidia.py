@@ -20,9 +20,9 @@ def ptxas_version(arch: int) -> str:
 
 
 def facts(index: int) -> dict[str, Any]:
-    """The fields of :class:`costmodel.hardware.target.Device` as the driver tells them.
+    """The fields of :class:`costmodel.hardware.target.Device` as the driver reports them.
 
-    Rates are no figures of a data sheet, but worked out of clocks, bus and architecture.
+    Rates are not those of a data sheet: they are worked out from clocks, bus and architecture.
     """
     import torch
 

@@ -66,7 +66,8 @@ class Device:
     def tflops_of(self, kind: str) -> float:
         """TFLOP/s of a kind of operand by the data sheet (``costmodel.gemm.dtypes``).
 
-        A kind that no tensor core multiplies takes the FMA units, one operation each a clock.
+        A kind that no tensor core multiplies uses the FMA units: one multiply-add per unit and
+        clock.
         """
         rate = self.architecture.tensor_rates.get(kind)
         if rate is None:
@@ -74,7 +75,7 @@ class Device:
         return self.tflops * rate
 
     def roofline_us(self, flops: int, bytes_: int, kind: str = "float16") -> float:
-        """The least time by the data sheet: the larger of arithmetic and traffic, in us."""
+        """The least time by the data sheet, in us: the larger of arithmetic and traffic, or 0.1."""
         arithmetic_us = flops / self.tflops_of(kind) / 1e6
         return max(arithmetic_us, bytes_ / self.bandwidth_gbs / 1e3, 0.1)
 
@@ -97,7 +98,7 @@ DEVICES = {d.name: d for d in _DEVICES}
 
 
 def known_device(product: str, sm_count: int) -> Device | None:
-    """Return the device in :data:`DEVICES` that the driver calls so."""
+    """Return the device in :data:`DEVICES` to which the driver gives this name and SM count."""
     same = (d for d in DEVICES.values() if (d.product, d.sm_count) == (product, sm_count))
     return next(same, None)
 
@@ -107,8 +108,8 @@ class Toolchain:
     """The compiler: other versions, and other settings, give other binaries.
 
     Attributes:
-        triton, ptxas: their versions, such as ``"3.6.0"`` and ``"12.8"``; after that of ptxas
-            stand the settings that change code, as in ``"12.8 DISABLE_PTXAS_OPT=1"``.
+        triton, ptxas: their versions, such as ``"3.6.0"`` and ``"12.8"``; settings that change code
+            follow the version of ptxas, as in ``"12.8 DISABLE_PTXAS_OPT=1"``.
     """
 
     triton: str
@@ -172,7 +173,7 @@ class Target:
         return Target(device, Toolchain.current(device.arch))
 
     def here(self) -> Named:
-        """Return what timings on this machine rest on, for a key on disk."""
+        """Return what timings on this machine depend on, for a key on disk."""
         device, toolchain = self.device, self.toolchain
         return {
             "device": device.product, "arch": device.arch, "sm_count": device.sm_count,
@@ -198,7 +199,7 @@ class Target:
         return target
 
     def check_figures(self) -> None:
-        """Refuse a device that cannot be.
+        """Refuse a device that cannot exist.
 
         Raises:
             InvalidInput: a figure is not over 0.

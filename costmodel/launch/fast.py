@@ -28,8 +28,8 @@ _Key = tuple[int, int, int, int]  # of a launch, A, B and C
 class TritonLaunch:
     """One configuration on operands of one kind: same sizes, strides, alignments and device.
 
-    What Triton's wrappers pass on is recorded at the first launch; later launches only fill in
-    addresses. What cannot be recorded is launched by the wrappers.
+    The arguments that Triton's wrappers pass on are recorded at the first launch; later launches
+    only fill in addresses. A launch that cannot be recorded goes through the wrappers.
 
     Attributes:
         config: the configuration.
@@ -61,7 +61,7 @@ class TritonLaunch:
         return a, b.T if self._is_layer else b, out
 
     def __call__(self, a: Tensor, b: Tensor, out: Tensor, bias: MaybeTensor) -> None:
-        """Queue it on the current stream of the operands' device.
+        """Queue the kernel on the current stream of the operands' device.
 
         Args:
             a, out: matrices, or batches whose rows are those of one matrix.
@@ -80,7 +80,7 @@ class TritonLaunch:
         if self._repack is None:
             self._queue(stream, a, b, out, bias, scratch)
             return
-        # All copies of a stream go to one place: no other thread's may come between.
+        # All copies of a stream go to one place: those of another thread must not come between.
         a, b, out = self._matrices(a, b, out)
         with _copying:
             a, b = self._repack(a, b, workspace, stream)
@@ -140,7 +140,7 @@ class TritonLaunch:
             return None
         # A tensor descriptor holds an address, and takes microseconds to make.
         by_address = "a_ptr" not in self._kernel.names
-        _, *addresses = key  # and not the operands, so that none is held
+        _, *addresses = key  # and not the operands, so that none is kept alive
         arguments = self._arguments(a, b, out) | dict(zip(_POINTERS, addresses, strict=True))
         open_names = (_NONE if by_address else _POINTERS) + _OTHERS
         try:
@@ -170,7 +170,7 @@ def _make_context() -> None:
 def workspace_of(index: int, stream: int) -> Workspace:
     """Return the workspace of a stream.
 
-    What is captured gets its own: a graph may be replayed on any stream, at any time, and the
+    A captured launch gets its own: a graph may be replayed on any stream, at any time, and the
     memory has to stay where it was.
     """
     if torch.cuda.is_current_stream_capturing():
@@ -194,7 +194,7 @@ _copying = Lock()
 _lock = Lock()
 _recordings: dict[_Key, Recording] = {}
 ROOM = 2**15
-"""Recordings by address of all launches together, about 2 KiB each: operands may keep moving."""
+"""The most recordings by address of all launches, about 2 KiB each: operands may keep moving."""
 
 
 # --- by torch -------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ class TorchLaunch:
     """The product by ``torch.mm`` (cuBLAS), where torch was chosen or a size is 0.
 
     Attributes:
-        config: None: no configuration.
+        config: None, since torch has no configuration.
         result: the choice that this launch follows, a ``TuningResult``; None without a choice.
     """
 
@@ -290,7 +290,7 @@ def torch_multiplies_in_tf32() -> bool:
     """Return True if torch's own switch sets float32 products on a GPU to TF32.
 
     ``allow_tf32`` and ``set_float32_matmul_precision`` set the same switch, and may not be read
-    once the newer name was used. A product that has changed the switch is waited for.
+    once the newer name was used. If a product has changed the switch, this waits for its end.
     """
     with _switching:
         return _C._get_fp32_precision_getter("cuda", "matmul") == "tf32"
@@ -298,11 +298,11 @@ def torch_multiplies_in_tf32() -> bool:
 
 @contextmanager
 def float32_precision(tf32: bool) -> Iterator[None]:
-    """Have torch multiply float32 in TF32 or IEEE inside; leave its switch as it was afterwards.
+    """Have torch multiply float32 in TF32 or IEEE inside; restore its switch afterwards.
 
     The switch belongs to the process: it also affects float32 products that other threads queue
-    meanwhile. So it is touched only if it differs. Threads may read it meanwhile by its old names,
-    too: where these could be read before, they are changed with it.
+    meanwhile. So it is changed only if it differs. Other threads may also read it by its old names
+    meanwhile: if these could be read before, they are changed with it.
     """
     with _switching:
         if torch_multiplies_in_tf32() != tf32:
@@ -328,10 +328,11 @@ def float32_precision(tf32: bool) -> Iterator[None]:
 
 
 def _own_precision(backend: str) -> str:
-    """Return what a switch of products itself is set to: ``none`` where it follows its parents.
+    """Return the own setting of a switch for products: ``none`` where it follows its parents.
 
-    Torch says only what holds in the end. Where a parent says the same, the parents are set to
-    ``none`` for an instant, from the top down: then each of them, and the switch, tells its own.
+    Torch returns only the setting that holds in the end. If that of a parent is the same, the
+    parents are set to ``none`` for an instant, from the top down: then each of them, and the
+    switch, returns its own setting.
     """
     read, write = _C._get_fp32_precision_getter, _C._set_fp32_precision_setter
     own = read(backend, "matmul")
@@ -350,7 +351,7 @@ def _by_old_names() -> str | None:
     """Return the setting by torch's old names; None if the new ones contradict them."""
     try:
         return torch.get_float32_matmul_precision()
-    except RuntimeError:  # it asks for the CPU's switch, too
+    except RuntimeError:  # it reads the CPU's switch, too
         pass
     try:
         if not _C._get_cublas_allow_tf32():

@@ -1,4 +1,4 @@
-"""Loading a binary, and what is used of Triton's loader and launcher, which are private to it."""
+"""Loading a binary, by parts of Triton's loader and launcher that are private to Triton."""
 
 import copy
 import functools
@@ -15,7 +15,7 @@ from costmodel.gemm.config import Specialization
 from costmodel.gemm.specialize import SOURCES, Repacking, artifact_key, source
 from costmodel.hardware.target import Target
 
-_TRITONS = ("3.6.", "3.7.", "3.8.", "3.9.")  # Tritons whose launchers were read
+_TRITONS = ("3.6.", "3.7.", "3.8.", "3.9.")  # versions of Triton whose launchers are known
 STREAM = 3
 """Place of the stream among the arguments of a C launcher."""
 
@@ -23,7 +23,7 @@ _STREAM_MARK = 0x5EED
 
 
 def _hooks() -> tuple[Named, Any, Any]:
-    """Return what users have set of Triton's knobs, and its lists of hooks around launches."""
+    """Return the runtime knobs of Triton that users have set, and its lists of launch hooks."""
     from triton import knobs
 
     kind = type(knobs.runtime)
@@ -35,8 +35,9 @@ class Recording:
     """Triton's C launcher, and what it is called with.
 
     Attributes:
-        base: the launch itself, before the kernel's own arguments (from Triton 3.7 on: there these
-            are one argument, a list); empty where ``arguments`` has both.
+        base: arguments of the launch itself, which come before the kernel's own. From Triton 3.7 on
+            the kernel's own are one argument, a list; before, ``arguments`` has both, and ``base``
+            is empty.
         arguments: the kernel's own arguments.
         places: places in ``arguments`` of what each launch fills in; -1 if the kernel lacks it.
     """
@@ -54,8 +55,9 @@ class Kernel:
     Attributes:
         names: its arguments, in order, including those that are part of the binary.
         run, function, metadata: Triton's launcher, and what it needs of the binary.
-        binary: Triton's, which keeps it on the device: 3.8 unloads it with its last reference.
-        hooks: where Triton's hooks stand; if all three are empty, none is set.
+        binary: Triton's object, which keeps the binary on the device: Triton 3.8 unloads it with
+            the last reference to this object.
+        hooks: where Triton's hooks are found; if all three are empty, none is set.
     """
 
     names: tuple[str, ...]
@@ -74,7 +76,7 @@ class Kernel:
         self.run(blocks, 1, 1, stream, self.function, self.metadata, *seen_by, *values)
 
     def launch_hooks(self) -> tuple[Any, ...]:
-        """Return what Triton calls before and after a launch, such as Proton; () if unset."""
+        """Return the hooks that Triton calls before and after a launch (Proton's); () if unset."""
         own, enter, leave = self.hooks
         enter = own.get("launch_enter_hook", enter)
         leave = own.get("launch_exit_hook", leave)
@@ -137,7 +139,7 @@ def load(
     """Compile (or take from Triton's cache) and load a binary; remembered.
 
     Args:
-        remember: note where it lies in Triton's cache, for later processes too. Leave it out for
+        remember: note where the binary is in Triton's cache, for later processes too. False for
             what is tried only once.
 
     Raises:
@@ -160,7 +162,7 @@ def load(
             kernel._init_handles()
         except OutOfResources as error:
             raise LaunchError(f"{name} does not fit the device: {error}") from None
-        except RuntimeError as error:  # of the driver; another configuration mends only this one
+        except RuntimeError as error:  # of the driver; another configuration helps only here
             if "out of memory" not in str(error):
                 raise
             raise LaunchError(f"{name} cannot be loaded: {error}") from None
@@ -169,13 +171,13 @@ def load(
     return Kernel(names, kernel.run, kernel.function, kernel.packed_metadata, kernel)
 
 
-# Python gives all C launchers that it loads again one module, so that Triton may take from it what
-# another thread has just loaded.
+# Python gives one module to all C launchers that it loads again, so that Triton could take from it
+# what another thread has just loaded.
 _loading = threading.Lock()
 
 
 def _c_function(launch: Any) -> Callable[..., None]:
-    """Return what Triton's wrapper for descriptors calls in the end; itself if it is no wrapper."""
+    """Return what Triton's wrapper for descriptors calls in the end; another function as it is."""
     if not isinstance(launch, FunctionType):
         return launch
     return _cells(launch)["launcher"].cell_contents

@@ -80,10 +80,10 @@ class Plan:
         bias: Tensor | None = None,
         scratch: Pair | None = None,
     ) -> Named:
-        """Return the run-time arguments of any kernel by name; each takes those that it has.
+        """Return the run-time arguments of any kernel by name; each kernel takes those that it has.
 
         Args:
-            a, b: as :meth:`aligned` gave them.
+            a, b: as :meth:`aligned` returned them.
         """
         w, c = self.workload, self.config
         (a_m, a_k), (b_k, b_n), (c_m, c_n) = map(_used_strides, (a, b, out))
@@ -101,7 +101,7 @@ class Plan:
 
         Args:
             operands: A and B.
-            copies: as :meth:`aligned` gave them.
+            copies: as :meth:`aligned` returned them.
         """
         blocks = []
         arguments: Named = {}
@@ -179,7 +179,8 @@ class Workspace:
     Args:
         apart: allocate outside a memory pool of the calling thread, such as one of CUDA graphs
             (``torch.cuda.use_mem_pool``): the pool is for results, and this memory is kept.
-        counters: of the device: made by what lies apart, taken by what is captured.
+        counters: those of the device. A workspace that is apart makes them, another takes from
+            them.
     """
 
     def __init__(
@@ -190,7 +191,7 @@ class Workspace:
         self._scratch: tuple[Pair | None, int, int] = (None, 0, 0)
 
     def get(self, size_bytes: int, tiles: int) -> Pair:
-        """Return float32 [size_bytes / 4] of anything, and int32 [tiles] of zeros; or more."""
+        """Return float32 [size_bytes / 4], uninitialised, and int32 [tiles] of zeros; or longer."""
         scratch, most_bytes, most_tiles = self._scratch
         if scratch is not None and size_bytes <= most_bytes and tiles <= most_tiles:
             return scratch
@@ -206,7 +207,7 @@ class Workspace:
         if arrivals is None:
             arrivals = self._at_least("arrivals", tiles, torch.int32, torch.zeros)
         scratch = partial_sums, arrivals
-        # Every launch asks, so that the found pair is kept.
+        # Every launch asks for the pair, so it is kept.
         self._scratch = scratch, 4 * scratch[0].numel(), scratch[1].numel()
         return scratch
 
@@ -252,7 +253,7 @@ class Counters:
         self._used = 0
 
     def make(self) -> None:
-        """Make them, which nothing can in a capture."""
+        """Make the zeros, outside a capture: inside, they cannot be made."""
         import torch
 
         with self._lock:

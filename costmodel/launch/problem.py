@@ -16,7 +16,7 @@ from costmodel.launch.plan import Plan, Repack, Workspace
 if TYPE_CHECKING:
     from torch import Tensor
 
-_GRAIN_BYTES = 512  # as torch allocates: cuBLAS takes up to 14 % longer where A is at 16 bytes
+_GRAIN_BYTES = 512  # as torch allocates: cuBLAS takes up to 14 % longer with A only 16-byte aligned
 
 Operands = tuple["Tensor", "Tensor", "Tensor", "Tensor | None"]
 """(a[m, k], b[k, n], out[m, n], bias[n] or None) of one launch."""
@@ -50,14 +50,14 @@ class GemmProblem:
 
     @property
     def terms(self) -> int:
-        """Products that are added up in one element."""
+        """Number of products that are added up in one element."""
         return self.workload.k
 
     def operands(self, draw: Callable[[str, int], Tensor], count: int) -> list[Operands]:
         """Make disjoint sets of operands, with the layouts and alignments of the workload.
 
         Args:
-            draw: gives at least so many random numbers of a type.
+            draw: returns at least a number of random values of a type.
         """
         import torch
 
@@ -101,10 +101,10 @@ class GemmProblem:
 
         Args:
             stream: the raw handle of the current stream.
-            scratch: kept between the launches of a session, for memory.
+            scratch: a dictionary that a session keeps between its launches, for memory.
 
         Raises:
-            CompileError, LaunchError: it cannot be loaded.
+            CompileError, LaunchError: the configuration cannot be loaded.
         """
         import torch
 
@@ -146,7 +146,7 @@ def _extents(workload: Workload) -> list[_Extent]:
 
 
 class _Extent(NamedTuple):
-    """The place of one operand: rows as in memory, shifted to be aligned as asked and no wider."""
+    """The place of one operand: its rows in memory, shifted to have exactly the alignment asked."""
 
     rows: int
     cols: int

@@ -17,12 +17,12 @@ FAMILIES = [
     "costmodel.gemm.kernels.tma_persistent",
     "costmodel.gemm.kernels.warp_specialized",
 ]
-"""One line registers a family: its module, which has it as ``FAMILY``; in the order of the grid."""
+"""One line registers a family: its module, which defines ``FAMILY``. The grid has this order."""
 
 VARIABLE = "COSTMODEL_KERNELS"
 """Environment variable that names modules of more families, separated by commas.
 
-Children that compile or time inherit it, so it is set before the first family is asked for.
+Set it before the first family is asked for. Children that compile or time inherit it.
 """
 
 
@@ -31,7 +31,7 @@ def known() -> dict[str, Any]:
     """Return the families by name. They are imported when the first is asked for.
 
     Raises:
-        InvalidInput: a module that the variable names is none, or has a name that is taken.
+        InvalidInput: the variable names what is no family, or a family whose name is taken.
     """
     found = {family.name: family for family in map(_family_of, FAMILIES)}
     for module in filter(None, os.environ.get(VARIABLE, "").split(",")):

@@ -31,7 +31,7 @@ class PersistentTmaFamily(TmaFamily):
                                 )  # fmt: skip
 
     def shared_bytes_at_least(self, c: Any, code: CodeClass, architecture: Architecture) -> Any:
-        """The store of one tile overlaps the loads of the next: the tile has its own place."""
+        """The store of one tile overlaps the loads of the next, so the tile has its own memory."""
         buffers = super().shared_bytes_at_least(c, code, architecture)
         if not stores_by_descriptor(code):
             return buffers
