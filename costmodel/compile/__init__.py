@@ -1,1 +1,1 @@
-"""From a Triton source to its binary and the counts of its PTX; needs no GPU, knows no matrices."""
+"""From a Triton source to its binary and the counts of its PTX; needs no GPU, for any kernel."""

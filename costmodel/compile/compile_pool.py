@@ -28,25 +28,28 @@ from costmodel.processes import Action, Done, SupervisedWorker, TimedOut, close_
 _COMPILES_PER_CHILD = 250
 
 
-_Item = tuple[Callable[[], Artifact], Path | None]  # and a folder for Triton's cache
+_Item = tuple[Callable[[], Artifact], Path | None]  # what compiles; a folder for Triton's cache
 _Worker = SupervisedWorker[_Item, Artifact]
 Pending = Future[Artifact]
 
 
 class CompilePool:
-    """Supervised compiling children, each started when it is needed. For any number of threads.
+    """Supervised compiling children, each started when it is needed. Any thread may use the pool.
 
-    Where a child, or its folder, cannot be made, and where the system refuses one its files,
-    :class:`costmodel.errors.HostError` is raised.
+    :class:`costmodel.errors.HostError` is raised if a child or its folder cannot be made, or if the
+    system refuses a child its files.
 
     Args:
         n_jobs: child processes at most; default: the cores that this process may use.
         limit_s: wall seconds per compile; then its status is ``timeout``.
-        idle_s: a child ends when it gets nothing to compile for so long; None: it stays.
+        idle_s: a child ends when it gets nothing to compile for so many seconds; None: it stays.
         preload: an importable function that each fresh child calls while nobody waits for it.
 
     Attributes:
         size: child processes at most.
+
+    Raises:
+        InvalidInput: ``n_jobs`` is below 1.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class CompilePool:
         idle_s: float | None = None,
         preload: Action | None = None,
     ):
-        import joblib  # which sets environment variables
+        import joblib  # here, since it sets environment variables
 
         jobs = self.size = joblib.cpu_count() if n_jobs is None else n_jobs
         if jobs < 1:
@@ -74,12 +77,12 @@ class CompilePool:
             )
             for _ in range(jobs)
         ]
-        # The last one first: few items are compiled by the children that are there already.
+        # The last one is taken first: so few items go to the children that are there already.
         self._idle = list(self._workers)
         self._queued: list[tuple[int, int, Pending, str, Any, _Item]] = []  # a heap
         self._numbers = itertools.count()
         self._closed = False
-        self._lock = threading.Lock()  # of the three above
+        self._lock = threading.Lock()  # guards the four above
         close_at_exit(self)
 
     def submit(
@@ -94,19 +97,19 @@ class CompilePool:
         """Queue a compile; a compiler's failure is a status of the future's artifact.
 
         Args:
-            key, spec: of the artifact, if the child dies.
+            key, spec: of the artifact that is made if the child dies.
             compile_: runs in the child: an importable function, or a ``functools.partial`` of one.
-            cache: a folder of Triton's cache to leave the binaries in, for a process that is to
+            cache: a folder of Triton's cache to leave the binaries in, for a process that will
                 load them; by default they are thrown away.
-            urgency: what is more urgent comes first, and then what came first.
+            urgency: the highest is compiled first; among equals, what was queued first.
         """
         future: Pending = Future()
         with host_errors(), self._lock:
             if self._closed:
                 raise RuntimeError("this pool is closed: make another one")
             if self._idle:
-                # A daemon: an executor's threads would first do all that is queued when the
-                # interpreter ends. It only waits for its child, which is killed then.
+                # A daemon: when the interpreter ends, an executor's threads would first do all
+                # that is queued. This one only waits for its child, which is killed then.
                 thread = threading.Thread(target=self._work, args=self._idle[-1:], daemon=True)
                 thread.start()
                 self._idle.pop()
@@ -116,7 +119,7 @@ class CompilePool:
         return future
 
     def hurry(self, future: Pending, urgency: int) -> None:
-        """Make a compile that is still queued as urgent as that."""
+        """Change the urgency of a compile that is still queued."""
         with self._lock:
             self._queued = [
                 (-urgency, *item[1:]) if item[2] is future else item for item in self._queued
@@ -124,7 +127,7 @@ class CompilePool:
             heapq.heapify(self._queued)
 
     def start(self, count: int) -> None:
-        """Start so many children now, without waiting; else the first compiles start them."""
+        """Start ``count`` children now, without waiting; else the first compiles start them."""
         with host_errors(), self._lock:
             for worker in self._idle[-count:] if count > 0 else ():
                 worker.start()
@@ -137,7 +140,7 @@ class CompilePool:
             self._queued.clear()
         for _, _, future, *_ in queued:
             if future.cancel():
-                future.set_running_or_notify_cancel()  # tells who waits for it
+                future.set_running_or_notify_cancel()  # wakes the threads that wait for it
         for worker in self._workers:
             worker.close()
         shutil.rmtree(self._scratch, ignore_errors=True)  # a killed ptxas may still write there
@@ -149,7 +152,7 @@ class CompilePool:
         self.close()
 
     def _work(self, worker: _Worker) -> None:
-        """Compile by one child until nothing is queued."""
+        """Compile with one child until nothing is queued."""
         while True:
             with self._lock:
                 if not self._queued:
@@ -159,8 +162,8 @@ class CompilePool:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(_compile(worker, key, spec, item))
-                except BaseException as error:  # whoever waits would wait for ever
-                    if self._closed:  # just before the child had it
+                except BaseException as error:  # else a thread that waits would wait for ever
+                    if self._closed:  # just before the child got the item
                         future.set_result(Artifact(key, spec, "crashed", "the pool was closed"))
                     else:
                         future.set_exception(error)
@@ -183,7 +186,7 @@ def _compile(worker: _Worker, key: str, spec: Any, item: _Item) -> Artifact:
 def as_compiled(
     futures: Iterable[Pending], *, progress: bool = False
 ) -> Generator[Artifact, None, None]:
-    """Yield each artifact as soon as it is there; what is left when this is closed is cancelled.
+    """Yield each artifact as soon as it is there; closing the generator cancels the others.
 
     Args:
         progress: show a bar on stderr, if that is a terminal.
@@ -204,21 +207,21 @@ def as_compiled(
 
 
 def settings_of_triton() -> dict[str, str | None]:
-    """Return the environment variables of a child that is to compile as this process does."""
+    """Return the environment variables with which a child compiles as this process does."""
     from triton._C.libtriton import get_cache_invalidating_env_vars
 
-    # Triton's key tells a variable that is set to its default from one that is not set.
+    # In Triton's key a variable that is set to its default differs from one that is not set.
     return {**compiler_settings(), **get_cache_invalidating_env_vars()}
 
 
 def _set_up_child(scratch: str, preload: Action | None) -> None:
     # Under TRITON_INTERPRET the kernels would not be compilable functions.
     os.environ.pop("TRITON_INTERPRET", None)
-    os.environ.pop("TRITON_CACHE_MANAGER", None)  # the folder that it would choose is told
-    # Triton and ptxas leave files behind when they fail; all of them go where they are removed.
-    os.makedirs(scratch, exist_ok=True)  # who tidies up /tmp may have taken it
+    os.environ.pop("TRITON_CACHE_MANAGER", None)  # the child is told the folder it would choose
+    # Triton and ptxas leave files behind when they fail; all go to a folder that is removed.
+    os.makedirs(scratch, exist_ok=True)  # a cleaner of /tmp may have removed it
     tempfile.tempdir = scratch
-    # What each process needs once is done while nobody waits for it.
+    # Work that each process does once is done here, while nobody waits for it.
     know_triton_key()
     if preload is not None:
         preload()
@@ -227,7 +230,7 @@ def _set_up_child(scratch: str, preload: Action | None) -> None:
 def _compile_in_child(item: _Item) -> Artifact:
     from triton import knobs
 
-    # Unless asked for, a cache of its own for each compile: nothing stale, nothing piles up.
+    # By default each compile has a cache of its own: nothing is stale, and nothing piles up.
     compile_, cache = item
     scratch = tempfile.tempdir
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
 """From a Triton source to an artifact: its binary, and the features of its PTX. Needs no GPU.
 
 :func:`compile_source` compiles in this process; :mod:`costmodel.compile.compile_pool` does so in
-processes that may die of it.
+child processes, which may die of it.
 """
 
 import json
@@ -29,12 +29,12 @@ class Artifact:
     """One compiled binary.
 
     Attributes:
-        key: its identity: what it was made of, and what made it.
-        spec: what was to be compiled, as the caller described it.
+        key: its identity: its source, and the compiler that made it.
+        spec: the caller's description of the source.
         status: ``ok``, or how compiling failed; then ``error`` says why and the rest is empty.
         registers: 32-bit registers per thread of the binary (``cuobjdump``).
-        spill_bytes: stack frame of a thread, which in these kernels holds spills only; the one
-            definition of a spill.
+        spill_bytes: stack frame of a thread, which in these kernels holds spills only; this is
+            costmodel's only definition of a spill.
         shared_bytes: shared memory of a block, static and dynamic.
         ptx_hash: hash of the PTX without debug information: equal hashes are the same program.
         ptx: the counts of :data:`costmodel.compile.ptx.PTX_FEATURES`, by name.
@@ -58,7 +58,7 @@ class Artifact:
 
 
 def outweighs(status: ArtifactStatus, other: ArtifactStatus) -> bool:
-    """Return True if an artifact replaces an earlier one of its key."""
+    """Return True if an artifact of this status replaces an earlier one of the same key."""
     return _WEIGHTS.get(status, 0) > _WEIGHTS.get(other, 0)
 
 
@@ -78,22 +78,22 @@ def compile_source(
 ) -> Artifact:
     """Compile a Triton source in this process, with Triton's own disk cache.
 
-    A source that Triton or ptxas refuses gives an artifact of status ``compile_error``; one whose
-    ptxas was killed, for want of memory perhaps, ``crashed``.
-    These exceptions of ``triton.compile`` mean so; all others propagate:
+    A source that Triton or ptxas refuses gives an artifact of status ``compile_error``; if ptxas
+    was killed, perhaps because memory ran out, the status is ``crashed``.
+    These exceptions of ``triton.compile`` count as refusals; all others propagate:
 
-    - ``CompilationError``: the kernel's source, its ``static_assert`` among it;
-    - ``PTXASError``: for one, a ``maxnreg`` that is too small for a wgmma;
+    - ``CompilationError``: the kernel's source, or a ``static_assert`` in it;
+    - ``PTXASError``: for example, a ``maxnreg`` that is too small for a wgmma;
     - ``OutOfResources``: shared or tensor memory;
     - ``ValueError``, ``AssertionError``: options that the backend checks, such as ``num_warps``;
     - ``RuntimeError("PassManager::run failed")``: a pass of MLIR gave up.
 
     Args:
-        make_source: gives the source and the compile options, such as ``num_warps``.
-        arch: compute capability times ten of what is compiled for.
+        make_source: returns the source and the compile options, such as ``num_warps``.
+        arch: compute capability of the target, times ten.
         key, spec: of the artifact.
         dump: a folder for ``KEY.ptx``, ``KEY.sass`` and ``KEY.json``, made if missing.
-        anew: look at nothing that was compiled before.
+        anew: compile even if Triton's cache has the binary.
     """
     from triton.compiler.errors import CompilationError
     from triton.runtime.errors import OutOfResources, PTXASError
@@ -122,9 +122,9 @@ def _compiled(source: Any, options: Mapping[str, Any], arch: int, anew: bool) ->
     setting, gpu = triton.knobs.compilation, GPUTarget("cuda", arch, 32)
     with setting.scope():
         setting.always_compile |= anew
-        setting.store_binary_only = False  # features are of the PTX
+        setting.store_binary_only = False  # features need the PTX
         compiled = triton.compile(source, target=gpu, options=options)
-        if "ptx" not in compiled.asm:  # kept before, as a binary only
+        if "ptx" not in compiled.asm:  # the cache has the binary only
             setting.always_compile = True
             compiled = triton.compile(source, target=gpu, options=options)
         return compiled
@@ -161,7 +161,7 @@ def _resource_usage(cubin: bytes, entry: str) -> dict[str, int]:
 
 
 def _cuobjdump(option: str, cubin: bytes) -> str:
-    """Return what the tool in Triton's wheel prints of a binary."""
+    """Return what the cuobjdump in Triton's wheel prints about a binary."""
     from triton import knobs
 
     path = knobs.nvidia.cuobjdump.path
@@ -198,5 +198,5 @@ def reason(error: BaseException) -> str:
 
 
 def shorten(text: str) -> str:
-    """Cut an error's text to what artifacts keep."""
+    """Cut an error's text to the length that artifacts keep."""
     return text if len(text) <= _ERROR_LIMIT else text[: _ERROR_LIMIT - 1] + "…"

@@ -1,8 +1,8 @@
 """Counts of PTX instructions. Pure functions of the text: nothing is compiled or timed.
 
 The text is first brought to a normal form (:func:`normalize`): one statement a line, without
-what depends on where it was compiled. Counting then sees the normal form only, so that equal
-hashes always mean equal features.
+the parts that depend on where it was compiled. Only the normal form is counted, so equal hashes
+always mean equal features.
 
 Loops are found in the flow graph, not in the order of the text: LLVM may lay out the first half
 of a loop behind its second (it does for sm_100), and the wait loops of inline assembly all carry
@@ -25,11 +25,11 @@ PTX_SCHEMA = 1
 # What is counted. mma_sync, wgmma, tcgen05_mma: of the tensor cores (Ampere, Hopper, Blackwell)
 #   mma_flops: 2*m*n*k of these three; their shapes are per warp, warp group and block
 #   cp_async: asynchronous copies global -> shared, not bulk
-#   bulk_load: cp.async.bulk into shared memory, TMA among it
+#   bulk_load: cp.async.bulk into shared memory, including TMA
 #   bulk_store: cp.async.bulk and cp.reduce.async.bulk out of shared memory
 #   ld_shared_bytes: per thread: vector width times size of the type
 #   tmem: traffic with tensor memory
-#   predicated: instructions under a guard @%p, guarded branches among them
+#   predicated: instructions under a guard @%p, including guarded branches
 #   predicate_ops: setp, selp, set, and logic on .pred
 #   int_arith: integer, bitwise and address arithmetic
 #   fence: also the commits and waits of asynchronous groups
@@ -41,8 +41,8 @@ _COUNTED = """
 """
 _COUNTS = tuple(_COUNTED.split())
 
-# Instructions whose opcode starts so: what the hand-weighted score weighs. cp.async means bulk
-# copies, commits and waits too, as when the text is searched for the substring.
+# The hand-weighted score counts instructions whose opcode starts with these. cp.async includes bulk
+# copies, commits and waits, as in a search of the text for the substring.
 _SCORED = ("mma.sync", "cp.async", "bar.sync", "bra", "ret")
 
 PTX_FEATURES = (
@@ -50,8 +50,8 @@ PTX_FEATURES = (
     *(f"loop_{name}" for name in _COUNTS),  # its main loop, zeros where there is none
     "has_loop",  # 1 where there is a main loop
     "loop_depth",  # nesting of the main loop, 1 = outermost; 0 where there is none
-    "loops",  # all loops, waits that spin among them
-    # Virtual registers declared, by width; 16 and narrower are one.
+    "loops",  # all loops, including waits that spin
+    # Virtual registers declared, by width in bits; narrower ones count as 16.
     *(f"reg_{width}" for width in ("pred", 16, 32, 64, 128)),
     "static_shared_bytes",  # declared with a size; dynamic shared memory is not in the text
     *(f"score_{start.replace('.', '_')}" for start in _SCORED),
@@ -60,13 +60,13 @@ PTX_FEATURES = (
 
 
 def extract(ptx: str) -> dict[str, float]:
-    """Count what :data:`PTX_FEATURES` names: every name, always, in that order.
+    """Count the features of :data:`PTX_FEATURES`: always all of them, in that order.
 
     The main loop is the innermost loop that holds a tensor-core instruction; of several, the one
     with the most tensor-core work, then the first. A spinning wait inside it belongs to it.
 
     Raises:
-        InvalidInput: no kernel in the text, or one that breaks off.
+        InvalidInput: no kernel in the text, or a kernel that breaks off.
     """
     text = normalize(ptx)
     blocks = basic_blocks(text)
@@ -148,10 +148,10 @@ class Block:
 
 
 def basic_blocks(text: str) -> list[Block]:
-    """Split a text of one statement a line into linked basic blocks, of all its functions.
+    """Split a text of one statement a line into the linked basic blocks of all its functions.
 
     Raises:
-        InvalidInput: no kernel in the text, or one that breaks off.
+        InvalidInput: no kernel in the text, or a kernel that breaks off.
     """
     blocks = []
     labels = {}
@@ -211,9 +211,9 @@ def _append(block: Block, line: str, scopes: tuple[int, ...], constants: dict[st
 
 
 def _tcgen05_shape(opcode: str, operands: str, constants: dict[str, str]) -> str:
-    """Return ``.m128n256k16``: tcgen05.mma has its shape in a descriptor, a constant register.
+    """Return the shape, as ``.m128n256k16``: it is in a descriptor, a constant register.
 
-    Empty where the descriptor is not a constant: then the instruction counts, without work.
+    Empty where the descriptor is not a constant: then the instruction counts, but not its work.
     Fields as in the PTX ISA, "Instruction descriptor": N/8 in bits 17 to 22, M/16 in 24 to 28.
     """
     kind = re.search(r"kind::(\w+)", opcode)
@@ -229,10 +229,10 @@ def _tcgen05_shape(opcode: str, operands: str, constants: dict[str, str]) -> str
 def natural_loops(blocks: list[Block]) -> list[frozenset[int]]:
     """Find the natural loops, as sets of block indices; loops with one header are one loop.
 
-    An edge to a block that every path to its source passes (it dominates the source) closes a
-    loop: the blocks that reach the source without passing that header are its body.
+    An edge closes a loop if its target, the header, dominates its source: every path to the source
+    passes the header. The body is the blocks that reach the source without passing the header.
     """
-    order = []  # the blocks that can run; what dominates another comes before it
+    order = []  # the blocks that can run; a block comes after those that dominate it
     before: dict[int, list[int]] = {i: [] for i, b in enumerate(blocks) if b.is_entry}
     pending = list(before)
     while pending:
@@ -245,7 +245,7 @@ def natural_loops(blocks: list[Block]) -> list[frozenset[int]]:
     place = {node: index for index, node in enumerate(order)}
 
     def body_of(source: int, header: int) -> set[int]:
-        """Return the loop that an edge closes; empty if a way to its source is past its header."""
+        """Return the loop that an edge closes; empty if a path to its source avoids its header."""
         body, pending = {header}, [source]
         while pending:
             node = pending.pop()
@@ -281,7 +281,7 @@ _INTEGERS = """
 """
 _FLOAT_ONLY = frozenset(_FLOATS.split())
 _ARITHMETIC = _FLOAT_ONLY.union(_INTEGERS.split())
-# What counts as what, by the base of the opcode, and by its start: of these the first that fits.
+# Counts by the base of the opcode, and counts by its start: there the first that fits is taken.
 _BASES = """
     atomic: atom red
     barrier: bar barrier

@@ -1,13 +1,14 @@
-"""Triton's private parts that compiling needs; another Triton's surprises are mended here.
+"""Private parts of Triton that compiling needs; adaptations to another Triton belong here.
 
-- **Key.** Triton finds what it compiled by a hash of its own files: half a gigabyte of library,
-  read again in each process, which takes half a second. They hardly ever change.
-- **Launchers.** Triton 3.6 writes the C code between Python and a kernel for each kind of
-  signature, and has the C compiler build it, a third of a second, when a binary is first loaded.
-  All that it depends on is known before, so it is built while the kernel itself is compiled.
-- **Binaries.** To find what it compiled before, Triton wants the kernel's source, a tenth of a
-  second to read and hash. What is in its cache is taken from there directly while nothing that it
-  rests on has changed, and only if it is still the same, byte for byte. Else Triton compiles it.
+- **Key.** Triton finds what it compiled by a hash of its own files. It reads half a gigabyte of
+  library again in each process, which takes half a second. The files hardly ever change, so the
+  hash is remembered.
+- **Launchers.** Triton 3.6 writes C code between Python and a kernel for each kind of signature.
+  The C compiler builds it when a binary is first loaded, which takes a third of a second. Its
+  inputs are known earlier, so here it is built while the kernel itself is compiled.
+- **Binaries.** To find what it compiled before, Triton reads and hashes the kernel's source, which
+  takes a tenth of a second. Here the binary is taken from Triton's cache directly, if nothing that
+  it depends on has changed and it is still the same, byte for byte. Else Triton compiles it.
 """
 
 import functools
@@ -28,9 +29,9 @@ from costmodel.files import Named, cached_fact
 from costmodel.hardware.target import Target
 
 MakeSource = Callable[[], tuple[Any, Named]]
-"""Gives the Triton source and compile options of a binary; imports its kernel."""
+"""Returns the Triton source and compile options of a binary; imports its kernel."""
 
-# Of these begin the names of the variables that Triton, LLVM and ptxas look at.
+# Names of variables that Triton, LLVM and ptxas read begin with these.
 _VARIABLES = "TRITON PTXAS LLVM MLIR DISABLE USE_ NVPTX AMDGCN ENABLE"
 _LAUNCHER = "__triton_launcher"  # as Triton has it
 
@@ -38,9 +39,9 @@ log = logging.getLogger("costmodel")
 
 
 def cache_folder() -> Path:
-    """Return where this process's Triton keeps what it compiles.
+    """Return the folder where Triton keeps what it compiles in this process.
 
-    Servers have a cache manager of their own (``TRITON_CACHE_MANAGER``) with a folder for each
+    Some servers set their own cache manager (``TRITON_CACHE_MANAGER``), with a folder for each
     process.
     """
     from triton import knobs
@@ -59,15 +60,15 @@ _KEY_LOCK = Lock()
 def know_triton_key() -> None:
     """Give Triton its key, so that this process need not compute it.
 
-    It is what Triton itself computed from the same files once. Triton 3.9 gives it to its own
-    compile workers in the same way. Does nothing where Triton is built in another way. A thread
-    that asks while another works it out waits for it.
+    The key is what Triton itself computed from the same files once. Triton 3.9 gives it to its own
+    compile workers in the same way. Nothing is done if this Triton is built in another way. If one
+    thread works the key out, others wait for it.
     """
     from triton.runtime import cache
 
     with _KEY_LOCK:
         own: Any = getattr(cache, "triton_key", None)
-        # Its cache is not there where another Triton is built otherwise, or after we replaced it.
+        # `cache_info` is missing if this Triton is built in another way, or after we replaced it.
         if not hasattr(own, "cache_info") or own.cache_info().currsize or not triton_files():
             return
         key = cached_fact("triton", triton_files(), lambda: {"key": str(own())})["key"]
@@ -76,9 +77,9 @@ def know_triton_key() -> None:
 
 @functools.cache
 def triton_files() -> tuple[Path, ...]:
-    """List the files that Triton's key is made of, and more: its library, and what compiles.
+    """List the files that Triton's key is made of, and more: its library, and all that compiles.
 
-    Empty where Triton is built in another way.
+    Empty if this Triton is built in another way.
     """
     import triton
 
@@ -87,7 +88,7 @@ def triton_files() -> tuple[Path, ...]:
     sources = [
         Path(folder, name)
         for part in ("compiler", "backends", "language", "runtime")
-        # Where Triton is being developed, a backend is a link to another folder.
+        # In a development install of Triton, a backend is a link to another folder.
         for folder, _, names in os.walk(root / part, followlinks=True)
         for name in names
         if name.endswith(".py")
@@ -101,11 +102,11 @@ def triton_files() -> tuple[Path, ...]:
 def build_launchers(sources: Iterable[Any]) -> Thread:
     """Begin to build the launchers of Triton sources into Triton's cache, in daemon threads.
 
-    What goes wrong is left for Triton to meet again, and to report, when it loads the binary. From
-    Triton 3.7 on one launcher serves all kernels, and there is nothing to build.
+    Failures are ignored here: Triton meets them again when it loads the binary, and reports them.
+    From Triton 3.7 on one launcher serves all kernels, and there is nothing to build.
 
     Args:
-        sources: read in the thread too, since making one may import its kernel.
+        sources: consumed in the thread, since making one may import its kernel.
 
     Returns:
         A thread that ends when all of them are built.
@@ -114,7 +115,7 @@ def build_launchers(sources: Iterable[Any]) -> Thread:
 
 
 def _begin(work: Callable[[Any], None], *arguments: Any) -> Thread:
-    """Start a daemon thread: it only waits for a C compiler."""
+    """Start a daemon thread; it may be a daemon, since it only waits for a C compiler."""
     thread = Thread(target=work, args=arguments, daemon=True)
     with host_errors():
         thread.start()
@@ -124,7 +125,7 @@ def _begin(work: Callable[[Any], None], *arguments: Any) -> Thread:
 def _build_all(sources: Iterable[Any]) -> None:
     from triton import knobs
 
-    # Types that differ in nothing that C knows of have one launcher.
+    # Signatures whose types are the same in C share one launcher.
     wanted = {(knobs.cache.dir, text) for text in map(_text, sources) if text} - _begun
     _begun.update(wanted)
     for thread in [_begin(_build, text) for _, text in wanted]:
@@ -138,7 +139,7 @@ def _text(source: Any) -> str:
 
         if not hasattr(driver, "make_launcher"):
             return ""
-        # Of the descriptors it only asks whether TMA reads them, as it does for all of ours.
+        # It only asks if TMA reads each descriptor, which is so for all of ours.
         described = sum(str(x).startswith("tensordesc") for x in source.signature.values())
         kinds = dict(source.signature)
         return str(driver.make_launcher(source.constants, kinds, [{}] * described))
@@ -150,9 +151,9 @@ def _text(source: Any) -> str:
 def _build(text: str) -> None:
     """Build as Triton's ``compile_module_from_src``, which then finds the result; load nothing.
 
-    Loaded too early, before Triton's own C code, a launcher would refuse every tensor descriptor
-    for as long as the process lives. And Python gives all launchers that it loads once more one
-    module: a thread that loads one may take away another thread's.
+    A launcher that is loaded before Triton's own C code refuses every tensor descriptor for as long
+    as the process lives. Also, Python gives all launchers that it loads again one module: a thread
+    that loads one may replace that of another thread.
     """
     try:
         from triton.backends.nvidia import driver
@@ -163,12 +164,12 @@ def _build(text: str) -> None:
         cache, file = get_cache_manager(key), _LAUNCHER + sysconfig.get_config_var("EXT_SUFFIX")
         if cache.get_file(file) is not None:
             return
-        # At the interpreter's end the compiler may still be writing when its folder goes.
+        # At the interpreter's end the compiler may still be writing when its folder is removed.
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             source = Path(folder, f"{_LAUNCHER}.c")
             source.write_text(text)
             libraries = driver.library_dirs(), driver.include_dirs, driver.libraries
-            # It only unpacks arguments: what optimizing for long gains is under 0.1 us a launch.
+            # It only unpacks arguments: more optimization gains under 0.1 us a launch.
             made = build._build(_LAUNCHER, str(source), folder, *libraries, ["-Og"])
             cache.put(Path(made).read_bytes(), file, binary=True)
     except Exception as error:  # as above
@@ -182,7 +183,7 @@ _begun: set[tuple[str, str]] = set()
 
 
 def compiled(make_source: MakeSource, name: object, target: Target) -> Any:
-    """Compile a source, or find its binary in Triton's cache: a ``CompiledKernel``.
+    """Compile a source, or find its binary in Triton's cache; return the ``CompiledKernel``.
 
     Args:
         name: for messages.
@@ -210,11 +211,11 @@ def compiled(make_source: MakeSource, name: object, target: Target) -> Any:
 def recalled(
     key: str, make_source: MakeSource, name: object, target: Target, files: Iterable[Path]
 ) -> Any:
-    """Compile as :func:`compiled`; in a later process do not look at the kernel.
+    """Compile as :func:`compiled`; a later process finds the binary without reading the kernel.
 
     Args:
-        key: the identity of the binary, from its kernel's code and what made it.
-        files: what makes the source and the options, besides the kernel's code.
+        key: the identity of the binary: its kernel's code, and the compiler that made it.
+        files: files that determine the source and the options, besides the kernel's code.
     """
     if not _plain_triton():
         return compiled(make_source, name, target)
@@ -281,6 +282,6 @@ def _from_cache(found: dict[str, str]) -> Any:
         )
         group = {Path(path).name: path for path in (metadata, cubin)}
         return CompiledKernel(source, group, found["hash"])
-    except Exception as error:  # another Triton's cache, perhaps: Triton itself knows
+    except Exception as error:  # perhaps another Triton's cache: Triton itself will look
         log.debug("not taken from Triton's cache: %s: %.200s", type(error).__name__, error)
         return None

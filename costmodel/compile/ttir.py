@@ -1,8 +1,9 @@
-"""Compiles any Triton kernel in other processes, which import nothing of the program's.
+"""Compiles any Triton kernel in other processes, which import no module of the user's program.
 
 Triton binds a call's arguments as it always does, but is stopped before it compiles
-(:func:`recorded`). Here the kernel becomes raw TTIR, a text (:class:`FrontEnd`): often one for many
-configurations. A child of :class:`costmodel.compile.compile_pool.CompilePool` compiles the text
+(:func:`recorded`). In this process the kernel becomes raw TTIR, a text (:class:`FrontEnd`); often
+many configurations share one text. A child of
+:class:`costmodel.compile.compile_pool.CompilePool` compiles the text
 into Triton's own cache under Triton's own key (:func:`compile_job`), and the program's launch then
 finds it there.
 """
@@ -42,7 +43,7 @@ class Compilation:
     Attributes:
         function: the ``triton.jit`` or Gluon function.
         signature, constexprs, attrs: of its arguments, as ``ASTSource`` takes them.
-        options: of the backend, parsed.
+        options: the backend's options, parsed.
     """
 
     function: Any
@@ -55,15 +56,16 @@ class Compilation:
 
 
 def recorded(call: Callable[[], object], kernel: object = None) -> tuple[list[Compilation], object]:
-    """Run a call of kernels in this thread; compile nothing, launch nothing that is not compiled.
+    """Run a call of kernels in this thread; compile nothing, launch only what is compiled already.
 
     Args:
         call: such as ``lambda: kernel.run(*args, grid=grid, warmup=True, num_warps=8)``.
-        kernel: what Triton takes for the compiled kernel, and launches; None: it launches none.
+        kernel: given to Triton as the compiled kernel, which it launches; None: it launches none.
 
     Returns:
-        what Triton would have compiled, and what the call returned. A kernel that this process has
-        compiled already is not in the list; ``run`` has then returned the ``CompiledKernel``.
+        the compiles that Triton would have made, and what the call returned. A kernel that this
+        process has compiled already is not in the list; ``run`` has then returned the
+        ``CompiledKernel``.
     """
     found: list[Compilation] = []
     outer, _recorder.found = getattr(_recorder, "found", None), (found, kernel)
@@ -100,7 +102,7 @@ def _parse_alone(self: Any) -> Any:
         return _parse(self)
 
 
-if sys.version_info < (3, 12):  # where a tree fails if two threads make one (CPython's gh-106905)
+if sys.version_info < (3, 12):  # there two threads cannot both make a tree (CPython's gh-106905)
     JITFunction.parse = _parse_alone
 
 
@@ -112,8 +114,8 @@ class KernelJob:
     """A kernel to be compiled, in plain data.
 
     Attributes:
-        key: by which Triton finds the binary in its cache.
-        override: a hash of the content of the ``ir_override`` file, whose path only is in ``key``.
+        key: Triton's key of the binary in its cache.
+        override: a hash of the content of the ``ir_override`` file; ``key`` has its path only.
         name: of the kernel.
         text: raw TTIR, or what Gluon makes instead.
         ext: ``ttir``, or Gluon's ``ttgir`` (``glir`` from Triton 3.9 on).
@@ -133,22 +135,22 @@ class KernelJob:
 
     @property
     def identity(self) -> str:
-        """Return the key, with the content of what overrides the kernel."""
+        """Return the key, and the hash of the override if there is one."""
         return f"{self.key}-{self.override}" if self.override else self.key
 
 
-_LAUNCHER_S = 10.0  # for the C compiler; after that Triton tries
+_LAUNCHER_S = 10.0  # for the C compiler; after that Triton builds the launcher itself
 
 
 class FrontEnd:
-    """Makes jobs of compilations. For any number of threads, one of which works at a time.
+    """Makes jobs of compilations. Any number of threads may use it; one works at a time.
 
-    The text of a kernel is made once for all options that its making did not look at: the number of
-    warps and of stages are seldom among them.
+    Configurations that differ only in options that the making of the text did not read share one
+    text. It seldom reads the numbers of warps and of stages.
 
     Args:
-        kept: so many sets of constants are remembered before all are forgotten: a server that never
-            ends may tune without end.
+        kept: limit of sets of constants that are remembered; then all are forgotten, since a server
+            that never ends may tune without end.
     """
 
     def __init__(self, kept: int = 200):
@@ -164,14 +166,14 @@ class FrontEnd:
                 self._building.pop().join(_LAUNCHER_S)
 
     def job(self, compilation: Compilation) -> KernelJob:
-        """Make the job of a compilation, and begin to build the launcher of a new kind of it.
+        """Make the job of a compilation; if it needs a new text, begin to build its launcher.
 
         Raises:
             CompileError: the kernel cannot be made into TTIR, or its override cannot be read.
-            HostError: only this process can compile as it does, for a hook of it takes part.
+            HostError: a hook in this process takes part in compiling, so no child can compile it.
         """
         function, options = compilation.function, compilation.options
-        hooks = options.instrumentation_mode not in ("", "consan")  # it is one of Proton's
+        hooks = options.instrumentation_mode not in ("", "consan")  # other modes are Proton's
         if hooks or knobs.runtime.add_stages_inspection_hook:
             raise HostError(
                 f"{function.__name__}: a hook in this process, such as Proton's instrumentation, "
@@ -188,7 +190,7 @@ class FrontEnd:
             content = Path(override).read_bytes() if override else b""
         except HostError:
             raise
-        except Exception as error:  # functions of the user's run at compile time
+        except Exception as error:  # the user's functions run at compile time
             raise CompileError(f"{source.name} does not compile: {reason(error)}") from error
         know_triton_key()
         key = get_cache_key(source, compilation.backend, options, env_vars=environment)
@@ -224,7 +226,7 @@ class FrontEnd:
 
 
 front_end = functools.cache(FrontEnd)
-"""Returns the one of this process."""
+"""Returns the front end of this process."""
 
 
 class _Watched:
@@ -251,7 +253,7 @@ def count_operations(text: str) -> dict[str, int]:
 
 
 class TextSource(ASTSource):  # type: ignore[misc]
-    """A kernel of which Triton sees the text only."""
+    """A kernel that Triton sees as a text only."""
 
     def __init__(self, job: KernelJob):
         self._job = job
@@ -268,7 +270,7 @@ class TextSource(ASTSource):  # type: ignore[misc]
 
 
 def parse_module(text: str, context: Any) -> Any:
-    """Make a module of its text; RuntimeError if it is none."""
+    """Parse the text of a module; RuntimeError if it is no module."""
     with tempfile.NamedTemporaryFile("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -280,15 +282,16 @@ def parse_module(text: str, context: Any) -> Any:
 def compile_job(job: KernelJob, spec: Any = None) -> Artifact:
     """Compile a job into Triton's cache, in this process; the kernel's module is not needed.
 
-    A process with other settings than those in which the job was made cannot poison the cache: it
-    leaves the binary under another key, and the program then compiles for itself. Any failure but
-    one of the system's is a status of the artifact: of other people's kernels, who knows which.
+    A process whose settings differ from those of the process that made the job cannot spoil the
+    cache: it leaves the binary under another key, and the program then compiles for itself. Any
+    failure except an OSError is a status of the artifact: other people's kernels may fail in any
+    way.
 
     Args:
         spec: of the artifact.
     """
     source = TextSource(job), dict(job.options)
-    # Of an override's file Triton would not see that it has changed.
+    # Triton would not see that an override's file has changed.
     anew = bool(job.override)
     try:
         return compile_source(lambda: source, job.arch, job.identity, spec, anew=anew)

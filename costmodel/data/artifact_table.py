@@ -30,7 +30,7 @@ class ArtifactTable(Mapping[str, Artifact]):
     """Artifacts by key. Rows become objects only when they are asked for."""
 
     def __init__(self, table: ArrowTable):
-        """Take over an Arrow table of :meth:`schema` without faults that holds each key once."""
+        """Wrap an Arrow table of :meth:`schema` that has no faults and holds each key once."""
         keys, statuses = (table.column(name).to_pylist() for name in ("key", "status"))
         self.statuses = dict(zip(keys, statuses, strict=True))
         self._row = {key: row for row, key in enumerate(keys)}
@@ -67,7 +67,7 @@ class ArtifactTable(Mapping[str, Artifact]):
 
     @classmethod
     def rows(cls, artifacts: Iterable[Artifact]) -> ArrowTable:
-        """Lay out artifacts as an Arrow table, with the hash of the kernel of each."""
+        """Lay out artifacts as an Arrow table, each with the hash of its kernel."""
         hash_of, code_of = cache(kernel_hash), cache(asdict)
         rows = [
             {
@@ -103,7 +103,7 @@ class ArtifactTable(Mapping[str, Artifact]):
                 kept[key] = row
         return rows.take(np.array([*kept.values()])) if len(kept) < len(keys) else rows
 
-    # By identity: a table is a key of caches, and equal ones are not looked for.
+    # By identity: a table is a key of caches, which need not find an equal one.
     __eq__, __hash__ = object.__eq__, object.__hash__
 
     def __getitem__(self, key: str) -> Artifact:
@@ -129,10 +129,11 @@ class ArtifactTable(Mapping[str, Artifact]):
         return [self._objects.get(key) for key in keys]
 
     def columns(self, keys: Sequence[str]) -> tuple[Floats, Texts]:
-        """Return the columns that :class:`Candidates` have of the binaries of the given keys.
+        """Return the columns of :class:`Candidates` that describe the binaries of the given keys.
 
         Returns:
-            (artifact_columns, ptx_hash): NaN and empty where a key is unknown or did not compile.
+            (artifact_columns, ptx_hash): float64 [len(keys), len(ARTIFACT_COLUMNS)] and str
+            [len(keys)]; NaN and empty where a key is unknown or did not compile.
         """
         known = np.array([self.statuses.get(key) == "ok" for key in keys], dtype=bool)
         rows = np.array([self._row.get(key, 0) for key in keys], dtype=np.intp)[known]
@@ -157,7 +158,7 @@ class ArtifactTable(Mapping[str, Artifact]):
         return self._table
 
     def merged_with(self, others: Sequence[ArtifactTable]) -> ArtifactTable:
-        """Return the rows of all tables; of equal keys the one that :meth:`distinct` keeps."""
+        """Return the rows of all tables; for each key the row that :meth:`distinct` keeps."""
         import pyarrow as pa
 
         if not others:

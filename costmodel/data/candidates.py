@@ -113,7 +113,8 @@ class CostModel(ABC):
 
     Attributes:
         name: what results call the model.
-        kind: what an evaluation lists it as; a learned model also plans the m of a bucket.
+        kind: group in an evaluation; a learned model also chooses configurations for each m of a
+            bucket.
         predicts_latency: True if a cost is a latency in us, False if it only orders.
     """
 
@@ -138,10 +139,10 @@ class CostModel(ABC):
     def nearest(
         self, workload: Workload, candidates: Candidates, target: Target, count: int
     ) -> tuple[Indices, Floats]:
-        """Predict at least the ``count`` candidates that seem nearest to the fastest.
+        """Predict the cost of the candidates that seem fastest, of at least ``count`` of them.
 
         Returns:
-            (rows, cost): ascending rows of the candidates, and the cost of each.
+            (rows, cost): ascending rows of the candidates, intp, and the cost of each, float64.
         """
         return np.arange(len(candidates)), self.predict(workload, candidates, target)
 
@@ -152,11 +153,15 @@ class CostModel(ABC):
     def contributions(
         self, workload: Workload, candidates: Candidates, target: Target
     ) -> tuple[Floats, Floats] | None:
-        """Split predictions into a start and the log factor of each feature; None if it cannot."""
+        """Split predictions into a start and the log factor of each feature; None if it cannot.
+
+        Returns:
+            (start_us, log_factors): float64 [n] and [n, features].
+        """
         return None
 
     def artifacts_for(self, target: Target) -> Mapping[str, Artifact] | None:
-        """Artifacts by key that the model was trained with, if this target's are the same."""
+        """Artifacts by key that the model was trained with; None if this target's differ."""
         return None
 
     def why_not_usable(self, workload: Workload | None, target: Target) -> str:
@@ -176,20 +181,20 @@ class CostModel(ABC):
         return ""
 
     def expected_kept(self, *, ptx: bool) -> Mapping[str, float]:
-        """Mean share of the best speed that the best of the first k keep, by k; empty if unknown.
+        """Mean share of the best speed that the best of the first k has, by k; empty if unknown.
 
         Args:
-            ptx: of rankings whose artifacts are all known, or of others.
+            ptx: True: for rankings whose artifacts are all known; False: for others.
         """
         return {}
 
     def out_of_coverage(self, workload: Workload) -> str:
-        """Say which property of a workload is new to the model; empty if none is, or unknown."""
+        """Say which property of a workload is new to the model; empty if none, or not known."""
         return ""
 
 
 ModelLike = CostModel | str | PathLike[str] | None
-"""A model, or the directory of one; None: the one that answers without being named."""
+"""A model, or the directory of one; None: the one that answers if none is named."""
 
 
 def _matrix(rows: Iterable[tuple[float, ...]], width: int) -> Floats:

@@ -10,9 +10,10 @@
       measurements-<time>-<id>.parquet
 
 Each append is one file, written whole or not at all under a name of its own. So a killed run loses
-nothing that was appended, several processes may append at once, and reading needs no repair. Of
-rows that were recorded twice the first counts, but a binary that compiled replaces a failure.
-Append artifacts before the rows that refer to them.
+nothing that was appended, several processes may append at once, and reading needs no repair. If a
+row was recorded twice, the first one counts; but a binary that compiled replaces a failure, and a
+row of a changed kernel replaces that of the old one. Append artifacts before the rows that refer to
+them.
 """
 
 import os
@@ -50,8 +51,8 @@ class _Table(NamedTuple):
         schema: returns its columns.
         distinct: keeps each artifact, or each outcome, once.
         faults: marks the rows that cannot be used.
-        order: sorted like this, neighbours differ in little and the columns compress.
-        header: what its files say in their headers besides the identity.
+        order: columns to sort by; then neighbours differ little, and the columns compress.
+        header: fields of its files' headers besides the identity.
     """
 
     name: str
@@ -76,7 +77,7 @@ class Dataset:
     """A dataset directory, open for reading and appending.
 
     Attributes:
-        identity: of all rows; ``target`` and ``protocol`` are its own.
+        identity: what all rows share: ``target`` and ``protocol``.
     """
 
     def __init__(self, path: Path, identity: shards.Identity, created: str):
@@ -85,7 +86,7 @@ class Dataset:
         self.target, self.protocol = identity.target, identity.protocol
         self.created = created
         self._artifacts: ArtifactTable | None = None
-        # Of artifacts: appending must not read them all again.
+        # Of artifacts, by key: appending must not read them all again.
         self._statuses: dict[str, ArtifactStatus] | None = None
         self._measurements: dict[tuple[Role, ...], MeasurementTable] = {}
 
@@ -148,7 +149,7 @@ class Dataset:
 
         Args:
             records: what was measured, failures too.
-            run: the run and the card it was measured in.
+            run: the run, and the card that it used.
             role: what the rows are for.
             torch: timings of ``torch.matmul``, by workload.
 
@@ -163,7 +164,7 @@ class Dataset:
     def append_artifacts(self, artifacts: Iterable[Artifact]) -> None:
         """Record compiled artifacts; once this returns they are on disk.
 
-        Those that are there already are kept, but one that compiled replaces a failure.
+        Artifacts that were recorded before are kept, but one that compiled replaces a failure.
         """
         if self._statuses is None:
             self._statuses = dict(self.artifacts().statuses)
@@ -211,8 +212,8 @@ class Dataset:
     def recorded(self, workload: Workload) -> dict[GemmConfig, Measurement]:
         """Return all outcomes of a workload; empty if it was not measured.
 
-        Rows of a kernel that has changed since count too, but of one version of each kernel only:
-        the one whose run started last.
+        Rows of a kernel that has changed since then count too, but only those of one version of
+        each kernel: the version whose run started last.
         """
         table = self.measurements("train", "eval")
         rows = table.rows_for(workload)
@@ -240,9 +241,9 @@ class Dataset:
         return found[0] if found else None
 
     def frame(self, *roles: Role, kernel_hashes: Mapping[str, str] | None = None) -> Frame:
-        """Return rows with features, without torch's; ``train`` if no role is given.
+        """Return rows with features, without torch's; of role ``train`` if none is given.
 
-        Those of a card that is over 5 % apart from its twins are dropped.
+        Rows of a card whose times are over 5 % apart from those of its twins are dropped.
 
         Args:
             kernel_hashes: current hash of each kernel, by name: rows of a kernel that has changed
@@ -276,10 +277,10 @@ class Dataset:
         return table.take(changed == "") if dropped else table, dict(dropped)
 
     def compact(self) -> None:
-        """Merge the shards into one file a table, sorted and compressed, and count in the card.
+        """Merge the shards into one sorted, compressed file per table; write counts to the card.
 
-        A crash in between leaves rows twice, which reading drops; nothing is lost. Of several
-        processes at once, each waits for the one before it.
+        A crash in between loses nothing: it leaves rows twice, and reading drops the copies. If
+        several processes compact at once, each waits for the one before it.
         """
         with shards.compaction_lock(self.path):
             for table in (_ARTIFACTS, _MEASUREMENTS):
@@ -301,7 +302,7 @@ class Dataset:
             )  # fmt: skip
 
     def _apart(self) -> dict[str, float]:
-        """Return the cards that are over 5 % apart from their twins, and how far."""
+        """Return the cards over 5 % apart from their twins, and the factor that they take."""
         every = self.measurements("anchor").twins().items()
         return {card: factor for card, factor in every if abs(factor - 1) > _APART}
 
@@ -350,8 +351,8 @@ class Dataset:
 
     def _files(self, table: _Table) -> tuple[list[Path], ArrowTable]:
         """Return the files of a table and all their rows, in the order of the files."""
-        # Shards go once the compacted file is there. Asked for before them, it may come in between,
-        # and neither would be seen.
+        # Compacting removes the shards once the compacted file is there. List the shards first: if
+        # the compacted file came between a look for it and the list, neither would be seen.
         files = sorted(self.path.glob(f"{table.name}-*.parquet"))
         compacted = self.path / f"{table.name}.parquet"
         if os.path.lexists(compacted):
@@ -359,7 +360,7 @@ class Dataset:
         rows = shards.read_shards(
             files, table.schema(), self.identity, table.faults, **table.header
         )
-        _card_of(self.path)  # there would be no rows if the folder was moved meanwhile
+        _card_of(self.path)  # raises if the folder was moved meanwhile, which would look empty
         return files, rows
 
     def _read(self, table: _Table) -> ArrowTable:
@@ -378,7 +379,7 @@ class Dataset:
 
 
 def _card_of(path: Path) -> Path:
-    """Return the card of a dataset's directory, which must be there."""
+    """Return the path of a dataset's card; MissingData if it is not there."""
     card = path / CARD
     with file_errors(card):
         there = card.exists()

@@ -1,4 +1,4 @@
-"""The outcome of one timing, the run that it belongs to, and the interface of what times."""
+"""The outcome of one timing, the run that it belongs to, and the interface of a runner."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class Measurement:
         p10_us, p90_us: quantiles over the repeats.
         repeats: timed repeats, each of several launches.
         clock_mhz: SM clock beside the measurement, 0 where unknown.
-        error: what went wrong; of one that is ``ok``, what speaks against it.
+        error: what went wrong; if the status is ``ok``, a reason to doubt the latency.
     """
 
     status: Status
@@ -72,12 +72,12 @@ class Measurement:
 
     @property
     def least_us(self) -> float:
-        """The latency less what it may be off, about two standard deviations of the median."""
+        """The latency minus its uncertainty, about two standard deviations of the median."""
         return self.latency_us - (self.p90_us - self.p10_us) / max(self.repeats, 1) ** 0.5
 
     @property
     def most_us(self) -> float:
-        """The latency and what it may be off."""
+        """The latency plus its uncertainty."""
         return 2 * self.latency_us - self.least_us
 
     @property
@@ -101,7 +101,7 @@ class TuningRecord:
 
 Role = Literal["train", "eval", "anchor"]
 """Purpose of a row. ``anchor`` rows time again what is recorded already, later in the same run or
-in another: they show the noise, are kept once per run, and are never trained on."""
+in another run. They show the noise, are kept once per run, and are never trained on."""
 
 
 @dataclass(frozen=True)
@@ -131,14 +131,14 @@ class Runner(Protocol):
     """Times configurations. Batch in, batch out: one measurement per candidate, in order.
 
     Attributes:
-        needs_binaries: what is timed must be compiled before.
+        needs_binaries: True if a candidate must be compiled before it is timed.
     """
 
     needs_binaries: bool = True
 
     @property
     def target(self) -> Target | None:
-        """The target that its timings are of; None: the current device."""
+        """The target of its timings; None: the current device."""
         return None
 
     def configs(self, workload: Workload) -> Sequence[GemmConfig] | None:
@@ -149,7 +149,8 @@ class Runner(Protocol):
         """Time candidates.
 
         Args:
-            best_us: a latency already known for the workload; what is far slower may stop early.
+            best_us: a latency already known for the workload; a candidate that is far slower may
+                stop early.
         """
         ...
 
@@ -160,9 +161,9 @@ class Runner(Protocol):
     def compare(
         self, workload: Workload, configs: Sequence[GemmConfig | None], rounds: int = 9
     ) -> Measurements:
-        """Time a few against each other; None stands for torch.
+        """Time a few configurations against each other; None stands for torch.
 
-        In turn, against drift, if the runner can; else one by one.
+        A runner that can times them in turn, so that drift meets all alike; others one by one.
         """
         return [
             self.measure_torch(workload)

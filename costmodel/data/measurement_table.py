@@ -31,7 +31,7 @@ WORKLOAD_FIELDS = ("m", "n", "k", *CodeClass.__dataclass_fields__)
 CONFIG_FIELDS, _RUN_FIELDS, _OUTCOME = (
     tuple(cls.__dataclass_fields__) for cls in (GemmConfig, RunInfo, Measurement)
 )
-_TORCH = "torch"  # stands in the kernel column of the rows that torch.matmul gave
+_TORCH = "torch"  # in the kernel column of rows of torch.matmul
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Frame(Columns):
-    """Rows of one configuration on one workload each, beside their features.
+    """Rows with their features; each row is one configuration on one workload.
 
     Attributes:
         candidates: the configuration of each row, and what is known of its binary.
@@ -97,7 +97,7 @@ class Frame(Columns):
 
 @dataclass(frozen=True)
 class MeasurementTable(Columns):
-    """Rows as they were recorded; objects that many of them share are held once and numbered.
+    """Rows as they were recorded; objects that rows share are held once, and rows have numbers.
 
     Attributes:
         configs, artifact_keys, runs: the distinct ones.
@@ -120,7 +120,7 @@ class MeasurementTable(Columns):
 
     @staticmethod
     def schema() -> ArrowSchema:
-        """Arrow columns, from the dataclasses whose fields they are."""
+        """Arrow columns, one for each field of the dataclasses."""
         import pyarrow as pa
 
         text = text_type()
@@ -148,7 +148,7 @@ class MeasurementTable(Columns):
 
         An outcome of a full card is left out: it says nothing of the configuration.
         """
-        # Not asdict, which copies deeply and takes most of the time of a collection's recording.
+        # Not asdict: its deep copies would take most of the time of recording.
         config_of, outcome_of = attrgetter(*CONFIG_FIELDS), attrgetter(*_OUTCOME)
         workload_of = functools.cache(Workload.to_dict)
         no_config = (_TORCH, *[None] * (len(CONFIG_FIELDS) - 1))
@@ -194,8 +194,9 @@ class MeasurementTable(Columns):
     def distinct(rows: ArrowTable) -> ArrowTable:
         """Keep one row per workload and configuration, and per run for anchors; in order.
 
-        Of two versions of a kernel, the one that came last; of those rows that it gave in a row,
-        the first. A version that came back, since an edit was taken back, came last.
+        If a kernel's version (its artifact key) changes from row to row, the last change counts,
+        and the first row from there on is kept. So a version that came back, since an edit was
+        undone, is the last one.
         """
         config_index, _ = number_rows(rows, CONFIG_FIELDS)
         (workload, _), (artifact, _), (run, _) = (
@@ -216,7 +217,7 @@ class MeasurementTable(Columns):
         config_index, configs = number_rows(table, CONFIG_FIELDS)
         run_index, runs = number_rows(table, _RUN_FIELDS)
         artifact_index, artifact_keys = _numbered(table, "artifact_key")
-        # torch.matmul is no configuration: the others close its place up.
+        # torch.matmul is no configuration and gets no number.
         is_config = np.array([row["kernel"] != _TORCH for row in configs], dtype=bool)
         number = np.where(is_config, np.cumsum(is_config) - 1, -1)
         return cls(
@@ -241,10 +242,10 @@ class MeasurementTable(Columns):
         return [Measurement(**row) for row in found]
 
     def twins(self) -> dict[str, float]:
-        """Return the time that each card takes, over that of the middle one of its twins.
+        """Return by card (UUID) the factor of its time over that of the median card of its twins.
 
-        It is the median over the rows, each of one workload and binary, that several cards have
-        timed. Of two cards the faster one counts as the middle; a card by itself is left out.
+        The factor is the median over all workloads and binaries that several cards have timed. Of
+        two cards the faster one counts as the median card; a card without twins is left out.
         """
         each: dict[Any, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         index = zip(self.workload_index, self.config_index, self.artifact_index, strict=True)
@@ -284,7 +285,7 @@ def workload_fields() -> list[Any]:
 
 
 def _numbered(table: ArrowTable, name: str) -> tuple[Integers, tuple[str, ...]]:
-    """Return a column of texts as numbers, and the texts."""
+    """Return a column of texts as numbers, int64 [rows], and the distinct texts."""
     column = table.column(name).combine_chunks()
     return column.indices.to_numpy().astype(np.int64), tuple(column.dictionary.to_pylist())
 

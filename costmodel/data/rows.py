@@ -51,7 +51,7 @@ def leave_out(
     """Return the rows that can be used, with one warning if there are others.
 
     Args:
-        files, counts: where they come from, in order, and how many of each.
+        files, counts: the files that the rows come from, in order, and how many rows of each.
     """
     found = {expected: bad for expected, bad in faults(rows).items() if bad.any()}
     if not found:
@@ -69,7 +69,7 @@ def leave_out(
 
 
 def refused(table: ArrowTable, names: Sequence[str], make: Callable[[Named], object]) -> Mask:
-    """Mark the rows of whose columns no object can be made, bool [rows]."""
+    """Mark the rows whose values ``make`` refuses with a CostModelError, bool [rows]."""
 
     def fails(values: Named) -> bool:
         try:
@@ -86,7 +86,7 @@ def number_rows(table: ArrowTable, names: Sequence[str]) -> tuple[Integers, list
     """Number the distinct values of some columns, in the order in which they first appear.
 
     Returns:
-        (index, values): int64 [rows], and the columns of each number.
+        (index, values): int64 [rows], and the values of the columns for each number.
     """
     import pyarrow as pa
 

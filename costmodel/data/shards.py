@@ -3,8 +3,8 @@
 A shard is a Parquet file whose header (JSON in its metadata) repeats the dataset's identity, so a
 file copied from another dataset is recognised. Reading runs no code: Parquet and JSON only.
 
-A model and a dataset share names of files. So each refuses a folder that holds the other: it would
-replace a part of that, or be taken for one.
+Models and datasets use the same names of files. So each refuses a folder that holds the other: it
+would replace a part of it, or be mistaken for it.
 """
 
 import io
@@ -53,7 +53,7 @@ class Identity:
             InvalidInput: the protocol holds a number that JSON lacks, such as NaN.
         """
         fields = {"schema": SCHEMA, "target": self.target, "protocol": self.protocol}
-        return decode(encode(fields), Named)  # as it is read again: tuples are lists
+        return decode(encode(fields), Named)  # as reading returns it: tuples become lists
 
     @classmethod
     def from_dict(cls, data: Any, path: Path) -> Self:
@@ -82,7 +82,7 @@ class Identity:
         """Refuse ``other`` (found at, or offered to, ``path``) unless its rows may mix with ours.
 
         Raises:
-            MixedData: with the first field that differs.
+            MixedData: names the first field that differs.
         """
         ours, theirs = self._comparable(), other._comparable()
         for name in sorted(ours | theirs):
@@ -102,16 +102,17 @@ class Identity:
 
 
 def text_type() -> Any:
-    """Return Arrow's type of texts, each of which is held once."""
+    """Return Arrow's type for columns of texts: it holds each distinct text once."""
     import pyarrow as pa
 
     return pa.dictionary(pa.int32(), pa.string())
 
 
 def arrow_fields(cls: type, *, nullable: bool = False) -> list[Any]:
-    """Return the columns of a flat dataclass, by its annotations: the dataclass is the row.
+    """Return Arrow columns for the fields of a flat dataclass, with types by its annotations.
 
-    Floats are single precision: seven digits, where repeats of a timing agree within two or three.
+    Floats are single precision: they hold seven digits, and repeats of a timing agree in two or
+    three.
     """
     import pyarrow as pa
 
@@ -123,16 +124,16 @@ def arrow_fields(cls: type, *, nullable: bool = False) -> list[Any]:
 
 @contextmanager
 def compaction_lock(directory: Path) -> Iterator[None]:
-    """Let one process at a time merge: of two at once, the slower would drop rows.
+    """Let one process at a time merge: if two merged at once, the slower would drop rows.
 
-    The lock is the directory's, and ends with its process, however that ends.
+    The lock is on the directory, and ends with the process that holds it, however that ends.
     """
     import fcntl
 
     with file_errors(directory):
         lock = os.open(directory, os.O_RDONLY)
     try:
-        with suppress(OSError):  # a file system without locks: there only one may compact
+        with suppress(OSError):  # a file system without locks: there the user may start only one
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:
@@ -162,7 +163,7 @@ def shard_bytes(name: str, table: ArrowTable, identity: Identity, **header: obje
 
     text = json.dumps({"table": name} | identity.to_dict() | header)
     table = table.replace_schema_metadata({_HEADER: text.encode()})
-    # Timings are nearly all distinct: split by byte, their exponents compress; a dictionary grows.
+    # Nearly all timings differ: a dictionary would grow, but split by bytes the exponents compress.
     floats = [f.name for f in table.schema if f.type == pa.float32()]
     content = io.BytesIO()
     parquet.write_table(
@@ -209,7 +210,7 @@ def _read_shard(
     from pyarrow import parquet
 
     again = "restore it from a copy, or delete it and collect its rows again"
-    if path.exists() and not path.is_file():  # a pipe would be waited for
+    if path.exists() and not path.is_file():  # reading a pipe would wait
         raise CorruptFile(f"{path}: expected a file, found a directory, a pipe or a device")
     try:
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
@@ -218,7 +219,7 @@ def _read_shard(
                 names = sorted(set(file.schema_arrow.names) ^ set(schema.names))
                 raise CorruptFile(f"{path}: other columns than expected ({names[:8]}); {again}")
             table = file.read()
-            table.validate(full=True)  # that texts are UTF-8 and indices point into dictionaries
+            table.validate(full=True)  # texts are UTF-8, and indices point into dictionaries
     except (FileError, FileNotFoundError):
         raise
     except PermissionError as error:
@@ -294,10 +295,10 @@ def require_folder(path: Path) -> None:
 
 
 def _require_writable(path: Path, above: Path | None) -> None:
-    """Write a file in the folder above, and remove it; make no folder that an error would leave."""
+    """Write and remove a file in the folder above; make no folder: an error would leave it."""
     with file_errors(path):
         with suppress(FileNotFoundError):
-            path.stat()  # a name too long
+            path.stat()  # raises if the name is too long
         with NamedTemporaryFile(dir=above, prefix=".probe") as file:
             file.write(b"x")
 
@@ -306,7 +307,7 @@ def require_file_place(path: Path) -> None:
     """Refuse a path where no file can be written.
 
     Raises:
-        FileError: a folder, or in one that is not there.
+        FileError: it is a folder, its folder is not there, or it cannot be written.
     """
     if path.is_dir():
         raise FileError(f"{path} is a folder: expected the name of a file to write")
