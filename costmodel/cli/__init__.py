@@ -7,6 +7,7 @@ and nothing else. What costmodel raises on purpose is one line on stderr and exi
 import errno
 import io
 import logging
+import os
 import re
 import signal
 import sys
@@ -53,6 +54,8 @@ class _Commands(TyperGroup):
                 if ctx.params["debug"] or getattr(error, "errno", None) == errno.EPIPE:
                     raise
                 _tell("error", _in_words(error))
+                if _is_of_stdout(error):  # Python would try to write the rest at its end
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
                 raise Exit(2) from None
             except KeyboardInterrupt:
                 _tell("error", "interrupted: run it again")
@@ -62,10 +65,15 @@ class _Commands(TyperGroup):
                 raise
 
 
+def _is_of_stdout(error: Any) -> bool:
+    """Return True if stdout is full: in the errors of files their names are given."""
+    return getattr(error, "errno", None) == errno.ENOSPC and not error.filename
+
+
 def _in_words(error: Any) -> str:
     """Return what the system refused, without its number; other errors as they are."""
     name, reason = getattr(error, "filename", None), getattr(error, "strerror", None)
-    if reason and not name and error.errno == errno.ENOSPC:  # of stdout: files have names
+    if _is_of_stdout(error):
         return f"the output could not be written: {reason}: make room, or name another place"
     if not (name and reason):
         return str(error)
