@@ -44,19 +44,19 @@ from costmodel.gemm.workload import Workload
 from costmodel.validation import log
 
 _FINALISTS = 6
-_NO_ROOM_IN_A_ROW = 3  # jobs: then it is the card that is full
+_NO_ROOM_IN_A_ROW = 3  # jobs; after so many the card counts as full
 _ANCHOR_WORKLOADS = 4
 _DRIFT_LIMIT = 0.05
 _SCATTER, _LOW_CLOCK = 0.1, 0.9
 _DOUBT = "doubtful: repeats scatter, or the clock was lower than beside others"
-_ANCHOR_BYTES = 2**24  # smaller ones are too short to tell a card from noise
+_ANCHOR_BYTES = 2**24  # smaller workloads run too briefly to tell cards apart from noise
 
 
 @dataclass(frozen=True)
 class Job:
     """A workload, and the configurations of it to measure.
 
-    One of the role ``anchor`` is timed by every run, so that its cards can be compared.
+    A job of role ``anchor`` is timed in every run, so that cards can be compared.
     """
 
     workload: Workload
@@ -78,10 +78,10 @@ class Progress:
     compiled: int = 0
     compile_failures: int = 0
     timing_s: float = 0.0
-    best_us: float = nan  # of the last workload, and what torch takes
+    best_us: float = nan  # of the last workload, as is the next one
     torch_us: float = nan
     statuses: dict[str, int] = field(default_factory=dict)
-    drift: dict[str, float] = field(default_factory=dict)  # by workload: now over recorded, less 1
+    drift: dict[str, float] = field(default_factory=dict)  # by workload: now / recorded - 1
 
 
 OnJob = Callable[[Job, Progress], None]
@@ -108,15 +108,15 @@ def collect(
         dataset: where rows go; what it holds already is not measured again.
         runner: times on the device.
         run: recorded with every row.
-        n_jobs: compiling processes; default: all cores but two, which time.
+        n_jobs: compiling processes; default: all cores but two, which are left for timing.
         cache: the folder of Triton's cache through which binaries reach the timing process;
             default: Triton's own.
-        known: the binaries, if nothing is to be compiled: those of a bundle or of a recording.
+        known: the binaries of a bundle or a recording; then nothing is compiled.
         budget_s: begin no workload after so many wall seconds.
         on_job: called after each recorded job, in the thread that records.
 
     Raises:
-        NoGpu: the card has no room for several jobs in a row, or for any.
+        NoGpu: the card had no room for three jobs in a row, or for any if there are fewer.
     """
     from triton import knobs
 
@@ -153,7 +153,8 @@ class _Outcome:
     def no_room(self) -> str:
         """Say that the card was too full; empty if it was not.
 
-        Then nothing is recorded: as rows they would say that these configurations never run.
+        Outcomes of a full card are not recorded: rows of them would say that these configurations
+        never run.
         """
         every = (self.torch, *(r.measurement for r in (*self.records, *self.again)))
         return next((m.error for m in every if m.no_room), "")
@@ -171,12 +172,12 @@ class _Collection:
         self.progress = Progress()
 
     def remaining(self, jobs: Jobs) -> list[Job]:
-        """Return the jobs less what is recorded, and less what is known to repeat it."""
+        """Return the jobs without configurations that are recorded, or known to repeat one."""
         found = []
         for job in jobs:
             done = self._done.get(job.workload)
             if done is None:
-                found.append(job)  # what repeats another is left out when its turn comes
+                found.append(job)  # configurations that repeat another are left out later
             elif not done.issuperset(job.configs) and (left := self._new(job)):
                 found.append(replace(job, configs=tuple(c.config for c in left)))
         return found
@@ -198,9 +199,9 @@ class _Collection:
             future.set_result(artifact or Artifact(key, spec, "crashed", "no binary is known"))
 
     def work_through(self, todo: Jobs, deadline: float, pool: CompilePool) -> None:
-        """Time one job after the other; the next is prepared, and the last recorded, meanwhile.
+        """Time one job after the other; meanwhile prepare the next one and record the last one.
 
-        Each takes a tenth of the time that timing takes, in which the GPU would do nothing.
+        Preparing and recording each take a tenth of the time of timing; the GPU must not wait.
         """
         with (
             ThreadPoolExecutor(1, "preparing") as ahead,
@@ -230,12 +231,12 @@ class _Collection:
                         recording.pop().result()
                     recording.append(desk.submit(self._record, job, outcome))
             finally:
-                pool.close()  # who waits for a binary need wait no longer
+                pool.close()  # so that no thread waits for a binary any longer
                 for future in recording:
                     future.result()
 
     def time_again(self, job: Job, first_us: float) -> None:
-        """Time an anchor, and say how far this card is from the recorded run (NaN: none)."""
+        """Time an anchor, and say how far this card is from the recorded latency (NaN: none)."""
         (config,) = job.configs
         artifact = self._artifact(specialize(job.workload, config))
         (again,) = self._runner.measure(job.workload, [Candidate(config, artifact)])
@@ -264,13 +265,13 @@ class _Collection:
         return artifact
 
     def _prepare(self, job: Job) -> list[Candidate]:
-        """Wait for the binaries of a job; return what is to be timed of it."""
+        """Wait for the binaries of a job; return its candidates to time."""
         for config in job.configs:
             self._artifact(specialize(job.workload, config))
         return self._new(job)
 
     def _new(self, job: Job) -> list[Candidate]:
-        """Return what is not recorded yet of a job, less what does the same as another."""
+        """Return a job's candidates that are not recorded yet and do not repeat another."""
         done = self._done.get(job.workload, set())
         configs = [*done, *(config for config in job.configs if config not in done)]
         target = self._dataset.target
@@ -300,7 +301,7 @@ class _Collection:
             TuningRecord(workload, c.config, c.artifact.key if c.artifact else "", m)
             for c, m in zip(candidates, measured, strict=True)
         ]
-        # The best few once more, in turn: their second measurement tells the noise.
+        # Time the best few once more, in turn: their second measurement shows the noise.
         ok = (r for r in records if r.measurement.ok)
         best = sorted(ok, key=lambda r: r.measurement.latency_us)[:_FINALISTS]
         finals = runner.compare(workload, [r.config for r in best])
@@ -330,16 +331,16 @@ class _Collection:
 
 
 def _is_doubtful(measured: Measurement, low_mhz: float) -> bool:
-    """Return True if repeats scatter, or the clock was low beside that of others."""
+    """Return True if repeats scatter, or if the clock was lower than for other rows."""
     scatters = measured.p90_us - measured.p10_us > _SCATTER * measured.latency_us
     return scatters or (measured.ok and measured.clock_mhz < low_mhz)
 
 
 def _pass_over(job: Job, reason: str, in_a_row: int, jobs: int) -> None:
-    """Warn of a workload that may be too large for the card; several in a row say it is full.
+    """Warn of a workload that may be too large for the card.
 
     Raises:
-        NoGpu: it is.
+        NoGpu: so many had no room in a row that the card itself is full.
     """
     if in_a_row >= min(_NO_ROOM_IN_A_ROW, jobs):
         raise NoGpu(
@@ -351,7 +352,7 @@ def _pass_over(job: Job, reason: str, in_a_row: int, jobs: int) -> None:
 
 
 def _warn_of_roles(jobs: Jobs, dataset: Dataset) -> None:
-    """Warn of workloads to judge by that were recorded to learn from: they stay so."""
+    """Warn of ``eval`` workloads that are recorded as ``train``: they stay ``train``."""
     to_judge = [job for job in jobs if job.role == "eval"]
     learned = set(dataset.workloads("train")) if to_judge else ()
     if twice := [job for job in to_judge if job.workload in learned]:
@@ -362,9 +363,10 @@ def _warn_of_roles(jobs: Jobs, dataset: Dataset) -> None:
 
 
 def best_recorded(dataset: Dataset) -> dict[Job, float]:
-    """Return a few workloads of earlier runs, each with the best that was found, and its latency.
+    """Return jobs of a few workloads of earlier runs, each with its best configuration, and us.
 
-    Only rows of the present kernels count: if another version was faster, the card is not slower.
+    Only rows of the present kernels count: if an older version of a kernel was faster, that does
+    not mean that this card is slower.
     """
     table, _ = dataset.unchanged(dataset.measurements("train", "eval"), kernel_hashes())
     found = {}
@@ -379,13 +381,13 @@ def best_recorded(dataset: Dataset) -> dict[Job, float]:
 
 
 def anchor_workloads(workloads: Iterable[Workload]) -> list[Workload]:
-    """Return a few large ones, whatever the order."""
+    """Return a few large workloads, always the same ones whatever the order."""
     large = sorted((w for w in workloads if w.bytes() >= _ANCHOR_BYTES), key=Workload.key)
     return large[:: max(len(large) // _ANCHOR_WORKLOADS, 1)][:_ANCHOR_WORKLOADS]
 
 
 def merged_jobs(jobs: Jobs) -> list[Job]:
-    """Return one job a workload and role, with the configurations of all."""
+    """Return one job per workload and role, with the configurations of all its jobs."""
     configs: dict[tuple[Workload, Role], dict[GemmConfig, None]] = {}
     for job in jobs:
         configs.setdefault((job.workload, job.role), {}).update(dict.fromkeys(job.configs))

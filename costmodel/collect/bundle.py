@@ -1,12 +1,12 @@
 """Bundles: work compiled on one machine, to be timed on another one that compiles nothing.
 
-A bundle is a zip file. ``bundle.json`` says what it was made for and has the SHA-256 of all other
-files; nothing is used before both are checked. A bundle of products holds::
+A bundle is a zip file. ``bundle.json`` says which target it was made for, and has the SHA-256 of
+all other files; nothing is used before both are checked. A bundle of products holds::
 
     worklist.parquet    the workloads and their configurations
-    data/               a dataset without rows: target, protocol and what is known of the binaries
-    cache/              the binaries, as Triton's cache has them
-    dump/               PTX and SASS, where they were asked for
+    data/               a dataset without timings: target, protocol, and artifacts of the binaries
+    cache/              the binaries, in the form of Triton's cache
+    dump/               PTX and SASS, if they were asked for
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from costmodel.hardware.target import Target
 
 _MANIFEST = "bundle.json"
 _MOST_BYTES = 2**36
-_UNUSED = {".source", ".ttir", ".ttgir", ".llir"}  # on the way to a binary
+_UNUSED = {".source", ".ttir", ".ttgir", ".llir"}  # steps on the way to a binary
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ def write_bundle(
 
     Args:
         n_jobs: compiling processes.
-        dump: a folder for PTX and SASS, which the bundle has too.
-        known: binaries of a recording that is to be replayed; nothing is compiled.
+        dump: a folder for PTX and SASS; the bundle gets a copy.
+        known: binaries of a recording that will be replayed; then nothing is compiled.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -99,8 +99,8 @@ def unpack(file: Path, folder: Path) -> Manifest:
     """Check a bundle, and write its files to a folder.
 
     Raises:
-        MissingData: no such file. CorruptFile: not a bundle, one of another release, or one with a
-            file that leaves the folder, is not listed, or is not what its hash says.
+        MissingData: no such file. CorruptFile: not a bundle, or of another release; or a file in it
+            leads out of the folder, is not listed, or does not fit its hash.
     """
     if not file.is_file():
         raise MissingData(f"no file {file}: `costmodel compile --bundle` writes one")
@@ -120,7 +120,7 @@ def unpack(file: Path, folder: Path) -> Manifest:
                 if hashlib.sha256(content).hexdigest() != digest:
                     raise InvalidInput(f"{name!r:.80} is not what its hash says")
                 make_folder(path.parent)
-                if path.name.startswith("__grp__"):  # Triton's list of files, by their old paths
+                if path.name.startswith("__grp__"):  # Triton's list of files has their old paths
                     names = decode(content, dict[str, dict[str, str]])["child_paths"]
                     content = encode({"child_paths": {x: str(path.parent / x) for x in names}})
                 path.write_bytes(content)
@@ -133,14 +133,14 @@ def unpack(file: Path, folder: Path) -> Manifest:
 
 
 def require_usable(file: Path, made: Target, here: Target, driver_cuda: int) -> None:
-    """Refuse a bundle whose binaries this machine would not load, or compile again.
+    """Refuse a bundle whose binaries this machine would not load, or would compile again.
 
     Args:
-        made, here: what it was made for, and this machine.
+        made, here: the target that it was made for, and that of this machine.
         driver_cuda: the CUDA version of this machine's driver, such as 12080.
 
     Raises:
-        MixedData: with the reason.
+        MixedData: gives the reason.
     """
     needed = int(made.toolchain.ptxas.split(".")[0])
     theirs = made.device.capability, made.toolchain, needed

@@ -1,7 +1,8 @@
-"""Hardware counters of a few rows, by Nsight Compute, beside what the PTX says of their binaries.
+"""Hardware counters of a few rows, by Nsight Compute, beside the PTX counts of their binaries.
 
-Nsight Compute (``ncu``) runs this file as a program: it launches each of these rows once, and
-prints what is known of it as a line of JSON. What the kernel did ncu prints as a line of CSV.
+Nsight Compute (``ncu``) runs this file as a program. The program launches each of these rows once,
+and prints the recorded facts of the row as a line of JSON. ncu prints the counters as a line of
+CSV.
 """
 
 import json
@@ -29,13 +30,13 @@ _NCU = f"ncu --csv --page raw --print-units base --kernel-name regex:^gemm_ --me
 
 
 def record_counters(folder: Path) -> None:
-    """Count what a few rows of a dataset do; write ``counters.json`` into its folder.
+    """Count what a few rows of a dataset do in hardware; write ``counters.json`` into its folder.
 
-    Counters are in their base units, such as bytes and nanoseconds; one that the card lacks is left
-    out.
+    Counters are in their base units, such as bytes and nanoseconds. A counter that the card lacks
+    is left out.
 
     Raises:
-        MissingData: ncu does not count, such as for want of the right to.
+        MissingData: ncu did not count, for example because it lacks the permission.
     """
     program = [sys.executable, "-m", __name__, str(folder)]
     done = run([*_NCU.split(), *program], capture_output=True, text=True)
@@ -49,14 +50,14 @@ def record_counters(folder: Path) -> None:
             f"16 MiB on: {' '.join(told)}"
         )
     for row, counters in zip(rows, counted, strict=True):
-        # ncu adds some 350 that were not asked for.
+        # ncu adds about 350 counters that were not asked for.
         texts = {name: counters.get(name, "").replace(",", "") for name in _METRICS.split(",")}
         row |= {name: float(x) for name, x in texts.items() if x[:1].isdigit()}
     write_json(folder / "counters.json", rows)
 
 
 def launch_each(dataset: Dataset) -> None:
-    """Launch the best of a few large workloads once each, and print what is known of them."""
+    """Launch the best of a few large workloads once each; print a line of JSON about each."""
     import torch
 
     def draw(dtype: str, elements: int) -> torch.Tensor:

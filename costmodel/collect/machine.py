@@ -1,7 +1,7 @@
 """A collection on one machine: each of its GPUs times a part of the work, in a process of its own.
 
-Every such process is ``costmodel collect --part i/n`` on the same work list, so that one GPU, the
-GPUs of a machine and the tasks of an array of jobs do the same.
+Every such process is ``costmodel collect --part i/n`` on the same work list. So one GPU, the GPUs
+of a machine and the tasks of a job array all work in the same way.
 """
 
 import ctypes
@@ -27,10 +27,10 @@ _DIES_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 
 
 class Timer(ExitStack):
-    """Times on the first GPU of this process, which it has for itself, or replays a recording.
+    """Times on the first GPU of this process, which it reserves, or replays a recording.
 
     Args:
-        recording: answers in place of a GPU.
+        recording: a dataset that answers in place of a GPU; None: the GPU.
         cache: the folder of Triton's cache that holds the binaries; default: Triton's own.
     """
 
@@ -59,16 +59,16 @@ class Timer(ExitStack):
 def visible_gpus(environment: Mapping[str, str], count: Callable[[], int]) -> list[str]:
     """Return the GPUs that this process may use, as ``CUDA_VISIBLE_DEVICES`` names them.
 
-    Indices, UUIDs and the names of MIG parts stay as they are. A process that torchrun started has
-    the one of its rank.
+    Indices, UUIDs and the names of MIG parts stay as they are. A process that torchrun started may
+    use the GPU of its rank only.
 
     Args:
         environment: of this process.
-        count: asks the driver, where the variable is not set.
+        count: returns the driver's number of GPUs; called if the variable is not set.
     """
     named = environment.get("CUDA_VISIBLE_DEVICES")
     found = [*map(str, range(count()))] if named is None else [x.strip() for x in named.split(",")]
-    if "-1" in found:  # CUDA looks no further
+    if "-1" in found:  # CUDA ignores all from there on
         found = found[: found.index("-1")]
     found = [*filter(None, found)]
     rank = environment.get("LOCAL_RANK", "")
@@ -78,23 +78,23 @@ def visible_gpus(environment: Mapping[str, str], count: Callable[[], int]) -> li
 def collect_on_each(
     gpus: Sequence[str], place: tuple[int, int], n_jobs: int, on_line: Callable[[str], None]
 ) -> None:
-    """Run this command once a GPU, all at once, and wait for all. They die with this process.
+    """Run this command once per GPU, all at once, and wait for all. They die with this process.
 
     Args:
-        place: number and count of the part; each GPU times a part of that.
-        n_jobs: compiling processes of each.
-        on_line: called with each line that one of them writes to stderr, a JSON event mostly.
+        place: number and count of this machine's part; each GPU times a part of it.
+        n_jobs: compiling processes for each GPU.
+        on_line: called with each line that a command writes to stderr, mostly a JSON event.
 
     Raises:
-        CostModelError: a collection failed; the others have gone on to their end.
+        CostModelError: a collection failed; the others have run to their end.
     """
     number, parts = place
     library, children = ctypes.CDLL(None), dict[str, subprocess.Popen[bytes]]()
     ours, theirs = os.pipe()
     try:
         for i, gpu in enumerate(gpus):
-            part = f"{number + i * parts}/{parts * len(gpus)}"  # whatever other machines have
-            own = ["--json", f"--part={part}", f"--jobs={n_jobs}"]  # of two alike the last counts
+            part = f"{number + i * parts}/{parts * len(gpus)}"  # for any count on other machines
+            own = ["--json", f"--part={part}", f"--jobs={n_jobs}"]  # the last of two alike counts
             children[gpu] = subprocess.Popen(
                 [sys.executable, "-m", "costmodel", *sys.argv[1:], *own],
                 env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu},

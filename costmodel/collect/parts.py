@@ -1,4 +1,4 @@
-"""Says what work takes, cuts it for machines that know nothing of each other, joins the rows."""
+"""Estimates the cost of work, cuts it for machines that do not communicate, and joins the rows."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,16 +11,16 @@ from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.measure.protocol import TimingProtocol
 
-# Means of the shipped recordings: seconds of one core, bytes on disk once compacted, latency.
+# Means of the shipped recordings: seconds of one core; compacted bytes; latency in rooflines.
 _COMPILE_S = 0.48
 _ROW_BYTES, _BINARY_BYTES = 15, 73
 _ROOFLINES = 4.2
-_ROW_S = 5e-3  # to ask, check and capture: 360,000 rows took 40 minutes
-_REPLAYS = 4.0  # most configurations are much slower than the best, and stop early
+_ROW_S = 5e-3  # to ask for a row, check and capture it: 360,000 rows took 40 minutes
+_REPLAYS = 4.0  # few, since most configurations are much slower than the best and stop early
 
 
 def recorded_jobs(recording: Dataset) -> list[Job]:
-    """Return the work that a recording holds, as far as its kernels are those of today."""
+    """Return the work that a recording holds, without kernels that have changed since."""
     measured = recording.measured(kernel_hashes())
     roles: dict[Workload, Role] = dict.fromkeys(recording.workloads("eval"), "eval")
     return [
@@ -30,10 +30,10 @@ def recorded_jobs(recording: Dataset) -> list[Job]:
 
 
 def part_of(jobs: Jobs, number: int, parts: int) -> list[Job]:
-    """Return one part of several, the first is 1: every machine cuts the same list alike.
+    """Return one part of several, counted from 1; every machine cuts the same list in the same way.
 
-    A workload is never cut: its configurations are timed on one card, in one run. All parts have
-    the same anchors before their work, by which their cards are compared.
+    A workload is never cut: its configurations are timed on one card, in one run. All parts begin
+    with the same anchors, so that their cards can be compared.
     """
     anchors, work = split_anchors(merged_jobs(jobs))
     firsts = {job.workload: job.configs[:1] for job in work}
@@ -47,9 +47,9 @@ def split_anchors(jobs: Jobs) -> tuple[list[Job], list[Job]]:
 
 
 def plan(jobs: Jobs, target: Target) -> dict[str, float]:
-    """Estimate what jobs take: hours of one core, minutes of one GPU, bytes of the dataset.
+    """Estimate the cost of jobs: hours of one core, minutes of one GPU, bytes of the dataset.
 
-    Binaries that are in Triton's cache cost nothing.
+    Binaries that are in Triton's cache already are counted too, though they cost nothing.
     """
     protocol, rows, gpu_s = TimingProtocol(), 0, 0.0
     jobs = split_anchors(jobs)[1]

@@ -1,8 +1,9 @@
 """A collection on a Ray cluster: Ray carries work as bundles, and nothing else.
 
-A chunk of a work list becomes a bundle on any node with free cores; one that is there already is
-cut into parts. Each is timed by the actor of a GPU, and comes back as files. What compiles, times
-and isolates is what runs on one machine. The work of a node that is lost is handed out again.
+Any node with free cores makes a bundle of a chunk of a work list; a bundle that exists already is
+cut into parts. The actor of a GPU times each bundle or part, and returns the rows as files.
+Compiling, timing and isolation are the same as on one machine. If a node is lost, its work is
+handed out again.
 """
 
 import time
@@ -23,7 +24,7 @@ from costmodel.hardware.installed import driver_cuda
 from costmodel.hardware.target import Target
 
 _CHUNK = 8  # workloads that travel together
-_PARTS = 4  # of a bundle, for each GPU: some take longer, and a node may be lost
+_PARTS = 4  # of a bundle for each GPU: some parts take longer, and a node may be lost
 
 
 def collect_on_ray(
@@ -38,12 +39,12 @@ def collect_on_ray(
     """Time workloads, or a bundle, on all GPUs of the cluster that this process belongs to.
 
     Args:
-        identity: what the GPUs are, and the protocol.
-        absorb: called with a folder that has rows of some of it.
-        on_line: called with a line about that.
-        deadline: of time.monotonic(); nothing is begun after it.
+        identity: the target of the GPUs, and the protocol.
+        absorb: called with a folder that holds the rows of one chunk.
+        on_line: called with a line about the progress.
+        deadline: in seconds of time.monotonic(); nothing is begun after it.
         options: of :class:`Gpu`.
-        place: number and count of the part of a bundle that is meant; jobs are of a part already.
+        place: number and count of the part of a bundle to time; jobs are those of a part already.
 
     Raises:
         MissingData: Ray is not installed. NoGpu: the cluster has no GPU.
@@ -52,7 +53,7 @@ def collect_on_ray(
     ray, gpus = _connected()
     actor, finished = ray.remote(num_gpus=1)(Gpu), 0
     left = _bundles(ray, work, identity, place, _PARTS * gpus, *options)
-    total, busy = len(left), dict[Any, Any]()  # what is waited for: whose it is, and the work
+    total, busy = len(left), dict[Any, Any]()  # by result that is waited for: actor and work
 
     def start() -> None:
         one = actor.remote(*options)
@@ -66,7 +67,7 @@ def collect_on_ray(
         try:
             content = ray.get(done)
         except ray.exceptions.RayTaskError as error:
-            raise error.cause or error from None  # a fault of the work, not of a node
+            raise error.cause or error from None  # the work failed, not a node
         except ray.exceptions.RayError:
             on_line("a node was lost; what it was timing is handed out again")
             left += [mine] if mine else []
@@ -88,7 +89,7 @@ def _bundles(
     ray: Any, work: Jobs | Path, identity: Identity, place: tuple[int, int], cuts: int,
     replay: Path | None, *_: object,
 ) -> list[tuple[Any, int, int]]:  # fmt: skip
-    """Return bundles, each with the number of the part that is meant, and the count of parts."""
+    """Return bundles, each with the number of the part to time, and the count of parts."""
     if isinstance(work, Path):
         bundle = ray.put(work.read_bytes())
         number, parts = place
@@ -130,7 +131,8 @@ class Gpu:
 
     Args:
         replay: a dataset that every node can read, which answers in place of the GPU.
-        kernels: times a part of an unpacked bundle of users' kernels, into another folder.
+        kernels: times a part of an unpacked bundle of users' kernels: called with the bundle's
+            folder, a folder for timings, and number and count of the part.
     """
 
     def __init__(
@@ -156,7 +158,7 @@ class Gpu:
             return {file.name: file.read_bytes() for file in out.iterdir()}
 
     def _collect(self, folder: Path, out: Path, number: int, parts: int) -> None:
-        if self._timer is None:  # its errors are those of a chunk, and end the collection
+        if self._timer is None:  # made here: its errors count as a chunk's, and end the collection
             recording = None if self._replay is None else Dataset.open(self._replay)
             self._timer = Timer(recording, folder / "cache")
         made = Dataset.open(folder / "data")

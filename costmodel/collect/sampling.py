@@ -1,7 +1,7 @@
 """Choose what to measure for training: workloads, and configurations of each.
 
 Drawing thousands of workloads and asking a model about each takes minutes, and needs no GPU. So
-what was drawn can be kept as a file, the work list.
+the result can be kept in a file, the work list.
 """
 
 import re
@@ -69,9 +69,9 @@ class RandomSampler:
 class ModelSampler:
     """Chooses what a model ranks first, what its two heads disagree on, and some at random.
 
-    The first kind is drawn from the top of the ranking, from twice as many as are taken. The second
-    are those that the head with the compiled artifact and the one without predict most differently,
-    among what either expects to be at most twice as slow as the best.
+    The first kind is drawn from the top of the ranking, which has twice as many as are taken. The
+    second kind are those for which the head that sees the compiled artifact and the head that does
+    not differ most, among those that either head expects to be at most twice as slow as the best.
 
     Args:
         model: ranks the space.
@@ -101,7 +101,7 @@ class ModelSampler:
         chosen = rng.choice(top, guided, replace=False)
         left = np.setdiff1d(np.arange(len(space)), chosen)
         disputed = left[np.argsort(-disagreement[left], kind="stable")]
-        # Both shares may round up: together they are no more than the whole.
+        # Both shares may round up, so the second one is limited to the rest.
         unsure = min(round(self.count * self.unsure), self.count - guided)
         disputed = disputed[disagreement[disputed] > 0][:unsure]
         left = np.setdiff1d(left, disputed)
@@ -112,13 +112,13 @@ class ModelSampler:
 def judge(
     model: CostModel, workload: Workload, configs: Sequence[GemmConfig], target: Target
 ) -> tuple[Floats, Floats]:
-    """Cost of each configuration, and how far the heads disagree on it; float64 [n] each."""
+    """Cost of each configuration, and the heads' disagreement in log; float64 [n] each."""
     keys = [artifact_key(specialize(workload, c), target) for c in configs]
     columns, hashes = known_artifacts(model, target).columns(keys)
     bare = Candidates.of(configs)
     full = replace(bare, artifact_columns=columns, ptx_hash=hashes)
     costs = model.predict(workload, full, target)
-    if not full.has_artifact.any():  # the model has one head, or the same answers twice
+    if not full.has_artifact.any():  # the model has one head, or one head would answer twice
         return costs, np.zeros(len(costs))
     blind = model.predict(workload, bare, target)
     near = (costs <= _NEAR * costs.min()) | (blind <= _NEAR * blind.min())
@@ -133,12 +133,12 @@ def training_workloads(
     Four kinds in turn: layers of known models, log-uniform sizes in steps of 16, powers of two and
     their sums, and ragged ones (odd sizes, so that some operand is not aligned). In three of ten
     B is the transpose of a row-major matrix, as the weight of ``nn.Linear`` is.
-    What would take over a millisecond or a gibibyte is left out.
+    Workloads that would take over a millisecond or a gibibyte are left out.
 
     Args:
         count: how many.
-        target: the device must hold the operands.
-        dtypes: kinds of operands, see :mod:`costmodel.gemm.dtypes`; drawn from with equal chance.
+        target: the device, whose memory limits the sizes.
+        dtypes: kinds of operands, see :mod:`costmodel.gemm.dtypes`; each is equally likely.
         seed: the same seed gives the same list.
     """
     rng = np.random.default_rng(seed)
@@ -151,7 +151,7 @@ def training_workloads(
         dtype = str(rng.choice(list(dtypes)))
         b_layout: Layout = "col" if rng.random() < _TRANSPOSED_SHARE else "row"
         workload = Workload.dense(m, n, k, **kind_options(dtype), b_layout=b_layout)
-        # Tiny products tell little: what they take is mostly the launch.
+        # Tiny products teach little: most of their time is the launch.
         if workload.bytes() < 2**20 and rng.random() < 0.8:
             continue
         most_bytes = min(_MAX_BYTES, target.device.memory_bytes // 16)
@@ -188,7 +188,7 @@ def _round(rng: Generator) -> Sizes:
 
 
 def _ragged(rng: Generator) -> Sizes:
-    """Draw sizes that leave operands unaligned, in the ways that are met in practice."""
+    """Draw sizes that leave operands unaligned, in ways that occur in practice."""
 
     def odd(low: int, high: int) -> int:
         return _log_uniform(rng, low, high) | 1
@@ -204,7 +204,7 @@ def _ragged(rng: Generator) -> Sizes:
             return m, odd(1024, 65536), even(8192)
         case 2:  # a first layer: k odd and short, n even
             return m, even(8192), odd(17, 2048)
-        case _:  # aligned, but to nothing wider
+        case _:  # multiples of 8, but not of 16
             return m, even(8192) + 8, even(4096) + 8
 
 
@@ -212,7 +212,7 @@ def _ragged(rng: Generator) -> Sizes:
 
 
 def by_code(jobs: Jobs) -> list[Job]:
-    """Group the jobs by class of code, the commonest first.
+    """Group the jobs by code class, the most frequent class first.
 
     Jobs of one class share binaries: while the GPU times one class, the next is compiled.
     """
@@ -222,10 +222,10 @@ def by_code(jobs: Jobs) -> list[Job]:
 
 
 def by_doubt(jobs: Jobs, model: CostModel, target: Target) -> list[Job]:
-    """Order jobs for a time that may not be enough for all.
+    """Order jobs for a budget that may not be enough for all.
 
-    First what lies outside of what the model has learned, then what its heads disagree on. Where
-    it cannot tell, each eighth of the list is spread over kinds and sizes.
+    First come workloads outside the model's coverage, then those on which its heads disagree most.
+    If no model was learned, each eighth of the list is spread over kinds and sizes.
     """
 
     ordered = sorted(jobs, key=lambda job: (str(job.workload.code), job.workload.flops()))
@@ -243,7 +243,7 @@ def by_doubt(jobs: Jobs, model: CostModel, target: Target) -> list[Job]:
 
 
 def write_worklist(path: Path, jobs: Jobs, identity: Identity) -> None:
-    """Write jobs, one row for each configuration, for the card and protocol of ``identity``.
+    """Write jobs, one row for each configuration, for the target and protocol of ``identity``.
 
     Raises:
         FileError: it cannot be written.
