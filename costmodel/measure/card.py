@@ -43,7 +43,7 @@ def current_run() -> RunInfo:
 def highest_clocks(device: Any) -> tuple[int, int]:
     """Return the highest clocks of SM and memory, in MHz; 0 where NVML does not tell.
 
-    It finds no part of a card (MIG) by the UUID that torch has.
+    NVML does not find a part of a card (MIG) by the UUID that torch has.
     """
 
     def highest(nvml: Any) -> tuple[int, int]:
@@ -79,7 +79,7 @@ def collecting(card: str) -> Iterator[None]:
     """Keep other collections from a card while one runs; those of other users too.
 
     Raises:
-        NoGpu: one runs there.
+        NoGpu: another collection runs there.
     """
     path = f"{tempfile.gettempdir()}/costmodel-collects-{card}.lock"
     flags = os.O_RDONLY | (0 if os.path.exists(path) else os.O_CREAT)
@@ -98,7 +98,7 @@ def collecting(card: str) -> Iterator[None]:
 def alone(card: str, wait_s: float = 2.0) -> Iterator[None]:
     """Keep other timing processes of this user from a card meanwhile.
 
-    Longer than ``wait_s`` nothing is waited for, and not where there can be no file to lock.
+    This waits ``wait_s`` seconds at most, and not at all where no file can be locked.
     """
     with ExitStack() as stack:
         with suppress(OSError):

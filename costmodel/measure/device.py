@@ -21,10 +21,10 @@ _REHEARSAL = GemmProblem(Workload.dense(64, 64, 64))
 
 
 class ChildRunner(Runner):
-    """Has a child that times, and may die of it.
+    """A runner with a child process that times, and may die of it.
 
     Args:
-        worker: asks the child; None has it give back the device's memory.
+        worker: passes requests to the child; the request None has it give back the device's memory.
     """
 
     def __init__(self, worker: SupervisedWorker[Any, Measurements]):
@@ -42,7 +42,7 @@ class ChildRunner(Runner):
                 self._worker.run(None)
 
     def _ask(self, request: object, count: int = 1) -> Measurements:
-        """Time so many things; if the child dies of one, none of them has a time."""
+        """Time the ``count`` things of a request; if the child dies of one, none has a time."""
         with host_errors():
             outcome = self._worker.run(request)
         if isinstance(outcome, Done):
@@ -57,14 +57,14 @@ class DeviceRunner(ChildRunner):
 
     A kernel that hangs, or breaks the CUDA context, takes the timing process with it: its
     configuration is marked, and a fresh process goes on with the next one. The caller's process
-    needs no CUDA context. Where there can be no such process, and where the system refuses it its
-    files, :class:`costmodel.errors.HostError` is raised.
+    needs no CUDA context. If the process cannot be started, or the system refuses it its files,
+    :class:`costmodel.errors.HostError` is raised.
 
     Args:
         device_index: the CUDA device, as torch counts them.
         protocol: how to time.
-        idle_s: the timing process ends when it is asked nothing for so long, and another one
-            answers the next request; None: it stays.
+        idle_s: the timing process ends after this time without a request, and a new one answers the
+            next request; None: it stays.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class DeviceRunner(ChildRunner):
         """Time candidates: one measurement each, in order.
 
         Args:
-            best_us: a latency already known for the workload; what is far slower stops early.
+            best_us: a latency already known for the workload; a far slower one stops early.
         """
         result = []
         for candidate in candidates:
@@ -111,13 +111,13 @@ class DeviceRunner(ChildRunner):
     def compare(
         self, workload: Workload, configs: Sequence[GemmConfig | None], rounds: int = 9
     ) -> Measurements:
-        """Time a few in turn, against drift; None stands for torch. For finalists."""
+        """Time a few finalists in turn, so that drift affects all alike; None stands for torch."""
         if not configs:
             return []
         request = Request(GemmProblem(workload), None, compare=tuple(configs), rounds=rounds)
         result = self._ask(request, len(configs))
         if len(configs) > 1 and all(m.status in ("crashed", "timeout") for m in result):
-            # One of them took the process along: each alone shows which.
+            # One of them ended the process: timing each alone shows which.
             result = [self._ask(Request(GemmProblem(workload), config))[0] for config in configs]
         return result
 

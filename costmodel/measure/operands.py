@@ -14,20 +14,20 @@ _MOST_BYTES = 24 * 2**30
 
 
 class NoRoom(Exception):
-    """Not even the operands that a timing needs at least fit the device's memory."""
+    """The device's memory does not hold even the operands that a timing needs at least."""
 
 
 Problem = Any
 """A problem to time: its operands, its launches and its right result; comparable by value.
 
-It has what :class:`costmodel.launch.problem.GemmProblem` has.
+It has the attributes and methods of :class:`costmodel.launch.problem.GemmProblem`.
 """
 
 
 def set_count(problem: Problem, l2_bytes: int, most: int, room_bytes: int) -> int:
-    """Return how many sets of operands to time with: when one is used again, the cache lost it.
+    """Return how many sets of operands to time with: the cache loses a set before its next use.
 
-    Two at least, where there is room for them; beyond the cache one will do.
+    Two at least, if there is room for them; one will do if it is larger than the cache.
 
     Args:
         l2_bytes: size of the cache.
@@ -35,7 +35,7 @@ def set_count(problem: Problem, l2_bytes: int, most: int, room_bytes: int) -> in
         room_bytes: device memory that may be taken, for the operands and to check a result.
 
     Raises:
-        NoRoom: the sets that outlast the cache do not fit; says how much is lacking.
+        NoRoom: the sets that exceed the cache do not fit; says how much is needed and free.
     """
     set_bytes, check_bytes = problem.set_bytes, problem.check_bytes
     least = min(-(-3 * l2_bytes // (2 * set_bytes)), most)
@@ -66,7 +66,7 @@ class OperandPool:
         return sum(data.numel() * data.element_size() for data in self._data.values())
 
     def draw(self, dtype: str, elements: int) -> Tensor:
-        """Return at least this many numbers; the pool of another type makes room first."""
+        """Return at least this many numbers; to grow, the pool drops all types first."""
         import torch
 
         data = self._data.get(dtype)
@@ -76,7 +76,7 @@ class OperandPool:
             self._data[dtype] = data
         generator = torch.Generator(self.device).manual_seed(self.seed)
         self.seed += 1
-        # Results were written over parts of the pool: those must be numbers again.
+        # Results were written over parts of the pool: these must be random numbers again.
         for start in range(0, elements, _CHUNK):
             data[start : min(start + _CHUNK, elements)].normal_(generator=generator)
         return data

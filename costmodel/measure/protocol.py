@@ -1,4 +1,4 @@
-"""The way a latency is measured: part of every dataset, since only like may be compared."""
+"""The way a latency is measured: part of every dataset, since only latencies of one may compare."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -15,27 +15,27 @@ class TimingProtocol:
 
     A replay is one CUDA graph of several launches, each on operands of its own. Before each
     replay the L2 cache is filled with other data, by reading, outside the timed region; a first
-    replay, which sends the graph to the device, is not timed. What is timed is queued while the
-    device is busy, so that the host is never waited for. The latency is the time of a replay over
-    its launches.
+    replay, which sends the graph to the device, is not timed. Timed work is queued while the device
+    is busy, so that the device never waits for the host. The latency is the time of a replay,
+    divided by its number of launches.
 
     Attributes:
         cache: ``cold``, as above.
         repeats: timed replays of a configuration; their quantiles are kept.
-        replay_us: how long a replay is meant to take, which sets its number of launches: replays
-            that turn out far shorter are made again. Starting one costs some 4 us.
+        replay_us: intended time of a replay, which sets its number of launches. Replays that turn
+            out far shorter are made again. Starting a replay costs some 4 us.
         max_launches: at most this many launches in a replay.
         idle: rest before a replay, as a multiple of its time, where one launch takes over
             ``idle_from_us``: large products without rests make the card throttle.
         early_factor: a configuration this many times slower than the best of its workload so far
             is replayed once only.
         stop_factor: one this many times slower is not replayed at all (``too_slow``).
-        rtol, atol, growth: what a result may be off a float32 reference, which is IEEE, with
-            operands of unit variance, before it is ``wrong_result``:
+        rtol, atol, growth: a result is ``wrong_result`` if it differs from an IEEE float32
+            reference, with operands of unit variance, by more than
             ``atol * sqrt(k) + growth * k + rtol * |ref|``. Per kind of operand; ``16-bit>float32``
-            is a float32 result of 16-bit operands. What is rounded once at the end, or in the
-            operands as TF32 is, errs as sqrt(k); float32 sums round at each step, the reference's
-            too, and steps and sums both grow.
+            is a float32 result of 16-bit operands. Errors grow as sqrt(k) if a result is rounded
+            once at the end, or if its operands are rounded (TF32). Float32 sums are rounded at each
+            step, those of the reference too: the number of steps and the sums both grow with k.
         limit_s: wall seconds before the timing process is killed (``timeout``).
         version: of the procedure itself; raised when a change to it changes what is measured.
     """
@@ -65,8 +65,8 @@ class TimingProtocol:
             raise InvalidInput(f"repeats, launches, times and limits must be positive: {self}")
 
     def launches(self, about_us: float) -> int:
-        """Return how many launches a replay of such latency has; two, unless one is long."""
-        # A launch is measured with its start, which short ones pay only once in a replay.
+        """Return how many launches of this latency a replay has: over one, unless one is long."""
+        # ``about_us`` includes the start of a launch, which short ones pay only once in a replay.
         wanted = round(self.replay_us / max(about_us - 2.0, 2.0))
         least = 2 if about_us < 4 * self.replay_us else 1
         return min(max(wanted, least), self.max_launches)
@@ -76,7 +76,7 @@ class TimingProtocol:
 
         Args:
             precision: a name in ``rtol`` and ``atol``.
-            terms: products that are added up in one element.
+            terms: number of products that are added up in one element.
         """
         k = max(terms, 1)
         atol = dict(self.atol)[precision] * k**0.5 + dict(self.growth).get(precision, 0.0) * k

@@ -36,7 +36,7 @@ class ReplayRunner(Runner):
         """Return the configurations recorded for a workload.
 
         Raises:
-            NotRecorded: the workload was never measured; the nearest that were are named.
+            NotRecorded: the workload was never measured; the message names the nearest that were.
         """
         return list(self._recorded(workload))
 

@@ -1,4 +1,4 @@
-"""Device memory, operands and the reference of one problem at a time; times against them.
+"""Times one problem at a time, and holds its operands and its reference in device memory.
 
 The procedure is that of :class:`costmodel.measure.protocol.TimingProtocol`. Only the timing process
 imports this file, since torch takes seconds to import.
@@ -24,10 +24,10 @@ from costmodel.measure.warm import keep_warm
 Launch = Callable[[Any], None]
 """Queues a launch on these operands on the current stream."""
 
-_MARGIN_BYTES = 512 * 2**20  # of device memory, which is left to the program that waits
-_KEPT_BYTES = 2**30  # between problems: a program may come to need what is held here
+_MARGIN_BYTES = 512 * 2**20  # of device memory, left to the program that waits
+_KEPT_BYTES = 2**30  # kept between problems at most: a program may come to need this memory
 _CHECK_BLOCK = 4096
-_BUSY_CYCLES = 400_000  # 0.2 ms and more: the host queues a launch in less, even a loaded one
+_BUSY_CYCLES = 400_000  # 0.2 ms or more: even a busy host queues a launch in less
 _MUCH_SLOWER = 3.0
 
 
@@ -48,7 +48,7 @@ class Session:
         self._pool = OperandPool(self._device, 0)
         self._scratch: dict[str, Any] = {}
         self._count = torch.zeros(1, dtype=torch.int32, device=self._device)
-        # Reading twice the cache leaves nothing else in it, and nothing dirty.
+        # Reading twice its size leaves nothing else in the cache, and nothing dirty.
         self._other = torch.zeros(
             2 * self._target.device.l2_bytes // 4, dtype=torch.int32, device=self._device
         )
@@ -79,28 +79,28 @@ class Session:
         return int(free) + unused + self._pool.size_bytes - _MARGIN_BYTES
 
     def measure(self, problem: Problem, choice: Any, best_us: float) -> Measurement:
-        """Time one choice, or the baseline for None; what is far slower than ``best_us`` less."""
+        """Time one choice (None: the baseline), less often if far slower than ``best_us``."""
         with self._ready(problem):
             return self._measure(choice, best_us)
 
     def compare(
         self, problem: Problem, choices: Sequence[Any | Launch | None], rounds: int
     ) -> Measurements:
-        """Time several in turn, so that a drift of the clocks meets all of them alike.
+        """Time several choices in turn, so that a drift of the clocks affects all of them alike.
 
         Short ones are timed as a model launches them, with other kernels between: then a split
         kernel finds neither its partial sums nor its code in a cache.
 
         Args:
-            choices: None is the baseline. A function of the operands computes the same, and need
-                not write it where they say: its result is not checked.
+            choices: None is the baseline. A function of the operands computes the same product, but
+                may write it elsewhere: its result is not checked.
         """
         with self._ready(problem):
             return self._compare(choices, rounds)
 
     @contextmanager
     def _ready(self, problem: Problem) -> Iterator[None]:
-        """Have the device for oneself, warm, with the operands of a problem."""
+        """Keep other timing processes from the device; warm it up, with a problem's operands."""
         with alone(self._card), torch.cuda.stream(self._stream):
             self._prepare(problem)
             keep_warm()
@@ -110,7 +110,7 @@ class Session:
         """Make the operands and the reference of a problem, if it is not the present one."""
         if problem == self._problem:
             return
-        # Dropped before the room is looked at: they hold what the pool is going to let go.
+        # Dropped before free memory is counted: they hold memory that the pool will free.
         self._problem, self._sets, self._reference = None, [], None
         count = set_count(
             problem, self._target.device.l2_bytes, self._protocol.max_launches, self._room_bytes()
@@ -127,7 +127,7 @@ class Session:
         protocol = self._protocol
         about_us = self._look(launch)
         if about_us > protocol.stop_factor * best_us:
-            # The host may have been late; a replay of one launch has none to wait for.
+            # The host may have been late; a replay of one launch does not wait for it.
             graph = self._capture(launch, 1)
             about_us = min(about_us, *self._replay(graph, 1, about_us, 1))
         if about_us > protocol.stop_factor * best_us:
@@ -157,8 +157,8 @@ class Session:
         graphs = {}
         fills = {}
         for i, launch in launchers.items():
-            # Starting a replay takes a while too: it must weigh on all alike, so all that are near
-            # the fastest have as many launches as that.
+            # Starting a replay takes time too, which must weigh on all alike. So all choices near
+            # the fastest have as many launches as the fastest.
             like_us = max(min(about_us.values()), about_us[i] / _MUCH_SLOWER)
             launches = self._protocol.launches(like_us)
             is_short = like_us <= self._protocol.idle_from_us
@@ -178,7 +178,7 @@ class Session:
         return result
 
     def _passed(self, choice: Any | Launch | None) -> tuple[Launch, Measurement | None]:
-        """Return what launches a choice, and the outcome of one that must not be timed."""
+        """Return the launch of a choice, and the outcome of one that must not be timed."""
         assert self._problem is not None
         if callable(choice):
             choice(self._sets[0])
@@ -204,7 +204,7 @@ class Session:
     def _gate(self, launch: Launch, trusted: bool = False) -> str:
         """Launch on a poisoned output and compare; return what is wrong, or an empty text.
 
-        What is ``trusted`` (torch, whose split-K adds in 16 bits) need only write every element.
+        A ``trusted`` launch (torch, whose split-K adds in 16 bits) need only write every element.
         """
         from costmodel.kernels.check import count_mismatches
 
@@ -230,7 +230,7 @@ class Session:
         return f"{wrong} of {flat.numel()} elements are off by more than {atol:g} + {rtol:g} |ref|"
 
     def _look(self, launch: Launch) -> float:
-        """Return roughly what a cold launch takes, in us, to decide how to go on."""
+        """Return roughly how long a cold launch takes, in us, to decide how to go on."""
         begin, end = _event(), _event()
         self._busy()
         self._other.max()
@@ -241,7 +241,7 @@ class Session:
         return float(begin.elapsed_time(end)) * 1e3
 
     def _busy(self) -> None:
-        """Keep the device from what comes next until the host has queued it."""
+        """Keep the device busy until the host has queued what comes next."""
         torch.cuda._sleep(_BUSY_CYCLES)  # type: ignore[no-untyped-call]
 
     def _capture(
@@ -268,7 +268,7 @@ class Session:
         """Return us per launch of each replay, after one that sends the graph to the device.
 
         Args:
-            sent: it is there already.
+            sent: the graph is there already.
         """
         events = []
         if sent:

@@ -55,7 +55,7 @@ _rehearsal: Problem
 
 
 def start(protocol: TimingProtocol, device_index: int, rehearsal: Problem, preload: Action) -> None:
-    """Set the process up. Called once in each fresh one.
+    """Set the process up. Called once in each new process.
 
     Args:
         rehearsal: a small problem, timed once so that later ones do not pay for what is slow the
@@ -66,7 +66,7 @@ def start(protocol: TimingProtocol, device_index: int, rehearsal: Problem, prelo
 
     from costmodel.measure.session import Session
 
-    # Under TRITON_INTERPRET the kernels would run on the CPU, and what that takes means nothing.
+    # Under TRITON_INTERPRET the kernels would run on the CPU, and their times would mean nothing.
     os.environ.pop("TRITON_INTERPRET", None)
     know_triton_key()
     preload()
@@ -87,7 +87,7 @@ def _started() -> Session:
     if _session is None:
         try:
             session = _make_session()
-            # What is slow the first time is done while nobody waits: cuBLAS, graphs, the check.
+            # Do once, while nobody waits, what is slow the first time: cuBLAS, graphs, the check.
             session.measure(_rehearsal, None, inf)
         except RuntimeError as error:  # torch.OutOfMemoryError is of this kind
             if not any(text in str(error) for text in _FULL):
@@ -100,7 +100,7 @@ def _started() -> Session:
 def answer(request: Request | None) -> Measurements:
     """Answer a request by one measurement, or one for each of ``compare``.
 
-    None asks for nothing, now or soon: the device's memory is given back.
+    None means that no request comes soon: the device's memory is given back.
     """
     if request is None:
         if _session is not None:
@@ -119,7 +119,7 @@ def answer(request: Request | None) -> Measurements:
         session.release()
         return _out_of_resources(request, f"device memory: {str(error)[:300]}")
     except RuntimeError as error:
-        # An error of the device stays in its context: this process has to go.
+        # An error of the device stays in its context: this process has to end.
         if "CUDA" not in str(error):
             raise
         print(f"{type(error).__name__}: {str(error)[:500]}", file=sys.stderr, flush=True)

@@ -5,7 +5,7 @@ from math import inf
 
 import torch
 
-_WARM_S = (0.1, 0.3)  # a clock rises in steps: it is watched for so long at least, and at most
+_WARM_S = (0.1, 0.3)  # least and most time to watch the clock, which rises in steps
 _STAYS_WARM_S = 0.5
 _CYCLES = 8_000_000  # some 4 ms
 

@@ -65,9 +65,9 @@ PTX_WEIGHTS = {
     "score_mma_sync": 10.0, "score_cp_async": 2.0, "score_bar_sync": -30.0, "score_bra": -5.0,
     "score_ret": -5.0,
 }  # fmt: skip
-"""Points for each instruction of the kernel. Blind on Hopper, which has no ``mma.sync``."""
+"""Points for each instruction of the kernel. Blind on Hopper, where kernels lack ``mma.sync``."""
 
-# As mma.sync, and as bar.sync; bulk copies already count as cp.async.
+# wgmma counts as mma.sync, and mbarrier as bar.sync; bulk copies already count as cp.async.
 HOPPER_WEIGHTS = PTX_WEIGHTS | {"all_wgmma": 10.0, "all_mbarrier": -30.0}
 """The same weights, with Hopper's instructions counted as their older relatives."""
 
@@ -101,7 +101,7 @@ class PtxScore(CostModel):
 
 
 class RuleHeuristic(CostModel):
-    """Rules of thumb: the configuration that a practised hand would write down for a workload.
+    """Rules of thumb: the configuration that an experienced programmer would choose by hand.
 
     It answers where no learned model does. Small products (every side ≤ 512) want small tiles: 32
     to 64 a side, steps of 16 to 32, one to four warps, one or two stages. Large ones want 128 to
@@ -109,8 +109,8 @@ class RuleHeuristic(CostModel):
     product, and where too few tiles are left to fill the GPU, K is split.
 
     These are for 16 bits. TF32 takes half the step along K, which is as many bytes. IEEE float32
-    has no tensor cores: tiles of at most 64 a side, since accumulators and fragments fill the
-    registers, and the compiler writes every multiplication of a step down.
+    has no tensor cores. It takes tiles of at most 64 a side, since accumulators and fragments fill
+    the registers, and the compiler unrolls every multiplication of a step.
     """
 
     name = "heuristic"
@@ -122,7 +122,7 @@ class RuleHeuristic(CostModel):
         cost = np.zeros(len(candidates), dtype=np.float64)
         for name, weight in _WEIGHTS.items():
             cost += weight * np.abs(np.log2(c[name] / getattr(want, name)))
-        # The rules know nothing of these: leave them alone unless nothing else is on offer.
+        # The rules know nothing of these: take them only if there is nothing else.
         cost += 0.5 * (c["maxnreg"] > 0) + 0.05 * c["halves"] + 0.05 * c["flatten"]
         cost += 0.5 * np.where(want.tma, c["is_pointer"], 1 - c["is_pointer"])
         cost += 0.1 * c["is_persistent"] + 0.1 * c["is_warp_specialized"]
@@ -161,7 +161,7 @@ _WEIGHTS = {
 
 def _small(w: Workload) -> Wanted:
     block_m, block_n = _fit(64, w.m, least=32), _fit(64, w.n, least=32)
-    if _tiles(w, 64, 64) < 32:  # too few tiles for a GPU: halve them
+    if _tiles(w, 64, 64) < 32:  # too few tiles for a GPU: halve their sides
         block_m = block_n = 32
     return Wanted(block_m, block_n, _fit(32, w.k), block_m * block_n // 1024, 2, 1, tma=False)
 

@@ -1,7 +1,7 @@
 """Confidence of a ranking: what its first k keep on average, and which products are new.
 
 Trees do not extrapolate: beyond the sizes of the training every product falls into the leaves of
-the largest one. The analytic estimate still tells them apart, but nobody has seen how well.
+the largest one. The analytic estimate still tells them apart, but nobody has measured how well.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ KEPT_AT = (1, 2, 4, 8, 16, 32)
 _ALIGNED_BYTES = 16
 _LEAST_WORKLOADS = 40
 _MANY_WORKLOADS = 400
-_LEAST_ROWS = 40  # a tuning leaves a few rows, the first of a ranking: among them nothing is lost
+_LEAST_ROWS = 40  # a tuning times only the first few of a ranking: among these no choice loses much
 
 
 @dataclass(frozen=True)
@@ -104,18 +104,19 @@ def kind_of(workload: Workload) -> str:
 def calibrate(
     table: TrainingTable, fit: Callable[[TrainingTable], CostModel], *, seed: int
 ) -> Confidence | None:
-    """Measure what a model that is trained on this table may be expected to keep.
+    """Measure the speed that a model trained on this table may be expected to keep.
 
-    Half of the workloads are ranked by a model of the other half, and the other way round: that
-    takes as long as the training itself. A model of all of them errs a little less. Few workloads
-    are ranked by quarters: training is quick then, and the models err not much more.
+    A model trained on half of the workloads ranks the other half, and the other way round: that
+    takes as long as the training itself. A model of all workloads errs a little less. Under 400
+    workloads are cut into quarters, each ranked by a model of the other three: training is quick
+    then, and these models err not much more than one of all.
 
     Args:
         fit: trains a model on a part of the table.
         seed: of the draw of the parts.
 
     Returns:
-        None for too few workloads with a row that worked, or if all of these are in one part.
+        None if fewer than 40 workloads have a row that worked, or if all of these are in one part.
     """
     folds = 4 if len(table.workloads) < _MANY_WORKLOADS else 2
     learned = np.unique(table.workload_index[table.ok])
@@ -164,7 +165,7 @@ def folds_by_nk(table: TrainingTable, folds: int, *, seed: int = 0) -> Iterator[
 
 
 def problems(table: TrainingTable) -> Iterator[tuple[Problem, Target]]:
-    """Yield the workloads of a table of which anything worked, and where they were measured."""
+    """Yield the workloads of a table on which anything worked, and the target of each."""
     latency_us = np.where(table.ok, table.latency_us, np.nan)
     for workload, target, rows in table.parts():
         candidates = table.candidates.take(rows)

@@ -18,10 +18,10 @@ class Forest:
     Attributes:
         roots: the first node of each tree.
         column, below: a row goes left if its value in the column is below.
-        left, right: nodes; of a leaf itself.
-        unknown: the node for NaN.
-        leaf: what a leaf adds.
-        base: what all trees start from.
+        left, right: the next nodes; a leaf is its own next node.
+        unknown: the next node for NaN.
+        leaf: the value that a leaf adds.
+        base: the value that all trees start from.
     """
 
     roots: Indices
@@ -35,7 +35,7 @@ class Forest:
 
     @classmethod
     def of(cls, raw: bytes) -> Self:
-        """Read what XGBoost has saved as UBJ, of squared error and scalar leaves."""
+        """Read trees that XGBoost has saved as UBJ, with squared error and scalar leaves."""
         learner = _value(raw, 0)[0]["learner"]
         trees = learner["gradient_booster"]["model"]["trees"]
         counts = [len(tree["left_children"]) for tree in trees]

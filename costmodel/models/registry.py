@@ -28,7 +28,7 @@ def load(path: str | Path) -> XgbCostModel:
 
 
 def use(model: str | Path | CostModel | None) -> CostModel | None:
-    """Make a model answer in this process from now on, before any shipped one.
+    """Use a model in this process from now on, before any shipped one.
 
     Args:
         model: a directory that ``save()`` wrote, a model, or None to go back to the shipped ones.
@@ -72,8 +72,8 @@ def find_model(
 ) -> tuple[CostModel, str]:
     """Choose the model that answers for this target and workload.
 
-    The one that was named comes first, then that of :func:`use`, then the shipped one. Where none
-    can answer, the rule heuristic does. One that is passed over is one warning, with the reason.
+    The named model comes first, then that of :func:`use`, then the shipped one. If none can answer,
+    the rule heuristic does. A model that is passed over gives one warning, with the reason.
 
     Returns:
         (model, reason): why it is not the first choice, or its caveat; empty if neither.
@@ -127,9 +127,9 @@ def _load_shipped(directory: Path) -> XgbCostModel:
 def known_artifacts(model: CostModel, target: Target) -> ArtifactTable:
     """The artifacts of a target's toolchain that are known for a model, by key.
 
-    Those that it was trained with, then those that the shipped model was: a binary is the same
-    whoever asks. With another toolchain than theirs there are none, and the model ranks by the
-    configurations alone. An artifact file that cannot be used is one warning.
+    First those that it was trained with, then those of the shipped model: a binary does not depend
+    on the model. With another toolchain than theirs there are none, and the model ranks by the
+    configurations alone. An artifact file that cannot be used gives one warning.
     """
     if model.kind != "learned":
         return ArtifactTable.empty()

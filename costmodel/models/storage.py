@@ -1,9 +1,9 @@
 """A model on disk: JSON, UBJ and Parquet only, so that loading one runs no code.
 
 Each part is named by its content (the shipped model's parts have plain names), and ``card.json``
-names the parts and their hashes. A save writes the new parts and replaces the card last: whoever
-reads meanwhile, or whenever the process is killed, one whole model is there. Parts that the card
-no longer names stay for those who read it before, until the next save.
+names the parts and their hashes. A save writes the new parts and replaces the card last. So there
+is one whole model at any time, for a reader meanwhile and after the process is killed. Parts that
+the card no longer names stay until the next save, for processes that have read the old card.
 """
 
 import functools
@@ -70,12 +70,12 @@ class Card:
         hash: identity of the heads, see :func:`content_hash`.
         target: what it was trained on; of several targets the first.
         dtypes: the kinds of ``gemm.dtypes`` that it was trained on.
-        devices: the names of all devices that it has seen a working row of, that of the target
-            first.
+        devices: the names of all devices with a row that worked among the training rows, that of
+            the target first.
         training: rows, workloads, dropped failures, hash of the data and date.
         features, config_features: the columns that the two heads expect.
         torch_hash, artifacts_hash: of the content of these parts; empty for a part that is not
-            there. These, and what follows, are filled in by :func:`save`.
+            there. :func:`save` fills in these and the two below.
         files: the name of each part's file.
         canaries: a prediction that each part must give when it is read.
     """
@@ -118,13 +118,13 @@ def card_stamp(directory: str | PathLike[str]) -> tuple[int, int, int]:
 def save(
     path: Path, card: Card, trees: Mapping[str, Trees], artifacts: ArtifactTable | None
 ) -> Path:
-    """Write the parts of a model and the card that vouches for them; all of it or nothing.
+    """Write the parts of a model, and the card with their hashes; all of it or nothing.
 
     Args:
         trees: those of both heads and, if there are any, of :data:`TORCH`.
 
     Raises:
-        InvalidInput: it could not be loaded again, for example a name that is no text.
+        InvalidInput: the model could not be loaded again, for example if its name is no text.
         FileError: the folder holds something else than a model, or cannot be written.
     """
     require_place(path, "model")
@@ -159,7 +159,7 @@ def read_card(path: Path) -> Card:
         CorruptFile: foreign or damaged. WrongVersion: written by a newer release.
         SchemaMismatch: trained on other columns than this release computes.
     """
-    if not os.path.exists(path):  # which no name is too long for
+    if not os.path.exists(path):  # which takes names of any length
         raise NoModel(f"no model at {path}: expected a directory that save() wrote")
     if not path.is_dir():
         raise CorruptFile(f"{path} is a file: expected the directory that save() wrote")
@@ -167,7 +167,7 @@ def read_card(path: Path) -> Card:
 
 
 def read_trees(path: Path, card: Card) -> dict[str, Trees]:
-    """Return the trees of each part, which are read when they are first asked."""
+    """Return the trees of each part, which are read at their first use."""
 
     @functools.cache
     def heads() -> dict[str, bytes]:
@@ -228,10 +228,11 @@ def _remove_unnamed(path: Path) -> None:
 
 
 def _card_bytes(card: Card) -> bytes:
-    """Return a card as it is written, which :func:`read_card` will take.
+    """Return a card as it is written, checked as in :func:`read_card`.
 
     Raises:
-        InvalidInput: it would not, for example for parameters of another type than declared.
+        InvalidInput: it could not be read, for example for parameters of another type than
+            declared.
     """
     try:
         data = encode(card)

@@ -33,10 +33,10 @@ class TrainingTable(Frame):
     Attributes:
         workloads: distinct on each target.
         target: what they were measured on; of several the first.
-        targets: what each workload was measured on; empty where it is one for all.
-        artifacts: the compiled artifacts by key, which a model takes along; None without.
-        torch_us: what ``torch.matmul`` took on each workload; NaN where it was not timed, and empty
-            where it was not for any.
+        targets: what each workload was measured on; empty if it is the same for all.
+        artifacts: the compiled artifacts by key, which a trained model keeps; None without.
+        torch_us: latency of ``torch.matmul`` on each workload; NaN where it was not timed, empty if
+            it was timed on none.
     """
 
     target: Target
@@ -46,11 +46,11 @@ class TrainingTable(Frame):
 
     @classmethod
     def from_dataset(cls, dataset: Dataset, role: Role = "train") -> TrainingTable:
-        """Take the rows of one role, in the order of a dataset, which its files do not change.
+        """Take the rows of one role, in the order of a dataset, whatever files it consists of.
 
-        Rows of a kernel that has changed since are left out, and those to train on of workloads
-        that are held out (:mod:`costmodel.evaluation.heldout`), however they came to be recorded
-        as such.
+        Rows of a kernel that has changed since are left out. So are training rows of workloads that
+        are held out (:mod:`costmodel.evaluation.heldout`), however they came to be recorded in this
+        role.
         """
         from costmodel.gemm.specialize import kernel_hashes
 
@@ -85,10 +85,10 @@ class TrainingTable(Frame):
     def joined(cls, tables: Sequence[TrainingTable]) -> TrainingTable:
         """Join the rows of several tables; the target of the first one is that of the whole.
 
-        What was measured on one target is one workload.
+        A workload that several tables have of one target is one workload of the whole.
 
         Raises:
-            InvalidInput: a target that does not run the binaries of the first one.
+            InvalidInput: a target does not run the binaries of the first one.
         """
         first, *others = tables
         for table in others:

@@ -1,10 +1,11 @@
 """Boosted trees: trained on a table of features, and read from files that are checked.
 
-Squared error on log(latency / estimate) makes a good prediction of each row, but a choice rests on
-the few that are nearly the fastest, which differ by less than what is left of the error. So of
-those the order is learned as well, as in RankNet (Burges et al., 2005): for rows ``i`` and ``j`` of
-one workload, ``i`` the faster one, the loss ``log(1 + exp(scale * (predicted_i - predicted_j)))``.
-One ensemble learns both, so that what it predicts stays a latency.
+Squared error on log(latency / estimate) makes a good prediction of each row. But a choice rests on
+the few rows that are nearly the fastest, and these differ by less than the remaining error. So
+their order is learned as well, as in RankNet (Burges et al., 2005): for rows ``i`` and ``j`` of one
+workload, ``i`` being the faster one, the loss is
+``log(1 + exp(scale * (predicted_i - predicted_j)))``. One ensemble learns both, so that its
+prediction stays a latency.
 
 Nothing here knows what is predicted: rows are numbers, and columns are names.
 """
@@ -23,11 +24,12 @@ from costmodel.arrays import Floats32, Indices
 from costmodel.errors import CorruptFile, MisreadModel, SchemaMismatch
 from costmodel.models.forest import Forest
 
-_CANARY_OFF = 1e-3  # of a logarithm; what releases differ by in rounding is a hundredth of it
-_FASTEST, _RIVALS = 16, 96  # of a workload, each of the first is set against all of the second
-_REACH = 1.6  # no rival is slower than so many times the best
-_FALL = 10.0  # weight of a pair: exp(-_FALL * how much slower than the best the faster one is),
-_FULL = 0.2  # and in proportion to what a wrong order would cost, up to so much in the logarithm
+_CANARY_OFF = 1e-3  # of a logarithm; by their rounding, releases differ by a hundredth of it
+# Fastest rows of a workload: each of the first number makes a pair with each of the second.
+_FASTEST, _RIVALS = 16, 96
+_REACH = 1.6  # a rival takes at most so many times as long as the best
+_FALL = 10.0  # weight of a pair: exp(-_FALL * log latency of the faster row over the best),
+_FULL = 0.2  # times the log latency of one row over the other, which counts fully from here on
 
 Names = tuple[str, ...]
 _Numbers = NDArray[np.floating[Any]]
@@ -40,13 +42,13 @@ class XgbParams:
     To compare others, train with each and look at ``expected_kept`` of the models.
 
     Attributes:
-        rounds: trees; fixed, so that nothing stops early on data it is judged by.
+        rounds: number of trees; fixed, so that training does not stop early by data of its judging.
         nearness: how fast a row's weight falls with its distance from the best of its workload:
             ``weight = floor + (1 - floor) * exp(-nearness * (latency / best - 1))``.
         floor: the least weight.
         pairs: weight of the order of rows near the best, beside that of the squared error
             (:class:`NearBest`); 0 turns it off.
-        pair_scale: how sharply that order is told, in units of log latency.
+        pair_scale: factor of log latency in the loss of that order: larger is sharper.
         seed: of row and column sampling.
     """
 
@@ -83,9 +85,9 @@ class LabelledRows:
     Attributes:
         matrix: features, float32 [n, f].
         label: log(latency / start), float [n].
-        start: log of what a prediction starts from, which the label is added to, float [n].
+        start: log of the value that a prediction starts from: the label is added to it, float [n].
         weight: of the squared error, float [n].
-        workload: which workload a row is of, int [n].
+        workload: the number of each row's workload, int [n].
     """
 
     matrix: Floats32
@@ -99,10 +101,10 @@ class NearBest:
     """The pairs of rows near the best of each workload, and the loss of a wrong order of them.
 
     Attributes:
-        rows: of each workload those of the pairs, fastest first, int [w, r]; after the last one
-            row 0, of weight 0.
-        weight: float32 [w, f, r], of the pair of one of the first and a slower one. That of all
-            pairs of a row is 1 on the average of the rows.
+        rows: for each workload the rows of its pairs, fastest first, int [w, r]; the rest is filled
+            with row 0, whose weight is 0.
+        weight: float32 [w, f, r], for each pair of one of the ``f`` fastest and a slower row. The
+            weights of all pairs of one of the fastest add up to 1 on average.
     """
 
     def __init__(self, log_latency: _Numbers, workload: NDArray[Any]):
@@ -122,7 +124,7 @@ class NearBest:
             self.weight /= of_row[of_row > 0].mean()
 
     def gradients(self, predicted: Floats32, scale: float) -> tuple[Floats32, Floats32]:
-        """First and second derivative of the loss by the prediction of each row, float32 [n].
+        """Return the first and second derivative of the loss by each row's prediction, float32 [n].
 
         Args:
             predicted: log latency, up to a constant of each workload, float32 [n].
@@ -141,7 +143,7 @@ class NearBest:
 
 
 def _near(log_latency: _Numbers, rows: Indices) -> Indices:
-    """Return the rows near the best, of a workload's rows with the fastest first."""
+    """Return the rows near the best; ``rows`` are a workload's, with the fastest first."""
     rivals = rows[:_RIVALS]
     count = np.searchsorted(log_latency[rivals], log_latency[rows[0]] + np.log(_REACH))
     return rivals[:count]
@@ -171,7 +173,7 @@ def train_booster(
 def _objective(
     rows: LabelledRows, params: XgbParams
 ) -> Callable[[Floats32, Any], tuple[Floats32, Floats32]]:
-    """Return the gradients of squared error and of :class:`NearBest`, weighed by the parameters."""
+    """Return the function of the gradients of squared error and of :class:`NearBest`, weighted."""
     label, start, weight = (
         column.astype(np.float32) for column in (rows.label, rows.start, rows.weight)
     )
@@ -186,9 +188,9 @@ def _objective(
 
 @dataclass(eq=False)
 class Trees:
-    """Trees in XGBoost's format UBJ, parsed when they are first asked.
+    """Trees in XGBoost's format UBJ, parsed at their first use.
 
-    Importing XGBoost and parsing takes a second, which a process that only looks up a winner saves.
+    Importing XGBoost and parsing takes a second. A process that only looks up a winner saves it.
 
     Attributes:
         columns: the names of the columns that they expect.
@@ -252,8 +254,8 @@ class Trees:
     def canary(self) -> float:
         """Predict one fixed row: a release of XGBoost that reads the trees wrongly differs.
 
-        Releases have read the same file otherwise without a word, such as without the mean that
-        all trees start from.
+        Some releases have read the same file wrongly without a warning, for example without the
+        mean that all trees start from.
         """
         return _canary(self.booster)
 
@@ -265,7 +267,7 @@ def _canary(booster: Any) -> float:
 
 
 def require_columns(file: Path | None, found: Sequence[str], expected: Sequence[str]) -> None:
-    """Refuse other columns, or another order, with the first difference.
+    """Refuse other columns, or another order; the message shows the first difference.
 
     Raises:
         SchemaMismatch: they differ.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from costmodel.data.artifact_table import ArtifactTable
     from costmodel.data.dataset import Dataset
 
-# The trees of a head, and the rows of a batch that it answers for with their features.
+# The trees of a head, the rows of a batch that it answers for, and the features of these rows.
 _Head = tuple[Any, Indices, Floats32]
 
 _ESTIMATE = CONFIG_FEATURES.index("estimate")  # the same column for both heads
@@ -125,10 +125,10 @@ class XgbCostModel(CostModel):
     ) -> tuple[Indices, Floats]:
         """Predict the latency in us of the candidates nearest to the fastest.
 
-        The first eighth of the trees, which comes near the whole, says which those are.
+        The first eighth of the trees, which predicts nearly as well as all, chooses these.
 
         Args:
-            count: how many; all where there are no more.
+            count: how many; all if there are fewer.
 
         Returns:
             (rows, latency_us): ascending rows of the candidates, intp [count], and float64 [count].
@@ -150,7 +150,7 @@ class XgbCostModel(CostModel):
         return near, np.exp(log_multiple[near]) * workload.roofline_us(target.device)
 
     def expected_kept(self, *, ptx: bool) -> dict[str, float]:
-        """Mean share of the best speed that the best of the first k of one head keep, by k."""
+        """Mean share of the best speed that the best of a head's first k keeps, by k: 0 to 1."""
         known = self.card.confidence
         if known is None:
             return {}
@@ -164,7 +164,7 @@ class XgbCostModel(CostModel):
     def contributions(
         self, workload: Workload, candidates: Candidates, target: Target
     ) -> tuple[Floats, Floats]:
-        """Split predictions into what each feature does: the SHAP values of the trees.
+        """Split predictions into the effects of each feature: the SHAP values of the trees.
 
         Returns:
             (start_us, log_factors): float64 [n] and [n, len(FEATURES)], a column for each name of
@@ -188,7 +188,7 @@ class XgbCostModel(CostModel):
     def predict_torch(self, workload: Workload, target: Target) -> float:
         """Latency of ``torch.matmul`` in us; NaN where the training rows had none of it.
 
-        Trees of it that cannot be used are a warning, and NaN from then on.
+        If its trees cannot be used, there is a warning, and NaN from then on.
         """
         if TORCH not in self._trees:
             return nan
@@ -201,7 +201,7 @@ class XgbCostModel(CostModel):
 
     @cached_property
     def artifacts(self) -> ArtifactTable | None:
-        """The artifacts it was trained with, by key: it knows them without compiling.
+        """The artifacts it was trained with, by key: these need not be compiled again.
 
         Those of a loaded model are read when first asked for. None before ``fit``, or where the
         training table had none.
@@ -277,7 +277,7 @@ class XgbCostModel(CostModel):
         """Read a model that :meth:`save` wrote.
 
         Args:
-            parse: read the trees now; else when they are first asked.
+            parse: read the trees now; else at their first use.
 
         Raises:
             NoModel: nothing at this path.
@@ -297,7 +297,7 @@ class XgbCostModel(CostModel):
         return model
 
     def _heads(self, workload: Workload, candidates: Candidates, target: Target) -> list[_Head]:
-        """Share the candidates out to the heads; the model is of no use if one cannot be read."""
+        """Divide the candidates between the heads; if one cannot be read, the model is unusable."""
         if not self._trees:
             raise NoModel(f"model {self.name!r} is not fitted: call fit() or load one")
         known, found = candidates.has_artifact, []
@@ -315,10 +315,10 @@ class XgbCostModel(CostModel):
 
 
 def _log_multiple(heads: Sequence[_Head], size: int, *, rough: bool = False) -> Floats:
-    """log(latency / roofline) by the heads, of their rows, float64 [size].
+    """log(latency / roofline) as the heads predict it for their rows, float64 [size].
 
     Args:
-        rough: by the first eighth of the trees.
+        rough: use only the first eighth of the trees.
     """
     result = np.empty(size, dtype=np.float64)
     for head, rows, matrix in heads:

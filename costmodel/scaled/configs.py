@@ -1,8 +1,8 @@
 """The configurations of scaled products: a list made by hand, and the part of it for a shape.
 
-Up to m = 128 a product takes as long as B takes to be read: many small programs with deep
-pipelines, and K split so that every multiprocessor has some. Above, the tensor cores limit it, and
-the L2 cache that feeds them: large tiles.
+Up to m = 128 a product takes as long as reading B. It needs many small programs with deep
+pipelines, and K split so that every multiprocessor has some. Above, the tensor cores and the L2
+cache that feeds them are the limit. It needs large tiles.
 """
 
 from importlib.util import find_spec
@@ -16,13 +16,13 @@ from costmodel.files import Named
 from costmodel.hardware.target import Device, Target
 
 STEP = 128
-"""K that a scale of a block covers, and after which sums of fp8 products are promoted."""
+"""Length of K that a scale of a block covers, and after which sums of fp8 products are promoted."""
 
 TENSOR, ROW, BY_ROW, BY_BLOCK = 0, 1, 4, 5
-"""Kinds of scales by the numbers of torch's ``ScalingType``: from ``BY_ROW`` on those of blocks."""
+"""Kinds of scales, numbered as torch's ``ScalingType``; from ``BY_ROW`` on they are of blocks."""
 
 _SPLITS = (*range(1, 9), 10, 12, 14, 16)
-# Up to which m: the kernel, BLOCK_N, warps, stages, and BLOCK_M if it is not that m, or 128.
+# By the largest m: the kernel, BLOCK_N, warps, stages, and BLOCK_M if not that m or at most 128.
 _TILES = {
     16: ["pointer 64 4 4", "pointer 64 4 8", "pointer 128 4 4", "tma 64 4 4", "tma 64 4 8",
          "tma 128 4 4", "tma 128 4 8", "tma 32 4 8 64"],
@@ -39,10 +39,10 @@ _TILES = {
 # The same with steps of 256, where scales do not change along K.
 _WIDE_STEP = {16: ["tma 64 4 4", "tma 128 4 3"], 32: ["tma 64 4 4"], 64: ["tma 64 4 3"]}
 
+# Groups, ROWS, BLOCK_N, PARTS and stages of the warp-specialised kernel: always; if sums are
+# promoted; and if they are not, which leaves registers for larger tiles.
 _WARPS = [(2, 64, 64, 1, 8), (2, 64, 128, 1, 6), (3, 64, 128, 1, 5)]
 _WARPS_PROMOTED = [(2, 64, 128, 2, 4)]
-# Groups, ROWS, BLOCK_N, PARTS and stages of the warp-specialised kernel: always; where products
-# are promoted; and where they are not, which leaves registers for larger tiles.
 _WARPS_ONE_SUM = [(2, 64, 256, 1, 4), (2, 128, 128, 1, 4)]
 
 
@@ -86,7 +86,8 @@ def prune(_configs: Any, named: Named, **_: Any) -> list[triton.Config]:
         if tiles["kernel"] == "pointer" or has_tma:
             splits = sorted(_splits(tiles, m, n, k, device))
             found += [_config(**tiles, splits=split) for split in splits]
-    # Up to 64 half of their rows are empty, but none are read, and copies wait for nothing there.
+    # Up to m = 64 half the rows of these tiles are empty, but empty ones are not read, and copies
+    # wait for nothing there.
     # The tuner tells other rows than torch's apart by whether 16 divides them.
     by_16 = named["torchs"] or named["ldc"] % 16 == 0
     if has_tma and m > 32 and by_16 and _is_aligned(named, out="ldc"):
@@ -115,7 +116,7 @@ def torch_may(named: Named) -> bool:
 
 
 def deep_gemm_may(named: Named) -> bool:
-    """Return True if DeepGEMM is installed, and the call is of the one form that it has here."""
+    """Return True if DeepGEMM is installed, and the call has the one form that is supported."""
     return (
         (named["recipe_a"], named["recipe_b"]) == (BY_ROW, BY_BLOCK)
         and named["bias"] is None
@@ -126,13 +127,13 @@ def deep_gemm_may(named: Named) -> bool:
 
 
 LIBRARIES = {_config(kernel="torch"): torch_may, _config(kernel="deep_gemm"): deep_gemm_may}
-"""Candidates that are no kernels of this package, and what tells if they compute a call."""
+"""Candidates that are no kernels of this package, and functions that tell if they can compute."""
 
 
 def _splits(tiles: Named, m: int, n: int, k: int, device: Device) -> set[int]:
-    """Return in how many parts K may be split: programs for one, two and four a multiprocessor.
+    """Return the splits of K that give one, two and four programs to each multiprocessor.
 
-    Four may wait for each other if the shared memory holds fewer, but not more than half of them.
+    At most half of the programs may have to wait because the shared memory holds no more.
     """
     rows, columns, step = tiles["block_m"], tiles["block_n"], tiles["step"]
     count, steps = ceil(m / rows) * ceil(n / columns), ceil(k / step)

@@ -45,19 +45,22 @@ def scaled_product(
 
     Args:
         a, b: [m, k] and [n, k], K contiguous, ``lda`` and ``ldb`` elements from row to row.
-        scale_a, scale_b: float32 as the caller gave them, or None; recipes: of ``BLOCK_ROWS``.
-        bucket: the largest m that shares the choice; torchs: torch reads and writes what so lies.
+        scale_a, scale_b: float32 as the caller gave them, or None.
+        recipe_a, recipe_b: keys of ``BLOCK_ROWS``.
+        bucket: the largest m that shares the choice.
+        torchs: scales, operands and result lie in memory as torch wants them.
     """
 
 
 class Kernels:
-    """All kernels behind one name, launched as a function of Triton's."""
+    """All kernels behind one name, launched like a Triton function."""
 
     fn = staticmethod(scaled_product)
     arg_names = scaled_product.__code__.co_varnames
-    # Read by the tuner: torch has no code to find that in, and these products a model of their own.
+    # Read by the tuner: torch has no code that shows what is written, and these products have a
+    # model of their own.
     writes, head = ("out",), "scaled"
-    # No kernel is compiled for these: the tuner need not tell them apart.
+    # No kernel is compiled for these arguments: the tuner need not tell their values apart.
     params = tuple(
         SimpleNamespace(name=x, do_not_specialize=x in _PLAIN, do_not_specialize_on_alignment=False)
         for x in arg_names
@@ -73,7 +76,7 @@ class Kernels:
 
     @staticmethod
     def must_try(config: Any) -> bool:
-        """Tell the tuner what it may not leave out: nothing beats a library unseen."""
+        """Tell the tuner which configurations it must time: a library is never left out."""
         return config in LIBRARIES
 
     def run(
@@ -195,7 +198,7 @@ _GLUON = {
 
 
 def _workspace(a: torch.Tensor) -> Workspace:
-    """Return the scratch memory of the current stream; the interpreter has none."""
+    """Return the scratch memory of the current stream, or new memory for the interpreter."""
     if a.device.type == "cpu":
         return Workspace(a.device)
     index = a.get_device()

@@ -1,4 +1,4 @@
-"""``costmodel.nn.ScaledLinear``: fp8 or int8 weights with their scales, as checkpoints have."""
+"""``costmodel.nn.ScaledLinear``: fp8 or int8 weights with their scales, as in checkpoints."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _SCALE_NAMES = {"row": "weight_scale", "block": "weight_scale_inv"}
 def quantize(x: Tensor, scales: str, dtype: torch.dtype = torch.float8_e4m3fn) -> Any:
     """Return x [m, k] in 8 bits, and scales [m, 1] (``row``) or [m, k / 128] (``block``).
 
-    The largest number of a row, or of each 128 of it, becomes the largest one of the type.
+    The largest magnitude in a row, or in each 128 numbers of it, becomes the largest of the type.
     """
     largest = (torch.iinfo if dtype == torch.int8 else torch.finfo)(dtype).max
     width = STEP if scales == "block" else x.shape[1]
@@ -39,7 +39,8 @@ class ScaledLinear(torch.nn.Module):
         activation: fused into the product: ``relu``, ``gelu`` or ``silu``.
 
     Raises:
-        InvalidInput: other scales, or blocks of features that 128 does not divide.
+        InvalidInput: other scales, or ``block`` with int8 or with features that 128 does not
+            divide.
     """
 
     def __init__(

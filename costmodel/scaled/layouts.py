@@ -15,10 +15,13 @@ def w8a8_triton_block_scaled_mm(
     A: Tensor, B: Tensor, As: Tensor, Bs: Tensor, block_size: Sequence[int],
     output_dtype: torch.dtype = torch.float16,
 ) -> Tensor:  # fmt: skip
-    """Multiply as vLLM's function of this name: A [..., k], B [n, k], scales by 128 and 128 x 128.
+    """Multiply as vLLM's function of this name: A [..., k] by B [n, k], with scales of blocks.
 
     Args:
         As: [..., k / 128]; Bs: [n / 128, k / 128].
+
+    Raises:
+        InvalidInput: another ``block_size`` than [128, 128]. Others as :func:`scaled_mm`.
     """
     if list(block_size) != [STEP, STEP]:
         raise InvalidInput(f"block_size={list(block_size)}: expected [{STEP}, {STEP}]")
@@ -59,7 +62,7 @@ def fp8_gemm_nt(
 
     Args:
         a: [m, k] and its scales [m, k / 128], of any strides; b: [n, k] and [n / 128, k / 128].
-        c: None: nothing is added.
+        c: only None: nothing is added.
     """
     if c is not None:
         raise InvalidInput("c is a tensor: expected None, add it afterwards")

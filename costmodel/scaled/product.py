@@ -57,8 +57,8 @@ def scaled_mm(
         scale_a, scale_b: float32. ``TensorWise``: one element. ``RowWise``: [m, 1] and [1, n].
             ``BlockWise1x128``: [m, k / 128] and [n, k / 128]. ``BlockWise128x128``: [k / 128,
             rows / 128], where k / 128 may be rounded up to a multiple of 4. Any strides.
-        scale_recipe_a, scale_recipe_b: ``torch.nn.functional.ScalingType``: both ``TensorWise`` or
-            ``RowWise`` in any mix, or both ``BlockWise``, of fp8 operands only.
+        scale_recipe_a, scale_recipe_b: ``torch.nn.functional.ScalingType``: ``TensorWise`` and
+            ``RowWise`` in any mix, or ``BlockWise`` for both, which only fp8 operands can have.
         swizzle_a, swizzle_b, contraction_dim: torch's defaults only.
         bias: [n], of a float type, contiguous.
         output_dtype: bfloat16, float16 or float32; None is bfloat16.
@@ -69,6 +69,7 @@ def scaled_mm(
 
     Raises:
         InvalidInput, UnsupportedDtype: an argument that cannot be used; the message says why.
+        GradientError: ``mat_b``, a scale, the bias or ``out`` requires grad.
         CompileError: no kernel works on this device.
     """
     left = {"swizzle_a": swizzle_a, "swizzle_b": swizzle_b, "contraction_dim": contraction_dim}
@@ -157,12 +158,12 @@ def _call(
 
 
 def _is_torchs(a: Tensor, b: Tensor, scales: Any, recipes: Any, out: Tensor) -> bool:
-    """Return True if all lies as torch wants it; it does not look at each stride that it needs."""
+    """Return True if all lies as torch wants it: torch does not check all strides that it needs."""
     found = out.is_contiguous() and all(x.is_contiguous() or not x.stride(0) % 16 for x in (a, b))
     for scale, recipe in zip(scales, recipes, strict=True):
         if recipe == ROW:
             found = found and scale.is_contiguous()
-        elif recipe >= BY_ROW:  # no m that is not a multiple of 4
+        elif recipe >= BY_ROW:  # m must be a multiple of 4
             found = found and scale.T.is_contiguous() and scale.stride(1) in (1, len(scale))
             found = found and not len(scale) % 4 and not len(a) % 4
     return found
