@@ -168,12 +168,14 @@ def of_tuning() -> Iterator[str]:
 def of_buckets() -> Iterator[str]:
     of = summary("buckets-h200-sxm")
     worst = max(row["first_slower_pct"] for row in results("buckets-h200-sxm")["rows"])
-    yield (f"the bucket is {of['slower_geomean_pct']:.2f} % slower, and more than 5 % for no m of "
-           f"{of['workloads']} (worst {of['slower_worst_pct']:.1f} %;")  # fmt: skip
-    yield (f"by prediction alone it is {of['predicted_slower_geomean_pct']:.1f} % and "
-           f"{of['predicted_over_5_pct']} of {of['workloads']}, by the winner of the first m "
-           f"{of['first_slower_geomean_pct']:.1f} % and {of['first_over_5_pct']} of "
-           f"{of['workloads']}, the worst {worst:.0f} %")  # fmt: skip
+    yield (f"the bucket's choice is {of['slower_geomean_pct']:.2f} % slower. It is more than 5 % "
+           f"slower for no m of {of['workloads']} (the worst is "
+           f"{of['slower_worst_pct']:.1f} % slower)")  # fmt: skip
+    yield (f"By prediction alone the mean is {of['predicted_slower_geomean_pct']:.1f} %, and "
+           f"{of['predicted_over_5_pct']} of {of['workloads']} are more than 5 % slower. With the "
+           f"winner of the first m the mean is {of['first_slower_geomean_pct']:.1f} %, and "
+           f"{of['first_over_5_pct']} of {of['workloads']} are more than 5 % slower, the worst "
+           f"{worst:.0f} %")  # fmt: skip
 
 
 def of_kernels() -> Iterator[str]:
