@@ -1,4 +1,4 @@
-"""``python -m costmodel.autotune script.py ...`` or ``-m module ...``: a program, tuned by us."""
+"""``python -m costmodel.autotune script.py ...`` or ``-m module ...``: runs a program, tuned."""
 
 import runpy
 import sys
@@ -35,7 +35,7 @@ def _finds(module: str) -> bool:
     except ModuleNotFoundError as error:
         if f"{module}.".startswith(f"{error.name}."):
             return False
-        raise  # a package above it lacks another one
+        raise  # a package above it imports a module that is missing
 
 
 if __name__ == "__main__":

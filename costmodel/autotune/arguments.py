@@ -13,7 +13,7 @@ from costmodel.compile.ttir import parse_module
 
 # Origin of a pointer that may point anywhere, such as one that was loaded from memory.
 _ANY = -1
-# Where pointers go that are written through, and those with which anything may be done.
+# Where pointers go that the kernel writes through, and pointers that it may use in any way.
 _WRITTEN, _ESCAPED = -2, -3
 # Operations that write through their first operand.
 _STORES = {"tt.store", "tt.atomic_rmw", "tt.atomic_cas", "tt.descriptor_store",
@@ -22,20 +22,21 @@ _STORES = {"tt.store", "tt.atomic_rmw", "tt.atomic_cas", "tt.descriptor_store",
 _LOADS = {"tt.load", "tt.descriptor_load", "tt.descriptor_gather", "tt.print"}
 _MOVING = """tt.addptr tt.advance tt.bitcast tt.broadcast tt.expand_dims tt.join tt.make_tensor_ptr
 tt.make_tensor_descriptor tt.reshape tt.splat tt.split tt.trans"""
-# Operations whose results point where their operands do; `arith` and `ub` are all so.
+# Operations whose results point where their operands do, as do those of all `arith` and `ub`.
 _MOVES = {*_MOVING.split()}
-# Operations whose regions and results get their last operands, and what the regions end with.
+# Operations that pass their last operands, and the operands at the end of their regions, to their
+# regions and results.
 _REGIONS = ("scf.", "tt.reduce", "tt.scan", "tt.map_elementwise")
 
 RELATIVE_TOLERANCE = {8: 1e-6, 4: 1e-2, 2: 2e-2, 1: 0.25}
-"""How far results of two right candidates may lie apart, by the bytes of a float.
+"""Relative difference that results of two correct candidates may have, by the bytes of a float.
 
 Many kernels round to 16 bits before they sum.
 """
 
 
 def _pointers(ttir: str) -> tuple[list[int], set[int]]:
-    """Return which arguments of a kernel are pointers, and which it may write, by their number."""
+    """Return the numbers of a kernel's pointer arguments, and of those that it may write."""
     context = ir.context()
     ir.load_dialects(context)
     module = parse_module(ttir.replace("noinline = true", "noinline = false"), context)
@@ -45,7 +46,7 @@ def _pointers(ttir: str) -> tuple[list[int], set[int]]:
     walked: list[Any] = []
     module.walk(walked.append)  # what is inside an operation comes before it
     operations = [x for x in walked[:-1] if x.get_name() != "tt.func"]
-    # Of each region: its blocks' arguments, and the operands of what ends its blocks.
+    # For each region: the arguments of its blocks, and the operands at the ends of its blocks.
     blocks: dict[int, Any] = defaultdict(dict)
     ends = defaultdict(list)
     for operation in operations:
@@ -75,7 +76,7 @@ def _pointers(ttir: str) -> tuple[list[int], set[int]]:
 def _moves(
     operation: Any, blocks: dict[int, Any], ends: dict[int, Any]
 ) -> Iterator[tuple[int, int]]:
-    """Give where an operation's pointers go, and where they come from."""
+    """Yield pairs of values: an operation moves the pointer in the second to the first."""
     name, operands = operation.get_name(), _operands(operation)
     values = [operation.get_result(i) for i in range(operation.get_num_results())]
     results = [value.id() for value in values]
@@ -83,7 +84,7 @@ def _moves(
         yield _WRITTEN, operands[0]
     elif name in _MOVES or name.startswith(("arith.", "ub.")):
         yield from product(results, operands)
-    elif name.startswith("cf."):  # to one of these blocks, or to two
+    elif name.startswith("cf."):  # a branch to one or two of these blocks
         for arguments in blocks[operation.get_block().get_parent().id()].values():
             if name != "cf.br":
                 yield from product(arguments, operands)
@@ -102,7 +103,7 @@ def _moves(
         if name not in _LOADS:
             yield from product([_ESCAPED], operands)
         if operation.get_bool_attr("pure") is False:
-            yield _WRITTEN, _ANY  # assembly or a library, given an address as a number
+            yield _WRITTEN, _ANY  # assembly or a library may get an address as a number
 
 
 def _operands(operation: Any) -> list[int]:
@@ -114,7 +115,7 @@ def _is_pointer(value: Any) -> bool:
 
 
 def _parts(value: object, path: str) -> Iterator[tuple[str, object]]:
-    """Give a value by its name; the parts of a tuple as `name[0]`, `name[1]` and so on."""
+    """Yield a value with its name; the parts of a tuple as `name[0]`, `name[1]` and so on."""
     if isinstance(value, tuple):
         for i, part in enumerate(value):
             yield from _parts(part, f"{path}[{i}]")
@@ -126,9 +127,9 @@ def written(ttir: str, signature: Mapping[str, object]) -> frozenset[str] | None
     """Find the arguments that a kernel may write, from its raw TTIR and its signature.
 
     `signature` is that of Triton's `ASTSource`. Parts of tuples are named `name[0]` and so on.
-    None means that the kernel may write any argument, and memory that no argument shows: it
-    writes through a pointer that it loaded or made from a number, or does with a pointer what is
-    not known here, or is no TTIR (Gluon).
+    None means that the kernel may write any argument, and also memory that is in no argument: it
+    writes through a pointer that it loaded or made from a number, or it uses a pointer in a way
+    that is not known here, or it is no TTIR (Gluon).
     """
     if not ttir or "ttg." in ttir:
         return None
@@ -154,9 +155,9 @@ def tensors_of(
 
     Args:
         args: all arguments by name.
-        names: of which arguments, as `written` names them; None: of all.
+        names: arguments to look at, named as by `written`; None: all.
 
-    An object with a `data_ptr` that hides its tensor is left out.
+    An object that has a `data_ptr` but hides its tensor is left out.
     """
     found = {}
     for name, value in args.items():
@@ -169,9 +170,9 @@ def tensors_of(
 
 
 def span(tensor: Tensor) -> Tensor:
-    """View the bytes of its storage from a tensor's first to its last element.
+    """View a tensor's storage as bytes, uint8 [n], from its first element to its last.
 
-    Autograd does not see what is written through the view.
+    Autograd does not see writes through the view.
     """
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     count = (last + 1) * tensor.itemsize if tensor.numel() else 0
@@ -183,7 +184,7 @@ def span(tensor: Tensor) -> Tensor:
 class Snapshot:
     """Copies of tensors, to undo what a kernel wrote and to compare what two kernels wrote.
 
-    What a tensor spans in its storage is copied. If a copy does not fit,
+    A copy holds the part of the storage that the tensor spans. If a copy does not fit,
     `torch.OutOfMemoryError` is raised and nothing is kept.
     """
 
@@ -198,14 +199,14 @@ class Snapshot:
             original.copy_(self._copies[path])
 
     def _saved(self, path: str) -> Tensor:
-        """View a tensor's copy as the tensor was."""
+        """View a tensor's copy with the shape, type and strides of the tensor."""
         tensor = self.tensors[path]
         return self._copies[path].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
 
     def differs_from(self, other: Self) -> str:
-        """Say which tensors differ in another snapshot of them.
+        """Say which tensors differ in another snapshot of them, and by how much; empty if none.
 
-        Empty if all agree: integers exactly, floats within RELATIVE_TOLERANCE, and NaN with NaN.
+        Integers agree if they are equal, floats within RELATIVE_TOLERANCE, and NaN with NaN.
         """
         both = [path for path in self.tensors if path in other.tensors]
         found = {path: _difference(self._saved(path), other._saved(path)) for path in both}
@@ -220,8 +221,8 @@ def _difference(old: Tensor, new: Tensor) -> str:
     a, b = old.to(wide), new.to(wide)
     if old.is_floating_point():
         tolerance = RELATIVE_TOLERANCE[old.dtype.itemsize]
-        # A sum's error is relative to what was summed, not to a result that happens to be near 0.
-        # The median, since parts that no kernel writes may hold numbers of any size.
+        # A sum's error is relative to its terms, not to a result that happens to be near 0. The
+        # median is taken, since parts that no kernel writes may hold numbers of any size.
         sizes = a.abs()[a.isfinite() & (a != 0)]
         typical = float(sizes.median()) if len(sizes) else 0.0
         wrong = ~torch.isclose(b, a, tolerance, tolerance * typical, equal_nan=True)

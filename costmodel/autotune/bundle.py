@@ -1,7 +1,8 @@
 """Bundles of users' kernels: compiled without a GPU, timed by a machine that compiles nothing.
 
-A function of the user's makes the calls, here on the CPU and there on the GPU. A bundle holds the
-binaries, as Triton's cache has them, and the hash of the function's file: no code comes out of it.
+A function of the user makes the calls, on the CPU when compiling and on the GPU when timing. A
+bundle holds the binaries, in the form of Triton's cache, and the hash of the function's file. No
+code is run from a bundle.
 """
 
 import runpy
@@ -33,16 +34,16 @@ _CALLS = "calls.json"
 
 
 def write_kernel_bundle(file: Path, place: str, target: Target, folder: Path) -> Named:
-    """Compile what a function's calls of tuned kernels may launch; launch nothing.
+    """Compile all configurations of a function's calls of tuned kernels; launch nothing.
 
-    Why a configuration did not compile is logged. If none did, no file is written.
+    The reason why a configuration did not compile is logged. If none did, no file is written.
 
     Args:
-        place: ``FILE.py:FUNCTION``, of no arguments. Its tensors may be on the CPU.
-        folder: an empty one to work in.
+        place: ``FILE.py:FUNCTION``, a function without arguments. Its tensors may be on the CPU.
+        folder: an empty folder to work in.
 
     Returns:
-        the plan: calls, binaries, and how many did not compile.
+        the plan: ``calls``, ``binaries``, and ``failed``, those that did not compile.
 
     Raises:
         InvalidInput: it calls no tuned kernel, or raises. MissingData: no such function.
@@ -85,15 +86,15 @@ def write_kernel_bundle(file: Path, place: str, target: Target, folder: Path) ->
 
 
 def collect_kernels(place: str, folder: Path, out: Path, number: int = 1, parts: int = 1) -> None:
-    """Make the calls that an unpacked bundle was compiled of, and time all configurations.
+    """Make the calls that an unpacked bundle was compiled from, and time all configurations.
 
     Args:
-        out: a folder of timings, as ``COSTMODEL_CACHE_DIR/kernels`` is; what it has is kept.
-        number, parts: time one part of the kinds of calls, the first is 1. The others are launched,
-            by the first configuration that the driver takes.
+        out: a folder of timings, such as ``COSTMODEL_CACHE_DIR/kernels``; what it has is kept.
+        number, parts: time one part of the kinds of calls, counted from 1. The other calls are
+            launched with the first configuration that the driver takes.
 
     Raises:
-        MixedData: the function's file is another one than the bundle was made with.
+        MixedData: the function's file has changed since the bundle was made.
     """
     function, source = _function(place)
     if read_json(folder / _CALLS, dict[str, str])["source"] != source:
@@ -114,7 +115,10 @@ def collect_kernels(place: str, folder: Path, out: Path, number: int = 1, parts:
 
 
 def merge_kernels(out: Path, *folders: Path) -> int:
-    """Add the timings of folders to those of ``out``; again it adds nothing. Return the files."""
+    """Add the timings of folders to ``out``, and return the number of files.
+
+    Merging the same folders again adds nothing.
+    """
     files = [file for path in folders for file in path.glob("*.jsonl")]
     make_folder(out)
     for file in files:
@@ -128,7 +132,7 @@ def merge_kernels(out: Path, *folders: Path) -> int:
 
 @contextmanager
 def _instead(run: Callable[..., Any], folder: Path) -> Iterator[None]:
-    """Run this where tuners are called; binaries are in the folder."""
+    """Call ``run`` in place of the ``run`` of all tuners; the folder is Triton's cache."""
     ours, theirs = tuner.Autotuner.__mro__[:2]
     with knobs.cache.scope(), patch.object(ours, "run", run), patch.object(theirs, "run", run):
         knobs.cache.dir = str(folder / "cache")
@@ -136,7 +140,7 @@ def _instead(run: Callable[..., Any], folder: Path) -> Iterator[None]:
 
 
 def _function(place: str) -> tuple[Callable[[], None], str]:
-    """Return a function of the user's, and the hash of its file.
+    """Return a function of the user, and the hash of its file.
 
     Raises:
         MissingData: no such file or function. InvalidInput: the file raises.
@@ -159,7 +163,7 @@ def _function(place: str) -> tuple[Callable[[], None], str]:
 
 @contextmanager
 def _errors_in(file: str, place: str) -> Iterator[None]:
-    """Raise what a user's file raises as an error that shows the frames of that file alone."""
+    """Turn an error of the user's file into InvalidInput with the frames of that file alone."""
     try:
         yield
     except CostModelError:

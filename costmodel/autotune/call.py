@@ -1,4 +1,4 @@
-"""One call of a tuned kernel: its arguments, its hooks, and what puts the arguments back."""
+"""One call of a tuned kernel: its arguments, its hooks, and copies to restore the arguments."""
 
 from contextlib import suppress
 from math import isfinite
@@ -19,12 +19,12 @@ class KernelCall:
 
     Args:
         tuner: a ``triton.runtime.Autotuner``.
-        args, kwargs: of its ``run``.
+        args, kwargs: passed to its ``run``.
 
     Attributes:
         name: of the kernel.
         named: all arguments by name.
-        may_write: names of those that the kernel may write, once they are kept; None: all.
+        may_write: names of the arguments that the kernel may write; None: all, or not kept yet.
     """
 
     def __init__(self, tuner: Any, args: tuple[Any, ...], kwargs: Named):
@@ -39,12 +39,12 @@ class KernelCall:
         return self.name
 
     def launch(self, config: Any, function: Any = None, **options: Any) -> Any:
-        """Launch a configuration, perhaps of another function; what Triton raises propagates."""
+        """Launch a configuration, of ``function`` if it is given; Triton's errors propagate."""
         run = (function or self.tuner.fn).run
         return run(*self._args, **{**self._kwargs, **options}, **config.all_kwargs())
 
     def refused(self, config: Any) -> str:
-        """Load a configuration; say why where the compiler or the driver refuses, else nothing."""
+        """Load a configuration; say why compiler or driver refuses it, empty if it loads."""
         self.hook(config)
         try:
             getattr(self.launch(config, warmup=True), "run", None)  # this asks the driver
@@ -53,7 +53,7 @@ class KernelCall:
         return ""
 
     def prepare(self, config: Any) -> None:
-        """Do what the user has asked for before a launch."""
+        """Do what the user asked for before a launch: hooks, zeroing, restoring."""
         if self._restored is None:
             self._restored = Snapshot(self._tensors(self.tuner.restore_value))
         self.hook(config)
@@ -62,7 +62,7 @@ class KernelCall:
             self._restored.restore()
 
     def reset(self, config: Any, *, reset_only: bool = True) -> None:
-        """Zero what is to be zero, or call the user's hook, which is told if no launch is timed."""
+        """Zero what is to be zero, or call the user's hook; ``reset_only``: no launch is timed."""
         if self.tuner.user_defined_pre_hook:
             self.tuner.pre_hook({**self.named, **config.all_kwargs()}, reset_only=reset_only)
             return
@@ -70,7 +70,7 @@ class KernelCall:
             tensor.zero_()
 
     def finish(self, config: Any, exception: Exception | None = None) -> None:
-        """Do what the user has asked for after a launch."""
+        """Call the hook that the user asked for after a launch."""
         if self.tuner.user_defined_post_hook:
             self.tuner.post_hook({**self.named, **config.all_kwargs()}, exception=exception)
 
@@ -102,13 +102,13 @@ class KernelCall:
     def grid(self, config: Any) -> list[int]:
         """Return the programs that a configuration launches, in each dimension; empty: unknown."""
         grid = self._kwargs.get("grid", ())
-        with suppress(Exception):  # of the user's function, which Triton gives defaults too
+        with suppress(Exception):  # the user's function may need defaults, which Triton adds
             grid = grid({**self.named, **config.all_kwargs()}) if callable(grid) else grid
             return [int(size) for size in grid]
         return []
 
     def described(self) -> Named:
-        """Return the arguments as JSON has them: type and shape of tensors, numbers, None."""
+        """Return the arguments as JSON can hold them: type and shape of tensors, numbers, None."""
         named = {name: self.named.get(name) for name in self.tuner.arg_names}
         plain = {
             name: value
@@ -119,23 +119,23 @@ class KernelCall:
         return plain | {name: [str(x.dtype), list(x.shape)] for name, x in tensors}
 
     def keep(self, names: set[str] | None) -> None:
-        """Copy what the kernel may write, before the first launch that may; None: all tensors."""
+        """Copy the arguments that the kernel may write, before the first launch; None: all."""
         if self._before is not None:
             if names == self.may_write:
                 return
-            self._before.restore()  # of a long list the last ones may write others
+            self._before.restore()  # later configurations of a long list may write others
             self._before = None
         self.may_write = names
         self._before = Snapshot(tensors_of(self.named, names))
 
     def restore(self) -> None:
-        """Put back what was there before the first launch, as far as it was kept."""
+        """Put back what the copied arguments held before the first launch."""
         for snapshot in (self._before, self._restored):
             if snapshot is not None:
                 snapshot.restore()
 
     def written(self) -> Snapshot:
-        """Copy what the kernel may write, as it is now."""
+        """Copy the present content of the arguments that the kernel may write."""
         assert self._before is not None
         return Snapshot(self._before.tensors)
 
@@ -144,7 +144,7 @@ class KernelCall:
 
 
 def _code(heuristic: Any) -> str:
-    """Return what a function of ``triton.heuristics`` does, as a text; of calls the names."""
+    """Return the code of a function of ``triton.heuristics`` as a text; of calls only the names."""
     if (code := getattr(heuristic, "__code__", None)) is None:
         return lasting_text(heuristic)
     cells = [cell.cell_contents for cell in heuristic.__closure__ or ()]

@@ -25,23 +25,23 @@ from costmodel.validation import drop_oldest, one_line
 
 _AT_MOST = 4096  # compiles that no later call has asked for
 
-_READY_S = 0.5  # a device that has got ready stays so
+_READY_S = 0.5  # a device that is warm stays warm for so long
 
 T = TypeVar("T")
 
 _numbers = itertools.count(1)
 Compiled = Future[Artifact | None]
-"""To be the artifact of a configuration; None if it is loaded."""
+"""A future of a configuration's artifact; None if the configuration is loaded."""
 
 _begun: dict[str, Future[Artifact]] = {}  # by the identity of the job
 
 
 class Compiling:
-    """The configurations of a call on their way to binaries. The latest call comes first.
+    """Compiles the configurations of a call. Those of the latest call are compiled first.
 
     Args:
-        call: of the kernel.
-        by_name: its configurations.
+        call: a call of the kernel.
+        by_name: its configurations, by :func:`costmodel.autotune.store.config_name`.
     """
 
     def __init__(self, call: KernelCall, by_name: Named):
@@ -50,25 +50,25 @@ class Compiling:
         self._texts: dict[str, str] = {}  # TTIR; empty where it is not known
         self._signature: Named = {}
         self._loaded: Named = {}
-        self._written: dict[str, Collection[str] | None] = {}  # by each text
+        self._written: dict[str, Collection[str] | None] = {}  # by text
         self._submitted: list[str] = []
 
     def start(self) -> None:
-        """Start the children, without waiting: a program's first kernel is seldom its only one."""
+        """Start all children, without waiting, as the first kernel is seldom the only one."""
         pool = device_compilers()
 
         def work(function: Callable[..., object], *arguments: object) -> None:
-            with suppress(HostError):  # who needs it meets it again
+            with suppress(HostError):  # the code that needs it meets the error again
                 function(*arguments)
 
         for each in ((know_triton_key,), (pool.start, pool.size)):  # 0.4 s; 15 ms a child
             threading.Thread(target=work, args=each, daemon=True).start()
 
     def job(self, name: str) -> KernelJob | None:
-        """Return what is to be compiled of a configuration; None if it is loaded.
+        """Return the job that compiles a configuration; None if the configuration is loaded.
 
         Raises:
-            CompileError: it cannot be.
+            CompileError: it cannot be compiled.
         """
         config = self._by_name[name]
         self._call.hook(config)  # it may change the types of arguments
@@ -86,7 +86,7 @@ class Compiling:
         return job
 
     def submit(self, job: KernelJob) -> Future[Artifact]:
-        """Begin to compile, unless an earlier call has."""
+        """Begin to compile, unless an earlier call has begun that job."""
         begun = _begun.get(job.identity)
         if begun is None or (begun.done() and (begun.cancelled() or begun.exception())):
             compile_ = functools.partial(compile_job, job, job.name)
@@ -115,14 +115,14 @@ class Compiling:
         return [self.begin(name) for name in self._by_name]
 
     def forget(self) -> None:
-        """Let what was begun be compiled anew: its artifacts were taken, or nobody wants them."""
+        """Forget the compiles of this call: their artifacts were taken, or nobody wants them."""
         for identity in self._submitted:
             if (begun := _begun.pop(identity, None)) and not begun.done():
-                _begun[identity] = begun  # a child is at it
+                _begun[identity] = begun  # a child is still compiling it
 
     def written(self) -> set[str] | None:
         """Return the arguments that any configuration may write; None: all."""
-        if hasattr(self._call.tuner.fn, "writes"):  # of what is no kernel of Triton's alone
+        if hasattr(self._call.tuner.fn, "writes"):  # not only a kernel of Triton
             return set(self._call.tuner.fn.writes)
         for text in set(self._texts.values()) - self._written.keys():
             self._written[text] = written(text, self._signature)
@@ -132,7 +132,7 @@ class Compiling:
         return {*self._call.tuner.reset_to_zero}.union(*filter(None, found))
 
     def binary(self, name: str, artifact: Artifact) -> Named:
-        """Return what a model can learn from, beside the timing to come."""
+        """Return the facts about a binary from which a model learns, beside its timing."""
         return {
             "registers": artifact.registers, "spill_bytes": artifact.spill_bytes,
             "shared_bytes": artifact.shared_bytes, "compile_s": round(artifact.compile_s, 3),
@@ -142,9 +142,9 @@ class Compiling:
         }  # fmt: skip
 
     def ptx_score(self, name: str, artifact: Artifact | None) -> float:
-        """Return the hand-weighted score of a binary; without an artifact it is loaded."""
+        """Return the hand-weighted score of a binary; artifact None: that of the loaded one."""
         if artifact is None and self._loaded[name] is None:
-            return -inf  # no kernel of Triton's
+            return -inf  # not a kernel of Triton
         counts = artifact.ptx if artifact else extract(self._loaded[name].asm["ptx"])
         return sum(weight * counts.get(each, 0.0) for each, weight in PTX_WEIGHTS.items())
 
@@ -152,13 +152,17 @@ class Compiling:
 def wait_for_first(
     pending: Collection[Future[T]], patience_s: float, meanwhile: Action | None
 ) -> set[Future[T]]:
-    """Wait for the next binaries; where that takes long, do again what is done meanwhile."""
+    """Wait for the next binaries; call ``meanwhile`` again each half second.
+
+    Returns:
+        the futures that are done; empty if none was within ``patience_s``.
+    """
     end = time.monotonic() + patience_s
     while True:
         left_s = max(end - time.monotonic(), 0)
         done, undone = wait(pending, min(left_s, _READY_S), FIRST_COMPLETED)
         if done or not undone or left_s <= _READY_S:
-            front_end().wait_for_launchers()  # else Triton would build them once more
+            front_end().wait_for_launchers()  # else Triton would build them again
             return done
         if meanwhile is not None:
             meanwhile()

@@ -1,13 +1,14 @@
-"""A dataset of kernels' timings: what a model of any Triton kernel is trained and judged on.
+"""A dataset of kernels' timings: a model of any Triton kernel is trained and judged on it.
 
 ::
 
     datasets/kernels-h200-sxm/
-      card.json          device, toolchain, protocol; which kernels of which packages, and how many
+      card.json          device, toolchain, protocol; kernels and packages, with counts
       timings.parquet    one row for each kernel, key and configuration
 
-It is made from the timings that tuning has kept (:mod:`costmodel.autotune.store`), by
-``costmodel kernels record``. A list is what was timed of one kernel under one key.
+``costmodel kernels record`` makes it from the timings that tuning has kept
+(:mod:`costmodel.autotune.store`). A *list* is all configurations that were timed for one kernel
+under one key.
 """
 
 import json
@@ -33,24 +34,24 @@ from costmodel.hardware.target import Target, Toolchain, known_device
 _OF_FLA = """gla gated_delta_rule delta_rule simple_gla retention rwkv6 hgrn based linear_attn
 gated_delta_product generalized_delta_rule common utils"""
 LEARNED_FROM = (*(f"fla.ops.{name}." for name in _OF_FLA.split()), "fla.modules.")
-"""Modules in :data:`NEVER` whose kernels the shipped model learns from."""
+"""Exceptions to :data:`NEVER`: modules whose kernels the shipped model learns from."""
 
 _OF_OTHERS = "fla.ops.abc. fla.ops.gsa. fla.ops.nsa. fla.ops.ttt. liger_kernel. gemlite."
 HELD_OUT = tuple(_OF_OTHERS.split())
-"""Modules whose kernels are timed to judge models by."""
+"""Modules whose kernels are timed to judge models with."""
 
 NEVER = (
     "fla.", "vllm.",
     # Copies of kernels of those two, and kernels of RWKV-7.
     *(f"flag_gems.fused.{x}." for x in ("FLA", "fused_moe", "rwkv_ka_fusion", "rwkv_mm_sparsity")),
 )  # fmt: skip
-"""Modules whose kernels are in no dataset: others judge costmodel by them."""
+"""Modules whose kernels are in no dataset, except those above: others judge costmodel by them."""
 
 
 def role_of(module: str) -> Literal["train", "eval"] | None:
-    """Return what the kernels of a module, or one by its full name, are for; None: nothing.
+    """Return the role of a module's kernels, or of one kernel by its full name; None: no dataset.
 
-    Kernels of modules that are not named above may be learned from.
+    Models may learn from kernels of modules that are not named above.
     """
     name = f"{module}."
     if name.startswith(HELD_OUT):
@@ -67,7 +68,7 @@ scf.while math.exp math.exp2 math.log math.sqrt math.rsqrt arith.addf arith.subf
 arith.divf arith.cmpf arith.maxnumf arith.addi arith.muli arith.divsi arith.remsi arith.cmpi
 arith.select arith.xori arith.truncf arith.extf arith.sitofp"""
 TTIR_OPERATIONS = tuple(_OPERATIONS.split())
-"""Operations of TTIR that are counted, each in a column of its name."""
+"""Operations of TTIR that are counted, each in a column with its name."""
 
 _TEXTS = "list kernel package role key arguments config status"
 _TIMES = "latency_us p10_us p90_us repeats"
@@ -119,16 +120,16 @@ class KernelDataset:
         """Make a dataset of the entries of one store, or of several.
 
         Args:
-            entries: those of one device and toolchain are taken: those of ``base``, else of what
-                was tuned last.
+            entries: entries of one device and toolchain are taken: those of ``base``, or without
+                it those of the entry that was tuned last.
             packages: name and version of packages that are not installed here, by the name that
-                is imported: ``{"fla": "fla-core 0.6.0"}``. Lists in ``base`` keep theirs.
-            listed: names of the configurations in the kernels' own lists, by full name of the
-                kernel; for those that were tuned over a wider list.
-            base: a dataset whose rows stay, but for what was timed again.
+                is imported: ``{"fla": "fla-core 0.6.0"}``. Lists in ``base`` keep their package.
+            listed: names of the configurations in a kernel's own list, by full name of the
+                kernel; needed for kernels that were tuned over a wider list.
+            base: a dataset whose rows stay, except those that were timed again.
 
         Raises:
-            MissingData: no timings. InvalidInput: those of a kernel of :data:`NEVER`, or of a
+            MissingData: no timings. InvalidInput: timings of a kernel of :data:`NEVER`, or of a
                 device that is not known here.
         """
         import pyarrow as pa
@@ -170,7 +171,7 @@ class KernelDataset:
         """Read datasets of one device, toolchain and protocol as one.
 
         Raises:
-            As :meth:`read`. MixedData: they are of several.
+            MixedData: they are of several. Others as :meth:`read`.
         """
         import pyarrow as pa
 
@@ -192,7 +193,7 @@ class KernelDataset:
             write_json(folder / CARD, self.card())
 
     def card(self) -> Named:
-        """Return what the dataset is of, and which kernels of which packages are in it."""
+        """Return the content of ``card.json``: identity, drivers, packages and kernels."""
         keys = map(json.loads, self.rows.column("key").unique().to_pylist())
         return {
             **self.identity.to_dict(),
@@ -213,7 +214,7 @@ class KernelDataset:
 
 
 def _target(product: str, sm_count: int, triton: str, ptxas: str) -> Target:
-    """Return a target: its device is one of the table, else this machine's."""
+    """Return a target; its device is in the table of known ones, or is this machine's."""
     device = known_device(product, sm_count) or Target.current().device
     if device.product != product:
         raise InvalidInput(f"timings on a {product}: make the dataset on a machine that has one")
@@ -221,7 +222,7 @@ def _target(product: str, sm_count: int, triton: str, ptxas: str) -> Target:
 
 
 def _installed() -> dict[str, str]:
-    """Return name and version of each package, by the name that is imported."""
+    """Return name and version of each installed package, by the name that is imported."""
     found = metadata.packages_distributions()
     return {top: f"{min(names)} {metadata.version(min(names))}" for top, names in found.items()}
 
@@ -249,10 +250,10 @@ def _rows(entry: KernelEntry, package: str, own: Collection[str]) -> Iterator[Na
 def numbers(
     config: str, arguments: Mapping[str, Any], binary: Mapping[str, Any]
 ) -> dict[str, float]:
-    """Return :data:`FEATURES` of a configuration, from what the store has of it.
+    """Return :data:`FEATURES` of a configuration, from its name and the facts in the store.
 
     Args:
-        binary: as in the store; before compiling ``grid`` and ``ttir`` alone, or nothing.
+        binary: as in the store; before compiling only ``grid`` and ``ttir``, or empty.
     """
     grid = [*(binary.get("grid") or [nan] * 3), 1, 1]
     found = {
@@ -260,17 +261,17 @@ def numbers(
         **{f"grid_{i}": size for i, size in enumerate(grid)},
     }  # fmt: skip
     for part, names, start in (("ttir", TTIR_OPERATIONS, ""), ("ptx", PTX_FEATURES, "ptx_")):
-        if (counts := binary.get(part)) is not None:  # zeros are left out of counts
+        if (counts := binary.get(part)) is not None:  # the counts do not contain zeros
             found |= {f"{start}{name}": counts.get(name, 0) for name in names}
     known = {name: found.get(name) for name in FEATURES}
     return {name: nan if x is None else float(x) for name, x in known.items()}
 
 
 def _sizes(arguments: Mapping[str, Any]) -> dict[str, int]:
-    """Return the sizes of tensors, of which type and shape are known."""
+    """Return the sizes of the tensors, from their types and shapes."""
     tensors = [value for value in arguments.values() if isinstance(value, list)]
     elements = [prod(shape) for _, shape in tensors]
-    # The first number in the name of a type: its bits. A bool has none, and takes a byte.
+    # The first number in the name of a type is its bits. A bool has none, and takes a byte.
     widths = [int((findall(r"\d+", dtype) or [8])[0]) // 8 or 1 for dtype, _ in tensors]
     return {
         "tensors": len(tensors),

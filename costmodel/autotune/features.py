@@ -1,8 +1,9 @@
-"""Columns that a model of any kernel sees of a configuration, alone and beside its list.
+"""Columns of a configuration that a model of any kernel sees.
 
-They must mean the same for every kernel. So the constants of a configuration count by size and by
-the side of a tile that they seem to be, not by name. All are logarithms, of which products and
-quotients are sums: what a kernel executes in all, or for each byte.
+The columns must mean the same for every kernel. So constants of a configuration are columns by
+their size, and by the side of a tile that they seem to be, not by their name. All columns are
+logarithms: a sum of columns is a product or a quotient, such as the work of all programs, or per
+byte.
 """
 
 import json
@@ -20,15 +21,15 @@ from costmodel.features.concepts import concept_of
 from costmodel.hardware.target import Device
 
 BINARY = ("registers", "spill_bytes", "shared_bytes")
-"""Columns of the dataset that only the binary tells, beside those of its PTX."""
+"""Columns of the dataset that are known from the binary only, as are those of its PTX."""
 
 BESIDE = " in its list"
-"""End of the name of a column that is taken as the difference from the list's median."""
+"""End of the name of a column that holds the difference from the list's median."""
 
 _ALONE = """num_warps programs blocks scf.for tensor_bytes-programs-num_warps registers fill running
 resident_waves ptx_loops ptx_all_instructions ptx_all_mma_flops ptx_loop_mma_flops"""
 ALONE = frozenset(_ALONE.split())
-"""Columns that count as they are, too, where the binary is known."""
+"""Columns that the head ``after`` sees as they are too, not only as a difference."""
 
 _SIDES = {"m": "MQT", "n": "NVSD", "k": "KC"}  # first letters of what blocks are named after
 _CONSTANTS = "block_0 block_1 block_2 block_3 m n k blocks SPLIT GROUP steps waste"
@@ -41,14 +42,14 @@ all_float_arith loop_mma_flops all_barrier all_atomic"""
 _AFTER = """registers+num_warps spill_bytes-ptx_all_instructions running+ptx_all_ld_global_bytes
 running+ptx_all_cp_async ptx_all_ld_global_bytes-ptx_all_ld_global
 ptx_all_st_global_bytes-ptx_all_st_global"""
-# Work that is the same for all of a list makes so many iterations, of so many instructions.
+# The configurations of a list do the same work: ratios give iterations, and instructions of each.
 _RATES = """all_instructions-all_ld_global_bytes all_instructions-all_st_global_bytes
 all_instructions-all_float_arith all_instructions-all_mma_flops loop_instructions-loop_mma_flops
 loop_instructions-loop_cp_async loop_instructions-loop_float_arith loop_mma_flops-loop_cp_async"""
 
 
 SCALED = "costmodel.scaled.launch.scaled_product"
-"""The one name of all kernels of scaled products."""
+"""The name under which all kernels of scaled products are tuned."""
 
 _CONFIG = "block_m block_n step splits num_stages num_warps groups parts"
 _KERNELS = "pointer tma warps torch"
@@ -71,14 +72,14 @@ _CONCEPTS = {
 
 
 def concept(name: str) -> str:
-    """Return the concept of a column, in the words that products are explained in."""
+    """Return the concept of a column, in the words that explanations of products use."""
     first = re.split(r"[+-]", name.removesuffix(BESIDE))[0].removeprefix("ptx_")
     own = (words for pattern, words in _CONCEPTS.items() if re.match(pattern, first))
     return next(own, concept_of(first))
 
 
 def scaled(columns: Mapping[str, Any], device: Device) -> FloatsByName:
-    """Return the columns of scaled products, whose configurations are known: float64 [n] each."""
+    """Return the columns of a list of scaled products, float64 [n] each."""
     call = dict.fromkeys("mnk", 1) | json.loads(columns["arguments"][0])
     call["int8"] = "int8" in str(call.get("a"))
     configs = [config | config["kwargs"] for config in map(json.loads, columns["config"])]
@@ -87,7 +88,7 @@ def scaled(columns: Mapping[str, Any], device: Device) -> FloatsByName:
     parts = np.maximum(splits, 1)
     programs = np.ceil(call["m"] / rows) * np.ceil(call["n"] / cols) * parts
     waves = programs / device.sm_count
-    waves = np.where(splits > 0, np.ceil(waves), waves)  # 0: no program has more than another
+    waves = np.where(splits > 0, np.ceil(waves), waves)  # 0 splits: programs share work evenly
     steps = np.ceil(call["k"] / step / parts)
     found |= {"programs": programs, "waves": waves, "steps": steps, "sides": rows + cols}
     found |= {x: np.full(len(configs), float(call.get(x, 0))) for x in _CALL.split()}
@@ -101,7 +102,7 @@ def before(columns: Mapping[str, Any], device: Device) -> FloatsByName:
     """Return the columns that are known before a kernel's front end runs, float64 [n] each.
 
     Args:
-        columns: ``config``, ``arguments`` and the columns of a dataset, of one list.
+        columns: of one list: ``config``, ``arguments`` and the columns of a dataset.
     """
     binary = (*BINARY, "compile_s", "ptx_")
     given = [name for name in FEATURES if not name.startswith(binary) and "." not in name]
@@ -114,7 +115,7 @@ def before(columns: Mapping[str, Any], device: Device) -> FloatsByName:
 
 
 def after(columns: Mapping[str, Any], device: Device) -> FloatsByName:
-    """Return those, and after them the columns that need the binary."""
+    """Return the columns of :func:`before`, and then those that need the binary, float64 [n]."""
     found = before(columns, device)
     made = [name for name in FEATURES if name.startswith((*BINARY, "ptx_")) or "." in name]
     found |= {name: _log(columns[name]) for name in made}
@@ -126,7 +127,7 @@ def after(columns: Mapping[str, Any], device: Device) -> FloatsByName:
     found["resident_waves"], found["full_waves"] = np.log2(waves), np.log2(np.ceil(waves))
     found["fill"] = waves / np.ceil(waves)
     found["running"] = np.log2(np.minimum(waves, 1) * blocks * warps)
-    # Without loops all instructions are executed once: then it is known how many.
+    # Without loops each instruction is executed once, so the number of executed ones is known.
     once = np.where(found["ptx_loops"] > 0, np.nan, found["ptx_all_instructions"])
     found["executed"] = once + found["programs"] + found["num_warps"]
     found["executed_in_turn"] = once + found["full_waves"] + found["occupancy"] + found["num_warps"]
@@ -137,11 +138,11 @@ def after(columns: Mapping[str, Any], device: Device) -> FloatsByName:
 
 
 def _log(values: Any) -> Floats:
-    return np.log2(np.maximum(np.asarray(values, np.float64), 0.5))  # 0 is one less than 1
+    return np.log2(np.maximum(np.asarray(values, np.float64), 0.5))  # 0 gives -1, and 1 gives 0
 
 
 def _sums(names: Sequence[str], columns: Mapping[str, Floats]) -> FloatsByName:
-    """Return sums of columns, each named by what it adds and subtracts."""
+    """Return sums of columns; the name of each says which columns it adds and subtracts."""
     found = {}
     for name in names:
         terms = re.findall(r"([+-]?)([\w.]+)", name)
@@ -151,7 +152,7 @@ def _sums(names: Sequence[str], columns: Mapping[str, Floats]) -> FloatsByName:
 
 
 def _constants(configs: Sequence[str], arguments: Sequence[str]) -> FloatsByName:
-    """Return the constants of configurations: sizes of blocks, and how they divide the call's."""
+    """Return columns of the constants: sizes of blocks, and how these divide the call's sizes."""
     found = {name: np.zeros(len(configs)) for name in _CONSTANTS.split()}
     sizes = {
         re.sub(r"_?(DIM|SIZE)$", "", name.upper()): value

@@ -1,10 +1,10 @@
 """Times a kernel in a child process, which may die of it: the program's CUDA context stays whole.
 
-Triton binds the arguments and works out the grid in the program, on a copy of the function that
-launches nothing. The child imports no module of the program's: it takes the binary from Triton's
-cache, and launches it on arguments that are made like the program's. What the user has asked for
-before a launch is done in the program, once for each configuration, and what the arguments hold
-then they hold before each launch in the child. Hooks after a launch do not run.
+In the program, Triton binds the arguments and works out the grid, on a copy of the function that
+launches nothing. The child imports no module of the program: it takes the binary from Triton's
+cache, and launches it on arguments that are made like those of the program. Hooks and resets before
+a launch run in the program, once for each configuration; before each launch in the child, the
+arguments hold what they held then. Hooks after a launch do not run.
 """
 
 import copy
@@ -39,15 +39,15 @@ from costmodel.measure.device import ChildRunner
 from costmodel.processes import IDLE_S, SupervisedWorker
 
 LIMIT_S = 20.0
-"""Seconds for all launches of a configuration; one that takes longer is taken to be endless."""
+"""Seconds for all launches of a configuration; one that takes longer counts as endless."""
 
-# Bytes of a tensor that are copied, and repeated in the rest of it: they may be indices.
+# Bytes of a tensor that are copied, and repeated in the rest of it, as it may hold indices.
 _COPIED = 1 << 20
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One configuration: its binary, the types of its arguments, and what it is launched with.
+    """One configuration: its binary, and the types, grid and values of its launch.
 
     Attributes:
         values: the arguments, pickled.
@@ -65,8 +65,10 @@ class Request:
     """Launches that a child is to time, one after another, or in turn if ``rounds`` is over 0.
 
     Attributes:
-        token: of the call; another one has other arguments.
-        may_write: names of the arguments whose contents are results (None: all).
+        token: number of the call; another call has other arguments.
+        may_write: names of the arguments whose contents are results; None: all.
+        agree: as for `KernelRunner`.
+        best_us: a latency that is known, in us; far slower configurations stop early.
     """
 
     token: int
@@ -81,13 +83,13 @@ Worker = SupervisedWorker[Request | None, Measurements]
 
 
 class IsolatedRunner(ChildRunner):
-    """Times the configurations of one call in a child; its arguments are those of `KernelRunner`.
+    """Times the configurations of one call in a child; other arguments are as for `KernelRunner`.
 
     Args:
-        worker: has the child; None: one that all calls share.
+        worker: owns the child; None: one that all calls share.
 
     Raises:
-        InvalidInput: the arguments cannot be made again in another process.
+        InvalidInput: another process cannot make these arguments.
     """
 
     def __init__(
@@ -117,14 +119,14 @@ class IsolatedRunner(ChildRunner):
         return self._timed([candidate.config for candidate in candidates], best_us)
 
     def compare(self, workload: Any, configs: Sequence[Any], rounds: int = 9) -> Measurements:
-        """Time a few in turn, against drift. For finalists."""
+        """Time a few finalists in turn, so that drift meets all alike."""
         return self._timed(configs, rounds=rounds)
 
     def get_ready(self) -> None:
-        """Do nothing: the child warms its device when it times."""
+        """Do nothing: the child warms its device itself when it times."""
 
     def _described(self, name: str) -> Launch:
-        """Describe a launch on the arguments as they are."""
+        """Describe a launch on the arguments as they are now."""
         call, config, launch = self._call, self._configs[name], _Recorded()
         try:
             found, _ = recorded(lambda: call.launch(config, self._function), launch)
@@ -139,7 +141,7 @@ class IsolatedRunner(ChildRunner):
     def _timed(self, names: Sequence[str], best_us: float = inf, rounds: int = 0) -> Measurements:
         found = self._asked(names, best_us, rounds)
         if len(names) > 1 and not any(m.ok for m in found):
-            # One of them may have taken the child along: each alone shows which.
+            # One of them may have killed the child: timing each alone shows which.
             found = [self._asked([name], best_us)[0] for name in names]
         for name, measurement in zip(names, found, strict=True):
             self._note(name, measurement)
@@ -158,7 +160,7 @@ class IsolatedRunner(ChildRunner):
         )
         try:
             return self._ask(request, len(names))
-        except RuntimeError as error:  # such as a GPU that one process may use at a time
+        except RuntimeError as error:  # for example, only one process at a time may use the GPU
             raise HostError(f"no child process can time kernels here: {error}") from error
 
 
@@ -174,7 +176,7 @@ def _shared_worker(device_index: int, cache: str, limit_s: float) -> Worker:
 
 
 class _Recorded:
-    """Stands for a kernel, and remembers the grid and the arguments of its launch."""
+    """Takes the place of a kernel, and remembers the grid and the arguments of its launch."""
 
     function = packed_metadata = None
 
@@ -187,7 +189,7 @@ class _Recorded:
 
 
 def _apart(function: Any) -> Any:
-    """Copy a jitted function, with what wraps it: the copy knows no binary that it could launch."""
+    """Copy a jitted function and its wrappers; the copy has no binary that it could launch."""
     made = copy.copy(function)
     if hasattr(function, "device_caches"):
         made.device_caches = defaultdict(made.create_binder)
@@ -204,7 +206,7 @@ def _passed(kind: Any, value: Any) -> Any:
 
 
 def pickled(values: object) -> bytes:
-    """Pickle arguments. Unpickled, they lie in other memory and hold what they hold now.
+    """Pickle arguments. Once unpickled, they are in other memory and hold their present values.
 
     Raises:
         InvalidInput: another process cannot make them.
@@ -232,7 +234,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _remade(place: tuple[Any, int, int], dtype: torch.dtype, view: Any, content: bytes) -> Any:
-    """Make a tensor: tensors that shared a storage do so again."""
+    """Make a tensor; tensors that shared a storage share one again."""
     device, _, nbytes = place
     if place not in _memory:
         pinned = device.type == "cpu" and torch.cuda.is_available()
@@ -251,7 +253,7 @@ def _remade(place: tuple[Any, int, int], dtype: torch.dtype, view: Any, content:
 
 @dataclass
 class _RemadeCall:
-    """Stands for a `KernelCall` of which there are binaries and pickled arguments."""
+    """Takes the place of a `KernelCall`, with binaries and pickled arguments."""
 
     may_write: set[str] | None
 
@@ -271,7 +273,7 @@ class _RemadeCall:
 
 
 def loaded(launch: Launch) -> Any:
-    """Take a launch's binary from Triton's cache, and make memory for its arguments."""
+    """Load a launch's binary from Triton's cache, and make memory for its arguments."""
     source: Any = TextSource(launch.job)
     source.signature = launch.signature
     source.fn = SimpleNamespace(arg_names=list(launch.signature), launch_metadata=None)
@@ -281,11 +283,11 @@ def loaded(launch: Launch) -> Any:
 
 
 _runners: dict[int, KernelRunner] = {}  # by token; one at most
-_memory: dict[Any, torch.Tensor] = {}  # by the place in the program that it stands for
+_memory: dict[Any, torch.Tensor] = {}  # by the storage in the program that it replaces
 
 
 def begin(device_index: int, cache: str) -> None:
-    """Set a fresh child up."""
+    """Set up a fresh child."""
     torch.cuda.set_device(device_index)
     torch.cuda.init()  # type: ignore[no-untyped-call]
     knobs.cache.dir = cache
@@ -293,7 +295,7 @@ def begin(device_index: int, cache: str) -> None:
 
 
 def answer(request: Request | None) -> Measurements:
-    """Time what is asked for; None gives back memory. What breaks the context ends the process."""
+    """Time the launches of a request; None frees memory. A broken context ends the process."""
     if request is None or request.token not in _runners:
         _runners.clear()
         _memory.clear()

@@ -1,11 +1,12 @@
 """Decides which configuration of a list is tried next, and when the best is good enough.
 
-The logarithm of the latency is taken to be the level of the list, plus what the model of all
-kernels predicts, times a factor near :data:`_TRUST`, plus a smooth function of the configuration:
-a Gaussian process. What was timed of the same kernel under other keys tells of that function too,
-the more so the nearer the sizes of the arguments are. How smooth the function is, how large, and
-how much keys have in common is not known: a few answers are weighed by how well they explain what
-was timed. The next configuration is that of the greatest expected improvement.
+The logarithm of the latency is modelled as a sum of three terms: the level of the list; the
+prediction of the model of all kernels, times a factor near :data:`_TRUST`; and a smooth function of
+the configuration, a Gaussian process. Timings of the same kernel under other keys inform that
+function too, the more so the nearer the sizes of the arguments are. Three hyperparameters are not
+known: how smooth the function is, how large it is, and how much keys have in common. A few values
+of each are combined, weighed by how well they explain the timings. The configuration with the
+greatest expected improvement is tried next.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ Floats = npt.NDArray[np.float64]
 T = TypeVar("T")
 
 STOP = 0.002
-"""Expected improvement, a share of the latency, under which nothing more is tried."""
+"""Expected improvement, as a share of the latency, below which nothing more is tried."""
 
 _SIZES = (0.15, 0.3, 0.6)  # of the function, in the logarithm of the latency
-_LENGTHS = (1.5, 3.0, 6.0)  # over which it changes: steps of a factor of two, of one stage
-_SHARED = (0.3, 0.6, 0.9)  # by keys however far apart
-_AT_ODDS = 4.0  # logarithm of how much less likely other keys may make an answer
-_OCTAVES = 3.0  # between sizes of arguments: so much less is shared
+_LENGTHS = (1.5, 3.0, 6.0)  # of the function's changes: steps of a factor of two, or of one stage
+_SHARED = (0.3, 0.6, 0.9)  # correlation of keys, however far apart
+_AT_ODDS = 4.0  # logarithm of how much less likely other keys may make some hyperparameters
+_OCTAVES = 3.0  # between sizes of arguments, over which keys share less by a factor of e
 _TRUST, _DOUBT = 0.5, 0.4  # factor of the model's prediction, and its standard deviation
 _NOISE = 0.01  # of a timing
-_FAILED = 0.5  # what fails counts as slower than the slowest, in the logarithm: it is like those
+_FAILED = 0.5  # a failure counts as slower than the slowest by this, in the logarithm
 _LEVEL = 1.0  # standard deviation of a list's level, once roughly known
-_FIRST = 4  # picks far apart, before anything is known
-OTHERS, _ROWS = 8, 160  # keys that are looked at, and their timings
+_FIRST = 4  # first picks, far apart, before anything is known
+OTHERS, _ROWS = 8, 160  # limits: other keys that are used, and all their timings
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,9 @@ class Tried:
 
     Attributes:
         configs: parsed names of configurations (:func:`costmodel.autotune.store.config_name`).
-        predicted: by the model, log(latency) but for a constant.
-        latency_us: of those that were timed; NaN: not timed, or it does not work.
-        sizes: arguments as :class:`costmodel.autotune.store.KernelEntry` has them.
+        predicted: log(latency) by the model, up to a constant, float64 [n].
+        latency_us: of those that were timed, float64 [n]; NaN: not timed, or it does not work.
+        sizes: arguments as in :class:`costmodel.autotune.store.KernelEntry`.
     """
 
     configs: Sequence[Mapping[str, Any]]
@@ -56,12 +57,12 @@ class Tried:
 
 
 class Learner:
-    """Picks what to try next of one list.
+    """Picks the configuration of one list to try next.
 
     Args:
-        now: the list; what is known of it already counts as tried.
+        now: the list; configurations with a known latency count as tried.
         others: the same kernel under other keys.
-        least: how many are tried whatever is expected of them.
+        least: how many are tried at least, whatever is expected of them.
     """
 
     def __init__(self, now: Tried, others: Sequence[Tried] = (), *, least: int = 0) -> None:
@@ -72,22 +73,22 @@ class Learner:
         self._tried: dict[int, float] = {}
         for row in np.flatnonzero(np.isfinite(now.latency_us)):
             self.tell(int(row), now.latency_us[row])
-        if self.least >= self._count:  # whatever is learned
+        if self.least >= self._count:  # all are tried, whatever is learned
             self._first = np.argsort(now.predicted, kind="stable").tolist()
             return
         self._condition(now, others)
         self._first = [] if others or self._tried else self._apart(_FIRST)
 
     def tell(self, row: int, latency_us: float = math.nan) -> None:
-        """Note a timing; NaN where there is none, since it does not work."""
+        """Note a timing in us; NaN if there is none, since the configuration does not work."""
         self._tried[row] = math.log(latency_us) if latency_us > 0 else math.nan
-        self.least += not latency_us > 0 and self.least < self._count - 1  # it tells little
+        self.least += not latency_us > 0 and self.least < self._count - 1  # a failure tells little
 
     def next(self, pending: Collection[int] = ()) -> int | None:
-        """Return the row to try next; None: nothing more, but for what is pending.
+        """Return the row to try next; None: nothing more, except what is pending.
 
         Args:
-            pending: rows that are on their way: they are taken to turn out as expected.
+            pending: rows that were begun; they are assumed to turn out as expected.
         """
         begun = {*self._tried, *pending}
         if (first := next((row for row in self._first if row not in begun), None)) is not None:
@@ -100,13 +101,13 @@ class Learner:
         return row if gain[row] >= STOP or len(begun) < self.least else None
 
     def needs(self, pending: Collection[int]) -> bool:
-        """Return True if what is pending is worth waiting for."""
+        """Return True if the pending rows are worth waiting for."""
         if not pending or len(self._tried) < self.least:
             return bool(pending)
         return self.gain(pending) >= STOP
 
     def gain(self, pending: Collection[int]) -> float:
-        """Return the improvement expected of the best of what is pending; infinite if all count."""
+        """Return the largest expected improvement of a pending row; infinite if all are tried."""
         if self.least >= self._count:
             return math.inf
         return float(self._gain(())[list(pending)].max(initial=0.0))
@@ -114,7 +115,7 @@ class Learner:
     # --- The Gaussian process ---------------------------------------------------------------------
 
     def _condition(self, now: Tried, others: Sequence[Tried]) -> None:
-        """Set mean and covariance of the list, as the other keys leave them, for each answer."""
+        """Set the list's mean and covariance given the other keys, for each hyperparameter set."""
         keys = [now, *others]
         rows = [range(self._count), *(_fastest(each, _ROWS // len(others)) for each in others)]
         configs = [keys[k].configs[i] for k, part in enumerate(rows) for i in part]
@@ -142,19 +143,19 @@ class Learner:
         shifts, covariances, evidences = zip(*parts, strict=True)
         self._mean = _TRUST * model[own] + np.stack(shifts)
         self._covariance, self._evidence = np.stack(covariances), np.array(evidences)
-        # The other keys have the say, but this one may be unlike them.
+        # The other keys decide which hyperparameters are likely, but this key may be unlike them.
         self._evidence = np.maximum(self._evidence, self._evidence.max() - _AT_ODDS)
 
     def _gain(self, pending: Collection[int]) -> Floats:
-        """Return the expected improvement over the best that was timed, a share of its latency.
+        """Return each row's expected improvement over the best timing, as a share of its latency.
 
-        Before anything works: how much faster than the list's slowest it is expected to be.
+        Before anything works: how much faster the row is expected to be than the list's slowest.
         """
         tried, found = [*self._tried], np.array([*self._tried.values()])
         works = np.isfinite(found)
         slowest = found[works].max() if works.any() else 0.0
         found = np.where(works, found, slowest + _FAILED)
-        seen = [*tried, *pending]  # what is pending changes no mean, but less is unknown
+        seen = [*tried, *pending]  # pending rows change no mean, but reduce what is unknown
         off = found - self._mean[:, tried]
         level = off[:, works].mean(axis=1, keepdims=True) if works.any() else 0.0
         told, shift, evidence = _given(
@@ -170,7 +171,7 @@ class Learner:
         return weight @ _improvement(found.min() - mean, np.sqrt(np.maximum(left, 1e-10)))
 
     def _apart(self, count: int) -> list[int]:
-        """Return rows that are promising, each with what is least known beside those before it."""
+        """Return promising rows, each of them least known given those before it."""
         mean = self._mean[0]
         covariance = self._covariance[len(_LENGTHS) // 2 + len(_LENGTHS)] - _LEVEL**2
         picked: list[int] = []
@@ -188,20 +189,21 @@ class Learner:
 
 
 def _least(count: int) -> int:
-    """Return how many of a list are tried at least, where its kernel is new."""
+    """Return how many of a list are tried at least, if its kernel is new."""
     return min(math.ceil(0.75 * count), max(10, math.ceil(count / 3)))
 
 
 def _given(between: Floats, known: Floats, off: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return what is known by what was found, for each answer.
+    """Condition a Gaussian process on what was found, for each of h hyperparameter sets.
 
     Args:
-        between, known: covariance of all with what was found, and of that.
-        off: what was found first, less its mean.
+        between, known: covariance of all rows with the known ones, [h, n, k], and of the known
+            ones, [h, k, k].
+        off: values found for the first of the known rows, minus their mean.
 
     Returns:
-        What to multiply by itself and take from the covariance; what to add to the mean; and the
-        logarithm of the likelihood.
+        (told, shift, evidence): ``told.T @ told`` is to be subtracted from the covariance, [h, k,
+        n]; ``shift`` is to be added to the mean, [h, n]; logarithm of the likelihood, [h].
     """
     factor = np.linalg.cholesky(known + _NOISE**2 * np.eye(known.shape[-1]))
     told = np.linalg.solve(factor, between.transpose(0, 2, 1))
@@ -215,7 +217,7 @@ def _given(between: Floats, known: Floats, off: Floats) -> tuple[Floats, Floats,
 
 
 def _improvement(lead: Floats, spread: Floats) -> Floats:
-    """Return the expected value of a normal variable's part over zero."""
+    """Return the expected value of the part above zero of a normal variable."""
     scaled = lead / spread
     below = 0.5 * (1 + np.vectorize(math.erf)(scaled / math.sqrt(2)))
     return lead * below + spread * np.exp(-0.5 * scaled**2) / math.sqrt(2 * math.pi)
@@ -225,7 +227,7 @@ def _improvement(lead: Floats, spread: Floats) -> Floats:
 
 
 def encode(configs: Sequence[Mapping[str, Any]]) -> Floats:
-    """Return coordinates of configurations: a factor of two, and a stage, is a step of one."""
+    """Return coordinates of configurations, [n, d]: a factor of two or a stage is a step of one."""
     columns = []
     for name in sorted({name for config in configs for name in config["kwargs"]}):
         columns += _columns([config["kwargs"].get(name) for config in configs])
@@ -237,7 +239,7 @@ def encode(configs: Sequence[Mapping[str, Any]]) -> Floats:
 
 
 def _columns(values: Sequence[Any]) -> list[Floats]:
-    """Return the coordinates of one argument: logarithms of numbers, else one for each value."""
+    """Return the coordinates of one argument: logarithms of numbers, else a 0 or 1 per value."""
     if all(isinstance(x, int | float) and not isinstance(x, bool) for x in values):
         return [np.array([math.log2(x) if x > 0 else -1 - math.log2(1 - x) for x in values])]
     texts = [str(value) for value in values]
@@ -245,7 +247,7 @@ def _columns(values: Sequence[Any]) -> list[Floats]:
 
 
 def squared_distances(points: Floats) -> Floats:
-    """Return the squared distance of each two rows."""
+    """Return the squared distance of each pair of rows, [n, n]."""
     lengths = (points**2).sum(axis=1)
     return np.maximum(lengths[:, None] + lengths - 2 * points @ points.T, 0)
 
@@ -259,7 +261,7 @@ def matern(squared: Floats) -> Floats:
 def distance(first: Mapping[str, Any], second: Mapping[str, Any]) -> float:
     """Return how far the sizes of two calls are apart: octaves of the argument that differs most.
 
-    Another type counts as two.
+    Another data type, or another bool, counts as two octaves.
     """
     apart = [0.0]
     for name in first.keys() & second.keys():
@@ -283,6 +285,6 @@ def _centred(values: Floats) -> Floats:
 
 
 def _fastest(tried: Tried, count: int) -> list[int]:
-    """Return the rows of the fastest of what was timed."""
+    """Return the rows of the fastest timings, at most ``count``."""
     rows = np.flatnonzero(np.isfinite(tried.latency_us))
     return [int(row) for row in rows[np.argsort(tried.latency_us[rows], kind="stable")][:count]]

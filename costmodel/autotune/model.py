@@ -1,8 +1,8 @@
 """A model of kernels that it has never seen: how fast each configuration of a list will be.
 
-It predicts log(latency / median of the list) by boosted trees, of which one head knows what is
-known before compiling, the other the binary too. What they see of a configuration is how its
-columns (:mod:`costmodel.autotune.features`) differ from the median of the list.
+It predicts log(latency / median of the list) with boosted trees. One head sees what is known before
+compiling, the other sees the binary too. They see how the columns of a configuration
+(:mod:`costmodel.autotune.features`) differ from the medians of its list.
 """
 
 import json
@@ -53,10 +53,10 @@ from costmodel.models.trees import (
 )
 
 Columns = Mapping[str, Any]
-"""Of one list: names and arguments as JSON (``config``, ``arguments``), and a dataset's columns."""
+"""Columns of one list: ``config`` and ``arguments`` as JSON, and the columns of a dataset."""
 
 FORMAT = 1
-"""Version of the card and of what the columns mean."""
+"""Version of the card and of the columns' meaning."""
 
 KERNELS = XgbParams(
     rounds=280, max_depth=5, colsample_bytree=0.3, nearness=4.0, floor=0.1, pairs=1.0, pair_scale=5
@@ -64,25 +64,26 @@ KERNELS = XgbParams(
 """Chosen by cross-validation over the modules of the kernels that may be learned from."""
 
 HEADS = {"before": before, "after": after}
-"""What is known before compiling, and after it."""
+"""Heads by name: with columns that are known before compiling, and after it."""
 
 COLUMNS = HEADS | {"scaled": scaled}
-"""Heads by name; a model of scaled products alone has the last one alone."""
+"""All heads by name; a model of scaled products has the last one only."""
 
 _FOLDS = 6
-_FAILED = 0.5  # slower than the slowest of its list, in the logarithm
-_UNSTEADY = 1.5  # a latency so many times its own p10 tells nothing
+_FAILED = 0.5  # a failure counts as slower than the slowest of its list by this, in the logarithm
+_UNSTEADY = 1.5  # a latency over so many times its own p10 tells nothing
 _BINS = 8
 
 
 def columns_of(
     configs: Sequence[str], arguments: Mapping[str, Any], binaries: Mapping[str, Mapping[str, Any]]
 ) -> Columns:
-    """Return the columns of a list that is being tuned, from what the store has of it.
+    """Return the columns of a list that is being tuned, from the facts in the store.
 
     Args:
-        configs: names of all configurations of the list, since each is seen beside the others.
-        binaries: of each name, as the store has them; before compiling with ``grid`` alone.
+        configs: names of all configurations of the list, since each is compared with the others.
+        arguments: of the call, as in the store.
+        binaries: by name, as in the store; before compiling only with ``grid``.
     """
     rows = [numbers(name, arguments, binaries.get(name, {})) for name in configs]
     texts = {"config": list(configs), "arguments": [json.dumps(arguments)] * len(configs)}
@@ -91,14 +92,14 @@ def columns_of(
 
 @dataclass(frozen=True)
 class Head:
-    """One of the two ensembles of trees.
+    """One ensemble of trees.
 
     Attributes:
-        file: its name ends with the hash of the content.
-        columns: what the trees see.
-        canary: a prediction that they must give when they are read.
-        predicted, deviation: predictions, in order, and how far latencies are from each: the
-            standard deviation of the logarithm, within lists of kernels not learned from.
+        file: name of its file, which ends with the hash of the content.
+        columns: names of the columns that the trees see.
+        canary: a prediction that the trees must give when they are read.
+        predicted, deviation: ascending predictions, and for each the standard deviation of
+            log(latency) from it, within lists of kernels that the trees did not learn from.
     """
 
     file: str
@@ -114,8 +115,8 @@ class KernelCard:
 
     Attributes:
         kernel_model: :data:`FORMAT`.
-        target: of the timings that were learned from.
-        trained_on: how many ``kernels``, ``lists`` and ``rows``.
+        target: target of the timings that the model learned from.
+        trained_on: how many ``kernels``, ``lists`` and ``rows`` it learned from.
         params: of the trees.
         heads: by name, see :data:`COLUMNS`.
     """
@@ -134,16 +135,16 @@ class KernelModel:
 
     Attributes:
         card: what it was trained on, and where its parts are.
-        trees: of each head.
+        trees: by name of the head.
     """
 
     card: KernelCard
     trees: Mapping[str, Trees]
 
     def factors(self, columns: Columns) -> list[dict[str, float]]:
-        """Return what each concept makes of each configuration, as factors of its latency.
+        """Return for each configuration the factor that each concept contributes to its latency.
 
-        They multiply, with the one that all share, to what its head ``after`` predicts.
+        Their product, ``all alike`` included, is the latency / median that head ``after`` predicts.
         """
         import xgboost
 
@@ -160,9 +161,9 @@ class KernelModel:
         return result
 
     def predict(self, head: str, columns: Columns) -> tuple[Floats, Floats]:
-        """Predict by one head: mean and standard deviation, [n] each.
+        """Predict with one head: mean and standard deviation of log(latency / median), [n] each.
 
-        Of what is not compiled (NaN) the mean of the head ``after`` says little.
+        For configurations that are not compiled (NaN) the mean of the head ``after`` says little.
         """
         _, values = matrix(head, columns, self.card.target)
         mean = self.trees[head].forest.predict(values)
@@ -173,10 +174,10 @@ class KernelModel:
     def train(
         cls, dataset: KernelDataset, params: XgbParams | None = None, *, nthread: int = 1
     ) -> Self:
-        """Train on the rows of a dataset that are there to be learned from.
+        """Train on the rows of a dataset whose role is ``train``.
 
         Args:
-            params: None: :data:`KERNELS`; for a dataset of scaled products alone the defaults.
+            params: None: :data:`KERNELS`, or for a dataset of scaled products alone the defaults.
 
         Raises:
             MissingData: no list has two timings.
@@ -202,7 +203,7 @@ class KernelModel:
         return cls(KernelCard(FORMAT, PTX_SCHEMA, target, count, params, heads), trees)
 
     def save(self, folder: Path) -> Path:
-        """Write the model; the card last, so that whoever reads meanwhile finds a whole one.
+        """Write the model; the card last, so that a reader meanwhile finds a whole model.
 
         Raises:
             FileError: the folder holds something else, or cannot be written.
@@ -221,11 +222,11 @@ class KernelModel:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read a model; this runs no code, and reads the trees when they are first asked.
+        """Read a model. This runs no code; the trees are read when they are first used.
 
         Raises:
             NoModel: nothing is there. CorruptFile: damaged, or something else.
-            SchemaMismatch: of columns that this release does not compute.
+            SchemaMismatch: it has columns that this release does not compute.
         """
         file = folder / CARD
         if not file.exists():
@@ -259,10 +260,11 @@ def _trees(folder: Path, head: Head) -> Trees:
 
 
 def matrix(head: str, columns: Columns, target: Target) -> tuple[Names, Floats32]:
-    """Return the names of a head's columns, and what they hold of a list, float32 [n, f].
+    """Return the names of a head's columns, and their values for a list, float32 [n, f].
 
-    All are there as the difference from the median of the list, and some as they are. Without the
-    binary all are: what kind of kernel and call it is then says more than it misleads.
+    Each column is there as the difference from the median of the list, and some also as they are.
+    Without the binary all are there as they are too: the kind of kernel and call then helps more
+    than it misleads.
     """
     with np.errstate(all="ignore"):
         found = COLUMNS[head](columns, target.device)
@@ -275,7 +277,7 @@ def matrix(head: str, columns: Columns, target: Target) -> tuple[Names, Floats32
 
 
 def _median(values: Floats) -> Floats:
-    """Return the median of each column but for NaN; of nothing else: NaN, without a warning."""
+    """Return the median of each column without its NaN; NaN, without a warning, if all are NaN."""
     count, column = (~np.isnan(values)).sum(axis=0), np.arange(values.shape[1])
     ordered = np.sort(values, axis=0)  # NaN last
     middle = ordered[(count - 1) // 2, column], ordered[count // 2, column]
@@ -287,9 +289,9 @@ class KernelTable:
     """Rows of a dataset as one head sees them, in the order of its lists.
 
     Attributes:
-        names, values: of the columns, and what they hold, float32 [n, f].
-        label: log(latency / median of the list), float64 [n]; of what fails above all of the list.
-        kernel, list, row: full name, number of the list, and row of the dataset, [n].
+        names, values: names of the columns, and their values, float32 [n, f].
+        label: log(latency / median of the list), float64 [n]; failures are above all of the list.
+        kernel, list, row: full name, number of the list, and row of the dataset, [n] each.
     """
 
     names: Names
@@ -326,7 +328,7 @@ class KernelTable:
         return cls(names, *map(np.concatenate, zip(*parts, strict=True)))
 
     def labelled(self, params: XgbParams, rows: Any = slice(None)) -> LabelledRows:
-        """Return rows to learn from: each kernel counts alike, and each of its lists."""
+        """Return rows to learn from; all kernels weigh the same, and all lists of a kernel."""
         _, kernel = np.unique(self.kernel, return_inverse=True)
         of_list = np.bincount(self.list)[self.list]
         lists = np.bincount(kernel, 1 / of_list)[kernel]
@@ -340,23 +342,24 @@ class KernelTable:
         )
 
     def unseen(self, params: XgbParams, nthread: int = 1) -> Floats:
-        """Predict each row by trees that have learned from no kernel of its module, float64 [n].
+        """Predict each row with trees that learned from no kernel of its module, float64 [n].
 
-        Modules of three names are left out together; if there are few, kernels.
+        Kernels with the same first three names are left out together; if there are few such groups,
+        each kernel is its own group.
         """
         groups = [".".join(name.split(".")[:3]) for name in self.kernel]
         if len(set(groups)) < _FOLDS:
             groups = [*self.kernel]
         fold = np.unique(groups, return_inverse=True)[1] % _FOLDS
         found = np.zeros(len(fold))
-        for i in np.unique(fold) if fold.any() else ():  # but for one kernel, nothing is left
+        for i in np.unique(fold) if fold.any() else ():  # of one kernel nothing would be left
             out = fold == i
             booster = train_booster(self.labelled(params, ~out), params, nthread=nthread)
             found[out] = booster.inplace_predict(self.values[out])
         return found
 
     def deviations(self, predicted: Floats) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return how far latencies are from predictions, by what is predicted."""
+        """Return ascending predictions, and the standard deviation of the error at each."""
         error = self.label - predicted
         error -= (np.bincount(self.list, error) / np.bincount(self.list))[self.list]
         bins = np.array_split(np.argsort(predicted, kind="stable"), min(_BINS, len(error) // 2))
@@ -365,7 +368,7 @@ class KernelTable:
 
 
 def _label(columns: Columns) -> Floats:
-    """Return log(latency / median); NaN where nothing is known."""
+    """Return log(latency / median), float64 [n]; NaN where nothing is known."""
     status, latency = columns["status"], columns["latency_us"].astype(np.float64)
     unsteady = (status == "ok") & (latency > _UNSTEADY * columns["p10_us"])
     timed = np.isin(status, ("ok", "too_slow")) & ~unsteady

@@ -1,4 +1,4 @@
-"""The options of :func:`costmodel.autotune` beside Triton's own arguments."""
+"""The options of :func:`costmodel.autotune` that Triton's own decorator does not have."""
 
 from dataclasses import dataclass
 from math import inf

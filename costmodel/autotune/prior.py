@@ -1,4 +1,4 @@
-"""Finds the model of all kernels, and asks it what the learner starts from."""
+"""Finds the model of all kernels, and gets the predictions that the learner starts from."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _LOADING = threading.Lock()
 
 
 def load_meanwhile(target: Target, head: str) -> None:
-    """Begin to read the model for a target, without waiting."""
+    """Begin to read the model for a target in a thread, without waiting."""
     threading.Thread(target=model_for, args=[target.device.arch, head], daemon=True).start()
 
 
 def model_for(arch: int, head: str = "before") -> KernelModel | None:
-    """Return the model that came with the package for an architecture; None without one."""
+    """Return the shipped model for an architecture; None if there is none."""
     with _LOADING:
         return _load(arch, "scaled-" if head == "scaled" else "kernels-")
 
@@ -39,11 +39,11 @@ def predicted(
     binaries: Mapping[str, Mapping[str, Any]],
     head: str = "before",
 ) -> Floats:
-    """Return log(latency) of each configuration but for a constant; zeros without a model.
+    """Return log(latency) of each configuration up to a constant, [n]; zeros without a model.
 
     Args:
         configs, arguments, binaries: see :func:`costmodel.autotune.model.columns_of`.
-        head: of :data:`costmodel.autotune.model.COLUMNS`.
+        head: a name in :data:`costmodel.autotune.model.COLUMNS`.
     """
     if (model := model_for(target.device.arch, head)) is None or len(configs) < 2:
         return np.zeros(len(configs))
@@ -52,7 +52,7 @@ def predicted(
     columns = columns_of(configs, arguments, binaries)
     try:
         return model.predict(head, columns)[0]
-    except CostModelError as error:  # trees are read when they are first asked
+    except CostModelError as error:  # trees are read when they are first used
         _warn(error)
         return np.zeros(len(configs))
 

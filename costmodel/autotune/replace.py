@@ -19,10 +19,10 @@ _OWN_RUNS = ("flag_gems.",)
 
 
 def replace_triton_autotune() -> None:
-    """Have costmodel tune what every ``triton.autotune`` of this process tunes.
+    """Make costmodel tune all kernels that ``triton.autotune`` tunes in this process.
 
-    Tuners that were built before are tuned by it from now on, and those of subclasses that leave
-    ``run`` alone. Of the subclasses with their own ``run``, FlagGems' is replaced too.
+    This includes tuners that were built before, and tuners of subclasses that do not define
+    ``run``. Of the subclasses with their own ``run``, only that of FlagGems is replaced.
     """
     StockAutotuner.run = run
     for subclass in _subclasses(StockAutotuner):
@@ -31,10 +31,10 @@ def replace_triton_autotune() -> None:
 
 
 def prune_configs_by(top_k: int = 8) -> Named:
-    """Return a ``prune_configs_by`` for ``triton.autotune`` that leaves the best ``top_k``.
+    """Return a ``prune_configs_by`` for ``triton.autotune`` that keeps the best ``top_k``.
 
-    For those who keep Triton's own tuner: the configurations are compiled in child processes, and
-    ranked by the model of kernels. Under ``torch.compile`` all are left.
+    It is for programs that keep Triton's own tuner. The configurations are compiled in child
+    processes and ranked by the model of kernels. Under ``torch.compile`` all are kept.
 
     Raises:
         InvalidInput: ``top_k`` is not over 0.
@@ -42,7 +42,7 @@ def prune_configs_by(top_k: int = 8) -> Named:
     require_count("top_k", top_k)
 
     def early_config_prune(configs: list[Any], named: Named, **options: Any) -> list[Any]:
-        if torch.compiler.is_compiling():  # Inductor, which has no arguments yet
+        if torch.compiler.is_compiling():  # Inductor calls this, and has no arguments yet
             return configs
         # Triton does not say whose configurations these are.
         tuner = sys._getframe(1).f_locals["self"]

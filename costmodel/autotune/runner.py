@@ -1,7 +1,8 @@
 """Times a kernel in this process, on the arguments of the call that is being tuned.
 
-The L2 cache is filled before each launch, and a launch is queued while the device is busy, so that
-the host is not waited for. Hooks, and what puts arguments back, run outside the timed part.
+The L2 cache is filled with other data before each launch. Each launch is queued while the device is
+busy, so that the device does not wait for the host. Hooks and the restoring of arguments run
+outside the timed part.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,10 +32,10 @@ from costmodel.measure.warm import keep_warm
 
 _TIMED_US = 2500.0  # of launches and waits, for one configuration
 _MOST = 9  # launches, beside the first three
-_EARLY = 1.3  # so many times slower than the best: two more are enough
-_STOP = 8.0  # no more are needed
+_EARLY = 1.3  # times slower than the best: then two more launches are enough
+_STOP = 8.0  # times slower than the best: then no more are needed
 _COMPARED_S = 1.0  # of comparing finalists, once each has been launched a few times
-_CYCLES_PER_US = 2000  # at the highest clock of any NVIDIA GPU: never too short
+_CYCLES_PER_US = 2000  # for the highest clock of any NVIDIA GPU, so that no wait is too short
 
 T = TypeVar("T")
 
@@ -52,10 +53,10 @@ class KernelRunner(Runner):
     """Times the configurations of one call.
 
     Args:
-        call: what is launched.
-        configs: by name; candidates have the names.
-        note: called with each name and its measurement when it is made.
-        agree: a finalist whose results are not those of the most configurations is wrong.
+        call: the call to launch.
+        configs: configurations by name; candidates are these names.
+        note: called with a name and its measurement as soon as it is made.
+        agree: True: a finalist whose results differ from those of most configurations is wrong.
     """
 
     def __init__(
@@ -69,13 +70,13 @@ class KernelRunner(Runner):
         self._call, self.by_name, self._note, self._agree = call, configs, note, agree
         self._device = torch.device("cuda", torch.cuda.current_device())
         properties = torch.cuda.get_device_properties(self._device)
-        # Reading twice the cache leaves nothing else in it, and nothing dirty.
+        # Reading twice the size of the cache leaves nothing else in it, and nothing dirty.
         self._other = torch.zeros(
             2 * properties.L2_cache_size // 4, dtype=torch.int32, device=self._device
         )
         self._card = uuid_of(self._device)
         self._host_us = 100.0  # of a launch
-        self._votes: list[tuple[Snapshot, set[str]]] = []  # who has computed the same
+        self._votes: list[tuple[Snapshot, set[str]]] = []  # results, and who computed them
 
     def measure(self, workload: Any, candidates: Batch, best_us: float = inf) -> Measurements:
         """Time candidates: one measurement each, in order."""
@@ -91,10 +92,10 @@ class KernelRunner(Runner):
         return found
 
     def compare(self, workload: Any, configs: Sequence[Any], rounds: int = 9) -> Measurements:
-        """Time a few in turn, against drift. For finalists."""
+        """Time a few finalists in turn, so that drift meets all alike."""
         with alone(self._card):
             keep_warm()
-            # Another process may have timed them, and they may be refused now.
+            # Another process may have timed them, so here they may be refused.
             tried = {name: self._survived(name, self._first_launch) for name in configs}
             refused = {name: said for name, said in tried.items() if said is not None}
             times: dict[str, list[float]] = {name: [] for name in configs if name not in refused}
@@ -119,7 +120,10 @@ class KernelRunner(Runner):
         self._votes.clear()
 
     def _outvoted(self) -> dict[str, Measurement]:
-        """Return whose results are not those of the most; code written by hand has no vote."""
+        """Return an outcome for each name whose results differ from those of most.
+
+        Code written by hand has no vote.
+        """
 
         by_hand = [x for x, config in self.by_name.items() if getattr(config, "ir_override", None)]
         ranked = sorted(self._votes, key=lambda vote: -len(vote[1].difference(by_hand)))
@@ -131,7 +135,7 @@ class KernelRunner(Runner):
         return wrong
 
     def _survived(self, name: str, do: Callable[..., T], *args: Any) -> T | Measurement:
-        """Launch one configuration; a refusal is an outcome, a broken context an error."""
+        """Call ``do`` for a configuration; a refusal is an outcome, a broken context an error."""
         try:
             with self._blamed(name):
                 return do(name, *args)
@@ -144,14 +148,14 @@ class KernelRunner(Runner):
 
     @contextmanager
     def _blamed(self, name: str) -> Iterator[None]:
-        """Note whose launch breaks the CUDA context, so that the next process leaves it out."""
+        """Record the configuration that breaks the CUDA context: the next process leaves it out."""
         try:
             yield
         except RuntimeError as error:
             try:
                 torch.cuda.synchronize(self._device)
             except RuntimeError as broken:  # each use of a broken context raises
-                text = str(broken).partition("\n")[0]  # then torch gives general advice
+                text = str(broken).partition("\n")[0]  # torch's general advice follows
                 self._note(name, Measurement("crashed", error=text))
                 raise BrokenContext(
                     f"{self.by_name[name]} of {self._call} broke the CUDA context: {text}; this "
@@ -193,7 +197,7 @@ class KernelRunner(Runner):
         self._votes.append((result, {name}))
 
     def _timed(self, name: str, repeats: int) -> list[float]:
-        """Return us of so many launches, each with a cold cache."""
+        """Return the times in us of ``repeats`` launches, each with a cold cache."""
         call, config, events = self._call, self.by_name[name], []
         for _ in range(repeats):
             call.prepare(config)
@@ -204,7 +208,7 @@ class KernelRunner(Runner):
             begin.record()
             call.launch(config)
             end.record()
-            # Of the last few launches the slowest: a lucky one must not make the next one late.
+            # The slowest of the last few launches: a fast one must not make the next one late.
             self._host_us = max(1e6 * (perf_counter() - start), self._host_us / 2)
             call.finish(config)
             events.append((begin, end))

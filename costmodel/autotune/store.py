@@ -1,11 +1,11 @@
-"""Timings of kernels on disk: each is there when it is made, and a kill loses nothing.
+"""Timings of kernels on disk: each is written when it is made, and a kill loses nothing.
 
 One file holds the timings of one kernel under one key, a line of JSON each; the last line about a
 configuration counts. Any number of processes append at once, and nothing is locked: a line is one
-write to the end of the file. It begins with the line break, so that what a killed process or a full
-disk has left half written spoils no other line. The first line of each writer is the key, and lines
-before a key that the file is named after are no one's: nothing has to be taken away while others
-may be writing.
+write to the end of the file. A line begins with the line break, so that a line that a killed
+process or a full disk left half written spoils no other line. The first line of each writer is the
+key. Lines before a key that fits the file's name are ignored, so nothing has to be removed while
+others may be writing.
 """
 
 import errno
@@ -26,7 +26,7 @@ from costmodel.tuning.cache import CacheFolder, file_stem
 from costmodel.validation import log, one_line
 
 SCHEMA = 1
-"""Version of the files: it is in the key, so that those of another release have other names."""
+"""Version of the files; it is in the hash of their names, so other versions have other names."""
 
 _BEFORE_DIGEST = -len("0" * 20 + ".jsonl")  # of a file's name
 _RELATIVES = 32
@@ -38,10 +38,10 @@ _PARTS = "kwargs num_warps num_stages num_ctas maxnreg ir_override pre_hook"
 
 
 def config_name(config: Any) -> str:
-    """Return what makes a ``triton.Config`` itself, as JSON text, equal in every process.
+    """Return the fields of a ``triton.Config`` as JSON text, equal in every process.
 
-    A value that JSON lacks, and a hook, is there by its type and a text. Of ``ir_override`` the
-    content counts.
+    A hook, or a value that JSON lacks, is given by its type and a text; ``ir_override`` by a hash
+    of the file's content.
 
     Raises:
         InvalidInput: a value is NaN or infinite.
@@ -62,7 +62,7 @@ def is_config(name: str) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON has; others by type and a text that no address is in."""
+    """Return a value that JSON has; any other as its type and a text without addresses."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, dict):
@@ -74,15 +74,15 @@ def _plain(value: Any) -> Any:
 
 
 def lasting_text(value: Any) -> str:
-    """Return a text of a value that is the same in every process: no address is in it."""
-    text = f"{value} {getattr(value, 'cache_key', '')}".strip()  # of Triton's functions: a hash
+    """Return a text of a value that is the same in every process: without addresses."""
+    text = f"{value} {getattr(value, 'cache_key', '')}".strip()  # Triton's functions have a hash
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
 def _content(path: Path) -> dict[str, str]:
     try:
         text = digest(path.read_bytes(), 64)
-    except OSError as error:  # Triton says so too, when it compiles
+    except OSError as error:  # Triton reports it too, when it compiles
         text = f"unreadable: {error.strerror}"
     return {"type": path.suffix, "text": text}
 
@@ -95,15 +95,15 @@ class KernelEntry:
     """The content of one file: one kernel under one key.
 
     Attributes:
-        key: empty: the file is no entry.
+        key: the whole key; empty: the file is no entry.
         arguments: of the call that was timed: types and shapes of tensors, and numbers.
         measured: the last timing of each configuration, by :func:`config_name`.
-        binaries: what is known of the binary of each, such as registers and counts of its PTX.
+        binaries: facts about the binary of each, such as registers and counts of its PTX.
         chosen: the configuration that launches take; None: none was chosen yet.
-        untried: those that were known then, and of which nothing was expected.
-        why: how it was chosen.
-        when: and when: UTC, ISO 8601.
-        unsteady: timings scattered then: the next process compares once more.
+        untried: configurations that were not tried for the choice: no gain was expected.
+        why: the reason for the choice.
+        when: the time of the choice: UTC, ISO 8601.
+        unsteady: timings scattered at the choice, so the next process compares once more.
     """
 
     path: Path
@@ -118,15 +118,16 @@ class KernelEntry:
     unsteady: bool = False
 
     def choice(self, names: Collection[str]) -> str | None:
-        """Return what was chosen for good, from among these configurations; or None."""
+        """Return the final choice among these configurations; None if there is none."""
         if self.unsteady or not set(names) <= {*self.measured, *self.untried}:
             return None
         return next((x for x in names if x == self.chosen and self.measured[x].ok), None)
 
     def known(self, names: Collection[str]) -> dict[str, Measurement]:
-        """Return the outcomes of these configurations that need not be tried again.
+        """Return the outcomes of those of these configurations that need not be tried again.
 
-        If none works, some may work with other arguments, which the key does not tell apart.
+        If none works, only crashes and timeouts are returned: the others may work with other
+        arguments that have the same key.
         """
         found = {name: m for name, m in self.measured.items() if name in names and not m.no_room}
         if any(m.ok for m in found.values()):
@@ -134,7 +135,7 @@ class KernelEntry:
         return {name: m for name, m in found.items() if m.status in ("crashed", "timeout")}
 
     def add(self, content: bytes) -> None:
-        """Take over the lines of a file; what is no line of this key's is skipped."""
+        """Add the lines of a file; lines that do not belong to this key are skipped."""
         for line in content.split(b"\n"):
             try:
                 record = json.loads(line)
@@ -160,13 +161,13 @@ class KernelEntry:
 
 
 class KernelStore(CacheFolder):
-    """The timings in one folder. Where it cannot be written: one warning, and memory alone.
+    """The timings in one folder. If it cannot be written, it warns once and keeps them in memory.
 
-    A key is a mapping that JSON can hold: ``name`` of the kernel, ``key`` with the values that the
-    tuner's key has, in its order, and all else that timings rest on, such as ``device``.
+    A key is a mapping that JSON can hold: ``name`` of the kernel, ``key`` with the values of the
+    tuner's key in its order, and everything else that timings depend on, such as ``device``.
 
     Args:
-        directory: default: ``kernels`` in the cache, looked up when it is used.
+        directory: default: ``kernels`` in the cache folder, looked up when it is used.
     """
 
     def __init__(self, directory: str | Path | None = None):
@@ -175,7 +176,7 @@ class KernelStore(CacheFolder):
         self._begun: set[Path] = set()
 
     def read(self, key: Named) -> KernelEntry:
-        """Return what is known under a key; nothing if there is no such entry."""
+        """Return the entry of a key; an empty one if there is none."""
         name, folder = _file_name(_header(key)), self.path
         entry = _load(folder / name, logging.WARNING) if folder else KernelEntry(Path(name))
         entry.add(self._unwritten.get(name, b""))
@@ -183,16 +184,16 @@ class KernelStore(CacheFolder):
 
     def note(self, key: Named, config_name: str, measurement: Measurement) -> None:
         """Keep a timing."""
-        # NaN, which JSON lacks, is what a field has that is left out.
+        # JSON lacks NaN, so fields that are NaN are left out; it is their default.
         figures = {name: value for name, value in asdict(measurement).items() if value == value}
         self._append(key, {"config": config_name, "measurement": figures})
 
     def describe(self, key: Named, arguments: Named) -> None:
-        """Keep what the kernel was called with."""
+        """Keep the arguments of the call."""
         self._append(key, {"arguments": dict(arguments)})
 
     def note_binary(self, key: Named, config_name: str, **binary: Any) -> None:
-        """Keep what is known of the binary of a configuration."""
+        """Keep facts about the binary of a configuration."""
         self._append(key, {"config": config_name, "binary": binary})
 
     def choose(
@@ -204,14 +205,14 @@ class KernelStore(CacheFolder):
         *,
         unsteady: bool = False,
     ) -> None:
-        """Keep which configuration launches take, and which others were not tried."""
+        """Keep the configuration that launches take, and the names of those not tried."""
         when = time_now()
         more = {"untried": [*untried], "unsteady": unsteady}
         record = {"chosen": config_name, "why": why, "when": when}
         self._append(key, record | {name: value for name, value in more.items() if value})
 
     def relatives(self, key: Named) -> list[KernelEntry]:
-        """Return what is known of a kernel on the same device under a few other keys."""
+        """Return entries of a few other keys: same kernel, device and Triton, at most 32."""
         name = _file_name(_header(key))
         paths = self.files(f"{name[:_BEFORE_DIGEST]}*.jsonl")[:_RELATIVES]
         found = [_load(path, logging.INFO) for path in paths if path.name != name]
@@ -223,14 +224,14 @@ class KernelStore(CacheFolder):
         return self.survey()[0]
 
     def survey(self) -> tuple[list[KernelEntry], list[Path]]:
-        """All entries, and the files that are none, each by file name."""
+        """All entries, and the files that are no entries, each by file name."""
         read = [_load(path, logging.INFO) for path in self.files("*.jsonl")]
         # Another process may have removed a file meanwhile.
         unusable = [entry.path for entry in read if not entry.key and os.path.lexists(entry.path)]
         return [entry for entry in read if entry.key], unusable
 
     def clear(self, part: str = "") -> int:
-        """Remove the files with ``part`` in their names; returns how many there were."""
+        """Remove the files with ``part`` in their names; return how many there were."""
         found = [path for path in self.files("*.jsonl") if part in path.name]
         for path in found:
             path.unlink(missing_ok=True)
@@ -251,7 +252,7 @@ class KernelStore(CacheFolder):
     def _write(self, path: Path, first: bytes, line: bytes) -> None:
         make_folder(path.parent)
         with open(path, "ab", buffering=0) as file:
-            # Empty: another process has removed the file that this one began.
+            # An empty file: another process has removed the one that this process began.
             if path not in self._begun or not file.tell():
                 line = first + line
             if file.write(line) < len(line):
@@ -272,7 +273,7 @@ def _line(record: Named) -> bytes:
 
 
 def _text(value: Any, *, sort_keys: bool = True) -> str:
-    """Return JSON text; for names its order does not count.
+    """Return JSON text; with sorted keys, so that a name does not depend on their order.
 
     Raises:
         InvalidInput: JSON does not have such a value.
@@ -284,7 +285,7 @@ def _text(value: Any, *, sort_keys: bool = True) -> str:
 
 
 def _load(path: Path, level: int) -> KernelEntry:
-    """Read a file; what cannot be read, or is no entry, has no key."""
+    """Read a file; if it cannot be read, or is no entry, the key is empty."""
     entry = KernelEntry(path)
     try:
         content = read_small_file(path)
