@@ -1,8 +1,9 @@
-"""``costmodel.autotune``: what a call of a tuned kernel goes through.
+"""``costmodel.autotune``: the decorator, and the steps of a call of a tuned kernel.
 
-:func:`run` works on any ``triton.runtime.Autotuner``. A call whose like came before costs one look
-into a dictionary. The first one of a kind is tuned: what the store knows is not timed again, the
-rest is compiled in child processes and timed as soon as it is there.
+:func:`run` works on any ``triton.runtime.Autotuner``. If a call of the same kind came before, a
+call costs one look into a dictionary. The first call of a kind is tuned: configurations whose
+timings are in the store are not timed again; the others are compiled in child processes, and timed
+as soon as they are compiled.
 """
 
 import threading
@@ -31,7 +32,7 @@ _AT_MOST = 4096  # kinds of calls of one tuner
 _LACKS_GPU = "_cuda_getDevice", "NVIDIA driver", "CUDA GPUs", "active drivers"  # in errors
 
 Arguments = tuple[Any, ...]
-"""Of a call, or what of them tells calls apart."""
+"""Arguments of a call, or the values made of them that tell kinds of calls apart."""
 
 stock_run: Callable[..., Any] = StockAutotuner.run
 
@@ -44,7 +45,7 @@ class Autotuner(StockAutotuner):  # type: ignore[misc]
         return run(self, *args, **kwargs)
 
     def frozen(self, *args: Any, **kwargs: Any) -> StockAutotuner:
-        """Return the kernel with the best configuration alone; see :func:`frozen`."""
+        """Return the kernel with only its best configuration; see :func:`frozen`."""
         return frozen(self, *args, **kwargs)
 
 
@@ -65,23 +66,24 @@ def autotune(
     multiples of 16; hooks, zeroing and restoring are not timed; a configuration that does not
     compile, or is wrong, is left out whatever the error; timings are kept on disk.
 
-    ``torch.compile`` times the whole list itself, in its own way, and refuses hooks. In a compiled
-    function use what ``kernel.frozen(*args, grid=grid)`` has returned before, for calls like that.
+    ``torch.compile`` times the whole list itself, in its own way, and refuses hooks. For a compiled
+    function, call ``kernel.frozen(*args, grid=grid)`` before, and use the kernel that it returns
+    for calls of the same kind.
 
     Args:
-        configs, key: as of ``triton.autotune``.
-        mode: as of :func:`costmodel.matmul`: ``auto`` times what may win,
-            ``exhaustive`` all, ``predict`` nothing, ``background``
-            compiles while the first configuration that is there answers, ``never`` takes what is
-            known; None: the default mode.
-        budget_s: after so many seconds the best so far wins.
+        configs, key: as for ``triton.autotune``.
+        mode: as for :func:`costmodel.matmul`. ``auto`` times the configurations that may win,
+            ``exhaustive`` times all, and ``predict`` none. ``background`` compiles while the first
+            configuration of the list answers. ``never`` takes the best that is known. None: the
+            default mode.
+        budget_s: after so many seconds the best configuration so far wins.
         check: ``agree``: a configuration whose results differ from those of most others cannot win.
-        isolate: ``timing``: time in a child process, on arguments made like these, so that a kernel
-            that crashes, or does not end within 20 s, costs its configuration only. What cannot be
-            made there, such as an address, is warned of and timed in this process.
+        isolate: ``timing``: time in a child process, on arguments made like these. A kernel that
+            crashes there, or does not end within 20 s, costs its configuration only. If an
+            argument, such as an address, cannot be made there, it warns and times in this process.
         model: ``ptx-score``: in mode ``predict`` the hand-weighted score of the PTX ranks, not the
             model of kernels.
-        options: the others of ``triton.autotune``.
+        options: other options of ``triton.autotune``.
 
     Raises:
         InvalidInput: an unknown mode, check, isolate or model, or seconds that are not over 0.
@@ -99,10 +101,11 @@ def autotune(
 
 
 def _check_names(tuner: Any) -> None:
-    """Warn of a key, and of what a configuration seems to misspell, that is no argument.
+    """Warn of names in the key or a configuration that are no arguments.
 
-    Triton ignores such a key. It refuses such a configuration, but not where a pruning makes
-    others of it, or the function is a wrapper that takes what it likes.
+    In a configuration, only a name that looks misspelled counts. Triton ignores an unknown name in
+    the key. It refuses one in a configuration, except if a pruning function replaces the
+    configurations, or if the function is a wrapper that takes any name.
     """
     names, keys = tuner.arg_names, {*tuner.keys}
     given = keys.union(*(config.kwargs for config in tuner.configs))
@@ -119,10 +122,10 @@ class State:
     """The state that costmodel keeps of one tuner.
 
     Attributes:
-        launches: the configuration and its options for the call, by :meth:`key_of`.
+        launches: the configuration and its options for a call, by :meth:`key_of`.
         launched: Triton's keys of the calls so far.
-        compiling: what mode ``background`` waits for, by the same key.
-        cached: what was put into the tuner's own ``cache``.
+        compiling: compiles that mode ``background`` waits for, by :meth:`key_of`.
+        cached: entries that costmodel put into the tuner's own ``cache``.
         lock: held by the thread that tunes.
     """
 
@@ -135,21 +138,21 @@ class State:
         self.cached: dict[Any, Any] = {}
         self.lock = threading.RLock()
         names = list(tuner.arg_names)
-        # Values may be in the key rounded, by functions in the order of the key.
+        # FlagGems may round the values in the key, with functions in the order of the key.
         rounded = dict(zip(tuner.keys, strategy or (), strict=False))
         in_key = {name: rounded.get(name, lambda value: value) for name in tuner.keys}
         function = tuner.fn
         while not hasattr(function, "params") and hasattr(function, "fn"):
             function = function.fn
-        params = getattr(function, "params", ())  # of Triton's interpreter: none
+        params = getattr(function, "params", ())  # functions of Triton's interpreter have none
         plain = {p.name for p in params if p.do_not_specialize}
         aligned = {p.name for p in params if p.do_not_specialize_on_alignment}
-        # Of each argument: is its value in the key, and may Triton compile for its kind?
+        # For each argument: is its value in the key, may Triton specialize on it, on its alignment?
         self._rules = [(in_key.get(x), x not in plain, x not in plain | aligned) for x in names]
         self._by_name = dict(zip(names, self._rules, strict=True))
 
     def key_of(self, args: Arguments, kwargs: Named) -> Arguments:
-        """Return what tells calls apart that may need other configurations."""
+        """Return the key of a call's kind: calls with other keys may need other configurations."""
         parts: list[Any] = [torch._C._cuda_getDevice(), epoch()]
         for value, rule in zip(args, self._rules, strict=False):
             _describe(value, rule, parts)
@@ -161,7 +164,7 @@ class State:
 
 
 def state_of(tuner: Any, options: Options | None = None) -> State:
-    """Return what costmodel knows of a tuner; begin with nothing."""
+    """Return costmodel's state of a tuner; make an empty one if there is none."""
     return tuner.__dict__.setdefault(_STATE, State(tuner, options or Options()))
 
 
@@ -179,7 +182,7 @@ def _describe(value: Any, rule: tuple[Any, bool, bool], parts: list[Any]) -> Non
             parts.append(not value.data_ptr() & 15)
     elif hasattr(value, "block_shape"):  # a descriptor
         parts.append(value.base.dtype)
-    elif in_key or value is None:  # without an optional pointer it is another kernel
+    elif in_key or value is None:  # if an optional pointer is None, Triton compiles another kernel
         parts.append(value)
 
 
@@ -187,9 +190,9 @@ def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
     """Launch a tuner's best configuration for these arguments; the first call of a kind tunes.
 
     Raises:
-        CompileError: no configuration can be compiled and launched. NoGpu: there is none.
+        CompileError: no configuration can be compiled and launched. NoGpu: there is no GPU.
     """
-    if torch.compiler.is_dynamo_compiling():  # after a graph break: nothing of this can be traced
+    if torch.compiler.is_dynamo_compiling():  # break the graph: nothing of this can be traced
         return torch.compiler.disable(run)(tuner, *args, **kwargs)  # type: ignore[no-untyped-call]
     try:
         if knobs.runtime.interpret:
@@ -215,7 +218,7 @@ def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _require_gpu(error: Exception) -> None:
-    """Raise NoGpu if torch or Triton has failed for the lack of one."""
+    """Raise NoGpu if torch or Triton failed because there is no GPU."""
     if any(text in str(error) for text in _LACKS_GPU):
         raise NoGpu(
             "no usable NVIDIA GPU: `costmodel compile --bundle FILE --kernel FILE.py:FUNCTION` "
@@ -227,11 +230,11 @@ def _require_gpu(error: Exception) -> None:
 def frozen(tuner: Any, *args: Any, **kwargs: Any) -> StockAutotuner:
     """Return a tuner's kernel with the best configuration for these arguments as its only one.
 
-    It is launched as the tuner is. A call of this kind is tuned if none was before; nothing else is
-    launched.
+    The kernel is launched in the same way as the tuner. If this kind of call was not tuned before,
+    it is tuned now; apart from tuning, nothing is launched.
 
     Args:
-        args, kwargs: of a call, and ``grid``.
+        args, kwargs: those of a call, and ``grid``.
     """
     config = tuner.configs[0]
     if len(tuner.configs) > 1:
@@ -252,7 +255,7 @@ def _stock_key(tuner: Any, named: Named) -> Arguments:
 
 
 def _chosen(tuning: Tuning, state: State, key: Any) -> tuple[Any, bool]:
-    """Return the configuration of a call, and whether later calls take it too."""
+    """Return the configuration of a call, and True if later calls take it too."""
     mode = state.options.mode or default_mode()
     if (config := tuning.known()) is not None:
         return tuning.shared(config), True
@@ -290,7 +293,7 @@ def _first_call(
         named = KernelCall(tuner, args, kwargs).named
         named = {name: named[name] for name in named if name in tuner.arg_names}
         of_tuner = _stock_key(tuner, named)
-        # Triton may have put something there, or whoever has files of their own, as fla.
+        # Triton may have put something there, or a library with its own files, such as fla.
         cache = tuner.cache if type(tuner.cache) is dict else {}
         given = cache.get(of_tuner)
         if given is not None and given is not state.cached.get(of_tuner):
@@ -298,7 +301,7 @@ def _first_call(
         else:
             of_all = state.key_of(tuple(named.get(name) for name in tuner.arg_names), {})
             tuning = Tuning(tuner, state.options, of_all, args, kwargs)
-            # Triton zeroes once for each key of its own; later calls may add to what is there.
+            # Triton zeroes once for each of its own keys; later calls may add to what is there.
             tuning.resets = of_tuner not in state.launched
             config, is_final = _chosen(tuning, state, key)
             state.launched.add(of_tuner)

@@ -1,4 +1,4 @@
-"""The first call of a kind: what is known is taken, the rest is compiled, timed, and one chosen."""
+"""The first call of a kind: take known timings, compile and time the rest, and choose one."""
 
 import functools
 import json
@@ -37,8 +37,8 @@ from costmodel.tuning.ranks import first_said
 from costmodel.tuning.search import TopKSearch
 from costmodel.validation import log, one_line
 
-_SILENT_S = 2.0  # of tuning, before it says how far it is
-_PATIENCE_S, _WORTH = 0.5, 0.02  # for the last binaries, if so much is expected of them
+_SILENT_S = 2.0  # of tuning, before it prints its progress
+_PATIENCE_S, _WORTH = 0.5, 0.02  # wait for the last binaries; the gain that is worth all of it
 
 
 store = KernelStore()
@@ -49,13 +49,14 @@ class Tuning:
 
     Args:
         tuner: a ``triton.runtime.Autotuner``.
-        args, kwargs: of its ``run``.
-        configs: to choose from; None: those that the user's own functions leave.
+        key: of the call, by ``State.key_of`` with all arguments.
+        args, kwargs: passed to its ``run``.
+        configs: to choose from; None: those that the user's own pruning functions leave.
 
     Attributes:
-        compiling: what is compiled of the configurations.
-        first: of the user's list, as far as it is left.
-        resets: what is to be zero is so for the launch that follows.
+        compiling: compiles the configurations.
+        first: the first configuration of those that are left.
+        resets: True: ``reset_to_zero`` is applied once more for the launch that follows.
     """
 
     def __init__(
@@ -79,9 +80,9 @@ class Tuning:
         self._begun = monotonic()
         self._done: dict[str, Measurement] = {}
         self._enough = False  # the learner wants no more
-        self._told = ""  # how far it is
+        self._told = ""  # the last line of progress
         self._first_of: dict[object, str] = {}
-        self._repeats: dict[str, str] = {}  # what does the same as an earlier one
+        self._repeats: dict[str, str] = {}  # name: an earlier one that does the same
         self.compiling = Compiling(self._call, self._by_name)
 
     def __str__(self) -> str:
@@ -90,7 +91,7 @@ class Tuning:
     # --- What is known ----------------------------------------------------------------------------
 
     def known(self) -> Any:
-        """Return the configuration that was chosen before, from among the same ones; or None."""
+        """Return the configuration that was chosen before from the same list; None if none was."""
         kept = store.read(self._key)
         if self._is_exhaustive:
             kept.untried = []
@@ -103,14 +104,14 @@ class Tuning:
         return self._by_name[name]
 
     def best_known(self) -> Any:
-        """Return the fastest configuration of those that were timed; None if none was."""
+        """Return the fastest of the timed configurations; None if none was timed."""
         measured = store.read(self._key).measured
         times = {n: m.latency_us for n, m in measured.items() if m.ok and n in self._by_name}
         return self._by_name[min(times, key=times.__getitem__)] if times else None
 
     @property
     def is_empty(self) -> bool:
-        """Return True if the call launches no program, of which nothing can be learned."""
+        """Return True if the call launches no program, so that nothing can be learned from it."""
         return 0 in self._call.grid(self.first)
 
     @property
@@ -118,7 +119,7 @@ class Tuning:
         return (self._options.mode or default_mode()) == "exhaustive"
 
     def _pruned(self, kwargs: dict[str, Any]) -> list[Any]:
-        """Return the configurations that the user's own functions leave."""
+        """Return the configurations that the user's own pruning functions leave."""
         tuner = self._tuner
         tuner.nargs = {k: v for k, v in self._call.named.items() if k not in kwargs}
         try:
@@ -127,7 +128,7 @@ class Tuning:
             tuner.nargs = None
 
     def _readable(self, key: tuple[Any, ...]) -> dict[str, Any]:
-        """Return all that timings rest on: another kernel, device or compiler is another key."""
+        """Return the key for the store: all that timings depend on, such as source and device."""
         return {
             "name": f"{self._tuner.base_fn.__module__}.{self._tuner.base_fn.__qualname__}",
             "source": self._call.source(),
@@ -139,11 +140,11 @@ class Tuning:
     # --- Choosing ---------------------------------------------------------------------------------
 
     def choose(self) -> Any:
-        """Compile and time what may be the best; return what is.
+        """Compile and time the configurations that may be best; return the best.
 
         Raises:
-            CompileError: none can be compiled and launched.
-            BrokenContext: one has broken the CUDA context.
+            CompileError: no configuration can be compiled and launched.
+            BrokenContext: a configuration has broken the CUDA context.
         """
         begin, kept = monotonic(), store.read(self._key)
         known = {} if self._anew else kept.known(self._by_name)
@@ -166,7 +167,7 @@ class Tuning:
         try:
             search.run(len(self._by_name))
             for name, first in self._repeats.items():
-                if first in search.measured:  # else there was no time for it
+                if first in search.measured:  # else the budget ended before it
                     self._note(name, search.measured[first])
             self._call.keep(self.compiling.written())
             search.remeasure_finalists()
@@ -195,21 +196,21 @@ class Tuning:
         return best
 
     def _none_works(self, outcomes: Iterable[Measurement]) -> CompileError:
-        """Return the error that names the first reasons."""
+        """Return the error that names the first three reasons."""
         why = "; ".join(sorted({one_line(f"{m.status}: {m.error}")[:200] for m in outcomes})[:3])
         return CompileError(f"{self}: none of {len(self._by_name)} configurations works: {why}")
 
     def predict(self) -> Any:
-        """Return the configuration that is ranked first of those that compile."""
+        """Return the configuration that ranks first of those that compile."""
         return next((c for c in self.ranked() if not self._call.refused(c)), self.first)
 
     def ranked(self) -> list[Any]:
-        """Return the configurations that compile, what is predicted to be the fastest first.
+        """Return the configurations that compile, ordered by prediction, the fastest first.
 
-        A model predicts; without one, or where that is asked for, the PTX score does.
+        A model predicts; without a model, or if the user asks for it, the PTX score does.
         """
         names, sizes = [*self._by_name], self._call.described()
-        if self._head == "scaled":  # no binaries are needed, and libraries are the last
+        if self._head == "scaled":  # needs no binaries; configurations of libraries come last
             slower = predicted(self._target, names, sizes, {}, self._head)
             if slower.any():
                 found = [self._by_name[names[row]] for row in slower.argsort(kind="stable")]
@@ -230,7 +231,7 @@ class Tuning:
         return [self._by_name[names[row]] for row in slower.argsort(kind="stable")]
 
     def _runner(self) -> KernelRunner | IsolatedRunner:
-        """Return what times: in a child process, if that is asked for and possible."""
+        """Return the runner: one with a child process, if that is asked for and possible."""
         call, note = self._call, self._note
         by_hand = any(getattr(c, "ir_override", None) for c in self._by_name.values())
         agree = by_hand or self._options.check == "agree"
@@ -242,11 +243,11 @@ class Tuning:
         return KernelRunner(call, self._by_name, note, agree=agree)
 
     def shared(self, config: Any) -> Any:
-        """Return the choice of the rank of a process group that chose first; else one's own."""
+        """Return the choice of the rank that chose first in a process group; else this one."""
         return self._by_name.get(first_said(self._key, config_name(config)), config)
 
     def _tell(self, config: Any, took_s: float) -> None:
-        """Print what Triton prints of a tuning, where that is asked for."""
+        """Print what Triton prints about a tuning, if that is switched on."""
         if knobs.autotuning.print:
             print(
                 f"Triton autotuning for function {self._call},\nwith key as "
@@ -264,11 +265,11 @@ class Tuning:
             print(self._told, end="", file=sys.stderr)
 
     def _identity(self, candidate: Candidate) -> object:
-        """Return what equals that of a candidate that does the same; None where it is unknown."""
+        """Return a value that is equal for candidates that do the same; None if it is unknown."""
         artifact, config = candidate.artifact, self._by_name[candidate.config]
         if artifact is None or config.pre_hook is not None:
             return None
-        # The grid may depend on what does not change the program.
+        # The grid may depend on arguments that do not change the program.
         same = artifact.ptx_hash, artifact.shared_bytes, config.num_ctas, str(config.kwargs)
         if (first := self._first_of.setdefault(same, candidate.config)) != candidate.config:
             self._repeats[candidate.config] = first
@@ -279,11 +280,11 @@ class Tuning:
     def _compile(
         self, candidates: Batch, meanwhile: Action | None = None
     ) -> Generator[Batch, None, None]:
-        """Compile what the learner wants, in its order; give those of each binary when ready.
+        """Compile what the learner wants, in its order; yield the candidates of each binary.
 
         Args:
-            meanwhile: done while the first are being compiled; None: nothing is timed, and so
-                nothing learned: all are compiled.
+            meanwhile: called while the first ones are being compiled; None: nothing is timed, and
+                so nothing is learned: all are compiled.
         """
         everything = meanwhile is None or self._is_exhaustive
         names = [candidate.config for candidate in candidates]
@@ -305,7 +306,7 @@ class Tuning:
                     self._call.keep(self.compiling.written())
                 for future in done:
                     rows = pending.pop(future)
-                    if future.cancelled():  # by another thread, which no longer wants it
+                    if future.cancelled():  # by another thread that no longer wants it
                         continue
                     yield self._compiled([Candidate(names[row]) for row in rows], future.result())
                     for row in rows:
@@ -316,7 +317,7 @@ class Tuning:
             for future in pending:
                 future.cancel()
             self.compiling.forget()
-        yield []  # what was not given is not to be timed
+        yield []  # tells the search not to time candidates that were not yielded
 
     def _begin(
         self,
@@ -324,9 +325,9 @@ class Tuning:
         names: Sequence[str],
         pending: dict[Compiled, list[int]],
     ) -> bool:
-        """Begin what the learner wants, as far as there are cores; return True if it wants more.
+        """Begin compiles that the learner wants, one per core; return True if it wants more.
 
-        What is compiled meanwhile is timed first: it may tell that less is wanted.
+        It stops at a compile that is done: its timing comes first, as then less may be wanted.
         """
         while (row := learner.next(_rows(pending))) is not None:
             if len(pending) >= device_compilers().size or any(x.done() for x in pending):
@@ -335,7 +336,7 @@ class Tuning:
         return False
 
     def _compiled(self, same: Batch, artifact: Artifact | None) -> list[Candidate]:
-        """Keep what is known of a binary, or why there is none; None: it is loaded."""
+        """Keep the facts about a binary, or the reason why there is none; None: it is loaded."""
         if artifact is None:
             return [*same]
         count(compiled=1)
@@ -347,9 +348,10 @@ class Tuning:
         return [replace(candidate, artifact=artifact) for candidate in same]
 
     def _patience_s(self, learner: Learner, pending: Mapping[Any, Sequence[int]]) -> float:
-        """Return how long the last binaries are waited for: as long again as it has taken, or less.
+        """Return how long to wait for the last binaries: at most as long as tuning has taken.
 
-        A block that is far too large may compile for ten seconds. But half of the least is needed.
+        A block that is far too large may compile for ten seconds. But at least half of the
+        learner's least number must be timed, whatever the wait.
         """
         if 2 * sum(measurement.ok for measurement in self._done.values()) < learner.least:
             return inf
@@ -359,7 +361,7 @@ class Tuning:
     # --- Learning ---------------------------------------------------------------------------------
 
     def _learner(self, names: Sequence[str], everything: bool) -> Learner:
-        """Return what decides which of these configurations are tried."""
+        """Return the learner, which decides which of these configurations are tried."""
         every = [*names, *(x for x in self._by_name if x in self._done and x not in names)]
         sizes, grids = self._call.described(), {}
         for name in every:
@@ -374,7 +376,7 @@ class Tuning:
         return learner
 
     def _others(self) -> list[Tried]:
-        """Return what is known of this kernel under other keys."""
+        """Return timings and predictions of this kernel under other keys."""
         found, sizes = [], self._call.described()
         near = sorted(store.relatives(self._key), key=lambda e: distance(e.arguments, sizes))
         for entry in near[:OTHERS]:
@@ -385,7 +387,7 @@ class Tuning:
         return found
 
     def _latency_us(self, name: str) -> float:
-        """Return what a configuration took; NaN: it was not timed."""
+        """Return the latency of a configuration in us; NaN: it was not timed, or failed."""
         measurement = self._done.get(self._repeats.get(name, name))
         return measurement.latency_us if measurement and measurement.ok else math.nan
 
