@@ -15,7 +15,7 @@ from costmodel.models import TrainingTable
 
 ALL, FEATURES_TITLE = "all", "Features and latency"
 
-_LEAST_ROWS = 8  # of a class on a workload: fewer order nothing
+_LEAST_ROWS = 8  # of a class on a workload: fewer tell nothing about an order
 
 
 class Table(NamedTuple):
@@ -28,7 +28,7 @@ class Table(NamedTuple):
 def tables_of(dataset: Dataset) -> dict[str, Table]:
     """Return tables by their titles.
 
-    Features are those of what models are trained on; of the eval rows where there is nothing else.
+    Features are those of the training rows; of the eval rows if no training row worked.
     """
     data = TrainingTable.from_dataset(dataset)
     if not data.ok.any():
@@ -44,8 +44,9 @@ def tables_of(dataset: Dataset) -> dict[str, Table]:
 def correlations(table: TrainingTable) -> dict[str, Floats]:
     """Correlate each feature with latency among the configurations of a workload.
 
-    Within a workload, since between workloads the sizes decide all; mean over the workloads,
-    weighted by their rows. What is the same for all configurations of a workload counts as 0.
+    It is done within each workload, since between workloads the sizes decide all. The result is the
+    mean over the workloads, weighted by their rows. A feature that is the same for all
+    configurations of a workload counts as 0.
 
     Returns:
         For :data:`ALL` and each class, float64 [features] from -1 to 1. A class without enough rows
@@ -81,9 +82,9 @@ def _classes(table: Columns, kernels: Sequence[str]) -> dict[str, Mask]:
 
 
 def _outcomes(dataset: Dataset) -> Table:
-    """Count rows by status; say how far repeats scatter, and what was timed again is off.
+    """Count rows by status; say how far repeats scatter, and how far a second timing is off.
 
-    Rows that are ok, with something said against them, are counted as doubtful.
+    Rows that are ok, but have an error text, are counted as doubtful.
     """
     table = dataset.measurements()
     table = table.take(table.config_index >= 0)
@@ -104,7 +105,7 @@ def _outcomes(dataset: Dataset) -> Table:
 
 
 def _spread(percent: Floats) -> list[float]:
-    """Return the median and the 95th percentile of what is known; NaN of nothing."""
+    """Return the median and the 95th percentile of the known values; NaN if there are none."""
     known = percent[np.isfinite(percent)]
     return np.percentile(known, (50, 95)).tolist() if len(known) else [np.nan] * 2
 

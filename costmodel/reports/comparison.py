@@ -12,7 +12,7 @@ from costmodel.models import AnalyticModel, PtxScore, RuleHeuristic, StaticRank,
 
 
 class ConfigOnly(CostModel):
-    """A learned model that is shown no artifacts: what it knows from configurations alone."""
+    """A learned model that is shown no artifacts: it predicts from configurations alone."""
 
     kind = "learned"
     predicts_latency = True
@@ -30,7 +30,7 @@ def compared_models(dataset: Dataset, model: CostModel | None) -> tuple[list[Cos
     """The learned model in full and without PTX, and the baselines.
 
     Args:
-        dataset: its training rows are what the static baseline is made of.
+        dataset: the static baseline is made of its training rows.
         model: None leaves the learned ones out.
 
     Returns:

@@ -44,10 +44,10 @@ class Section(NamedTuple):
 
 
 def write_html(path: Path, dataset: Dataset, model: XgbCostModel | None) -> list[str]:
-    """Write :func:`html_report` to a file, whole or not at all; the titles of its sections.
+    """Write :func:`html_report` to a file, whole or not at all; return the titles of its sections.
 
     Raises:
-        FileError: it cannot be written. Others as :func:`html_report`.
+        FileError: the file cannot be written. Others as :func:`html_report`.
     """
     require_file_place(path)  # making the page takes a while
     require_matplotlib()
@@ -57,14 +57,14 @@ def write_html(path: Path, dataset: Dataset, model: XgbCostModel | None) -> list
 
 
 def html_report(dataset: Dataset, model: XgbCostModel | None) -> tuple[str, list[str]]:
-    """The page, and the titles of its sections.
+    """Return the page, and the titles of its sections.
 
     Args:
         dataset: a model is judged on its eval rows, if it has any that worked.
         model: the learned model; None shows the baselines alone.
 
     Raises:
-        MissingData: matplotlib is not there.
+        MissingData: matplotlib is not installed.
     """
     frame = dataset.frame("eval", kernel_hashes=kernel_hashes())
     problems = problems_of(frame, dataset.target.device)
@@ -161,7 +161,7 @@ def _accuracy(problems: Sequence[Problem], costs: Sequence[Floats]) -> Section:
 
 
 def _worst(problems: Sequence[Problem], costs: Sequence[Floats]) -> Section:
-    """Say what is kept of a workload, its first choice, and the best there is."""
+    """List the worst workloads: the speed kept, the first choice, and the best configuration."""
     rows: list[list[Any]] = []
     for problem, cost in zip(problems, costs, strict=True):
         rows.append([str(problem.workload), *(100 * x for x in problem.kept_at(cost, (1, 8)))])

@@ -10,11 +10,11 @@ from costmodel.files import CACHE_VARIABLE, cache_directory, digest
 
 
 class CacheFolder:
-    """A folder of results. Where it cannot be used: one warning, and no more is written there.
+    """A folder of results. If it cannot be used: one warning, and no more is written there.
 
     Args:
         directory: default: one in :func:`cache_directory`, looked up when it is used.
-        name: of that one.
+        name: the name of the default one.
     """
 
     def __init__(self, directory: str | Path | None = None, name: str = ""):

@@ -12,12 +12,12 @@ class Stats:
 
     Attributes:
         tuned: choices that were timed; predicted: choices that rest on no timing.
-        timed: configurations timed, and compiled: those compiled, for such choices, and for those
-            of users' kernels.
-        loaded: binaries brought onto a device. Triton compiles what its own cache lacks.
+        timed, compiled: configurations timed and compiled, for such choices and for choices of
+            users' kernels.
+        loaded: binaries brought onto a device. Triton compiles those that its own cache lacks.
         memory_hits, disk_hits, misses: where winners were found, if they were.
-        prepared: calls of ``matmul`` that were the first of their kind, or came again after theirs
-            was forgotten.
+        prepared: calls of ``matmul`` that were the first of their kind, or the first after the
+            launch of their kind was forgotten.
         makeshifts: calls inside a CUDA graph's capture that had to take what was loaded.
         background_done, background_failed: tunings in the background.
     """

@@ -1,7 +1,7 @@
 """Explains a ranking: what is known of each configuration, and what the model adds to it.
 
-Nothing is compiled or timed. Figures of the launch are those of :mod:`costmodel.features.analytic`;
-the model's part is exact: its factors, one for each concept, multiply to the prediction.
+Nothing is compiled or timed. Figures of the launch are those of :mod:`costmodel.features.analytic`.
+The model's part is exact: a start value times its factors, one for each concept, is the prediction.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,13 +44,13 @@ class Explained:
             answered; empty where none did.
         roofline: which bound the product has, and how near the prediction comes to it.
         grid: blocks, waves, and how full the last one is.
-        residency: blocks on a multiprocessor, what limits them, and bytes on their way.
+        residency: blocks on a multiprocessor, what limits them, and bytes in flight.
         traffic: bytes that move, and what splitting k costs.
         binary: registers, spills and shared memory; None where it was never compiled.
-        paper_us: the estimate on paper, which the model starts from, and what it is made of: parts
-            may run at the same time, so that they need not add up.
-        start_us: the estimate times what the model adds to it on average.
-        factors: what the model makes of each concept, as a factor on the latency:
+        paper_us: the estimate on paper, which the model starts from, and its parts: these may run
+            at the same time, so that they need not add up.
+        start_us: the estimate times the model's mean correction of it.
+        factors: the effect that each concept has by the model, as a factor on the latency:
             ``predicted_us = start_us * product of factors``. None where no learned model answered.
     """
 
@@ -78,7 +78,8 @@ class Explanation:
     """Some configurations of a ranking, explained.
 
     Attributes:
-        ranking: what they are of; says which model answered, and why if not the first choice.
+        ranking: the ranking that they are in; it says which model answered, and why if that is not
+            the first choice.
         roofline_us: the least time of the product by the data sheet.
         no_factors: why there are no factors; empty where there are.
         rows: in the order of their places.
@@ -120,8 +121,8 @@ def explain(
             as ``"tma 128x256x64 w8 s4 g8"``.
 
     Raises:
-        InvalidInput: top < 1, no place, a name of no configuration, or a place or a configuration
-            that the ranking does not have.
+        InvalidInput: top < 1, no place, a text that names no configuration, or a place or a
+            configuration that the ranking does not have.
         As :func:`costmodel.rank`, for target and model.
     """
     require_count("top", top)
@@ -223,8 +224,8 @@ def _roofline(
 def _of_the_launch(workload: Workload, config: GemmConfig, target: Target, paper: Columns) -> Named:
     """Return the estimate and what it rests on.
 
-    How much longer blocks last than if evenly spread: over the waves (tail) and over the
-    multiprocessors (imbalance: the one with the most blocks decides).
+    Tail and imbalance say how much longer the blocks take than if they were spread evenly: over the
+    waves, and over the multiprocessors (the one with the most blocks decides).
     """
     device = target.device
     running = min(paper.programs, device.sm_count * paper.occupancy)
@@ -268,7 +269,7 @@ def _of_the_launch(workload: Workload, config: GemmConfig, target: Target, paper
 
 
 def _limit(config: GemmConfig, target: Target, paper: Columns) -> str:
-    """Name what keeps more blocks off a multiprocessor."""
+    """Name what limits the number of blocks on a multiprocessor."""
 
     def fit(registers: float, shared_bytes: float) -> float:
         per_thread, per_block, warps = np.array([[registers], [shared_bytes], [config.num_warps]])

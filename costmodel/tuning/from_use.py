@@ -2,7 +2,7 @@
 
 Winners are kept on disk with every timing that led to them. Those of the same device, toolchain and
 timing protocol as a dataset, with kernels that have not changed, are as good as its own rows. A
-cache may hold anything: whatever does not fit is left out, and counted by its reason.
+cache may hold anything: an entry that does not fit is left out, and counted by its reason.
 """
 
 from collections import Counter
@@ -31,9 +31,9 @@ from costmodel.validation import as_path
 
 UNREADABLE = "file that is no entry"
 _DEVICE = ("product", "arch", "sm_count")
-# What of a timing protocol changes a latency; tolerances and limits do not.
+# The fields of a timing protocol that change a latency; tolerances and limits do not.
 _PROTOCOL = "version cache repeats replay_us max_launches idle idle_from_us"
-# A time below half the roofline of the data sheet, or over the limit of a timing, is none.
+# A time below half the roofline of the data sheet, or over the limit of a timing, cannot be right.
 _LEAST_ROOFLINES, _LONGEST_US = 0.5, 60e6
 
 
@@ -41,7 +41,7 @@ def open_cache(directory: str | Path | None = None) -> WinnerCache:
     """The cache of this directory; default: the one that tuning uses, which may not exist yet.
 
     Raises:
-        MissingData: the directory was named, and is none.
+        MissingData: a directory was named, and it does not exist.
     """
     if directory is None:
         return WinnerCache()
@@ -56,9 +56,9 @@ def open_cache(directory: str | Path | None = None) -> WinnerCache:
 
 
 def with_use(dataset: Dataset, cache: WinnerCache) -> tuple[TrainingTable, Named]:
-    """The training rows of a dataset, and after them those that use has added.
+    """Return the training rows of a dataset, and after them those that use has added.
 
-    What both have, the dataset decides.
+    A row that both have is taken from the dataset.
 
     Returns:
         (table, card): the card says how many ``rows`` of how many ``workloads`` were added, for
@@ -79,7 +79,7 @@ def with_use(dataset: Dataset, cache: WinnerCache) -> tuple[TrainingTable, Named
         "without_artifact": sum(a is None for a in artifacts),
         "dropped": dict(sorted(dropped.items())),
     }
-    # Of the others torch may have been timed here only.
+    # For the other workloads, only the cache may have a time of torch.
     workloads = tuple(dict.fromkeys((*new, *table.workloads)))
     index = {workload: i for i, workload in enumerate(workloads)}
     used = TrainingTable(
@@ -95,14 +95,14 @@ def with_use(dataset: Dataset, cache: WinnerCache) -> tuple[TrainingTable, Named
 
 
 def _artifacts(dataset: Dataset, keys: Sequence[str]) -> list[Artifact | None]:
-    """The binaries of these keys: as the dataset knows them, else the shipped model."""
+    """Return the artifacts of these keys, from the dataset or else from the shipped model."""
     found = dataset.artifacts().find(keys)
     directory = model_directory(dataset.target)
     if directory is None or None not in found:
         return found
     try:
         shipped = read_artifacts(directory, read_card(directory)).find(keys)
-    except (FileError, ModelError):  # then these rows are learned from by their configurations
+    except (FileError, ModelError):  # then these rows are learned by their configurations alone
         return found
     return [own or other for own, other in zip(found, shipped, strict=True)]
 
@@ -110,11 +110,12 @@ def _artifacts(dataset: Dataset, keys: Sequence[str]) -> list[Artifact | None]:
 def used_rows(
     cache: WinnerCache, target: Target, protocol: Named
 ) -> tuple[dict[tuple[Workload, GemmConfig], float], dict[Workload, float], Counter[str]]:
-    """The rows of a cache that were timed on this target by this protocol, none held out.
+    """Return the rows of a cache that were timed on this target by this protocol, none held out.
 
     Returns:
-        (latency_us, torch_us, dropped): in us, ``torch_us`` where ``torch.matmul`` was timed; what
-        was left out, by reason: rows, and files that are no entries.
+        (latency_us, torch_us, dropped): both in us, ``torch_us`` of the workloads on which
+        ``torch.matmul`` was timed; ``dropped`` counts what was left out, by reason: rows, and files
+        that are no entries.
     """
     entries, unreadable = cache.survey()
     dropped = Counter([UNREADABLE] * len(unreadable))

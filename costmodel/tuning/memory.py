@@ -1,4 +1,4 @@
-"""The winners that a process has in memory, and when one of them still serves."""
+"""The winners that a process has in memory, and when one of them may still be used."""
 
 import time
 from collections.abc import Iterator
@@ -14,18 +14,19 @@ from costmodel.tuning.tuning_result import TuningResult
 from costmodel.validation import drop_oldest
 
 _REMEMBERED = 4096
-# An unsteady winner serves, and is tuned again so many times, so many seconds apart: not each call
-# may wait for a device that stays busy.
+# An unsteady winner is used, and tuned again this many times, this many seconds apart: not every
+# call may wait for a device that stays busy.
 _RETRIES = 2
 _RETRY_AFTER_S = 60.0
 
 
 class Memory:
-    """The winners that a process knows; told to forget, it drops all of them at once.
+    """The winners that a process knows. To forget them, a process begins a new memory.
 
     Attributes:
-        results: the winner of each key; of too many, the oldest go, and may still be on disk.
-        agreed: those that the ranks of a process group hold to.
+        results: the winner of each key; if there are too many, the oldest are dropped, and may
+            still be on disk.
+        agreed: those that the ranks of a process group have agreed on.
         replaced: keys of winners that could not be loaded: they are tuned again once, and not at
             each m of their bucket.
     """
@@ -34,7 +35,7 @@ class Memory:
         self.results: dict[TuningKey, TuningResult] = {}
         self.agreed: dict[TuningKey, TuningResult] = {}
         self.replaced: set[TuningKey] = set()
-        self._unsteady: dict[TuningKey, tuple[int, float]] = {}  # how often, and when at last
+        self._unsteady: dict[TuningKey, tuple[int, float]] = {}  # tuned how often, and when last
         self._lock = Lock()
         # The lock of a key goes with the last thread that wants it.
         self._locks: WeakValueDictionary[TuningKey, Any] = WeakValueDictionary()
@@ -67,7 +68,7 @@ class Memory:
         """Keep other threads from the same key.
 
         Raises:
-            CostModelError: this thread finds a winner already, and might wait for itself.
+            CostModelError: this thread is already finding a winner, and might wait for itself.
         """
         if getattr(_thread, "is_finding", False):
             raise CostModelError(

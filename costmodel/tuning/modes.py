@@ -1,4 +1,4 @@
-"""The modes of choosing by name, and the one that holds where a call names none."""
+"""The names of the modes of choosing, and the mode of a call that names none."""
 
 import os
 from typing import Literal, get_args
@@ -22,13 +22,13 @@ _read: str | None = None  # from the environment, once
 
 
 def check_mode(mode: str) -> None:
-    """Raises: InvalidInput: not one of MODES."""
+    """Refuse, by InvalidInput, a mode that is not one of MODES."""
     if mode not in MODES:
         raise InvalidInput(f"mode={mode!r}: expected one of {', '.join(MODES)}")
 
 
 def check_tuning_mode(mode: str) -> None:
-    """Raises: InvalidInput: not one of TUNING_MODES."""
+    """Refuse, by InvalidInput, a mode that is not one of TUNING_MODES."""
     if mode not in TUNING_MODES:
         why = " says when matmul may tune, not how" if mode in MODES else ""
         raise InvalidInput(f"mode={mode!r}{why}: expected one of {', '.join(TUNING_MODES)} here")
@@ -78,10 +78,10 @@ def set_default_mode(mode: str | None) -> None:
 
 
 def deterministic(mode: str | None) -> str:
-    """The mode instead, where torch is to be deterministic.
+    """Return the mode to use instead of this one, if torch is to be deterministic.
 
-    What was timed may be another choice, with other bits, in another run: such modes predict. The
-    others are taken at their word.
+    By timings, another run may choose another configuration, which gives other bits. So ``auto``,
+    ``background`` and ``never`` become ``predict``. The other modes stay as they were asked for.
     """
     mode = chosen_mode(mode)
     return "predict" if mode in _BY_TIMINGS else mode

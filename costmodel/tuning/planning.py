@@ -1,13 +1,13 @@
 """Plans a bucket of m from the tuning of one of them.
 
-How a product falls into tiles, and tiles into waves, changes from one m to the next, and with it
-what is fastest: a winner of another m was seen to take half as long again. So the bucket is cut
-into a few slices. For each, the few configurations that are expected to be fastest are timed in
-turn, with torch, at its first m, its last and the one before: the last is a multiple of many, the
-others are not, and cuBLAS, which chooses its kernel by m as it likes, may take half as long again
-for one of them, or up to some m within the slice. Where nothing is timed, the expectation chooses.
-A configuration without a binary is considered only where it is expected to gain more than a
-prediction errs, so that a bucket has few.
+The number of tiles and of waves changes from one m to the next, and with it the fastest
+configuration: the winner of another m was seen to take half as long again. So the bucket is cut
+into a few slices. For each slice, the few configurations that are expected to be fastest are timed
+in turn, with torch, at three m: the first, the last, and the one before the last. The last is a
+multiple of many numbers, the others are not. cuBLAS chooses its kernel by m in its own way, and may
+take half as long again at one of the three, or up to some m within the slice. Where nothing is
+timed, the expectation decides. A configuration without a binary is considered only if its expected
+gain is larger than the error of a prediction, so that a bucket has few binaries.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from costmodel.tuning.tuner import Compile
 from costmodel.tuning.tuning_result import BucketPlan, Costs, OrTorch, Segment, TuningResult
 
 _SLICES = 8
-_LOOKED_AT = 16  # first choices, for one that is new
-_NEW_GAINS = 1.02  # how many times faster it must be
-# What cuBLAS takes for another m is known less well than what a configuration does.
+_LOOKED_AT = 16  # first choices of the model, to find a new configuration
+_NEW_GAINS = 1.02  # how many times faster the new one must be
+# The time of cuBLAS at another m is known less well than that of a configuration.
 _TORCH_GAINS = 1.05
-_FINALISTS = 2  # and the one that the model has first
+_FINALISTS = 2  # and the model's first choice
 _ROUNDS = 5
 _BUDGET_S = 1.0
 _AS_FAST = 1.01  # a configuration that is already in use is kept if it is that near the fastest
-_APART = 1.02  # a segment is cut rather than slowed down by more than this at one of its m
+_APART = 1.02  # a segment is cut if one choice would be slower by more at one of its m
 
 TimesAt = tuple[int, Mapping[OrTorch, float]]
 """An m, and the us of each configuration that works there; None is torch. Empty: nothing works."""
@@ -49,12 +49,12 @@ TimesAt = tuple[int, Mapping[OrTorch, float]]
 def plan_by_prediction(
     result: TuningResult, m_range: tuple[int, int], model: CostModel, *, attempted: bool = False
 ) -> BucketPlan:
-    """Plan the bucket of a result by what is expected of its other m.
+    """Plan the bucket of a result by the latencies expected at its other m.
 
     Args:
         m_range: the first and the last m of the bucket.
-        model: the one that ranked, or one that knows as much.
-        attempted: of :class:`BucketPlan`.
+        model: the one that ranked, or one of the same hash.
+        attempted: as in :class:`BucketPlan`.
     """
     if result.config is None and not result.timed:  # torch is predicted to be faster by far
         return BucketPlan((Segment(m_range[1], None),), attempted)
@@ -73,13 +73,13 @@ def plan_by_timing(
 ) -> tuple[BucketPlan, Costs]:
     """Plan the bucket of a result by timing the finalists at three m of each slice.
 
-    After about a second of that, and where nothing can be timed, the expectation stands.
+    After about a second of timing, and where nothing can be timed, the expectation decides.
 
     Args:
         m_range, model: as for :func:`plan_by_prediction`.
-        runner, compile_: what times and compiles.
+        runner, compile_: time and compile the finalists.
         first: an m whose slice is timed before the others; default: they ascend.
-        clock: in seconds.
+        clock: returns seconds.
 
     Returns:
         (plan, costs): ``costs.compiled`` counts configurations that had no binary.
@@ -88,7 +88,7 @@ def plan_by_timing(
     slices = _slices(result, m_range, model)
     ranked = clock()
     finalists = {c for each in slices for c in each.finalists if c is not None}
-    failed = _refused(finalists, result, compile_)  # grows by what ends the timing process
+    failed = _refused(finalists, result, compile_)  # what ends the timing process is added to it
     compiled = clock()
     timed = 0
     try:
@@ -122,7 +122,7 @@ def _planned(
     failed: Collection[OrTorch],
     attempted: bool,
 ) -> BucketPlan:
-    """Join neighbours with one choice that is known by the same means."""
+    """Join neighbouring segments with the same choice, if both are timed, or both are not."""
     segments = groupby(
         _segments(result, slices, failed), key=lambda each: (each.config, each.latency_us is None)
     )
@@ -132,10 +132,10 @@ def _planned(
 def _segments(
     result: TuningResult, slices: Sequence[_Slice], failed: Collection[OrTorch]
 ) -> Iterator[Segment]:
-    """The fastest of each slice, which is cut where no choice is fast at all its m.
+    """The fastest of each slice, which is cut if no choice is fast at all its m.
 
     Args:
-        failed: what is not to be expected to work where nothing was timed.
+        failed: configurations that are not chosen where nothing was timed.
     """
     before = result.config
     for each in slices:
@@ -151,7 +151,7 @@ def _segments(
 
 
 class _Tried(NamedTuple):
-    """A configuration that was tried, what it is expected to take, and what the model says."""
+    """A configuration that was tried, with its expected latency and the one by the model alone."""
 
     config: GemmConfig
     expected_us: float
@@ -164,10 +164,10 @@ class _Slice:
 
     Attributes:
         first: its first m.
-        workload: the product of its last m, of which the latencies are expected.
-        tried: what was tried for the m that was tuned and works, fastest first.
-        new: the first choice that was not tried and is known to compile, and its us.
-        torch_us: of ``torch.matmul``; infinite where it was not timed.
+        workload: the product of its last m, for which latencies are expected.
+        tried: configurations that were tried at the tuned m and work, fastest first.
+        new: the first choice that was not tried and is known to compile, and its expected us.
+        torch_us: expected of ``torch.matmul``; infinite where it was not timed.
         finalists: the few that may be the fastest; None is torch.
         times: of the finalists, ascending by m; empty where nothing could be timed.
     """
@@ -181,7 +181,7 @@ class _Slice:
     times: list[TimesAt] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # A timing for another m can mislead as well: it may have been an unlucky one.
+        # A timing at another m can mislead too, for example if it was an unlucky one.
         by_prediction = sorted(self.tried, key=lambda each: each.predicted_us)
         foremost = [each.config for each in (*self.tried[:_FINALISTS], *by_prediction[:1])]
         self.finalists = [*dict.fromkeys(foremost)]
@@ -197,10 +197,10 @@ class _Slice:
     def expected(self, result: TuningResult, failed: Collection[OrTorch]) -> OrTorch:
         """Return the configuration expected to be fastest.
 
-        torch (None) only if it is so by more than its time varies.
+        torch (None) only if it is expected to be faster by more than its time varies.
 
         Args:
-            result: of the tuning; its choice stands where nothing is expected.
+            result: of the tuning; its choice stands if no latency is expected.
             failed: configurations that do not work.
         """
         tried = [each for each in self.tried if each.config not in failed]
@@ -218,7 +218,7 @@ class _Slice:
 
     @property
     def _sample(self) -> list[int]:
-        """The m that are timed; of columns only those that are as aligned as the workload's."""
+        """The m that are timed; with operands of columns, only m as aligned as the workload's."""
         code, last = self.workload.code, self.last
         step = max(
             1,
@@ -231,12 +231,12 @@ class _Slice:
     def measure(self, runner: Runner, failed: set[OrTorch]) -> int:
         """Time the finalists at the m that stand for the slice; return how many timings that took.
 
-        Left out is an m that a recording lacks, one that there was no memory for, and one whose
-        timings scatter too much to tell the fastest.
+        An m is left out if a recording lacks it, if there was no memory for it, or if its timings
+        scatter too much to tell the fastest.
 
         Args:
-            failed: is not timed. What ends the timing process, which may have taken a minute, is
-                added, and not tried again.
+            failed: configurations that are not timed. One that ends the timing process, which may
+                have taken a minute, is added, so that it is not tried again.
         """
         timed = 0
         for m in self._sample:
@@ -258,11 +258,11 @@ class _Slice:
 
 
 def _slices(result: TuningResult, m_range: tuple[int, int], model: CostModel) -> list[_Slice]:
-    """Cut a bucket; each slice ends at a multiple of many m: a tile more or less matters there.
+    """Cut a bucket into slices; each ends at a round m, where one tile more or less matters.
 
-    A configuration that was timed is expected to take what it took, times what the model makes of
-    the other m. One that was not is expected to take what the model says, times the factor by
-    which the model was off where it can be compared.
+    The expected latency of a timed configuration is its timed one, times the ratio that the model
+    predicts between the two m. That of another one is the predicted latency, times the median
+    factor by which the model was off on the timed ones.
     """
     answering, target = Answering(model), result.target
 
@@ -277,13 +277,13 @@ def _slices(result: TuningResult, m_range: tuple[int, int], model: CostModel) ->
     was_tried = dict(result.measured)
     timed = {c: x.latency_us for c, x in was_tried.items() if x.ok} if result.timed else {}
     chosen = [] if result.config is None else [result.config]
-    # Measured over predicted latency; of what was chosen without timing, 1.
+    # Measured over predicted latency; 1 for a configuration that was chosen without timing.
     here = predicted(result.workload, [*timed] or chosen)
     factors = {config: timed.get(config, us) / us for config, us in here.items()}
     factor = median(factors.values()) if factors else 1.0
 
     def new(workload: Workload) -> tuple[GemmConfig, float] | None:
-        """Only what is known to compile: a program may compile it without a child that may die."""
+        """Find one that is known to compile: the program may compile it in its own process."""
         found = rank_by(
             answering, workload, target, _LOOKED_AT, largest=replace(workload, m=m_range[1])
         )
@@ -318,14 +318,14 @@ def _slices(result: TuningResult, m_range: tuple[int, int], model: CostModel) ->
 
 
 def _cut(timed: Sequence[TimesAt], last: int) -> Iterator[tuple[int, Sequence[TimesAt]]]:
-    """Cut a range of m into as few runs as have one choice that is good enough for all their m.
+    """Cut a range of m into as few runs as possible, each with one choice that is good enough.
 
     Args:
         timed: ascending by m, at least one.
         last: the last m of the range.
 
     Yields:
-        (last m, times): of each run; it ends half-way between its m and those of the next.
+        (last m, times): of each run; a run ends half-way between its timed m and those of the next.
     """
     works = {c for c in timed[0][1] if all(c in times for _, times in timed)}
     if works:  # drop what does not work at every m
@@ -354,8 +354,8 @@ def _fastest(run: Sequence[TimesAt], preferred: Sequence[OrTorch] = ()) -> tuple
         preferred: one of these is taken if it ties.
 
     Returns:
-        (configuration, slowdown): at its worst m, as a factor of the fastest there; 1 where nothing
-        works, so that torch serves.
+        (configuration, slowdown): the slowdown at its worst m, as a factor of the fastest there; 1
+        where nothing works, so that torch computes.
     """
     run = [
         (m, {c: us if c else LIBRARY_COUNTS * us for c, us in times.items()}) for m, times in run

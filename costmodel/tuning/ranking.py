@@ -1,7 +1,8 @@
 """Ranks the whole space of a workload, without a GPU and without compiling anything.
 
-What a model sees of a configuration hardly depends on the sizes of the workload: the columns of
-all configurations are laid out once for each class of code, and a new shape takes its rows.
+Most columns that a model sees of a configuration do not depend on the sizes of the workload. So
+those of all configurations are laid out once for each class of code, and a new shape takes its rows
+from there.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,8 +35,8 @@ from costmodel.validation import as_path, require, require_count
 
 T = TypeVar("T")
 
-_SHORTLIST = 8  # times as many as are asked for are looked at closely
-_LEAST_RANKED = 31  # so many are ranked with all trees, however few are asked for
+_SHORTLIST = 8  # this many times the number asked for are looked at closely
+_LEAST_RANKED = 31  # at least so many are ranked with all trees
 _SHOWN = (1, 4, 8, 16, 32)
 
 
@@ -155,7 +156,8 @@ def rank_by(
     """Rank as :func:`rank` does, by a model that was resolved before.
 
     Args:
-        largest: rank only what is legal for this product too, of the same n, k and class of code.
+        largest: rank only configurations that are legal for this product too, which has the same
+            n, k and class of code.
 
     Raises:
         InvalidInput: no configuration to rank.
@@ -172,7 +174,7 @@ def rank_by(
         )
     least = len(candidates) if k is None else max(k, _LEAST_RANKED)
     identity = identities(workload, candidates, layout.program[rows])
-    # All of them where so many do the same that the others are far down the list.
+    # All of them, if so many do the same that the others are far down the list.
     for count in (_SHORTLIST * least, len(candidates)):
         rows, nearest = chosen.nearest(workload, candidates, target, count)
         cost = np.full(len(candidates), np.inf)
@@ -212,9 +214,9 @@ def answering_model(model: ModelLike, target: Target, workload: Workload) -> Ans
 def with_answering(
     model: ModelLike, target: Target, workload: Workload, do: Callable[[Answering], T]
 ) -> T:
-    """Do something by the model that answers.
+    """Do something with the model that answers.
 
-    A shipped model reads its trees only when it is asked: where they cannot be used, the next model
+    A shipped model reads its trees only at their first use. If they cannot be used, the next model
     answers.
     """
     answering = answering_model(model, target, workload)
@@ -230,7 +232,7 @@ def with_answering(
 
 
 def named_model(model: ModelLike) -> CostModel | None:
-    """The model itself; that of a directory is kept, and read again when it was saved again.
+    """The model itself; that of a directory is kept, and read again after it was saved again.
 
     Raises:
         NoModel, CorruptFile, WrongVersion, SchemaMismatch, MisreadModel: no usable model there.
@@ -257,7 +259,7 @@ def _loaded(path: Path, stamp: object) -> CostModel:
 
 
 class _Layout(NamedTuple):
-    """The columns of some configurations, of use for all products with the same binaries."""
+    """The columns of some configurations, which serve all products with the same binaries."""
 
     candidates: Candidates
     program: Integers
@@ -270,7 +272,7 @@ def _lay_out(
     keys = [artifact_key(specialize(workload, config), target) for config in configs]
     columns, hashes = artifacts.columns(keys)
     candidates = replace(Candidates.of(configs), artifact_columns=columns, ptx_hash=hashes)
-    # What crashed the compiler once, or took it too long, is not known: it may compile now.
+    # A configuration that once crashed the compiler, or took it too long, may compile now.
     failed = artifacts.refused(keys) | ~candidates.fits(target.device)
     return _Layout(candidates, programs(candidates), failed)
 
@@ -292,9 +294,9 @@ def _layout(
     if configs is not None:
         layout = _lay_out(workload, target, artifacts, list(dict.fromkeys(configs)))
         return layout, np.arange(len(layout.failed))
-    # Of the sizes, only which BLOCK_K divide K is in a binary.
+    # A binary depends on the sizes only by whether BLOCK_K divides K.
     same_binaries = replace(workload, m=1, n=1, k=gcd(workload.k, 256))
     rows = space_rows(workload, target)
-    if largest != workload:  # of configurations that do the same, the first one is in both
+    if largest != workload:  # of configurations that do the same, both spaces have the first
         rows = rows[np.isin(rows, space_rows(largest, target), assume_unique=True)]
     return _lay_out_grid(same_binaries, target, artifacts), rows

@@ -1,10 +1,10 @@
 """The ranks of a process group: one decision for all of them, or none that rests on a timing.
 
 Two ranks that time the same candidates may choose differently. Ranks also compute in any order,
-and some compute nothing, so that a product may never wait for another rank. So where there is a
-process group, a product is not timed; decisions are shared where the program says that all ranks
-have come: in ``costmodel.warmup(..., group=...)``. There, whatever fails on one rank is an error
-on all of them, and none waits for one that has given up.
+and some compute nothing, so that a product must never wait for another rank. So where there is a
+process group, a product is not timed. Decisions are shared where the program says that all ranks
+take part: in ``costmodel.warmup(..., group=...)``. There, a failure on one rank is an error on all
+of them, and no rank waits for one that has given up.
 """
 
 import itertools
@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 
 def epoch() -> int:
-    """Number the process group that this process is in; 0 is none.
+    """Return the number of the process group that this process is in; 0 is none.
 
     What was decided in one group does not hold in the next, which may have other ranks. Every
-    product asks, so it takes a tenth of a microsecond.
+    product calls this, so it takes a tenth of a microsecond.
     """
     world = WORLD._default_pg
     if world is None:
@@ -44,7 +44,7 @@ WORLD: Any = getattr(
 )
 _lock = threading.Lock()
 _numbers = itertools.count(1)
-# Held weakly, for a group keeps its connections.
+# Held weakly, since a group keeps its connections.
 _latest: tuple[Callable[[], Any], int] = (lambda: None, 0)
 
 
@@ -57,7 +57,7 @@ def _begun(world: Any) -> int:
 
 
 def first_said(key: object, text: str) -> str:
-    """Return what the rank of the process group says that was the first to ask with this key."""
+    """Return the text of the first rank of the process group that has called this with the key."""
     if not epoch():
         return text
     name = f"costmodel/{digest(json.dumps(key), 64)}"
@@ -94,7 +94,7 @@ class Ranks:
         """Do something on every rank; return its result once all have one.
 
         Raises:
-            RankError: it failed on some rank, with its error; on every rank.
+            RankError: on every rank, if ``do`` failed on one; the message has its error.
         """
         failure, cause = "", None
         try:
@@ -116,7 +116,7 @@ class Ranks:
         """Decide on the first rank; return its decision on all, as JSON gives it back.
 
         Raises:
-            RankError: it failed there; on every rank.
+            RankError: on every rank, if ``decide`` failed.
         """
         said = [self.each(lambda: json.dumps(decide()) if self._first else "")]
         dist.broadcast_object_list(said, group=self._group, group_src=0)
@@ -126,14 +126,14 @@ class Ranks:
         """Check that all ranks have the same list of objects.
 
         Raises:
-            RankError: with the first difference; on every rank.
+            RankError: on every rank, if they differ; the message has the first difference.
         """
         first = self.decided(lambda: told)
         self.each(lambda: _require_same(first, json.loads(json.dumps(told))))
 
 
 def _require_same(first: list[Named], here: list[Named]) -> None:
-    """Raises: RankError: this rank has others than the first one."""
+    """Refuse, by RankError, other objects than those of the first rank."""
     found: list[tuple[str, Any, Any]] = [("the number of products", len(here), len(first))]
     for number, (its, own) in enumerate(zip(first, here, strict=False)):
         found += [(f"{x} of product {number}", own.get(x), its.get(x)) for x in its | own]

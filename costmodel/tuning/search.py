@@ -1,8 +1,8 @@
 """Searches ranked candidates: compile and time the best few, time the finalists again, choose.
 
-What is compiled is timed while the rest is still being compiled. Nothing here knows what the
-candidates compute: the problem is passed on to the runner, and who is equal to whom, how to
-compile, and the library that they must beat are handed in.
+Compiled candidates are timed while the rest is still being compiled. Nothing here knows what the
+candidates compute: the problem is passed on to the runner. The caller says which candidates are
+equal, how to compile them, and if there is a library that they must beat.
 """
 
 import logging
@@ -19,24 +19,24 @@ from costmodel.data.measurement import Batch, Candidate, Measurement, Runner
 from costmodel.validation import log, one_line
 
 CompileCandidates = Callable[[Batch], Generator[Batch, None, None]]
-"""Begins to compile candidates; gives those of each binary, with its artifact, once it is there.
+"""Begins to compile candidates; yields those of each binary, with its artifact, once it is there.
 
-It leaves the binaries where the runner finds them; it gives nothing where none is needed.
+It leaves the binaries where the runner finds them. It yields nothing if no binary is needed.
 """
 
 T = TypeVar("T")
 Config = Any  # of a candidate; None stands for the library
 
 LIBRARY_COUNTS = 0.97
-"""The share of torch's time that it is taken to need: what is as close as 3 % goes to torch.
+"""Factor on torch's time in a comparison: a candidate that is less than 3 % faster loses to torch.
 
-By so much the two move against each other between processes, and the choice is for all of them.
+From one process to the next the two times differ by as much, and the choice is for all processes.
 """
 
 _FINALISTS, _MOST_FINALISTS = 3, 8  # the second where timings scatter: all take a minute at most
-_FAR = 8.0  # so many times slower is no finalist
+_FAR = 8.0  # a candidate this many times slower is no finalist
 _ROUNDS = (9, 27, 27)  # of the finalists' comparison, and of its repetitions where they scatter
-_LOSS = 1.02  # by so much a choice may turn out slower than another one that was compared
+_LOSS = 1.02  # a choice may turn out this many times slower than another that was compared
 _COMPILED_AT_ONCE = 256
 _TIMED_AT_ONCE = 32
 
@@ -48,7 +48,7 @@ class Choice:
     Attributes:
         reliable: it would be chosen again.
         timed: it rests on timings.
-        unsteady: they scatter too much to be sure, as where others use the device.
+        unsteady: the timings scatter too much to be sure, as when others use the device.
     """
 
     config: Config | None
@@ -61,10 +61,10 @@ class Choice:
 def fastest(
     times: Mapping[Config | None, Measurement],
 ) -> tuple[Config | None, list[Config | None]]:
-    """Return the fastest, and its rivals: what may be faster by more than it may lose by.
+    """Return the fastest, and its rivals: those that may be faster by more than a choice may lose.
 
     Args:
-        times: of what works; None is the library, which wins what is close.
+        times: of candidates that work; None is the library, which wins if it is close.
     """
     counts = {config: LIBRARY_COUNTS if config is None else 1.0 for config in times}
     best = min(times, key=lambda c: counts[c] * times[c].latency_us, default=None)
@@ -80,12 +80,12 @@ class TopKSearch:
 
     Attributes:
         problem: what the runner times the candidates on.
-        candidates: best first; ``ranked_by`` names what ranked them.
-        runner, compile_: what times and compiles them.
+        candidates: best first; ``ranked_by`` names the model that ranked them.
+        runner, compile_: time and compile them.
         identity: equal for candidates that do the same; None where that is not known yet.
         deadline: of ``monotonic()``; past it nothing new is begun, once something is timed.
-        library: what it took, once timed.
-        measured: outcomes so far; of the finalists the one of their last comparison.
+        library: its measurement, once timed.
+        measured: outcomes so far; for finalists, that of their last comparison.
         compiled: number of binaries that the compiler returned.
         compile_s, measure_s: wall seconds spent waiting for binaries, and in the runner.
     """
@@ -112,7 +112,7 @@ class TopKSearch:
         return works and bool(self.measured) and monotonic() > self.deadline
 
     def run(self, wanted: int, *, with_library: bool = False) -> None:
-        """Time candidates in their order until so many work, or none is left.
+        """Time candidates in their order until ``wanted`` of them work, or none is left.
 
         Args:
             with_library: the library is timed too, while the first candidates are compiled.
@@ -155,7 +155,7 @@ class TopKSearch:
             self.runner.rest()
 
     def _foremost(self) -> list[Config]:
-        """The best few, and what else scatters so much that it may be the best."""
+        """The best few, and others whose timings scatter so much that they may be the best."""
         works = self._working()
         best_us = min((self.measured[config].latency_us for config in works), default=0.0)
         near = [c for c in works[:_FINALISTS] if self.measured[c].least_us < _FAR * best_us]
@@ -177,7 +177,7 @@ class TopKSearch:
         """The first candidate that compiles; the library if none does.
 
         Args:
-            compiles: which of them are known to; the others are compiled, one after another.
+            compiles: which candidates are known to compile; the others are compiled, one by one.
             reason: why nothing is timed.
         """
         for candidate, known in zip(self.candidates, compiles, strict=True):
@@ -230,7 +230,7 @@ class TopKSearch:
         return Choice(None, why, reliable=False)
 
     def _working(self) -> list[Config]:
-        """List what works, fastest first; finalists, timed in turn, before the others."""
+        """List candidates that work: finalists, which were timed in turn, first; then by time."""
         works = [c for c, m in self.measured.items() if m.ok]
         final = self.finalists
         return sorted(works, key=lambda c: (c not in final, self.measured[c].latency_us))
@@ -262,7 +262,7 @@ class TopKSearch:
         return ready
 
     def _measure(self, candidates: Batch) -> None:
-        """Time what compiled and does not repeat another candidate."""
+        """Time the candidates that compiled and do not repeat another one."""
         fit = []
         for candidate in candidates:
             artifact = candidate.artifact

@@ -29,10 +29,10 @@ def recording(device: str, *, sample: bool = True) -> Path:
 
     Args:
         device: short name, such as ``h100-sxm``.
-        sample: whether the sample will do; it has a few workloads to replay and no others.
+        sample: accept the sample too; it has a few workloads to replay and no others.
 
     Raises:
-        MissingData: neither is there. UnknownTarget: no name of a device, but a path.
+        MissingData: neither is there. UnknownTarget: ``device`` is no short name, such as a path.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", device):
         raise UnknownTarget(f"target {device!r}: expected a short name, such as h100-sxm")

@@ -28,7 +28,8 @@ Compile = Callable[[Sequence[Specialization], Target], Iterable[Artifact]]
 _COMPILED_FIRST = 8  # children that start early
 # So many candidates are tried for each one wanted before those that fail are no longer replaced.
 _ATTEMPTS = 4
-# Predictions of torch are off by 8 % in the median: untimed, it is chosen only well beyond that.
+# Predictions of torch are off by 8 % in the median: untimed, it is chosen only if it is predicted
+# to be faster by well over that.
 _TORCH_MARGIN = 0.8
 
 
@@ -90,12 +91,12 @@ def tune_by(
 
     Args:
         k: how many working candidates to time.
-        include_torch: ``torch.matmul`` (cuBLAS) is a candidate too; where nothing is timed, by
-            what the model predicts of it.
-        budget_s: stop compiling and timing after about so many seconds; the best so far wins.
+        include_torch: ``torch.matmul`` (cuBLAS) is a candidate too; where nothing is timed, by its
+            predicted time.
+        budget_s: stop compiling and timing after about this many seconds; the best so far wins.
         compile_: how to compile; default: :func:`compile_for_device` where a device is to time,
             else not at all. Where nothing is timed, the first choice that it can compile wins.
-        largest: choose only what is legal for this product too, see
+        largest: choose only configurations that are legal for this product too, see
             :func:`costmodel.tuning.ranking.rank_by`.
     """
     untimed = untimed_because(workload, mode)
@@ -153,7 +154,7 @@ def search_of(
         problem=workload,
         candidates=[Candidate(config) for config in ranking.configs],
         ranked_by=ranking.model,
-        runner=cast(Runner, runner),  # None is asked nothing
+        runner=cast(Runner, runner),  # None is never called
         compile_=compiled,
         identity=lambda candidate: identity(workload, candidate.config, candidate.artifact),
         deadline=deadline,
@@ -161,10 +162,10 @@ def search_of(
 
 
 def check_tuning(workload: Workload, k: int, budget_s: float) -> None:
-    """Refuse what cannot be tuned, whatever it is to run on.
+    """Refuse what cannot be tuned on any target.
 
     Raises:
-        InvalidInput: no workload, an empty product, k < 1, or no seconds.
+        InvalidInput: no workload, an empty product, k < 1, or a budget that is not over 0 s.
     """
     require("workload", workload, Workload, "a Workload, such as Workload.dense(m, n, k)")
     require_count("k", k)

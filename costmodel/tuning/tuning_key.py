@@ -22,9 +22,9 @@ from costmodel.tuning.tuning_result import TuningResult
 
 # Up to here the bounds are the powers of two, whatever the steps.
 _BY_OCTAVES = 128
-# Where every side is at most this, `auto` does not time: no bucket lies on both sides.
+# Where every side is at most this, `auto` does not time: no bucket lies on both sides of this m.
 _SMALL = 512
-# Of an operand: far more than fits into the memory of any device.
+# Elements of an operand: far more than fit into the memory of any device.
 _MOST_ELEMENTS = 2**40
 
 
@@ -33,10 +33,10 @@ class Buckets:
     """Ranges of m that share a winner.
 
     Attributes:
-        steps: how many equal ranges each octave above 128 has: 1, 2, 4, 8, .., 128. More are
-            closer to tuning every m, and tune more often.
-        bounds: upper ends of one's own, ascending, such as the batch sizes that a server pads to;
-            past the last, the rule of ``steps`` goes on.
+        steps: how many equal ranges each octave above 128 has: 1, 2, 4, 8, .., 128. With more,
+            choices are closer to those of tuning every m, and more is tuned.
+        bounds: the user's own upper ends, ascending, such as the batch sizes that a server pads to;
+            above the last, ``steps`` applies.
     """
 
     steps: int = 4
@@ -78,7 +78,7 @@ class Buckets:
         if place < len(self.bounds):
             last = self.bounds[place]
         else:
-            half = (1 << (m - 1).bit_length()) // 2  # of the power of two that m does not pass
+            half = (1 << (m - 1).bit_length()) // 2  # of the least power of two that is not below m
             step = max(half if m <= _BY_OCTAVES else half // self.steps, 1)
             last = -(-m // step) * step
             before = max(before, last - step)
@@ -89,17 +89,17 @@ class Buckets:
 
 @dataclass(frozen=True)
 class TuningKey:
-    """A bucket of products that share a choice, and how it is to be made.
+    """A bucket of products that share a choice, and how that choice is made.
 
     Attributes:
-        largest: the product of the last m of the bucket. All that a configuration asks of a device
-            grows with m: what is legal there is legal for the whole bucket.
+        largest: the product of the last m of the bucket. All that a configuration needs of a device
+            grows with m: what is legal for this product is legal for the whole bucket.
         m_range: the first and the last m of the bucket.
         device_index: the CUDA device.
         mode: one of ``TUNING_MODES``.
         model: compared by identity; None is the one that answers without being named.
-        k, include_torch: of :func:`costmodel.tuning.tuner.tune`.
-        epoch: of the process group whose ranks are to choose alike, see
+        k, include_torch: as in :func:`costmodel.tuning.tuner.tune`.
+        epoch: of the process group whose ranks must make the same choice, see
             :func:`costmodel.tuning.ranks.epoch`; 0 without one.
         toolchain: the compiler, whose settings a program may change.
     """
@@ -152,7 +152,7 @@ class TuningKey:
         of, (first, last) = result.workload, self.m_range
         if not first <= of.m <= last or self.workload(of.m) != of:
             return False
-        # A launch goes by the figures of the target.
+        # A launch depends on the figures of the target.
         ours = target, model.name, model.hash
         if (result.target, result.model, result.model_hash) != ours:
             return False

@@ -85,7 +85,7 @@ class Answered:
         workload, target: what was asked for, and where it would run.
         model, model_hash: which model answered.
         caveat: why it is not the first choice, or less exact than it could be; else empty.
-        answered_by: which head of a learned model answered, in a line; empty of other models.
+        answered_by: which head of a learned model answered, in a line; empty for other models.
         out_of_coverage: which property of the workload is new to the model; else empty.
     """
 
@@ -117,19 +117,19 @@ class TuningResult(Answered):
         mode, k: as asked for.
         ranked: configurations with their predicted latency in us (None where the model knows
             only an order), the most promising first.
-        measured: outcomes of what was compiled and timed, in the order of the trial; of the
-            finalists the one of their last comparison.
-        torch: what ``torch.matmul`` took; None where it was no candidate.
+        measured: outcomes of what was compiled and timed, in the order of the trial; for finalists,
+            that of their last comparison.
+        torch: the measurement of ``torch.matmul``; None where it was no candidate.
         config: what was chosen; None is torch.
         why: one sentence.
         source: where timings come from: ``device (NAME)``, ``replay of NAME``; else
             :data:`PREDICTED` or :data:`PINNED`.
-        reliable: chosen as it would be again: false after a budget ran out, where timings scatter
-            too much, or where candidates or torch could not be timed; such a result is not kept on
+        reliable: it would be chosen again. False after a budget ran out, where timings scatter too
+            much, or where candidates or torch could not be timed; such a result is not kept on
             disk.
         costs: what each stage took.
-        expected_kept: the share of the best speed, from 0 to 1, that the ranking promised to keep
-            by what was looked at; None where the model cannot tell.
+        expected_kept: the share of the best speed, from 0 to 1, that the best of those looked at
+            was expected to keep; None where the model cannot tell.
         plan: what computes the other m of its bucket; None until a call has one of them.
         unsteady: its timings scatter too much to be sure; it is worth tuning again later.
     """
@@ -169,7 +169,7 @@ class TuningResult(Answered):
         return segment.config if segment else self.config
 
     def at(self, m: int) -> Self:
-        """The result for another m of the bucket, which something else may compute."""
+        """The result for another m of the bucket, where another configuration may be chosen."""
         segment = self._segment(m)
         if segment is None or segment.config == self.config:
             return self
@@ -217,7 +217,7 @@ class TuningResult(Answered):
         cls, workload: Workload, target: Target, mode: str, config: OrTorch, why: str,
         source: str = PREDICTED,
     ) -> Self:  # fmt: skip
-        """A choice that no model was asked for; it is not to be kept on disk."""
+        """A choice that no model was asked for; it is not kept on disk."""
         return cls(
             workload=workload, target=target, model="", model_hash="", caveat="", mode=mode, k=1,
             ranked=(), measured=(), torch=None, config=config, why=why, source=source,
@@ -229,7 +229,7 @@ class TuningResult(Answered):
         """The inverse of :meth:`to_dict`.
 
         Raises:
-            InvalidInput: with what is wrong; nothing but numbers, texts and names is accepted.
+            InvalidInput: the message says what is wrong; only numbers, texts and names are allowed.
         """
         try:
             return decode(_by_field(data), cls)
@@ -238,7 +238,7 @@ class TuningResult(Answered):
 
 
 def _by_field(data: Any) -> Named:
-    """Return JSON under the names of the fields, as far as the two differ."""
+    """Return JSON with the names and types of the fields, where the two differ."""
     try:
         parts = [
             each | {"config": _config(each["config"])} for each in decode(data["parts"], list[Any])

@@ -1,11 +1,11 @@
 """Winners on disk: one JSON file each, written whole or not at all, believed only if it fits.
 
-Any number of processes may share the directory; nothing
-is locked. The file of a key is found by the key's hash, and the whole key is in it, readable, and
-compared. A file that is truncated, foreign, of another version or about another key is no entry:
-its result is found again and the file replaced. What cannot be read is a miss. After one
-failed write, and one warning, this process writes nothing more. The file system may be a network's:
-a name appears by renaming, whole, and nothing rests on locks or times.
+Any number of processes may share the directory; nothing is locked. The file of a key is found by
+the key's hash. The whole key is in the file, readable, and is compared. A file that is truncated,
+foreign, of another version or about another key is no entry: its result is found again and the file
+replaced. A file that cannot be read is a miss. After one failed write, and one warning, this
+process writes nothing more. The file system may be on a network: a file appears whole, by renaming,
+and nothing depends on locks or times.
 """
 
 import json
@@ -107,7 +107,7 @@ class WinnerCache(CacheFolder):
             part: only files with this in their names.
 
         Returns:
-            how many entries there were, and how many files under such names that were none.
+            how many entries were removed, and how many files under such names that were none.
         """
         for path in self.files(".*.json.*.tmp"):
             self._remove(path)  # whoever is writing it writes it again
@@ -128,7 +128,7 @@ class WinnerCache(CacheFolder):
             return CacheEntry(path, stored.key, TuningResult.from_dict(stored.result))
         except FileNotFoundError:
             return None
-        except OSError as error:  # another user's, or a disk that fails: whoever writes will tell
+        except OSError as error:  # another user's, or a disk that fails: a write will tell
             log.info("%s cannot be read: %s", path, one_line(error))
         except (InvalidInput, CorruptFile) as error:
             log.log(level, "%s is no usable cache entry and is ignored: %s", path, one_line(error))

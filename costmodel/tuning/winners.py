@@ -1,12 +1,12 @@
 """The winner of each bucket: from memory, from disk, or by tuning; each is tuned once.
 
 A bucket of m is the unit of a choice, so that a service that sees every m tunes a bounded number
-of times: (n, k) and the class of code are exact. The first m that is asked for is tuned, among what
-is legal for the whole bucket; when another one comes, the bucket is planned, once
-(:mod:`costmodel.tuning.planning`).
+of times. (n, k) and the class of code are exact. The first m that is asked for is tuned, among the
+configurations that are legal for the whole bucket. When another m comes, the bucket is planned,
+once (:mod:`costmodel.tuning.planning`).
 
-In a process group a winner is what the ranks have agreed on, else what each of them predicts alike:
-what is on the disk of one rank, or was asked first there, does not matter.
+In a process group a winner is what the ranks have agreed on, else a prediction that is the same on
+all of them: the disk of a rank, and the m that was asked for first there, do not matter.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ _RULES = RuleHeuristic()
 
 
 def warn_of_host(error: HostError) -> None:
-    """Warn once in a process that products go on untuned."""
+    """Warn, once in a process, that products are computed without tuning."""
     text = f"{error}; meanwhile products are predicted, or computed by torch"
     warn_once(text, "the machine", stacklevel=7)
 
@@ -61,8 +61,8 @@ class DeviceProcess:
         """The runner, while no other thread has it.
 
         Args:
-            wait: until the device has nothing else to do, so that timings are of nothing else. It
-                reads none of the caller's memory, so that this is not needed to be right.
+            wait: until the device has nothing else to do, so that nothing disturbs the timings. The
+                process reads none of the caller's memory, so results are right without waiting.
         """
         import torch
 
@@ -79,8 +79,8 @@ class Winners:
 
     Attributes:
         cache: where they are kept between processes.
-        target_of: the target of a device index.
-        process_of: the timing process of a device index; made when something is to be timed there.
+        target_of: returns the target of a device index.
+        process_of: makes the timing process of a device index, when something is to be timed there.
         compile_: how to compile what is not timed; default: in supervised processes.
         buckets: which m share a winner. Call :meth:`forget` after a change: winners in memory are
             of the earlier buckets.
@@ -118,15 +118,15 @@ class Winners:
         In a process group: agreed on, or predicted.
 
         Args:
-            m: one of the bucket; it is tuned if none was, else the bucket is planned.
+            m: one of the bucket. It is tuned if none was tuned before; else the bucket is planned.
             whole: plan the bucket in any case.
-            wait: of :meth:`DeviceProcess.runner`, where something is to be timed.
-            may_time: else nothing is timed: a bucket that is known is planned by prediction, and
-                in place of one that is not known comes the winner of mode ``predict``.
+            wait: as in :meth:`DeviceProcess.runner`, where something is to be timed.
+            may_time: if False, nothing is timed: a known bucket is planned by prediction, and for
+                an unknown one the winner of mode ``predict`` is returned.
 
         Raises:
-            InvalidInput: in a process group, a mode that asks for timings, where the ranks have
-                not agreed on a winner.
+            InvalidInput: in a process group, the mode asks for timings, and the ranks have not
+                agreed on a winner.
             HostError: the machine can neither time nor compile. If it can only not time, a
                 prediction is returned.
         """
@@ -174,19 +174,19 @@ class Winners:
     def is_final(
         self, key: TuningKey, m: int, result: TuningResult, *, may_time: bool = True
     ) -> bool:
-        """Return True if :meth:`find` would have nothing else for this m than this result."""
+        """Return True if :meth:`find` would return nothing else for this m than this result."""
         return bool(key.epoch) or not lacks_plan(result, m, may_time)
 
     def replace(
         self, key: TuningKey, m: int, unwanted: TuningResult, *, broken: bool, wait: bool = True
     ) -> TuningResult:
-        """Tune again instead of a winner that could not be loaded: once, until :meth:`forget`.
+        """Tune again to replace a winner that could not be loaded: once, until :meth:`forget`.
 
-        What came in its place stays, whether or not that works.
+        The new winner stays, whether or not it works.
 
         Args:
-            broken: it works for nobody, and not only not in this process: then it goes from the
-                disk, and what comes in its place is for all processes.
+            broken: the winner works in no process, not only not in this one. Then it is removed
+                from the disk, and the new one is for all processes.
         """
         work = _Work(self, key, m, wait, is_for_all=broken)
         with work.memory.alone(key):
@@ -214,7 +214,7 @@ class Winners:
 
     def forget(self) -> None:
         """Drop what is in memory, not what is on disk."""
-        self.memory = Memory()  # who began before adds to the old one, which nobody asks
+        self.memory = Memory()  # work begun before adds to the old one, which nobody reads
 
     def process(self, index: int) -> DeviceProcess:
         """The timing process of a device."""
@@ -229,7 +229,7 @@ class _Work:
     """The work on one bucket: read its winner, tune it, plan it, keep it.
 
     Attributes:
-        winners, key, m, wait: as of :meth:`Winners.find`.
+        winners, key, m, wait: as in :meth:`Winners.find`.
         is_for_all: the winner is kept on disk, for all processes, if it would be chosen again.
         memory: of the winners when the work began; they may have another one since.
     """
@@ -249,14 +249,14 @@ class _Work:
 
     @cached_property
     def _answering(self) -> Answering:
-        """Resolved once, before the choice takes its seconds."""
+        """The model that answers, resolved once, before a choice takes seconds."""
         return answering_model(self.key.model, self._target, self.key.largest)
 
     def disk_key(self) -> dict[str, Any]:
         return self.key.on_disk(self._target, self._answering.model)
 
     def read(self) -> TuningResult | None:
-        """The winner on disk, which in a process group does not matter."""
+        """The winner on disk; None in a process group, where the disk does not matter."""
         if self.key.epoch:
             return None
         found = self.winners.cache.get(self.disk_key())
@@ -266,7 +266,7 @@ class _Work:
         return found
 
     def remember(self, result: TuningResult) -> TuningResult:
-        """Keep in memory; what cannot be planned serves all its bucket."""
+        """Keep in memory; a result whose bucket cannot be planned serves the whole bucket."""
         if not self._can_plan(result):
             result = replace(result, plan=NO_PLAN)
         self.memory.put(self.key, result)
@@ -318,9 +318,9 @@ class _Work:
         return self._keep(result)
 
     def plan(self, result: TuningResult, may_time: bool) -> TuningResult:
-        """The winner with a plan of its bucket, timed if the winner was and that works."""
+        """The winner with a plan of its bucket, timed if the winner was timed and timing works."""
         if not self._can_plan(result):
-            return result  # another model came to answer
+            return result  # another model answers now
         timing = result.timed and may_time
         plan = self._timed_plan(result) if timing else None
         try:
@@ -333,7 +333,7 @@ class _Work:
         return self._keep(replace(result, plan=plan))
 
     def _timed_plan(self, result: TuningResult) -> BucketPlan | None:
-        """A plan by timing; None where that fails, for the product can be computed without it."""
+        """A plan by timing; None if that fails, since the product can be computed without it."""
         model = self._answering.model
         try:
             with self._runner() as runner:
@@ -365,7 +365,7 @@ class _Work:
 
 
 def _alike_on_all_ranks(key: TuningKey) -> tuple[TuningKey, int]:
-    """The key and the m by which all ranks predict alike, whatever each was asked for first.
+    """The key and the m by which all ranks predict the same, whatever each was asked for first.
 
     Raises:
         InvalidInput: the mode asks for timings, and each rank would choose by its own.
