@@ -1,7 +1,8 @@
 """The command line: each command parses, calls the library, prints.
 
 People get tables on stdout and progress on stderr; with ``--json`` stdout holds one JSON document
-and nothing else. What costmodel raises on purpose is one line on stderr and exit code 2.
+and nothing else. An exception that costmodel raises on purpose becomes one line on stderr and exit
+code 2.
 """
 
 import errno
@@ -50,7 +51,7 @@ class _Commands(TyperGroup):
             try:
                 return super().invoke(ctx)
             except (CostModelError, OSError) as error:
-                # What may not be read or written is no fault of the program.
+                # An OSError here is a file that may not be read or written, not a bug.
                 if ctx.params["debug"] or getattr(error, "errno", None) == errno.EPIPE:
                     raise
                 _tell("error", _in_words(error))
@@ -66,12 +67,12 @@ class _Commands(TyperGroup):
 
 
 def _is_of_stdout(error: Any) -> bool:
-    """Return True if stdout is full: in the errors of files their names are given."""
+    """Return True if stdout is full; an error of a file would name the file."""
     return getattr(error, "errno", None) == errno.ENOSPC and not error.filename
 
 
 def _in_words(error: Any) -> str:
-    """Return what the system refused, without its number; other errors as they are."""
+    """Return an error of the system without its number, and any other error as it is."""
     name, reason = getattr(error, "filename", None), getattr(error, "strerror", None)
     if _is_of_stdout(error):
         return f"the output could not be written: {reason}: make room, or name another place"
@@ -81,7 +82,7 @@ def _in_words(error: Any) -> str:
 
 
 def _add_hint(error: Any) -> None:
-    """Name a value that is no number, and explain sizes: ``-1`` looks like an option."""
+    """Add the value that is no number, and explain sizes, as ``-1`` looks like an option."""
     if re.fullmatch(r"-\d", str(getattr(error, "option_name", ""))):
         error.message += " (a number under 0? sizes M, N and K, and PLACE, are over 0)"
     if not getattr(error, "message", ""):
@@ -93,7 +94,7 @@ def _add_hint(error: Any) -> None:
 
 
 class _Line(logging.Formatter):
-    """Formats a record as one line, whatever a compiler or a file has put in it."""
+    """Formats a record as one line, whatever a compiler or a file put into its text."""
 
     def format(self, record: logging.LogRecord) -> str:
         return one_line(super().format(record), _MOST_CHARACTERS)
@@ -101,7 +102,7 @@ class _Line(logging.Formatter):
 
 @contextmanager
 def _log_lines(verbose: bool) -> Iterator[None]:
-    """Write what the library logs to stderr; verbose: from INFO on, else from WARNING on."""
+    """Write the library's log to stderr; verbose: from level INFO on, else from WARNING on."""
     log = logging.getLogger("costmodel")
     handler = logging.StreamHandler()
     handler.setFormatter(_Line())
@@ -136,7 +137,7 @@ app.add_typer(kernels.app, name="kernels")
 
 
 def _versions(asked: bool) -> None:
-    """Print the version, and those of what it rests on."""
+    """Print the versions of costmodel, torch and Triton."""
     if asked:
         found = {d.name: d.version for d in distributions() if d.name in ("torch", "triton")}
         echo(f"costmodel {__version__}, {', '.join(map(' '.join, sorted(found.items())))}")
@@ -158,12 +159,12 @@ def _options(
 
 def main() -> None:
     """The entry point of the ``costmodel`` program."""
-    for stream in (sys.stdout, sys.stderr):  # one that cannot show a dash prints "?", and goes on
+    for stream in (sys.stdout, sys.stderr):  # one that cannot print a dash prints "?" instead
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    # Told to end, as by a batch system, a command saves what it has, as it does after Ctrl-C.
+    # If a batch system tells a command to end, it saves what it has, as after Ctrl-C.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    if "--json" not in sys.argv:  # machines read the events of `collect`
+    if "--json" not in sys.argv:  # with it, machines read stderr: the events of `collect`
         doing(next((word for word in sys.argv[1:] if not word.startswith("-")), ""))
     with told():
         app()

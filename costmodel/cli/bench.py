@@ -14,8 +14,8 @@ from costmodel.tuning.shipped import checkout
 from costmodel.validation import closest
 
 PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-"""What follows the name is the benchmark's own, ``--help`` too."""
-# Not a benchmark itself.
+"""Options after the name are passed to the benchmark, ``--help`` too."""
+# `all` is not a benchmark itself.
 _ALL = {"run": "reproduce.py", "answers": "Measures all of them again; --no-gpu what needs none."}
 
 

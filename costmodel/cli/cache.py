@@ -43,13 +43,13 @@ def list_winners(as_json: AsJson = False) -> None:
 
 
 def list_by_default(group: Typer, list_: Callable[[bool], None]) -> None:
-    """Make a group of commands list without a command, and take ``--json`` before one."""
+    """Make a group of commands list if no command is named, and take ``--json`` before one."""
 
     @group.callback(invoke_without_command=True)
     def callback(context: Context, as_json: AsJson = False) -> None:
         if context.invoked_subcommand is None:
             list_(as_json)
-        elif as_json:  # said once, it holds for the command too
+        elif as_json:  # given before the command, it holds for the command too
             context.default_map = {context.invoked_subcommand: {"as_json": True}}
 
 
@@ -89,7 +89,7 @@ def verify(as_json: AsJson = False) -> None:
 def tell_unusable(
     as_json: bool, folder: Path | None, counts: Mapping[str, int], unusable: Sequence[Path]
 ) -> None:
-    """Count the files of a folder, name those that are no entries, and exit: with 1 if any is."""
+    """Count the files of a folder, name those that are no entries, and exit: 1 if there are any."""
     names = [path.name for path in unusable[:_MOST_NAMES]]
     more = f" and {len(unusable) - len(names)} more" if len(unusable) > len(names) else ""
     answer(
@@ -122,13 +122,13 @@ def clear(
 
 
 def check_removed(name: str, removed: int, group: str) -> None:
-    """Raise InvalidInput if a part of a name has found nothing to forget."""
+    """Raise InvalidInput if no file with this part of a name was found and removed."""
     if name and not removed:
         check_only_one(name, [], "files", group)
 
 
 def check_only_one(name: str, found: Sequence[str], what: str, group: str) -> None:
-    """Raise InvalidInput unless a part of a name has found one thing in the list of a group."""
+    """Raise InvalidInput unless a part of a name fits exactly one thing in the list of a group."""
     if len(found) != 1:
         raise InvalidInput(
             f"{name!r} fits {len(found)} {what} ({', '.join(found[:5]) or 'none'}): expected 1; "
@@ -148,7 +148,7 @@ def check_folder(path: Path) -> Path:
                 f"{path}: expected the folder of winners; {CACHE_VARIABLE}=DIR names another"
             )
         with file_errors(path):
-            os.scandir(path).close()  # listing it would find nothing, and not say why
+            os.scandir(path).close()  # a later listing would find nothing, and not say why
     return path
 
 
@@ -159,7 +159,7 @@ def _cache() -> WinnerCache:
 
 
 def _state(key: Any, arch: int) -> str:
-    """Say if an entry of this key still answers here, as far as can be told without a GPU."""
+    """Say if an entry of this key can still answer here, as far as is known without a GPU."""
     from costmodel.gemm.space import grid_hash
     from costmodel.gemm.specialize import kernel_hashes
     from costmodel.hardware.installed import driver_version, triton_build

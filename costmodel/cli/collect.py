@@ -74,7 +74,7 @@ class Work:
 
     @property
     def seconds(self) -> float:
-        """The budget."""
+        """The budget in seconds; infinite if none is given."""
         if self.budget is None:
             return inf
         found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh]?)", self.budget)
@@ -84,8 +84,8 @@ class Work:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Number and count of the part."""
-        ranks = os.environ  # under torchrun each rank has a part
+        """Number of the part, from 1 on, and count of parts."""
+        ranks = os.environ  # under torchrun each rank times a part
         part = self.part or f"{int(ranks.get('RANK', 0)) + 1}/{ranks.get('WORLD_SIZE', 1)}"
         found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", part)
         if found is None or not 1 <= int(found[1]) <= int(found[2]):
@@ -93,7 +93,7 @@ class Work:
         return int(found[1]), int(found[2])
 
     def recording(self) -> Dataset | None:
-        """Open what is replayed."""
+        """Open the dataset that is replayed; None if none is."""
         from costmodel.data.dataset import Dataset
 
         return None if self.replay is None else Dataset.open(self.replay)
@@ -145,7 +145,7 @@ def collect(
     from costmodel.data.shards import require_place
 
     _check_options(context, draw)
-    _ = work.place, work.seconds  # refused before anything is written
+    _ = work.place, work.seconds  # wrong values are refused before anything is written
     if write_worklist is not None:
         _write(write_worklist, draw, target, as_json)
         return
@@ -170,7 +170,7 @@ def collect(
 
 
 def _check_options(context: Context, draw: Draw) -> None:
-    """Refuse options that would do nothing beside others."""
+    """Refuse options that would have no effect together with others."""
     drawing, timing = Draw.__slots__, ("jobs", *Work.__slots__)
     for option, others, why in (
         ("worklist", (*drawing, "bundle"), "draws nothing"),
@@ -229,7 +229,7 @@ def _merge(out: Path, folders: Sequence[Path], as_json: bool) -> None:
 
 
 def _held(dataset: Dataset) -> dict[str, int]:
-    """Count what a folder has, of all collections."""
+    """Count the workloads and rows in a folder, from all collections."""
     rows = dataset.measurements("train", "eval")
     return {"workloads": len(dataset.workloads()), "rows": len(rows)}
 
@@ -239,7 +239,7 @@ def _words(held: Named) -> str:
 
 
 def _plan(work: Work, draw: Draw, target: str | None, as_json: bool) -> None:
-    """Say what it takes."""
+    """Print the estimated cost of a collection."""
     from costmodel.collect.parts import plan
 
     identity = _identity(work, target)
@@ -251,7 +251,7 @@ def _plan(work: Work, draw: Draw, target: str | None, as_json: bool) -> None:
 
 
 def _identity(work: Work, target: str | None) -> Identity:
-    """Return the target and the protocol of what is to be timed, or replayed."""
+    """Return the target and the protocol of the timings to make, or of the recording."""
     from costmodel.data.shards import Identity
 
     recording = work.recording()
@@ -263,7 +263,11 @@ def _identity(work: Work, target: str | None) -> Identity:
 
 
 def _unpack(bundle: Path, folder: Path, identity: Identity, *, here: bool) -> Identity:
-    """Unpack a bundle that this machine can use, or that goes elsewhere; return the identity."""
+    """Unpack a bundle; return the identity of its timings.
+
+    Args:
+        here: True: this machine times it, so it must be able to use it.
+    """
     from costmodel.collect.bundle import require_usable, unpack
     from costmodel.hardware.installed import driver_cuda
 
@@ -277,7 +281,7 @@ def _unpack(bundle: Path, folder: Path, identity: Identity, *, here: bool) -> Id
 def _time(
     out: Path, work: Work, draw: Draw, target: str | None, n_jobs: int | None, as_json: bool
 ) -> None:
-    """Time on each GPU of this machine, or of a cluster, or replay in their place."""
+    """Time on each GPU of this machine or of a cluster, or replay a recording instead."""
     import torch
 
     from costmodel.autotune.bundle import collect_kernels, merge_kernels
@@ -290,7 +294,7 @@ def _time(
     deadline, recording, view = time.monotonic() + work.seconds, work.recording(), LiveView(as_json)
     local, known, cache, worklist = work.engine == "local", None, None, work.worklist
     gpus = visible_gpus(os.environ, torch.cuda.device_count if recording is None else int)
-    if len(gpus) == 1:  # of all that are visible, that of this rank
+    if len(gpus) == 1:  # under torchrun the GPU of this rank
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[0]
     n_jobs = n_jobs or max((len(os.sched_getaffinity(0)) - 2) // max(len(gpus), 1), 1)
     absorb: Callable[[Path], object] = partial(merge_kernels, out)
@@ -298,7 +302,7 @@ def _time(
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name, ExitStack() as stack:
         folder = Path(name)
         if recording is None and local:
-            Target.current()  # the clear error
+            Target.current()  # raises the clear error
         identity = _identity(work, target)
         if work.bundle is not None:
             identity = _unpack(work.bundle, folder, identity, here=local and recording is None)
@@ -333,7 +337,7 @@ def _time(
 
 
 def _tell_collected(dataset: Dataset, total: Named, is_late: bool, as_json: bool) -> None:
-    """Say what was collected, and what the folder holds now."""
+    """Print what was collected, and what the folder holds now."""
     held = _held(dataset)
     counts = f"{total['jobs_done']} workloads, {total['rows']} rows more"
     ended = is_late and not total["jobs_done"]
@@ -347,6 +351,6 @@ def _tell_collected(dataset: Dataset, total: Named, is_late: bool, as_json: bool
 
 
 def _say_kept(dataset: Dataset, kind: type[BaseException] | None, *_: object) -> None:
-    """Say what an interrupted collection keeps."""
+    """Tell people what an interrupted collection has kept."""
     if kind in (KeyboardInterrupt, SystemExit):
         note(f"{dataset.path} keeps {_words(_held(dataset))}")

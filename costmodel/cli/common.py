@@ -24,19 +24,19 @@ from costmodel.validation import printable
 
 
 def device_name(name: str | None) -> str | None:
-    """Return a target's name; a card, such as ``H100``, is its first form."""
+    """Return a target's name; a card's name, such as ``H100``, means the first of its targets."""
     plain = (name or "").lower()
     return next((d for d in DEVICES if d == plain or d.partition("-")[0] == plain), name)
 
 
 def dtype_name(name: str | None) -> str | None:
-    """Return a type's name, or those of several; ``fp16``, ``half`` and others stand for them."""
+    """Return the name of a type, or of several; ``fp16``, ``half`` and others are short names."""
     short = {row.triton: kind for kind, row in reversed(DATA_TYPES.items())} | _ALIASES
     return name and ",".join(short.get(part, part) for part in name.lower().split(","))
 
 
 def option(help_: str, names: Callable[[str | None], str | None]) -> Any:
-    """Make an option that takes other names too, which a shell completes."""
+    """Make an option that also takes short names; the shell completes the known names."""
     known = DEVICES if names is device_name else element_types()
     return Option(help=help_, callback=names, autocompletion=lambda: [*known])
 
@@ -62,7 +62,7 @@ _PIPE_WIDTH = 160
 
 
 def takes(parameter: str, make: Callable[..., Any]) -> Callable[[_Command], _Command]:
-    """Decorate a command: in place of one parameter, the command line has those of ``make``."""
+    """Decorate a command: the command line has the parameters of ``make`` in place of one."""
     parts = signature(make, eval_str=True).parameters
 
     def decorate(command: _Command) -> _Command:
@@ -73,7 +73,7 @@ def takes(parameter: str, make: Callable[..., Any]) -> Callable[[_Command], _Com
             made = make(**{name: values.pop(name) for name in parts})
             command(**{parameter: made}, **values)
 
-        # typer reads both.
+        # typer reads the signature and the annotations.
         options = [
             option.replace(kind=Parameter.KEYWORD_ONLY)
             for name in own
@@ -108,7 +108,7 @@ def _product(
     """Return the workload that these arguments name.
 
     Raises:
-        ShapeError: a size is not over 0, or too large. Others as :meth:`Workload.dense`.
+        ShapeError: a size is below 1 or too large. Others as :meth:`Workload.dense`.
     """
     for name, size in (("M", m), ("N", n), ("K", k)):
         if not 1 <= size <= MOST:
@@ -120,7 +120,7 @@ def _product(
 
 @wraps(_product)
 def product_or_none(**values: Any) -> Workload | None:
-    """Return the workload; None where M, N and K are left out."""
+    """Return the workload; None if M, N and K are left out."""
     return None if values["k"] is None else _product(**values)
 
 
@@ -147,7 +147,7 @@ takes_product = takes("workload", _product)
 
 
 def named_options(context: Context, *names: str) -> list[str]:
-    """Return those of these parameters that the command line names, spelled like ``--best``."""
+    """Return the options, such as ``--best``, of those parameters that the command line names."""
     # Compare by name: the class is click's, or since typer 0.29 typer's own copy of it.
     found = {name: getattr(context.get_parameter_source(name), "name", "") for name in names}
     return [f"--{n.replace('_', '-')}" for n, source in found.items() if source == "COMMANDLINE"]
@@ -194,7 +194,7 @@ def answer(
 
 
 def in_units(counts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield rows of a table: times and sizes with the unit that people read."""
+    """Yield rows of a table: times and sizes get units that people can read."""
     for name, count in counts.items():
         what, _, unit = name.rpartition("_")
         if unit == "bytes":
@@ -237,7 +237,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
     """Print a table on stdout: numbers to the right, floats shortened, None as a dash."""
     echo(printable(title))  # rich would break it, and the paths in it, at the table's width
     cells = [list(row) for row in rows]
-    if not cells:  # a head alone says nothing
+    if not cells:  # a head without rows says nothing
         return
     # Text objects: brackets in a text, such as a compiler's, are no markup.
     table = Table()
@@ -250,12 +250,12 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
 
 
 def console_width() -> int:
-    """Characters in a line of stdout; a file or a pipe has no width to fit."""
+    """Characters in a line of stdout; 160 for a file or a pipe, which has no width."""
     return Console().width if sys.stdout.isatty() else _PIPE_WIDTH
 
 
 def sureness(expected_kept: float | None, out_of_coverage: str, k: int) -> str:
-    """Say in a line how far to trust a ranking; empty if nothing is known."""
+    """Say in a line how far to trust a ranking's first ``k``; empty if nothing is known."""
     if out_of_coverage:
         return f"unsure: {out_of_coverage}"
     if expected_kept is None:

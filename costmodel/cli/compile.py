@@ -68,7 +68,7 @@ def compile_space(
         raise BadParameter("expected M N K; or --bundle, with --worklist or --kernel")
     configs = _configs(workload, found, config)
     by_spec = {specialize(workload, config): config for config in reversed(configs)}
-    # Spread over the space, not its first corner.
+    # Spread over the space, not only its first corner.
     specs = list(by_spec)[:: -(-len(by_spec) // limit)]
     if bundle is not None:
         job = Job(workload, tuple(by_spec[spec] for spec in specs))

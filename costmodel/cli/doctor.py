@@ -1,8 +1,8 @@
 """``costmodel doctor``: what this set-up has and what it lacks.
 
-Toolchain, launcher, model, artifacts and cache are asked for by the functions that tuning calls, so
-that doctor does not vouch for what it has not tried. No kernel is launched and nothing raises: a
-check that cannot be made is one that failed.
+Toolchain, launcher, model, artifacts and cache are checked with the functions that tuning calls, so
+doctor confirms only what it has tried. No kernel is launched and nothing raises: a check that
+cannot be made counts as failed.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from costmodel.tuning.ranking import Ranking
 
 Need = Literal["always", "gpu", "optional"]
-"""Without it nothing works, nothing runs on a GPU, or only something is left out."""
+"""Effect if it is missing: nothing works; nothing runs on a GPU; or only some part is left out."""
 _Look = tuple[str, Need, Callable[[], str], str]
 
-_SQUARE = Workload.dense(4096, 4096, 4096)  # of a kind that every model has learned
+_SQUARE = Workload.dense(4096, 4096, 4096)  # every model has learned this kind
 _UPGRADE = "rules of thumb answer; upgrade XGBoost: pip install -U xgboost-cpu"
 _TRITON_ADVICE = "pip install --no-deps triton==3.6.0 (a CUDA build of torch brings its own)"
 _TOOL_ADVICE = "reinstall Triton: its wheel carries this program"
@@ -49,7 +49,7 @@ PyMODINIT_FUNC PyInit_costmodel_doctor(void) { return PyModule_Create(&module); 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked for, whether it is there, what was found, and what to do.
+    """One thing that was looked for: is it there, what was found, and what to do.
 
     ``advice`` is empty if the check is ok.
     """
@@ -62,7 +62,7 @@ class Check:
 
 
 class _Missing(Exception):
-    """Raised by a look: what is wrong, and advice other than the usual one."""
+    """Raised by a look: says what is wrong, and may give other advice than the usual one."""
 
     def __init__(self, found: str, advice: str = ""):
         super().__init__(found)
@@ -115,7 +115,7 @@ def _check(name: str, need: Need, find: Callable[[], str], advice: str) -> Check
 
 
 def _looks(model: OptionalPath) -> list[_Look]:
-    """Return name, need, what looks for it, and advice, of all that is to be looked for."""
+    """Return all looks: name, need, the function that looks, and advice."""
     tuner = _Tuner()
     named: list[_Look] = []
     if model is not None:
@@ -206,11 +206,11 @@ def _interpreter() -> str:
 
 
 class _Tuner:
-    """Asks what tuning a square product asks; on a machine without a GPU, for the H100."""
+    """Looks with the calls that tuning a square product makes; without a GPU, for the H100."""
 
     @cached_property
     def _here(self) -> Target | str:
-        """This machine's target, or why there is none; torch warns of a driver that is too old."""
+        """This machine's target, or the reason why there is none, with the warnings of torch."""
         with catch_warnings(record=True, action="always") as told:
             try:
                 return Target.current()
@@ -270,7 +270,7 @@ class _Tuner:
 
 
 def _cache() -> str:
-    """Keep a result as tuning does, and forget it."""
+    """Write a result to the cache as tuning does, and delete it."""
     from costmodel.tuning.tuning_result import TuningResult
     from costmodel.tuning.winner_cache import WinnerCache
 
@@ -291,7 +291,7 @@ def _cache() -> str:
 
 
 def _triton_cache() -> str:
-    """Write where Triton keeps what it compiles, and its launcher, or where that would be made."""
+    """Write a file in Triton's cache, or where the cache would be made: binaries need it."""
     path = Path(import_module("triton").knobs.cache.dir)
     folder = next(p for p in (path, *path.parents) if p.exists())
     with tempfile.TemporaryFile(dir=folder):

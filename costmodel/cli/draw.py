@@ -53,7 +53,7 @@ class Draw:
     ] = None
 
     def check(self) -> None:
-        """Refuse what is wrong with files and names, without a GPU and before drawing."""
+        """Raise the errors of wrong files and names, without a GPU and before drawing."""
         from costmodel.models import load
 
         if self.shapes is not None:
@@ -64,7 +64,7 @@ class Draw:
             load(self.model)
 
     def jobs(self, target: Target) -> list[Job]:
-        """Draw. People are told of workloads that no configuration can run.
+        """Draw jobs, and tell people of workloads that no configuration can run.
 
         Raises:
             InvalidInput: no configuration can run any of them.
@@ -127,7 +127,7 @@ def read_shapes(path: Path) -> list[tuple[int, int, int]]:
             if lacking:
                 raise InvalidInput(f"no column {', '.join(lacking)}: expected m, n and k by name")
             found = [(_size(row, "m"), _size(row, "n"), _size(row, "k")) for row in rows]
-        except UnicodeDecodeError:  # read ahead: the line is not known
+        except UnicodeDecodeError:  # the file is read ahead, so the line is not known
             raise InvalidInput(f"{path}: expected a CSV in UTF-8, found other bytes") from None
         except (InvalidInput, csv.Error) as error:
             line = max(rows.reader.line_num, 1)
@@ -140,14 +140,14 @@ def read_shapes(path: Path) -> list[tuple[int, int, int]]:
 def _size(row: dict[str, str | None], name: str) -> int:
     """Return one size of a row, which may be shorter than the header."""
     text = (row[name] or "").strip()
-    # int() takes more than digits, and refuses thousands of them in words of its own.
+    # int() takes more than digits, and refuses thousands of digits with a message of its own.
     if not re.fullmatch("[0-9]{1,10}", text) or not 1 <= int(text) <= MOST:
         raise InvalidInput(f"{name}={text!r:.40}: expected a whole number from 1 to {MOST}")
     return int(text)
 
 
 def _not_held_out(shapes: Path, workloads: Sequence[Workload]) -> list[Workload]:
-    """Return the workloads that may be trained on, and tell people how many others there are.
+    """Return the workloads that models may train on; tell people how many are left out.
 
     Raises:
         InvalidInput: all are held out.

@@ -218,10 +218,10 @@ def _as_source(entries: list[Named]) -> str:
 
 
 def _source(config: str) -> str:
-    """Return the arguments that make a configuration, by its name."""
+    """Return the arguments of ``triton.Config`` for a configuration's name, as source text."""
     options = decode(config, Named)
     constants = _literal(options.pop("kwargs"))
-    one_cta = ("num_ctas", 1)  # as nearly all have
+    one_cta = ("num_ctas", 1)  # nearly all have this, so it is not shown
     given = {k: v for k, v in options.items() if v is not None and (k, v) != one_cta}
     return ", ".join([constants, *(f"{k}={_literal(v)}" for k, v in given.items())])
 
@@ -244,7 +244,7 @@ def _literal(value: Any) -> str:
 def _as_fla(entries: list[Named]) -> str:
     """Return the content of ``configs/<GPU>/<kernel>.json``: a configuration for each key.
 
-    fla finds it by the values of the tuner's key, and the data types, in their order.
+    fla finds a configuration by the values of the tuner's key and the data types, in order.
     """
     name, devices = entries[0]["kernel"], sorted({e["key"]["device"] for e in entries})
     check_only_one(name, devices, "devices", "kernels")
@@ -280,7 +280,11 @@ def _store() -> KernelStore:
 
 
 def _find(name: str, *, with_choice: bool = False) -> list[Named]:
-    """Return the entries of the one kernel with ``name`` in the names of its files."""
+    """Return the entries of the one kernel whose files have ``name`` in their names.
+
+    Raises:
+        InvalidInput: several kernels, or none. MissingData: no entry has a choice.
+    """
     timed = [_plain(entry) for entry in _store().entries() if name in entry.path.name]
     found = [e for e in timed if e["chosen"] or not with_choice]
     if timed and not found:

@@ -1,5 +1,5 @@
-"""Shows how far a collection is, on stderr: a live line, plain lines where there is no terminal,
-or with --json an event a line."""
+"""Shows the progress of a collection on stderr: a live line, plain lines if it is no terminal, or
+with --json one event per line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class LiveView:
-    """Shows the progress of this process, or of those of several GPUs together."""
+    """Shows the progress of this process, or of the processes of several GPUs together."""
 
     def __init__(self, as_json: bool):
         self._as_json, self._start = as_json, time.monotonic()
@@ -35,7 +35,7 @@ class LiveView:
         self._show({"event": "job", "gpu": gpu, "workload": str(job.workload), **counts})
 
     def line(self, text: str) -> None:
-        """Show a line of another process's view, or whatever else it says."""
+        """Show an event that another process wrote, or print its line if it is no event."""
         try:
             self._show(json.loads(text))
         except ValueError:
@@ -56,7 +56,7 @@ class LiveView:
             f"second; {''.join(failed)}{left_s / 60:.1f} min left; {event['workload']}: best "
             f"{shown(event['best_us'])} us, torch {shown(event['torch_us'])}"
         )
-        if sys.stderr.isatty():  # over the line before
+        if sys.stderr.isatty():  # overwrite the line before
             print(
                 f"\r\x1b[K{text[: Console(stderr=True).width]}", end="", file=sys.stderr, flush=True
             )

@@ -52,7 +52,7 @@ def train(
         _train_kernels(datasets, out, as_json)
         return
     opened = [Dataset.open(path) for path in datasets]
-    require_place(out, "model")  # training takes minutes: before it, not after
+    require_place(out, "model")  # training takes minutes: check before it, not after
     note(f"training on {', '.join(map(str, datasets))}: this takes minutes")
     doing("training")
     model = costmodel.train(*opened, name=name, add_cache=cache_dir or add_cache)
@@ -121,7 +121,7 @@ def evaluate(
 
 
 def judged(data: OptionalPath, model: OptionalPath) -> tuple[Dataset, XgbCostModel | None]:
-    """Return the dataset to judge by, and the model: that of a path, else the shipped one."""
+    """Return the dataset to judge by, and the model: from the path, else the shipped one."""
     from costmodel.data.dataset import Dataset
     from costmodel.models import load, model_directory
     from costmodel.tuning.shipped import recording

@@ -1,4 +1,4 @@
-"""``costmodel rank`` and ``explain``: the configurations of a product in order, and why so.
+"""``costmodel rank`` and ``explain``: the order of a product's configurations, and the reasons.
 
 With ``-v`` both say which configurations are left out.
 """
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from costmodel.tuning.ranking import Ranking
 
 _LEAST_PERCENT = 0.5
-_TIMED = 8  # candidates, unless told otherwise
+_TIMED = 8  # candidates that tuning times by default
 _MIB = 2**20
-_LABEL_WIDTH, _LEAST_WIDTH = 34, 24  # characters, borders among them
+_LABEL_WIDTH, _LEAST_WIDTH = 34, 24  # characters, including borders
 
-# Labels of `explain`, and what stands beside them: names are those of `Explained`.
+# Labels of `explain`, and the texts beside them, with fields of `Explained`.
 _LINES = {
     "predicted": "{predicted}",
     "answered": "{answered}",
@@ -129,9 +129,9 @@ def explain(
 
 
 def _tables(found: Explanation) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """Make a column for each configuration: the analytic estimate, then the model's factors.
+    """Make tables with a column for each configuration: the estimate, then the model's factors.
 
-    Several tables below each other have as many columns each as can be read.
+    A table has only as many columns as fit the console; the others follow in tables below it.
     """
     ranking, rows = found.ranking, found.rows
     title = (
@@ -154,7 +154,7 @@ def _tables(found: Explanation) -> Iterator[tuple[str, list[str], list[list[str]
 
 
 def _lines(row: Explained) -> dict[str, str]:
-    """Describe the launch in plain words."""
+    """Describe a configuration's launch, by label."""
     facts = {
         name: {key: _bytes(x) if "bytes" in key else x for key, x in getattr(row, name).items()}
         for name in ("roofline", "grid", "residency", "traffic", "paper_us")
@@ -175,7 +175,7 @@ def _lines(row: Explained) -> dict[str, str]:
 
 
 def _parts(row: Explained) -> str:
-    """Name the parts of the estimate that run side by side, and those that come after."""
+    """Name the parts of the estimate that run at the same time, and those that come after."""
     us = row.paper_us
     tail = f" with its tail of {us['tail']:.3g}" if us["tail"] > 0 else ""
     parts = [f"main loop {us['loop']:.3g}{tail}, beside it device memory {us['dram']:.3g}"]
@@ -195,7 +195,7 @@ def _binary(row: Explained) -> str:
 
 
 def _factor_rows(rows: tuple[Explained, ...]) -> list[list[str]]:
-    """Return rows from the estimate to the prediction; factors near 1 everywhere are joined."""
+    """Return rows from the estimate to the prediction; factors near 1 in all columns are joined."""
     factors = [row.factors or {} for row in rows]
     large = [
         concept
@@ -223,9 +223,9 @@ def _bytes(count: Any) -> str:
 
 
 def _log_skipped(ranking: Ranking) -> None:
-    """Log a line for each configuration that is illegal, or known not to compile or to fit.
+    """Log a line for each configuration that is illegal, or known not to compile or not to fit.
 
-    Points of the grid that would only repeat another one are in the ranking, as that one.
+    A point of the grid that only repeats another one is in the ranking as that other one.
     """
     if log.isEnabledFor(logging.INFO):  # finding the reasons takes longer than ranking
         for config, reason in _skipped(ranking):

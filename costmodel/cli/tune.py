@@ -80,7 +80,7 @@ def tune(
 def _replay(
     workload: Workload, data: OptionalPath, target: str | None, options: Named
 ) -> TuningResult:
-    """Choose by a recording: the one that is named, else that of the target."""
+    """Choose by a recording: the one that is named, else the one of the target."""
     from costmodel.data.dataset import Dataset
     from costmodel.measure.replay import ReplayRunner
     from costmodel.tuning import tuner
@@ -105,7 +105,7 @@ def _replay(
 
 
 def _load(workload: Workload, target: Target, options: Named) -> None:
-    """Import and read what ranks: the time of a tuning is that of tuning alone."""
+    """Import and read the model first, so that the time of tuning does not include it."""
     from costmodel.tuning.ranking import rank
 
     if options["mode"] != "heuristic":
@@ -115,7 +115,7 @@ def _load(workload: Workload, target: Target, options: Named) -> None:
 
 
 def _table(result: TuningResult) -> tuple[str, list[str], list[list[Any]]]:
-    """Make a table of the timings beside the predictions, the fastest first."""
+    """Make a table of timings beside predictions, the fastest first."""
     predicted_us = dict(result.ranked)
     timed = sorted(result.measured, key=lambda pair: (not pair[1].ok, pair[1].latency_us))
     rows = [[str(c), predicted_us.get(c), found.latency_us, found.status] for c, found in timed]
@@ -127,7 +127,10 @@ def _table(result: TuningResult) -> tuple[str, list[str], list[list[Any]]]:
 
 
 def _notes(result: TuningResult) -> list[str]:
-    """Say how far to trust the choice, and what it is; a warning has said if no model answered."""
+    """Say how far to trust the choice, and what it is.
+
+    If no model answered, a warning has said so before.
+    """
     costs, k = result.costs, result.k if result.timed else 1
     trust = sureness(result.expected_kept, result.out_of_coverage, k)
     of_model = [result.answered_by, "" if result.mode == "exhaustive" else trust, result.caveat]

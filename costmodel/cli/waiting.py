@@ -1,4 +1,4 @@
-"""Says on stderr that a command is still at work, and at what, so that none is silent for long."""
+"""Says on stderr what a command is working on, so that no command is silent for long."""
 
 import sys
 from collections.abc import Iterator
@@ -7,25 +7,25 @@ from itertools import chain, repeat
 from threading import Event, Thread
 from time import monotonic
 
-_STEPS_S = (2, 3, 5, 10)  # between the first lines; then 30
+_STEPS_S = (2, 3, 5, 10)  # between the first lines; 30 from then on
 _at, _heard = "", 0.0
 
 
 def doing(what: str) -> None:
-    """Name what the command is at; empty: another program tells."""
+    """Name the work that the command is doing; empty: say nothing, another program does."""
     global _at
     _at = what
 
 
 def heard() -> None:
-    """Keep in mind that something was just told."""
+    """Remember that something was just printed."""
     global _heard
     _heard = monotonic()
 
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Tell people what a command is at, from two seconds on, ever more rarely."""
+    """Tell people what a command is doing, from two seconds on, less and less often."""
     ended, start = Event(), monotonic()
 
     def tell() -> None:
@@ -42,4 +42,4 @@ def told() -> Iterator[None]:
         yield
     finally:
         ended.set()
-        teller.join(1)  # or it would tell when the stream is closed
+        teller.join(1)  # else it could print when the stream is closed
