@@ -126,7 +126,8 @@ def tune(
             rules of thumb.
         k: how many working candidates to time.
         include_torch: make ``torch.matmul`` (cuBLAS) a candidate too. If it wins, ``config`` of the
-            result is None. Where nothing is timed, it wins if the model predicts that it is faster.
+            result is None. Where nothing is timed, it wins if the model predicts that it is clearly
+            faster.
         budget_s: stop compiling and timing after about this many seconds; the best so far wins.
         runner: times the candidates; if it is given, the winner is not kept. A ``ReplayRunner``
             needs no GPU.

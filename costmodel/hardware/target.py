@@ -1,6 +1,6 @@
 """The machine: a device and the toolchain that compiles for it.
 
-``Target.current()`` asks the driver; named devices work without one. What is NVIDIA's own is in
+``Target.current()`` asks the driver; named devices work without one. All that is NVIDIA's is in
 :mod:`costmodel.hardware.nvidia`.
 """
 

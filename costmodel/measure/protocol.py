@@ -1,4 +1,4 @@
-"""The way a latency is measured: part of every dataset, since only latencies of one may compare."""
+"""The way a latency is measured: part of every dataset, since only equal ways can be compared."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -65,7 +65,7 @@ class TimingProtocol:
             raise InvalidInput(f"repeats, launches, times and limits must be positive: {self}")
 
     def launches(self, about_us: float) -> int:
-        """Return how many launches of this latency a replay has: over one, unless one is long."""
+        """Return how many launches of this latency a replay has: 2 at least, unless one is long."""
         # ``about_us`` includes the start of a launch, which short ones pay only once in a replay.
         wanted = round(self.replay_us / max(about_us - 2.0, 2.0))
         least = 2 if about_us < 4 * self.replay_us else 1

@@ -100,7 +100,7 @@ class Session:
 
     @contextmanager
     def _ready(self, problem: Problem) -> Iterator[None]:
-        """Keep other timing processes from the device; warm it up, with a problem's operands."""
+        """Keep other timing processes from the device; warm it up; prepare a problem's operands."""
         with alone(self._card), torch.cuda.stream(self._stream):
             self._prepare(problem)
             keep_warm()

@@ -42,7 +42,8 @@ class XgbParams:
     To compare others, train with each and look at ``expected_kept`` of the models.
 
     Attributes:
-        rounds: number of trees; fixed, so that training does not stop early by data of its judging.
+        rounds: number of trees; fixed, so that the data that a model is judged by does not decide
+            when to stop.
         nearness: how fast a row's weight falls with its distance from the best of its workload:
             ``weight = floor + (1 - floor) * exp(-nearness * (latency / best - 1))``.
         floor: the least weight.

@@ -260,7 +260,7 @@ class XgbCostModel(CostModel):
     def save(self, path: str | Path) -> Path:
         """Write the model to a directory (created if need be) and return it.
 
-        See :mod:`costmodel.models.storage`. All of it is written or, whatever fails, nothing.
+        See :mod:`costmodel.models.storage`. If anything fails, nothing is written.
 
         Raises:
             NoModel: not fitted. InvalidInput, FileError: as :func:`costmodel.models.storage.save`.

@@ -1,8 +1,8 @@
 """The configurations of scaled products: a list made by hand, and the part of it for a shape.
 
 Up to m = 128 a product takes as long as reading B. It needs many small programs with deep
-pipelines, and K split so that every multiprocessor has some. Above, the tensor cores and the L2
-cache that feeds them are the limit. It needs large tiles.
+pipelines, and K split so that every multiprocessor has some. A larger product is limited by the
+tensor cores and by the L2 cache that feeds them. It needs large tiles.
 """
 
 from importlib.util import find_spec
@@ -22,7 +22,7 @@ TENSOR, ROW, BY_ROW, BY_BLOCK = 0, 1, 4, 5
 """Kinds of scales, numbered as torch's ``ScalingType``; from ``BY_ROW`` on they are of blocks."""
 
 _SPLITS = (*range(1, 9), 10, 12, 14, 16)
-# By the largest m: the kernel, BLOCK_N, warps, stages, and BLOCK_M if not that m or at most 128.
+# By the largest m: the kernel, BLOCK_N, warps, stages, and BLOCK_M if it is not that m, or 128.
 _TILES = {
     16: ["pointer 64 4 4", "pointer 64 4 8", "pointer 128 4 4", "tma 64 4 4", "tma 64 4 8",
          "tma 128 4 4", "tma 128 4 8", "tma 32 4 8 64"],
@@ -127,7 +127,7 @@ def deep_gemm_may(named: Named) -> bool:
 
 
 LIBRARIES = {_config(kernel="torch"): torch_may, _config(kernel="deep_gemm"): deep_gemm_may}
-"""Candidates that are no kernels of this package, and functions that tell if they can compute."""
+"""Candidates that are no kernels of this package, with functions that tell if they may be used."""
 
 
 def _splits(tiles: Named, m: int, n: int, k: int, device: Device) -> set[int]:

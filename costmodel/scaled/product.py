@@ -158,7 +158,7 @@ def _call(
 
 
 def _is_torchs(a: Tensor, b: Tensor, scales: Any, recipes: Any, out: Tensor) -> bool:
-    """Return True if all lies as torch wants it: torch does not check all strides that it needs."""
+    """Return True if all tensors lie as torch wants: torch does not check all strides it needs."""
     found = out.is_contiguous() and all(x.is_contiguous() or not x.stride(0) % 16 for x in (a, b))
     for scale, recipe in zip(scales, recipes, strict=True):
         if recipe == ROW:

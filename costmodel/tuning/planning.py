@@ -218,7 +218,7 @@ class _Slice:
 
     @property
     def _sample(self) -> list[int]:
-        """The m that are timed; with operands of columns, only m as aligned as the workload's."""
+        """The m that are timed; with column-major A or C, only m as aligned as the workload's."""
         code, last = self.workload.code, self.last
         step = max(
             1,
