@@ -207,7 +207,7 @@ def replace_linear(module: torch.nn.Module, *, mode: str | None = None) -> int:
 
     Layers of subclasses stay. So do layers with hooks (old-style weight norm and pruning), a
     ``forward`` of their own, further parameters, buffers or modules, parameters of a subclass such
-    as quantised weights, or a dtype without a kernel. Other attributes are taken over.
+    as quantised weights, or a dtype without a kernel. The new layers keep other attributes.
 
     Returns:
         how many layers were replaced.

@@ -62,7 +62,7 @@ class KernelCall:
             self._restored.restore()
 
     def reset(self, config: Any, *, reset_only: bool = True) -> None:
-        """Zero what is to be zero, or call the user's hook; ``reset_only``: no launch is timed."""
+        """Zero ``reset_to_zero``, or call the user's hook; ``reset_only``: no launch is timed."""
         if self.tuner.user_defined_pre_hook:
             self.tuner.pre_hook({**self.named, **config.all_kwargs()}, reset_only=reset_only)
             return

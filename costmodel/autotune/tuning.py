@@ -38,7 +38,7 @@ from costmodel.tuning.search import TopKSearch
 from costmodel.validation import log, one_line
 
 _SILENT_S = 2.0  # of tuning, before it prints its progress
-_PATIENCE_S, _WORTH = 0.5, 0.02  # wait for the last binaries; the gain that is worth all of it
+_PATIENCE_S, _WORTH = 0.5, 0.02  # wait for the last binaries; gain that is worth the whole wait
 
 
 store = KernelStore()

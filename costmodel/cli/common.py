@@ -62,7 +62,7 @@ _PIPE_WIDTH = 160
 
 
 def takes(parameter: str, make: Callable[..., Any]) -> Callable[[_Command], _Command]:
-    """Decorate a command: the command line has the parameters of ``make`` in place of one."""
+    """Decorate a command: its options are those of ``make`` in place of one parameter."""
     parts = signature(make, eval_str=True).parameters
 
     def decorate(command: _Command) -> _Command:

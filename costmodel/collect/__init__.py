@@ -172,7 +172,7 @@ class _Collection:
         self.progress = Progress()
 
     def remaining(self, jobs: Jobs) -> list[Job]:
-        """Return the jobs without configurations that are recorded, or known to repeat one."""
+        """Return the jobs; leave out configurations that are recorded or known to repeat one."""
         found = []
         for job in jobs:
             done = self._done.get(job.workload)
@@ -363,7 +363,7 @@ def _warn_of_roles(jobs: Jobs, dataset: Dataset) -> None:
 
 
 def best_recorded(dataset: Dataset) -> dict[Job, float]:
-    """Return jobs of a few workloads of earlier runs, each with its best configuration, and us.
+    """Return jobs of a few workloads of earlier runs, with the best configuration and its us.
 
     Only rows of the present kernels count: if an older version of a kernel was faster, that does
     not mean that this card is slower.

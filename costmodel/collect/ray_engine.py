@@ -53,7 +53,7 @@ def collect_on_ray(
     ray, gpus = _connected()
     actor, finished = ray.remote(num_gpus=1)(Gpu), 0
     left = _bundles(ray, work, identity, place, _PARTS * gpus, *options)
-    total, busy = len(left), dict[Any, Any]()  # by result that is waited for: actor and work
+    total, busy = len(left), dict[Any, Any]()  # by pending result: its actor, and the work
 
     def start() -> None:
         one = actor.remote(*options)

@@ -112,7 +112,7 @@ class ModelSampler:
 def judge(
     model: CostModel, workload: Workload, configs: Sequence[GemmConfig], target: Target
 ) -> tuple[Floats, Floats]:
-    """Cost of each configuration, and the heads' disagreement in log; float64 [n] each."""
+    """Cost of each configuration, and how far the heads' log(cost) differ; float64 [n] each."""
     keys = [artifact_key(specialize(workload, c), target) for c in configs]
     columns, hashes = known_artifacts(model, target).columns(keys)
     bare = Candidates.of(configs)

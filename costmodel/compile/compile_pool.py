@@ -77,7 +77,7 @@ class CompilePool:
             )
             for _ in range(jobs)
         ]
-        # The last one is taken first: so few items go to the children that are there already.
+        # The last one is taken first, so few items go to children that run already.
         self._idle = list(self._workers)
         self._queued: list[tuple[int, int, Pending, str, Any, _Item]] = []  # a heap
         self._numbers = itertools.count()

@@ -281,7 +281,7 @@ _INTEGERS = """
 """
 _FLOAT_ONLY = frozenset(_FLOATS.split())
 _ARITHMETIC = _FLOAT_ONLY.union(_INTEGERS.split())
-# Counts by the base of the opcode, and counts by its start: there the first that fits is taken.
+# The count of an opcode is found by its base, else by its start: there the first that fits.
 _BASES = """
     atomic: atom red
     barrier: bar barrier

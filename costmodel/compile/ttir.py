@@ -3,9 +3,8 @@
 Triton binds a call's arguments as it always does, but is stopped before it compiles
 (:func:`recorded`). In this process the kernel becomes raw TTIR, a text (:class:`FrontEnd`); often
 many configurations share one text. A child of
-:class:`costmodel.compile.compile_pool.CompilePool` compiles the text
-into Triton's own cache under Triton's own key (:func:`compile_job`), and the program's launch then
-finds it there.
+:class:`costmodel.compile.compile_pool.CompilePool` compiles the text into Triton's own cache under
+Triton's own key (:func:`compile_job`), and the program's launch then finds it there.
 """
 
 import functools

@@ -145,7 +145,7 @@ class Dataset:
         role: Role = "train",
         torch: Mapping[Workload, Measurement] | None = None,
     ) -> None:
-        """Record timings; once this returns they are on disk. Best called once a workload.
+        """Record timings; once this returns they are on disk. Best called once per workload.
 
         Args:
             records: what was measured, failures too.
@@ -302,7 +302,7 @@ class Dataset:
             )  # fmt: skip
 
     def _apart(self) -> dict[str, float]:
-        """Return the cards over 5 % apart from their twins, and the factor that they take."""
+        """Return the cards that are over 5 % apart from their twins, with their factor of time."""
         every = self.measurements("anchor").twins().items()
         return {card: factor for card, factor in every if abs(factor - 1) > _APART}
 
@@ -351,8 +351,8 @@ class Dataset:
 
     def _files(self, table: _Table) -> tuple[list[Path], ArrowTable]:
         """Return the files of a table and all their rows, in the order of the files."""
-        # Compacting removes the shards once the compacted file is there. List the shards first: if
-        # the compacted file came between a look for it and the list, neither would be seen.
+        # Compacting removes the shards once the compacted file is there, so list the shards first:
+        # in the other order, compacting in between would hide both.
         files = sorted(self.path.glob(f"{table.name}-*.parquet"))
         compacted = self.path / f"{table.name}.parquet"
         if os.path.lexists(compacted):

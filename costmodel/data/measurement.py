@@ -47,7 +47,7 @@ class Measurement:
         latency_us: median over the repeats, of a cold-cache launch with all its parts.
         p10_us, p90_us: quantiles over the repeats.
         repeats: timed repeats, each of several launches.
-        clock_mhz: SM clock beside the measurement, 0 where unknown.
+        clock_mhz: SM clock right after the timing; 0 where unknown.
         error: what went wrong; if the status is ``ok``, a reason to doubt the latency.
     """
 

@@ -97,7 +97,7 @@ class Frame(Columns):
 
 @dataclass(frozen=True)
 class MeasurementTable(Columns):
-    """Rows as they were recorded; objects that rows share are held once, and rows have numbers.
+    """Rows as they were recorded; they refer by number to objects that many of them share.
 
     Attributes:
         configs, artifact_keys, runs: the distinct ones.
@@ -146,7 +146,7 @@ class MeasurementTable(Columns):
     ) -> ArrowTable:
         """Lay out records and timings of ``torch.matmul`` as an Arrow table of :meth:`schema`.
 
-        An outcome of a full card is left out: it says nothing of the configuration.
+        An outcome due to a full card is left out: it says nothing about the configuration.
         """
         # Not asdict: its deep copies would take most of the time of recording.
         config_of, outcome_of = attrgetter(*CONFIG_FIELDS), attrgetter(*_OUTCOME)
