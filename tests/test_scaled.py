@@ -144,12 +144,6 @@ def test_other_packages_blocks_are_named() -> None:
         )
 
 
-def test_a_layer_refuses_what_has_no_scales() -> None:
-    for options in ({"scales": "column"}, {"in_features": 100}, {"dtype": INT8}):
-        with pytest.raises(InvalidInput):
-            costmodel.nn.ScaledLinear(**{"in_features": 256, "out_features": 64, **options})
-
-
 # --- What compiles, and what is chosen ------------------------------------------------------------
 
 

@@ -109,10 +109,10 @@ def _is_aligned(named: Named, **strides: str) -> bool:
 
 def torch_may(named: Named) -> bool:
     """Return False where torch is known to refuse the call, for some m of its bucket."""
-    n, k = named["n"], named["k"]
-    if named["a"].dtype == torch.int8:
-        return bool(named["torchs"] and named["m"] > 16 and k % 8 == 0 and n % 8 == 0)
-    return bool(named["torchs"] and n % 16 == 0 and k % 16 == 0)
+    is_int = named["a"].dtype == torch.int8
+    of = 8 if is_int else 16
+    fits = named["n"] % of == 0 and named["k"] % of == 0 and named["torchs"]
+    return bool(fits and (named["m"] > 16 or not is_int))
 
 
 def deep_gemm_may(named: Named) -> bool:

@@ -102,11 +102,11 @@ def _by_torch(call: Named) -> None:
     a, b, out, bias = call["a"], call["b"].T, call["out"], call["bias"]
     scales = call["scale_a"], call["scale_b"]
     if a.dtype == torch.int8:
-        exact = out if scales[0] is None else out.new_empty(out.shape, dtype=torch.int32)
-        torch._int_mm(a, b, out=exact)
-        if exact is not out:
-            value = exact * scales[0] * scales[1]
-            out.copy_(activated(value if bias is None else value + bias, call["activation"]))
+        if scales[0] is None:
+            torch._int_mm(a, b, out=out)
+            return
+        value = torch._int_mm(a, b) * scales[0] * scales[1]
+        out.copy_(activated(value if bias is None else value + bias, call["activation"]))
         return
     torch.ops.aten._scaled_mm_v2.out(
         a, b, [scales[0]], [call["recipe_a"]], [], [scales[1]], [call["recipe_b"]], [], bias,
@@ -140,8 +140,8 @@ def _by_tiles(
         partial, arrivals = _workspace(a).get(4 * tiles * splits * block_m * block_n, tiles)
         partial = partial.view(torch.int32) if a.dtype == torch.int8 else partial
     if by_tma:
-        a_desc = TensorDescriptor(a, [m, k], [call["lda"], 1], [block_m, step])
-        b_desc = TensorDescriptor(b, [n, k], [call["ldb"], 1], [block_n, step])
+        a_desc = TensorDescriptor(a, [*a.shape], [call["lda"], 1], [block_m, step])
+        b_desc = TensorDescriptor(b, [*b.shape], [call["ldb"], 1], [block_n, step])
     return scaled_tiles.run(
         a_desc, b_desc, a, b, call["out"], call["scale_a"], call["scale_b"], call["bias"], partial,
         arrivals, m, n, k, call["lda"], call["ldb"], call["ldc"], *_strides(call), splits,
@@ -160,17 +160,20 @@ def _by_warps(
 
     from costmodel.kernels.scaled_hopper import scaled_warp_specialized
 
-    out = call["out"]
-    rows, columns = block_m // groups, block_n // parts
-    blocks = [rows, step], [columns, step], [rows, min(columns, 128 // out.itemsize)]
     m, n, k = call["m"], call["n"], call["k"]
-    shapes = ("a", [m, k], "lda"), ("b", [n, k], "ldb"), ("out", [m, n], "ldc")
+    rows, columns = block_m // groups, block_n // parts
+    width = min(columns, 128 // call["out"].itemsize)
+    blocks = (
+        ("a", "lda", [rows, step]),
+        ("b", "ldb", [columns, step]),
+        ("out", "ldc", [rows, width]),
+    )
     descriptors = []
-    for (name, shape, stride), block in zip(shapes, blocks, strict=True):
-        kind = getattr(gl, _GLUON[call[name].dtype])
+    for name, stride, block in blocks:
+        x = call[name]
+        kind = getattr(gl, _GLUON.get(x.dtype) or str(x.dtype).removeprefix("torch."))
         layout = gl.NVMMASharedLayout.get_default_for(block, kind)
-        strides = [call[stride], 1]
-        descriptors.append(TensorDescriptor(call[name], shape, strides, block, layout))
+        descriptors.append(TensorDescriptor(x, [*x.shape], [call[stride], 1], block, layout))
     tiles = ceil(m / block_m) * ceil(n / block_n)
     properties = torch.cuda.get_device_properties(call["a"].get_device())
     programs = min(tiles, properties.multi_processor_count)
@@ -190,11 +193,8 @@ _LAUNCHES: dict[str, Callable[..., Any]] = {
     "tma": functools.partial(_by_tiles, by_tma=True),
     "warps": _by_warps,
 }
-_GLUON = {
-    torch.float8_e4m3fn: "float8e4nv", torch.float8_e5m2: "float8e5", torch.int8: "int8",
-    torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32",
-    torch.int32: "int32",
-}  # fmt: skip
+_GLUON = {torch.float8_e4m3fn: "float8e4nv", torch.float8_e5m2: "float8e5"}
+"""Types of other names there."""
 
 
 def _workspace(a: torch.Tensor) -> Workspace:

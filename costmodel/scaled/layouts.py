@@ -26,8 +26,7 @@ def w8a8_triton_block_scaled_mm(
     if list(block_size) != [STEP, STEP]:
         raise InvalidInput(f"block_size={list(block_size)}: expected [{STEP}, {STEP}]")
     a, scale = A.reshape(-1, A.shape[-1]), As.reshape(-1, As.shape[-1])
-    out = scaled_mm(a, B.T, scale, BY_ROW, Bs.T, BY_BLOCK, output_dtype=output_dtype)
-    return out.view(*A.shape[:-1], len(B))
+    return gemm_a8w8_blockscale(a, B, scale, Bs, output_dtype).view(*A.shape[:-1], len(B))
 
 
 def triton_scaled_mm(
@@ -39,12 +38,9 @@ def triton_scaled_mm(
     Args:
         scale_a: one element, [m] or [m, 1]; scale_b: one element, [n] or [n, 1].
     """
-    recipes = [TENSOR if scale.numel() == 1 else ROW for scale in (scale_a, scale_b)]
-    a = scale_a if scale_a.numel() == 1 else scale_a.reshape(-1, 1)
-    b = scale_b if scale_b.numel() == 1 else scale_b.reshape(1, -1)
-    return scaled_mm(
-        input, weight, a, recipes[0], b, recipes[1], bias=bias, output_dtype=out_dtype
-    )  # fmt: skip
+    a = (scale_a, TENSOR) if scale_a.numel() == 1 else (scale_a.reshape(-1, 1), ROW)
+    b = (scale_b, TENSOR) if scale_b.numel() == 1 else (scale_b.reshape(1, -1), ROW)
+    return scaled_mm(input, weight, *a, *b, bias=bias, output_dtype=out_dtype)
 
 
 def gemm_a8w8_blockscale(
@@ -66,6 +62,4 @@ def fp8_gemm_nt(
     """
     if c is not None:
         raise InvalidInput("c is a tensor: expected None, add it afterwards")
-    scaled_mm(
-        a[0], b[0].T, a[1], BY_ROW, b[1].T, BY_BLOCK, output_dtype=d.dtype, out=d
-    )  # fmt: skip
+    gemm_a8w8_blockscale(a[0], b[0], a[1], b[1], d.dtype, d)

@@ -17,12 +17,12 @@ from costmodel.errors import (
 from costmodel.gemm.workload import MOST, require_activation
 from costmodel.hardware.installed import interpreter_setting
 from costmodel.scaled.configs import BY_BLOCK, BY_ROW, ROW, STEP, TENSOR
-from costmodel.scaled.launch import BLOCK_ROWS, tuned
+from costmodel.scaled.launch import tuned
 from costmodel.validation import require
 
 MaybeTensor = Tensor | None
 
-_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+EIGHT_BITS = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8
 _RESULTS = (torch.bfloat16, torch.float16, torch.float32)
 _RECIPES = {
     TENSOR: "TensorWise", ROW: "RowWise", BY_ROW: "BlockWise1x128", BY_BLOCK: "BlockWise128x128",
@@ -98,17 +98,17 @@ def scaled_call(
     if (recipes[0] < BY_ROW) != (recipes[1] < BY_ROW):
         names = " with ".join(_RECIPES[recipe] for recipe in recipes)
         raise InvalidInput(f"{names}: expected block-wise scales for both operands, or for none")
-    m, n, _ = _check_operands(a, mat_b)
+    shape = _check_operands(a, mat_b)
     if a.dtype == torch.int8 and recipes[0] >= BY_ROW:
         raise UnsupportedDtype("int8 operands have no block-wise scales: use RowWise or TensorWise")
     require_activation(activation)
     if bias is not None:
         require("bias", bias, Tensor, "a tensor [n] or None")
-        if bias.shape != (n,) or not bias.is_contiguous() or bias.dtype not in _RESULTS:
+        if bias.shape != shape[1:] or not bias.is_contiguous() or bias.dtype not in _RESULTS:
             raise InvalidInput(
-                f"bias is {bias.dtype} {list(bias.shape)}: expected a contiguous float [{n}]"
+                f"bias is {bias.dtype} {list(bias.shape)}: expected a contiguous float [{shape[1]}]"
             )
-    out = _output(out, a, (m, n), dtype)
+    out = _output(out, a, shape, dtype)
     fast = fast and recipes[0] < BY_ROW  # scales of blocks need each block's sum by itself
     return _call(a, mat_b, scales, recipes, bias, out, fast, activation)
 
@@ -128,12 +128,11 @@ def int_mm(mat_a: Tensor, mat_b: Tensor, *, out: MaybeTensor = None) -> Tensor:
 
 def int_call(a: Tensor, mat_b: Tensor, out: MaybeTensor = None) -> tuple[Any, ...]:
     """Check the arguments of :func:`int_mm`; return those of a launch."""
-    m, n, _ = _check_operands(a, mat_b)
+    shape = _check_operands(a, mat_b)
     if a.dtype != torch.int8:
         raise UnsupportedDtype(f"mat_a is {a.dtype}: expected int8; scaled_mm multiplies fp8")
-    return _call(
-        a, mat_b, (None, None), (TENSOR, TENSOR), None, _output(out, a, (m, n), torch.int32)
-    )
+    out = _output(out, a, shape, torch.int32)
+    return _call(a, mat_b, (None, None), (TENSOR, TENSOR), None, out)
 
 
 def _call(
@@ -162,16 +161,16 @@ def _is_torchs(a: Tensor, b: Tensor, scales: Any, recipes: Any, out: Tensor) -> 
     found = out.is_contiguous() and all(x.is_contiguous() or not x.stride(0) % 16 for x in (a, b))
     for scale, recipe in zip(scales, recipes, strict=True):
         if recipe == ROW:
-            found = found and scale.is_contiguous()
+            found &= scale.is_contiguous()
         elif recipe >= BY_ROW:  # m must be a multiple of 4
-            found = found and scale.T.is_contiguous() and scale.stride(1) in (1, len(scale))
-            found = found and not len(scale) % 4 and not len(a) % 4
+            found &= scale.T.is_contiguous() and scale.stride(1) in (1, len(scale))
+            found &= len(scale) % 4 == len(a) % 4 == 0
     return found
 
 
 def _bucket(m: int) -> int:
     """Return the largest m that shares a choice: a power of two, over 64 also 3/4 of one."""
-    power = 1 << max(m - 1, 0).bit_length()
+    power = 1 << (m - 1).bit_length()
     return 3 * power // 4 if 64 < m <= 3 * power // 4 else power
 
 
@@ -187,12 +186,12 @@ def _launched(call: tuple[Any, ...]) -> Tensor:
     return out
 
 
-def _check_operands(a: Tensor, b: Tensor) -> tuple[int, int, int]:
-    """Return m, n and k of operands that kernels can read."""
+def _check_operands(a: Tensor, b: Tensor) -> tuple[int, int]:
+    """Return m and n of operands that kernels can read."""
     for name, x in (("mat_a", a), ("mat_b", b)):
         if require(name, x, Tensor, "a tensor").ndim != 2:
             raise ShapeError(f"{name} has shape {list(x.shape)}: expected a matrix")
-        if x.dtype not in (*_FP8, torch.int8):
+        if x.dtype not in EIGHT_BITS:
             raise UnsupportedDtype(
                 f"{name} is {x.dtype}: expected float8_e4m3fn, float8_e5m2 or int8"
             )
@@ -214,7 +213,7 @@ def _check_operands(a: Tensor, b: Tensor) -> tuple[int, int, int]:
             f"mat_b has strides {b.stride()}: expected a column-major matrix, as the .T of a "
             f"weight [n, k] is; use mat_b.T.contiguous().T once"
         )
-    return m, n, k
+    return m, n
 
 
 def _has_rows(x: Tensor) -> bool:
@@ -264,12 +263,12 @@ def _scale_strides(name: str, scale: Any, recipe: int, rows: int, k: int) -> tup
         if scale.numel() != 1:
             raise ShapeError(f"scale_{name} has {scale.numel()} elements: expected 1 (TensorWise)")
         return 0, 0
-    of_row, steps = ceil(rows / max(BLOCK_ROWS[recipe], 1)), ceil(k / STEP)
-    shapes = [(of_row, steps)]
-    if recipe == ROW:
-        shapes = [(rows, 1) if name == "a" else (1, rows)]
-    elif recipe == BY_BLOCK:
-        shapes = [(steps, of_row), (ceil(steps / 4) * 4, of_row)]
+    steps, blocks = ceil(k / STEP), ceil(rows / STEP)
+    shapes = {
+        ROW: [(rows, 1) if name == "a" else (1, rows)],
+        BY_ROW: [(rows, steps)],
+        BY_BLOCK: [(steps, blocks), (ceil(steps / 4) * 4, blocks)],
+    }[recipe]
     if tuple(scale.shape) not in shapes:
         expected = " or ".join(str(list(shape)) for shape in shapes)
         kind = _RECIPES[recipe]
