@@ -1,8 +1,9 @@
 """Columns of a configuration that a model of any kernel sees.
 
 The columns must mean the same for every kernel. So the constants of a configuration are sorted by
-size, and by the side of a tile that they seem to be, not by name. All columns are logarithms: a sum
-or difference of columns is a product or a quotient, such as the work of all programs, or per byte.
+size, and by the side of a tile that they seem to be, not by name. All columns except ``last_wave``
+and ``fill`` are logarithms: a sum or difference of them is a product or a quotient, such as the
+work of all programs, or per byte.
 """
 
 import json
