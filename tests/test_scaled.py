@@ -16,7 +16,7 @@ import triton
 from autotune_fakes import Machine, machine_without_gpu
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn.functional import ScalingType
+from torch.nn.functional import ScalingType, SwizzleType
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -89,6 +89,8 @@ REFUSED = [
     ({"scale_recipe_b": BY_BLOCK}, InvalidInput, "both operands"),
     ({"scale_recipe_a": TENSOR}, ShapeError, "TensorWise"),
     ({"swizzle_a": 1}, InvalidInput, "swizzle_a"),
+    ({"swizzle_b": [SwizzleType.SWIZZLE_32_4_4]}, InvalidInput, "swizzle_b"),
+    ({"swizzle_b": [0, 0]}, InvalidInput, "swizzle_b"),
     ({"contraction_dim": (1, 0)}, InvalidInput, "contraction_dim"),
     ({"bias": torch.zeros(N + 1)}, InvalidInput, "bias"),
     ({"bias": torch.zeros(2 * N)[::2]}, InvalidInput, "contiguous"),
@@ -105,6 +107,25 @@ REFUSED = [
 def test_what_is_wrong_is_named(changed: dict[str, Any], kind: type[Exception], text: str) -> None:
     with pytest.raises(kind, match=text):
         costmodel.scaled_mm(**arguments(**changed))
+
+
+@pytest.mark.parametrize("name", ["mat_a", "mat_b", "scale_a", "scale_b", "bias", "out"])
+def test_no_gradient_is_lost_in_silence(name: str) -> None:
+    given = arguments(bias=torch.zeros(N), out=torch.zeros(M, N).bfloat16())
+    given[name] = given[name].float().requires_grad_().to(given[name].dtype)
+    with pytest.raises(GradientError, match=f"{name} requires grad"):
+        costmodel.scaled_mm(**given)
+    with torch.no_grad(), pytest.raises(DeviceError):  # nothing else is wrong
+        costmodel.scaled_mm(**given)
+
+
+@pytest.mark.parametrize("left_out", [None, 0, (), [], SwizzleType.NO_SWIZZLE])
+def test_lists_of_one_are_taken_as_torch_takes_them(left_out: Any) -> None:
+    given = arguments(swizzle_a=left_out, swizzle_b=left_out)
+    in_lists = given | {k: [x] for k, x in given.items() if k.startswith(("scale", "swizzle"))}
+    for each in (given, in_lists):
+        with pytest.raises(DeviceError):  # all else was taken
+            costmodel.scaled_mm(**each)
 
 
 def test_operands_on_a_cpu_are_refused_last() -> None:

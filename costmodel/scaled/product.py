@@ -69,12 +69,12 @@ def scaled_mm(
 
     Raises:
         InvalidInput, UnsupportedDtype: an argument that cannot be used; the message says why.
-        GradientError: ``mat_b``, a scale, the bias or ``out`` requires grad.
+        GradientError: a tensor requires grad.
         CompileError: no kernel works on this device.
     """
     left = {"swizzle_a": swizzle_a, "swizzle_b": swizzle_b, "contraction_dim": contraction_dim}
     for name, value in left.items():
-        if getattr(value, "value", value) not in (None, 0, (), []):
+        if getattr(_one(value), "value", _one(value)) not in (None, 0, (), []):
             raise InvalidInput(f"{name}={value!r}: expected None or (), leave it out")
     return _launched(
         scaled_call(
@@ -90,8 +90,8 @@ def scaled_call(
     activation: str = "none", out: MaybeTensor = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Check the arguments of :func:`scaled_mm`; return those of a launch."""
-    scales = _single("scale_a", scale_a), _single("scale_b", scale_b)
-    recipes = _recipe("a", recipe_a), _recipe("b", recipe_b)
+    scales = _scale("scale_a", _one(scale_a)), _scale("scale_b", _one(scale_b))
+    recipes = _recipe("a", _one(recipe_a)), _recipe("b", _one(recipe_b))
     dtype = torch.bfloat16 if output_dtype is None else output_dtype
     if dtype not in _RESULTS:
         raise UnsupportedDtype(f"output_dtype={dtype}: expected bfloat16, float16 or float32")
@@ -144,8 +144,8 @@ def _call(
     n = len(b)
     strides_a = _scale_strides("a", scales[0], recipes[0], m, k)
     strides_b = _scale_strides("b", scales[1], recipes[1], n, k)
-    given = {"mat_b": mat_b, "scale_a": scales[0], "scale_b": scales[1], "bias": bias, "out": out}
-    for name, x in given.items():
+    names = "mat_a", "mat_b", "scale_a", "scale_b", "bias", "out"
+    for name, x in zip(names, (a, mat_b, *scales, bias, out), strict=True):
         if x is not None and x.device != a.device:
             raise DeviceError(f"{name} is on {x.device}, mat_a on {a.device}: expected one device")
         if x is not None and x.requires_grad and torch.is_grad_enabled():
@@ -233,22 +233,24 @@ def _output(out: MaybeTensor, a: Tensor, shape: tuple[int, int], dtype: torch.dt
     return out
 
 
-def _single(name: str, scale: Any) -> Tensor:
-    """Return the one scale of an operand; torch takes lists too."""
-    if isinstance(scale, list | tuple) and len(scale) == 1:
-        scale = scale[0]
+def _one(value: Any) -> Any:
+    """Return what a list holds alone; torch takes both."""
+    return value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
+
+
+def _scale(name: str, scale: Any) -> Tensor:
     if require(name, scale, Tensor, "a tensor").dtype != torch.float32:
         raise UnsupportedDtype(f"{name} is {scale.dtype}: expected float32")
     return scale
 
 
 def _recipe(name: str, recipe: Any) -> int:
-    if isinstance(recipe, list | tuple) and len(recipe) == 1:
-        recipe = recipe[0]
     value = getattr(recipe, "value", recipe)
     if not isinstance(value, int) or value not in _RECIPES:
-        expected = ", ".join(_RECIPES.values())
-        raise InvalidInput(f"scale_recipe_{name}={recipe!r}: expected ScalingType.* of {expected}")
+        raise InvalidInput(
+            f"scale_recipe_{name}={recipe!r}: expected ScalingType.* of "
+            f"{', '.join(_RECIPES.values())}"
+        )
     return value
 
 
@@ -271,8 +273,9 @@ def _scale_strides(name: str, scale: Any, recipe: int, rows: int, k: int) -> tup
     }[recipe]
     if tuple(scale.shape) not in shapes:
         expected = " or ".join(str(list(shape)) for shape in shapes)
-        kind = _RECIPES[recipe]
-        raise ShapeError(f"scale_{name} is {list(scale.shape)}: expected {expected} ({kind})")
+        raise ShapeError(
+            f"scale_{name} is {list(scale.shape)}: expected {expected} ({_RECIPES[recipe]})"
+        )
     first, second = scale.stride()
     along_first = recipe == BY_ROW or (recipe == ROW and name == "a")
     return (first, second) if along_first else (second, first)
