@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,3 +75,20 @@ def test_its_gradients(machine: Machine) -> None:
     torch.compile(costmodel.matmul)(a, b).sum().backward()
     torch.testing.assert_close(a.grad, torch.ones(4, N).half() @ b.T, rtol=1e-2, atol=5e-2)
     torch.testing.assert_close(b.grad, a.T @ torch.ones(4, N).half(), rtol=1e-2, atol=5e-2)
+
+
+def test_a_product_is_traced_while_another_thread_imports_inductor() -> None:
+    script = """
+import sys, threading, torch, costmodel
+costmodel.matmul
+a, b = (torch.empty(4, 4, device="meta", dtype=torch.float16) for _ in range(2))
+importing = threading.Thread(target=__import__, args=["torch._inductor.lowering"])
+importing.start()
+while importing.is_alive():
+    torch.ops.costmodel.matmul(a, b, None, "none", None, None, "auto")
+torch.ops.costmodel.matmul(a, b, None, "none", None, None, "auto")
+lowering = sys.modules["torch._inductor.lowering"]
+assert torch.ops.costmodel.matmul.default in lowering.lowerings
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

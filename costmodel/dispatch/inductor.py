@@ -24,10 +24,10 @@ def lower_operator() -> None:
 
     Importing Inductor here would take seconds.
     """
-    lowering = sys.modules.get(_LOWERING)
+    lowering: Any = sys.modules.get(_LOWERING)
     operator = torch.ops.costmodel.matmul.default
-    # Another thread may still be importing the module: then it may lack this name.
-    if lowering is None or not hasattr(lowering, "lowerings") or operator in lowering.lowerings:
+    # Another thread may still be importing the module: then it lacks names.
+    if lowering is None or lowering.__spec__._initializing or operator in lowering.lowerings:
         return
     by_operator = lowering.fallback_handler(operator)
 
