@@ -11,6 +11,7 @@ from costmodel.data.candidates import Candidates
 from costmodel.features.analytic import analytic_columns
 from costmodel.features.features import CONFIG_FEATURES, design_matrix
 from costmodel.gemm.dtypes import DATA_TYPES, DataType
+from costmodel.gemm.family import families
 from costmodel.gemm.space import SearchSpace, why_illegal
 from costmodel.gemm.specialize import constants, specialize
 from costmodel.gemm.workload import Workload, kind_options
@@ -63,7 +64,7 @@ def test_an_invented_data_type_has_a_space_features_and_an_estimate(float8: str)
     assert half.bytes() - workload.bytes() == 2 * 4096**2
     assert least_us(workload, H100) < 0.7 * least_us(half, H100)
     kernels = {c.kernel for c in SearchSpace.of(workload, H100).configs}
-    assert kernels == {"pointer", "tma", "tma_persistent"}, "of 16 bits only are warp groups"
+    assert kernels == families().keys() - {"warp_specialized"}, "of 16 bits only are warp groups"
     odd = Workload.dense(4096, 4095, 4096, float8, out_dtype="bfloat16")
     assert odd.code.b_align == 1
     config = SearchSpace.of(odd, H100).configs[0]
@@ -92,7 +93,8 @@ def test_what_an_architecture_lacks_is_not_in_its_space(
     lesser = Target(replace(future.device, arch=931), TOOLS)
     workload = Workload.dense(*SIZES)
     space = SearchSpace.of(workload, lesser)
-    assert {c.kernel for c in space.configs} == {"pointer"}
+    descriptors = {name for name, of in families().items() if of.reads_by_descriptor}
+    assert {c.kernel for c in space.configs} == families().keys() - descriptors
     columns = analytic_columns(workload, Candidates.of(space.configs), lesser, binary=False)
     assert not columns["wgmma_shape"].any()
     assert any("sm_931 has no tensor memory" in reason for reason in space.rejected.values())

@@ -309,7 +309,8 @@ def test_tma_needs_alignment(change: dict[str, Any]) -> None:
         assert not why_illegal(config, LARGE, H100.device)
         assert why_illegal(config, workload, H100.device).startswith("TMA: ")
     kernels = {c.kernel for c in SearchSpace.of(workload, H100).configs if not c.repack}
-    assert kernels == {"pointer"}
+    assert "pointer" in kernels
+    assert not any(family(name).reads_by_descriptor for name in kernels)
 
 
 @pytest.mark.fault("B19")
@@ -419,7 +420,7 @@ def test_a_kernel_that_this_triton_cannot_have_is_rejected_with_the_reason(
     monkeypatch.setattr(specializing, "import_module", import_module)
     monkeypatch.setattr(space_module, "_possible", space_module._possible.__wrapped__)
     space = SearchSpace.of(LARGE, Target.named("h100-sxm"))
-    assert {c.kernel for c in space.configs} == {"pointer", "tma", "tma_persistent"}
+    assert {c.kernel for c in space.configs} == families().keys() - {"warp_specialized"}
     lacking = [r for c, r in space.rejected.items() if c.kernel == "warp_specialized"]
     assert lacking
     assert all("has no warp_specialized kernel (cannot import" in reason for reason in lacking)

@@ -189,8 +189,15 @@ class KernelFamily:
         return buffers * c.block_k * (a * c.block_m + b * c.block_n) * code.itemsize
 
     def pipelined(self, code: CodeClass) -> tuple[bool, bool]:
-        """Return True for A, and for B, if it is copied ahead of its use."""
-        return True, True
+        """Return True for A, and for B, if it is copied ahead of its use.
+
+        TMA copies any operand; an asynchronous copy through pointers moves at least 4 bytes.
+        """
+        a, b = (
+            self.reads_by_descriptor or (x.align >= 4 and x.layout != "strided")
+            for x in code.matrices[:2]
+        )
+        return a, b
 
     def size_checks(self, c: Any, workload: Workload, device: Device) -> Checks:
         """Rules that depend on the sizes."""
@@ -241,8 +248,12 @@ class KernelFamily:
             "BLOCK_M": binary.block_m, "BLOCK_N": binary.block_n, "BLOCK_K": binary.block_k,
             "WIDE": code.wide, "PRECISION": code.data_type.precision,
         }  # fmt: skip
-        if code.c_layout != "strided":
-            baked["stride_cn" if code.c_layout == "row" else "stride_cm"] = 1
+        # Triton pipelines what it knows to be contiguous. Descriptors hold the strides of A and B.
+        for x in code.matrices[2 * self.reads_by_descriptor :]:
+            if x.layout != "strided":
+                baked[f"stride_{x.name}{x.in_memory[1]}"] = 1
+        if self.is_masked:
+            baked["EVEN_K"] = spec.even_k
         if self.splits_k:
             baked["SPLIT"] = binary.split
             if not binary.split:

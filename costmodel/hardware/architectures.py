@@ -78,5 +78,5 @@ def architecture(capability: int) -> Architecture:
 
     A later version of a generation has what the earlier ones have.
     """
-    rows = sorted(ARCHITECTURES.values(), key=lambda row: row.capability)
-    return next((row for row in reversed(rows) if row.capability <= capability), rows[0])
+    before = (row for row in ARCHITECTURES if row <= capability)
+    return ARCHITECTURES[max(before, default=min(ARCHITECTURES))]

@@ -36,12 +36,10 @@ def use(model: str | Path | CostModel | None) -> CostModel | None:
     Raises:
         As :func:`load`; then what was used before stays in use.
     """
-    if model is None or isinstance(model, CostModel):
-        chosen = model
-    else:
-        chosen = XgbCostModel.load(as_path("model", model))
-    _used[:] = [] if chosen is None else [chosen]
-    return chosen
+    if not (model is None or isinstance(model, CostModel)):
+        model = XgbCostModel.load(as_path("model", model))
+    _used[:] = [] if model is None else [model]
+    return model
 
 
 def shipped_models(kind: str = "") -> dict[str, Path]:
@@ -50,21 +48,16 @@ def shipped_models(kind: str = "") -> dict[str, Path]:
     Args:
         kind: ``kernels-`` for the models of any kernel.
     """
-    root, length = _root(), len(kind)
-    found = sorted(root.glob(f"{kind}*/{CARD}")) if root.is_dir() else []
-    named = {card.parent.name[length:]: card.parent for card in found}
+    found = sorted(_root().glob(f"{kind}*/{CARD}"))
+    named = {card.parent.name.removeprefix(kind): card.parent for card in found}
     return {name: folder for name, folder in named.items() if name in DEVICES}
 
 
 def model_directory(target: Target) -> Path | None:
     """Return the directory of the shipped model of a target or of a sibling; None without one."""
     shipped = shipped_models()
-    siblings = [
-        path
-        for name, path in shipped.items()
-        if (device := DEVICES.get(name)) and device.is_sibling(target.device)
-    ]
-    return shipped.get(target.device.name) or next(iter(siblings), None)
+    siblings = (path for name, path in shipped.items() if DEVICES[name].is_sibling(target.device))
+    return shipped.get(target.device.name) or next(siblings, None)
 
 
 def find_model(

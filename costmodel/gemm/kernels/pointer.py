@@ -5,7 +5,6 @@ from typing import Any
 
 from costmodel.gemm.config import GemmConfig, Specialization
 from costmodel.gemm.family import KernelFamily, splits, tiles, warps
-from costmodel.gemm.workload import CodeClass
 
 
 class PointerFamily(KernelFamily):
@@ -36,25 +35,12 @@ class PointerFamily(KernelFamily):
                     for stages in (1, 2):
                         yield GemmConfig(self.name, m, n, k, num_warps, stages)
 
-    def pipelined(self, code: CodeClass) -> tuple[bool, bool]:
-        """An asynchronous copy moves at least 4 bytes."""
-        return (
-            code.a_align >= 4 and code.a_layout != "strided",
-            code.b_align >= 4 and code.b_layout != "strided",
-        )
-
     def constants(self, spec: Specialization) -> dict[str, Any]:
         code, item = spec.code, spec.code.itemsize
-        baked = super().constants(spec) | {
-            "EVEN_K": spec.even_k,
+        return super().constants(spec) | {
             "A_CONTIGUOUS": code.a_align // item if code.a_layout == "col" else 1,
             "B_CONTIGUOUS": code.b_align // item if code.b_layout == "row" else 1,
         }
-        if code.a_layout != "strided":
-            baked["stride_ak" if code.a_layout == "row" else "stride_am"] = 1
-        if code.b_layout != "strided":
-            baked["stride_bn" if code.b_layout == "row" else "stride_bk"] = 1
-        return baked
 
 
 FAMILY = PointerFamily()

@@ -52,10 +52,9 @@ class TmaFamily(KernelFamily):
     def descriptor_blocks(self, spec: Specialization) -> dict[str, tuple[int, int]]:
         c, code = spec.config_binary, spec.code
         rows, columns = self.operand_blocks(spec)
-        col_a, col_b = code.a_layout == "col", code.b_layout == "col"
-        blocks = {"a_desc": (c.block_k, rows) if col_a else (rows, c.block_k)}
+        blocks = {"a_desc": (c.block_k, rows) if code.a_layout == "col" else (rows, c.block_k)}
         for name, width in zip(("b_desc", "b2_desc"), columns, strict=False):
-            blocks[name] = (width, c.block_k) if col_b else (c.block_k, width)
+            blocks[name] = (width, c.block_k) if code.b_layout == "col" else (c.block_k, width)
         if stores_by_descriptor(code):
             blocks["c_desc"] = (rows, int(self.stored_columns(c)))
         return blocks
