@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Self
 
 from costmodel.errors import InvalidInput
 from costmodel.files import Named
-from costmodel.gemm.kernels import known
+from costmodel.gemm.kernels import NAME, known
 from costmodel.gemm.workload import LARGEST, CodeClass
 
 
@@ -177,7 +177,8 @@ class Specialization:
 
 
 _NAME = re.compile(
-    r"(?P<kernel>[a-z_]+) (?P<block_m>\d{1,4})x(?P<block_n>\d{1,4})x(?P<block_k>\d{1,4})"
+    rf"(?P<kernel>{NAME})"
+    r" (?P<block_m>\d{1,4})x(?P<block_n>\d{1,4})x(?P<block_k>\d{1,4})"
     r" w(?P<num_warps>\d{1,4}) s(?P<num_stages>\d{1,4}) g(?P<group_m>\d{1,4})"
     r"(?: k(?P<split_k>\d{1,4}))?(?: r(?P<maxnreg>\d{1,4}))?"
     r"(?P<halves> halves)?(?P<flatten> flat)?(?P<repack> repack)?",

@@ -188,16 +188,15 @@ class KernelFamily:
         a, b = self.pipelined(code)
         return buffers * c.block_k * (a * c.block_m + b * c.block_n) * code.itemsize
 
-    def pipelined(self, code: CodeClass) -> tuple[bool, bool]:
+    def pipelined(self, code: CodeClass) -> list[bool]:
         """Return True for A, and for B, if it is copied ahead of its use.
 
         TMA copies any operand; an asynchronous copy through pointers moves at least 4 bytes.
         """
-        a, b = (
+        return [
             self.reads_by_descriptor or (x.align >= 4 and x.layout != "strided")
             for x in code.matrices[:2]
-        )
-        return a, b
+        ]
 
     def size_checks(self, c: Any, workload: Workload, device: Device) -> Checks:
         """Rules that depend on the sizes."""

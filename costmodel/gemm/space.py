@@ -32,9 +32,7 @@ Columns = SimpleNamespace
 @cache
 def grid() -> tuple[GemmConfig, ...]:
     """Every point worth having on some workload or device; none twice."""
-    found = []
-    for of in families().values():
-        found += [(of, point) for point in of.points()]
+    found = [(of, point) for of in families().values() for point in of.points()]
     # Other tile orders, for the large tiles that large problems want.
     orders = [
         (of, replace(c, group_m=group))
@@ -77,7 +75,8 @@ def grid_columns() -> dict[str, Columns]:
     for family_name in families():
         rows = np.array([i for i, c in enumerate(grid()) if c.kernel == family_name], dtype=int)
         columns = {name: np.array([getattr(grid()[i], name) for i in rows]) for name in names}
-        found[family_name] = Columns(row=rows, but_for_group=alike[rows], **columns)
+        if rows.size:
+            found[family_name] = Columns(row=rows, but_for_group=alike[rows], **columns)
     return found
 
 
@@ -124,9 +123,8 @@ class SearchSpace:
 
     @cached_property
     def _reasons(self) -> tuple[dict[GemmConfig, str], dict[GemmConfig, str]]:
-        workload, device = self.workload, self.target.device
+        workload, device, tools = self.workload, self.target.device, self.target.toolchain
         aligned = not any(workload.code.needs_repack())
-        trouble = {name: kernel_trouble(name, self.target.toolchain) for name in families()}
 
         def effective(config: GemmConfig) -> GemmConfig:
             return replace(config, group_m=int(_effective_group(config, workload)))
@@ -139,7 +137,9 @@ class SearchSpace:
                 continue
             if config.repack and aligned:
                 redundant[config] = "repack: every operand is aligned as it is"
-            elif reason := trouble[config.kernel] or why_illegal(config, workload, device):
+            elif reason := kernel_trouble(config.kernel, tools) or why_illegal(
+                config, workload, device
+            ):
                 rejected[config] = reason
             elif same := found.get(effective(config)):
                 redundant[config] = f"runs as {same} does"

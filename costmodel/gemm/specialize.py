@@ -22,6 +22,7 @@ from typing import Any
 from costmodel.compile.compile_pool import CompilePool, as_compiled
 from costmodel.compile.compiler import Artifact, compile_source
 from costmodel.compile.triton_private import build_launchers, cache_folder
+from costmodel.errors import InvalidInput
 from costmodel.files import Named, cached_fact, digest
 from costmodel.gemm.config import GemmConfig, Specialization
 from costmodel.gemm.dtypes import DATA_TYPES
@@ -94,11 +95,17 @@ def source(spec: Specialization | Repacking) -> tuple[Any, Named]:
         types, divides = _arguments(spec)
         baked, make, options = constants(spec), of.source_class(), of.options(spec.config_binary)
     names = fn.arg_names
+    if wrong := {*names} - baked.keys() - types.keys() | baked.keys() - {*names}:
+        raise InvalidInput(
+            f"{fn.__module__}:{fn.__name__} and its family differ in {', '.join(sorted(wrong))}: "
+            f"expected each argument to be a constant of the family or to have a type in "
+            f"{Path(__file__).name}, and each constant of the family to be an argument"
+        )
     signature = {name: "constexpr" if name in baked else types[name] for name in names}
     attributes = {
-        (names.index(name),): [["tt.divisibility", value]]
-        for name, value in divides.items()
-        if name in names and name not in baked and value > 1
+        (place,): [["tt.divisibility", divides[name]]]
+        for place, name in enumerate(names)
+        if name not in baked and divides.get(name, 1) > 1
     }
     return make(fn, signature, baked, attributes), options
 
@@ -112,16 +119,14 @@ def constants(spec: Specialization) -> Named:
 def _arguments(spec: Specialization) -> tuple[dict[str, str], dict[str, int]]:
     """Return the Triton types of the arguments, and their divisors (pointers in bytes)."""
     code, of = spec.code, family(spec.kernel)
-    elements = {x.name: DATA_TYPES[x.dtype].triton for x in code.matrices}
-    types = dict.fromkeys(("M", "N", "K", "GROUP_M", "SPLIT_K"), "i32")
-    types |= {f"{name}_ptr": f"*{element}" for name, element in elements.items()}
-    types |= {
-        "bias_ptr": f"*{elements['c']}", "partial_ptr": f"*{code.data_type.accumulator}",
-        "arrivals_ptr": "*i32",
+    types = dict.fromkeys(("M", "N", "K", "GROUP_M", "SPLIT_K"), "i32") | {
+        "bias_ptr": f"*{DATA_TYPES[code.out_dtype].triton}",
+        "partial_ptr": f"*{code.data_type.accumulator}", "arrivals_ptr": "*i32",
     }  # fmt: skip
-    divides = {f"{x.name}_ptr": x.align for x in code.matrices}
-    divides |= {"bias_ptr": code.out_itemsize, "partial_ptr": 16, "arrivals_ptr": 4}
+    divides = {"bias_ptr": code.out_itemsize, "partial_ptr": 16, "arrivals_ptr": 4}
     for x in code.matrices:
+        pointer = f"{x.name}_ptr"
+        types[pointer], divides[pointer] = f"*{DATA_TYPES[x.dtype].triton}", x.align
         lead, extent = x.in_memory
         strides = [f"stride_{x.name}{lead}", f"stride_{x.name}{extent}"]
         types |= dict.fromkeys(strides, "i64" if code.wide else "i32")
@@ -227,6 +232,8 @@ def _hash(kernels: tuple[str, ...]) -> str:
         if function in seen:
             continue
         functions, scope = _module(module)
+        if function not in functions:
+            raise InvalidInput(f"{module} defines no {function}, which a kernel or its family uses")
         # Unparsed, since what ast.dump prints differs from one Python to the next.
         seen[function] = ast.unparse(functions[function])
         # All functions that are named, not only those called: a warp-specialised region gets its
@@ -237,17 +244,22 @@ def _hash(kernels: tuple[str, ...]) -> str:
 
 
 @cache
-def _module(name: str) -> tuple[dict[str, ast.FunctionDef], dict[str, str]]:
-    """Return the functions of a file, without docstrings, and all that it knows by name.
+def _module(name: str) -> tuple[dict[str, ast.stmt], dict[str, str]]:
+    """Return what a file defines, without docstrings, and all that it knows by name.
 
-    These are its own functions, and those of files beside it, as ``module:function``.
+    These are its own functions and constants, and those of files beside it, as ``module:function``.
     """
-    functions, scope = {}, {}
+    functions: dict[str, ast.stmt] = {}
+    scope = {}
     for node in ast.parse(_file(name).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef):
             if ast.get_docstring(node) is not None:
                 del node.body[0]
             functions[node.name], scope[node.name] = node, f"{name}:{node.name}"
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            for target in ast.walk(node):
+                if isinstance(target, ast.Name) and isinstance(target.ctx, ast.Store):
+                    functions[target.id], scope[target.id] = node, f"{name}:{target.id}"
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             source = f"{name.rpartition('.')[0]}.{node.module}" if node.level else node.module
             if node.level == 1 or source.startswith("costmodel.kernels."):
@@ -259,7 +271,7 @@ def _file(module: str) -> Path:
     """Return the file of a module without importing it."""
     found = find_spec(module)
     if found is None or found.origin is None:
-        raise ModuleNotFoundError(f"no file of {module}, which a kernel family names")
+        raise InvalidInput(f"no file of {module}, which a kernel family names")
     return Path(found.origin)
 
 
@@ -333,8 +345,8 @@ def compile_for_device(
     specs = list(dict.fromkeys(specs))
     sources = []
     for spec in specs:
-        # Where this Triton lacks what a kernel uses, the child that compiles says so.
-        with suppress(ImportError, AttributeError):
+        # Where a kernel cannot be compiled, the child that compiles says so.
+        with suppress(ImportError, AttributeError, InvalidInput):
             sources.append(source(spec)[0])
     build_launchers(sources)
     cache = cache_folder()
