@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 
-from costmodel.errors import InvalidInput, ShapeError
+import costmodel
+from costmodel.errors import DeviceError, InvalidInput, ShapeError
 from costmodel.nn import ScaledLinear
 
 E4M3, E5M2, INT8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8
@@ -137,3 +139,29 @@ def test_an_input_of_other_features_is_named(
 def test_a_layer_that_no_kernel_serves_is_refused(wrong: dict[str, Any], expected: str) -> None:
     with pytest.raises(InvalidInput, match=expected):
         ScaledLinear(**{"in_features": 256, "out_features": 64, **wrong})
+
+
+def of_layer(x: Tensor, weight: Tensor, made: ScaledLinear) -> Tensor:
+    return made(x) + 1
+
+
+def of_function(x: Tensor, weight: Tensor, made: ScaledLinear) -> Tensor:
+    one = torch.ones(1)
+    return costmodel.scaled_mm(x.to(weight.dtype), weight.T, one, 0, one, 0) + 1
+
+
+def of_int_mm(x: Tensor, weight: Tensor, made: ScaledLinear) -> Tensor:
+    return costmodel.int_mm(x.to(torch.int8), weight.to(torch.int8).T) + 1
+
+
+@pytest.mark.parametrize("call", [of_layer, of_function, of_int_mm])
+def test_torch_compile_traces_no_product_anew_for_each_m(call: Any) -> None:
+    """Each time costs a second, and after eight torch warns and gives up."""
+    torch._dynamo.reset()
+    compiled, made = torch.compile(call, backend="eager"), loaded("block", E4M3)
+    found = []
+    for m in range(2, 13):
+        with pytest.raises(DeviceError):  # after all checks: the operands are on a CPU
+            compiled(torch.ones(m, K), made.weight, made)
+        found.append(counters["stats"]["unique_graphs"])
+    assert found[2] == found[-1]  # torch takes m for a constant at first

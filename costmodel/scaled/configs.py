@@ -111,7 +111,7 @@ def torch_may(named: Named) -> bool:
     """Return False where torch is known to refuse the call, for some m of its bucket."""
     is_int = named["a"].dtype == torch.int8
     of = 8 if is_int else 16
-    fits = named["n"] % of == 0 and named["k"] % of == 0 and named["torchs"]
+    fits = named["n"] % of == named["k"] % of == 0 and named["torchs"]
     return bool(fits and (named["m"] > 16 or not is_int))
 
 

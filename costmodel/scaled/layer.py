@@ -21,10 +21,10 @@ def quantize(x: Tensor, scales: str, dtype: torch.dtype = torch.float8_e4m3fn) -
     largest = (torch.iinfo if dtype == torch.int8 else torch.finfo)(dtype).max
     width = STEP if scales == "block" else x.shape[1]
     parts = torch.unflatten(x.float(), 1, (-1, width))
-    scale = parts.abs().amax(2, keepdim=True).clamp(min=1e-12) / largest
-    small = parts / scale
+    scale = parts.abs().amax(2).clamp(min=1e-12) / largest
+    small = parts / scale.unsqueeze(2)
     small = (small.round() if dtype == torch.int8 else small).to(dtype).flatten(1)
-    return small, scale.squeeze(2).T.contiguous().T  # as torch wants the scales of blocks
+    return small, scale.T.contiguous().T  # as torch wants the scales of blocks
 
 
 class ScaledLinear(torch.nn.Module):

@@ -77,10 +77,8 @@ def scaled_mm(
         if getattr(_one(value), "value", _one(value)) not in (None, 0, (), []):
             raise InvalidInput(f"{name}={value!r}: expected None or (), leave it out")
     return _launched(
-        scaled_call(
-            mat_a, mat_b, scale_a, scale_recipe_a, scale_b, scale_recipe_b, bias, output_dtype,
-            bool(use_fast_accum), activation or "none", out,
-        )
+        scaled_call, mat_a, mat_b, scale_a, scale_recipe_a, scale_b, scale_recipe_b, bias,
+        output_dtype, bool(use_fast_accum), activation or "none", out,
     )  # fmt: skip
 
 
@@ -96,8 +94,10 @@ def scaled_call(
     if dtype not in _RESULTS:
         raise UnsupportedDtype(f"output_dtype={dtype}: expected bfloat16, float16 or float32")
     if (recipes[0] < BY_ROW) != (recipes[1] < BY_ROW):
-        names = " with ".join(_RECIPES[recipe] for recipe in recipes)
-        raise InvalidInput(f"{names}: expected block-wise scales for both operands, or for none")
+        raise InvalidInput(
+            f"{' with '.join(_RECIPES[recipe] for recipe in recipes)}: expected block-wise scales "
+            f"for both operands, or for none"
+        )
     shape = _check_operands(a, mat_b)
     if a.dtype == torch.int8 and recipes[0] >= BY_ROW:
         raise UnsupportedDtype("int8 operands have no block-wise scales: use RowWise or TensorWise")
@@ -123,7 +123,7 @@ def int_mm(mat_a: Tensor, mat_b: Tensor, *, out: MaybeTensor = None) -> Tensor:
     Raises:
         InvalidInput, UnsupportedDtype: an argument that cannot be used; the message says why.
     """
-    return _launched(int_call(mat_a, mat_b, out))
+    return _launched(int_call, mat_a, mat_b, out)
 
 
 def int_call(a: Tensor, mat_b: Tensor, out: MaybeTensor = None) -> tuple[Any, ...]:
@@ -146,9 +146,11 @@ def _call(
     strides_b = _scale_strides("b", scales[1], recipes[1], n, k)
     names = "mat_a", "mat_b", "scale_a", "scale_b", "bias", "out"
     for name, x in zip(names, (a, mat_b, *scales, bias, out), strict=True):
-        if x is not None and x.device != a.device:
+        if x is None:
+            continue
+        if x.device != a.device:
             raise DeviceError(f"{name} is on {x.device}, mat_a on {a.device}: expected one device")
-        if x is not None and x.requires_grad and torch.is_grad_enabled():
+        if x.requires_grad and torch.is_grad_enabled():
             raise GradientError(f"{name} requires grad: scaled products have none, use no_grad()")
     return (
         a, b, *scales, bias, out, m, n, k, a.stride(0), b.stride(0), out.stride(0), *strides_a,
@@ -174,7 +176,10 @@ def _bucket(m: int) -> int:
     return 3 * power // 4 if 64 < m <= 3 * power // 4 else power
 
 
-def _launched(call: tuple[Any, ...]) -> Tensor:
+def _launched(checked: Any, *args: Any) -> Tensor:
+    if torch.compiler.is_dynamo_compiling():  # it would trace, and guard, the checks of each m
+        return torch.compiler.disable(_launched)(checked, *args)  # type: ignore[no-untyped-call]
+    call = checked(*args)
     a, out = call[0], call[5]
     if a.device.type != "cuda":
         raise DeviceError(f"the operands are on {a.device}: expected them on a GPU")
