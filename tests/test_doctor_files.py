@@ -142,7 +142,8 @@ def test_a_triton_without_a_table_is_named(monkeypatch: pytest.MonkeyPatch, mode
     check = look_for("artifacts")
     assert not check.ok
     assert "no artifacts of Triton 3.99.0, ptxas 13.9" in check.found
-    assert "by the configurations alone" in check.advice
+    assert "those without are ranked by the configurations alone" in check.advice
+    assert "if kernels are new: collect and train" in check.advice
 
 
 def test_artifacts_that_cannot_be_read_are_named_and_are_no_warning(model: Path) -> None:

@@ -142,8 +142,8 @@ def _looks(model: OptionalPath) -> list[_Look]:
          "rules of thumb answer; train one: costmodel collect, then costmodel train"),
         *named,
         ("artifacts", "optional", tuner.artifacts,
-         "ranking goes by the configurations alone; if kernels were changed: restore them, or "
-         "collect and train again"),
+         "those without are ranked by the configurations alone; if kernels were changed: "
+         "restore them, or collect and train again; if kernels are new: collect and train"),
         ("cache", "optional", _cache, "winners last for one process only; set "
          f"{CACHE_VARIABLE} to a folder that can be written"),
         ("Triton's cache", "gpu", _triton_cache,
