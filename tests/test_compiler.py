@@ -239,7 +239,7 @@ def test_closing_a_pool_kills_what_its_children_started(here: ModuleType, tmp_pa
             time.sleep(0.01)
         start = time.monotonic()
         artifacts.close()
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 100
     time.sleep(0.1)
     assert gone(int((tmp_path / "pid").read_text()))
 

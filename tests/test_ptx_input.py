@@ -149,6 +149,6 @@ def test_a_large_kernel_takes_milliseconds() -> None:
 
 
 def _seconds(text: str) -> float:
-    start = time.perf_counter()
+    start = time.thread_time()
     extract(text)
-    return time.perf_counter() - start
+    return time.thread_time() - start

@@ -134,13 +134,13 @@ def test_a_long_list_is_compiled_as_it_is_where_nothing_is_learned() -> None:
     ]  # fmt: skip
     count = len(parsed)
     now = Tried(parsed, np.zeros(count), np.full(count, np.nan), {})
-    learner, begun = Learner(now, least=count), time.perf_counter()
+    learner, begun = Learner(now, least=count), time.thread_time()
     found = []
     while (row := learner.next()) is not None:
         learner.tell(row, 1.0 + row)
         found.append(row)
     assert sorted(found) == list(range(count))
-    assert time.perf_counter() - begun < 1.0
+    assert time.thread_time() - begun < 1.0
 
 
 # --- Files ----------------------------------------------------------------------------------------
