@@ -9,6 +9,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -369,6 +370,12 @@ def test_deep_gemm_is_a_candidate_where_it_is_installed(
     tuned.run(*call_of("block", 2), warmup=False)
     assert tuned.best_config.kwargs["kernel"] != "deep_gemm"
     assert "deep_gemm" not in {c.kwargs["kernel"] for c in configurations(call_of("row"))}
+
+
+def test_a_full_card_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "_int_mm", Mock(side_effect=torch.OutOfMemoryError("full")))
+    with pytest.raises(torch.OutOfMemoryError):
+        Kernels().run(*call_of("int8", 32), kernel="torch")
 
 
 @pytest.mark.parametrize("form", ["row", "int8", "int32"])

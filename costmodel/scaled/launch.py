@@ -92,7 +92,7 @@ class Kernels:
             return _LAUNCHES[kernel](named, warmup=warmup, **meta)
         try:
             return None if warmup else _LAUNCHES[kernel](named)
-        except torch.AcceleratorError:
+        except (torch.AcceleratorError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # whatever it says: it is one candidate of many
             raise CompileError(f"{kernel} does not compute this: {error}") from error

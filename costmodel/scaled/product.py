@@ -93,13 +93,14 @@ def scaled_call(
     dtype = torch.bfloat16 if output_dtype is None else output_dtype
     if dtype not in _RESULTS:
         raise UnsupportedDtype(f"output_dtype={dtype}: expected bfloat16, float16 or float32")
-    if (recipes[0] < BY_ROW) != (recipes[1] < BY_ROW):
+    by_blocks = recipes[0] >= BY_ROW
+    if by_blocks != (recipes[1] >= BY_ROW):
         raise InvalidInput(
             f"{' with '.join(_RECIPES[recipe] for recipe in recipes)}: expected block-wise scales "
             f"for both operands, or for none"
         )
     shape = _check_operands(a, mat_b)
-    if a.dtype == torch.int8 and recipes[0] >= BY_ROW:
+    if a.dtype == torch.int8 and by_blocks:
         raise UnsupportedDtype("int8 operands have no block-wise scales: use RowWise or TensorWise")
     require_activation(activation)
     if bias is not None:
@@ -109,7 +110,7 @@ def scaled_call(
                 f"bias is {bias.dtype} {list(bias.shape)}: expected a contiguous float [{shape[1]}]"
             )
     out = _output(out, a, shape, dtype)
-    fast = fast and recipes[0] < BY_ROW  # scales of blocks need each block's sum by itself
+    fast = fast and not by_blocks  # they need each block's sum by itself
     return _call(a, mat_b, scales, recipes, bias, out, fast, activation)
 
 
