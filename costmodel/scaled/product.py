@@ -166,8 +166,9 @@ def _is_torchs(a: Tensor, b: Tensor, scales: Any, recipes: Any, out: Tensor) -> 
         if recipe == ROW:
             found &= scale.is_contiguous()
         elif recipe >= BY_ROW:  # m must be a multiple of 4
-            found &= scale.T.is_contiguous() and scale.stride(1) in (1, len(scale))
-            found &= len(scale) % 4 == len(a) % 4 == 0
+            rows = scale.shape[0]
+            found &= scale.stride() in ((1, rows), (1, 1))  # (1, 1): of one column
+            found &= rows % 4 == a.shape[0] % 4 == 0
     return found
 
 

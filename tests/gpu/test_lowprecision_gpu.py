@@ -195,6 +195,22 @@ def test_bias_and_activation(out_dtype: torch.dtype, activation: str | None) -> 
     torch.testing.assert_close(out.double(), exact, atol=2e-2, rtol=2e-2)
 
 
+@pytest.mark.parametrize("form", ["row", "block"])
+def test_scales_that_lie_apart_after_some_that_do_not(form: str) -> None:
+    """Torch refuses such blocks, and reads such rows elsewhere."""
+    m, n, k = 32, 256, 512
+    a, b = operands(m, k, E4M3), operands(n, k, E4M3)
+    sa, ra, sb, rb = scales_of(form, m, n, k)
+    left, right = dequantised(a, sa, ra), dequantised(b, sb.T if form == "row" else sb, rb)
+    exact, size = left @ right.T, left.abs() @ right.abs().T
+    wide = torch.zeros(3 * m, 7 * sa.shape[1], device="cuda")
+    apart = wide[::3, 3::7]
+    apart.copy_(sa)
+    for scale in (sa, apart, sa.contiguous()):
+        out = costmodel.scaled_mm(a, b.T, scale, ra, sb, rb, output_dtype=torch.float32)
+        assert float(((out.double() - exact).abs() / size).max()) < 2e-3
+
+
 @pytest.mark.parametrize("scales", ["row", "block"])
 def test_a_layer_is_near_its_dequantised_checkpoint(scales: str) -> None:
     n, k = 640, 1024
