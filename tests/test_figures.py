@@ -203,8 +203,8 @@ def of_model() -> Iterator[str]:
     yield (f"first choice loses {ours[0]:.0f} % of the speed, the best of its first 8 loses "
            f"{ours[1]:.1f} %.")  # fmt: skip
     if paper[2] > ours[0]:
-        yield "alone needs more than 16 for the first"
-    yield f"rules of thumb lose {rules[2]:.0f} % with 16"
+        yield "alone needs more than 16 configurations to be as good as that first choice"
+    yield f"Rules of thumb lose {rules[2]:.0f} % with 16"
     rows = {
         r["setting"]: r for r in results("ablation-h100-sxm")["rows"] if r["group"] == "columns"
     }
