@@ -427,10 +427,19 @@ def test_kernels_that_are_not_tuned_are_not_launched(place: str, tmp_path: Path)
 def test_what_does_not_compile_is_told_with_the_reason(
     place: str, tmp_path: Path, name: str, failed: tuple[int, ...]
 ) -> None:
-    done = compiled(place.replace(":call", f":{name}"), tmp_path, "--json")
+    (tmp_path / "k.zip").write_text("an older one")
+    dump = tmp_path / "dump"
+    done = compiled(place.replace(":call", f":{name}"), tmp_path, "--json", "--dump", str(dump))
     assert json.loads(done.stdout) == {"calls": 1, "binaries": 2, "failed": len(failed)}
     assert done.returncode == (len(failed) == 2)
-    assert (tmp_path / "k.zip").exists() == (len(failed) == 1)
+    dumped = sorted(path.name for path in dump.glob("*"))
+    if len(failed) == 2:
+        assert (tmp_path / "k.zip").read_text() == "an older one"
+        assert not dumped
+    else:
+        assert [Path(each).suffix for each in dumped] == [".json", ".ptx", ".sass"]
+        with zipfile.ZipFile(tmp_path / "k.zip") as archive:
+            assert {f"dump/{each}" for each in dumped} <= {*archive.namelist()}
     for block in failed:
         (line,) = [x for x in done.stderr.splitlines() if f"BLOCK: {block}," in x]
         assert line.startswith("once: ")

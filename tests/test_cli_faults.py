@@ -362,7 +362,10 @@ def test_sizes_are_over_0_and_fit(place: int, size: int) -> None:
      *((("collect", "--out", "x", "--worklist", "y", *option), option[0])
        for option in (("--workloads", 5), ("--shapes", "SHAPES"), ("--dtypes", "float16"),
                       ("--configs", 9), ("--seed", 0), ("--sampler", "random"))),
-     (("tune", *SIZES, "--data", "DATA", "--target", "h200-sxm"), "--target")],
+     (("tune", *SIZES, "--data", "DATA", "--target", "h200-sxm"), "--target"),
+     *((("compile", *HERE, "--bundle", "x", *two), "M N K; or --bundle, with --worklist or")
+       for two in (("--worklist", "y", "--kernel", "z.py:f"), (*SIZES, "--kernel", "z.py:f"),
+                   ("--kernel", "z.py:f", "--config", "tma 128x256x64 w8 s4 g8")))],
     ids=lambda x: " ".join(map(str, x)) if isinstance(x, tuple) else "",
 )  # fmt: skip
 def test_an_option_that_would_do_nothing_is_refused(

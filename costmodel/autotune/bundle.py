@@ -33,7 +33,9 @@ from costmodel.validation import log
 _CALLS = "calls.json"
 
 
-def write_kernel_bundle(file: Path, place: str, target: Target, folder: Path) -> Named:
+def write_kernel_bundle(
+    file: Path, place: str, target: Target, folder: Path, dump: Path | None = None
+) -> Named:
     """Compile all configurations of a function's calls of tuned kernels; launch nothing.
 
     The reason why a configuration did not compile is logged. If none did, no file is written.
@@ -41,6 +43,7 @@ def write_kernel_bundle(file: Path, place: str, target: Target, folder: Path) ->
     Args:
         place: ``FILE.py:FUNCTION``, a function without arguments. Its tensors may be on the CPU.
         folder: an empty folder to work in.
+        dump: a folder for PTX and SASS; the bundle gets a copy.
 
     Returns:
         the plan: ``calls``, ``binaries``, and ``failed``, those that did not compile.
@@ -53,7 +56,7 @@ def write_kernel_bundle(file: Path, place: str, target: Target, folder: Path) ->
     def compiled(tuned: Any, *args: Any, **kwargs: Any) -> None:
         call = KernelCall(tuned, args, kwargs)
         by_name = {config_name(c): c for c in tuned.configs}
-        begun = Compiling(call, by_name).begin_all()
+        begun = Compiling(call, by_name, dump).begin_all()
         found.append((call, [*zip(by_name.values(), begun, strict=True)]))
 
     def only_compiled(kernel: Any, *args: Any, **kwargs: Any) -> Any:
@@ -82,7 +85,7 @@ def write_kernel_bundle(file: Path, place: str, target: Target, folder: Path) ->
     binaries = sum(len(begun) for _, begun in found)
     plan = {"calls": len(found), "binaries": binaries, "failed": failed}
     (folder / _CALLS).write_bytes(encode({"source": source}))
-    return plan if failed == binaries else pack(folder, file, target, plan)
+    return plan if failed == binaries else pack(folder, file, target, plan, dump)
 
 
 def collect_kernels(place: str, folder: Path, out: Path, number: int = 1, parts: int = 1) -> None:

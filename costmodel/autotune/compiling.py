@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from math import inf
+from pathlib import Path
 from typing import TypeVar
 
 from costmodel.autotune.arguments import written
@@ -42,10 +43,11 @@ class Compiling:
     Args:
         call: a call of the kernel.
         by_name: its configurations, by :func:`costmodel.autotune.store.config_name`.
+        dump: a folder for their PTX and SASS.
     """
 
-    def __init__(self, call: KernelCall, by_name: Named):
-        self._call, self._by_name = call, by_name
+    def __init__(self, call: KernelCall, by_name: Named, dump: Path | None = None):
+        self._call, self._by_name, self._dump = call, by_name, dump
         self._urgency = next(_numbers)
         self._texts: dict[str, str] = {}  # TTIR; empty where it is not known
         self._signature: Named = {}
@@ -89,7 +91,7 @@ class Compiling:
         """Begin to compile, unless an earlier call has begun that job."""
         begun = _begun.get(job.identity)
         if begun is None or (begun.done() and (begun.cancelled() or begun.exception())):
-            compile_ = functools.partial(compile_job, job, job.name)
+            compile_ = functools.partial(compile_job, job, job.name, self._dump)
             begun = _begun[job.identity] = device_compilers().submit(
                 job.identity, job.name, compile_, cache=cache_folder(), urgency=self._urgency
             )

@@ -61,10 +61,11 @@ def compile_space(
     if dump is not None:
         require_folder(dump)
     found = find_target(target)
-    if bundle is not None and workload is None:
+    is_one = sum(map(bool, (workload or config, worklist, kernel))) == 1
+    if is_one and bundle is not None and workload is None:
         _bundle(bundle, worklist or kernel, [], found, dump, jobs, as_json)
         return
-    if workload is None or worklist or kernel:
+    if not is_one or workload is None:
         raise BadParameter("expected M N K; or --bundle, with --worklist or --kernel")
     configs = _configs(workload, found, config)
     by_spec = {specialize(workload, config): config for config in reversed(configs)}
@@ -76,7 +77,11 @@ def compile_space(
         return
     begin, columns, rows = time.perf_counter(), _COLUMNS.split(), list[Any]()
     for artifact in compile_many(specs, found, n_jobs=jobs, dump=dump):
-        rows.append(_row(by_spec[artifact.spec], artifact))
+        fields = {name: getattr(artifact, name) for name in _FIELDS.split()}
+        rows.append({
+            "config": str(by_spec[artifact.spec]), **fields,
+            "compile_s": round(artifact.compile_s, 3),
+        })  # fmt: skip
         doing(f"compiled {len(rows)} of {len(specs)}")
     failed = sum(row["status"] != "ok" for row in rows)
     counts = {"space": len(configs), "binaries": len(by_spec), "compiled": len(rows) - failed,
@@ -98,17 +103,14 @@ def _configs(workload: Workload, target: Target, name: str | None) -> Sequence[G
     if name is None:
         if configs := SearchSpace.of(workload, target).configs:
             return configs
-        what = f"{workload} on {target.device.name}"
-        raise InvalidInput(f"no configuration to compile for {what}: expected smaller sizes")
+        raise InvalidInput(
+            f"no configuration to compile for {workload} on {target.device.name}: expected "
+            f"smaller sizes"
+        )
     config = parse_config(name)
     if reason := why_illegal(config, workload, target.device):
         raise InvalidInput(f"--config {config}: {reason}; `costmodel rank` lists what can run")
     return (config,)
-
-
-def _row(config: object, artifact: Any) -> dict[str, Any]:
-    fields = {name: getattr(artifact, name) for name in _FIELDS.split()}
-    return {"config": str(config), **fields, "compile_s": round(artifact.compile_s, 3)}
 
 
 def _bundle(
@@ -124,14 +126,15 @@ def _bundle(
     require_file_place(file)
     if isinstance(work, str):
         with TemporaryDirectory() as folder:
-            planned = write_kernel_bundle(file, work, target, Path(folder))
+            planned = write_kernel_bundle(file, work, target, Path(folder), dump)
     else:
         protocol = TimingProtocol().to_dict()
         todo = todo or read_worklist(work or Path(), Identity(target, protocol))
         planned = write_bundle(file, todo, target, protocol, n_jobs=jobs, dump=dump)
-    unusable = planned.get("failed") == planned.get("binaries", 0)
+    unusable = planned["failed"] == planned["binaries"]
     title = f"nothing compiles: no {file}" if unusable else f"in {file}"
     answer(as_json, planned, (title, ["what", "how much"], in_units(planned)))
     if unusable:
-        file.unlink(missing_ok=True)
+        if todo:  # of products a file was written
+            file.unlink()
         raise Exit(1)

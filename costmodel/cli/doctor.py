@@ -83,7 +83,7 @@ def doctor(
         ("costmodel doctor", ["what", "", "found", "what to do"], rows),
         notes=["usable" if ok else "not usable yet: see what is missing above"],
     )
-    raise Exit(0 if ok else 1)
+    raise Exit(not ok)
 
 
 def diagnose(model: OptionalPath = None, only: str | None = None) -> list[Check]:
@@ -117,16 +117,17 @@ def _check(name: str, need: Need, find: Callable[[], str], advice: str) -> Check
 def _looks(model: OptionalPath) -> list[_Look]:
     """Return all looks: name, need, the function that looks, and advice."""
     tuner = _Tuner()
-    named: list[_Look] = []
-    if model is not None:
-        advice = "name a folder that costmodel train wrote, or train it again"
-        named = [(f"model {model}", "always", partial(tuner.named_model, model), advice)]
+    named: list[_Look] = [] if model is None else [
+        (f"model {model}", "always", partial(tuner.named_model, model),
+         "name a folder that costmodel train wrote, or train it again"),
+    ]  # fmt: skip
     return [
         ("Python", "always", lambda: f"{platform.python_version()} ({sys.executable})", ""),
         ("torch", "always", _torch, "pip install torch triton==3.6.0"),
         ("Triton", "always", _triton, _TRITON_ADVICE),
         ("ptxas", "always", tuner.ptxas, _TOOL_ADVICE),
-        ("cuobjdump", "always", _cuobjdump, _TOOL_ADVICE),
+        ("cuobjdump", "always", lambda: str(import_module("triton").knobs.nvidia.cuobjdump.path),
+         _TOOL_ADVICE),
         ("xgboost", "always", partial(_module, "xgboost"),
          "pip install xgboost-cpu (or xgboost: either serves)"),
         ("sklearn", "always", partial(_module, "sklearn"), "pip install scikit-learn"),
@@ -171,15 +172,13 @@ def _triton() -> str:
     return version
 
 
-def _cuobjdump() -> str:
-    return str(import_module("triton").knobs.nvidia.cuobjdump.path)
-
-
 def _driver() -> str:
     """Ask nvidia-smi, which comes with the driver."""
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
+            capture_output=True, text=True, timeout=30, check=True,
+        )  # fmt: skip
     except FileNotFoundError:
         raise _Missing("nvidia-smi is not on the PATH") from None
     return "; ".join(done.stdout.splitlines())
@@ -232,8 +231,10 @@ class _Tuner:
 
     def gpu(self) -> str:
         if import_module("torch").version.cuda is None:
-            advice = "with a GPU, install a CUDA build of torch: pip install 'torch==2.11.*'"
-            raise _Missing("this torch is a CPU build", advice)
+            raise _Missing(
+                "this torch is a CPU build",
+                "with a GPU, install a CUDA build of torch: pip install 'torch==2.11.*'",
+            )
         if isinstance(self._here, str):
             hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
             advice = f"check nvidia-smi; CUDA_VISIBLE_DEVICES={hidden!r}" if hidden else ""
@@ -275,8 +276,8 @@ def _cache() -> str:
     from costmodel.tuning.winner_cache import WinnerCache
 
     path, key = cache_directory(), {"name": "doctor"}
-    cache, target = WinnerCache(path), Target.named(DEFAULT_TARGET)
-    trial = TuningResult.unranked(_SQUARE, target, "auto", None, "a trial")
+    cache = WinnerCache(path)
+    trial = TuningResult.unranked(_SQUARE, Target.named(DEFAULT_TARGET), "auto", None, "a trial")
     with catch_warnings(record=True, action="always") as told:
         if not cache.put(key, trial):
             raise _Missing("; ".join(str(warning.message) for warning in told))

@@ -49,6 +49,7 @@ def train(
     if "dataset of kernels" in kinds:
         if add_cache or cache_dir:
             raise InvalidInput("--add-cache is for products: use `costmodel kernels record` first")
+        require_place(out, "model of kernels")
         _train_kernels(datasets, out, as_json)
         return
     opened = [Dataset.open(path) for path in datasets]
@@ -75,19 +76,17 @@ def _train_kernels(datasets: Sequence[Path], out: Path, as_json: bool) -> None:
 
     from costmodel.autotune.dataset import KernelDataset
     from costmodel.autotune.model import KernelModel
-    from costmodel.data.shards import require_place
 
     dataset = KernelDataset.read_all(datasets)
-    require_place(out, "model of kernels")
     note(f"training on {len(dataset.rows)} rows of kernels: this takes minutes")
     doing("training")
     model = KernelModel.train(dataset, nthread=cpu_count())
     model.save(out)
-    rows = [*model.card.trained_on.items()]
+    counts = model.card.trained_on
     answer(
         as_json,
-        {"path": str(out), "training": model.card.trained_on},
-        (f"model of kernels in {out}", ["trained on", ""], rows),
+        {"path": str(out), "training": counts},
+        (f"model of kernels in {out}", ["trained on", ""], counts.items()),
     )
 
 

@@ -68,17 +68,19 @@ def write_bundle(
             artifacts = [
                 *compile_many(specs, target, n_jobs=n_jobs, dump=dump, cache=folder / "cache")
             ]
-            if dump is not None:
-                shutil.copytree(dump, folder / "dump")
         else:
             artifacts = [*filter(None, known.find([artifact_key(s, target) for s in specs]))]
         dataset.append_artifacts(artifacts)
         failed = sum(not artifact.ok for artifact in artifacts)
-        return pack(folder, file, target, plan(jobs, target) | {"failed": failed})
+        return pack(folder, file, target, plan(jobs, target) | {"failed": failed}, dump)
 
 
-def pack(folder: Path, file: Path, target: Target, planned: Named) -> Named:
+def pack(
+    folder: Path, file: Path, target: Target, planned: Named, dump: Path | None = None
+) -> Named:
     """Write the files of a folder as a bundle; return the plan."""
+    if dump is not None:
+        shutil.copytree(dump, folder / "dump")
     files = (p for p in sorted(folder.rglob("*")) if p.is_file() and p.suffix not in _UNUSED)
     paths = {str(path.relative_to(folder)): path for path in files}
     hashes = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in paths.items()}

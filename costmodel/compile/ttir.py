@@ -278,7 +278,7 @@ def parse_module(text: str, context: Any) -> Any:
     return module
 
 
-def compile_job(job: KernelJob, spec: Any = None) -> Artifact:
+def compile_job(job: KernelJob, spec: Any = None, dump: Path | None = None) -> Artifact:
     """Compile a job into Triton's cache, in this process; the kernel's module is not needed.
 
     A process whose settings differ from those of the process that made the job cannot spoil the
@@ -288,12 +288,13 @@ def compile_job(job: KernelJob, spec: Any = None) -> Artifact:
 
     Args:
         spec: of the artifact.
+        dump: as in :func:`costmodel.compile.compiler.compile_source`.
     """
     source = TextSource(job), dict(job.options)
     # Triton would not see that an override's file has changed.
     anew = bool(job.override)
     try:
-        return compile_source(lambda: source, job.arch, job.identity, spec, anew=anew)
+        return compile_source(lambda: source, job.arch, job.identity, spec, dump, anew=anew)
     except OSError:
         raise
     except Exception as error:

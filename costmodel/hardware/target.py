@@ -80,18 +80,18 @@ class Device:
         return max(arithmetic_us, bytes_ / self.bandwidth_gbs / 1e3, 0.1)
 
 
-_MIB = 2**20
+_MIB, _GIB = 2**20, 2**30
 _DEVICES = (
     Device("a100-sxm", "NVIDIA A100-SXM4-80GB", 80, 108, 166912, 167936, 40 * _MIB,
-           1410, 2039.0, 312.0, 80 * 1024**3),
+           1410, 2039.0, 312.0, 80 * _GIB),
     Device("h100-sxm", "NVIDIA H100 80GB HBM3", 90, 132, 232448, 233472, 50 * _MIB,
-           1980, 3350.0, 989.0, 80 * 1024**3),
+           1980, 3350.0, 989.0, 80 * _GIB),
     Device("h100-pcie", "NVIDIA H100 PCIe", 90, 114, 232448, 233472, 50 * _MIB,
-           1755, 2039.0, 756.0, 80 * 1024**3),
+           1755, 2039.0, 756.0, 80 * _GIB),
     Device("h200-sxm", "NVIDIA H200", 90, 132, 232448, 233472, 60 * _MIB,
-           1980, 4800.0, 989.0, 141 * 1024**3),
+           1980, 4800.0, 989.0, 141 * _GIB),
     Device("b200-sxm", "NVIDIA B200", 100, 148, 232448, 233472, 126 * _MIB,
-           1965, 8000.0, 2250.0, 180 * 1024**3),
+           1965, 8000.0, 2250.0, 180 * _GIB),
 )  # fmt: skip
 DEVICES = {d.name: d for d in _DEVICES}
 """Devices that work without a driver. Figures: NVIDIA's data sheets and CUDA's occupancy tables."""
