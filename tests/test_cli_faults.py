@@ -362,10 +362,7 @@ def test_sizes_are_over_0_and_fit(place: int, size: int) -> None:
      *((("collect", "--out", "x", "--worklist", "y", *option), option[0])
        for option in (("--workloads", 5), ("--shapes", "SHAPES"), ("--dtypes", "float16"),
                       ("--configs", 9), ("--seed", 0), ("--sampler", "random"))),
-     (("tune", *SIZES, "--data", "DATA", "--target", "h200-sxm"), "--target"),
-     *((("compile", *HERE, "--bundle", "x", *two), "M N K; or --bundle, with --worklist or")
-       for two in (("--worklist", "y", "--kernel", "z.py:f"), (*SIZES, "--kernel", "z.py:f"),
-                   ("--kernel", "z.py:f", "--config", "tma 128x256x64 w8 s4 g8")))],
+     (("tune", *SIZES, "--data", "DATA", "--target", "h200-sxm"), "--target")],
     ids=lambda x: " ".join(map(str, x)) if isinstance(x, tuple) else "",
 )  # fmt: skip
 def test_an_option_that_would_do_nothing_is_refused(
@@ -378,6 +375,19 @@ def test_an_option_that_would_do_nothing_is_refused(
     line = refused(*(names.get(str(a), a) for a in arguments))
     assert idle in line
     assert sorted(os.listdir()) == ["shapes.csv"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--worklist", "y", "--kernel", "z.py:f"), (*SIZES, "--kernel", "z.py:f"),
+     ("--kernel", "z.py:f", "--config", "tma 128x256x64 w8 s4 g8")],
+    ids=lambda x: " ".join(map(str, x)),
+)  # fmt: skip
+def test_a_bundle_is_of_one_kind_of_work(options: tuple[object, ...], tmp_path: Path) -> None:
+    result = run("compile", *HERE, "--bundle", tmp_path / "x.zip", *options)
+    assert result.exit_code == 2
+    assert "expected M N K; or --bundle, with --worklist or --kernel" in result.stderr
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("command", ["rank", "explain", "tune", "compile"])
