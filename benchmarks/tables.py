@@ -122,7 +122,7 @@ def _table(name: str, columns: Sequence[str], folder: Path) -> str:
         cells = [[_cell(_at(row, path.strip(), file)) for path, *_ in parts] for row in rows]
     else:
         titles = ["", "value"]
-        cells = [[key, _cell(value)] for key, value in results["summary"].items()]
+        cells = [[_line(key), _cell(value)] for key, value in results["summary"].items()]
     lines = [titles, ["---"] * len(titles), *cells]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"{table}\n\n{_source(results, folder)}\n"
@@ -143,6 +143,11 @@ def _cell(value: Any) -> str:
     return WORDS.get(shown(value), shown(value)).replace("|", "\\|")
 
 
+def _line(key: str) -> str:
+    """Put words in place of the figures' names in a key of a summary."""
+    return re.sub(r"\w+_\w+", lambda name: WORDS.get(name[0], name[0]), key)
+
+
 WORDS = {
     "autotune": "triton.autotune",
     "ptx_top8": "PTX score, best of 8",
@@ -159,8 +164,11 @@ WORDS = {
     "ptx-score": "PTX score",
     "ptx-score-hopper": "PTX score, with Hopper's instructions",
     "random": "random order",
+    "timed_pct": "timed, % of a list",
+    "kept_pct": "kept on average, % of the best speed",
+    "worst_pct": "kept at worst, % of the best speed",
 }
-"""How readers call the strategies and rankings of the results files."""
+"""How readers call the strategies, rankings and figures of the results files."""
 
 
 def _source(results: Results, folder: Path) -> str:

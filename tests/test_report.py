@@ -57,6 +57,16 @@ def test_a_table_of_rows(readme: Path) -> None:
     ]
 
 
+def test_names_of_figures_in_a_summary_become_words(readme: Path) -> None:
+    summary = {"cold: timed_pct (goal 45.0)": 48.5, "not in random order": 1, "other_pct": 2}
+    results_file(readme.parent).write_text(json.dumps(RESULTS | {"summary": summary}))
+    assert lines_of(readme, "<!-- table: evaluate-h100-sxm -->")[2:5] == [
+        "| cold: timed, % of a list (goal 45.0) | 48.5 |",
+        "| not in random order | 1 |",
+        "| other_pct | 2 |",
+    ]
+
+
 def test_without_matplotlib_nothing_is_half_done(
     readme: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
