@@ -1,7 +1,7 @@
 """Calls of other packages that reach tuned kernels: Flash Linear Attention, FlagGems, Liger.
 
-A case makes its arguments and calls; its name begins with the package's. Most call one function
-around one kernel, so that little besides the kernel is compiled.
+A case makes its arguments and calls. Its name begins with the name of its package. Most cases call
+one function around one kernel, so that little besides the kernel is compiled.
 """
 
 from __future__ import annotations

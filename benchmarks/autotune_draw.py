@@ -1,4 +1,4 @@
-"""The kernels of the benchmark ``autotune``: all that its calls reach, and those drawn of them."""
+"""Kernels of the benchmark ``autotune``: all that its calls reach, and a random draw of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIST = Path(__file__).with_name("autotune_kernels.csv")
 
 @dataclass(frozen=True)
 class Listed:
-    """A kernel that the calls reach, and how many configurations stock would time."""
+    """A kernel that the calls reach, and how many configurations Triton's own tuner would time."""
 
     kernel: str
     case: str
@@ -24,7 +24,7 @@ class Listed:
 
 
 def read_list(path: Path = LIST) -> tuple[list[Listed], list[Listed]]:
-    """All kernels of the list, and those drawn, in the order of the draw."""
+    """Return all kernels of the list, and the drawn ones in the order of the draw."""
     with path.open() as file:
         lines = list(csv.DictReader(file))
     found = [Listed(line["kernel"], line["case"], int(line["configs"])) for line in lines]
@@ -35,9 +35,10 @@ def read_list(path: Path = LIST) -> tuple[list[Listed], list[Listed]]:
 def draw(
     kernels: Iterable[Listed], seed: int = SEED, number: int = DRAWN, cap: int = CAP
 ) -> list[Listed]:
-    """Kernels in random order, each taken if the shortest of the later ones still fit as well.
+    """Draw kernels in random order; their lists together stay under a cap.
 
-    The first of each package come before all others, so that no package is left out.
+    A kernel is taken if the cap still leaves room for as many of the later kernels as are missing,
+    the shortest ones. One kernel of each package comes first, so that no package is left out.
     """
     order = [kernel for kernel in kernels if kernel.configs >= SHORTEST]
     order.sort(key=lambda kernel: kernel.kernel)
@@ -55,5 +56,5 @@ def draw(
 
 
 def keyed_kernels(drawn: Iterable[Listed]) -> list[Listed]:
-    """The eight, in the order of the draw, that are tuned for five keys."""
+    """Return the kernels that are tuned for five keys: the first eight drawn ones in KEYS."""
     return [kernel for kernel in drawn if kernel.case in KEYS][:KEYED]

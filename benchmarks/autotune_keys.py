@@ -1,4 +1,4 @@
-"""Calls of tuned kernels with further sizes: what a program meets from its second key on."""
+"""Calls of tuned kernels with further sizes: their second to fifth keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from autotune_cases import Tensors, backward, function, gated_norm
 
 KEYS: dict[str, list[Callable[[Tensors], None]]] = {}
-"""By case: four calls, each with another size in the author's key of the kernel that is timed."""
+"""Four calls for each case; each has another size in the key that the kernel's author chose."""
 
 
 def _hgrn(t: Tensors, width: int) -> None:
@@ -26,7 +26,7 @@ def _gems(name: str, path: str, make: Callable[..., tuple[Any, ...]], *sizes: An
     _keys(f"flag_gems_{name}", lambda t, *size: function(called)(*make(t, *size)), *sizes)
 
 
-# Of the kernels drawn, the first whose own key has a size, and that stock tunes within 10 s.
+# The first of the drawn kernels that have a size in their key and that stock tunes within 10 s.
 _keys("fla_layer_norm_gated_2048", gated_norm, (1024,), (1536,), (3072,), (4096,))
 _keys("fla_fused_recurrent_hgrn", _hgrn, (1024,), (1536,), (3072,), (4096,))
 _keys("liger_dyt_fwd", lambda t, n: function("liger_kernel.ops.dyt:liger_dyt_fwd")(
@@ -46,7 +46,7 @@ _gems("upsample_bicubic2d_aa", "upsample_bicubic2d_aa:_upsample_bicubic2d_aa",
 _gems("layer_norm_loop", "layernorm:layer_norm", lambda t, m, n: (t(m, n), [n], t(n), t(n)),
       (1024, 8192), (4096, 8192), (2048, 16384), (1024, 12288))  # fmt: skip
 
-# Of lists of 32 and more, for sizes that change nothing but timings.
+# Kernels with 32 configurations and more; these sizes change nothing but timings.
 _MATRICES = (2048, 4096), (4096, 2048), (8192, 4096), (2048, 8192)
 _gems("addmv", "addmv:addmv", lambda t, m, n: (t(m), t(m, n), t(n)), *_MATRICES)
 _gems("mv", "mv:mv", lambda t, m, n: (t(m, n), t(n)), *_MATRICES)

@@ -1,7 +1,8 @@
 """One process of the benchmark ``autotune``: the host time of a warm call of a tuned kernel.
 
-``first`` tunes and times warm calls; ``second`` is a process that finds all caches filled;
-``single`` is stock with the winner as its only configuration, in such a process.
+``first`` tunes and times warm calls. ``second`` is a process that finds all caches filled.
+``single`` is Triton's own tuner (stock) in such a process, with the winner as its only
+configuration.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _N = 4096
 
 
 class StockTuner(Autotuner):
-    """Triton's own tuner, whatever takes the place of its ``run`` later."""
+    """Triton's own tuner; it stays so when its ``run`` is replaced later."""
 
     run = Autotuner.run
 
@@ -61,7 +62,7 @@ def configurations() -> list[Any]:
 
 
 def warm_us(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Median host us of each call, in turn; the GPU's queue is empty when a batch begins."""
+    """Return the median host us of each call, in turn; a batch begins with an empty GPU queue."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(_BATCHES):
         for name, call in calls.items():
@@ -85,7 +86,7 @@ def first_call(tuner: Any, args: tuple[Any, ...], side: str) -> dict[str, Any]:
 
 
 def measure(mode: str, name: str, kernel: Any, winner: dict[str, Any] | None) -> dict[str, Any]:
-    """What a mode measures of one kernel."""
+    """Measure one kernel in one mode."""
     args = arguments(name)
     if mode == "single":
         assert winner is not None

@@ -19,7 +19,7 @@ _BROKEN = 3  # exit code of a worker
 
 @dataclass
 class Caches:
-    """Folders of one way of tuning, empty at first."""
+    """Folders of caches, one for each way of tuning, empty at first."""
 
     folder: Path
 
@@ -44,7 +44,7 @@ class Caches:
         winners: Row | None = None,
         keys: bool = False,
     ) -> list[Row]:
-        """Lines of a worker; what breaks a process is left out, and the next case goes on."""
+        """Return the lines of a worker; a case that ends its process is left out."""
         out = self.folder / f"{side}.jsonl"
         out.unlink(missing_ok=True)
         command = [sys.executable, str(Path(__file__).with_name("autotune_worker.py")), side]
@@ -62,7 +62,7 @@ class Caches:
             run_limited([*command, *left, *options], self.environment(caches or side), deadline)
             done = {line["finished"] for line in lines_of(out) if "finished" in line}
             remaining = [case for case in left if case not in done]
-            if remaining == left:  # it ended in this case, and would again
+            if remaining == left:  # the process ended in this case, and would end again
                 note(f"{side}: {left[0]} left out, its process ended")
                 remaining = left[1:]
             left = remaining
@@ -70,7 +70,7 @@ class Caches:
 
 
 def run_limited(command: Sequence[str], environment: dict[str, str], deadline: float) -> None:
-    """Run a process until it ends or the budget is spent; the end of its errors is shown."""
+    """Run a process until it ends or the budget is spent; show the last lines of its errors."""
     limit_s = max(seconds_left(deadline) + 5, 5)
     # A file, and no pipe: children that outlive a stopped process would keep the pipe open.
     with tempfile.TemporaryFile("w+") as errors:
@@ -98,7 +98,7 @@ def lines_of(path: Path) -> list[Row]:
 
 
 def by_kernel(lines: Iterable[Row]) -> dict[str, Row]:
-    """Lines by kernel; of a case that was begun again the first ones, whose caches were empty."""
+    """Return the first line of each kernel: later ones, of a case begun again, had full caches."""
     found: dict[str, Row] = {}
     for line in lines:
         if "kernel" in line:

@@ -1,11 +1,13 @@
 """One process of the benchmark ``autotune``: makes calls and writes what each tuner took.
 
-Sides: ``stock`` and ``ours`` tune; ``everything`` is ours without a model, which times all of each
-list; ``again`` is ours with all caches filled; ``single`` is stock with one configuration left of
-each list; ``compare`` times two winners of each kernel in turn. ``ours`` and ``everything`` have
-their compiling processes up before. With ``--keys`` the calls of KEYS follow each case: for its
-second key ``#2`` stands after the kernel's name. Tuners that are not asked for run the first of
-their configurations that works, untuned.
+Sides: ``stock`` (Triton's own tuner) and ``ours`` tune. ``everything`` is ours without a model: it
+times all of each list. ``again`` is ours with all caches filled. ``single`` is stock with one
+configuration left of each list. ``compare`` times two winners of each kernel in turn. ``ours`` and
+``everything`` start their compiling processes before they tune.
+
+With ``--keys`` the calls of KEYS follow each case. For the second key, ``#2`` stands after the
+kernel's name. Kernels that are not asked for are not tuned: their first configuration that works
+is launched.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def name_of(tuner: Any) -> str:
 
 
 def options_of(config: Any) -> dict[str, Any]:
-    """What tells configurations of a list apart, as JSON holds it."""
+    """Return what tells the configurations of a list apart, in a form that JSON can hold."""
     return json.loads(json.dumps(config.all_kwargs(), default=str))
 
 
@@ -67,7 +69,7 @@ def launch(tuner: Any, config: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def compare(launches: list[Callable[[], Any]]) -> list[float]:
-    """Median us of launches in turn, each after the L2 was filled with something else.
+    """Return the median us of launches in turn, each after the L2 was filled with other data.
 
     The GPU is busy until the host has queued the launch, so that the host is not timed.
     """
@@ -102,11 +104,11 @@ class Recorder:
     """Stands in front of a tuner's ``run``.
 
     Args:
-        side: what is done with a tuner that is asked for.
+        side: what to do with a kernel that is asked for.
         wanted: the kernels asked for; empty means all.
-        winners: options of configurations by kernel, and there by side.
+        winners: for each kernel and side, the options of the winning configuration.
         untuned: Triton's cache for kernels that are not asked for.
-        write: takes what was found of a kernel.
+        write: called with what was found for a kernel.
     """
 
     def __init__(
@@ -119,7 +121,7 @@ class Recorder:
         self.chosen: dict[str, Any] = {}
 
     def begin(self, case: str, number: int = 1) -> None:
-        """Begin with a case, or with a further key of it: what was asked for is tuned again."""
+        """Begin a case, or a further key of it, for which the kernels asked for are tuned again."""
         self.case, self.number = case, number
         if number > 1:
             self.chosen = {name: self.chosen[name] for name in self.chosen.keys() - self.wanted}
@@ -129,7 +131,7 @@ class Recorder:
         return name if self.number == 1 else f"{name}#{self.number}"
 
     def wrap(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """A ``run`` method that decides what becomes of each call."""
+        """Return a ``run`` method that decides what to do with each call."""
 
         def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
             name = name_of(tuner)
@@ -150,7 +152,7 @@ class Recorder:
         return run
 
     def run_untuned(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Launch what was chosen before, else the first that works; a cache apart keeps it."""
+        """Launch what was chosen before, else the first that works, with a cache of its own."""
         name = name_of(tuner)
         cache = os.environ["TRITON_CACHE_DIR"]
         os.environ["TRITON_CACHE_DIR"] = self.untuned
@@ -189,7 +191,7 @@ class Recorder:
         return result
 
     def run_compared(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Time the winners of both sides and, for the noise, stock's a second time."""
+        """Time the winners of both sides, and stock's a second time to show the noise."""
         name, label = name_of(tuner), self.label(name_of(tuner))
         stock, ours = (find_config(tuner, self.winners[label][s]) for s in ("stock", "ours"))
         for config in (ours, stock):
@@ -203,7 +205,7 @@ class Recorder:
 
 
 def counters(side: str, tuner: Any) -> tuple[int, int]:
-    """Binaries compiled and timings made so far: by the process (ours), by the tuner (stock)."""
+    """Count the binaries and timings so far: of the process for ours, of the tuner for stock."""
     if side in OURS:
         stats = importlib.import_module("costmodel").stats()
         return stats.compiled, stats.timed
@@ -230,7 +232,7 @@ def bring_pool_up() -> None:
     """Start the children that compile, and wait until they are there."""
     pool = importlib.import_module("costmodel.gemm.specialize").device_compilers()
     know_key = importlib.import_module("costmodel.compile.triton_private").know_triton_key
-    know_key()  # which the children then find on disk
+    know_key()  # the children then find the key on disk
     pool.start(pool.size)
     for each in [pool.submit(f"{i}", None, partial(time.sleep, 0.5)) for i in range(pool.size)]:
         each.result()
@@ -245,7 +247,7 @@ def run_case(name: str, recorder: Recorder, write: Callable[..., None], keys: bo
 
 
 def run_call(make: Callable[[Tensors], None], write: Callable[..., None]) -> None:
-    """Make one call; what fails is written and the next one goes on."""
+    """Make one call, and write its seconds and its error, if it failed."""
     error = None
     torch.cuda.synchronize()
     start = time.perf_counter()
@@ -259,7 +261,7 @@ def run_call(make: Callable[[Tensors], None], write: Callable[..., None]) -> Non
     try:
         torch.cuda.synchronize()
     except RuntimeError:
-        os._exit(BROKEN)  # nothing of this process is of use any more
+        os._exit(BROKEN)  # this process can use the GPU no more
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
-"""What each kind of feature is worth, and more data: cross-validation on training workloads.
+"""Gain from each kind of feature, and from more data: cross-validation on training workloads.
 
-No GPU, and no held-out workload: no pair (n, k) is in two folds. Writes ``ablation-<target>.json``.
-The trees are fewer and shallower than the shipped model's, so that it takes minutes: compare the
-rows with each other.
+It needs no GPU and uses no held-out workload. No pair (n, k) is in two folds. Writes
+``ablation-<target>.json``. The trees are fewer and shallower than the shipped model's, so that it
+takes minutes: compare the rows with each other only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WORKLOAD = tuple(n for n in CONFIG_FEATURES if n not in (*CONFIG_COLUMNS, *ANAL
 def legal_rows(table: TrainingTable) -> NDArray[np.bool_]:
     """Mark the rows that may run, bool [n].
 
-    A configuration that was recorded before a filter refused it is nobody's choice.
+    Some configurations were recorded before a filter refused them: no ranking may choose them.
     """
     configs = zip(table.candidates.configs, table.workload_index.tolist(), strict=True)
     devices = [target.device for target in table.target_of_each()]
@@ -48,11 +48,11 @@ def legal_rows(table: TrainingTable) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a model is shown: columns, and at most so many workloads and rows of each.
+    """Data that a model is shown: columns, and at most so many workloads and rows of each.
 
     Attributes:
         estimate: the target is log(latency / estimate), else log(latency / roofline).
-        ptx: the columns come of the artifacts where they are known.
+        ptx: columns are taken from the artifacts where these are known.
     """
 
     group: str
@@ -91,8 +91,8 @@ class Study:
         self._known: dict[Setting, Row] = {}
 
     def row(self, setting: Setting, folds: int, seeds: int) -> Row:
-        """The result of a setting; the mean of the seeds, the worst of all."""
-        # The whole of the data is one point of either curve and a row of the columns.
+        """Return the result of a setting: the means over seeds, and the worst of all seeds."""
+        # The setting with all data is in all three groups, but is computed once.
         same = Setting("", "", setting.columns, setting.estimate, setting.ptx,
                        setting.workloads, setting.per_workload)  # fmt: skip
         if same not in self._known:
@@ -106,7 +106,7 @@ class Study:
         }
 
     def _validate(self, setting: Setting, folds: int, seed: int) -> NDArray[np.float64]:
-        """Kept at 1 and at 8, and tau, of each workload by models that did not see it."""
+        """Return kept at 1, kept at 8 and tau of each workload, by models that did not see it."""
         names = FEATURES if setting.ptx else CONFIG_FEATURES
         index = [names.index(name) for name in setting.columns]
         matrix = self.matrices[setting.ptx]
@@ -133,7 +133,7 @@ class Study:
     def _train_rows(
         self, setting: Setting, held_out: NDArray[np.intp], rng: np.random.Generator
     ) -> NDArray[np.intp]:
-        """Rows to learn from: none of the fold, at random no more than the setting has."""
+        """Draw rows to learn from: none of the fold, and no more than the setting allows."""
         seen = rng.permutation(np.setdiff1d(np.arange(len(self.table.workloads)), held_out))
         rows = []
         for w in seen[: setting.workloads]:

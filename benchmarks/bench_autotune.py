@@ -1,19 +1,21 @@
-"""What tuning other people's Triton kernels costs: Triton's own tuner against costmodel's.
+"""Cost of tuning other people's Triton kernels: Triton's own tuner against costmodel's.
 
-Parts: ``gla`` and ``gdr`` are the first calls of two operations of Flash Linear Attention, forward
-and backward. All caches are empty then, and ours has its compiling processes up.
+Triton's own tuner is called stock, costmodel's is called ours. Parts:
+``gla`` and ``gdr``: the first calls of two operations of Flash Linear Attention, forward and
+backward. All caches are empty then, and ours has started its compiling processes.
 ``kernels``: each drawn kernel is tuned by stock and by ours, each in a process of its own with
-empty caches; in a third both winners are timed in turn, and stock's again beside itself.
-``keys``: eight of them are tuned for five keys, one after another; the first is not counted.
+empty caches. A third process times both winners in turn, and stock's a second time.
+``keys``: eight of the drawn kernels are tuned for five keys, one after another; fewer of them if
+the time is not enough. The first key is not counted.
 ``lists``: ours against itself without a model (mode ``exhaustive``, which times all), for lists of
-32 and more, the first key and where there are sizes for it the fifth.
+32 and more: at the first key, and at the fifth where there are sizes for it.
 ``launch``: the host time of a warm call, and a process that finds its caches filled.
 
-Each part is written as soon as it is there, and other parts stay as they were: a run may be made in
-pieces. With ``--stock-before`` what stock took comes from the file, and only ours is measured.
+Each part is written as soon as it is measured, and other parts stay as they were: a run may be made
+in pieces. With ``--stock-before`` stock's times are taken from the file, and only ours is measured.
 
-The kernels are drawn from those that the calls reach (`autotune_kernels.csv`), by a seed and so
-that their lists together stay under a cap: a configuration costs stock up to a second. fla-core,
+The kernels are drawn by a seed from those that the calls reach (`autotune_kernels.csv`). Their
+lists together stay under a cap, since a configuration costs stock up to a second. fla-core,
 flag-gems and liger-kernel, with what they import (einops, sqlalchemy), must be on PYTHONPATH.
 """
 
@@ -51,7 +53,7 @@ _STOCK_S = {"gla": 248.6, "gdr": 54.4}
 
 
 def operation(part: str, folder: Path, deadline: float, stock: bool) -> Row:
-    """A row of an operation's first call: ours, again in a second process, and stock."""
+    """Time an operation's first call: by ours, again in a second process, and by stock."""
     caches, case = Caches(folder), _OPERATIONS[part]
     row: Row = {
         "part": part, "case": case, "stock_s": _STOCK_S[part], "stock_measured": "before",
@@ -91,16 +93,16 @@ def error_of(lines: Iterable[Row]) -> str | None:
 def drawn_kernels(
     part: str, drawn: Sequence[Listed], folder: Path, deadline: float, before: Sequence[Row] = ()
 ) -> Iterator[list[Row]]:
-    """Give the rows of both tuners, and again with the winners' times once these are known.
+    """Give the rows after each step: with stock's times, with ours, with the winners' times.
 
     Args:
         part: ``keys`` for five keys of each kernel, else one.
-        before: rows whose times of stock are taken; none: stock is measured.
+        before: earlier rows to take stock's times from; if there are none, stock is measured.
     """
     caches, keys = Caches(folder), part == "keys"
     names = [kernel.kernel for kernel in drawn]
     cases = list(dict.fromkeys(kernel.case for kernel in drawn))
-    if keys:  # of a kernel that its case reaches once
+    if keys:  # a row for each: their cases reach the kernel once a key
         drawn = [Listed(f"{k.kernel}#{n}", k.case, k.configs) for k in drawn for n in FURTHER]
     stock = {row["kernel"]: stock_of(row) for row in before if row["stock_s"]}
     if not stock:
@@ -124,7 +126,7 @@ def drawn_kernels(
 
 
 def stock_of(row: Row) -> Row:
-    """What stock's process would write, from a row of an earlier run."""
+    """Return what stock's process would write, from a row of an earlier run."""
     return {
         "seconds": row["stock_s"], "winner": row["stock_winner"], "case": row["case"],
         "compiled": row["of"], "measured": "before",
@@ -132,7 +134,7 @@ def stock_of(row: Row) -> Row:
 
 
 def long_lists(kernels: Iterable[Listed], folder: Path, deadline: float) -> Iterator[list[Row]]:
-    """Give the rows of ours against ours without a model; cases with five keys come first."""
+    """Give the rows of ours with and without a model; cases with five keys come first."""
     found = sorted((k for k in kernels if k.configs >= LONG), key=lambda k: k.case not in KEYS)
     caches, names = Caches(folder), [kernel.kernel for kernel in found]
     cases = list(dict.fromkeys(kernel.case for kernel in found))
@@ -153,7 +155,7 @@ def long_lists(kernels: Iterable[Listed], folder: Path, deadline: float) -> Iter
 
 
 def number_of(label: str) -> int:
-    """Which of a kernel's keys a label is of."""
+    """Return the number of the key that a label names."""
     return int(label.partition("#")[2] or 1)
 
 
@@ -164,7 +166,7 @@ def row_of(
     ours: dict[str, Row],
     timed: dict[str, Row],
 ) -> Row:
-    """A kernel's row; what was not reached is None."""
+    """Return a kernel's row; what was not measured is None."""
     name = kernel.kernel
     theirs, own, us = stock.get(name, {}), ours.get(name, {}), timed.get(name, {})
     same = bool(own) and bool(theirs) and own["winner"] == theirs["winner"]
@@ -211,7 +213,7 @@ def launches(folder: Path, deadline: float) -> list[Row]:
 
 
 def summarize(rows: list[Row]) -> Row:
-    """Ratios of summed seconds over the drawn kernels, what was kept, and the two operations."""
+    """Return ratios of summed seconds, the speed that was kept, and the two operations' times."""
     kernels, keys, lists = ([row for row in rows if row["part"] == part] for part in
                             ("kernels", "keys", "lists"))  # fmt: skip
     tuned = [row for row in kernels if row["stock_s"] and row["ours_s"]]
@@ -248,7 +250,7 @@ def summarize(rows: list[Row]) -> Row:
 
 
 def ratio(rows: Iterable[Row], side: str) -> float | None:
-    """Summed seconds of a side over ours, of rows that have both."""
+    """Divide the summed seconds of a side by those of ours, over rows that have both."""
     both = [row for row in rows if row[side] and row["ours_s"]]
     return sum(row[side] for row in both) / sum(row["ours_s"] for row in both) if both else None
 
@@ -288,7 +290,7 @@ def show(results: Results) -> None:
 def rows_of(
     part: str, args: Namespace, before: list[Row], folder: Path, deadline: float
 ) -> Iterator[list[Row]]:
-    """Give the rows of a part, perhaps first those of a piece of it."""
+    """Give the rows of a part each time that more of it is measured."""
     listed, drawn = read_list()
     drawn = drawn[:: args.every]
     if part in _OPERATIONS:

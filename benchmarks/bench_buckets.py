@@ -1,10 +1,10 @@
-"""What it costs that many m share a tuning: what a bucket has for an m against one tuned for it.
+"""Cost of sharing a tuning among many m: a bucket's choice for an m against one tuned for it.
 
-The first m of a bucket is tuned, as by a service that happens to see it first, and the others have
-what is timed once for its parts. Two m in between, none of them one of those that were timed, are
-tuned for themselves. Then four are timed in turn there: its own winner, what the bucket has for it
-by timings, what it has by prediction alone, and the winner of the first m. torch is a candidate, as
-in ``matmul``.
+The first m of a bucket is tuned, as in a service that happens to see it first. The others get what
+is then timed once for each part of the bucket. Two m in between, at which nothing was timed, are
+tuned for themselves. At each of the two, four choices are timed in turn: its own winner, the
+bucket's choice by timings, the bucket's choice by prediction alone, and the winner of the first m.
+torch is a candidate, as in ``matmul``.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from costmodel.tuning.tuning_key import Buckets
 from costmodel.tuning.tuning_result import TuningResult
 
 PAIRS = ((4096, 4096), (6144, 4096), (1024, 8192))
-# One m of each bucket; the widest against the tiles of a kernel are those past 128.
+# One m of each bucket. Buckets past 128 are the widest, counted in tiles of a kernel.
 BUCKETS_OF = (33, 129, 513, 1025, 2049)
 _NOISE_PCT = 5.0
-# How a column is called, by whose choice it is.
+# The name of a column, by the choice that it is of.
 _SLOWER = {
     "shared": "slower_pct", "predicted": "predicted_slower_pct", "first": "first_slower_pct",
 }  # fmt: skip
 
 
 def between(first: int, last: int) -> list[int]:
-    """The m of a bucket that are asked about: of two parts, half-way between those timed."""
+    """Return the m of a bucket to measure: in two parts of it, half-way between the timed m."""
     size = last - first + 1
     parts = ((first + i * size // 8, first - 1 + (i + 1) * size // 8) for i in (2, 6))
     return [(begin + end - 1) // 2 for begin, end in parts if begin < end - 2]
@@ -66,7 +66,7 @@ def row_of(
     chosen: Mapping[str, GemmConfig | None],
     us: Mapping[str, float | None],
 ) -> Row:
-    """One m in between: what each of ``own`` and the others is, and takes."""
+    """Return the row of one m in between: each choice, and its time."""
     row: Row = {"workload": f"{m}x{n}x{k}", "bucket": f"{rows[0]}-{rows[1]}"}
     for name, config in chosen.items():
         row |= {name: str(config or "torch"), f"{name}_us": us[name]}
@@ -78,7 +78,7 @@ def row_of(
 
 
 def summarize(rows: list[Row]) -> Row:
-    """Slower than tuned for itself, in percent: geometric mean and worst."""
+    """Say how much slower than its own winner an m is, in percent: geometric mean and worst."""
     known = [row for row in rows if None not in [row[column] for column in _SLOWER.values()]]
     worst = max(known, key=lambda row: row["slower_pct"], default=None)
     return {
@@ -106,11 +106,11 @@ def measured(
     n: int, k: int, rows: tuple[int, int], target: Target, model: XgbCostModel,
     compile_: CompiledAhead,
 ) -> Iterator[Row]:  # fmt: skip
-    """The rows of one bucket."""
+    """Yield the rows of one bucket."""
     with DeviceRunner() as runner:
 
         def tuned(m: int, last: int) -> TuningResult:
-            """Tune one m, among what is legal up to another."""
+            """Tune one m, among what is legal for all m up to ``last``."""
             workload, largest = Workload.dense(m, n, k), Workload.dense(last, n, k)
             return tune_by(
                 Answering(model), workload, target, runner=runner, k=8, mode="auto",

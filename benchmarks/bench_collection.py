@@ -1,8 +1,9 @@
-"""How fast data is collected: binaries compiled a second, and rows timed a second by GPU.
+"""Speed of collecting: binaries compiled a second, and rows timed a second by a GPU.
 
-The two run at once in a collection; here one after the other, so that neither waits. The workloads
-take under 200 us each. Where there are two GPUs, a process on each times all of it at once. Then a
-session in this process times some rows under Python's profiler, which says where the time goes.
+A collection compiles and times at once; here one follows the other, so that neither waits. The
+workloads take under 200 us each. Where there are two GPUs, a process on each times all rows, both
+at once. Then a session in this process times some rows under Python's profiler, which says where
+the time goes.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def timed_jobs(folder: Path, todo: list[Job], target: Target, deadline: float) -
     with DeviceRunner() as runner:
         dataset = Dataset.create(folder, target, runner.protocol.to_dict())
         run = current_run()
-        runner.measure_torch(Workload.dense(256, 256, 256))  # the timing process is up
+        runner.measure_torch(Workload.dense(256, 256, 256))  # starts the timing process
         for job in until(deadline, todo):
             progress = collect([job], dataset, runner, run)
             yield {
@@ -82,7 +83,7 @@ def timed_jobs(folder: Path, todo: list[Job], target: Target, deadline: float) -
 
 
 def at_once(folder: Path, every: int, gpus: int) -> Row:
-    """Rows of a process on each GPU, over the seconds that the slower one timed."""
+    """Time all rows on each GPU, at once; the seconds are those of the slower one."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[:gpus]
     children = [
         subprocess.Popen(
@@ -101,13 +102,13 @@ def at_once(folder: Path, every: int, gpus: int) -> Row:
 
 
 def profiled(session: Any, job: Job) -> Row:
-    """Time some rows of a job again; the functions that take longest, in ms a row.
+    """Time some rows of a job again; return the functions that take longest, in ms a row.
 
     Args:
         session: a :class:`costmodel.measure.session.Session`.
     """
     problem, profile, best_us = GemmProblem(job.workload), cProfile.Profile(), inf
-    session.measure(problem, None, inf)  # the operands are there
+    session.measure(problem, None, inf)  # makes the operands
     begin = time.perf_counter()
     for config in job.configs[:PROFILED]:
         profile.enable()
@@ -146,7 +147,7 @@ def main() -> None:
     results = Results("collection", target, args.results, versions(target), summarize)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        # The processes that time, not started yet, find there what is compiled.
+        # The timing processes start later, and find there what is compiled.
         os.environ["TRITON_CACHE_DIR"] = name
         start = time.perf_counter()
         artifacts = list(compile_many(specs, target, cache=folder))

@@ -1,18 +1,19 @@
-"""What a call costs the host (``dispatch``), and the first one of a product (``first_calls``).
+"""Time of a warm call on the host (``dispatch``), and of a product's first (``first_calls``).
 
 Warm calls are of products so short that the GPU waits for the host. First calls are timed in
 processes of their own, with torch, Triton and costmodel imported and CUDA and cuBLAS started:
 
 - ``auto`` and ``predict``: the second product of a process that began with empty caches. The
-  first was another one, in the same mode: what a process does once is done, but no binary is there.
+  first was another one, in the same mode: it has done what a process does once, but no binary that
+  the second needs is there.
 - ``first of all``: the first product of such a process, by ``auto``.
-- ``warm caches``: the same once more in a fresh process, with the caches that it filled.
+- ``warm caches``: the same in another fresh process, with the caches that ``first of all`` filled.
 
-The first of them all writes Python's byte code, where that may be written; the others find it.
+The very first process writes Python's byte code, where that may be written; the others find it.
 
-Each is done in turn a few times, with caches of its own, and the row is that of the median; it has
-the least and the most of all too. It has its stages: when each began and how long it took, in
-seconds. They overlap; ``costs`` are those of the tuning's result.
+Each kind is run a few times, each time with new caches. Its row is the run with the median time,
+and also holds the least and the most of all runs. The row lists the stages of the call: when each
+began and how long it took, in seconds. Stages overlap. ``costs`` are those of the tuning's result.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ def host_us(
     total: int = _CALLS,
     at_a_time: int = _AT_A_TIME,
 ) -> list[float]:
-    """Host microseconds of each call: the median of many, timed one by one, the calls in turn.
+    """Return the median host microseconds of each call, timed one by one; the calls take turns.
 
-    A host that is slower for a while, as just after a first call, is so for all of them.
+    A host that is slower for a while, as just after a first call, is then slower for all of them.
     """
     times: list[list[float]] = [[] for _ in calls]
     for repeat in range(total // at_a_time + 1):
@@ -65,9 +66,9 @@ def host_us(
 
 
 def warm_row(m: int, n: int, k: int, model: Path | None, *, into: bool) -> Row:
-    """Host time of ``matmul`` and of ``torch.mm``, with or without an output that is there.
+    """Return the host time of ``matmul`` and of ``torch.mm``, with or without a given output.
 
-    The configuration is predicted, so that it is a Triton kernel whose launch is timed.
+    The configuration is predicted, so that the launch of a Triton kernel is timed.
     """
     import torch
 
@@ -90,7 +91,7 @@ def warm_row(m: int, n: int, k: int, model: Path | None, *, into: bool) -> Row:
 
 
 class Stages:
-    """When named functions were run, and how long they took, since the watch began."""
+    """A record of functions: when each ran, counted from the start of the watch, and how long."""
 
     def __init__(self) -> None:
         self.found: list[Row] = []
@@ -120,7 +121,7 @@ class Stages:
 
 
 def first_call_stages() -> list[tuple[Any, str, str]]:
-    """What a first call goes through: owner and name of a function, and of the stage."""
+    """List the stages of a first call: a function's owner and name, and the stage's name."""
     from costmodel import processes
     from costmodel.compile import compile_pool
     from costmodel.dispatch import loading
@@ -157,7 +158,7 @@ def first_call(kind: str, mode: str, model: Path | None, caches: Path) -> Row:
         "TRITON_CACHE_DIR": str(caches / "triton"),
         "COSTMODEL_CACHE_DIR": str(caches / "costmodel"),
     }
-    # Where an image has forbidden it, each process would parse torch, Triton and xgboost anew.
+    # If an image forbids byte code, each process would parse torch, Triton and xgboost anew.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     workload = "x".join(map(str, LARGE))
@@ -166,7 +167,7 @@ def first_call(kind: str, mode: str, model: Path | None, caches: Path) -> Row:
 
 
 def first_calls(kinds: Sequence[str], runs: int, model: Path | None) -> list[Row]:
-    """The rows of first calls that follow one another, each the median of so many runs of all."""
+    """Run the kinds one after another, so many times; return the median run of each kind."""
     done: list[list[Row]] = []
     for _ in range(runs):
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -176,7 +177,7 @@ def first_calls(kinds: Sequence[str], runs: int, model: Path | None) -> list[Row
 
 
 def median_run(rows: Sequence[Row]) -> Row:
-    """The run of the median time (of an even number the faster one), and how far they lie apart."""
+    """Return the run of median time (the faster of two in the middle), with the least and most."""
     by_time = sorted(rows, key=lambda row: row["seconds"])
     seconds = [row["seconds"] for row in by_time]
     apart = {"runs": len(rows), "least_s": seconds[0], "most_s": seconds[-1]}
@@ -186,7 +187,7 @@ def median_run(rows: Sequence[Row]) -> Row:
 def time_first_call(mode: str, model: Path | None, *, after_another: bool) -> Row:
     """Seconds and stages of the first call of a product in this process."""
     import torch
-    import triton  # noqa: F401 - the program that multiplies has it
+    import triton  # noqa: F401 - a program that multiplies imports it
 
     def operands(m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         a = torch.randn(m, k, dtype=torch.float16, device="cuda")
@@ -222,7 +223,7 @@ def summarize_known(rows: list[Row]) -> Row:
 
 
 def summarize_first(rows: list[Row]) -> Row:
-    """One row each."""
+    """Return the time of each kind."""
     seconds = {row["first_call"]: row["seconds"] for row in rows}
     warm_process_s = seconds.get("warm caches")
     return {

@@ -1,7 +1,7 @@
-"""How much speed each model's ranking keeps on the held-out workloads; needs no GPU.
+"""Speed that each model's ranking keeps on the held-out workloads; needs no GPU.
 
-Writes ``evaluate-<target>.json`` from recorded timings: what ``costmodel evaluate`` prints,
-and where it is installed nvMatmulHeuristics.
+Writes ``evaluate-<target>.json`` from recorded timings. The file holds what ``costmodel evaluate``
+prints, and nvMatmulHeuristics if it is installed.
 """
 
 from __future__ import annotations
