@@ -72,8 +72,9 @@ def scaled_mm(
         GradientError: a tensor requires grad.
         CompileError: no kernel works on this device.
     """
-    left = {"swizzle_a": swizzle_a, "swizzle_b": swizzle_b, "contraction_dim": contraction_dim}
-    for name, value in left.items():
+    for name, value in {
+        "swizzle_a": swizzle_a, "swizzle_b": swizzle_b, "contraction_dim": contraction_dim,
+    }.items():  # fmt: skip
         if getattr(_one(value), "value", _one(value)) not in (None, 0, (), []):
             raise InvalidInput(f"{name}={value!r}: expected None or (), leave it out")
     return _launched(
@@ -90,7 +91,7 @@ def scaled_call(
     """Check the arguments of :func:`scaled_mm`; return those of a launch."""
     scales = _scale("scale_a", _one(scale_a)), _scale("scale_b", _one(scale_b))
     recipes = _recipe("a", _one(recipe_a)), _recipe("b", _one(recipe_b))
-    dtype = torch.bfloat16 if output_dtype is None else output_dtype
+    dtype = output_dtype or torch.bfloat16
     if dtype not in _RESULTS:
         raise UnsupportedDtype(f"output_dtype={dtype}: expected bfloat16, float16 or float32")
     by_blocks = recipes[0] >= BY_ROW
@@ -145,8 +146,10 @@ def _call(
     n = len(b)
     strides_a = _scale_strides("a", scales[0], recipes[0], m, k)
     strides_b = _scale_strides("b", scales[1], recipes[1], n, k)
-    names = "mat_a", "mat_b", "scale_a", "scale_b", "bias", "out"
-    for name, x in zip(names, (a, mat_b, *scales, bias, out), strict=True):
+    for name, x in zip(
+        ("mat_a", "mat_b", "scale_a", "scale_b", "bias", "out"),
+        (a, mat_b, *scales, bias, out), strict=True,
+    ):  # fmt: skip
         if x is None:
             continue
         if x.device != a.device:
@@ -161,14 +164,17 @@ def _call(
 
 def _is_torchs(a: Tensor, b: Tensor, scales: Any, recipes: Any, out: Tensor) -> bool:
     """Return True if all tensors lie as torch wants: torch does not check all strides it needs."""
-    found = out.is_contiguous() and all(x.is_contiguous() or not x.stride(0) % 16 for x in (a, b))
+    found = (
+        out.is_contiguous()
+        and (a.is_contiguous() or not a.stride(0) % 16)
+        and (b.is_contiguous() or not b.stride(0) % 16)
+    )
     for scale, recipe in zip(scales, recipes, strict=True):
         if recipe == ROW:
             found &= scale.is_contiguous()
         elif recipe >= BY_ROW:  # m must be a multiple of 4
-            rows = scale.shape[0]
-            found &= scale.stride() in ((1, rows), (1, 1))  # (1, 1): of one column
-            found &= rows % 4 == a.shape[0] % 4 == 0
+            found &= scale.stride() in ((1, len(scale)), (1, 1))  # (1, 1): of one column
+            found &= len(scale) % 4 == len(a) % 4 == 0
     return found
 
 
