@@ -1,8 +1,8 @@
-"""A fleet on paper, measured: rows of ten kinds of GPU on disk, as features, and in one training.
+"""Cost of data for a fleet: rows of ten kinds of GPU on disk, as features, and in one training.
 
-The rows are synthetic: those of a recording as other workloads, with noise, a dataset for each
-kind. The features of all of them lie in a file that is mapped, as memory need not hold them, and
-a few trees are trained on all at once; each further one takes as long. No GPU is needed.
+The rows are synthetic: rows of a recording, as those of other workloads, with noise. Each kind has
+a dataset. The features of all rows lie in a mapped file, so that memory need not hold them. A few
+trees are trained on all rows at once; each further tree takes as long. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from costmodel.models.xgb import XgbCostModel
 
 RECORDING = Path(__file__).parents[1] / "datasets" / "h200-sxm"
 ESTIMATE = CONFIG_FEATURES.index("estimate")
-HEADS = 2  # of a model; each is trained once more to say what its rankings keep
+HEADS = 2  # of a model; each is trained a second time to learn what its rankings keep
 
 
 @contextmanager
 def measured(row: dict[str, Any], what: str) -> Iterator[None]:
-    """Put the seconds into a row, and the most memory meanwhile, without files that are mapped."""
+    """Put the seconds into a row, and the most memory used meanwhile, mapped files left out."""
     most, done = 0, threading.Event()
 
     def watch() -> None:
@@ -91,7 +91,7 @@ def synthetic(recording: Dataset, copies: int, seed: int) -> pa.Table:
 
 
 def one_kind(recording: Dataset, folder: Path, copies: int, seed: int) -> tuple[Any, Any]:
-    """Write, merge and read the rows of a kind; return what it took, and the rows as features."""
+    """Write, merge and read the rows of a kind; return the costs, and the rows as features."""
     row: dict[str, Any] = {"kind": seed}
     rows = synthetic(recording, copies, seed)
     with measured(row, "write"):

@@ -1,9 +1,10 @@
-"""How well a model ranks the configurations of kernels that it has never seen; needs no GPU.
+"""Quality of a model's rankings of configurations for kernels never seen; needs no GPU.
 
-It is trained on the kernels of a dataset that may be learned from, and judged twice: by
-cross-validation with whole modules left out, and on the dataset's judges, of whose packages it has
-seen nothing. A list counts if eight of its configurations or more work. What does not compile or
-launch counts for no ranking: nobody would time it. Writes ``kernel-model-<target>.json``.
+The model is trained on those kernels of a dataset that may be learned from. It is judged twice: by
+cross-validation with whole modules left out, and on the dataset's judges, from whose packages it
+has seen nothing. A list counts if eight or more of its configurations work. A configuration that
+does not compile or launch is left out of all rankings: nobody would time it. Writes
+``kernel-model-<target>.json``.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """A ranking by trees: the head, and the kinds of its columns that it is shown."""
+    """A ranking by trees: the head of the model, and the kinds of columns that it is shown."""
 
     name: str
     head: str
@@ -88,11 +89,11 @@ def lost(label: Floats, score: Floats) -> list[float]:
 
 
 def lost_at_random(label: Floats) -> list[float]:
-    """Return what it is on average over all orders."""
+    """Return the mean of :func:`lost` over all orders."""
     ranked, n = np.sort(label), len(label)
     result = []
     for k in FIRST:
-        left, total = 1.0, 0.0  # probability that none of those before is among the k
+        left, total = 1.0, 0.0  # probability that no faster one is among the k
         for i in range(n):
             here = min(k / (n - i), 1.0)
             total += left * here * float(ranked[i])
@@ -121,7 +122,7 @@ def share(log: float) -> float:
 
 
 class Study:
-    """What is learned from and what judges, laid out once."""
+    """Tables to learn from and to judge by, laid out once."""
 
     def __init__(self, dataset: KernelDataset, nthread: int) -> None:
         self.dataset, self.nthread = dataset, nthread
@@ -177,7 +178,7 @@ class Study:
                 for n in (1, 2)}  # fmt: skip
 
     def _each_kernel(self, score: Floats) -> Iterator[Row]:
-        """Yield a row for each kernel that judges, with how far timings of the best scatter."""
+        """Yield a row for each judging kernel, with the scatter of its best timings."""
         table, columns = self.tables["judges", "after"], self.dataset.rows
         p10, p90, us = (
             np.asarray(columns[f"{x}_us"])[table.row] for x in ("p10", "p90", "latency")
@@ -198,7 +199,7 @@ class Study:
 
 
 def summarize(rows: list[Row]) -> Row:
-    """First choice and first eight of each ranking, on the judges."""
+    """Return what the first choice and the first eight of each ranking keep, on the judges."""
     return {
         f"first_{k}_pct, {row['ranking']}": row[f"first_{k}_pct"]
         for row in rows if row["judge"] == "judges" for k in (1, 8)

@@ -1,11 +1,11 @@
-"""The speed of what is chosen, relative to torch, on the eval list.
+"""Speed of chosen configurations, relative to torch, on the eval list.
 
-Three choices for each workload: the fastest Triton configuration known (the recorded exhaustive
-rows' best few and the model's, timed again in turn), the best of the model's top 8, and the tuner's
-default (torch is a candidate).
-They are frozen in a file; then three fresh processes, one after the other, time each beside torch,
-in turn. What counts is the best of the three runs, torch's too: cuBLAS itself may differ between
-processes.
+Each workload has three choices: the fastest known Triton configuration (the best few of the
+exhaustively recorded rows and the model's choice, timed again in turn), the best of the model's
+top 8, and the tuner's default (torch is a candidate).
+The choices are frozen in a file. Then three fresh processes, one after the other, time the choices
+and torch in turn. The best of the three runs counts, for torch too: cuBLAS itself may differ
+between processes.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ RUNS = 3
 K = 8
 FINALISTS = 6
 COMPUTE_BOUND = 295.0
-"""FLOP a byte, from which on arithmetic bounds a product of 16-bit types: the H100's 989 TFLOP/s
-over 3.35 TB/s, by the data sheet."""
+"""FLOP a byte: arithmetic bounds a product of 16-bit types from here on. It is the H100's
+989 TFLOP/s over 3.35 TB/s, by the data sheet."""
 
 
 def recorded_finalists(dataset: Dataset | None, workload: Workload) -> list[GemmConfig]:
-    """The fastest of the recorded rows, best first; none where the workload is not there.
+    """Return the fastest recorded configurations, best first; none if the workload has no rows.
 
-    Of bfloat16, where that is not recorded, those of float16: the same instructions run.
+    If bfloat16 is not recorded, those of float16 are taken: the same instructions run.
     """
     outcomes = dataset.recorded(workload) if dataset else {}
     if dataset and not outcomes:
@@ -85,13 +85,13 @@ def freeze(
     model: CostModel,
     compile_: CompiledAhead,
 ) -> Row:
-    """What is chosen for a workload, JSON-ready: a configuration, "torch", or None."""
+    """Choose for a workload; each choice is a configuration, "torch" or None, ready for JSON."""
     top = search_of(rank(workload, target, model, 4 * K), runner, compile_)
     top.run(K)
     top.remeasure_finalists()
     result = tune(workload, runner=runner, target=target, model=model, k=K, compile_=compile_)
     guided = top.choose().config
-    # The least of over a thousand timings is a lucky one: the first few are timed again, in turn.
+    # The least of over a thousand timings may be luck: the first few are timed again, in turn.
     known = {str(c): c for c in (*finalists, *([guided] if guided else []))}
     again = {name: m for name, m in in_turn(runner, workload, known).items() if m.ok}
     best = known[min(again, key=lambda name: again[name].latency_us)] if again else None
@@ -105,7 +105,7 @@ def freeze(
 
 
 def measure(winners: Sequence[Row], runner: Runner, deadline: float) -> dict[str, Row]:
-    """us of each choice and of torch by workload: one run, all of a workload in turn."""
+    """Time all choices and torch once, in turn for each workload; return us by workload."""
     found = {}
     for winner in until(deadline, winners):
         choices: dict[str, GemmConfig | None] = {"torch": None}
@@ -119,7 +119,7 @@ def measure(winners: Sequence[Row], runner: Runner, deadline: float) -> dict[str
 
 
 def row_of(winner: Row, runs: Sequence[Row]) -> Row:
-    """A workload's row: speeds relative to torch (1 is equal) by the best of the runs.
+    """Make a workload's row: speeds relative to torch (1 is equal), by the best of the runs.
 
     Args:
         runs: us of each run, as :func:`measure` gives them.
@@ -211,7 +211,7 @@ def freeze_all(args: argparse.Namespace, target: Target, deadline: float) -> Row
 
 
 def measure_all(frozen: Path, out: Path, budget_s: float) -> None:
-    """One run, in the fresh process that this is called in."""
+    """Make one run; this process must be a fresh one."""
     from costmodel.measure.device import DeviceRunner
 
     deadline = announce(budget_s)
@@ -238,7 +238,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         frozen = args.winners or Path(folder) / "winners.json"
         if not frozen.exists():
-            # Half of the time: a winner that is not measured again says nothing.
+            # Choosing gets half of the time: a winner that is not measured again says nothing.
             write_json(frozen, freeze_all(args, target, deadline - args.budget_s / 2))
         choices = json.loads(frozen.read_text())
         software = versions(target, model=choices["model"])

@@ -1,11 +1,11 @@
-"""How much of a list the learner times, and what that keeps: a replay of recorded lists; no GPU.
+"""Share of a list that the learner times, and speed kept: a replay of recorded lists; no GPU.
 
-Two groups of kernels judge: those of role eval, of which the shipped model has seen nothing, and
-those of role train ("modules left out"), each predicted by a model without its module; what the
-learner takes for granted was chosen by these. Lists of 16 configurations and more count. Cold,
-nothing is known of a kernel. From the fifth key on, the keys before have been replayed, in orders
-drawn by seeds. What does not work counts as timed; a binary that an earlier configuration has too
-does not, since the tuner times it once. Writes ``learner-<target>.json``.
+Two groups of kernels judge. The shipped model has seen nothing of those of role eval. Those of role
+train ("modules left out") are each predicted by a model without their module; the learner's
+constants were chosen on these. Lists of 16 configurations and more count. Cold means that nothing
+is known of a kernel. From the fifth key on means that earlier keys have been replayed before, in
+orders drawn by seeds. A configuration that does not work counts as timed. One with the same binary
+as an earlier one does not, since the tuner times a binary once. Writes ``learner-<target>.json``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from costmodel.autotune.model import HEADS, KERNELS, KernelModel, KernelTable
 Floats = NDArray[np.float64]
 
 LEAST = 16  # configurations
-KEYS = 4  # that are known before those that count
+KEYS = 4  # of a kernel that are replayed first and do not count
 NEAR = 0.98  # of the best's speed
 _TIMES = ("latency_us", "p10_us", "p90_us")
 
@@ -54,7 +54,7 @@ GOALS = {
     "cold": {"timed_pct": 45.0, "kept_pct": 99.3, "worst_pct": 95.0},
     "from the fifth key on": {"timed_pct": 20.0, "kept_pct": 99.5, "worst_pct": 96.0},
 }
-"""Share of a list that is timed, at most, and speed that is kept, at least: mean, and worst."""
+"""The most of a list that is timed, and the least speed that is kept (mean and worst), in %."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ class Recorded:
     Attributes:
         judge: "judges", or "modules left out".
         configs: parsed names.
-        latency_us: NaN: it does not work.
+        latency_us: NaN if a configuration does not work.
         binary: numbers, the same for configurations whose binary is the same.
         sizes: arguments.
-        predicted: by each head; under "alone" zeros, as without a model.
+        predicted: by each head; "alone" holds zeros, as if there were no model.
     """
 
     judge: str
@@ -80,7 +80,7 @@ class Recorded:
     predicted: dict[str, Floats]
 
     def kept(self, order: Sequence[int]) -> Floats:
-        """Return the share of the best's speed that is found, after each timing of an order."""
+        """Return, after each timing of an order, the share of the best speed that is found."""
         found = np.where(np.isnan(self.latency_us), math.inf, self.latency_us)[[*order]]
         best: Floats = np.minimum.accumulate(found)
         return np.nanmin(self.latency_us) / best
@@ -92,7 +92,8 @@ class Replay:
 
     Attributes:
         order: what was timed.
-        end: after how many the search ends; by chance and by a forest: as the learner does.
+        end: number of timings after which the search ends. A search in random order or by a forest
+            ends where the learner does.
     """
 
     recorded: Recorded
@@ -109,12 +110,12 @@ class Replay:
 
     @property
     def needed(self) -> int:
-        """How many timings came within 2 % of the best: of the whole list, if it ended before."""
+        """Timings until one is within 2 % of the best; if none is, those of the whole list."""
         near = first_near(self.recorded.kept(self.order))
         return self.timed(near) if near else len({*self.recorded.binary})
 
     def tried(self, head: str) -> Tried:
-        """Return what another key of the kernel is told of it."""
+        """Return what the learner is told of this list for another key of the kernel."""
         latency = np.full(len(self.recorded.configs), np.nan)
         latency[self.order] = self.recorded.latency_us[self.order]
         return Tried(
@@ -123,7 +124,7 @@ class Replay:
 
 
 def first_near(kept: Floats) -> int:
-    """Return after how many timings the best is within 2 %; 0: never."""
+    """Count the timings until one is within 2 % of the best; 0 if none is."""
     near = np.flatnonzero(kept >= NEAR)
     return int(near[0]) + 1 if len(near) else 0
 
@@ -156,16 +157,16 @@ def series(lists: Sequence[Recorded], head: str, workers: int) -> list[Replay]:
 
 
 def at_random(recorded: Recorded, seed: int, end: int = 0) -> list[int]:
-    """Return an order of the whole list by chance."""
+    """Return a random order of the whole list."""
     return [int(row) for row in np.random.default_rng(seed).permutation(len(recorded.configs))]
 
 
 def by_forest(recorded: Recorded, seed: int, end: int) -> list[int]:
     """Return the order of a likelihood-free optimization (LFBO) by a random forest.
 
-    After five configurations by chance, the next is what a classifier takes most surely for one of
-    the fastest third, where the faster weigh more. Ends within 2 % of the best, but not before
-    ``end``.
+    The first five configurations are random. The next is always the one that a classifier most
+    surely puts into the fastest third; faster ones weigh more in its training. The search ends
+    within 2 % of the best, but not before ``end``.
     """
     order, points = at_random(recorded, seed), encode(recorded.configs)
     for n in range(5, len(order)):
@@ -217,9 +218,9 @@ class Study:
     """Replays of all lists.
 
     Args:
-        seeds: how many orders of keys and random choices; where modules are left out, a quarter.
-            Forests take long: a fifth of these.
-        map_: of the standard library, or of a pool.
+        seeds: the number of orders of keys, and of random orders. Modules left out get a quarter
+            of them. Forests take long, and get a fifth of these.
+        map_: the built-in ``map``, or that of a pool.
     """
 
     def __init__(
@@ -290,7 +291,7 @@ def recorded_lists(dataset: KernelDataset, model: KernelModel, nthread: int) -> 
     text = {name: np.asarray(rows[name]) for name in texts}
     ok = text["status"] == "ok"
     latency = np.where(ok, np.asarray(rows["latency_us"], np.float64), np.nan)
-    # Timings of two binaries differ in one of three figures.
+    # Rows with the same binary have the same three timings; other rows differ in one of them.
     same = np.stack([np.asarray(rows[name], np.float64) for name in _TIMES], axis=1)
     same[~ok] = -1.0 - np.flatnonzero(~ok)[:, None]
     binary = np.unique(same, axis=0, return_inverse=True)[1].ravel()
@@ -316,13 +317,13 @@ def recorded_lists(dataset: KernelDataset, model: KernelModel, nthread: int) -> 
 
 
 def _filled(predicted: Floats) -> Floats:
-    """Return predictions; what no prediction is known of is as the rest."""
+    """Return predictions; a row without one gets the mean of the others."""
     known = ~np.isnan(predicted)
     return np.where(known, predicted, predicted[known].mean())
 
 
 def summarize(rows: list[Row]) -> Row:
-    """The learner beside its goals, on the judges."""
+    """Return the learner's figures on the judges, with its goals."""
     found: Row = {}
     for row in rows:
         if (row["judge"], row["search"]) == ("judges", "the learner"):

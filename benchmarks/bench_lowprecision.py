@@ -1,9 +1,9 @@
 """fp8 and int8 products beside torch's, cold caches: 64 shapes and six forms of scales.
 
-Each shape of each form is tuned exhaustively, by the first of three fresh processes; then each of
-them times the best kernel of our own and torch in turn. Where torch has nothing, bfloat16 by torch
-stands beside it. A shape that fails is a row with the reason. The shapes are of models, and none is
-a (n, k) of the eval list.
+The first of three fresh processes tunes each shape of each form exhaustively. Then each of the
+three times the best kernel of our own and torch in turn. Where torch has no such product, torch's
+bfloat16 is timed instead. A shape that fails has a row with the reason. The shapes are those of
+models, and no (n, k) of the eval list is among them.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def launcher(config: Any) -> Callable[[Any], None]:
 
 
 def by_torch(operands: Any) -> torch.Tensor:
-    """Multiply by torch's own function, which makes the result; int8 scales are more passes."""
+    """Multiply by torch's own function, which makes the result; int8 scales take more passes."""
     call = dict(zip(Kernels.arg_names, operands[0], strict=True))
     a, b, scales = call["a"], call["b"].T, (call["scale_a"], call["scale_b"])
     if a.dtype != torch.int8:
@@ -95,7 +95,7 @@ def by_torch(operands: Any) -> torch.Tensor:
 
 
 def tuned_row(problem: Scaled, keep: Path | None = None) -> Row:
-    """Tune a shape, check our best kernel; return what was chosen, and from among what."""
+    """Tune a shape and check our best kernel; return the choice, and the fastest of ours."""
     operands = problem.operands(None, 1)[0]
     call = operands[0]
     with a_cache_of_its_own(keep):
@@ -110,13 +110,13 @@ def tuned_row(problem: Scaled, keep: Path | None = None) -> Row:
     return {
         "config": f"{best}", "error": round(error, 6), "timed": len(times),
         "chosen": tuned.best_config.kwargs["kernel"],
-        "by_torch": any(c.kwargs["kernel"] == "torch" for c in times),  # it computes this
+        "by_torch": any(c.kwargs["kernel"] == "torch" for c in times),  # torch can compute this
         "nearest": [[f"{c}", round(1e3 * times[c], 2)] for c in sorted(ours, key=times.get)[:4]],
     }  # fmt: skip
 
 
 def timed(session: Session, problem: Scaled, known: Row) -> Row:
-    """Time what :func:`tuned_row` has found beside torch; return the whole row."""
+    """Time the best kernel of :func:`tuned_row` beside torch; return the whole row."""
     best = next(c for c in choices_of(problem.operands(None, 1)[0][0]) if f"{c}" == known["config"])
     choices = {"ours": launcher(best)}
     if known["by_torch"]:
@@ -146,9 +146,9 @@ def shape_of(problem: Scaled) -> Row:
 
 
 def merged(processes: list[list[Row]]) -> list[Row]:
-    """Return one row for each shape of the first process, of all that have timed it.
+    """Merge the rows of all processes into one for each shape.
 
-    Times are means, and ratios too; ``worst`` and ``worst_default`` are the worst of a process.
+    Times and ratios are means; ``worst`` and ``worst_default`` are those of the worst process.
     """
     found: dict[Scaled, list[Row]] = {}
     for row in [row for rows in processes for row in rows]:
@@ -203,9 +203,9 @@ def summarize(rows: list[Row]) -> Row:
 
 
 def problems(forms: list[str]) -> Iterator[Scaled]:
-    """Give all shapes in an order in which any part of them has of each kind.
+    """Give all shapes in a random order, so that any part of it has shapes of each kind.
 
-    The last forms come when the first have all shapes.
+    The forms outside FIRST come after all shapes of the others.
     """
     shapes = [(m, n, k) for n, k in WEIGHTS.values() for m in ROWS]
     random.Random(0).shuffle(shapes)
@@ -215,7 +215,7 @@ def problems(forms: list[str]) -> Iterator[Scaled]:
 
 @contextmanager
 def a_cache_of_its_own(keep: Path | None = None) -> Iterator[None]:
-    """Let nothing that is known of other shapes, or from before, have a say in a tuning.
+    """Use an empty cache, so that a tuning knows nothing of other shapes or of earlier runs.
 
     Args:
         keep: a folder that the timings are copied to.
@@ -234,7 +234,7 @@ def a_cache_of_its_own(keep: Path | None = None) -> Iterator[None]:
 
 
 def compile_ahead(forms: Iterable[str], sizes: Iterable[int] = ROWS) -> None:
-    """Begin to compile what each size of m will ask for, so that the GPU need not wait."""
+    """Begin to compile what each m will need, so that the GPU need not wait."""
     n, k = COMPILED
     for form in forms:
         for m in sizes:
@@ -242,7 +242,7 @@ def compile_ahead(forms: Iterable[str], sizes: Iterable[int] = ROWS) -> None:
                 call = Scaled(form, m, n, k).operands(None, 1)[0][0]
                 by_name = {config_name(c): c for c in choices_of(call)}
                 Compiling(KernelCall(tuned, call, {"warmup": False}), by_name).begin_all()
-            except Exception as error:  # the shape itself will say so
+            except Exception as error:  # the row of the shape will say so
                 note(f"{form} m={m}: {one_line(error)}")
 
 
@@ -275,7 +275,7 @@ def in_processes(arguments: argparse.Namespace, name: str) -> list[list[Row]]:
     with tempfile.TemporaryDirectory() as folder:
         for i in range(arguments.processes):
             left = end - time.monotonic()
-            # The first one tunes, which takes twice as long as to time.
+            # The first one also tunes, and takes twice as long as one that only times.
             share = 2 / (arguments.processes + 1) if i == 0 else 1 / (arguments.processes - i)
             command = [sys.executable, __file__, "--processes", "1", "--forms", arguments.forms]
             command += ["--results", f"{folder}/{i}", "--budget-s", str(max(left * share, 1.0))]
@@ -288,7 +288,7 @@ def in_processes(arguments: argparse.Namespace, name: str) -> list[list[Row]]:
             note(f"process {i + 1} of {arguments.processes}")
             subprocess.run(command, stdout=subprocess.DEVNULL)
             path = Path(folder, str(i), name)
-            if path.exists():  # perhaps not all: the budget was spent, or the context broke
+            if path.exists():  # it may lack rows: the budget was spent, or the context broke
                 rows.append(json.loads(path.read_text())["rows"])
             elif not i:
                 break

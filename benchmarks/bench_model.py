@@ -1,4 +1,4 @@
-"""Models with ``replace_linear`` beside the same models without it, in turn, on one GPU.
+"""Models with ``replace_linear`` beside the same models without it, timed in turn on one GPU.
 
 Three parts:
 
@@ -6,13 +6,13 @@ Three parts:
   CUDA graph, under ``torch.compile`` and in a training step (without an optimizer).
 - ``transformers``: Llama, Qwen2 and Qwen3 of random weights, eager: generate, prefill and training
   step. It is left out where the package is not installed.
-- ``host``: what a call of a ``Linear``, and of ``matmul`` with batch dimensions, costs the host: of
-  a Triton kernel and of torch, each pinned.
+- ``host``: the host time of a call of ``Linear``, and of ``matmul`` with batch dimensions. A Triton
+  kernel and torch are pinned, one after the other.
 
 ``ratio`` is torch's time over ours: over 1 is a gain. ``host_ratio`` is ours over torch's. The
-rounds of both take turns, and their medians count. ``tuning_s`` is the first pass of ours, which
-tunes what is not known (and compiles, under ``torch.compile``). Peak memory is that of one call;
-what our first passes have left allocated is not torch's.
+rounds of both take turns, and their medians count. ``tuning_s`` is the time of our first pass,
+which tunes what is not known (and compiles, under ``torch.compile``). Peak memory is that of one
+call; memory that our first passes have left allocated is not counted as torch's.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def stack_rows(pair: Pair, shapes: Sequence[Shape], gpu: Gpu, runs: int) -> Iter
 def compiled_rows(pair: Pair, shapes: Sequence[Shape], gpu: Gpu, runs: int) -> Iterator[Row]:
     """Compare a stack under ``torch.compile``, each shape compiled for itself."""
     for shape in shapes:
-        torch._dynamo.reset()  # else the second shape would be compiled for all of its kind
+        torch._dynamo.reset()  # else the second shape would be compiled with dynamic sizes
         x = input_of(pair, shape)
         sides = [partial(without_gradients, x, torch.compile(m)) for m in (pair.theirs, pair.ours)]
         found = compared(sides, gpu, runs)
@@ -187,7 +187,7 @@ def transformers_rows(
 
 @contextmanager
 def pinned(products: Sequence[tuple[Any, Any, bool]], *, to_torch: bool) -> Iterator[str]:
-    """Pin a product (a, b, with a bias or not) each to torch, or to the Triton kernel predicted.
+    """Pin each product (a, b, with a bias or not) to torch, or to its predicted Triton kernel.
 
     Yields:
         What the first one is pinned to.
@@ -207,7 +207,7 @@ def pinned(products: Sequence[tuple[Any, Any, bool]], *, to_torch: bool) -> Iter
 
 
 def host_rows(dtype: str = "float16", size: int = 1024) -> Iterator[Row]:
-    """Time calls on the host, of 16 rows: so few that the GPU waits for it."""
+    """Time calls on the host, with 16 rows: so few that the GPU waits for the host."""
     options: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": "cuda"}
     theirs = torch.nn.Linear(size, size, **options)
     ours = Linear.of(theirs)

@@ -1,10 +1,10 @@
-"""What the trees should learn: the latency, the order, or what is near the best; needs no GPU.
+"""Goals for the trees to learn: latency, order, or what is near the best; needs no GPU.
 
-The folds, the features and the small trees of ``bench ablation``. Regression learns the
-latency; in use it learns the order of those near the best as well, in one ensemble. ``pairwise``
-learns the order within a workload alone, and the classifier which configurations are within 5 % of
-the best, from those that failed too. Blends add the two, each in units of its own spread
-within the workload. Writes ``objectives-<target>.json``.
+Folds, features and small trees are those of ``bench ablation``. Regression learns the latency; the
+shipped models also learn the order of rows near the best, in one ensemble. ``pairwise`` learns only
+the order within a workload. The classifier learns which configurations are within 5 % of the best,
+also from those that failed. A blend adds ``pairwise`` or the classifier to regression, each in
+units of its own spread within the workload. Writes ``objectives-<target>.json``.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ Learned = Callable[[NDArray[np.intp]], _Floats]
 
 
 def regression(study: Rows, seen: NDArray[np.bool_], seed: int) -> Learned:
-    """log(latency / estimate), near-best rows weighing most."""
+    """Learn log(latency / estimate); rows near the best weigh most."""
     return _grown(study, seen, replace(PARAMS, seed=seed, pairs=0.0))
 
 
 def regression_and_order(study: Rows, seen: NDArray[np.bool_], seed: int) -> Learned:
-    """The same, and which of two that are near the best is faster."""
+    """Learn the same, and which of two rows near the best is faster."""
     return _grown(study, seen, replace(PARAMS, seed=seed))
 
 
@@ -51,7 +51,7 @@ def _grown(study: Rows, seen: NDArray[np.bool_], params: XgbParams) -> Learned:
 
 
 def pairwise(study: Rows, seen: NDArray[np.bool_], seed: int) -> Learned:
-    """Which of two configurations of a workload is faster, with the estimate to start from."""
+    """Learn which of two configurations of a workload is faster; the estimate is the start."""
     rows = np.flatnonzero(seen & study.ok)
     rows = rows[np.argsort(study.table.workload_index[rows], kind="stable")]
     index = study.table.workload_index[rows]
@@ -65,7 +65,7 @@ def pairwise(study: Rows, seen: NDArray[np.bool_], seed: int) -> Learned:
 
 
 def classifier(study: Rows, seen: NDArray[np.bool_], seed: int) -> Learned:
-    """Minus the log odds of being within 5 % of the best; what failed is not."""
+    """Learn minus the log odds of being within 5 % of the best; a failure is not within them."""
     rows = np.flatnonzero(seen & (study.fits | study.ok))
     best_us = study.table.best_us()[study.table.workload_index[rows]]
     near = np.nan_to_num(study.latency[rows], nan=np.inf) <= _NEAR_BEST * best_us
@@ -99,7 +99,7 @@ BLENDS = {
 
 
 def blended(costs: dict[str, _Floats], weights: dict[str, float]) -> _Floats:
-    """The weighted sum of costs of one workload, each in units of its spread there."""
+    """Sum the weighted costs of one workload, each in units of its spread there."""
     total = np.zeros(len(next(iter(costs.values()))))
     for name, weight in weights.items():
         total += weight * costs[name] / max(float(np.std(costs[name])), 1e-12)
@@ -107,7 +107,7 @@ def blended(costs: dict[str, _Floats], weights: dict[str, float]) -> _Floats:
 
 
 def validate(study: Rows, folds: int, seed: int) -> dict[str, _Floats]:
-    """Kept at 1 and at 8, and tau, of each workload, for each blend."""
+    """Return kept at 1, kept at 8 and tau of each workload, for each blend."""
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in BLENDS}
     of_workload = study.table.workload_index
     for held_out in folds_by_nk(study.table, folds, seed=seed):
@@ -124,7 +124,7 @@ def validate(study: Rows, folds: int, seed: int) -> dict[str, _Floats]:
 
 
 def summarize(rows: list[Row]) -> Row:
-    """Top-1 of each."""
+    """Return top-1 of each objective."""
     return {f"top1_pct, {row['objective']}": row["top1_pct"] for row in rows}
 
 

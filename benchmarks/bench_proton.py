@@ -1,7 +1,7 @@
 """Record a Proton session of products, and show its tree: `costmodel bench --proton [M N K]`.
 
-Each product is a scope, in which torch multiplies, then costmodel. Both have the flops and bytes of
-their products, so that speed and share of the roofline follow. The file is Proton's own:
+Each product is a scope, in which torch multiplies, then costmodel. Both are given the flops and
+bytes of the product, which yield speed and share of the roofline. The file is Proton's own:
 ``proton-viewer -m time/us,tflop/s FILE`` shows it too.
 """
 
@@ -29,7 +29,7 @@ Calls = Mapping[str, Callable[[], object]]
 
 
 def record(products: Mapping[Workload, Calls], repeats: int) -> None:
-    """Run the calls of each product in scopes of their own, within a session that is open."""
+    """Run the calls of each product in scopes of their own; a session must be open."""
     import triton.profiler as proton
 
     for workload, calls in products.items():
@@ -70,17 +70,17 @@ def tree(node: Mapping[str, Any], device: Device, depth: int = 0) -> Iterator[Ro
 
 
 def read_tree(path: Path, device: Device) -> list[Row]:
-    """Read the tree of a file of Proton's, the root first.
+    """Read the tree of one of Proton's files, the root first.
 
     Raises:
-        CorruptFile: it is no such file.
+        CorruptFile: it is not a file of Proton's.
     """
     root, *_ = read_json(path, list[Any])
     return [row for child in root["children"] for row in tree(child, device)]
 
 
 def calls_of(workload: Workload) -> Calls:
-    """Return what multiplies: torch, and what costmodel has chosen, both warm."""
+    """Return the calls that multiply, by torch and by costmodel, both warm."""
     import torch
 
     import costmodel
@@ -99,7 +99,7 @@ def calls_of(workload: Workload) -> Calls:
 
 
 def sizes(numbers: Sequence[int]) -> list[Workload]:
-    """Return the products that are named by their sizes, three numbers each; else a few.
+    """Return the products of these sizes, three numbers each; without numbers, a few products.
 
     Raises:
         InvalidInput: there are not three numbers for each.

@@ -1,10 +1,10 @@
-"""How well models choose configurations of scaled products with (n, k) unseen; needs no GPU.
+"""Quality of models' choices for scaled products with (n, k) unseen; needs no GPU.
 
-Each model is judged twice: by cross-validation over the (n, k) of the training dataset, and, with
-all of that learned, on the eval list. Torch's functions are in no ranking. Beside the model of
-scaled products stand the columns of the model of all kernels, learned from the same rows and from
-those with the rows of all other kernels, and its shipped trees. Writes
-``scaled-model-<target>.json``.
+Each model is judged twice: by cross-validation over the (n, k) of the training dataset, and, after
+learning from all of it, on the eval list. Torch's functions are in no ranking. The model of scaled
+products is compared with three others, which have the columns of the model of all kernels: one is
+trained on the same rows, one also on the rows of all other kernels, and one is the shipped model of
+all kernels. Writes ``scaled-model-<target>.json``.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ LEAST = 4  # configurations of ours that work; for large m there are no more
 
 @dataclass(frozen=True)
 class Lists:
-    """Timings of scaled products as one head sees them, and what each list is of.
+    """Timings of scaled products as one head sees them, with the form and (n, k) of each row.
 
     Attributes:
         table: all rows, torch's too.
-        ours: of each row, False for torch.
-        form, pair: of each row: ``row``, ``block`` or ``int8``; (n, k) as a number.
+        ours: for each row, True if it has a timing and its kernel is not torch's or DeepGEMM's.
+        form: for each row, ``row``, ``block`` or ``int8``.
+        pair: for each row, a number that stands for its (n, k).
     """
 
     table: KernelTable
@@ -61,7 +62,7 @@ class Lists:
         )  # fmt: skip
 
     def parts(self) -> Iterator[NDArray[np.intp]]:
-        """Yield the rows of each list that counts, ours alone."""
+        """Yield our rows of each list that counts."""
         for number in np.unique(self.table.list):
             rows = np.flatnonzero((self.table.list == number) & self.ours)
             if len(rows) >= LEAST:
@@ -99,7 +100,7 @@ def _form(call: dict[str, Any]) -> str:
 def trained(
     table: KernelTable, rows: Any, params: XgbParams, nthread: int, more: KernelTable | None
 ) -> Any:
-    """Train on some rows of a table, and on all of another: each kernel counts alike."""
+    """Train on some rows of a table, and on all of another; each kernel has the same weight."""
     if more is not None:
         parts = {x: [getattr(table, x)[rows], getattr(more, x)]
                  for x in ("values", "label", "kernel", "list", "row")}  # fmt: skip
@@ -133,7 +134,7 @@ def study(
 
 
 def summarize(rows: list[Row]) -> Row:
-    """First choice and first eight of each model and judge."""
+    """Return what the first choice and the first eight keep, for each model and judge."""
     return {f"first_{k}_pct, {row['model']}, {row['judge']}": row[f"first_{k}_pct"]
             for row in rows for k in (1, 8)}  # fmt: skip
 

@@ -1,8 +1,9 @@
-"""How a collection grows with its workers: rows a second of eight over eight times those of one.
+"""Speed of a collection by its workers: rows a second of eight over eight times those of one.
 
 Each worker replays a part of a recording, waits for every row as long as a GPU takes for one, and
-writes a folder of its own; at the end all are merged. No GPU is needed: what is measured is what
-the loop, the records on disk and the merging cost. Every worker has equally much to do.
+writes a folder of its own. At the end all folders are merged. No GPU is needed: the benchmark
+measures the cost of the loop, of the records on disk and of the merging. Every worker has the same
+amount of work.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class WaitingRunner(ReplayRunner):
 
 
 def work(args: argparse.Namespace) -> None:
-    """Be one worker: get ready, wait for the word, then work."""
+    """Be one worker: get ready, wait for the signal to start, then work."""
     number, workers = map(int, args.worker.split("/"))
     recording = Dataset.open(args.recording)
     large = [job for job in recorded_jobs(recording) if len(job.configs) >= args.configs]
@@ -57,7 +58,7 @@ def work(args: argparse.Namespace) -> None:
     runner, known = WaitingRunner(recording), recording.artifacts()
     runner.wait_s = args.wait_ms / 1e3
     out = Dataset.create(args.folder, recording.target, recording.protocol)
-    runner.measure(jobs[0].workload, [])  # the rows are in memory
+    runner.measure(jobs[0].workload, [])  # reads the rows into memory
     print("ready", flush=True)
     sys.stdin.readline()
     start = time.time()

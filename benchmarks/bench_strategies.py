@@ -1,11 +1,12 @@
-"""The ways to choose a configuration, side by side: on square sizes and on the eval list.
+"""Strategies to choose a configuration, side by side: on square sizes and on the eval list.
 
-Each strategy chooses; what was chosen is then timed again, all in turn and torch among them, so
-that no strategy is credited with the luckiest of its timings. Inductor's kernel is timed in turn
-with torch, in a process of its own. ``tuning_s`` is what a strategy spent, caches empty: Triton's
-own tuner compiles one configuration after the other, the others by up to eight processes; timing
-is the same for all. ``--replay`` answers from recorded timings instead (no GPU; there a choice is
-judged by the timing it was chosen by) and is written apart, as ``strategies-replay``.
+Each strategy chooses. Then all choices and torch are timed again in turn, so that no strategy is
+credited with the luckiest of its timings. Inductor's kernel is timed in turn with torch, in a
+process of its own. ``tuning_s`` is the time that a strategy spends with empty caches: Triton's own
+tuner compiles one configuration after the other, the other strategies by up to eight processes;
+timing is the same for all. ``--replay`` answers from recorded timings instead: it needs no GPU, and
+judges a choice by the timing that chose it. Its results have a file of their own,
+``strategies-replay``.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ AUTOTUNE = tuple(
     for m, n, k, group, stages, warps in TUTORIAL
 )
 
-# Strategy: whose proposals, and whether the best of them is found by timing.
+# Strategy: the source of its proposals, and whether it times them to find the best.
 STRATEGIES = {
     "autotune": ("autotune", True),
     "heuristic": ("heuristic", False),
@@ -83,12 +84,12 @@ Todo = tuple[str, Ranking, dict[str, list[GemmConfig]], float]
 """Group, ranking, proposals by source, and the seconds that ranking took."""
 
 SHOWN = ("torch", *STRATEGIES, "inductor")
-_PROCESSES = 8  # that compile side by side
-_INDUCTOR_S = 5.0  # of a product
+_PROCESSES = 8  # that compile at once
+_INDUCTOR_S = 5.0  # for each product
 
 
 def workloads(args: Any) -> list[tuple[str, Workload]]:
-    """(group, workload): the square sizes, and what is drawn of the eval list."""
+    """Return (group, workload): the square sizes, and those drawn from the eval list."""
     squares = [("square", Workload.dense(side, side, side)) for side in SQUARES]
     return squares + [("eval", w) for w in drawn(eval_workloads(), args)]
 
@@ -96,11 +97,11 @@ def workloads(args: Any) -> list[tuple[str, Workload]]:
 def proposals(
     ranking: Ranking, known: Sequence[GemmConfig] | None = None, peer: CostModel | None = None
 ) -> dict[str, list[GemmConfig]]:
-    """The configurations that each source would try, in its order.
+    """Return the configurations that each source would try, in its order.
 
     Args:
         ranking: the model's, of the whole space.
-        known: all that can be answered for (a replay's); default: anything.
+        known: configurations that a replay has timings of; default: all.
         peer: nvMatmulHeuristics, if it is installed.
     """
     workload, device = ranking.workload, ranking.target.device
@@ -122,9 +123,9 @@ def _first(ranking: Ranking, model: CostModel) -> list[GemmConfig]:
 def choose(
     proposed: Mapping[str, Sequence[GemmConfig]], measured: Mapping[GemmConfig, Measurement]
 ) -> dict[str, GemmConfig]:
-    """What each strategy ends up with: the fastest of its proposals, or the first that works.
+    """Return the choice of each strategy: the fastest of its proposals, or the first that works.
 
-    A strategy none of whose proposals works is not there.
+    A strategy is left out if none of its proposals works.
     """
     chosen = {}
     for strategy, (source, timed) in STRATEGIES.items():
@@ -142,7 +143,7 @@ def costs_of(
     measured_s: Mapping[str, float],
     rank_s: float,
 ) -> dict[str, Row]:
-    """What each strategy spent on a workload, caches empty; without artifacts nothing is known."""
+    """Return what each strategy spends with empty caches; one without artifacts is left out."""
     found: dict[str, Row] = {}
     for strategy, (source, timed) in STRATEGIES.items():
         configs = list(proposed[source])[: None if timed else 1]
@@ -160,7 +161,7 @@ def costs_of(
 
 
 def cell_of(workload: Workload, config: str, us: float, torch_us: float, cost: Row | None) -> Row:
-    """How a choice ran, and what it cost; ``improvement_pct`` is added later."""
+    """Return the speed and the cost of a choice; ``improvement_pct`` is added later."""
     return {
         "config": config,
         "steady_ms": us / 1e3,
@@ -178,7 +179,7 @@ def row_of(
     final: Mapping[str, Measurement],
     costs: Mapping[str, Row],
 ) -> Row:
-    """A workload's row: under each strategy what it chose, how that ran and what it cost."""
+    """Make a workload's row: for each strategy its choice, and the choice's speed and cost."""
     torch_us = final["torch"].latency_us
     row: Row = {"group": group, "workload": f"{workload.m}x{workload.n}x{workload.k}"}
     for strategy in SHOWN:
@@ -192,7 +193,7 @@ def row_of(
 
 
 def with_improvement(row: Row) -> Row:
-    """Say of each choice how much faster it is than Triton's plain autotune."""
+    """Add to each choice how much faster it is than that of Triton's plain autotune."""
     plain = row["autotune"]
     for cell in filter(None, (row[strategy] for strategy in SHOWN)):
         gain = cell["speedup"] / plain["speedup"] - 1 if plain else None
@@ -201,7 +202,7 @@ def with_improvement(row: Row) -> Row:
 
 
 def with_inductor(row: Row, workload: Workload, found: Row) -> Row:
-    """Add what Inductor chose. Its speed-up is over torch as timed in turn with it."""
+    """Add Inductor's choice. Its speed-up is over the torch that was timed in turn with it."""
     if not (found.get("us") and found.get("torch_us")):
         note(f"{row['workload']}: Inductor left out: {found.get('error', 'no timing')}")
         return row
@@ -257,7 +258,7 @@ def run(
     results: Results,
     deadline: float,
 ) -> list[tuple[Row, Workload]]:
-    """Time, choose, time in turn; one row a workload, which are returned too."""
+    """Time the proposals, choose, and time the choices in turn; return one row a workload."""
     rows = []
     for group, ranking, proposed, rank_s in until(deadline, todo):
         workload = ranking.workload
@@ -268,7 +269,7 @@ def run(
             start = time.perf_counter()
             outcomes = runner.measure(workload, [Candidate(c, known[c]) for c in configs])
             measured_s[source] = time.perf_counter() - start
-            # One that two propose keeps its first timing, so that both choose alike.
+            # What two sources propose keeps its first timing, so that both judge it alike.
             measured = dict(zip(configs, outcomes, strict=True)) | measured
         chosen = choose(proposed, measured)
         final = in_turn(runner, workload, {"torch": None, **chosen})
@@ -283,7 +284,7 @@ def run(
 
 
 def differences(ranking: Ranking, chosen: Mapping[str, GemmConfig], row: Row) -> Row:
-    """Which strategy's choice is the fastest, and why plain autotune's is slower."""
+    """Say which strategy's choice is the fastest, and why plain autotune's is slower."""
     ran = {s: row[s]["steady_ms"] for s in chosen if row[s]}
     best = min(ran, key=ran.__getitem__, default=None)
     plain = chosen.get("autotune")
@@ -297,14 +298,14 @@ def differences(ranking: Ranking, chosen: Mapping[str, GemmConfig], row: Row) ->
 def add_inductor(
     rows: Sequence[tuple[Row, Workload]], found: Iterator[Row], results: Results, deadline: float
 ) -> None:
-    """Bring what Inductor chose into the rows, as they come."""
+    """Add Inductor's choices to the rows, as its answers come."""
     for (row, workload), answer in zip(until(deadline, rows), found, strict=False):
         row.update(with_inductor(row, workload, answer))
         results.add()
 
 
 def known_peer(target: Target) -> CostModel | None:
-    """nvMatmulHeuristics, if it is installed and knows the device."""
+    """Return nvMatmulHeuristics if it is installed and knows the device."""
     peer = NvMatmulHeuristics()
     try:
         peer.propose(Workload.dense(1024, 1024, 1024), target)
@@ -337,7 +338,7 @@ def main() -> None:
     timings = sum(len(part) for _, _, p, _ in todo for part in p.values())
     name = "strategies-replay" if replay else "strategies"
     software = versions(target, model=f"{model.name} {model.hash}")
-    if replay is not None:  # the torch that was timed
+    if replay is not None:  # name the torch that was timed
         software["torch"] = ", ".join(
             sorted({run.torch for run in replay.dataset.measurements().runs})
         )

@@ -1,9 +1,9 @@
-"""How far what was learned on one kind of product, or device, carries to another; needs no GPU.
+"""Transfer of a model from one kind of product, or device, to another; needs no GPU.
 
-From recorded training rows only, of which each workload has a sample of its configurations (about
-235), not all: so the figures are not those of a whole space. Half of the workloads of the new kind
-are judged, by a model of the old kind that has seen none of their pairs (n, k), and of the other
-half none, a few or all; then the halves change places. ``--other`` names the dataset of another
+Only recorded training rows are used. In these each workload has a sample of its configurations
+(about 235), so the figures are not those of a whole space. Half of the workloads of the new kind
+judge a model of the old kind. The model has seen none of their pairs (n, k), and none, a few or all
+workloads of the other half. Then the halves change places. ``--other`` names the dataset of another
 device, which is then a new kind as well. Writes ``transfer-<target>.json``.
 """
 
@@ -40,7 +40,7 @@ Part = tuple["Rows", NDArray[np.intp]]
 
 
 class Rows(Study):
-    """A study with what the trees learn: log(latency / estimate)."""
+    """A study with the label that the trees learn: log(latency / estimate)."""
 
     def __init__(self, table: TrainingTable, nthread: int) -> None:
         super().__init__(table, nthread)
@@ -49,11 +49,11 @@ class Rows(Study):
         self.label = np.log(self.latency / table.roofline_us()) - self.floor
 
     def rows(self, workloads: Sequence[int] | NDArray[np.intp]) -> NDArray[np.intp]:
-        """Those of some workloads that worked."""
+        """Return the rows of some workloads that worked."""
         return np.flatnonzero(np.isin(self.table.workload_index, workloads) & self.ok)
 
     def lesson(self, rows: NDArray[np.intp]) -> LabelledRows:
-        """What the PTX-aware head learns of these rows."""
+        """Return what the PTX-aware head learns from these rows."""
         return LabelledRows(
             self.matrix[rows], self.label[rows], self.floor[rows], self.weight[rows],
             self.table.workload_index[rows],
@@ -62,9 +62,9 @@ class Rows(Study):
 
 @dataclass(frozen=True)
 class Pair:
-    """Workloads of the old kind, and of the new one; of one study or of two.
+    """Workloads of the old and of the new kind, from one study or from two.
 
-    Where ``held_out`` is there, its workloads are judged, and all of the new kind may be learned.
+    If ``held_out`` is given, its workloads judge, and all of the new kind may be learned from.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Pair:
 
 
 def pairs(study: Rows, other: Rows | None, held_out: Rows | None = None) -> Iterator[Pair]:
-    """The kinds that a recording tells apart, each way; and another device, where there is one."""
+    """Yield pairs of kinds in a recording, each way (ragged only as new), and of two devices."""
     workloads = study.table.workloads
 
     def split(left: str, right: str, is_right: Callable[[Workload], bool]) -> Iterator[Pair]:
@@ -99,7 +99,7 @@ def pairs(study: Rows, other: Rows | None, held_out: Rows | None = None) -> Iter
 
 
 def halves(pair: Pair, seed: int) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp]]]:
-    """(judged, learned from) of the new workloads, both ways; no (n, k) is in both."""
+    """Yield (judged, learned from) of the new workloads, both ways; no (n, k) is in both."""
     if pair.held_out is not None:
         yield np.arange(len(pair.held_out.table.workloads)), pair.of_new
         return
@@ -115,10 +115,10 @@ def halves(pair: Pair, seed: int) -> Iterator[tuple[NDArray[np.intp], NDArray[np
 def validate(
     pair: Pair, nthread: int, seed: int = 0, trees: XgbParams | None = None
 ) -> Iterator[Row]:
-    """A row for each number of new workloads that were learned from.
+    """Yield a row for each number of new workloads that were learned from.
 
     Args:
-        trees: with these instead of the small ones, and of none of the new workloads only.
+        trees: parameters to use in place of the small ones; then no new workload is learned from.
     """
     found: dict[str, list[NDArray[np.float64]]] = {}
     learned: dict[str, list[int]] = {}
@@ -150,7 +150,7 @@ def validate(
 
 
 def learn(parts: Sequence[Part], nthread: int, trees: XgbParams) -> xgboost.Booster:
-    """A PTX-aware head."""
+    """Train a PTX-aware head."""
     first = np.cumsum([0, *(len(s.table.workloads) for s, _ in parts)])
     lessons = [study.lesson(rows) for study, rows in parts]
     lesson = LabelledRows(
@@ -158,7 +158,7 @@ def learn(parts: Sequence[Part], nthread: int, trees: XgbParams) -> xgboost.Boos
         np.concatenate([part.label for part in lessons]),
         np.concatenate([part.start for part in lessons]),
         np.concatenate([part.weight for part in lessons]),
-        # A workload of one study is none of another's.
+        # Workloads of two studies have different numbers.
         np.concatenate([part.workload + n for part, n in zip(lessons, first[:-1], strict=True)]),
     )
     return train_booster(lesson, trees, nthread=nthread)
@@ -167,7 +167,7 @@ def learn(parts: Sequence[Part], nthread: int, trees: XgbParams) -> xgboost.Boos
 def judge(
     booster: xgboost.Booster, study: Rows, workloads: NDArray[np.intp]
 ) -> NDArray[np.float64]:
-    """Kept at 1 and at 8, and tau, of each workload."""
+    """Return kept at 1, kept at 8 and tau of each workload."""
     scores = []
     for w in workloads:
         rows = np.flatnonzero((study.table.workload_index == w) & study.fits)
@@ -178,7 +178,7 @@ def judge(
 
 
 def studies_of(folder: Path, nthread: int) -> tuple[Rows, Rows | None]:
-    """What another device has to learn from, and of the held-out list, if it was timed there.
+    """Return another device's training rows, and its held-out list's, if that was timed there.
 
     Raises:
         MissingData: no training rows.
@@ -193,7 +193,7 @@ def studies_of(folder: Path, nthread: int) -> tuple[Rows, Rows | None]:
 
 
 def summarize(rows: list[Row]) -> Row:
-    """What is kept without a single workload of the new kind, by pair, with trees as shipped."""
+    """Return what is kept without any new workload, for each pair, with trees as shipped."""
     without = [row for row in rows if row["group"] == "shipped"]
     return {
         f"{top}_geomean_pct": {row["pair"]: row[f"{top}_pct"] for row in without}

@@ -1,16 +1,18 @@
-"""What tuning costs: the model's top 8 against the whole space, and against Inductor.
+"""Cost of a tuning: the model's top 8 against the whole space, and against Inductor.
 
-Wall seconds of a tuning: ranking, compiling from an empty compiler cache, timing, and timing the
-finalists in turn. Both ways have the same compile workers, as many as a top 8 can use, and a
-timing process, all of them started before: what a process pays once, it pays for either. Results
-with another number of workers (``--workers``) have a file of their own.
+The wall seconds of a tuning are those of ranking, compiling from an empty compiler cache, timing,
+and timing the finalists in turn. Both ways have the same compile workers, as many as a top 8 can
+use, and a timing process. All of them are started before, since a process pays for their start only
+once, in either way. Results with another number of workers (``--workers``) have a file of their
+own.
 
 Binaries do not depend on the sizes, so that products of one kind share nearly all. For the whole
-space each is compiled once, for the first workload that wants it; with the later ones
-``exhaustive_s`` is at least what all of theirs took, over the workers (``--full`` compiles anew).
+space each binary is compiled once, for the first workload that needs it. For later workloads
+``exhaustive_s`` is at least the compile seconds of all their binaries, divided by the workers
+(``--full`` compiles them anew).
 
-How fast the two winners are is timed in turn. Inductor searches its Triton templates, in a process
-of its own, from an empty cache, imports apart; then its kernel is timed in turn with ours.
+The two winners are timed in turn. Inductor searches its Triton templates in a process of its own,
+from an empty cache; imports do not count. Then its kernel is timed in turn with ours.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ _CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 
 @contextmanager
 def empty_caches() -> Iterator[None]:
-    """Compilers of this process, and of those it starts, find nothing that was there before."""
+    """Give this process, and those that it starts, empty compiler caches."""
     before = {name: os.environ.get(name) for name in _CACHES}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         os.environ.update({name: f"{folder}/{name.lower()}" for name in _CACHES})
@@ -85,11 +87,11 @@ def empty_caches() -> Iterator[None]:
 
 @dataclass
 class Compiler:
-    """Compiles into Triton's cache, each binary once, and knows what that took.
+    """Compiles into Triton's cache, each binary once, and keeps how long each took.
 
     Attributes:
-        took_s: seconds that a worker had for each.
-        reused: how many were there already when they were last asked for.
+        took_s: seconds that a worker spent on each.
+        reused: how many were asked for again after they were compiled.
     """
 
     pool: CompilePool
@@ -111,7 +113,7 @@ class Compiler:
 
 @contextmanager
 def started_runner() -> Iterator[DeviceRunner]:
-    """A timing process that is ready, with the compiler cache of this moment."""
+    """Start a timing process with the present compiler cache, and wait until it is ready."""
     with DeviceRunner() as runner:
         runner.measure_torch(Workload.dense(*_OTHER))
         yield runner
@@ -125,7 +127,7 @@ def timed_tuning(
     runner: DeviceRunner,
     compiler: Compiler,
 ) -> tuple[TuningResult, float]:
-    """A tuning without torch, and its wall seconds."""
+    """Tune without torch; return the result and the wall seconds."""
     start = time.perf_counter()
     result = tune(
         workload, runner=runner, target=target, model=model, mode=mode, k=_TOP,
@@ -135,7 +137,7 @@ def timed_tuning(
 
 
 def compile_s(workload: Workload, target: Target, compiler: Compiler, workers: int) -> float:
-    """The least wall seconds in which so many workers compile the space of a workload."""
+    """Return the least wall seconds in which so many workers compile a workload's space."""
     specs = {specialize(workload, config) for config in SearchSpace.of(workload, target).configs}
     return sum(compiler.took_s.get(spec, 0.0) for spec in specs) / workers
 
@@ -147,7 +149,7 @@ def row_of(
     final_us: dict[str, float | None],
     inductor: Row,
 ) -> Row:
-    """A workload's row."""
+    """Make a workload's row."""
     row: Row = {"workload": f"{workload.m}x{workload.n}x{workload.k}"}
     for name, (result, seconds) in (("topk", topk), ("exhaustive", exhaustive)):
         row[f"{name}_s"] = seconds
@@ -188,9 +190,9 @@ def summarize(rows: list[Row]) -> Row:
 
 
 def inductor(workload: Workload, ours: GemmConfig | None) -> Row:
-    """Seconds of Inductor's first call, in a process of its own, and how fast its kernel is.
+    """Return the seconds of Inductor's first call, in a process of its own, and its kernel's us.
 
-    What fails is left out.
+    A part that fails is left out.
     """
     command = [sys.executable, __file__, "--inductor"]
     command += [str(x) for x in (workload.m, workload.n, workload.k)]
@@ -215,8 +217,8 @@ def inductor(workload: Workload, ours: GemmConfig | None) -> Row:
 
 
 def print_inductor(m: int, n: int, k: int, ours: GemmConfig | None) -> None:
-    """Print how long Inductor searches its Triton templates, imports apart; then both kernels'
-    latencies, timed in turn."""
+    """Print how long Inductor searches its Triton templates, imports not counted; then both
+    kernels' latencies, timed in turn."""
     import torch
     import torch._dynamo
     import torch._inductor.compile_fx
@@ -279,7 +281,7 @@ def main() -> None:
     )  # fmt: skip
     own = f"-{workers}-workers" if args.workers else ""
     results = Results(f"tuning_cost{own}", target, args.results, software, summarize)
-    rank(Workload.dense(*_OTHER), target, model)  # what a process does once
+    rank(Workload.dense(*_OTHER), target, model)  # so that what a process does once is done before
     with CompilePool(workers) as pool:
         pool.start(workers)
         topk = {}
