@@ -30,7 +30,7 @@ WRONG: dict[str, tuple[tuple[tuple[str, ...], str], ...]] = {
     ),
     "compile": (
         ((*SIZES, "--dtype", "fp9"), "fp9"), ((*SIZES, "--dump", "FILE"), "FILE"),
-        ((*SIZES, "--target", "h300"), "h300"), (("--bundle", f"{NONE}/x"), NONE),
+        ((*SIZES, "--target", "h300"), "h300"), ((*SIZES, "--bundle", f"{NONE}/x"), NONE),
         ((*SIZES, "--config", "tma"), "tma"),
     ),
     "train": (

@@ -154,7 +154,7 @@ def _options(
         bool, Option("--version", help="Show versions.", callback=_versions, is_eager=True)
     ] = False,
 ) -> None:
-    """A learned cost-model autotuner for Triton GEMM."""
+    """A learned cost-model autotuner for Triton."""
 
 
 def main() -> None:

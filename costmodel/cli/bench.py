@@ -20,7 +20,7 @@ _ALL = {"run": "reproduce.py", "answers": "Measures all of them again; --no-gpu 
 
 
 def bench(
-    name: Annotated[str, Argument(help="Which one; `all` of them, or `list`.")] = "list",
+    name: Annotated[str, Argument(help="Name of a benchmark; or `all`, or `list`.")] = "list",
     arguments: Annotated[
         list[str] | None, Argument(help="Options of the benchmark, such as --help.")
     ] = None,

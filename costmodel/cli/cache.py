@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _MOST_NAMES = 20
 _COLUMNS = "entry workload device chosen us model mode"
 
-app = Typer(help="What tuning has kept on disk; without a command it is listed.")
+app = Typer(help="The winners that tuning has kept on disk; without a command they are listed.")
 
 
 @app.command("list")
@@ -79,7 +79,7 @@ def show(
 
 @app.command()
 def verify(as_json: AsJson = False) -> None:
-    """Read every entry, and count those that can answer here; exit code 1 if a file is none."""
+    """Read every entry, count those usable here; exit code 1 if a file is no entry."""
     winners = _cache()
     entries, unusable = winners.survey()
     counts = Counter(_state(entry.key, entry.result.target.device.arch) for entry in entries)

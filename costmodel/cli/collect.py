@@ -46,30 +46,31 @@ class Work:
     """The options that say where the work comes from, and who times which part of it."""
 
     worklist: Annotated[
-        OptionalPath, Option(help="Time what --write-worklist has drawn; no other draw.")
+        OptionalPath, Option(help="Time the work list that --write-worklist wrote.")
     ] = None
     bundle: Annotated[
-        OptionalPath, Option(help="Time what `costmodel compile --bundle` has compiled.")
+        OptionalPath, Option(help="Time the bundle that `costmodel compile --bundle` wrote.")
     ] = None
     replay: Annotated[
         OptionalPath,
-        Option(help="A dataset that answers in place of a GPU: rehearses a collection."),
+        Option(help="Take timings from this dataset instead of a GPU: a rehearsal."),
     ] = None
     kernel: Annotated[
-        str | None, Option(help="Of --bundle: the FILE.py:FUNCTION that it was compiled of.")
+        str | None, Option(help="With --bundle: the FILE.py:FUNCTION that it was made from.")
     ] = None
     part: Annotated[
         str | None, Option(help="Time one part of several, such as 3/8; --merge joins them.")
     ] = None
     budget: Annotated[
         str | None,
-        Option(help="Stop after so long, such as 10m: what teaches most comes first."),
+        Option(help="Stop after this time, such as 10m; the most useful work comes first."),
     ] = None
     engine: Annotated[
-        Literal["local", "ray"], Option(help="The GPUs of this machine, or of a cluster.")
+        Literal["local", "ray"],
+        Option(help="local: GPUs of this machine; ray: those of a cluster."),
     ] = "local"
     counters: Annotated[
-        bool, Option("--counters", help="Count also what a few rows do in hardware, with ncu.")
+        bool, Option("--counters", help="Also record hardware counters of a few rows, with ncu.")
     ] = False
 
     @property
@@ -121,27 +122,29 @@ class Work:
 def collect(
     context: Context,
     *,
-    folders: Annotated[list[Path] | None, Argument(help="Of --merge.", metavar="DIR...")] = None,
+    folders: Annotated[
+        list[Path] | None, Argument(help="With --merge: the folders.", metavar="DIR...")
+    ] = None,
     out: Annotated[
-        OptionalPath, Option(help="Folder of the dataset; one that is there goes on.")
+        OptionalPath, Option(help="Folder of the dataset; an existing one is continued.")
     ] = None,
     work: Work,
     write_worklist: Annotated[
         OptionalPath,
-        Option(help="Draw only, and write here what is to be timed; needs no GPU."),
+        Option(help="Draw the work and write it to this file, no more; needs no GPU."),
     ] = None,
     merge: Annotated[
-        bool, Option("--merge", help="Bring the rows of folders together in --out.")
+        bool, Option("--merge", help="Merge the rows of the folders into --out.")
     ] = False,
     plan: Annotated[
-        bool, Option("--plan", help="Say what it would take, and run nothing.")
+        bool, Option("--plan", help="Show the expected rows, time and bytes; run nothing.")
     ] = False,
     target: TargetName = None,
     draw: Draw,
     jobs: Annotated[int | None, Option(min=1, help="Compiling processes.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time configurations on this machine's GPUs; stop it at any moment, run it again to go on."""
+    """Time configurations on this machine's GPUs; stop it at any time, run it again to go on."""
     from costmodel.data.shards import require_place
 
     _check_options(context, draw)

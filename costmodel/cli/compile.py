@@ -34,26 +34,28 @@ def compile_space(
     workload: Workload | None,
     bundle: Annotated[
         OptionalPath,
-        Option(help="Write what `costmodel collect --bundle` times to this file."),
+        Option(help="Write a bundle for `costmodel collect --bundle` to this file."),
     ] = None,
     worklist: Annotated[
-        OptionalPath, Option(help="Of --bundle: a work list, in place of M N K.")
+        OptionalPath, Option(help="With --bundle: a work list instead of M N K.")
     ] = None,
     kernel: Annotated[
-        str, Option(help="Of --bundle: FILE.py:FUNCTION that calls a kernel of yours.")
+        str, Option(help="With --bundle: FILE.py:FUNCTION, which calls your kernel.")
     ] = "",
     config: Annotated[
-        str | None, Option(help='Only this one, such as "tma 128x256x64 w8 s4 g8".')
+        str | None, Option(help='Only this configuration, such as "tma 128x256x64 w8 s4 g8".')
     ] = None,
     target: TargetName = None,
     limit: Annotated[int, Option(min=1, help="At most this many binaries.")] = 64,
     dump: Annotated[
-        OptionalPath, Option(help="Write the PTX, SASS and JSON of each to this folder.")
+        OptionalPath, Option(help="Write PTX, SASS and a JSON of each binary to this folder.")
     ] = None,
-    jobs: Annotated[int | None, Option(min=1, help="Processes; default: all cores.")] = None,
+    jobs: Annotated[
+        int | None, Option(min=1, help="Compiling processes; default: all cores.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compile configurations of a product's space; needs no GPU."""
+    """Compile configurations of a product, or a bundle of work; needs no GPU."""
     from costmodel.collect import Job
     from costmodel.data.shards import require_folder
     from costmodel.gemm.specialize import compile_many, specialize

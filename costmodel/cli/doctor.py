@@ -70,10 +70,10 @@ class _Missing(Exception):
 
 
 def doctor(
-    model: Annotated[OptionalPath, Option(help="Folder of a model to look at too.")] = None,
+    model: Annotated[OptionalPath, Option(help="Folder of a model to check too.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what this set-up has and lacks; exit code 0 if costmodel can be used on it."""
+    """Show what this set-up has and lacks; exit code 0 if costmodel can be used on it."""
     checks = diagnose(model)
     ok = usable(checks)
     rows = [[c.name, "ok" if c.ok else "missing", c.found, c.advice] for c in checks]

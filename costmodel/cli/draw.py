@@ -28,26 +28,23 @@ class Draw:
 
     workloads: Annotated[int, Option(min=1, help="How many workloads to draw.")] = 100
     shapes: Annotated[
-        OptionalPath, Option(help="Instead of drawing: a CSV with columns name,m,n,k.")
+        OptionalPath, Option(help="Take the shapes from a CSV with columns name,m,n,k; draw none.")
     ] = None
     role: Annotated[
         Literal["train", "eval"],
-        Option(
-            help="What --shapes are for: to learn from, which leaves out those that are held out "
-            "for evaluation, or to judge by."
-        ),
+        Option(help="Use of --shapes: train (without those held out for evaluation) or eval."),
     ] = "train"
     dtypes: Annotated[
         str, option("float16, bfloat16, float32 or tf32, separated by commas.", dtype_name)
     ] = "float16"
     configs: Annotated[int, Option(min=1, help="Configurations of each workload.")] = 200
-    seed: Annotated[int, Option(min=0, help="Of the draws: the same one resumes.")] = 0
+    seed: Annotated[int, Option(min=0, help="Seed of the draws; use the same one to resume.")] = 0
     sampler: Annotated[
         Literal["random", "model"],
-        Option(help="How configurations are chosen; a model's best, its doubts, and others."),
+        Option(help="At random, or by a model: its best, those it is unsure of, and others."),
     ] = "random"
-    best: Annotated[float, Option(min=0, max=1, help="Share of the model's best.")] = 0.4
-    unsure: Annotated[float, Option(min=0, max=1, help="Share of its doubts.")] = 0.1
+    best: Annotated[float, Option(min=0, max=1, help="Share that the model ranks best.")] = 0.4
+    unsure: Annotated[float, Option(min=0, max=1, help="Share it is least sure of.")] = 0.1
     model: Annotated[
         OptionalPath, Option(help="Model of `--sampler model`; default: the shipped one.")
     ] = None

@@ -83,7 +83,8 @@ def explain(
 ) -> None:
     """Explain why a model puts a kernel's winner before its rival, or does not.
 
-    The rival is what the model puts first of all others. Of several keys it is the last one tuned.
+    The rival is the one that the model ranks first among all others. If the kernel was tuned for
+    several keys, the last one is explained.
     """
     from costmodel.autotune.model import KernelModel, columns_of
     from costmodel.autotune.prior import model_for
@@ -126,7 +127,7 @@ def explain(
 
 @app.command()
 def verify(as_json: AsJson = False) -> None:
-    """Read every file; exit code 1 if one is no entry."""
+    """Read every file; exit code 1 if one is not an entry."""
     store = _store()
     entries, unusable = store.survey()
     tell_unusable(as_json, store.path, {"entries": len(entries)}, unusable)
@@ -156,21 +157,21 @@ def export(
     ] = "configs",
     as_json: AsJson = False,
 ) -> None:
-    """Print a kernel's winners as Python source, or as a file of Flash Linear Attention's."""
+    """Print a kernel's winners as Python source, or as a file for Flash Linear Attention."""
     text = (_as_fla if kind == "fla" else _as_source)(_find(name, with_choice=True))
     echo(json.dumps({"text": text}) if as_json else text)
 
 
 @app.command()
 def record(
-    folder: Annotated[Path, Argument(help="Folder of the dataset; one that is there grows.")],
+    folder: Annotated[Path, Argument(help="Folder of the dataset; an existing one is extended.")],
     package: Annotated[
         list[str] | None,
-        Option(help="NAME=VERSION of one that is not installed, by the name imported."),
+        Option(help="NAME=VERSION of a package that is not installed; NAME as imported."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a dataset of the timings, to train a model on; or add them to one that is there."""
+    """Write the timings to a dataset, to train a model on; an existing one is extended."""
     from costmodel.autotune.dataset import KernelDataset, role_of
     from costmodel.data.shards import CARD, require_place
 

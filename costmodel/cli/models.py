@@ -21,23 +21,23 @@ def train(
     datasets: Annotated[
         list[Path],
         Argument(
-            help="Folders that `costmodel collect` wrote: of one device, or also of others that "
-            "run the same binaries (an H200 beside an H100); or of `costmodel kernels record`."
+            help="Folders that `costmodel collect` or `costmodel kernels record` wrote: of one "
+            "device, or of several that run the same binaries, such as an H100 and an H200."
         ),
     ],
     out: Annotated[Path, Option(help="Folder to save the model in.")],
-    name: Annotated[str, Option(help="What results call the model.")] = "xgb",
+    name: Annotated[str, Option(help="Name of the model in results.")] = "xgb",
     add_cache: Annotated[
-        bool, Option("--add-cache", help="Learn also from what tuning has timed here.")
+        bool, Option("--add-cache", help="Also learn from what tuning has timed on this machine.")
     ] = False,
     cache_dir: Annotated[
-        OptionalPath, Option(help="As --add-cache, with the winners of this folder.")
+        OptionalPath, Option(help="Like --add-cache, from this cache folder.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model on datasets and save it; then costmodel.use(OUT) makes it answer.
+    """Train a model on datasets and save it; costmodel.use(OUT) then uses it.
 
-    Datasets of kernels give a model of any kernel, which tuning and `kernels explain` can use.
+    Datasets of kernels make a model of any kernel, which tuning and `kernels explain` can use.
     """
     import costmodel
     from costmodel.data.dataset import Dataset
@@ -97,9 +97,9 @@ def evaluate(
     model: Model = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say how much speed each model's ranking keeps on held-out workloads; needs no GPU.
+    """Show how much speed each model's ranking keeps on held-out workloads; needs no GPU.
 
-    With --json it is `speed_kept`, and the same again under its older name `regret`.
+    With --json the figures are `speed_kept`, and again under the older name `regret`.
     """
     from costmodel.evaluation.evaluate import evaluate as judge
     from costmodel.reports.comparison import compared_models, kept_table

@@ -94,20 +94,20 @@ def explain(
     workload: Workload,
     place: Annotated[
         int | None,
-        Argument(min=1, help="This one of `costmodel rank` beside the first, not --top."),
+        Argument(min=1, help="Compare this place of `costmodel rank` with the first."),
     ] = None,
     target: TargetName = None,
-    top: Annotated[int, Option(min=1, help="How many of the ranking to explain.")] = 3,
+    top: Annotated[int, Option(min=1, help="How many configurations to explain.")] = 3,
     against: Annotated[
         str | None,
-        Option(help='This one beside the first, such as "tma 128x256x64 w8 s4 g8".'),
+        Option(help='Compare this one with the first, such as "tma 128x256x64 w8 s4 g8".'),
     ] = None,
     model: Model = None,
     as_json: AsJson = False,
 ) -> None:
-    """Explain why the first are first: on paper, and what the model adds; needs no GPU.
+    """Explain the first ranks: by the estimate on paper and by the model; needs no GPU.
 
-    What the parts of a name such as "tma 128x256x64 w8 s4 g8" mean: docs/kernels.md, Names.
+    docs/kernels.md, Names, explains the parts of a name such as "tma 128x256x64 w8 s4 g8".
     """
     from costmodel.tuning import explanation
 

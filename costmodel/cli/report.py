@@ -11,13 +11,13 @@ from costmodel.cli.waiting import doing
 
 def report(
     html: Annotated[
-        OptionalPath, Option(help="File to write the page to; else tables are shown.")
+        OptionalPath, Option(help="Write a page to this file instead of printing tables.")
     ] = None,
     data: Annotated[OptionalPath, Option(help="Dataset; default: the H100's.")] = None,
     model: Model = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what goes with latency, what failed, and noise; a page has how good a model is, too."""
+    """Show correlations with latency, failures and noise; a page also shows how good a model is."""
     from costmodel.reports.collection import tables_of
     from costmodel.reports.html_report import write_html
 

@@ -37,20 +37,20 @@ def tune(
     context: Context,
     workload: Workload,
     replay: Annotated[
-        bool, Option("--replay", help="Answer from recorded timings, as without a GPU.")
+        bool, Option("--replay", help="Take recorded timings instead of a GPU.")
     ] = False,
     data: Annotated[OptionalPath, Option(help="Dataset to replay.")] = None,
     target: Annotated[
-        str, option("Whose recording to replay; without a GPU, whose model predicts.", device_name)
+        str, option("Device of the recording; without a GPU also of the model.", device_name)
     ] = DEFAULT_TARGET,
     top: Annotated[int, Option(min=1, help="How many working candidates to time.")] = 8,
     mode: Annotated[str, Option(help="auto, predict, topk, heuristic or exhaustive.")] = "auto",
     model: Model = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rank, time the best few, keep the winner; without a GPU from recorded timings.
+    """Rank configurations, time the best few, keep the winner; --replay needs no GPU.
 
-    A product that the mode does not time, such as a small one, is predicted; that needs neither.
+    Some products, such as small ones, are only predicted: that needs no GPU either.
     """
     import costmodel
     from costmodel.tuning import tuner
