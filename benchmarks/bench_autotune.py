@@ -43,7 +43,7 @@ from costmodel.hardware.target import Target
 LONG = 32  # configurations
 EXPECTED_S = {"gla": 45.0, "gdr": 30.0, "kernels": 270.0, "keys": 100.0, "lists": 110.0,
               "launch": 40.0}  # fmt: skip
-"""Of each part, on an H200 with 16 cores."""
+"""Seconds of each part, on an H200 with 16 cores."""
 PARTS = tuple(EXPECTED_S)
 FURTHER = range(2, 6)
 """Keys of a kernel that part ``keys`` counts."""

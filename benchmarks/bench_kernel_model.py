@@ -37,7 +37,7 @@ KINDS = {
     "launch": r"grid_|programs|tensor|elements|widest|steps|waste|last_wave",
     "configuration": r"",
 }
-"""Kinds of columns: the first whose pattern is in the name."""
+"""Kinds of columns: a column is of the first kind whose pattern is in its name."""
 
 
 @dataclass(frozen=True)

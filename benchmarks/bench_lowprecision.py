@@ -50,7 +50,7 @@ WEIGHTS = {
     "qwen3-32b qkv": (10240, 5120), "mixtral-8x7b up, 2 ways": (14336, 4096),
 }  # fmt: skip
 COMPILED = 3968, 7168
-"""An (n, k) of which all is compiled ahead; no shape, so that each shape is tuned."""
+"""An (n, k) that is compiled ahead. It is not one of the shapes, so that each shape is tuned."""
 ROWS = (1, 8, 16, 64, 128, 512, 2048, 8192)
 FIRST = ("row", "block", "tensor", "int8")
 FORMS = (*FIRST, "int32", "row_fast")
@@ -62,10 +62,10 @@ BASELINE = triton.Config(
     {"kernel": "pointer", "block_m": 64, "block_n": 128, "step": 128, "splits": 1, "swap": False},
     num_warps=4, num_stages=2,
 )  # fmt: skip
-"""The algorithm of vLLM's Triton kernel of block scales, and its configuration for any shape that
-it has no file of."""
+"""The algorithm of vLLM's Triton kernel for block scales, with the configuration that vLLM takes
+for shapes without a file."""
 WRONG = 0.02
-"""What a result may be off, of the largest element: bfloat16 rounds to 0.004."""
+"""The error that a result may have, over the largest element: bfloat16 rounds to 0.004."""
 SMALL = 128
 """Up to this m a product takes as long as its weight takes to be read."""
 

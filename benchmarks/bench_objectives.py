@@ -31,7 +31,7 @@ from costmodel.tuning.shipped import recording
 _NEAR_BEST = 1.05
 _Floats = NDArray[np.float64]
 Learned = Callable[[NDArray[np.intp]], _Floats]
-"""Costs of rows, lower is better, on a scale of its own."""
+"""A function that returns costs of rows: lower is better, on a scale of its own."""
 
 
 def regression(study: Rows, seen: NDArray[np.bool_], seed: int) -> Learned:

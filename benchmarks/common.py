@@ -1,4 +1,4 @@
-"""What the benchmarks share: their arguments, their results files, and timing in turn."""
+"""Parts that the benchmarks share: their arguments, their results files, and timing in turn."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Results:
         target: what the rows were timed on.
         folder: where it is written.
         software: names and versions of what the numbers rest on.
-        summarize: the summary of the rows so far.
+        summarize: makes the summary of the rows so far.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Results:
 
     @property
     def summary(self) -> Row:
-        """Of the rows so far; empty without any."""
+        """Summary of the rows so far; empty if there are none."""
         return self._summarize(self.rows) if self.rows else {}
 
     def add(self, *rows: Row) -> None:
@@ -93,7 +93,7 @@ class Results:
 
 
 class CompiledAhead:
-    """A compiler for the tuner that remembers, so that many workloads can be compiled at once."""
+    """A compiler that keeps what it made, so that many workloads can be compiled at once."""
 
     def __init__(self, compile_: Callable[..., Iterable[Artifact]] = compile_for_device) -> None:
         self._compile = compile_
@@ -131,9 +131,9 @@ def drawn(items: Sequence[T], args: argparse.Namespace) -> Sequence[T]:
 
 
 def at_exit_code(main: Callable[[], object]) -> int:
-    """Run a benchmark; what costmodel or the system refuses is one line and exit code 1.
+    """Run a benchmark; an error of costmodel or the system is one line and exit code 1.
 
-    A benchmark that returns a number ends with it, and one whose budget was spent with PART.
+    A number that the benchmark returns is the exit code. If its budget was spent, PART is.
     """
     _parts.clear()
     try:
@@ -141,14 +141,14 @@ def at_exit_code(main: Callable[[], object]) -> int:
     except CostModelError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except OSError as error:  # what may not be read or written is no fault of the program
+    except OSError as error:  # a file that cannot be read or written is no fault of ours
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 1
     return code if isinstance(code, int) else PART * bool(_parts)
 
 
 def find_model(path: Path | None, target: Target) -> XgbCostModel:
-    """The model at a path, else the one that is shipped for the target.
+    """Load the model at a path, else the one that is shipped for the target.
 
     Raises:
         NoModel: none is shipped.
@@ -170,11 +170,11 @@ def announce(
     comparisons: float = 0,
     seconds: float = 0,
 ) -> float:
-    """Say what a benchmark is going to take, before the GPU is kept busy.
+    """Say how long a benchmark will take, before the GPU is kept busy.
 
     Args:
-        binaries, timings, comparisons: to be compiled, timed, timed in turn.
-        seconds: of anything else.
+        binaries, timings, comparisons: how many to compile, to time, to time in turn.
+        seconds: for anything else.
 
     Returns:
         The deadline, on the clock of ``time.monotonic()``.
@@ -186,7 +186,7 @@ def announce(
 
 
 def seconds_left(deadline: float) -> float:
-    """Seconds until the deadline; one that is over makes the results a part."""
+    """Return the seconds until the deadline; if it is over, the results are a part."""
     left_s = deadline - time.monotonic()
     if left_s <= 0:
         are_part()
@@ -194,12 +194,12 @@ def seconds_left(deadline: float) -> float:
 
 
 def are_part() -> None:
-    """Keep in mind that the results are a part, which the exit code says."""
+    """Note that the results are a part; the exit code will say so."""
     _parts.add("the budget was spent")
 
 
 def until(deadline: float, items: Sequence[T]) -> Iterator[T]:
-    """The items, until the budget is spent."""
+    """Yield the items until the budget is spent."""
     for i, item in enumerate(items):
         if seconds_left(deadline) <= 0:
             note(f"the budget is spent: {i} of {len(items)} done")
@@ -212,7 +212,7 @@ def in_turn(
 ) -> dict[str, Measurement]:
     """Time named choices (None is torch) in turn, each distinct one once.
 
-    A replay has only what was recorded to answer with.
+    A replay answers with recorded timings.
     """
     distinct = list(dict.fromkeys(choices.values()))
     found = dict(zip(distinct, runner.compare(workload, distinct), strict=True))
@@ -220,7 +220,7 @@ def in_turn(
 
 
 def us_or_none(found: Measurement) -> float | None:
-    """The latency in us; None where there is none, which JSON can hold."""
+    """Return the latency in us; if there is none, None, which JSON can hold."""
     return round(found.latency_us, 4) if found.ok else None
 
 
@@ -230,7 +230,7 @@ def recorded_torch(dataset: Dataset) -> str:
 
 
 def versions(target: Target, **others: str) -> dict[str, str]:
-    """What the numbers rest on; further names override these."""
+    """Return the versions that the numbers depend on; further names override these."""
     import torch
 
     return {

@@ -1,10 +1,10 @@
 """Draw what the reference datasets consist of, as lists of work for ``costmodel collect``.
 
-``eval``: the held-out list, exhaustively. ``train``: workloads to learn from, led by an earlier
-model. ``transfer``: for another card than was recorded, the held-out list with what may be the best
-of each and some training workloads, enough to see what a model of the first card knows of it.
-Several lists may be written, one for each card that records; none shares binaries with another
-where that can be.
+``eval``: the held-out list, exhaustively. ``train``: workloads to learn from; an earlier model
+chooses most configurations. ``transfer``: work for a new card, enough to see what a model of the
+recorded card knows of it: the held-out list, with what may be the best of each workload, and some
+training workloads. Several lists may be written, one for each card that records. Lists share no
+binaries if that can be avoided.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def train_jobs(args: argparse.Namespace, target: Target) -> list[Job]:
 
 
 def transfer_jobs(args: argparse.Namespace, target: Target) -> list[Job]:
-    """Near-best rows of the recorded card, and a sample led by its model, of each workload."""
+    """Take near-best recorded rows of the held-out list, and a sample led by a model of all."""
     rng = np.random.default_rng(args.seed)
     sampler = sampler_of(args)
     recorded = Dataset.open(args.data or recording("h100-sxm", sample=False))
@@ -92,14 +92,14 @@ def near_best(recorded: Dataset, workload: Workload) -> list[GemmConfig]:
 
 
 def sampler_of(args: argparse.Namespace) -> RandomSampler | ModelSampler:
-    """Led by an earlier model if one is named: most rows near the best, where it must be exact."""
+    """Return a sampler; an earlier model, if named, leads it to rows near the best."""
     if args.led_by is None:
         return RandomSampler(args.configs)
     return ModelSampler(costmodel.load(args.led_by), args.configs)
 
 
 def shares(jobs: Sequence[Job], count: int) -> list[list[Job]]:
-    """About equal shares of the rows: each class of code in one, unless it is too large for one."""
+    """Split jobs into about equal shares; each class of code is in one, unless it is too large."""
     weight = Counter[object]()
     for job in jobs:
         weight[job.workload.code] += len(job.configs)

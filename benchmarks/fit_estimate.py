@@ -1,9 +1,9 @@
 """Fit the constants of the estimate on paper to recorded rows, and show where it errs.
 
-Coordinate descent on the absolute error of log(latency / estimate) over the near-best training rows
-of each workload, which all weigh alike. Prints the constants for
-``costmodel/features/estimate.py``: what is in use is what stands there. A workload of the held-out
-list is never looked at.
+The fit is a coordinate descent on the absolute error of log(latency / estimate) over the near-best
+training rows of each workload; all workloads weigh alike. The script prints the constants. They
+are used only after they are written into ``costmodel/features/estimate.py``. No workload of the
+held-out list is looked at.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from costmodel.tuning.shipped import recording
 
 NEAR = 1.25
 STEPS = (1.25, 0.8, 1.08, 0.93, 1.02, 0.98)
-# What is known and not fitted: capacities, and what is a rounding of the form itself.
+# Constants that are known and not fitted: capacities, and roundings of the formula itself.
 FIXED = {"_L2_SHARE", "_WGMMA_SHARE"}
 
 
@@ -59,7 +59,7 @@ class NearRows:
 
     def loss(self) -> float:
         errors = self.errors()
-        # A few that are far off must not decide; what is off by a part in ten matters most.
+        # A few rows that are far off must not decide; errors of about a tenth matter most.
         return float(np.average(np.minimum(np.abs(errors), 0.5), weights=self.weight))
 
 
@@ -74,7 +74,7 @@ def _is_numbers(value: object) -> bool:
 
 
 def settings() -> Iterator[tuple[str, Callable[[float], object], float]]:
-    """Each number: its name, what puts another in its place, its value."""
+    """Yield each number: its name, a function that puts another in its place, and its value."""
     for name, value in constants().items():
         if isinstance(value, float):
             yield name, lambda new: new, value

@@ -81,7 +81,7 @@ class Pair:
     def of(
         cls, model: torch.nn.Module, replace: Callable[[torch.nn.Module], object] = replace_linear
     ) -> Pair:
-        """Copy a model, but for its parameters, and replace the layers of the copy."""
+        """Copy a model without its parameters, which are shared; replace the layers of the copy."""
         shared: dict[int, Any] = {id(p): p for p in model.parameters()}
         ours = copy.deepcopy(model, shared)
         replace(ours)
@@ -93,10 +93,10 @@ class Pair:
 
 
 class Gpu:
-    """The GPU as a comparison needs it: memory is in bytes.
+    """The functions of a GPU that a comparison needs; memory is in bytes.
 
     Attributes:
-        kept: what our warm-ups have left allocated, which is no memory of torch's.
+        kept: memory that our warm-ups have left allocated; it is not counted as torch's.
     """
 
     device = "cuda"
@@ -127,7 +127,7 @@ class Gpu:
 
 
 def warm_up(sides: Sequence[Call], gpu: Gpu) -> Row:
-    """Run torch's call and ours twice, and return what the first passes of ours took."""
+    """Run torch's call and ours twice each; return our first pass's time, and what it tuned."""
     before = costmodel.stats()
     kept = took = 0.0
     for side in sides:  # ours is the last
@@ -154,7 +154,7 @@ def times_in_turn(sides: Sequence[Call], gpu: Gpu, runs: int, at_least: int = 10
     """Return the median time of torch's call and of ours over rounds in which they take turns.
 
     Args:
-        runs: rounds; each times both, the other one first than in the round before.
+        runs: number of rounds. Each times both; which one comes first alternates.
         at_least: calls that are timed together, with one wait for the GPU at their end.
     """
 
@@ -194,7 +194,7 @@ def triton_layers(model: torch.nn.Module, rows: int) -> Row:
                 x = weight.new_empty((rows, layer.in_features))
                 costmodel.matmul(
                     x, weight.T, bias=bias
-                )  # only a product that was made has a result
+                )  # only a product that was computed has a result
                 result = costmodel.result_for(x, weight.T, bias=bias)
             chosen[kind] = result is not None and result.config is not None
         total += 1

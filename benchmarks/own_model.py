@@ -1,7 +1,7 @@
-"""From nothing to a product by a model of one's own: collect, train, save, tune, matmul.
+"""The whole way to a product by a model of your own: collect, train, save, tune, matmul.
 
-No shipped model may help: where there is one, the script runs itself again on a copy of the
-package that has none. Exit code 0 says that the model just trained answered, by name and hash, and
+No shipped model may help: if there is one, the script runs itself again on a copy of the package
+that has none. Exit code 0 says that the model just trained answered (its name and hash agree), and
 that the products agree with torch in float64.
 """
 
@@ -39,7 +39,7 @@ def copy_without_models(folder: Path) -> Path:
 
 
 def collect(path: Path, workloads: int, configs: int, budget_s: float) -> dict[str, Any]:
-    """Time a few configurations of a few workloads; what came of it."""
+    """Time a few configurations of a few workloads; return how many, with their statuses."""
     import numpy as np
 
     from costmodel.collect import Job
@@ -63,14 +63,14 @@ def collect(path: Path, workloads: int, configs: int, budget_s: float) -> dict[s
 
 
 def worst_error(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
-    """How far c is off a @ b in float64, and how far it may be; a NaN is off by infinity."""
+    """Return how far c is off a @ b in float64, and how far it may be; NaN counts as infinity."""
     expected = a.double() @ b.double()
     error = (c.double() - expected).abs().nan_to_num(nan=float("inf")).max().item()
     return error, 2e-3 * expected.abs().max().item()
 
 
 def multiply(m: int, n: int, k: int, model: Path | None) -> tuple[dict[str, Any], TuningResult]:
-    """One product by the model at a path, or by the one in use."""
+    """Multiply once, by the model at a path or by the one in use."""
     import torch
 
     torch.manual_seed(0)
@@ -85,7 +85,7 @@ def multiply(m: int, n: int, k: int, model: Path | None) -> tuple[dict[str, Any]
 
 
 def told(result: TuningResult) -> dict[str, Any]:
-    """What a result says of how it came about."""
+    """Return what a result says about how it was found."""
     return {
         "model": result.model, "model_hash": result.model_hash, "mode": result.mode,
         "source": result.source, "chosen": str(result.chosen), "why": result.why,
@@ -97,7 +97,7 @@ def told(result: TuningResult) -> dict[str, Any]:
 def failures_of(
     steps: dict[str, dict[str, Any]], trained_hash: str, shipped: list[str]
 ) -> list[str]:
-    """What is not as it should be: another model answered, or a product is wrong."""
+    """List what is wrong: another model answered, or a product is off."""
     failures = [f"a shipped model is visible: {name}" for name in shipped]
     for step, row in steps.items():
         if (row["model"], row["model_hash"]) != (NAME, trained_hash):
@@ -108,7 +108,7 @@ def failures_of(
 
 
 def run(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """The whole way; a report whose ``failures`` are empty if all is well."""
+    """Go the whole way; return a report whose ``failures`` are empty if all is well."""
     from costmodel.models import shipped_models
 
     start = time.monotonic()
@@ -133,7 +133,7 @@ def run(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(report: dict[str, Any]) -> None:
-    """The report for people."""
+    """Print the report for people."""
     for name, value in report.items():
         if isinstance(value, dict):
             print(f"{name}:")
@@ -164,7 +164,7 @@ def main() -> int:
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
             command = [sys.executable, __file__, *sys.argv[1:]]
             return subprocess.run(command, env=environment, check=False).returncode
-        # Winners of earlier days must not answer, and none of this stays.
+        # Winners of earlier runs must not answer, and those of this run must not stay.
         os.environ["COSTMODEL_CACHE_DIR"] = str(folder / "winners")
         try:
             report = run(folder, args)

@@ -21,7 +21,7 @@ _GPUS = {
 }
 _PRECISIONS = {"float16": "HSH", "bfloat16": "TST"}  # operands, accumulator, result
 _PROPOSALS = 32
-# Weights of a factor of two; the order of the tiles counts least.
+# The weight of a factor of two in each field; the order of the tiles counts least.
 _COMPARED = {
     "block_m": 2.0, "block_n": 2.0, "block_k": 1.0, "num_warps": 1.0, "num_stages": 1.0,
     "split_k": 2.0, "group_m": 0.25,
@@ -64,7 +64,7 @@ class NvMatmulHeuristics(CostModel):
         return cost
 
     def propose(self, workload: Workload, target: Target) -> list[dict[str, int]]:
-        """Its proposals for a workload, best first, in the words of :class:`GemmConfig`.
+        """Return its proposals for a workload, best first, by the field names of a configuration.
 
         Raises:
             NoModel: the package is not installed, or does not know the device or the types.

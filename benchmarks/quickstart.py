@@ -1,4 +1,4 @@
-"""The main job in small: on a GPU matmul beside torch, elsewhere a replay of recorded timings."""
+"""A first look: on a GPU, matmul beside torch; elsewhere, a replay of recorded timings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ README.md leads on from there."""
 
 
 def on_gpu() -> bool:
-    """Multiply a few shapes and hold each product against torch's; return True if all agree."""
+    """Multiply a few shapes and compare each product with torch's; return True if all agree."""
     good, gains = True, []
     print(f"{'m x n x k':>18}  {'worst error':>11}  {'allowed':>8}  {'first call':>10}  chosen")
     for m, n, k in SHAPES:
@@ -66,7 +66,7 @@ def replayed() -> bool:
 
 
 def gain_of(result: Any) -> float:
-    """Return torch's time over that of what was chosen; 1 where torch was."""
+    """Return torch's time over that of the chosen configuration; 1 if torch was chosen."""
     if result.torch is None or result.config is None:
         return 1.0
     us = dict(result.measured).get(result.config)

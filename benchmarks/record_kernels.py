@@ -1,15 +1,15 @@
 """Records timings of other people's tuned kernels: every configuration of each list, timed once.
 
-Calls are made in processes one after another, so that a broken CUDA context or a hang costs one
-call. Each call is made twice: the first time nothing is launched, and all its configurations begin
-to be compiled; it is timed the second time, some calls later. What is left at the end of the
-seconds is recorded when the same command runs again: calls that are done are skipped, and of the
-others no configuration is timed twice.
+Calls are made in processes, one process after another, so that a broken CUDA context or a hang
+costs one call. Each call is made twice. The first time nothing is launched, and all its
+configurations begin to compile. The second time, some calls later, they are timed. If the seconds
+are over before all calls are done, run the same command again: it skips calls that are done, and
+times no configuration of the others twice.
 
 The output folder holds ``kernels`` (the files of `costmodel.autotune`'s store), ``lists.jsonl``
 (which call has reached which kernel; versions of packages; with ``--wide``, the kernels' own lists)
-and ``calls.jsonl`` (what became of each call). ``--pack`` puts all of it into one archive, and
-``--dataset`` makes a dataset of it (with ``--seconds 0`` of what is there).
+and ``calls.jsonl`` (the outcome of each call). ``--pack`` puts all of it into one archive, and
+``--dataset`` makes a dataset of it. With ``--seconds 0`` nothing is recorded first.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def judging_calls() -> list[Call]:
 
 
 def left_of(names: list[str], lines: list[dict[str, Any]], wide: int = 0) -> list[str]:
-    """The calls not done with lists so wide, without those that ended too many processes."""
+    """Return the calls not done with lists so wide, without those that ended too many processes."""
     done = {line["done"] for line in lines if "done" in line and line.get("wide", 0) >= wide}
     ended = Counter(line["ended"] for line in lines if "ended" in line)
     return [name for name in names if name not in done and ended[name] < _TRIES]
@@ -104,11 +104,11 @@ def record(names: list[str], folder: Path, args: argparse.Namespace) -> None:
             watch(command, environment, folder, args.until, args.silent_s)
             lines = lines_of(progress)[known:]
             last = lines[-1] if lines else {}
-            if "began" in last and time.time() < args.until:  # it ended in this call
+            if "began" in last and time.time() < args.until:  # the process ended in this call
                 with progress.open("a") as file:
                     file.write("\n" + json.dumps({"ended": last["began"]}) + "\n")
                 print(f"a process ended in {last['began']}", flush=True)
-            elif left_of(names, lines_of(progress), args.wide) == left:  # else the same again
+            elif left_of(names, lines_of(progress), args.wide) == left:  # no progress
                 print((folder / "errors.txt").read_text()[-2000:])
                 break
 

@@ -1,9 +1,9 @@
 """Records timings of scaled products, each with all of its configurations: rows of a dataset.
 
-Two lists of products: of training, in rows, blocks and int8, with no (n, k) of the eval list; and
-the eval list in the same forms. The command can be given again, after a crash or later: what is
-recorded is skipped. ``costmodel train`` on the training dataset makes the model of scaled products,
-and ``bench_scaled_model.py`` judges it by both.
+There are two lists of products: one for training, scaled by rows, by blocks and in int8, with no
+(n, k) of the eval list; and the eval list in the same forms. The command can be run again, after a
+crash or later: it skips what is recorded. ``costmodel train`` on the training dataset makes the
+model of scaled products, and ``bench_scaled_model.py`` judges it by both lists.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from costmodel.validation import one_line
 
 FORMS = ("row", "block", "int8")
 BUCKETS = (16, 32, 64, 128, 512, 8192)
-"""Values of m that ask for all configurations."""
+"""Values of m that together ask for all configurations."""
 ROWS = (1, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192)
 LAYERS = (
     # DeepSeek-V3: MLA, the dense and the shared MLP, experts; whole and by tensor parallelism.
@@ -55,7 +55,7 @@ _MOST_BYTES, _MOST_FLOPS = 2**30, 5e11
 
 
 def training(count: int, seed: int = 0) -> list[Scaled]:
-    """Draw products: of layers, and of random sizes; each form as often as the others."""
+    """Draw products of layers and of random sizes; each form is drawn as often as the others."""
     rng = random.Random(seed)
     found: dict[Scaled, None] = {}
     while len(found) < count:
@@ -74,7 +74,7 @@ def _random(rng: random.Random) -> tuple[int, int]:
 
 
 def judging() -> list[Scaled]:
-    """Return the eval list in each form, in an order in which any part has of each."""
+    """Return the eval list in each form, in random order, so that any part of it has all forms."""
     found = [Scaled(form, w.m, w.n, w.k) for w in eval_workloads() for form in FORMS]
     random.Random(0).shuffle(found)
     return [*dict.fromkeys(found)]
@@ -125,7 +125,7 @@ def main() -> None:
 def make_dataset(folder: Path, place: Path, is_judging: bool) -> None:
     """Make a dataset of the timings in a folder, or add them to one that is there.
 
-    The folder may hold those of ``bench_lowprecision.py --keep`` too.
+    The folder may also hold timings of ``bench_lowprecision.py --keep``.
     """
     entries = []
     for entry in KernelStore(folder / "kernels").entries():

@@ -33,9 +33,9 @@ BROKEN = 3
 """Exit code: a kernel broke the CUDA context."""
 
 LAG = 12
-"""Calls that are compiled for ahead of the one that is timed: so many keep 16 cores busy."""
+"""Number of calls that are compiled ahead of the timed one: so many keep 16 cores busy."""
 
-_LISTED = "_listed"  # the name under which a tuner has its list as its author made it
+_LISTED = "_listed"  # the attribute of a tuner that keeps its list as its author made it
 _PLAIN = (int, float, str, triton.language.dtype, type(None))
 _MEMORY, _LEFT_LYING = 40 * 2**30, 8 * 2**30
 
@@ -45,7 +45,7 @@ DISTRIBUTIONS = {"fla": "fla-core", "flag_gems": "flag-gems", "hopper": "flag-ge
 
 
 def package_of(module: str) -> tuple[str, str]:
-    """The distribution that a kernel's module is of, and its version."""
+    """Return the distribution that a kernel's module belongs to, and its version."""
     name = DISTRIBUTIONS[module.split(".")[0]]
     try:
         return name, version(name)
@@ -56,7 +56,7 @@ def package_of(module: str) -> tuple[str, str]:
 def neighbours(configs: list[Any], at_most: int) -> list[Any]:
     """Configurations that a list lacks: half and twice the warps, one stage more and less.
 
-    Sizes of blocks are left as they are: kernels count on them. The nearest come first.
+    Sizes of blocks stay as they are: kernels rely on them. The nearest come first.
     """
     from triton import Config
 
@@ -84,11 +84,11 @@ class Recorder:
     """Stands in front of the ``run`` of every tuner.
 
     Args:
-        allowed: tells of a module whether its kernels may be called and recorded.
+        allowed: tells whether the kernels of a module may be called and recorded.
         others: what is done with a kernel that may not be recorded: ``launch`` its first
             configuration that works, or ``refuse`` it.
-        wide: lists that are shorter get neighbours up to so many.
-        write: takes a line about a list.
+        wide: shorter lists are filled with neighbours up to this number.
+        write: called with a line about a list.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Recorder:
         self.written: set[str] = set()
 
     def wrap(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        """A ``run`` method that tunes all of a list."""
+        """Return a ``run`` method that times all of a list."""
 
         def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
             module = tuner.base_fn.__module__
@@ -180,9 +180,9 @@ def compile_ahead(tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def forget_binaries(tuner: Any) -> None:
-    """Let a kernel's binaries be asked for again, so that each key has its own row of them.
+    """Make a kernel ask for its binaries again, so that each key has its own row of them.
 
-    They are in Triton's cache on disk, and a child has read one in a few milliseconds.
+    They stay in Triton's cache on disk; a child reads one in a few milliseconds.
     """
     function = tuner.fn
     while not hasattr(function, "device_caches"):
@@ -226,7 +226,7 @@ def forget_first(entry: Any) -> None:
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """Lines of a file; one that was cut off is left out."""
+    """Read the lines of a file; one that was cut off is left out."""
     found = []
     for line in path.read_text().splitlines() if path.exists() else ():
         with suppress(ValueError):
@@ -235,7 +235,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 def in_turns(names: list[str], lag: int) -> Iterator[tuple[str, bool]]:
-    """Each name twice: first with True, and with False when ``lag`` others have had their first."""
+    """Yield each name twice: with True, and ``lag`` other names later with False."""
     waiting: deque[str] = deque()
     for name in names:
         yield name, True
@@ -247,7 +247,7 @@ def in_turns(names: list[str], lag: int) -> Iterator[tuple[str, bool]]:
 
 
 def work(calls: dict[str, Call], names: list[str], folder: Path, args: argparse.Namespace) -> None:
-    """Make the calls of this process; what fails is written, and the next one goes on."""
+    """Make the calls of this process; if one fails, write its error and go on."""
     lists = (folder / "lists.jsonl").open("a", buffering=1)
     progress = (folder / "calls.jsonl").open("a", buffering=1)
 
@@ -265,12 +265,12 @@ def work(calls: dict[str, Call], names: list[str], folder: Path, args: argparse.
         min(_MEMORY / torch.cuda.get_device_properties(0).total_memory, 1.0)
     )
     ended = {line["ended"] for line in lines_of(folder / "calls.jsonl") if "ended" in line}
-    # Of what is compiled ahead the oldest is wanted first, and what is timed now before all.
+    # The largest number compiles first: the call that is timed, then the oldest that is ahead.
     ahead, now = itertools.count(-1, -1), itertools.count(1)
     for name, is_dry in in_turns(names, LAG):
         if time.time() > args.until:
             break
-        if is_dry and name in ended:  # it may have computed with results that are not there
+        if is_dry and name in ended:  # as a dry call it may use results that were not computed
             continue
         recorder.case, recorder.is_dry, begin = name, is_dry, time.time()
         compiling._numbers = ahead if is_dry else now
@@ -281,7 +281,7 @@ def work(calls: dict[str, Call], names: list[str], folder: Path, args: argparse.
             torch.cuda.synchronize()
         except Exception as caught:
             error = f"{type(caught).__name__}: {caught}"[:300]
-            if not is_dry:  # else it may come from results that are not there
+            if not is_dry:  # else results that were not computed may be the cause
                 traceback.print_exc()
         try:
             torch.cuda.synchronize()
@@ -290,7 +290,7 @@ def work(calls: dict[str, Call], names: list[str], folder: Path, args: argparse.
             if torch.cuda.memory_reserved() > 2 * _LEFT_LYING:
                 torch.cuda.empty_cache()
         except RuntimeError:
-            os._exit(BROKEN)  # nothing of this process is of use any more
+            os._exit(BROKEN)  # this process can use the GPU no more
         stats = costmodel.stats()
         write(progress, **{"ahead" if is_dry else "done": name}, error=error,
               seconds=round(time.time() - begin, 2), compiled=stats.compiled,

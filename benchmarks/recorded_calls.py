@@ -1,8 +1,8 @@
-"""What a call to be recorded is, and the calls of Flash Linear Attention that are.
+"""The form of a call to be recorded, and the recorded calls of Flash Linear Attention.
 
 A table of calls is made of families: one function, several shapes, several dtypes. The first shape
-is called with every dtype and the others with the first dtype, since a shape costs only timings
-where the program stays the same, and a dtype a compile of each configuration.
+is called with every dtype, the others with the first dtype only. A further shape costs only timings
+if the program stays the same; a further dtype costs a compile of each configuration.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def family(
 
     Args:
         make: takes a :class:`Typed` and the sizes of a shape, and returns the arguments; a dict at
-            the end has those with names.
+            the end holds keyword arguments.
         grad: call backward too, with gradients of all floating arguments.
     """
 
@@ -169,7 +169,7 @@ def of_cases(judges: bool = False, dtypes: Sequence[torch.dtype] = FLOATS) -> li
 
 
 def by_turns(families: Iterable[list[Call]]) -> list[Call]:
-    """The first call of each family, then the second of each: what is cut off is the rarer part."""
+    """Order calls: the first of each family, then the second of each; a cut takes later ones."""
     families = list(families)
     longest = max(map(len, families), default=0)
     return [calls[i] for i in range(longest) for calls in families if i < len(calls)]
@@ -302,7 +302,7 @@ def _parts() -> list[list[Call]]:
 
 
 def _modules() -> list[list[Call]]:
-    """Activations, norms and what else models of fla are made of."""
+    """Activations, norms and other parts of fla's models."""
     found = []
 
     def add(name: str, path: str, shapes: Shapes, make: Maker, **options: Any) -> None:

@@ -1,11 +1,12 @@
 """Remeasure every table and plot: `costmodel bench all`.
 
 On a GPU each benchmark of ``list.toml`` runs by itself, and its results replace the file in
-``results/``. Those that are done are not run again until a source changes, so that a run that is
-stopped goes on where it stopped. A benchmark starts only if the rest of ``--budget-s`` is enough.
+``results/``. One that is done is not run again until a source changes, so that a stopped run goes
+on where it stopped. A benchmark starts only if the rest of ``--budget-s`` is enough.
 
-With ``--no-gpu`` everything is recomputed that follows from the shipped data. A file whose figures
-are the same again is left as it is. Times of this machine would differ: such files are left out.
+With ``--no-gpu`` all results that follow from the shipped data are recomputed. A file is left as it
+is if its figures are the same again. Files with times of the machine are left out, as these would
+differ.
 
 With ``--check 0.1`` a tenth of each, drawn by ``--seed``, is measured again and compared; nothing
 is written. At the end the tables of README and docs are brought up to date.
@@ -37,7 +38,7 @@ from costmodel.files import read_json, write_json
 from costmodel.hardware.target import Target
 
 HERE = Path(__file__).resolve().parent
-DONE = ".done"  # no results file, by its ending
+DONE = ".done"  # not .json, so that it is no results file
 _SAME = 1e-6  # relative: sums differ in their last digits between processors
 _GENEROUS = 2.0  # times what a benchmark takes
 
@@ -103,7 +104,7 @@ class Done:
         self.names: list[str] = found["done"] if here and not again else []
 
     def add(self, name: str) -> None:
-        """Keep a name."""
+        """Keep a name, on disk too."""
         self.names.append(name)
         write_json(self._path, {**self._head, "done": self.names})
 
@@ -131,7 +132,7 @@ def why_left_out(bench: Bench, args: argparse.Namespace, done: Done, left_s: flo
 
 
 def same(old: Any, new: Any) -> bool:
-    """Return True if two values of JSON agree, floats but for their last digits."""
+    """Return True if two values of JSON agree; the last digits of floats may differ."""
     if isinstance(old, dict) and isinstance(new, dict):
         return old.keys() == new.keys() and all(same(old[k], new[k]) for k in old)
     if isinstance(old, list) and isinstance(new, list):
@@ -171,7 +172,7 @@ def deviations_pct(bench: Bench, old: Sequence[Row], new: Sequence[Row]) -> list
 
 
 def agreement(bench: Bench, found_pct: Sequence[float]) -> Row:
-    """Say how many figures are within the noise; it agrees if nine of ten are."""
+    """Say how many figures are within the noise; the run agrees if nine of ten are."""
     within = sum(x <= bench.noise_pct for x in found_pct)
     return {
         "figures": len(found_pct), "within": within, "noise_pct": bench.noise_pct,
@@ -185,7 +186,7 @@ def agreement(bench: Bench, found_pct: Sequence[float]) -> Row:
 
 
 def one(bench: Bench, args: argparse.Namespace, done: Done, left_s: float) -> tuple[str, bool]:
-    """Run a benchmark; returns what came of it, and whether that is good."""
+    """Run a benchmark; return its outcome, and whether that is good."""
     options = []
     if bench.gpu:
         seconds = min(left_s, 60 * bench.minutes * _GENEROUS)

@@ -82,18 +82,18 @@ class Scaled:
         return operands[0][5]  # type: ignore[no-any-return]
 
     def reference(self, operands: Any) -> torch.Tensor:
-        """Nothing: what is timed here is checked beforehand, by :func:`error_of`."""
+        """Return a placeholder: what is timed here is checked beforehand, by :func:`error_of`."""
         return torch.zeros(1, device=self.device)
 
 
 def error_of(problem: Scaled, call: tuple[Any, ...]) -> float:
-    """Return how far a result is off float32 of the dequantised operands, of the largest one.
+    """Return the error against float32 of the dequantised operands, over the largest element.
 
     Only some rows are checked: the others are the same work.
     """
     a, b, sa, sb, out = *call[:4], call[5]
     rows = torch.linspace(0, problem.m - 1, min(problem.m, 64)).long().to(a.device)
-    left = a.view(torch.uint8)[rows].view(a.dtype).float()  # torch indexes no fp8 everywhere
+    left = a.view(torch.uint8)[rows].view(a.dtype).float()  # torch cannot index fp8 everywhere
     right = b.float()
     if problem.form == "block":
         left *= sa[rows].repeat_interleave(128, 1)[:, : problem.k]

@@ -1,8 +1,8 @@
 """Inductor's max-autotune on one product after the other, timed in turn with torch.
 
-``bench_strategies.py`` starts it: sizes come as a line of JSON each on stdin, and for each a line
-with the answer goes to stdout. Inductor chooses among cuBLAS and its Triton templates, as it does
-by default. The first product of all is not timed: it pays for imports and worker processes.
+``bench_strategies.py`` starts it. Each line on stdin has the sizes of a product as JSON; a line on
+stdout answers it. Inductor chooses among cuBLAS and its Triton templates, as it does by default.
+The very first product is not timed: it pays for imports and worker processes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FIRST = Workload.dense(192, 192, 192)
 
 
 def answers(workloads: Sequence[Workload]) -> Iterator[Row]:
-    """Ask a process of its own, which begins with empty caches; one that dies ends the answers."""
+    """Ask a new process with empty caches; if it dies, the answers end."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         caches = {name: f"{folder}/{name.lower()}"
                   for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")}  # fmt: skip
@@ -53,12 +53,12 @@ def _process(environment: dict[str, str]) -> Iterator[Any]:
 
 
 def timed(workload: Workload, session: Any) -> Row:
-    """Seconds of the first call, and both latencies, in us."""
+    """Return the seconds of the first call, and both latencies in us."""
     import torch
 
     from costmodel.launch.problem import GemmProblem
 
-    torch._dynamo.reset()  # another shape of a function that is known would become a dynamic one
+    torch._dynamo.reset()  # else another shape of the same function would become a dynamic one
     a = torch.randn(workload.m, workload.k, dtype=torch.float16, device="cuda")
     b = torch.randn(workload.k, workload.n, dtype=torch.float16, device="cuda")
     start = perf_counter()

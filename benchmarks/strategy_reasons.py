@@ -1,4 +1,4 @@
-"""Why one configuration is faster than another on a product: the fact that differs most."""
+"""Reason why a configuration is faster than another on a product: the fact that differs most."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from costmodel.gemm.config import GemmConfig
 from costmodel.tuning.explanation import Explained, explain
 from costmodel.tuning.ranking import Ranking
 
-_LEAST = 1.05  # ratio: less is alike
+_LEAST = 1.05  # a smaller ratio counts as alike
 _MIB = 2**20
 
 
 def facts(row: Explained) -> dict[str, tuple[float, float]]:
-    """Return facts that speed follows: of each how good it is, higher is better, and its figure."""
+    """Return facts that decide speed, each with a score (higher is better) and its figure."""
     grid, waves = row.grid, row.grid["waves"]
     busy = min(waves / ceil(waves) if waves > 0 else 1.0, grid["blocks_per_multiprocessor"])
     flight = min(row.residency["in_flight_percent"], 100.0)
@@ -47,6 +47,6 @@ def why(ranking: Ranking, better: GemmConfig, worse: GemmConfig) -> str | None:
     model: Any = ranking.cost_model
     try:
         rows = explain(ranking.workload, ranking.target, model, places=places).rows
-    except InvalidInput:  # the ranking was of some configurations alone
+    except InvalidInput:  # the ranking has only some configurations
         return None
     return reason(*rows)

@@ -6,13 +6,14 @@ A table in a page is a block that says what belongs in it::
     …
     <!-- end -->
 
-The name is that of a results file. Without columns the block shows its ``summary``; with columns
-its ``rows``, of each the values at these paths, under the name after ``=``. If all paths begin with
-``summary.``, the block shows these values of the summary, one a line. A name with groups,
-``strategies-h100-sxm/square``, shows only rows whose ``group`` (or ``part``) is among them. Keys of
-:data:`WORDS` are written as the words there.
+The name is that of a results file. Without columns the block shows the file's ``summary``. With
+columns it shows its ``rows``: a column is the path of a value in a row, and its title comes after
+``=``. If all paths begin with ``summary.``, the block shows these values of the summary, one a
+line. A name with groups, ``strategies-h100-sxm/square``, shows only rows whose ``group`` (or
+``part``) is among them. Keys of :data:`WORDS` are written as the words there.
 
-Run it without arguments to write them, with ``--check`` to exit with 1 where one is out of date.
+Run it without arguments to write tables and plots, or with ``--check`` to exit with 1 if a table is
+out of date.
 
 Plots go to ``benchmarks/plots/``, one for each results file of ``evaluate``, ``ablation``,
 ``kernels`` and ``strategies``.
@@ -62,7 +63,7 @@ def write(readme: Path) -> list[str]:
         CorruptFile, InvalidInput: a results file is not one, or has no such column.
     """
     pages = _pages(readme)
-    drawn = _draw_plots(readme.parent / "benchmarks")  # may fail: before any page is written
+    drawn = _draw_plots(readme.parent / "benchmarks")  # may fail, so before any page
     for page, (text, changed) in pages.items():
         if changed:
             page.write_text(text, encoding="utf-8")
@@ -224,7 +225,7 @@ def _plots_of(
 
 
 Speeds = Mapping[tuple[str, str], Mapping[str, float]]
-"""What is faster than what, and how many times in each workload."""
+"""By (one, other): how many times as fast the one is as the other, in each workload."""
 
 
 def _relative_speeds(rows: Rows) -> Speeds:
@@ -236,7 +237,7 @@ def _relative_speeds(rows: Rows) -> Speeds:
 
 
 def _gains(kernels: Rows, strategies: Rows) -> Speeds:
-    """What ``matmul`` launches over torch, and the model's best of 8 over Triton's own tuner."""
+    """Return speeds of ``matmul`` over torch, and of the model's best of 8 over Triton's tuner."""
     return {
         ("costmodel.matmul", "torch.matmul"): {r["workload"]: r["default"] for r in kernels},
         ("the best of the model's first 8", "what triton.autotune finds"): {
@@ -248,10 +249,10 @@ def _gains(kernels: Rows, strategies: Rows) -> Speeds:
 
 
 def _plot_lost(rows: Rows, axes: Any) -> None:
-    """What share of the best speed each ranking loses, over the number that is timed of it."""
+    """Plot the share of the best speed that each ranking loses, over how many of it are timed."""
     for row in rows:
         lost = {int(k): 100 - kept["geomean_pct"] for k, kept in row["regret"].items()}
-        if min(lost.values()) <= 0:  # who knows the timings; it has no place on such a scale
+        if min(lost.values()) <= 0:  # it knows the timings, and a log scale has no 0
             continue
         style = {"learned": "o-", "peer": "s-."}.get(row["kind"], ".--")
         axes.plot([*lost], [*lost.values()], style, label=WORDS.get(row["name"], row["name"]))
@@ -268,7 +269,7 @@ def _plot_lost(rows: Rows, axes: Any) -> None:
 
 
 def _plot_ablation(rows: Rows, axes: Any) -> None:
-    """What is lost with fewer kinds of columns, workloads or configurations; a line for each."""
+    """Plot what is lost with fewer kinds of columns, workloads or configurations, a line each."""
     groups = [row["group"] for row in rows]
     places = [i + len(set(groups[: i + 1])) for i in range(len(rows))]  # a gap between groups
     for key, label in (("top1_pct", "the first choice"), ("top8_pct", "the best of 8")):
@@ -320,7 +321,7 @@ _OTHER = "other\nproducts"
 
 
 def _column_of(workload: str) -> str:
-    """The rows m of a product of a language model's layer; other products are one column."""
+    """Return the m of a product of a language model's layer; other products are one column."""
     m, n, k = map(int, workload.split("x"))
     layer = m in _LAYER_ROWS and n % 1024 == k % 1024 == 0 and not m == n == k
     return str(m) if layer else _OTHER
