@@ -18,15 +18,7 @@ import numpy as np
 
 from costmodel.arrays import Floats, Floats32, Indices, Texts
 from costmodel.autotune.dataset import FEATURES, KernelDataset, numbers
-from costmodel.autotune.features import (
-    ALONE,
-    BESIDE,
-    SCALED,
-    after,
-    before,
-    concept,
-    scaled,
-)
+from costmodel.autotune.features import ALONE, BESIDE, SCALED, after, before, concept, scaled
 from costmodel.compile.ptx import PTX_SCHEMA
 from costmodel.data.shards import CARD, require_place
 from costmodel.errors import CorruptFile, InvalidInput, MissingData, NoModel, SchemaMismatch

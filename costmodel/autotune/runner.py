@@ -18,14 +18,7 @@ from triton.runtime.errors import OutOfResources, PTXASError
 
 from costmodel.autotune.arguments import Snapshot
 from costmodel.autotune.call import KernelCall
-from costmodel.data.measurement import (
-    NO_ROOM,
-    Batch,
-    Measurement,
-    Measurements,
-    Runner,
-    Status,
-)
+from costmodel.data.measurement import NO_ROOM, Batch, Measurement, Measurements, Runner, Status
 from costmodel.errors import CompileError, CostModelError
 from costmodel.measure.card import alone, uuid_of
 from costmodel.measure.warm import keep_warm

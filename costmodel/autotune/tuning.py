@@ -320,10 +320,7 @@ class Tuning:
         yield []  # tells the search not to time candidates that were not yielded
 
     def _begin(
-        self,
-        learner: Learner,
-        names: Sequence[str],
-        pending: dict[Compiled, list[int]],
+        self, learner: Learner, names: Sequence[str], pending: dict[Compiled, list[int]]
     ) -> bool:
         """Begin compiles that the learner wants, one per core; return True if it wants more.
 

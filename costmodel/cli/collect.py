@@ -52,8 +52,7 @@ class Work:
         OptionalPath, Option(help="Time the bundle that `costmodel compile --bundle` wrote.")
     ] = None
     replay: Annotated[
-        OptionalPath,
-        Option(help="Take timings from this dataset instead of a GPU: a rehearsal."),
+        OptionalPath, Option(help="Take timings from this dataset instead of a GPU: a rehearsal.")
     ] = None
     kernel: Annotated[
         str | None, Option(help="With --bundle: the FILE.py:FUNCTION that it was made from.")
@@ -130,8 +129,7 @@ def collect(
     ] = None,
     work: Work,
     write_worklist: Annotated[
-        OptionalPath,
-        Option(help="Draw the work and write it to this file, no more; needs no GPU."),
+        OptionalPath, Option(help="Draw the work and write it to this file, no more; needs no GPU.")
     ] = None,
     merge: Annotated[
         bool, Option("--merge", help="Merge the rows of the folders into --out.")

@@ -33,8 +33,7 @@ _FIELDS = "key status registers spill_bytes shared_bytes ptx_hash error"
 def compile_space(
     workload: Workload | None,
     bundle: Annotated[
-        OptionalPath,
-        Option(help="Write a bundle for `costmodel collect --bundle` to this file."),
+        OptionalPath, Option(help="Write a bundle for `costmodel collect --bundle` to this file.")
     ] = None,
     worklist: Annotated[
         OptionalPath, Option(help="With --bundle: a work list instead of M N K.")

@@ -93,8 +93,7 @@ def rank(
 def explain(
     workload: Workload,
     place: Annotated[
-        int | None,
-        Argument(min=1, help="Compare this place of `costmodel rank` with the first."),
+        int | None, Argument(min=1, help="Compare this place of `costmodel rank` with the first.")
     ] = None,
     target: TargetName = None,
     top: Annotated[int, Option(min=1, help="How many configurations to explain.")] = 3,

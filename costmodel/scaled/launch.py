@@ -18,15 +18,7 @@ from costmodel.gemm.kernels.warp_specialized import (
 )
 from costmodel.launch.fast import activated, workspace_of
 from costmodel.launch.plan import Workspace
-from costmodel.scaled.configs import (
-    BY_BLOCK,
-    BY_ROW,
-    LIBRARIES,
-    ROW,
-    STEP,
-    TENSOR,
-    prune,
-)
+from costmodel.scaled.configs import BY_BLOCK, BY_ROW, LIBRARIES, ROW, STEP, TENSOR, prune
 
 BLOCK_ROWS = {TENSOR: 0, ROW: 0, BY_ROW: 1, BY_BLOCK: 128}
 """Rows that share a scale in each block of K; 0: one scale for all of K."""
@@ -219,9 +211,7 @@ def _constants(call: Named) -> Named:
 
 _KEY = "n k recipe_a recipe_b fast activation bucket torchs"
 
-tuned = autotune(
-    [*LIBRARIES],
-    _KEY.split(),
-    prune_configs_by={"early_config_prune": prune},
-)(Kernels())
+tuned = autotune([*LIBRARIES], _KEY.split(), prune_configs_by={"early_config_prune": prune})(
+    Kernels()
+)
 """The tuner of all scaled products."""

@@ -117,10 +117,7 @@ def _refused(
 
 
 def _planned(
-    result: TuningResult,
-    slices: Sequence[_Slice],
-    failed: Collection[OrTorch],
-    attempted: bool,
+    result: TuningResult, slices: Sequence[_Slice], failed: Collection[OrTorch], attempted: bool
 ) -> BucketPlan:
     """Join neighbouring segments with the same choice, if both are timed, or both are not."""
     segments = groupby(
