@@ -39,24 +39,24 @@ _LABEL_WIDTH, _LEAST_WIDTH = 34, 24  # characters, including borders
 _LINES = {
     "predicted": "{predicted}",
     "answered": "{answered}",
-    "of the roofline": (
+    "share of the roofline": (
         "{roofline[percent]:.0f} %: {roofline[tflops]:.4g} TFLOP/s, {roofline[gbs]:.4g} GB/s"
     ),
     "blocks": "{grid[blocks]:.0f}, {grid[steps]:.0f} steps each",
     "useful work in the tiles": "{grid[useful_percent]:.0f} %",
     "waves": "{grid[waves]:.2f}, the last {grid[last_wave_full_percent]:.0f} % full",
-    "blocks of each multiprocessor": (
+    "blocks per multiprocessor": (
         "{grid[blocks_per_multiprocessor]:.2f} on average, "
         "{grid[imbalance_percent]:+.0f} % on the fullest"
     ),
-    "of these at once": (
+    "of these, at once": (
         "{residency[blocks_per_multiprocessor]:.0f}, limited by {residency[limited_by]}"
     ),
     "bytes in flight": (
         "{residency[bytes_in_flight]}, {residency[in_flight_percent]:.0f} % of latency x bandwidth"
     ),
-    "from and to device memory": "{traffic[device_memory_bytes]}, at least {traffic[least_bytes]}",
-    "asked of L2": "{traffic[l2_bytes]}",
+    "device memory traffic": "{traffic[device_memory_bytes]}, at least {traffic[least_bytes]}",
+    "read through L2": "{traffic[l2_bytes]}",
     "binary": "{compiled}",
     "estimate on paper": "{paper_us[estimate]:.4g} us: {parts}",
     "splitting k": (
@@ -142,7 +142,7 @@ def _tables(found: Explanation) -> Iterator[tuple[str, list[str], list[list[str]
     labels = dict.fromkeys(label for column in lines for label in column)
     tables = [(title, [[x, *(column.get(x, "–") for column in lines)] for x in labels])]
     if not found.no_factors:
-        title = "what the model makes of it, as a change of the latency"
+        title = "effects on the prediction, as changes of the latency"
         tables.append((title, _factor_rows(rows)))
     at_once = max(2, (console_width() - _LABEL_WIDTH) // _LEAST_WIDTH)
     for title, cells in tables:
@@ -160,7 +160,7 @@ def _lines(row: Explained) -> dict[str, str]:
     }
     predicted = "an order only" if row.predicted_us is None else f"{row.predicted_us:.4g} us"
     left_out = {
-        "of the roofline": row.roofline["percent"] is None,
+        "share of the roofline": row.roofline["percent"] is None,
         "splitting k": row.config.split_k == 1,
     }
     return {
@@ -177,7 +177,7 @@ def _parts(row: Explained) -> str:
     """Name the parts of the estimate that run at the same time, and those that come after."""
     us = row.paper_us
     tail = f" with its tail of {us['tail']:.3g}" if us["tail"] > 0 else ""
-    parts = [f"main loop {us['loop']:.3g}{tail}, beside it device memory {us['dram']:.3g}"]
+    parts = [f"main loop {us['loop']:.3g}{tail}, in parallel device memory {us['dram']:.3g}"]
     for name, after in (("split", "adding up the splits"), ("repack", "copies")):
         if us[name] > 0:
             parts.append(f"{after} {us[name]:.3g}")
@@ -206,7 +206,7 @@ def _factor_rows(rows: tuple[Explained, ...]) -> list[list[str]]:
     starts = [(row.start_us or us) / us for row, us in zip(rows, paper_us, strict=True)]
     return [
         ["estimate on paper", *(f"{us:.4g} us" for us in paper_us)],
-        ["on average in the recording", *map(_change, starts)],
+        ["average of the recording", *map(_change, starts)],
         *([c, *(_change(column.get(c, 1)) for column in factors)] for c in large),
         ["others, each under 0.5 %", *map(_change, rest)],
         ["predicted", *(f"{row.predicted_us:.4g} us" for row in rows)],
