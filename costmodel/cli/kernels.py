@@ -117,7 +117,7 @@ def explain(
     for concept in factors[winner]:
         changes = [f"{100 * (factors[config][concept] - 1):+.1f} %" for config in pair]
         rows.append([concept, *changes])
-    title = f"{entry['kernel']} {entry['values']}: effects on the prediction, places among {len(us)}"
+    title = f"{entry['kernel']} {entry['values']}: effects on the prediction, of {len(us)} places"
     answer(
         as_json,
         {"kernel": entry["key"]["name"], "key": entry["key"], "explained": found},
