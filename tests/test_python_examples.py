@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import dispatch_fakes
 import kernel_datasets
@@ -76,6 +76,13 @@ def check_columns(sql: str) -> None:
     assert set(words) - sql_words <= set(have)
 
 
+def launched(checked: Any, *args: Any) -> torch.Tensor:
+    """Launch a scaled product whose arguments were checked, without asking for a GPU."""
+    call = checked(*args)
+    tuned.run(*call, warmup=False)
+    return cast(torch.Tensor, call[5])  # out
+
+
 @pytest.fixture
 def stand_ins(tmp_path: Path) -> Iterator[Any]:
     """What makes this process a machine for a block: for kernels or for products, when asked."""
@@ -83,7 +90,7 @@ def stand_ins(tmp_path: Path) -> Iterator[Any]:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setenv("COSTMODEL_CACHE_DIR", str(tmp_path / "cache"))
         patch.setattr(torch, "compile", lambda f=None, **_: f or (lambda made: made))
-        patch.setattr(product, "_launched", lambda call: tuned.run(*call, warmup=False))
+        patch.setattr(product, "_launched", launched)
         properties = SimpleNamespace(multi_processor_count=132)
         patch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
         begun = set()
