@@ -61,6 +61,7 @@ def test_what_is_never_found_counts_as_the_whole_list(bench: Any) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_search_is_a_row(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = [f"one.ops.k{i}.kernel" for i in range(3)] + ["liger_kernel.ops.x.kernel"]
     made = [entry(name, 2**i) for name in kernels for i in range(6)]

@@ -136,6 +136,7 @@ def test_a_card_that_is_apart_from_its_twins_is_flagged_and_not_learned_from(
     assert len(merged.measurements("train")) == len(cards), "its rows are there"
 
 
+@pytest.mark.slow
 @pytest.mark.fault("B33")
 def test_merged_parts_are_what_one_machine_makes(
     recording: Path, whole: Path, tmp_path: Path
@@ -152,6 +153,7 @@ def test_merged_parts_are_what_one_machine_makes(
     assert len(Dataset.open(tmp_path / "all").artifacts()) == len(Dataset.open(whole).artifacts())
 
 
+@pytest.mark.slow
 @pytest.mark.fault("B33")
 def test_each_gpu_that_is_named_times_its_part(
     recording: Path, whole: Path, tmp_path: Path
@@ -168,6 +170,7 @@ def test_each_gpu_that_is_named_times_its_part(
     assert json.loads(done.stdout)["jobs_done"] == 8
 
 
+@pytest.mark.slow
 @pytest.mark.fault("B33")
 def test_machines_with_different_numbers_of_gpus_share_a_list(
     recording: Path, whole: Path, tmp_path: Path
@@ -181,6 +184,7 @@ def test_machines_with_different_numbers_of_gpus_share_a_list(
     assert rows_of(merge(tmp_path / "all", parts).path) == rows_of(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.fault("B33")
 def test_each_rank_of_torchrun_times_its_part_on_its_own_gpu(
     recording: Path, whole: Path, tmp_path: Path
@@ -225,6 +229,7 @@ def test_two_collections_do_not_share_a_gpu(tmp_path: Path) -> None:
                 pass
 
 
+@pytest.mark.slow
 def test_a_gpu_that_fails_costs_its_part_only(recording: Path, whole: Path, tmp_path: Path) -> None:
     folder, copy = tmp_path / "data", tmp_path / "copy"
     shutil.copytree(recording, copy)
@@ -314,6 +319,7 @@ def test_a_plan_grows_with_the_work() -> None:
     assert slow["gpu_minutes"] > 2 * one["gpu_minutes"]
 
 
+@pytest.mark.slow
 @pytest.mark.fault("B61")
 def test_a_budget_is_kept_and_a_later_run_goes_on(
     recording: Path, whole: Path, tmp_path: Path

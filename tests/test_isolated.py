@@ -240,6 +240,7 @@ def scale_call(blocks: tuple[int, ...] = BLOCKS) -> tuple[KernelCall, Any]:
     return call_of(scale, configs, x, None, 2.0, 1000, grid=lambda m: (-(-1000 // m["BLOCK"]),))
 
 
+@pytest.mark.slow
 def test_a_configuration_that_kills_its_process_costs_itself_only(driver: FakeDriver) -> None:
     call, configs = scale_call()
     noted: dict[str, str] = {}

@@ -417,6 +417,7 @@ def test_what_one_tuning_no_longer_wants_another_still_gets(
         assert kernel.best_config.num_stages == 1
 
 
+@pytest.mark.slow
 @pytest.mark.fault("B15", "N2")
 def test_threads_leave_the_filters_of_warnings_alone(machine: Machine) -> None:
     before = list(warnings.filters)
