@@ -191,6 +191,18 @@ def test_files_can_be_read_in_one_go(folder: str) -> None:
     assert {str(p): n for p, n in sizes.items() if n > 400} == {}
 
 
+def test_functions_are_short() -> None:
+    """Of the package; a Triton kernel is one function, whatever it takes."""
+    long = [
+        f"{path}:{node.name}"
+        for path in source_files()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno >= 60
+    ]
+    assert long == []
+
+
 def test_every_folder_of_the_package_is_in_the_wheel() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     folders = {path.parent.relative_to(ROOT) for path in source_files()}

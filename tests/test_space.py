@@ -149,7 +149,7 @@ def test_a_large_product_has_1500_configurations() -> None:
 def test_every_target_has_a_space(name: str, dtype: str) -> None:
     space = SearchSpace.of(Workload.dense(4096, 4096, 4096, **kind_options(dtype)), TARGETS[name])
     kernels = {c.kernel for c in space.configs}
-    assert len(space) >= 300  # a card may have a third of the shared memory
+    assert len(space) >= 500
     assert ("tma" in kernels) == (space.target.device.arch >= 90)
 
 

@@ -282,7 +282,7 @@ def test_two_timing_processes_take_turns_on_a_card() -> None:
 def test_the_turn_of_a_process_that_hangs_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     start = time.monotonic()
     with alone("GPU-of-this-test"), alone("GPU-of-this-test", wait_s=0.1):
-        assert 0.1 <= time.monotonic() - start < 20
+        assert 0.1 <= time.monotonic() - start < 1.0
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
     with alone("GPU-of-this-test"):  # no file can be made there
         pass

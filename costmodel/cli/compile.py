@@ -49,9 +49,7 @@ def compile_space(
     dump: Annotated[
         OptionalPath, Option(help="Write PTX, SASS and a JSON of each binary to this folder.")
     ] = None,
-    jobs: Annotated[
-        int | None, Option(min=1, help="Compiling processes; default: all cores.")
-    ] = None,
+    jobs: Annotated[int | None, Option(min=1, help="Processes; default: all cores.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compile configurations of a product, or a bundle of work; needs no GPU."""
@@ -70,19 +68,16 @@ def compile_space(
         raise BadParameter("expected M N K; or --bundle, with --worklist or --kernel")
     configs = _configs(workload, found, config)
     by_spec = {specialize(workload, config): config for config in reversed(configs)}
-    # Spread over the space, not only its first corner.
-    specs = list(by_spec)[:: -(-len(by_spec) // limit)]
+    specs = list(by_spec)[:: -(-len(by_spec) // limit)]  # spread over the space
     if bundle is not None:
         job = Job(workload, tuple(by_spec[spec] for spec in specs))
         _bundle(bundle, None, [job], found, dump, jobs, as_json)
         return
     begin, columns, rows = time.perf_counter(), _COLUMNS.split(), list[Any]()
     for artifact in compile_many(specs, found, n_jobs=jobs, dump=dump):
-        fields = {name: getattr(artifact, name) for name in _FIELDS.split()}
-        rows.append({
-            "config": str(by_spec[artifact.spec]), **fields,
-            "compile_s": round(artifact.compile_s, 3),
-        })  # fmt: skip
+        row = {"config": str(by_spec[artifact.spec])}
+        row |= {name: getattr(artifact, name) for name in _FIELDS.split()}
+        rows.append(row | {"compile_s": round(artifact.compile_s, 3)})
         doing(f"compiled {len(rows)} of {len(specs)}")
     failed = sum(row["status"] != "ok" for row in rows)
     counts = {"space": len(configs), "binaries": len(by_spec), "compiled": len(rows) - failed,

@@ -231,14 +231,14 @@ def _hash(kernels: tuple[str, ...]) -> str:
         module, function = queue.pop().split(":")
         if function in seen:
             continue
-        functions, scope = _module(module)
-        if function not in functions:
+        defined, scope = _module(module)
+        if function not in defined:
             raise InvalidInput(f"{module} defines no {function}, which a kernel or its family uses")
         # Unparsed, since what ast.dump prints differs from one Python to the next.
-        seen[function] = ast.unparse(functions[function])
+        seen[function] = ast.unparse(defined[function])
         # All functions that are named, not only those called: a warp-specialised region gets its
         # functions by name.
-        names = (node.id for node in ast.walk(functions[function]) if isinstance(node, ast.Name))
+        names = (node.id for node in ast.walk(defined[function]) if isinstance(node, ast.Name))
         queue += [scope[name] for name in names if name in scope]
     return digest("\n".join(f"{k}:{v}" for k, v in sorted(seen.items())))
 
@@ -249,22 +249,22 @@ def _module(name: str) -> tuple[dict[str, ast.stmt], dict[str, str]]:
 
     These are its own functions and constants, and those of files beside it, as ``module:function``.
     """
-    functions: dict[str, ast.stmt] = {}
+    defined: dict[str, ast.stmt] = {}
     scope = {}
     for node in ast.parse(_file(name).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef):
             if ast.get_docstring(node) is not None:
                 del node.body[0]
-            functions[node.name], scope[node.name] = node, f"{name}:{node.name}"
+            defined[node.name], scope[node.name] = node, f"{name}:{node.name}"
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             for target in ast.walk(node):
                 if isinstance(target, ast.Name) and isinstance(target.ctx, ast.Store):
-                    functions[target.id], scope[target.id] = node, f"{name}:{target.id}"
+                    defined[target.id], scope[target.id] = node, f"{name}:{target.id}"
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             source = f"{name.rpartition('.')[0]}.{node.module}" if node.level else node.module
             if node.level == 1 or source.startswith("costmodel.kernels."):
                 scope |= {x.asname or x.name: f"{source}:{x.name}" for x in node.names}
-    return functions, scope
+    return defined, scope
 
 
 def _file(module: str) -> Path:

@@ -75,7 +75,7 @@ def scaled_mm(
     for name, value in {
         "swizzle_a": swizzle_a, "swizzle_b": swizzle_b, "contraction_dim": contraction_dim,
     }.items():  # fmt: skip
-        if getattr(_one(value), "value", _one(value)) not in (None, 0, (), []):
+        if getattr(one := _one(value), "value", one) not in (None, 0, (), []):
             raise InvalidInput(f"{name}={value!r}: expected None or (), leave it out")
     return _launched(
         scaled_call, mat_a, mat_b, scale_a, scale_recipe_a, scale_b, scale_recipe_b, bias,
