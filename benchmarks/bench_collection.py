@@ -1,9 +1,10 @@
 """Speed of collecting: binaries compiled a second, and rows timed a second by a GPU.
 
 A collection compiles and times at once; here one follows the other, so that neither waits. The
-workloads take under 200 us each. Where there are two GPUs, a process on each times all rows, both
-at once. Then a session in this process times some rows under Python's profiler, which says where
-the time goes.
+workloads take under 200 us each. Each row says how long the parts of it took: torch with the making
+of the operands, the first timings, those taken again, and the finalists. Where there are two GPUs,
+a process on each times all rows, both at once. Then a session in this process times some rows
+under Python's profiler, which says where the time goes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from costmodel.collect import Job, collect
 from costmodel.collect.sampling import RandomSampler
 from costmodel.compile.triton_private import know_triton_key
 from costmodel.data.dataset import Dataset
+from costmodel.data.measurement import Measurement, Runner
 from costmodel.gemm.space import SearchSpace
 from costmodel.gemm.specialize import compile_many, import_kernels, specialize
 from costmodel.gemm.workload import Workload
@@ -44,11 +46,11 @@ PROFILED = 100  # rows of each workload
 SHOWN = 25  # functions
 
 
-def jobs(target: Target, every: int) -> list[Job]:
+def jobs(target: Target, sizes: Sequence[tuple[int, int, int]], configs: int) -> list[Job]:
     """A sample of each workload's space."""
     rng = np.random.default_rng(0)
-    sampler = RandomSampler(CONFIGS)
-    todo = [Workload.dense(*size) for size in SIZES[::every]]
+    sampler = RandomSampler(configs)
+    todo = [Workload.dense(m, n, k) for m, n, k in sizes]
     return [Job(w, tuple(sampler.sample(SearchSpace.of(w, target), rng))) for w in todo]
 
 
@@ -68,17 +70,52 @@ def summarize(rows: list[Row]) -> Row:
     }
 
 
+class Clocked(Runner):
+    """Passes everything on to another runner, and adds up what takes how long.
+
+    Attributes:
+        parts: by part, its seconds, and how many timings are in it.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner, self._torch_is_last = runner, False
+        self.parts: dict[str, Row] = {}
+
+    def _clocked(self, part: str, found: list[Measurement], begin: float) -> list[Measurement]:
+        row = self.parts.setdefault(part, {"seconds": 0.0, "timings": 0})
+        row["seconds"] += time.perf_counter() - begin
+        row["timings"] += len(found)
+        self._torch_is_last = part == "torch"
+        return found
+
+    def measure(self, workload: Workload, candidates: Any, best_us: float = inf) -> Any:
+        part = "rows" if self._torch_is_last else "again"
+        begin = time.perf_counter()
+        return self._clocked(part, self._runner.measure(workload, candidates, best_us), begin)
+
+    def measure_torch(self, workload: Workload) -> Measurement:
+        begin = time.perf_counter()
+        return self._clocked("torch", [self._runner.measure_torch(workload)], begin)[0]
+
+    def compare(self, workload: Workload, configs: Any, rounds: int = 9) -> Any:
+        begin = time.perf_counter()
+        found = self._runner.compare(workload, configs, rounds)
+        return self._clocked("finalists", found, begin)
+
+
 def timed_jobs(folder: Path, todo: list[Job], target: Target, deadline: float) -> Iterator[Row]:
     """Time every job on the first visible GPU; the binaries are in Triton's cache already."""
     with DeviceRunner() as runner:
         dataset = Dataset.create(folder, target, runner.protocol.to_dict())
         run = current_run()
-        runner.measure_torch(Workload.dense(256, 256, 256))  # starts the timing process
+        # A first workload starts the timing process and builds the launchers.
+        collect(jobs(target, [(256, 256, 256)], 40), dataset, runner, run)
         for job in until(deadline, todo):
-            progress = collect([job], dataset, runner, run)
+            clocked = Clocked(runner)
+            progress = collect([job], dataset, clocked, run)
             yield {
                 "what": f"timing {job.workload}", "timed": progress.rows, "ok": progress.ok_rows,
-                "seconds": progress.timing_s,
+                "seconds": progress.timing_s, "parts": clocked.parts,
             }  # fmt: skip
 
 
@@ -138,7 +175,7 @@ def main() -> None:
     arguments.add_argument("--timing", type=Path, help=argparse.SUPPRESS)
     args = arguments.parse_args()
     target = Target.current()
-    todo = jobs(target, args.every)
+    todo = jobs(target, SIZES[:: args.every], CONFIGS)
     if args.timing:
         print(json.dumps(list(timed_jobs(args.timing, todo, target, float("inf")))))
         return

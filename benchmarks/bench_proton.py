@@ -106,8 +106,8 @@ def sizes(numbers: Sequence[int]) -> list[Workload]:
     """
     if len(numbers) % 3:
         raise InvalidInput(f"{len(numbers)} sizes: expected M N K, three numbers for each product")
-    shapes = [tuple(numbers[i : i + 3]) for i in range(0, len(numbers), 3)] or SHAPES
-    return [Workload.dense(*shape, KIND) for shape in shapes]
+    given = zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)
+    return [Workload.dense(m, n, k, KIND) for m, n, k in list(given) or SHAPES]
 
 
 def main() -> None:

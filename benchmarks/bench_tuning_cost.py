@@ -263,7 +263,8 @@ def main() -> None:
     args = arguments.parse_args()
     if args.inductor:
         ours = GemmConfig.from_dict(json.loads(args.beside)) if args.beside else None
-        print_inductor(*args.inductor, ours)
+        m, n, k = args.inductor
+        print_inductor(m, n, k, ours)
         return
     workers = args.workers or min(joblib.cpu_count(), _TOP)
     target = Target.current()

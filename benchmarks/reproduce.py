@@ -160,15 +160,19 @@ def _figures(row: Row, bench: Bench) -> Iterator[float]:
 
 
 def deviations_pct(bench: Bench, old: Sequence[Row], new: Sequence[Row]) -> list[float]:
-    """Return how far each figure of a second run is from the first; what one lacks is left out."""
-    before = _named(old, bench)
-    pairs = [
-        (was, now)
-        for key, row in _named(new, bench).items()
-        if key in before
-        for was, now in zip(_figures(before[key], bench), _figures(row, bench), strict=True)
-    ]
-    return [100 * abs(now / was - 1) for was, now in pairs if was and math.isfinite(was * now)]
+    """Return how far each figure of a second run is from the first; what one lacks is left out.
+
+    Figures that differ by more than the noise are told on stderr.
+    """
+    before, found = _named(old, bench), []
+    for key, row in _named(new, bench).items():
+        both = zip(_figures(before.get(key, {}), bench), _figures(row, bench), strict=True)
+        for name, (was, now) in zip(bench.figures, both, strict=True):
+            if was and math.isfinite(was * now):
+                found.append(100 * abs(now / was - 1))
+                if found[-1] > bench.noise_pct:
+                    note(f"{' '.join(key)}, {name}: {now:.4g}, was {was:.4g}")
+    return found
 
 
 def agreement(bench: Bench, found_pct: Sequence[float]) -> Row:

@@ -76,7 +76,7 @@ def main() -> None:
     from costmodel.measure.session import Session
 
     told, sys.stdout = sys.stdout, sys.stderr  # Inductor prints tables
-    session = Session(TimingProtocol(), 0, 0)
+    session = Session(TimingProtocol(), 0)
     timed(_FIRST, session)
     for line in sys.stdin:
         try:

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ import pytest
 from benchmark_fakes import H100, WORKLOAD, A, B, C, FakeRunner, compiled
 
 from costmodel.collect import Job
-from costmodel.data.measurement import Measurement
+from costmodel.data.measurement import Candidate, Measurement
 from costmodel.gemm.specialize import specialize
 from costmodel.hardware.target import Target
 from costmodel.tuning.tuning_result import BucketPlan, Costs, Segment, TuningResult
@@ -258,6 +259,26 @@ def test_collection_by_hand(script: Any) -> None:
     assert summarize([compiling, *one]) == expected
     assert summarize([compiling, *one, two]) == expected | {"rows_per_s_2gpu": 390.0}
     assert summarize([compiling])["rows_per_s_1gpu"] is None
+
+
+def test_the_parts_of_a_collection_add_up(script: Any) -> None:
+    """After torch come the rows; what is timed without torch before it is timed again."""
+
+    class Slow(FakeRunner):
+        def measure(self, workload: Any, candidates: Any, best_us: float = inf) -> Any:
+            time.sleep(0.002 * len(candidates))
+            return [Measurement("ok", 10.0) for _ in candidates]
+
+    clocked = script("bench_collection").Clocked(Slow({None: 10.0}))
+    three = [Candidate(config, None) for config in (A, B, A)]
+    for candidates in (three, three[:1]):
+        clocked.measure_torch(WORKLOAD)
+        clocked.measure(WORKLOAD, candidates)
+        assert len(clocked.measure(WORKLOAD, three[:1])) == 1
+    assert len(clocked.compare(WORKLOAD, [A, B])) == 2
+    timings = {part: row["timings"] for part, row in clocked.parts.items()}
+    assert timings == {"torch": 2, "rows": 4, "again": 2, "finalists": 2}
+    assert clocked.parts["rows"]["seconds"] >= 0.008
 
 
 def test_the_profile_of_a_row_by_hand(script: Any) -> None:

@@ -55,6 +55,22 @@ def test_wrong_input_is_told_in_a_line_wherever_it_is_run(
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow  # mypy reads torch
+def test_scripts_call_what_there_is(tmp_path: Path) -> None:
+    """Scripts that need a GPU hardly run in tests: at least their calls fit what they call."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file=", "--ignore-missing-imports",
+         "--check-untyped-defs", "--cache-dir", str(tmp_path), *map(str, FOLDER.glob("*.py"))],
+        env={**os.environ, "MYPYPATH": f"{FOLDER}{os.pathsep}{ROOT}"}, cwd=tmp_path,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "checked" in done.stdout, done.stdout + done.stderr
+    codes = ("call-arg", "attr-defined", "name-defined", "call-overload", "used-before-def")
+    lines = done.stdout.splitlines()
+    wrong = [line for line in lines if line.endswith(tuple(f"[{code}]" for code in codes))]
+    assert wrong == []
+
+
 def test_what_the_system_refuses_is_a_line(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
     def full() -> None:
         raise OSError(28, "No space left on device", "results.json")

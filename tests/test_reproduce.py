@@ -147,7 +147,9 @@ def test_a_share_is_compared_with_what_is_shipped(
     assert fakes.shipped()["rows"][39]["us"] == 10.0, "nothing is written"
     fakes.data({f"row {i}": 11.0 for i in range(40)})
     assert fakes.run(monkeypatch, "--check", "0.1") == 1
-    assert "0 of 4 figures" in " ".join(capfd.readouterr().out.split())
+    told = capfd.readouterr()
+    assert "0 of 4 figures" in " ".join(told.out.split())
+    assert told.err.count(", us: 11, was 10\n") == 4, "which ones differ"
 
 
 def test_the_draw_is_of_the_seed(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:

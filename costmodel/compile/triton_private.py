@@ -199,11 +199,8 @@ def compiled(make_source: MakeSource, name: object, target: Target) -> Any:
     know_triton_key()
     source, options = make_source()
     gpu = GPUTarget("cuda", target.device.arch, 32)
-    launcher = build_launchers([source])
     try:
-        kernel = triton.compile(source, target=gpu, options=options)
-        launcher.join()
-        return kernel
+        return triton.compile(source, target=gpu, options=options)
     except (CompilationError, PTXASError) as error:
         raise CompileError(f"{name} does not compile: {str(error)[:500]}") from None
 
@@ -226,7 +223,9 @@ def recalled(
     now = []
 
     def work_out() -> dict[str, str]:
+        launcher = build_launchers(make_source()[:1])
         now.append(compiled(make_source, name, target))
+        launcher.join()
         return _description(now[0])
 
     found = cached_fact(f"binary-{digest}", files, work_out)

@@ -85,6 +85,7 @@ def command(*arguments: object, **environment: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.alone  # as those below: a second collection on the card is refused
 def test_a_bundle_is_timed(tmp_path: Path) -> None:
     name, file, out = Target.current().device.name, tmp_path / "work.zip", tmp_path / "data"
     planned = command("compile", 1024, 1024, 1024, "--limit", 24, "--bundle", file,
@@ -113,6 +114,7 @@ def call():
 """
 
 
+@pytest.mark.alone
 def test_a_users_bundle_of_cpu_tensors_is_found_by_the_call_on_the_gpu(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SCRIPT)
     name, place, file = Target.current().device.name, f"{tmp_path}/mine.py:call", tmp_path / "k.zip"
@@ -127,6 +129,7 @@ def test_a_users_bundle_of_cpu_tensors_is_found_by_the_call_on_the_gpu(tmp_path:
     assert max(seconds) < 1.0
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(which("ncu") is None, reason="needs Nsight Compute")
 def test_counters_of_the_best_rows_are_what_the_card_counts(tmp_path: Path) -> None:
     shapes = tmp_path / "shapes.csv"

@@ -25,7 +25,8 @@ def test_the_session_shows_both_kernels(script: Any, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "costmodel", "bench", "--proton", "2048", "2048", "2048"]
     done = subprocess.run(
         [*command, "--out", str(tmp_path / "session")],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     device = Target.current().device
