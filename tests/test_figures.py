@@ -134,6 +134,7 @@ def test_readme_has_no_figure_beside_these() -> None:
 
 def of_results() -> Iterator[str]:
     yield from of_buckets()
+    yield from of_strategies()
     cost, fewer = summary("tuning_cost-h200-sxm"), summary("tuning_cost-4-workers-h200-sxm")
     yield (f"tuning is {cost['ratio']:.0f} times faster than trying everything and "
            f"{cost['inductor_ratio']:.1f} times faster than Inductor, and its kernels are "
@@ -157,6 +158,18 @@ def of_results() -> Iterator[str]:
     host = {(r["what"], r["pinned"]): r.get("host_ratio") for r in results("model-h200-sxm")["rows"]
             if r["group"] == "host"}  # fmt: skip
     yield f"takes {host['forward and backward', 'triton']:.1f} times torch's host time"
+
+
+def of_strategies() -> Iterator[str]:
+    rows = [r for r in results("strategies-h200-sxm")["rows"] if r["group"] == "eval"]
+    ours = sum(row["best"].startswith("model") for row in rows)
+    yield f"On the {len(rows)} products the fastest choice is the model's in {ours} cases"
+    why = Counter((row["why"] or "").split(",")[0].split(":")[0] for row in rows)
+    yield f"keeps more multiprocessors busy ({why['multiprocessors busy']} products"
+    yield f"work in its tiles ({why['useful work in the tiles']}, all of them thin)"
+    memory = why["MiB of device memory"] + why["MiB asked of L2"]
+    yield f"from memory or the L2 cache ({memory}). In {why['alike on paper']} cases both are alike"
+    yield f"in the other {why['']} both are the same"
 
 
 def of_tuning() -> Iterator[str]:
