@@ -240,6 +240,45 @@ def scale_call(blocks: tuple[int, ...] = BLOCKS) -> tuple[KernelCall, Any]:
     return call_of(scale, configs, x, None, 2.0, 1000, grid=lambda m: (-(-1000 // m["BLOCK"]),))
 
 
+def test_a_child_tells_who_is_outvoted_though_it_is_no_finalist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: dict[str, str] = {}
+
+    class Worker:
+        """Answers here what a child answers."""
+
+        running = False
+
+        def start(self) -> None: ...
+
+        def run(self, request: Any) -> Done[Any]:
+            return Done(isolated.answer(pickle.loads(pickle.dumps(request))))
+
+    with machine_without_gpu(tmp_path / "kernels") as machine:
+
+        def launch(grid: Any, x: torch.Tensor, bias: Any, factor: float, *_: Any) -> None:
+            is_wrong = grid[0] == 8  # programs: of 128
+            machine.now_us += 1e2 * grid[0]
+            x.mul_(factor + is_wrong)
+
+        class Kernel:
+            def __getitem__(self, grid: Any) -> Any:
+                return functools.partial(launch, grid)
+
+        monkeypatch.setattr(triton, "compile", lambda *_, **__: Kernel())
+        call, configs = scale_call()
+        call.keep({"x_ptr"})
+        runner = IsolatedRunner(
+            call, configs, lambda name, m: noted.update({name: m.status}), agree=True,
+            worker=Worker(),  # type: ignore[arg-type]
+        )  # fmt: skip
+        runner.measure(None, [Candidate(str(block)) for block in BLOCKS])
+        assert set(noted.values()) == {"ok"}
+        runner.compare(None, ())
+    assert noted == {str(b): "wrong_result" if b == 128 else "ok" for b in BLOCKS}
+
+
 @pytest.mark.slow
 def test_a_configuration_that_kills_its_process_costs_itself_only(driver: FakeDriver) -> None:
     call, configs = scale_call()

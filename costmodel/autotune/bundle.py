@@ -6,6 +6,7 @@ code is run from a bundle.
 """
 
 import runpy
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -106,12 +107,14 @@ def collect_kernels(place: str, folder: Path, out: Path, number: int = 1, parts:
     turns: dict[Any, int] = {}
 
     def timed(tuned: Any, *args: Any, **kwargs: Any) -> Any:
-        state = tuner.state_of(tuned, Options(mode="exhaustive", isolate="timing"))
+        state = tuner.state_of(tuned)
+        state.options = Options(mode="exhaustive", isolate="timing")
         turn = turns.setdefault((id(tuned), state.key_of(args, kwargs)), len(turns))
         if turn % parts == number - 1:
             return tuner.run(tuned, *args, **kwargs)
         call = KernelCall(tuned, args, kwargs)
-        return call.launch(next(c for c in tuned.configs if not call.refused(c)))
+        left = tuning.Tuning(tuned, state.options, (), args, kwargs).configs
+        return call.launch(next((c for c in left if not call.refused(c)), left[0]))
 
     with _instead(timed, folder), patch.object(tuning, "store", KernelStore(out)):
         function()
@@ -153,6 +156,7 @@ def _function(place: str) -> tuple[Callable[[], None], str]:
     if not path.is_file():
         what = f"there is no file {file}" if file else place
         raise MissingData(f"{what}: expected FILE.py:FUNCTION")
+    sys.path.insert(0, str(path.resolve().parent))
     with _errors_in(file, place):
         found = runpy.run_path(file, run_name=path.stem)
     if not callable(function := found.get(name)):

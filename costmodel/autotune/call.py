@@ -1,5 +1,6 @@
 """One call of a tuned kernel: its arguments, its hooks, and copies to restore the arguments."""
 
+import functools
 from contextlib import suppress
 from math import isfinite
 from typing import Any
@@ -47,8 +48,10 @@ class KernelCall:
         """Load a configuration; say why compiler or driver refuses it, empty if it loads."""
         self.hook(config)
         try:
-            getattr(self.launch(config, warmup=True), "run", None)  # this asks the driver
-        except (CompilationError, OutOfResources, PTXASError) as error:
+            run = getattr(self.launch(config, warmup=True), "run", None)  # this asks the driver
+            if isinstance(run, functools.partial):  # which has refused before: it raises the error
+                run()
+        except (AssertionError, ValueError, CompilationError, OutOfResources, PTXASError) as error:
             return reason(error)
         return ""
 

@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from math import inf
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from costmodel.autotune.arguments import written
 from costmodel.autotune.call import KernelCall
@@ -49,6 +49,7 @@ class Compiling:
     def __init__(self, call: KernelCall, by_name: Named, dump: Path | None = None):
         self._call, self._by_name, self._dump = call, by_name, dump
         self._urgency = next(_numbers)
+        self.function: Any = None  # in place of the call's
         self._texts: dict[str, str] = {}  # TTIR; empty where it is not known
         self._signature: Named = {}
         self._loaded: Named = {}
@@ -75,11 +76,12 @@ class Compiling:
         config = self._by_name[name]
         self._call.hook(config)  # it may change the types of arguments
         try:
-            found, loaded = recorded(lambda: self._call.launch(config, warmup=True))
+            found, loaded = recorded(lambda: self._call.launch(config, self.function, warmup=True))
         except (AssertionError, ValueError) as error:  # options that the backend checks
             raise CompileError(reason(error)) from error
         if not found:
-            self._texts[name] = ""
+            self._texts[name] = getattr(loaded, "asm", {}).get("ttir", "")
+            self._signature = getattr(getattr(loaded, "src", None), "signature", {})
             self._loaded[name] = loaded
             return None
         job = front_end().job(found[-1])

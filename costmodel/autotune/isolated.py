@@ -101,9 +101,9 @@ class IsolatedRunner(ChildRunner):
         agree: bool = False,
         worker: Worker | None = None,
     ):
-        self._call, self._configs, self._note, self._agree = call, configs, note, agree
+        self._call, self._configs, self._note, self.agree = call, configs, note, agree
         self._token = next(_tokens)
-        self._function = _apart(call.tuner.fn)
+        self._function = apart(call.tuner.fn)
         for name in configs:
             with suppress(CompileError):
                 call.hook(configs[name])
@@ -143,7 +143,8 @@ class IsolatedRunner(ChildRunner):
         if len(names) > 1 and not any(m.ok for m in found):
             # One of them may have killed the child: timing each alone shows which.
             found = [self._asked([name], best_us)[0] for name in names]
-        for name, measurement in zip(names, found, strict=True):
+        pairs: Any = zip(names, found) if names else found  # without names: who is outvoted
+        for name, measurement in pairs:
             self._note(name, measurement)
         return found
 
@@ -156,7 +157,7 @@ class IsolatedRunner(ChildRunner):
         except CostModelError as error:
             return [Measurement("launch_error", error=reason(error))] * len(names)
         request = Request(
-            self._token, tuple(launches), self._call.may_write, self._agree, best_us, rounds
+            self._token, tuple(launches), self._call.may_write, self.agree, best_us, rounds
         )
         try:
             return self._ask(request, len(names))
@@ -188,13 +189,13 @@ class _Recorded:
         self.grid, self.values = (x, y, z), rest[6:]
 
 
-def _apart(function: Any) -> Any:
+def apart(function: Any) -> Any:
     """Copy a jitted function and its wrappers; the copy has no binary that it could launch."""
     made = copy.copy(function)
     if hasattr(function, "device_caches"):
         made.device_caches = defaultdict(made.create_binder)
     else:
-        made.fn = _apart(function.fn)
+        made.fn = apart(function.fn)
     return made
 
 
@@ -320,6 +321,8 @@ def _timed(request: Request) -> Measurements:
         _runners[request.token] = KernelRunner(call, {}, lambda *_: None, agree=request.agree)
     runner = _runners[request.token]
     runner.by_name = {launch.name: loaded(launch) for launch in request.launches}
+    if not request.launches:  # asked for those whose results differ from those of most
+        return [*runner.outvoted().items()]  # type: ignore[list-item]
     if request.rounds:
         return runner.compare(None, [*runner.by_name], request.rounds)
     return runner.measure(None, [*map(Candidate, runner.by_name)], request.best_us)

@@ -9,8 +9,6 @@ of each are combined, weighed by how well they explain the timings. The configur
 greatest expected improvement is tried next.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -120,7 +118,7 @@ class Learner:
         rows = [range(self._count), *(_fastest(each, _ROWS // len(others)) for each in others)]
         configs = [keys[k].configs[i] for k, part in enumerate(rows) for i in part]
         place = np.repeat(np.arange(len(keys)), [len(part) for part in rows])
-        known = [(key, list(part)) for key, part in zip(keys, rows, strict=True)]
+        known = [(key, list(part)) for key, part in zip(keys, rows)]
         model = np.concatenate([_centred(key.predicted)[part] for key, part in known])
         times = [np.log(key.latency_us[part]) for key, part in known[1:]]
         far = squared_distances(encode(configs))
@@ -140,7 +138,7 @@ class Learner:
                 whole = ((size**2 * near + doubt) * common + level)[None]
                 told, shift, evidence = _given(whole[:, own, seen], whole[:, seen, seen], found)
                 parts.append((shift[0], whole[0, own, own] - told[0].T @ told[0], evidence[0]))
-        shifts, covariances, evidences = zip(*parts, strict=True)
+        shifts, covariances, evidences = zip(*parts)
         self._mean = _TRUST * model[own] + np.stack(shifts)
         self._covariance, self._evidence = np.stack(covariances), np.array(evidences)
         # The other keys decide which hyperparameters are likely, but this key may be unlike them.

@@ -147,7 +147,7 @@ class KernelModel:
         result = []
         for row in found.tolist():
             logs: dict[str, float] = defaultdict(float)
-            for name, log in zip(concepts, row, strict=True):
+            for name, log in zip(concepts, row):
                 logs[name] += log
             result.append({name: exp(log) for name, log in logs.items()})
         return result
@@ -317,7 +317,7 @@ class KernelTable:
                 parts.append((values[known], label[known], kernel, number, rows[known]))
         if not parts:
             raise MissingData(f"no list of role {role!r} with two timings: tune more kernels first")
-        return cls(names, *map(np.concatenate, zip(*parts, strict=True)))
+        return cls(names, *map(np.concatenate, zip(*parts)))
 
     def labelled(self, params: XgbParams, rows: Any = slice(None)) -> LabelledRows:
         """Return rows to learn from; all kernels weigh the same, and all lists of a kernel."""

@@ -19,7 +19,7 @@ from triton import knobs
 
 from costmodel.autotune.call import KernelCall
 from costmodel.autotune.compiling import Compiled, Compiling, wait_for_first
-from costmodel.autotune.isolated import IsolatedRunner
+from costmodel.autotune.isolated import IsolatedRunner, apart
 from costmodel.autotune.learner import OTHERS, Learner, Tried, distance
 from costmodel.autotune.options import Options
 from costmodel.autotune.prior import load_meanwhile, predicted
@@ -73,7 +73,7 @@ class Tuning:
         self._call = KernelCall(tuner, args, kwargs)
         configs = self._pruned(kwargs) if configs is None else configs
         self._by_name = {config_name(config): config for config in configs}
-        self.first = configs[0]
+        self.configs, self.first = configs, configs[0]
         self._target = Target.current(torch.cuda.current_device())
         self._key = self._readable(key)
         self.resets, self._anew = True, False
@@ -162,15 +162,18 @@ class Tuning:
             compile_=functools.partial(self._compile, meanwhile=runner.get_ready),
             identity=self._identity,
             deadline=begin + self._options.budget_s,
-            measured=known,
+            measured=self._done,
         )
         try:
             search.run(len(self._by_name))
+            # What is known on disk may be launched too, and its code is not known here.
+            self._call.keep(None if known else self.compiling.written())
+            if runner.agree:
+                runner.compare(self._call, ())  # notes whose results differ from those of most
+            search.remeasure_finalists()
             for name, first in self._repeats.items():
                 if first in search.measured:  # else the budget ended before it
                     self._note(name, search.measured[first])
-            self._call.keep(self.compiling.written())
-            search.remeasure_finalists()
         finally:
             with suppress(torch.AcceleratorError):  # in a broken context nothing can be put back
                 self._call.restore()
@@ -215,6 +218,8 @@ class Tuning:
             if slower.any():
                 found = [self._by_name[names[row]] for row in slower.argsort(kind="stable")]
                 return sorted(found, key=self._tuner.fn.must_try)
+        else:  # what is loaded is compiled once more, which tells about its binary
+            self.compiling.function = apart(self._tuner.fn)
         made = {
             candidate.config: candidate.artifact
             for same in self._compile([*map(Candidate, self._by_name)])
@@ -308,7 +313,8 @@ class Tuning:
                     rows = pending.pop(future)
                     if future.cancelled():  # by another thread that no longer wants it
                         continue
-                    yield self._compiled([Candidate(names[row]) for row in rows], future.result())
+                    same = [Candidate(names[row]) for row in rows]
+                    yield self._compiled(same, future.result(), meanwhile)
                     for row in rows:
                         learner.tell(row, self._latency_us(names[row]))
                 wanted = self._begin(learner, names, pending)
@@ -332,12 +338,12 @@ class Tuning:
             pending[self.compiling.begin(names[row])].append(row)
         return False
 
-    def _compiled(self, same: Batch, artifact: Artifact | None) -> list[Candidate]:
+    def _compiled(self, same: Batch, artifact: Artifact | None, keep: object) -> list[Candidate]:
         """Keep the facts about a binary, or the reason why there is none; None: it is loaded."""
         if artifact is None:
             return [*same]
         count(compiled=1)
-        for name in [candidate.config for candidate in same]:
+        for name in [candidate.config for candidate in same if keep]:
             if artifact.ok:
                 store.note_binary(self._key, name, **self.compiling.binary(name, artifact))
             else:

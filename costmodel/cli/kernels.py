@@ -99,7 +99,7 @@ def explain(
         raise NoModel("no model of kernels is shipped for this GPU: `costmodel train`, and --model")
     columns = columns_of([*us], entry["arguments"], binaries)
     predicted = dict(zip(us, ranker.predict("after", columns)[0].tolist(), strict=True))
-    factors = dict(zip(us, ranker.factors(columns), strict=True))
+    factors = dict(zip(us, ranker.factors(columns)))
     order = sorted(us, key=predicted.__getitem__)
     pair = [winner, next(config for config in order if config != winner)]
     found = [

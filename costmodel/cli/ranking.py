@@ -203,7 +203,7 @@ def _factor_rows(rows: tuple[Explained, ...]) -> list[list[str]]:
     ]
     rest = [prod(f for c, f in column.items() if c not in large) for column in factors]
     paper_us = [row.paper_us["estimate"] for row in rows]
-    starts = [(row.start_us or us) / us for row, us in zip(rows, paper_us, strict=True)]
+    starts = [(row.start_us or us) / us for row, us in zip(rows, paper_us)]
     return [
         ["estimate on paper", *(f"{us:.4g} us" for us in paper_us)],
         ["average of the recording", *map(_change, starts)],

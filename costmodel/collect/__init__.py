@@ -194,7 +194,7 @@ class _Collection:
         """Take the binaries that jobs need from those that are known."""
         specs = [*dict.fromkeys(specialize(j.workload, c) for j in jobs for c in j.configs)]
         keys = [artifact_key(spec, self._dataset.target) for spec in specs]
-        for spec, key, artifact in zip(specs, keys, known.find(keys), strict=True):
+        for spec, key, artifact in zip(specs, keys, known.find(keys)):
             future = self._futures[spec] = Future()
             future.set_result(artifact or Artifact(key, spec, "crashed", "no binary is known"))
 
@@ -240,13 +240,13 @@ class _Collection:
         (config,) = job.configs
         artifact = self._artifact(specialize(job.workload, config))
         (again,) = self._runner.measure(job.workload, [Candidate(config, artifact)])
-        if again.no_room:
+        if not again.ok:
             log.warning("%s is not timed again: %s", job.workload, again.error)
             return
         record = TuningRecord(job.workload, config, artifact.key, again)
         self._dataset.append_artifacts([artifact])
         self._dataset.append_measurements([record], run=self._run, role="anchor")
-        if again.ok and first_us > 0:
+        if first_us > 0:
             drift = again.latency_us / first_us - 1
             self.progress.drift[job.workload.key()] = drift
             if abs(drift) > _DRIFT_LIMIT:
@@ -277,7 +277,7 @@ class _Collection:
         target = self._dataset.target
         keys = [artifact_key(specialize(job.workload, config), target) for config in configs]
         recorded = self._recorded.find(keys)
-        artifacts = [self._compiled.get(k, old) for k, old in zip(keys, recorded, strict=True)]
+        artifacts = [self._compiled.get(k, old) for k, old in zip(keys, recorded)]
         numbers = identities(job.workload, Candidates.of(configs, artifacts))
         first = np.unique(numbers, return_index=True)[1]
         return [Candidate(configs[i], artifacts[i]) for i in np.sort(first[first >= len(done)])]

@@ -96,7 +96,7 @@ def _bundles(
         return [(bundle, number + i * parts, cuts * parts) for i in range(cuts)]
     anchors, jobs = split_anchors(work)
     chunks = [[*anchors, *jobs[i : i + _CHUNK]] for i in range(0, len(jobs), _CHUNK)]
-    compile_ = ray.remote(_compiled)
+    compile_ = ray.remote(max_retries=-1)(_compiled)
     return [(compile_.remote(chunk, identity, replay), 1, 1) for chunk in chunks]
 
 
@@ -122,7 +122,7 @@ def _compiled(jobs: Jobs, identity: Identity, replay: Path | None) -> bytes:
     known = None if replay is None else Dataset.open(replay).artifacts()
     with TemporaryDirectory() as name:
         file = Path(name) / "bundle"
-        write_bundle(file, jobs, identity.target, identity.protocol, known=known)
+        write_bundle(file, jobs, identity.target, identity.protocol, n_jobs=1, known=known)
         return file.read_bytes()
 
 

@@ -278,9 +278,9 @@ def read_worklist(path: Path, identity: Identity) -> list[Job]:
         found = [*map(GemmConfig.from_dict, configs)]
     except CostModelError as error:
         raise CorruptFile(f"{path}: {error}: no release writes such a row") from None
-    for job, config in zip(job_index.tolist(), config_index.tolist(), strict=True):
+    for job, config in zip(job_index.tolist(), config_index.tolist()):
         chosen[job].append(found[config])
-    drawn = zip(workloads, chosen, jobs, strict=True)
+    drawn = zip(workloads, chosen, jobs)
     return [Job(workload, tuple(part), row["role"]) for workload, part, row in drawn]
 
 

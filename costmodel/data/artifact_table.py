@@ -32,7 +32,7 @@ class ArtifactTable(Mapping[str, Artifact]):
     def __init__(self, table: ArrowTable):
         """Wrap an Arrow table of :meth:`schema` that has no faults and holds each key once."""
         keys, statuses = (table.column(name).to_pylist() for name in ("key", "status"))
-        self.statuses = dict(zip(keys, statuses, strict=True))
+        self.statuses = dict(zip(keys, statuses))
         self._row = {key: row for row, key in enumerate(keys)}
         self._table = table
         self._objects: dict[str, Artifact] = {}
@@ -125,7 +125,7 @@ class ArtifactTable(Mapping[str, Artifact]):
             rows = [self._row[key] for key in new]
             made = self._table.select(_OBJECT).take(rows).to_pylist()
             counts = self._features[rows, len(_FIGURES) :].tolist()
-            self._objects.update(zip(new, map(_artifact, made, counts), strict=True))
+            self._objects.update(zip(new, map(_artifact, made, counts)))
         return [self._objects.get(key) for key in keys]
 
     def columns(self, keys: Sequence[str]) -> tuple[Floats, Texts]:
@@ -151,7 +151,7 @@ class ArtifactTable(Mapping[str, Artifact]):
     def kernels(self) -> Mapping[str, tuple[str, str]]:
         """Kernel name and kernel hash of each key."""
         names, hashes = (self._table.column(n).to_pylist() for n in ("kernel", "kernel_hash"))
-        return dict(zip(self._row, zip(names, hashes, strict=True), strict=True))
+        return dict(zip(self._row, zip(names, hashes)))
 
     def arrow(self) -> ArrowTable:
         """Return the rows as an Arrow table."""
@@ -177,5 +177,5 @@ def _artifact(row: dict[str, Any], ptx: list[float]) -> Artifact:
     code = CodeClass(**{name: row[name] for name in _CODE})
     binary = ConfigBinary(*(row[name] for name in ConfigBinary._fields))
     spec = Specialization(binary, code, row["even_k"])
-    counts = dict(zip(PTX_FEATURES, ptx, strict=True)) if row["status"] == "ok" else {}
+    counts = dict(zip(PTX_FEATURES, ptx)) if row["status"] == "ok" else {}
     return Artifact(key=row["key"], spec=spec, ptx=counts, **{name: row[name] for name in _RESULT})

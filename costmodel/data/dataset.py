@@ -223,12 +223,12 @@ class Dataset:
             kernels.get(table.artifact_keys[i], ("", "")) for i in table.artifact_index[rows]
         ]
         started = [table.runs[i].started for i in table.run_index[rows]]
-        last = {name: code for _, (name, code) in sorted(zip(started, versions, strict=True))}
+        last = {name: code for _, (name, code) in sorted(zip(started, versions))}
         configs = [table.configs[i] for i in table.config_index[rows]]
         return {
             config: measurement
             for config, measurement, (name, code) in zip(
-                configs, table.measurements(rows), versions, strict=True
+                configs, table.measurements(rows), versions
             )
             if code == last[name]
         }
@@ -327,7 +327,7 @@ class Dataset:
     def _counts(self) -> Named:
         table = self.measurements()
         kernels = sorted(set(self.artifacts().kernels.values()))
-        status = Counter(zip(table.role.tolist(), table.status.tolist(), strict=True))
+        status = Counter(zip(table.role.tolist(), table.status.tolist()))
         return {
             "compacted": time_now(),
             "kernels": {name: [h for n, h in kernels if n == name] for name, _ in kernels},

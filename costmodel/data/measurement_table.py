@@ -161,9 +161,9 @@ class MeasurementTable(Columns):
             {
                 "workload": workload.key(),
                 **workload_of(workload),
-                **dict(zip(CONFIG_FIELDS, config, strict=True)),
+                **dict(zip(CONFIG_FIELDS, config)),
                 "artifact_key": key,
-                **dict(zip(_OUTCOME, outcome_of(outcome), strict=True)),
+                **dict(zip(_OUTCOME, outcome_of(outcome))),
                 **shared,
             }
             for workload, config, key, outcome in measured
@@ -203,9 +203,9 @@ class MeasurementTable(Columns):
             _numbered(rows, name) for name in ("workload", "artifact_key", "run_id")
         )
         anchor_run = np.where(_texts(rows, "role") == "anchor", run, -1)
-        subjects = zip(workload.tolist(), config_index.tolist(), anchor_run.tolist(), strict=True)
+        subjects = zip(workload.tolist(), config_index.tolist(), anchor_run.tolist())
         kept: dict[tuple[int, ...], tuple[int, int]] = {}
-        for row, (subject, version) in enumerate(zip(subjects, artifact.tolist(), strict=True)):
+        for row, (subject, version) in enumerate(zip(subjects, artifact.tolist())):
             if subject not in kept or kept[subject][0] != version:
                 kept[subject] = version, row
         return rows.take(np.array(sorted(row for _, row in kept.values()), dtype=np.int64))
@@ -248,7 +248,7 @@ class MeasurementTable(Columns):
         two cards the faster one counts as the median card; a card without twins is left out.
         """
         each: dict[Any, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-        index = zip(self.workload_index, self.config_index, self.artifact_index, strict=True)
+        index = zip(self.workload_index, self.config_index, self.artifact_index)
         for row, subject in enumerate(index):
             if self.status[row] == "ok":
                 card = self.runs[self.run_index[row]].device_uuid

@@ -137,7 +137,7 @@ def _span(x: Tensor) -> int:
     """Bytes from the first address of a tensor to the one past its last; 0 if it is empty."""
     if x.numel() == 0:
         return 0
-    elements = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+    elements = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride()))
     return elements * x.element_size()
 
 

@@ -227,10 +227,10 @@ def _together(ranks: Ranks, make: Callable[[], list[_Call]]) -> list[TuningResul
     # One by one, so that the time limit of a collective applies to the tunings of one bucket.
     decisions = [ranks.decided(each.decide) for each in asked]
     # Made before any rank takes a winner: after a failure no rank may keep what was agreed on.
-    keys = [replace(key, mode=mode) for key, (mode, _) in zip(own_keys, decisions, strict=True)]
+    keys = [replace(key, mode=mode) for key, (mode, _) in zip(own_keys, decisions)]
 
     def take() -> list[TuningResult | None]:
-        for key, (_, result) in zip(keys, decisions, strict=True):
+        for key, (_, result) in zip(keys, decisions):
             winners.memory.agreed[key] = TuningResult.from_dict(result)
         dispatch.forget_launches()
         return [_warm(call, _require_chosen) for call in calls]

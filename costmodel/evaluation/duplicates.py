@@ -57,5 +57,5 @@ def _programs(candidates: Candidates) -> list[tuple[Any, ...] | None]:
     """Each program, by the hash of its PTX, and how it is launched; None if not compiled."""
     launch = candidates.config_columns[:, _LAUNCH].tolist()
     shared = candidates.artifact_columns[:, _SHARED].tolist()
-    rows = zip(candidates.has_artifact.tolist(), candidates.ptx_hash, shared, launch, strict=True)
+    rows = zip(candidates.has_artifact.tolist(), candidates.ptx_hash, shared, launch)
     return [(ptx, size, *how) if known else None for known, ptx, size, how in rows]

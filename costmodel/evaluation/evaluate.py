@@ -166,7 +166,7 @@ def _second_measurement(dataset: "Dataset", problems: Sequence[Problem]) -> list
     anchors, _ = dataset.unchanged(dataset.measurements("anchor"), kernel_hashes())
     scores = []
     for problem in problems:
-        first = dict(zip(problem.candidates.configs, problem.latency_us.tolist(), strict=True))
+        first = dict(zip(problem.candidates.configs, problem.latency_us.tolist()))
         rows = anchors.rows_for(problem.workload)
         rows = rows[(anchors.config_index[rows] >= 0) & anchors.ok[rows]]
         for run in sorted(set(anchors.run_index[rows].tolist())):
@@ -201,7 +201,7 @@ def _entry(name: str, kind: str, scores: Sequence[_Score]) -> Named:
 def _kept(scores: Sequence[_Score]) -> dict[str, dict[str, float]] | None:
     if not scores:
         return None
-    columns = zip(TOP_K, zip(*(s.kept for s in scores), strict=True), strict=True)
+    columns = zip(TOP_K, zip(*(s.kept for s in scores)))
     return {
         str(k): {
             "geomean_pct": round(100 * metrics.geomean(kept), 2),

@@ -61,7 +61,7 @@ def analytic_columns(
             otherwise all are estimated from the configuration.
     """
     device = target.device
-    c = Columns(**dict(zip(CONFIG_COLUMNS, candidates.config_columns.T, strict=True)))
+    c = Columns(**dict(zip(CONFIG_COLUMNS, candidates.config_columns.T)))
     c.stage_bytes = (c.block_m + c.block_n) * c.block_k * workload.code.itemsize
     m, n, k = (float(max(side, 1)) for side in (workload.m, workload.n, workload.k))
     g = Columns(**_resources(workload, candidates, device, c, binary))

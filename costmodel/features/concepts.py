@@ -73,7 +73,7 @@ def concept_of(feature: str) -> str:
 def grouped(features: Sequence[str], values: Sequence[float]) -> Mapping[str, float]:
     """The sum of the values of each concept that occurs, in the order of :data:`CONCEPTS`."""
     sums: dict[str, float] = {}
-    for feature, value in zip(features, values, strict=True):
+    for feature, value in zip(features, values):
         concept = concept_of(feature)
         sums[concept] = sums.get(concept, 0.0) + float(value)
     return {concept: sums[concept] for concept in CONCEPTS if concept in sums}

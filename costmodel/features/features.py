@@ -54,11 +54,11 @@ def design_matrix(
         float32 [n, f], C-contiguous.
     """
     columns = _workload_values(workload, target)
-    columns |= zip(CONFIG_COLUMNS, candidates.config_columns.T, strict=True)
+    columns |= zip(CONFIG_COLUMNS, candidates.config_columns.T)
     analytic = analytic_columns(workload, candidates, target, binary=ptx)
     columns |= analytic
     if ptx:
-        columns |= zip(ARTIFACT_COLUMNS, candidates.artifact_columns.T, strict=True)
+        columns |= zip(ARTIFACT_COLUMNS, candidates.artifact_columns.T)
         columns |= _ptx_derived(Columns(**columns), target)
     names = FEATURES if ptx else CONFIG_FEATURES
     matrix = np.empty((len(names), len(candidates)), dtype=np.float32)

@@ -252,7 +252,7 @@ class Workload:
             ShapeError, UnsupportedDtype, InvalidInput: the message says what is wrong.
         """
         cls(m, n, k)  # validates the sizes before they are multiplied
-        for name, layout in zip("abc", (a_layout, b_layout, c_layout), strict=True):
+        for name, layout in zip("abc", (a_layout, b_layout, c_layout)):
             if layout not in ("row", "col"):
                 hint = "; Workload.from_tensors(a, b) takes strided operands" * (
                     layout == "strided"

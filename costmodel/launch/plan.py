@@ -129,7 +129,7 @@ class Plan:
         """Return the tensor descriptors by argument name; a pointer kernel has none."""
         in_memory = {
             matrix.name: x.T if matrix.layout == "col" else x
-            for matrix, x in zip(self._matrices, (a, b, out), strict=True)
+            for matrix, x in zip(self._matrices, (a, b, out))
         }
         return {
             name: _descriptor(in_memory[name[0]], list(block))
@@ -139,7 +139,7 @@ class Plan:
 
 def _used_strides(x: Tensor) -> list[int]:
     """Return the strides; 0 for a single row or column, whose stride may be any number."""
-    return [stride if size > 1 else 0 for size, stride in zip(x.shape, x.stride(), strict=True)]
+    return [stride if size > 1 else 0 for size, stride in zip(x.shape, x.stride())]
 
 
 def _descriptor(x: Tensor, block: list[int]) -> Any:

@@ -69,7 +69,7 @@ class GemmProblem:
         start = 0
         for _ in range(count):
             views = []
-            for extent, data in zip(extents, (in_data, in_data, out_data, out_data), strict=True):
+            for extent, data in zip(extents, (in_data, in_data, out_data, out_data)):
                 views.append(extent.view(data, start))
                 start += extent.size_bytes
             a, b, out, bias = views

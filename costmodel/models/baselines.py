@@ -35,7 +35,7 @@ class StaticRank(CostModel):
         speed = table.best_us()[table.workload_index[rows]] / table.latency_us[rows]
         mean = float(speed.mean()) if len(speed) else 0.0
         found = defaultdict(list)
-        for row, value in zip(rows.tolist(), speed.tolist(), strict=True):
+        for row, value in zip(rows.tolist(), speed.tolist()):
             found[table.candidates.configs[row]].append(value)
         self.speed = {
             config: (sum(values) + mean * self._PRIOR_SAMPLES) / (len(values) + self._PRIOR_SAMPLES)
@@ -118,7 +118,7 @@ class RuleHeuristic(CostModel):
     def predict(self, workload: Workload, candidates: Candidates, target: Target) -> Floats:
         """Distance from what the rules want, in powers of two, float64 [n]."""
         want = wanted(workload, target)
-        c = dict(zip(CONFIG_COLUMNS, candidates.config_columns.T, strict=True))
+        c = dict(zip(CONFIG_COLUMNS, candidates.config_columns.T))
         cost = np.zeros(len(candidates), dtype=np.float64)
         for name, weight in _WEIGHTS.items():
             cost += weight * np.abs(np.log2(c[name] / getattr(want, name)))

@@ -45,14 +45,14 @@ class Coverage:
     def of(cls, workloads: Iterable[Workload]) -> Self:
         """Take the range of at least one workload."""
         every = list(workloads)
-        m, n, k = zip(*((w.m, w.n, w.k) for w in every), strict=True)
+        m, n, k = zip(*((w.m, w.n, w.k) for w in every))
         kinds = dict(sorted(Counter(map(kind_of, every)).items()))
         return cls((min(m), min(n), min(k)), (max(m), max(n), max(k)), kinds)
 
     def why_outside(self, workload: Workload) -> str:
         """Say which property of a workload is new; empty if none is."""
         sizes = (workload.m, workload.n, workload.k)
-        for name, size, least, most in zip("mnk", sizes, self.least, self.most, strict=True):
+        for name, size, least, most in zip("mnk", sizes, self.least, self.most):
             if not least <= size <= most:
                 return f"{name} = {size} is beyond what the model has seen ({least} to {most})"
         if (kind := kind_of(workload)) not in self.kinds:
@@ -139,7 +139,7 @@ def calibrate(
                 cost = model.predict(problem.workload, candidates, target)
                 kept[ptx].append(problem.kept_at(cost, KEPT_AT))
     full, bare = (
-        dict(zip(map(str, KEPT_AT), np.mean(kept[head], axis=0).tolist(), strict=True))
+        dict(zip(map(str, KEPT_AT), np.mean(kept[head], axis=0).tolist()))
         if len(kept[head]) >= _LEAST_WORKLOADS
         else {}
         for head in (True, False)

@@ -97,7 +97,7 @@ class TrainingTable(Frame):
         torch_us: dict[tuple[Workload, Target], float] = {}
         index = []
         for table in tables:
-            pairs = [*zip(table.workloads, table.target_of_each(), strict=True)]
+            pairs = [*zip(table.workloads, table.target_of_each())]
             places = [number.setdefault(pair, len(number)) for pair in pairs]
             index.append(np.array(places, dtype=np.intp)[table.workload_index])
             for pair, us in zip(pairs, table.torch_us, strict=False):

@@ -90,7 +90,7 @@ def _outcomes(dataset: Dataset) -> Table:
     table = table.take(table.config_index >= 0)
     arrow, again = table.arrow.take(table.arrow_row), table.role == "anchor"
     subjects = table.workload_index * len(table.configs) + table.config_index
-    once = dict(zip(subjects[~again], table.latency_us[~again], strict=True))
+    once = dict(zip(subjects[~again], table.latency_us[~again]))
     off = np.abs(table.latency_us / [once.get(subject, np.nan) for subject in subjects] - 1)
     scatter = np.subtract(arrow["p90_us"], arrow["p10_us"]) / table.latency_us
     percent = 100 * np.where(again, off, scatter)

@@ -163,7 +163,7 @@ def _accuracy(problems: Sequence[Problem], costs: Sequence[Floats]) -> Section:
 def _worst(problems: Sequence[Problem], costs: Sequence[Floats]) -> Section:
     """List the worst workloads: the speed kept, the first choice, and the best configuration."""
     rows: list[list[Any]] = []
-    for problem, cost in zip(problems, costs, strict=True):
+    for problem, cost in zip(problems, costs):
         rows.append([str(problem.workload), *(100 * x for x in problem.kept_at(cost, (1, 8)))])
         for i in (np.nanargmin(cost), np.nanargmin(problem.latency_us)):
             config = str(problem.candidates.configs[i])

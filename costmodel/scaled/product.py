@@ -148,7 +148,7 @@ def _call(
     strides_b = _scale_strides("b", scales[1], recipes[1], n, k)
     for name, x in zip(
         ("mat_a", "mat_b", "scale_a", "scale_b", "bias", "out"),
-        (a, mat_b, *scales, bias, out), strict=True,
+        (a, mat_b, *scales, bias, out),
     ):  # fmt: skip
         if x is None:
             continue
@@ -169,7 +169,7 @@ def _is_torchs(a: Tensor, b: Tensor, scales: Any, recipes: Any, out: Tensor) -> 
         and (a.is_contiguous() or not a.stride(0) % 16)
         and (b.is_contiguous() or not b.stride(0) % 16)
     )
-    for scale, recipe in zip(scales, recipes, strict=True):
+    for scale, recipe in zip(scales, recipes):
         if recipe == ROW:
             found &= scale.is_contiguous()
         elif recipe >= BY_ROW:  # m must be a multiple of 4

@@ -67,7 +67,7 @@ def with_use(dataset: Dataset, cache: WinnerCache) -> tuple[TrainingTable, Named
     table = TrainingTable.from_dataset(dataset)
     latency_us, torch_us, dropped = used_rows(cache, dataset.target, dataset.protocol)
     index = table.workload_index.tolist()
-    for number, config in zip(index, table.candidates.configs, strict=True):
+    for number, config in zip(index, table.candidates.configs):
         if latency_us.pop((table.workloads[number], config), None) is not None:
             dropped["in the data set already"] += 1
     keys = [artifact_key(specialize(*pair), dataset.target) for pair in latency_us]
@@ -104,7 +104,7 @@ def _artifacts(dataset: Dataset, keys: Sequence[str]) -> list[Artifact | None]:
         shipped = read_artifacts(directory, read_card(directory)).find(keys)
     except (FileError, ModelError):  # then these rows are learned by their configurations alone
         return found
-    return [own or other for own, other in zip(found, shipped, strict=True)]
+    return [own or other for own, other in zip(found, shipped)]
 
 
 def used_rows(

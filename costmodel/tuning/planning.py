@@ -269,7 +269,7 @@ def _slices(result: TuningResult, m_range: tuple[int, int], model: CostModel) ->
             ranking = rank_by(answering, workload, target, configs=configs)
         except InvalidInput:  # none of them compiles
             return {}
-        return dict(zip(ranking.configs, ranking.cost.tolist(), strict=True))
+        return dict(zip(ranking.configs, ranking.cost.tolist()))
 
     was_tried = dict(result.measured)
     timed = {c: x.latency_us for c, x in was_tried.items() if x.ok} if result.timed else {}
@@ -284,7 +284,7 @@ def _slices(result: TuningResult, m_range: tuple[int, int], model: CostModel) ->
         found = rank_by(
             answering, workload, target, _LOOKED_AT, largest=replace(workload, m=m_range[1])
         )
-        rows = zip(found.configs, found.candidates.has_artifact, found.cost.tolist(), strict=True)
+        rows = zip(found.configs, found.candidates.has_artifact, found.cost.tolist())
         untried = ((c, us * factor) for c, known, us in rows if known and c not in was_tried)
         return next(untried, None)
 
@@ -340,7 +340,7 @@ def _cut(timed: Sequence[TimesAt], last: int) -> Iterator[tuple[int, Sequence[Ti
 
     found = min(ways, key=cost)
     ends = [(run[-1][0] + following[0][0]) // 2 for run, following in pairwise(found)]
-    yield from zip([*ends, last], found, strict=True)
+    yield from zip([*ends, last], found)
 
 
 def _fastest(run: Sequence[TimesAt], preferred: Sequence[OrTorch] = ()) -> tuple[OrTorch, float]:

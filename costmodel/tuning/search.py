@@ -180,7 +180,7 @@ class TopKSearch:
             compiles: which candidates are known to compile; the others are compiled, one by one.
             reason: why nothing is timed.
         """
-        for candidate, known in zip(self.candidates, compiles, strict=True):
+        for candidate, known in zip(self.candidates, compiles):
             ready = None if known else self._next(self.compile_([candidate]))
             self.compiled += ready is not None
             artifact = ready[0].artifact if ready else None
