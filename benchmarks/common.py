@@ -141,6 +141,9 @@ def at_exit_code(main: Callable[[], object]) -> int:
     except CostModelError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     except OSError as error:  # a file that cannot be read or written is no fault of ours
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 1

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from typing import Any
 
 import torch
+from common import at_exit_code
 
 import costmodel
 from costmodel.cli.doctor import diagnose, usable
@@ -82,6 +84,7 @@ def tell_gain(gains: list[float], where: str) -> None:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     if not torch.cuda.is_available():
         return 0 if replayed() else 1
     checks = diagnose()
@@ -94,4 +97,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(at_exit_code(main))

@@ -4,4 +4,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash .ci/setup
-exec .venv/bin/python benchmarks/quickstart.py
+exec .venv/bin/python benchmarks/quickstart.py "$@"

@@ -132,6 +132,20 @@ def test_what_is_no_entry_is_told(store: KernelStore) -> None:
     assert run("kernels", "verify").exit_code == 0
 
 
+@pytest.mark.parametrize("name", ["my_kernel", "package.module.my_kernel"])
+def test_a_whole_name_means_that_kernel_alone(store: KernelStore, name: str) -> None:
+    """Although it is a part of another one's name; a part of several names means all of them."""
+    for other in ("package.module.my_kernel_2", "package.module.not_my_kernel"):
+        store.note(KEY | {"name": other}, config_name(FAST), ok(1.0))
+    shown = run_json("kernels", "show", name)
+    assert {entry["key"]["name"] for entry in shown} == {"package.module.my_kernel"}
+    assert run("kernels", "show", "kernel").exit_code == 2
+    assert run_json("kernels", "clear", name)["removed"] == len(shown)
+    left = {entry["key"]["name"] for entry in run_json("kernels")["entries"]}
+    assert left == {"package.module.my_kernel_2", "package.module.not_my_kernel"}
+    assert run_json("kernels", "clear", "kernel")["removed"] == 2
+
+
 def test_a_kernel_is_forgotten(store: KernelStore) -> None:
     store.note(KEY | {"name": "another"}, config_name(FAST), ok(1.0))
     assert run_json("kernels", "clear", "my_kernel")["removed"] == 2
@@ -178,7 +192,7 @@ def test_what_fla_cannot_read_is_left_out_and_told(store: KernelStore) -> None:
 
 def test_two_kernels_are_not_one_list(store: KernelStore) -> None:
     store.choose(KEY | {"name": "my_kernel_2"}, config_name(FAST), "guessed")
-    both = run("kernels", "export", "my_kernel")
+    both = run("kernels", "export", "_kernel")
     assert both.exit_code == 2
     assert "2 kernels (my_kernel_2, package.module.my_kernel)" in both.stderr
 

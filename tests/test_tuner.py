@@ -205,7 +205,7 @@ def test_torch_wins_what_is_close() -> None:
     close = run(FakeRunner(lambda c: ok(TORCH_US * 0.98)))
     assert (close.chosen, close.reliable) == ("torch", True)
     assert "torch takes 100.00 us" in close.why
-    assert "98.00 us: not surely 3 % less" in close.why
+    assert "98.00 us, is not surely 3 % faster" in close.why
     assert run(FakeRunner(lambda c: ok(TORCH_US * 0.96))).chosen != "torch"
     slow = run(FakeRunner(lambda c: ok(TORCH_US * 3)))
     assert slow.chosen == "torch"

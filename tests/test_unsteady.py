@@ -104,7 +104,7 @@ def test_a_gpu_that_stays_shared_is_told_of() -> None:
     assert not result.reliable
     assert "scatter too much to be sure" in result.why
     assert result.config is None, "torch may be faster"
-    assert "not surely 3 % less" in result.why
+    assert "is not surely 3 % faster" in result.why
 
 
 @pytest.mark.fault("N6", "N11")

@@ -89,7 +89,7 @@ def _moves(
             if name != "cf.br":
                 yield from product(arguments, operands)
             elif len(arguments) == len(operands):
-                yield from zip(arguments, operands, strict=True)
+                yield from zip(arguments, operands)
     elif name.startswith(_REGIONS):
         sources, targets = [operands], [results]
         for i in range(operation.get_num_regions()):
@@ -145,7 +145,7 @@ def written(ttir: str, signature: Mapping[str, object]) -> frozenset[str] | None
     ]
     if _ANY in may_write or len(pointers) != len(names):
         return None
-    return frozenset(name for i, name in zip(pointers, names, strict=True) if i in may_write)
+    return frozenset(name for i, name in zip(pointers, names) if i in may_write)
 
 
 def tensors_of(
@@ -174,7 +174,7 @@ def span(tensor: Tensor) -> Tensor:
 
     Autograd does not see writes through the view.
     """
-    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride()))
     count = (last + 1) * tensor.itemsize if tensor.numel() else 0
     start = int(tensor.storage_offset()) * tensor.itemsize
     view = torch.empty(0, dtype=torch.uint8, device=tensor.device)

@@ -58,7 +58,7 @@ def write_kernel_bundle(
         call = KernelCall(tuned, args, kwargs)
         by_name = {config_name(c): c for c in tuned.configs}
         begun = Compiling(call, by_name, dump).begin_all()
-        found.append((call, [*zip(by_name.values(), begun, strict=True)]))
+        found.append((call, [*zip(by_name.values(), begun)]))
 
     def only_compiled(kernel: Any, *args: Any, **kwargs: Any) -> Any:
         return launch(kernel, *args, **kwargs) if kwargs.get("warmup") else None

@@ -176,7 +176,7 @@ class KernelDataset:
         import pyarrow as pa
 
         first, *others = map(cls.read, folders)
-        for folder, other in zip(folders[1:], others, strict=True):
+        for folder, other in zip(folders[1:], others):
             first.identity.require_same(other.identity, folder)
         return cls(first.identity, pa.concat_tables([first.rows, *(o.rows for o in others)]))
 

@@ -230,9 +230,14 @@ class KernelStore(CacheFolder):
         unusable = [entry.path for entry in read if not entry.key and os.path.lexists(entry.path)]
         return [entry for entry in read if entry.key], unusable
 
+    def named(self, name: str) -> list[Path]:
+        """Return the files of the kernel of this name; if none is, those with it in their names."""
+        found = [path for path in self.files("*.jsonl") if name in path.name]
+        return [path for path in found if f".{name}-" in f".{path.name}"] or found
+
     def clear(self, part: str = "") -> int:
-        """Remove the files with ``part`` in their names; return how many there were."""
-        found = [path for path in self.files("*.jsonl") if part in path.name]
+        """Remove the files that :meth:`named` returns; return how many there were."""
+        found = self.named(part)
         for path in found:
             path.unlink(missing_ok=True)
         return len(found)

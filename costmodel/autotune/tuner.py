@@ -149,7 +149,7 @@ class State:
         aligned = {p.name for p in params if p.do_not_specialize_on_alignment}
         # For each argument: is its value in the key, may Triton specialize on it, on its alignment?
         self._rules = [(in_key.get(x), x not in plain, x not in plain | aligned) for x in names]
-        self._by_name = dict(zip(names, self._rules, strict=True))
+        self._by_name = dict(zip(names, self._rules))
 
     def key_of(self, args: Arguments, kwargs: Named) -> Arguments:
         """Return the key of a call's kind: calls with other keys may need other configurations."""

@@ -45,7 +45,9 @@ def compile_space(
         str | None, Option(help='Only this configuration, such as "tma 128x256x64 w8 s4 g8".')
     ] = None,
     target: TargetName = None,
-    limit: Annotated[int, Option(min=1, help="At most this many binaries.")] = 64,
+    limit: Annotated[
+        int, Option(min=1, help="At most this many binaries, spread over the space.")
+    ] = 64,
     dump: Annotated[
         OptionalPath, Option(help="Write PTX, SASS and a JSON of each binary to this folder.")
     ] = None,
@@ -128,7 +130,7 @@ def _bundle(
         todo = todo or read_worklist(work or Path(), Identity(target, protocol))
         planned = write_bundle(file, todo, target, protocol, n_jobs=jobs, dump=dump)
     unusable = planned["failed"] == planned["binaries"]
-    title = f"nothing compiles: no {file}" if unusable else f"in {file}"
+    title = f"nothing compiles: no {file}" if unusable else f"in {file}; estimates of collecting it"
     answer(as_json, planned, (title, ["what", "how much"], in_units(planned)))
     if unusable:
         if todo:  # of products a file was written

@@ -153,7 +153,10 @@ def _not_held_out(shapes: Path, workloads: Sequence[Workload]) -> list[Workload]
 
     found = [w for w in workloads if not is_held_out(w)]
     left_out = len(workloads) - len(found)
-    why = f"{HELD_OUT} (docs/protocol.md), so that no model may learn from them"
+    why = (
+        f"{HELD_OUT} (n and k within 2 % of a product in docs/protocol.md, also swapped), so that "
+        f"no model may learn from them"
+    )
     if not found:
         raise InvalidInput(
             f"{shapes}: all {left_out} workloads are {why}: expected others, or `--role eval` to "

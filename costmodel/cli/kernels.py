@@ -98,7 +98,7 @@ def explain(
     if ranker is None:
         raise NoModel("no model of kernels is shipped for this GPU: `costmodel train`, and --model")
     columns = columns_of([*us], entry["arguments"], binaries)
-    predicted = dict(zip(us, ranker.predict("after", columns)[0].tolist(), strict=True))
+    predicted = dict(zip(us, ranker.predict("after", columns)[0].tolist()))
     factors = dict(zip(us, ranker.factors(columns)))
     order = sorted(us, key=predicted.__getitem__)
     pair = [winner, next(config for config in order if config != winner)]
@@ -281,12 +281,14 @@ def _store() -> KernelStore:
 
 
 def _find(name: str, *, with_choice: bool = False) -> list[Named]:
-    """Return the entries of the one kernel whose files have ``name`` in their names.
+    """Return the entries of the one kernel that a name, or a part of it, fits.
 
     Raises:
         InvalidInput: several kernels, or none. MissingData: no entry has a choice.
     """
-    timed = [_plain(entry) for entry in _store().entries() if name in entry.path.name]
+    store = _store()
+    files = store.named(name)
+    timed = [_plain(entry) for entry in store.entries() if entry.path in files]
     found = [e for e in timed if e["chosen"] or not with_choice]
     if timed and not found:
         raise MissingData(

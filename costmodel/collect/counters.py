@@ -49,7 +49,7 @@ def record_counters(folder: Path) -> None:
             f"ncu has counted {len(counted)} of {len(rows)} rows, the best of workloads from "
             f"16 MiB on: {' '.join(told)}"
         )
-    for row, counters in zip(rows, counted, strict=True):
+    for row, counters in zip(rows, counted):
         # ncu adds about 350 counters that were not asked for.
         texts = {name: counters.get(name, "").replace(",", "") for name in _METRICS.split(",")}
         row |= {name: float(x) for name, x in texts.items() if x[:1].isdigit()}

@@ -107,7 +107,7 @@ def sort_rows(table: ArrowTable, names: Sequence[str]) -> ArrowTable:
     columns = (table.column(name) for name in names)
     keys = {  # Arrow does not sort by a dictionary
         name: column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
-        for name, column in zip(names, columns, strict=True)
+        for name, column in zip(names, columns)
     }
     order = [(name, "ascending") for name in names]
     return table.take(compute.sort_indices(pa.table(keys), sort_keys=order))

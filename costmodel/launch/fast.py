@@ -141,7 +141,7 @@ class TritonLaunch:
         # A tensor descriptor holds an address, and takes microseconds to make.
         by_address = "a_ptr" not in self._kernel.names
         _, *addresses = key  # and not the operands, so that none is kept alive
-        arguments = self._arguments(a, b, out) | dict(zip(_POINTERS, addresses, strict=True))
+        arguments = self._arguments(a, b, out) | dict(zip(_POINTERS, addresses))
         open_names = (_NONE if by_address else _POINTERS) + _OTHERS
         try:
             found = self._kernel.record(self._plan.blocks, arguments, open_names)

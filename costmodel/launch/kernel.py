@@ -193,4 +193,4 @@ def _with_function(launch: Any, function: Callable[..., None]) -> Callable[..., 
 
 
 def _cells(function: FunctionType) -> dict[str, CellType]:
-    return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    return dict(zip(function.__code__.co_freevars, function.__closure__ or ()))

@@ -81,7 +81,7 @@ class ReplayRunner(Runner):
         return (
             f"{workload} was not recorded in {self.dataset.path}, which holds {len(known)} "
             f"workloads, the nearest {', '.join(map(str, nearest)) or 'none'}: replay one of "
-            f"these, name a larger dataset with --data DIR, or tune on a GPU"
+            f"these, take a larger recording, or time on a GPU"
         )
 
 

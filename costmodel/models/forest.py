@@ -97,4 +97,4 @@ def _value(data: bytes, place: int) -> tuple[Any, int]:
             place += size
         item, place = _value(data, place)
         items.append(item)
-    return dict(zip(names, items, strict=True)) if kind == "{" else items, place + (count is None)
+    return dict(zip(names, items)) if kind == "{" else items, place + (count is None)

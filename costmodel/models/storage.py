@@ -250,7 +250,9 @@ def _parse_card(file: Path, data: bytes) -> Card:
         found = parse_json(data)
         version = found.get("format") if isinstance(found, dict) else None
         if type(version) is not int or version < 1:
-            raise InvalidInput("not the card of a costmodel model")
+            raise InvalidInput(
+                "not the card of a model of products (a model of kernels ranks kernels only)"
+            )
         if version > FORMAT:
             raise WrongVersion(
                 f"{file}: format {version}, this release reads up to {FORMAT}; upgrade costmodel"

@@ -208,7 +208,7 @@ class TopKSearch:
             why += f"; torch could not be timed: {library.status}"
         elif library is not None and (best is None or None in rivals):
             best = None  # a candidate wins only if it is sure to
-            why = f"torch takes {library.latency_us:.2f} us, the {why}: not surely 3 % less"
+            why = f"torch takes {library.latency_us:.2f} us; the {why}, is not surely 3 % faster"
         elif library is not None:
             why += f"; torch takes {library.latency_us:.2f}"
         if rivals:
