@@ -66,7 +66,7 @@ def test_an_unknown_workload_names_the_nearest(runner: ReplayRunner) -> None:
         lambda: runner.configs(unknown),
         lambda: runner.measure_torch(unknown),
     ):
-        with pytest.raises(NotRecorded, match=r"65x4000x1024.*64x4000x1024.*--data DIR"):
+        with pytest.raises(NotRecorded, match=r"65x4000x1024.*64x4000x1024.*larger recording"):
             ask()
 
 

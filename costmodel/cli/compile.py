@@ -45,9 +45,7 @@ def compile_space(
         str | None, Option(help='Only this configuration, such as "tma 128x256x64 w8 s4 g8".')
     ] = None,
     target: TargetName = None,
-    limit: Annotated[
-        int, Option(min=1, help="At most this many binaries, spread over the space.")
-    ] = 64,
+    limit: Annotated[int, Option(min=1, help="At most this many, spread over the space.")] = 64,
     dump: Annotated[
         OptionalPath, Option(help="Write PTX, SASS and a JSON of each binary to this folder.")
     ] = None,
