@@ -2,9 +2,9 @@
 
 A collection compiles and times at once; here one follows the other, so that neither waits. The
 workloads take under 200 us each. Each row says how long the parts of it took: torch with the making
-of the operands, the first timings, those taken again, and the finalists. Where there are two GPUs,
-a process on each times all rows, both at once. Then a session in this process times some rows
-under Python's profiler, which says where the time goes.
+of the operands, the first timings, those taken again (those of earlier workloads too), and the
+finalists. Where there are two GPUs, a process on each times all rows, both at once. Then a session
+in this process times some rows under Python's profiler, which says where the time goes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -81,26 +82,26 @@ class Clocked(Runner):
         self._runner, self._torch_is_last = runner, False
         self.parts: dict[str, Row] = {}
 
-    def _clocked(self, part: str, found: list[Measurement], begin: float) -> list[Measurement]:
+    @contextmanager
+    def _clocked(self, part: str, timings: int) -> Iterator[None]:
         row = self.parts.setdefault(part, {"seconds": 0.0, "timings": 0})
+        begin = time.perf_counter()
+        yield
         row["seconds"] += time.perf_counter() - begin
-        row["timings"] += len(found)
+        row["timings"] += timings
         self._torch_is_last = part == "torch"
-        return found
 
     def measure(self, workload: Workload, candidates: Any, best_us: float = inf) -> Any:
-        part = "rows" if self._torch_is_last else "again"
-        begin = time.perf_counter()
-        return self._clocked(part, self._runner.measure(workload, candidates, best_us), begin)
+        with self._clocked("rows" if self._torch_is_last else "again", len(candidates)):
+            return self._runner.measure(workload, candidates, best_us)
 
     def measure_torch(self, workload: Workload) -> Measurement:
-        begin = time.perf_counter()
-        return self._clocked("torch", [self._runner.measure_torch(workload)], begin)[0]
+        with self._clocked("torch", 1):
+            return self._runner.measure_torch(workload)
 
     def compare(self, workload: Workload, configs: Any, rounds: int = 9) -> Any:
-        begin = time.perf_counter()
-        found = self._runner.compare(workload, configs, rounds)
-        return self._clocked("finalists", found, begin)
+        with self._clocked("finalists", len(configs)):
+            return self._runner.compare(workload, configs, rounds)
 
 
 def timed_jobs(folder: Path, todo: list[Job], target: Target, deadline: float) -> Iterator[Row]:

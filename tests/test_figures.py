@@ -39,9 +39,11 @@ def speeds() -> Iterator[str]:
     half, other = summary("kernels-float16-h200-sxm"), summary("kernels-bfloat16-h200-sxm")
     count, worst = half["workloads"], half["default_worst"]
     yield f"Each dot is one of {count} products in float16 on an H200"
-    assert half["default_worst_run"] >= 0.99  # two captures of the same kernels differ as much
-    if worst >= 1:
+    if worst >= 1 and half["default_worst_run"] >= 1:
         yield f"`matmul` was slower than torch for none of the {count}"
+    else:
+        yield (f"In the slowest of three runs of each, `matmul` was at most "
+               f"{100 * (1 - half['default_worst_run']):.1f} % slower than torch")  # fmt: skip
     for dtype, of in (("float16", half), ("bfloat16", other)):
         mean = f"{of['default_geomean']:.2f} times torch's (worst {of['default_worst']:.2f})"
         yield f"| speed of {of['workloads']} products, {dtype} | {mean} |"

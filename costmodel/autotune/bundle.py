@@ -156,7 +156,7 @@ def _function(place: str) -> tuple[Callable[[], None], str]:
     if not path.is_file():
         what = f"there is no file {file}" if file else place
         raise MissingData(f"{what}: expected FILE.py:FUNCTION")
-    sys.path.insert(0, str(path.resolve().parent))
+    sys.path.insert(0, str(path.resolve().parent))  # as Python does for a script
     with _errors_in(file, place):
         found = runpy.run_path(file, run_name=path.stem)
     if not callable(function := found.get(name)):

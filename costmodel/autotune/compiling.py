@@ -79,7 +79,7 @@ class Compiling:
             found, loaded = recorded(lambda: self._call.launch(config, self.function, warmup=True))
         except (AssertionError, ValueError) as error:  # options that the backend checks
             raise CompileError(reason(error)) from error
-        if not found:
+        if not found:  # loaded, or a library's, which has no text
             self._texts[name] = getattr(loaded, "asm", {}).get("ttir", "")
             self._signature = getattr(getattr(loaded, "src", None), "signature", {})
             self._loaded[name] = loaded

@@ -314,7 +314,7 @@ class Tuning:
                     if future.cancelled():  # by another thread that no longer wants it
                         continue
                     same = [Candidate(names[row]) for row in rows]
-                    yield self._compiled(same, future.result(), meanwhile)
+                    yield self._compiled(same, future.result(), bool(meanwhile))
                     for row in rows:
                         learner.tell(row, self._latency_us(names[row]))
                 wanted = self._begin(learner, names, pending)
@@ -338,7 +338,7 @@ class Tuning:
             pending[self.compiling.begin(names[row])].append(row)
         return False
 
-    def _compiled(self, same: Batch, artifact: Artifact | None, keep: object) -> list[Candidate]:
+    def _compiled(self, same: Batch, artifact: Artifact | None, keep: bool) -> list[Candidate]:
         """Keep the facts about a binary, or the reason why there is none; None: it is loaded."""
         if artifact is None:
             return [*same]
