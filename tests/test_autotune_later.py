@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -302,3 +305,49 @@ def test_anchors_that_a_bundle_lacks_are_told_and_make_no_rows(
     assert caplog.text.count("is not timed again: no binary is known") == 2
     anchors = Dataset.open(out.path).measurements("anchor")
     assert {str(status) for status in anchors.status} == {"ok"}
+
+
+@pytest.mark.parametrize("mode", ["auto", "exhaustive"])
+def test_the_budget_ends_the_wait_for_a_binary(machine: Machine, mode: str) -> None:
+    """A block that is far too large may compile for a minute."""
+    submit = machine.submit
+
+    def some(key: str, *args: Any, **options: Any) -> Any:
+        done = submit(key, *args, **options)
+        return Future() if machine.jobs[-1].options["num_warps"] == 8 else done
+
+    machine.submit = some  # type: ignore[method-assign]
+    own = [*configs(32, 64), *configs(16, num_warps=8)]
+    kernel, _ = tuned(own, mode=mode, budget_s=0.3)
+    assert kernel.best_config.kwargs == {"BLOCK": 32}
+
+
+def test_what_is_frozen_in_the_background_mode_is_the_best(machine: Machine) -> None:
+    """The kernel that is returned stays as it is, so it is worth the wait for the compiles."""
+    submit = machine.submit
+
+    def later(*args: Any, **options: Any) -> Any:
+        future, artifact = Future[Any](), submit(*args, **options).result()
+        threading.Timer(0.1, future.set_result, [artifact]).start()
+        return future
+
+    machine.submit = later  # type: ignore[method-assign]
+    kernel = costmodel.autotune(configs(64, 32, 128), ["n"], mode="background")(triton.jit(add))
+    out = torch.zeros(64)
+    assert kernel.frozen(out, None, out, 64, grid=(1,)).configs[0].kwargs == {"BLOCK": 32}
+
+
+def test_relatives_are_the_newest_files(tmp_path: Path) -> None:
+    """Those of older versions of a kernel are left behind, and would hide them."""
+    store = KernelStore(tmp_path)
+
+    def key(source: str, n: int) -> dict[str, Any]:
+        return {"name": "k", "source": source, "device": "d", "triton": "t", "key": {"n": n}}
+
+    for n in range(100):
+        store.describe(key("old" if n < 90 else "new", n), {})
+        path = max(tmp_path.iterdir(), key=lambda file: file.stat().st_mtime_ns)
+        os.utime(path, (n, n))
+    found = store.relatives(key("new", 100))
+    assert sorted(entry.key["key"]["n"] for entry in found) == [*range(90, 100)]
+    assert len(store.relatives(key("old", 100))) == 22

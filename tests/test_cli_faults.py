@@ -276,17 +276,18 @@ def test_what_the_system_refuses_is_told_without_its_numbers(
 
 @pytest.mark.fault("B22")
 @pytest.mark.parametrize("command", ["list", "verify", "clear"])
+@pytest.mark.parametrize("group", ["cache", "kernels"])
 def test_a_cache_that_is_no_folder_is_not_an_empty_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, group: str
 ) -> None:
     file = tmp_path / "cache"
     file.write_text("mine")
     monkeypatch.setenv("COSTMODEL_CACHE_DIR", str(file))
-    line = refused("cache", command)
+    line = refused(group, command)
     assert f"{file}: expected the folder of winners; COSTMODEL_CACHE_DIR" in line
     assert file.read_text() == "mine"
     monkeypatch.setenv("COSTMODEL_CACHE_DIR", str(tmp_path / "not yet"))
-    assert run_json("cache")["entries"] == []
+    assert run_json(group)["entries"] == []
 
 
 # --- Files in the cache that are no winners ----------------------------------------------------

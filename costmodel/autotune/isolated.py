@@ -64,6 +64,8 @@ class Launch:
 class Request:
     """Launches that a child is to time, one after another, or in turn if ``rounds`` is over 0.
 
+    Without launches it asks who is outvoted; the answer is pairs of a name and its outcome.
+
     Attributes:
         token: number of the call; another call has other arguments.
         may_write: names of the arguments whose contents are results; None: all.
@@ -122,6 +124,10 @@ class IsolatedRunner(ChildRunner):
         """Time a few finalists in turn, so that drift meets all alike."""
         return self._timed(configs, rounds=rounds)
 
+    def outvoted(self) -> dict[str, Any]:
+        """Return an outcome for each name whose results differ from those of most."""
+        return dict(self._asked((), inf))  # type: ignore[arg-type]
+
     def get_ready(self) -> None:
         """Do nothing: the child warms its device itself when it times."""
 
@@ -143,8 +149,7 @@ class IsolatedRunner(ChildRunner):
         if len(names) > 1 and not any(m.ok for m in found):
             # One of them may have killed the child: timing each alone shows which.
             found = [self._asked([name], best_us)[0] for name in names]
-        pairs: Any = zip(names, found) if names else found  # without names: who is outvoted
-        for name, measurement in pairs:
+        for name, measurement in zip(names, found):
             self._note(name, measurement)
         return found
 

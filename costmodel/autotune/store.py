@@ -212,10 +212,11 @@ class KernelStore(CacheFolder):
         self._append(key, record | {name: value for name, value in more.items() if value})
 
     def relatives(self, key: Named) -> list[KernelEntry]:
-        """Return entries of a few other keys: same kernel, device and Triton, at most 32."""
+        """Return entries of a few other keys: same kernel, device and Triton, of 32 files."""
         name = _file_name(_header(key))
-        paths = self.files(f"{name[:_BEFORE_DIGEST]}*.jsonl")[:_RELATIVES]
-        found = [_load(path, logging.INFO) for path in paths if path.name != name]
+        paths = self.files(f"{name[:_BEFORE_DIGEST]}*.jsonl")
+        newest = sorted(paths, key=_changed, reverse=True)[:_RELATIVES]
+        found = [_load(path, logging.INFO) for path in newest if path.name != name]
         parts = "name", "source", "device", "triton"
         return [e for e in found if all(e.key.get(part) == key.get(part) for part in parts)]
 
@@ -263,6 +264,13 @@ class KernelStore(CacheFolder):
             if file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, "No space left on the disk")
         self._begun.add(path)
+
+
+def _changed(path: Path) -> float:
+    """Return the time of a file's last change; 0 if another process has removed it."""
+    with suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
 
 
 def _header(key: Named) -> Named:

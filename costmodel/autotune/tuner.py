@@ -9,7 +9,7 @@ as soon as they are compiled.
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from math import inf
 from typing import Any
 
@@ -245,6 +245,9 @@ def frozen(tuner: Any, *args: Any, **kwargs: Any) -> StockAutotuner:
             _require_gpu(error)
             raise
         config, _ = _first_call(tuner, state, key, args, kwargs)
+        if begun := state.compiling.get(key):  # the kernel that is returned stays as it is
+            wait(begun)
+            config, _ = _first_call(tuner, state, key, args, kwargs)
     return StockAutotuner(tuner.fn, tuner.arg_names, [config], [], None, None)
 
 
@@ -260,17 +263,17 @@ def _chosen(tuning: Tuning, state: State, key: Any) -> tuple[Any, bool]:
     if (config := tuning.known()) is not None:
         return tuning.shared(config), True
     if tuning.is_empty or torch.cuda.is_current_stream_capturing():
-        return tuning.best_known() or tuning.first, False
+        return tuning.best_known() or tuning.configs[0], False
     try:
         if mode == "background" and not _is_compiled(tuning, state, key):
-            return tuning.first, False
+            return tuning.configs[0], False
         if mode in ("predict", "heuristic"):
             config = tuning.predict()
         elif mode != "never":
             config = tuning.choose()
     except (HostError, torch.OutOfMemoryError) as error:
         warnings.warn(f"{tuning} is not tuned: {error}", RuntimeWarning, 5)
-    return tuning.shared(config or tuning.best_known() or tuning.first), True
+    return tuning.shared(config or tuning.best_known() or tuning.configs[0]), True
 
 
 def _is_compiled(tuning: Tuning, state: State, key: Arguments) -> bool:

@@ -55,7 +55,6 @@ class Tuning:
 
     Attributes:
         compiling: compiles the configurations.
-        first: the first configuration of those that are left.
         resets: True: ``reset_to_zero`` is applied once more for the launch that follows.
     """
 
@@ -73,11 +72,12 @@ class Tuning:
         self._call = KernelCall(tuner, args, kwargs)
         configs = self._pruned(kwargs) if configs is None else configs
         self._by_name = {config_name(config): config for config in configs}
-        self.configs, self.first = configs, configs[0]
+        self.configs = configs
         self._target = Target.current(torch.cuda.current_device())
         self._key = self._readable(key)
         self.resets, self._anew = True, False
         self._begun = monotonic()
+        self._end = self._begun + options.budget_s
         self._done: dict[str, Measurement] = {}
         self._enough = False  # the learner wants no more
         self._told = ""  # the last line of progress
@@ -112,7 +112,7 @@ class Tuning:
     @property
     def is_empty(self) -> bool:
         """Return True if the call launches no program, so that nothing can be learned from it."""
-        return 0 in self._call.grid(self.first)
+        return 0 in self._call.grid(self.configs[0])
 
     @property
     def _is_exhaustive(self) -> bool:
@@ -146,7 +146,7 @@ class Tuning:
             CompileError: no configuration can be compiled and launched.
             BrokenContext: a configuration has broken the CUDA context.
         """
-        begin, kept = monotonic(), store.read(self._key)
+        kept = store.read(self._key)
         known = {} if self._anew else kept.known(self._by_name)
         self._done |= known
         if not kept.arguments:
@@ -161,7 +161,7 @@ class Tuning:
             runner=runner,
             compile_=functools.partial(self._compile, meanwhile=runner.get_ready),
             identity=self._identity,
-            deadline=begin + self._options.budget_s,
+            deadline=self._end,
             measured=self._done,
         )
         try:
@@ -169,7 +169,8 @@ class Tuning:
             # What is known on disk may be launched too, and its code is not known here.
             self._call.keep(None if known else self.compiling.written())
             if runner.agree:
-                runner.compare(self._call, ())  # notes whose results differ from those of most
+                for name, outcome in runner.outvoted().items():
+                    self._note(name, outcome)
             search.remeasure_finalists()
             for name, first in self._repeats.items():
                 if first in search.measured:  # else the budget ended before it
@@ -193,7 +194,7 @@ class Tuning:
         costs = f"{search.compile_s:.2f} s compiling, {search.measure_s:.2f} s timing"
         log.info("%s: %s; %s", self._call, choice.why, costs)
         best = self._by_name[choice.config]
-        self._tell(best, monotonic() - begin)
+        self._tell(best)
         if self.resets:
             self._call.reset(best)
         return best
@@ -205,7 +206,7 @@ class Tuning:
 
     def predict(self) -> Any:
         """Return the configuration that ranks first of those that compile."""
-        return next((c for c in self.ranked() if not self._call.refused(c)), self.first)
+        return next((c for c in self.ranked() if not self._call.refused(c)), self.configs[0])
 
     def ranked(self) -> list[Any]:
         """Return the configurations that compile, ordered by prediction, the fastest first.
@@ -251,12 +252,13 @@ class Tuning:
         """Return the choice of the rank that chose first in a process group; else this one."""
         return self._by_name.get(first_said(self._key, config_name(config)), config)
 
-    def _tell(self, config: Any, took_s: float) -> None:
+    def _tell(self, config: Any) -> None:
         """Print what Triton prints about a tuning, if that is switched on."""
         if knobs.autotuning.print:
             print(
                 f"Triton autotuning for function {self._call},\nwith key as "
-                f"{tuple(self._key['key'].values())},\nfinished after {took_s:.2f}s,\n"
+                f"{tuple(self._key['key'].values())},\n"
+                f"finished after {monotonic() - self._begun:.2f}s,\n"
                 f"best config selected: {config};"
             )
 
@@ -304,7 +306,7 @@ class Tuning:
             meanwhile()
         try:
             while not self._enough:
-                patience = inf if wanted or everything else self._patience_s(learner, pending)
+                patience = self._patience_s(learner, _rows(pending), wanted or everything)
                 self.compiling.written()  # takes some ms for each text
                 done = wait_for_first(pending, patience, meanwhile)
                 if meanwhile is not None:
@@ -350,16 +352,18 @@ class Tuning:
                 self._note(name, Measurement(artifact.status, error=artifact.error))
         return [replace(candidate, artifact=artifact) for candidate in same]
 
-    def _patience_s(self, learner: Learner, pending: Mapping[Any, Sequence[int]]) -> float:
-        """Return how long to wait for the last binaries: at most as long as tuning has taken.
+    def _patience_s(self, learner: Learner, rows: Sequence[int], wants_more: bool) -> float:
+        """Return how long to wait for the next binary, within the budget once one works.
 
-        A block that is far too large may compile for ten seconds. But at least half of the
-        learner's least number must be timed, whatever the wait.
+        The last binaries are worth as long as tuning has taken, at most: a block that is far too
+        large may compile for ten seconds. But half of the learner's least number must be timed.
         """
-        if 2 * sum(measurement.ok for measurement in self._done.values()) < learner.least:
-            return inf
-        share = min(1.0, learner.gain(_rows(pending)) / _WORTH)
-        return share * max(_PATIENCE_S, monotonic() - self._begun)
+        works = sum(measurement.ok for measurement in self._done.values())
+        left_s = self._end - monotonic() if works else inf
+        if wants_more or 2 * works < learner.least:
+            return left_s
+        share = min(1.0, learner.gain(rows) / _WORTH)
+        return min(share * max(_PATIENCE_S, monotonic() - self._begun), left_s)
 
     # --- Learning ---------------------------------------------------------------------------------
 

@@ -247,7 +247,11 @@ def _plan(work: Work, draw: Draw, target: str | None, as_json: bool) -> None:
     jobs = work.jobs(draw, identity, work.worklist)
     planned = plan(jobs, identity.target)
     device = identity.target.device.name
-    table = (f"to collect on {device}", ["what", "how much"], in_units(planned))
+    table = (
+        f"to collect on {device}; compile: on one core",
+        ["what", "how much"],
+        in_units(planned),
+    )
     answer(as_json, {"target": device, **planned}, table)
 
 

@@ -277,7 +277,7 @@ def _as_fla(entries: list[Named]) -> str:
 def _store() -> KernelStore:
     from costmodel.autotune.store import KernelStore
 
-    return KernelStore(check_folder(cache_directory() / "kernels"))
+    return KernelStore(check_folder(check_folder(cache_directory()) / "kernels"))
 
 
 def _find(name: str, *, with_choice: bool = False) -> list[Named]:

@@ -112,10 +112,11 @@ def evaluate(
         note(f"left out: {reason}")
     doing(f"judging {len(models)} models")
     entries = judge(dataset, models, dataset.target)
+    where = f"{entries[0]['workloads']} workloads of {dataset.path}"
     answer(
         as_json,
         entries,
-        (f"speed kept on {dataset.path}, %: geometric mean (worst)", *kept_table(entries)),
+        (f"speed kept on {where}, %: geometric mean (worst)", *kept_table(entries)),
     )
 
 

@@ -251,7 +251,8 @@ def _parse_card(file: Path, data: bytes) -> Card:
         version = found.get("format") if isinstance(found, dict) else None
         if type(version) is not int or version < 1:
             raise InvalidInput(
-                "not the card of a model of products (a model of kernels ranks kernels only)"
+                "not the card of a model of products (models of kernels and of scaled products "
+                "rank nothing else)"
             )
         if version > FORMAT:
             raise WrongVersion(

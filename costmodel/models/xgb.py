@@ -70,8 +70,9 @@ class XgbCostModel(CostModel):
         ok, dropped = table.ok, table.not_learned_from()
         if not ok.any():
             raise InvalidInput(
-                f"nothing to train on: {len(table)} rows, dropped {dropped}; expected "
-                f"rows of status ok, of workloads that are not held out (docs/protocol.md)"
+                f"nothing to train on: {len(table)} rows that are not of role eval"
+                f"{''.join(f', {n} {why}' for why, n in dropped.items())}; expected rows of status "
+                f"ok, of workloads that are not held out (docs/protocol.md): collect more"
             )
         log_multiple = np.log(table.latency_us[ok] / table.roofline_us()[ok])
         weight, workload = self.row_weights(table)[ok], table.workload_index[ok]
