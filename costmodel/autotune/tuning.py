@@ -40,7 +40,6 @@ from costmodel.validation import log, one_line
 _SILENT_S = 2.0  # of tuning, before it prints its progress
 _PATIENCE_S, _WORTH = 0.5, 0.02  # wait for the last binaries; gain that is worth the whole wait
 
-
 store = KernelStore()
 
 
@@ -71,8 +70,7 @@ class Tuning:
         self._head = getattr(tuner.fn, "head", "before")
         self._call = KernelCall(tuner, args, kwargs)
         configs = self._pruned(kwargs) if configs is None else configs
-        self._by_name = {config_name(config): config for config in configs}
-        self.configs = configs
+        self.configs, self._by_name = configs, {config_name(x): x for x in configs}
         self._target = Target.current(torch.cuda.current_device())
         self._key = self._readable(key)
         self.resets, self._anew = True, False
@@ -353,10 +351,10 @@ class Tuning:
         return [replace(candidate, artifact=artifact) for candidate in same]
 
     def _patience_s(self, learner: Learner, rows: Sequence[int], wants_more: bool) -> float:
-        """Return how long to wait for the next binary, within the budget once one works.
+        """Return how long to wait for the next binary: within the budget, once one works.
 
-        The last binaries are worth as long as tuning has taken, at most: a block that is far too
-        large may compile for ten seconds. But half of the learner's least number must be timed.
+        The last ones, which may compile for ten seconds, are worth as long as tuning has taken. But
+        half of the learner's least number must be timed.
         """
         works = sum(measurement.ok for measurement in self._done.values())
         left_s = self._end - monotonic() if works else inf
