@@ -70,14 +70,10 @@ def is_ragged(workload: Workload) -> bool:
     Those are the last ten of the eval list, all with a strided operand, and all where n, k or a
     stride is not a multiple of 16.
     """
-    code = workload.code
-    if "strided" in (code.a_layout, code.b_layout, code.c_layout):
+    matrices = workload.code.matrices
+    if "strided" in (x.layout for x in matrices):
         return True
-    strides = (
-        workload.k if code.a_layout == "row" else workload.m,
-        workload.n if code.b_layout == "row" else workload.k,
-        workload.n if code.c_layout == "row" else workload.m,
-    )
+    strides = (getattr(workload, x.in_memory[1]) for x in matrices)
     sizes = (workload.m, workload.n, workload.k)
     return any(x % 16 for x in (workload.n, workload.k, *strides)) or sizes in {
         (e.m, e.n, e.k) for e in eval_list()[-_RAGGED_OR_EXTREME:]

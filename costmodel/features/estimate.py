@@ -219,20 +219,17 @@ def _straddle(workload: Workload, c: Columns) -> FloatsByName:
     Operands are taken as dense: a code class has no strides. Copies are padded to whole lines.
     """
     w, code, item = workload, workload.code, workload.code.itemsize
-    a_row, a_box = (w.m, "block_m") if code.a_layout == "col" else (w.k, "block_k")
-    b_row, b_box = (w.k, "block_k") if code.b_layout == "col" else (w.n, "block_n")
     found = {}
-    for name, row, side, align in (
-        ("a_straddle", a_row, a_box, code.a_align), ("b_straddle", b_row, b_box, code.b_align)
-    ):  # fmt: skip
-        box = getattr(c, side)
+    for x in code.matrices[:2]:
+        along = x.in_memory[1]
+        row, box = getattr(w, along), getattr(c, f"block_{along}")
         unit = np.gcd(max(row, 1) * item, 128)
         extra = _LINE_COST * (1 - unit / 128) + _SECTOR_COST * (unit < 32)
         # TMA takes rows in pieces of 128 bytes; a pointer row is one run of lines.
         lines = 128 / (box * item)
         runs = np.where(c.is_pointer > 0, np.minimum(lines, 2), np.maximum(lines, 1))
-        copied = (c.repack > 0) & (align < 16)
-        found[name] = np.where(copied, 0.0, extra * runs)
+        copied = (c.repack > 0) & (x.align < 16)
+        found[f"{x.name}_straddle"] = np.where(copied, 0.0, extra * runs)
     c_row = (w.m if code.c_layout == "col" else w.n) * code.out_itemsize
     outside = 1 - np.gcd(max(c_row, 1), 128) / 128
     return found | {"c_straddle": np.full_like(c.block_m, outside)}

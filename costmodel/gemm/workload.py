@@ -170,7 +170,7 @@ class CodeClass:
     @lru_cache(maxsize=256)  # noqa: B019
     def key(self) -> str:
         """A readable name, unique to the class."""
-        layouts = "".join(x[0] for x in (self.a_layout, self.b_layout, self.c_layout))
+        layouts = "".join(x.layout[0] for x in self.matrices)
         out = "" if self.out_dtype == self.dtype else f">{self.out_dtype}"
         extras = ("-wide" * self.wide) + ("-bias" * self.bias)
         tf32 = "-tf32" * self.tf32

@@ -134,12 +134,12 @@ class GemmProblem:
 
 def _extents(workload: Workload) -> list[_Extent]:
     """Return the extents of A, B, the result and the bias, which may be empty."""
-    sizes, code = {"m": workload.m, "n": workload.n, "k": workload.k}, workload.code
+    code = workload.code
     if "strided" in (x.layout for x in code.matrices):
         raise InvalidInput("operands without a contiguous dimension cannot be drawn for timing")
     found = []
     for x in code.matrices:
-        rows, cols = (sizes[name] for name in x.in_memory)
+        rows, cols = (getattr(workload, name) for name in x.in_memory)
         found.append(_Extent(rows, cols, x.layout == "col", x.align % 16, x.itemsize))
     item = code.out_itemsize
     return [*found, _Extent(1 if code.bias else 0, workload.n, False, item, item)]

@@ -87,11 +87,10 @@ def kind_of(workload: Workload) -> str:
     The element type, which a model names itself, and the epilogue are left out.
     """
     code = workload.code
-    operands = (("A", code.a_layout, code.a_align), ("B", code.b_layout, code.b_align),
-                ("C", code.c_layout, code.c_align))  # fmt: skip
     words = [
-        f"{name} {layout}-major {'aligned' if align >= _ALIGNED_BYTES else 'unaligned'}"
-        for name, layout, align in operands
+        f"{x.name.upper()} {x.layout}-major "
+        f"{'aligned' if x.align >= _ALIGNED_BYTES else 'unaligned'}"
+        for x in code.matrices
     ]
     if code.out_itemsize > code.itemsize:
         words.append("result wider than the operands")

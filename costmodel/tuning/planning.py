@@ -216,12 +216,8 @@ class _Slice:
     @property
     def _sample(self) -> list[int]:
         """The m that are timed; with column-major A or C, only m as aligned as the workload's."""
-        code, last = self.workload.code, self.last
-        step = max(
-            1,
-            code.a_align // code.itemsize if code.a_layout == "col" else 1,
-            code.c_align // code.out_itemsize if code.c_layout == "col" else 1,
-        )
+        along_m = (x for x in self.workload.code.matrices if x.in_memory[1] == "m")
+        step, last = max((x.align // x.itemsize for x in along_m), default=1), self.last
         aligned = {self.first + -self.first % step, *(m - m % step for m in (last - 1, last))}
         return sorted(m for m in aligned if self.first <= m <= last)
 
