@@ -12,7 +12,6 @@
 """
 
 import functools
-import hashlib
 import json
 import logging
 import os
@@ -25,7 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from costmodel.errors import CompileError, host_errors
-from costmodel.files import Named, cached_fact
+from costmodel.files import Named, cached_fact, digest
 from costmodel.hardware.target import Target
 
 MakeSource = Callable[[], tuple[Any, Named]]
@@ -160,7 +159,7 @@ def _build(text: str) -> None:
         from triton.runtime import build
         from triton.runtime.cache import get_cache_manager
 
-        key = hashlib.sha256((text + build.platform_key()).encode()).hexdigest()
+        key = digest(text + build.platform_key(), 64)
         cache, file = get_cache_manager(key), _LAUNCHER + sysconfig.get_config_var("EXT_SUFFIX")
         if cache.get_file(file) is not None:
             return
@@ -219,7 +218,7 @@ def recalled(
     files = [*triton_files(), *files]
     begins = tuple(_VARIABLES.split())
     settings = sorted(item for item in os.environ.items() if item[0].startswith(begins))
-    digest = hashlib.sha256(f"{key}\n{settings}".encode()).hexdigest()[:20]
+    seen = digest(f"{key}\n{settings}", 20)
     now = []
 
     def work_out() -> dict[str, str]:
@@ -228,7 +227,7 @@ def recalled(
         launcher.join()
         return _description(now[0])
 
-    found = cached_fact(f"binary-{digest}", files, work_out)
+    found = cached_fact(f"binary-{seen}", files, work_out)
     return now[0] if now else _from_cache(found) or compiled(make_source, name, target)
 
 
@@ -256,10 +255,7 @@ def _description(kernel: Any) -> dict[str, str]:
 
 
 def _content(*paths: str) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(Path(path).read_bytes())
-    return digest.hexdigest()
+    return digest(b"".join(Path(path).read_bytes() for path in paths), 64)
 
 
 def _from_cache(found: dict[str, str]) -> Any:

@@ -8,7 +8,6 @@ Triton's own key (:func:`compile_job`), and the program's launch then finds it t
 """
 
 import functools
-import hashlib
 import re
 import sys
 import tempfile
@@ -30,7 +29,7 @@ from triton.runtime.jit import JITFunction
 from costmodel.compile.compiler import Artifact, compile_source, reason
 from costmodel.compile.triton_private import build_launchers, know_triton_key
 from costmodel.errors import CompileError, HostError
-from costmodel.files import Named
+from costmodel.files import Named, digest
 
 # --- What Triton would compile --------------------------------------------------------------------
 
@@ -194,8 +193,8 @@ class FrontEnd:
         know_triton_key()
         key = get_cache_key(source, compilation.backend, options, env_vars=environment)
         return KernelJob(
-            key=hashlib.sha256(key.encode()).hexdigest(),
-            override=hashlib.sha256(content).hexdigest() if override else "",
+            key=digest(key, 64),
+            override=digest(content, 64) if override else "",
             name=source.name,
             text=text,
             ext=source.ext,
