@@ -283,6 +283,11 @@ _FLOAT_ONLY = frozenset(_FLOATS.split())
 _ARITHMETIC = _FLOAT_ONLY.union(_INTEGERS.split())
 # The count of an opcode is found by its base, else by its start: there the first that fits.
 _BASES = """
+    cvt: cvt
+    ldmatrix: ldmatrix
+    mbarrier: mbarrier
+    mov: mov
+    stmatrix: stmatrix
     atomic: atom red
     barrier: bar barrier
     branch: bra brx
@@ -305,8 +310,7 @@ _STARTS = """
     cp_async: cp.async.
 """
 _ROW = re.compile(r"(\w+): (.*)")
-_BY_BASE = {base: base for base in ("cvt", "ldmatrix", "mbarrier", "mov", "stmatrix")}
-_BY_BASE |= {base: name for name, bases in _ROW.findall(_BASES) for base in bases.split()}
+_BY_BASE = {base: name for name, bases in _ROW.findall(_BASES) for base in bases.split()}
 _BY_START = [(name, tuple(starts.split())) for name, starts in _ROW.findall(_STARTS)]
 
 
