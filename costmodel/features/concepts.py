@@ -46,16 +46,15 @@ FEATURES_OF = {
 }  # fmt: skip
 """Features by the concept that claims them by name."""
 
-_PREFIXES = (
-    ("step_", "the pipeline: stages and bytes in flight"),
-    ("split_", "splitting k"),
-    ("wave", "the tail of the last wave"),
-    ("loop_", "the instructions of the main loop"),
-    ("loops", "the instructions of the main loop"),
-    ("all_", "the instructions outside the main loop"),
-    ("score_", "the instructions outside the main loop"),
-    ("reg_", "registers and spills"),
-)  # for features that are many, and for those not listed yet
+_PREFIXES = {
+    "step_": "the pipeline: stages and bytes in flight",
+    "split_": "splitting k",
+    "wave": "the tail of the last wave",
+    "loop": "the instructions of the main loop",
+    "all_": "the instructions outside the main loop",
+    "score_": "the instructions outside the main loop",
+    "reg_": "registers and spills",
+}  # for features that are many, and for those not listed yet
 
 CONCEPTS = (*FEATURES_OF, OTHER)
 """All concepts, in the order in which they are shown."""
@@ -67,7 +66,9 @@ def concept_of(feature: str) -> str:
     """The concept that a feature belongs to; :data:`OTHER` where none claims it."""
     if feature in _CONCEPT:
         return _CONCEPT[feature]
-    return next((concept for start, concept in _PREFIXES if feature.startswith(start)), OTHER)
+    return next(
+        (concept for start, concept in _PREFIXES.items() if feature.startswith(start)), OTHER
+    )
 
 
 def grouped(features: Sequence[str], values: Sequence[float]) -> Mapping[str, float]:
