@@ -18,20 +18,20 @@ them.
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self, get_args
 
 import numpy as np
 
-from costmodel.arrays import ArrowSchema, ArrowTable
+from costmodel.arrays import ArrowTable
 from costmodel.compile.compiler import Artifact, ArtifactStatus, outweighs
 from costmodel.compile.ptx import PTX_SCHEMA
 from costmodel.data import shards
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.measurement import Measurement, Role, RunInfo, TuningRecord
 from costmodel.data.measurement_table import CONFIG_FIELDS, Frame, MeasurementTable
-from costmodel.data.rows import Faults, sort_rows
+from costmodel.data.rows import sort_rows
 from costmodel.data.shards import CARD
 from costmodel.errors import CorruptFile, MissingData
 from costmodel.files import Named, file_errors, make_folder, read_json, time_now, write_json
@@ -48,29 +48,19 @@ class _Table(NamedTuple):
 
     Attributes:
         name: begins the names of its files.
-        schema: returns its columns.
-        distinct: keeps each artifact, or each outcome, once.
-        faults: marks the rows that cannot be used.
+        of: the class of its rows: their columns, their faults, and which of them are distinct.
         order: columns to sort by; then neighbours differ little, and the columns compress.
         header: fields of its files' headers besides the identity.
     """
 
     name: str
-    schema: Callable[[], ArrowSchema]
-    distinct: Callable[[ArrowTable], ArrowTable]
-    faults: Faults
+    of: type[ArtifactTable | MeasurementTable]
     order: tuple[str, ...]
     header: Mapping[str, object]
 
 
-_ARTIFACTS = _Table(
-    "artifacts", ArtifactTable.schema, ArtifactTable.distinct, ArtifactTable.faults,
-    ("kernel", "key"), {"ptx_schema": PTX_SCHEMA},
-)  # fmt: skip
-_MEASUREMENTS = _Table(
-    "measurements", MeasurementTable.schema, MeasurementTable.distinct, MeasurementTable.faults,
-    ("role", "workload", *CONFIG_FIELDS), {},
-)  # fmt: skip
+_ARTIFACTS = _Table("artifacts", ArtifactTable, ("kernel", "key"), {"ptx_schema": PTX_SCHEMA})
+_MEASUREMENTS = _Table("measurements", MeasurementTable, ("role", "workload", *CONFIG_FIELDS), {})
 
 
 class Dataset:
@@ -287,7 +277,7 @@ class Dataset:
                 with file_errors(self.path):
                     old, rows = self._files(table)
                 merged = self.path / f"{table.name}.parquet"
-                self._write(table, merged, sort_rows(table.distinct(rows), table.order))
+                self._write(table, merged, sort_rows(table.of.distinct(rows), table.order))
                 for path in old:
                     if path != merged:
                         with file_errors(path):
@@ -358,7 +348,7 @@ class Dataset:
         if os.path.lexists(compacted):
             files.insert(0, compacted)
         rows = shards.read_shards(
-            files, table.schema(), self.identity, table.faults, **table.header
+            files, table.of.schema(), self.identity, table.of.faults, **table.header
         )
         _card_of(self.path)  # raises if the folder was moved meanwhile, which would look empty
         return files, rows
@@ -375,7 +365,7 @@ class Dataset:
                 files, rows = self._files(table)
         if all(path.name == f"{table.name}.parquet" for path in files):
             return rows
-        return sort_rows(table.distinct(rows), table.order)
+        return sort_rows(table.of.distinct(rows), table.order)
 
 
 def _card_of(path: Path) -> Path:
