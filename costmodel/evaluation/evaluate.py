@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from costmodel.arrays import Floats, Integers
+from costmodel.arrays import Floats, Indices, Integers
 from costmodel.data.candidates import Candidates, CostModel
 from costmodel.data.measurement_table import Frame
 from costmodel.errors import MissingData
@@ -47,16 +47,16 @@ class Problem:
     identity: Integers
 
     @classmethod
-    def of(
-        cls, workload: Workload, candidates: Candidates, latency_us: Floats, device: Device
-    ) -> Self | None:
-        """Take the measured candidates that can be chosen; None if none of them worked.
+    def of(cls, workload: Workload, frame: Frame, rows: Indices, device: Device) -> Self | None:
+        """Take the candidates of some rows that can be chosen; None if none of them worked.
 
         As in a ranking, a candidate that is known not to compile or launch cannot be chosen.
         """
-        legal = np.array([not why_illegal(c, workload, device) for c in candidates.configs], bool)
-        rows = np.flatnonzero(candidates.fits(device) & legal)
-        candidates, latency_us = candidates.take(rows), latency_us[rows]
+        measured = frame.candidates.take(rows)
+        legal = np.array([not why_illegal(c, workload, device) for c in measured.configs], bool)
+        chosen = np.flatnonzero(measured.fits(device) & legal)
+        candidates, rows = measured.take(chosen), rows[chosen]
+        latency_us = np.where(frame.status[rows] == "ok", frame.latency_us[rows], np.nan)
         if not np.isfinite(latency_us).any():
             return None
         # One program has one latency, whichever of its names a model ranks first.
@@ -127,11 +127,7 @@ def evaluate(dataset: "Dataset", models: Sequence[CostModel], target: Target) ->
 
 def problems_of(frame: Frame, device: Device) -> list[Problem]:
     """Return the workloads of a frame on which any candidate worked."""
-    latency_us = np.where(frame.ok, frame.latency_us, np.nan)
-    found = (
-        Problem.of(workload, frame.candidates.take(rows), latency_us[rows], device)
-        for workload, rows in frame.rows_of.items()
-    )
+    found = (Problem.of(w, frame, rows, device) for w, rows in frame.rows_of.items())
     return [problem for problem in found if problem is not None]
 
 

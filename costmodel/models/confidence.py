@@ -165,8 +165,6 @@ def folds_by_nk(table: TrainingTable, folds: int, *, seed: int = 0) -> Iterator[
 
 def problems(table: TrainingTable) -> Iterator[tuple[Problem, Target]]:
     """Yield the workloads of a table on which anything worked, and the target of each."""
-    latency_us = np.where(table.ok, table.latency_us, np.nan)
     for workload, target, rows in table.parts():
-        candidates = table.candidates.take(rows)
-        if problem := Problem.of(workload, candidates, latency_us[rows], target.device):
+        if problem := Problem.of(workload, table, rows, target.device):
             yield problem, target
