@@ -101,7 +101,7 @@ def _pinnable(
     problem: tuple[Any, ...], device: int | None, *types: Any, **named: Any
 ) -> tuple[Workload, int]:
     workload, device = _problem(problem, device, *types, **named)
-    if not (workload.m and workload.n and workload.k):
+    if workload.is_empty:
         raise InvalidInput(f"{workload}: expected sizes over 0, torch computes empty products")
     return workload, device_index(device)
 

@@ -68,15 +68,14 @@ def resolve_launch(call: Call, out: Tensor, winners: Winners, background: Backgr
         call.a, call.b, out, bias=call.bias is not None, activation=call.activation or "none",
         tf32=bool(call.tf32),
     )  # fmt: skip
-    if not (workload.m and workload.n and workload.k):
-        return Resolved(TorchLaunch(workload.code.activation, tf32=workload.code.tf32))
+    product = _Product(workload, call.a.get_device(), str(call.mode), call.model, winners)
+    if workload.is_empty:
+        return Resolved(product._by_torch(None))
     if interpreter_setting():
         raise CostModelError(
             "TRITON_INTERPRET is set: Triton would interpret the kernels on the CPU, and timings "
             "of that mean nothing; unset it before Triton is imported"
         )
-    index, mode = call.a.get_device(), str(call.mode)
-    product = _Product(workload, index, mode, call.model, winners)
     try:
         return product.resolve(background)
     except HostError as error:

@@ -101,14 +101,10 @@ class _Call:
     model: ModelLike
 
     @property
-    def is_empty(self) -> bool:
-        return not (self.workload.m and self.workload.n and self.workload.k)
-
-    @property
     def is_alone(self) -> bool:
         """True if no other m shares its winner: the alignment of columns differs from m to m."""
         code = self.workload.code
-        return self.is_empty or (code.a_layout, code.c_layout) != ("row", "row")
+        return self.workload.is_empty or (code.a_layout, code.c_layout) != ("row", "row")
 
     def at(self, m: int) -> _Call:
         """The same call with another m."""
@@ -219,7 +215,7 @@ def _together(ranks: Ranks, make: Callable[[], list[_Call]]) -> list[TuningResul
 
     def ask() -> tuple[list[_Call], list[_Call], list[TuningKey], list[Named]]:
         calls = make()
-        asked = [each for call in calls if not call.is_empty for each in call.classes()]
+        asked = [each for call in calls if not call.workload.is_empty for each in call.classes()]
         return calls, asked, [each.keys()[-1] for each in asked], [each.told() for each in asked]
 
     calls, asked, own_keys, told = ranks.each(ask)

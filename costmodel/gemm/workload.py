@@ -322,6 +322,11 @@ class Workload:
         """The pair that datasets are split by."""
         return self.n, self.k
 
+    @property
+    def is_empty(self) -> bool:
+        """True if a size is 0."""
+        return not (self.m and self.n and self.k)
+
     def flops(self) -> int:
         """Multiplications and additions of the product, the epilogue not counted."""
         return 2 * self.m * self.n * self.k

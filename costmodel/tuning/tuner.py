@@ -170,7 +170,7 @@ def check_tuning(workload: Workload, k: int, budget_s: float) -> None:
     require("workload", workload, Workload, "a Workload, such as Workload.dense(m, n, k)")
     require_count("k", k)
     require("budget_s", budget_s, (int, float), "seconds")
-    if not (workload.m and workload.n and workload.k):
+    if workload.is_empty:
         raise InvalidInput(f"{workload} is an empty product: expected m, n and k over 0")
     if not budget_s > 0:
         raise InvalidInput(f"budget_s={budget_s:g}: expected seconds over 0")
