@@ -7,12 +7,13 @@ programs are ranked once. ``torch.matmul`` is never part of it.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 
 from costmodel.arrays import Floats, Indices, Integers
 from costmodel.data.candidates import Candidates, CostModel
+from costmodel.data.dataset import Dataset
 from costmodel.data.measurement_table import Frame
 from costmodel.errors import MissingData
 from costmodel.evaluation import metrics
@@ -24,9 +25,6 @@ from costmodel.gemm.specialize import kernel_hashes
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Device, Target
 from costmodel.validation import log
-
-if TYPE_CHECKING:
-    from costmodel.data.dataset import Dataset
 
 TOP_K = (1, 4, 8, 16)
 
@@ -81,7 +79,7 @@ class _Score:
     mape_pct: float | None
 
 
-def evaluate(dataset: "Dataset", models: Sequence[CostModel], target: Target) -> list[Named]:
+def evaluate(dataset: Dataset, models: Sequence[CostModel], target: Target) -> list[Named]:
     """Judge models on the eval rows of a dataset: the content of ``costmodel evaluate --json``.
 
     Added to the given models: ``random`` (the expected value of a random order), ``oracle`` (knows
@@ -131,7 +129,7 @@ def problems_of(frame: Frame, device: Device) -> list[Problem]:
     return [problem for problem in found if problem is not None]
 
 
-def _nothing_to_judge_by(dataset: "Dataset", dropped: str) -> MissingData:
+def _nothing_to_judge_by(dataset: Dataset, dropped: str) -> MissingData:
     what = f"{dataset.path} holds no working rows of the held-out list"
     if dropped:
         return MissingData(
@@ -157,7 +155,7 @@ def _score(problem: Problem, cost: Floats, is_latency: bool) -> _Score:
     )
 
 
-def _second_measurement(dataset: "Dataset", problems: Sequence[Problem]) -> list[_Score]:
+def _second_measurement(dataset: Dataset, problems: Sequence[Problem]) -> list[_Score]:
     """Score the ranking by the first measurement on the anchors of each run."""
     anchors, _ = dataset.unchanged(dataset.measurements("anchor"), kernel_hashes())
     scores = []

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from costmodel.arrays import Floats, Floats32, Indices
+from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.candidates import Candidates
+from costmodel.data.dataset import Dataset
+from costmodel.data.measurement import Role
 from costmodel.data.measurement_table import Frame
 from costmodel.errors import InvalidInput
 from costmodel.evaluation.heldout import HELD_OUT, is_held_out
@@ -19,11 +21,6 @@ from costmodel.files import digest
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.validation import log
-
-if TYPE_CHECKING:
-    from costmodel.data.artifact_table import ArtifactTable
-    from costmodel.data.dataset import Dataset
-    from costmodel.data.measurement import Role
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,12 +12,14 @@ from dataclasses import replace
 from functools import cached_property
 from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from costmodel.arrays import Floats, Floats32, Indices
+from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.candidates import Candidates, CostModel
+from costmodel.data.dataset import Dataset
 from costmodel.errors import FileError, InvalidInput, ModelError, NoModel
 from costmodel.features.features import CONFIG_FEATURES, FEATURES, design_matrix
 from costmodel.files import time_now
@@ -29,10 +31,6 @@ from costmodel.models.storage import COLUMNS, HEADS, TORCH, Card
 from costmodel.models.table import TrainingTable
 from costmodel.models.torch_time import predict_torch_us, train_torch_time
 from costmodel.models.trees import DEFAULTS, LabelledRows, Trees, XgbParams, train_booster
-
-if TYPE_CHECKING:
-    from costmodel.data.artifact_table import ArtifactTable
-    from costmodel.data.dataset import Dataset
 
 # The trees of a head, the rows of a batch that it answers for, and the features of these rows.
 _Head = tuple[Any, Indices, Floats32]
