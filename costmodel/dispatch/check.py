@@ -5,7 +5,6 @@ Each error says what was wrong and what to do.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from costmodel.errors import (
     ShapeError,
     UnsupportedDtype,
 )
+from costmodel.files import Named
 from costmodel.gemm.dtypes import DATA_TYPES, element_types, require_tf32
 from costmodel.gemm.workload import require_activation
 
@@ -50,7 +50,7 @@ class Call:
         """True if an operand is a tensor, but not a matrix."""
         return not getattr(self.a, "ndim", 2) == getattr(self.b, "ndim", 2) == 2
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Named:
         """Return the keywords of :func:`costmodel.matmul` without ``out``."""
         return {
             "bias": self.bias, "activation": self.activation, "tf32": self.tf32,

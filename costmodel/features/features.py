@@ -6,13 +6,13 @@ wrong columns. Nothing that comes from a timing is a feature.
 """
 
 from math import log2
-from typing import Any
 
 import numpy as np
 
 from costmodel.arrays import Floats, Floats32, FloatsByName
 from costmodel.data.candidates import ARTIFACT_COLUMNS, CONFIG_COLUMNS, Candidates
 from costmodel.features.analytic import ANALYTIC_FEATURES, analytic_columns
+from costmodel.files import Named
 from costmodel.gemm.space import Columns
 from costmodel.gemm.workload import ACTIVATIONS, Workload
 from costmodel.hardware.target import Target
@@ -67,7 +67,7 @@ def design_matrix(
     return np.ascontiguousarray(matrix.T)
 
 
-def _workload_values(workload: Workload, target: Target) -> dict[str, Any]:
+def _workload_values(workload: Workload, target: Target) -> Named:
     code, device = workload.code, target.device
     flops, bytes_ = max(workload.flops(), 1), max(workload.bytes(), 1)
     machine_balance = device.tflops_of(code.kind) * 1e3 / device.bandwidth_gbs

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from costmodel.files import Named
 from costmodel.gemm.config import ConfigBinary, GemmConfig, Specialization
 from costmodel.gemm.kernels import known
 from costmodel.gemm.workload import CodeClass, Matrix, Workload
@@ -226,7 +227,7 @@ class KernelFamily:
 
     # --- the binary -------------------------------------------------------------------------------
 
-    def options(self, binary: ConfigBinary) -> dict[str, Any]:
+    def options(self, binary: ConfigBinary) -> Named:
         """Return the options to compile with."""
         options = {"num_warps": binary.num_warps, "num_stages": binary.num_stages}
         return options | ({"maxnreg": binary.maxnreg} if binary.maxnreg else {})
@@ -237,7 +238,7 @@ class KernelFamily:
 
         return ASTSource
 
-    def constants(self, spec: Specialization) -> dict[str, Any]:
+    def constants(self, spec: Specialization) -> Named:
         """Return the arguments of the kernel whose value is part of the binary.
 
         The caller adds ``ACTIVATION``, and ``bias_ptr`` where there is no bias, for every kernel.

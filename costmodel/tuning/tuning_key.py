@@ -7,10 +7,10 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 from costmodel.data.candidates import CostModel
 from costmodel.errors import InvalidInput
+from costmodel.files import Named
 from costmodel.gemm.space import grid_hash, why_illegal
 from costmodel.gemm.specialize import kernel_hashes
 from costmodel.gemm.workload import MOST, MOST_OFFSET, Workload
@@ -118,7 +118,7 @@ class TuningKey:
         """The product of one m of the bucket."""
         return replace(self.largest, m=m)
 
-    def on_disk(self, target: Target, model: CostModel) -> dict[str, Any]:
+    def on_disk(self, target: Target, model: CostModel) -> Named:
         """All that the choice rests on, readable: other devices, compilers, models are other keys.
 
         Args:

@@ -19,6 +19,7 @@ from typing import Any
 
 from costmodel.data.measurement import Runner
 from costmodel.errors import FileError, HostError, InvalidInput, ModelError
+from costmodel.files import Named
 from costmodel.gemm.specialize import compile_for_device
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
@@ -208,7 +209,7 @@ class Winners:
             work.memory.replaced.discard(key)
             return work.tune(budget_s=budget_s)
 
-    def disk_key(self, key: TuningKey) -> dict[str, Any]:
+    def disk_key(self, key: TuningKey) -> Named:
         """All that the choice for a bucket rests on, on this device, readable."""
         return _Work(self, key).disk_key()
 
@@ -252,7 +253,7 @@ class _Work:
         """The model that answers, resolved once, before a choice takes seconds."""
         return answering_model(self.key.model, self._target, self.key.largest)
 
-    def disk_key(self) -> dict[str, Any]:
+    def disk_key(self) -> Named:
         return self.key.on_disk(self._target, self._answering.model)
 
     def read(self) -> TuningResult | None:
