@@ -54,7 +54,7 @@ class Session:
         )
         self._clock_mhz = clock_reader(self._device)
         self._card = uuid_of(self._device)
-        self._problem: Problem | None = None
+        self._problem: Problem = None
         self._sets: list[Any] = []
         self._reference: torch.Tensor | None = None
 
@@ -179,7 +179,6 @@ class Session:
 
     def _passed(self, choice: Any | Launch | None) -> tuple[Launch, Measurement | None]:
         """Return the launch of a choice, and the outcome of one that must not be timed."""
-        assert self._problem is not None
         if callable(choice):
             choice(self._sets[0])
             return choice, None
@@ -208,7 +207,6 @@ class Session:
         """
         from costmodel.kernels.check import count_mismatches
 
-        assert self._problem is not None
         assert self._reference is not None
         operands = self._sets[0]
         out = self._problem.output(operands)
@@ -289,7 +287,7 @@ class Session:
         self._stream.synchronize()
         return [begin.elapsed_time(end) * 1e3 / launches for begin, end in events]
 
-    def _fill_cache(self, *_: object) -> None:
+    def _fill_cache(self) -> None:
         self._other.max()
 
 
