@@ -71,18 +71,16 @@ class ReplayRunner(Runner):
         if workload not in self._outcomes:
             outcomes = self.dataset.recorded(workload)
             if not outcomes:
-                raise NotRecorded(self._advice(workload))
+                known = self.workloads()
+                nearest = sorted(known, key=lambda w: _distance(w, workload))[:3]
+                raise NotRecorded(
+                    f"{workload} was not recorded in {self.dataset.path}, which holds "
+                    f"{len(known)} workloads, the nearest "
+                    f"{', '.join(map(str, nearest)) or 'none'}: replay one of these, take a "
+                    f"larger recording, or time on a GPU"
+                )
             self._outcomes[workload] = outcomes
         return self._outcomes[workload]
-
-    def _advice(self, workload: Workload) -> str:
-        known = self.workloads()
-        nearest = sorted(known, key=lambda w: _distance(w, workload))[:3]
-        return (
-            f"{workload} was not recorded in {self.dataset.path}, which holds {len(known)} "
-            f"workloads, the nearest {', '.join(map(str, nearest)) or 'none'}: replay one of "
-            f"these, take a larger recording, or time on a GPU"
-        )
 
 
 def replayed_run() -> RunInfo:
