@@ -287,7 +287,7 @@ def _blank_operands(
         x = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
         return x.T if layout == "col" else x
 
-    m, n, k = workload.m, workload.n, workload.k
+    m, n, k = workload.sizes
     return (
         blank(m, k, code.a_layout, code.dtype),
         blank(k, n, code.b_layout, code.dtype),

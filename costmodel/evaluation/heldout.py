@@ -55,7 +55,7 @@ def eval_pairs() -> frozenset[tuple[int, int]]:
 
 def is_held_out(workload: Workload) -> bool:
     """Return True if a workload must stay out of training data."""
-    m, n, k = workload.m, workload.n, workload.k
+    m, n, k = workload.sizes
     disguises = ((n, k), (m, k), (k, n))
     return any(
         _near(side, eval_n) and _near(depth, eval_k)
@@ -74,8 +74,7 @@ def is_ragged(workload: Workload) -> bool:
     if "strided" in (x.layout for x in matrices):
         return True
     strides = (getattr(workload, x.in_memory[1]) for x in matrices)
-    sizes = (workload.m, workload.n, workload.k)
-    return any(x % 16 for x in (workload.n, workload.k, *strides)) or sizes in {
+    return any(x % 16 for x in (*workload.nk, *strides)) or workload.sizes in {
         (e.m, e.n, e.k) for e in eval_list()[-_RAGGED_OR_EXTREME:]
     }
 

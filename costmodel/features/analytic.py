@@ -63,7 +63,7 @@ def analytic_columns(
     device = target.device
     c = Columns(**dict(zip(CONFIG_COLUMNS, candidates.config_columns.T)))
     c.stage_bytes = (c.block_m + c.block_n) * c.block_k * workload.code.itemsize
-    m, n, k = (float(max(side, 1)) for side in (workload.m, workload.n, workload.k))
+    m, n, k = (float(max(side, 1)) for side in workload.sizes)
     g = Columns(**_resources(workload, candidates, device, c, binary))
     vars(g).update(_grid(m, n, k, c, g.occupancy, device))
     vars(g).update(_traffic(workload, m, n, k, c, g, device))

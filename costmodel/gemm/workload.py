@@ -226,20 +226,10 @@ class Workload:
 
     @classmethod
     def dense(
-        cls,
-        m: int,
-        n: int,
-        k: int,
-        dtype: str = "float16",
-        *,
-        a_layout: Layout = "row",
-        b_layout: Layout = "row",
-        c_layout: Layout = "row",
-        bias: bool = False,
-        activation: str = "none",
-        out_dtype: str | None = None,
-        tf32: bool = False,
-    ) -> Self:
+        cls, m: int, n: int, k: int, dtype: str = "float16", *, a_layout: Layout = "row",
+        b_layout: Layout = "row", c_layout: Layout = "row", bias: bool = False,
+        activation: str = "none", out_dtype: str | None = None, tf32: bool = False,
+    ) -> Self:  # fmt: skip
         """The workload of freshly allocated operands: no gaps between rows, aligned bases.
 
         Args:
@@ -251,7 +241,7 @@ class Workload:
         Raises:
             ShapeError, UnsupportedDtype, InvalidInput: the message says what is wrong.
         """
-        cls(m, n, k)  # validates the sizes before they are multiplied
+        sized = cls(m, n, k)  # validates the sizes before they are multiplied
         for name, layout in zip("abc", (a_layout, b_layout, c_layout)):
             if layout not in ("row", "col"):
                 hint = "; Workload.from_tensors(a, b) takes strided operands" * (
@@ -267,11 +257,10 @@ class Workload:
             wide=max(m * k, k * n, m * n) - 1 > MOST_OFFSET,
             bias=bias, activation=activation, tf32=tf32,
         )  # fmt: skip
-        sizes = {"m": m, "n": n, "k": k}
-        aligns: Named = {
-            f"{x.name}_align": alignment_class(sizes[x.in_memory[1]] * x.itemsize, item=x.itemsize)
-            for x in code.matrices
-        }
+        aligns: Named = {}
+        for x in code.matrices:
+            extent_bytes = getattr(sized, x.in_memory[1]) * x.itemsize
+            aligns[f"{x.name}_align"] = alignment_class(extent_bytes, item=x.itemsize)
         return cls(m, n, k, replace(code, **aligns))
 
     @classmethod
@@ -323,9 +312,14 @@ class Workload:
         return self.n, self.k
 
     @property
+    def sizes(self) -> tuple[int, int, int]:
+        """(m, n, k)."""
+        return self.m, self.n, self.k
+
+    @property
     def is_empty(self) -> bool:
         """True if a size is 0."""
-        return not (self.m and self.n and self.k)
+        return 0 in self.sizes
 
     def flops(self) -> int:
         """Multiplications and additions of the product, the epilogue not counted."""
@@ -343,7 +337,7 @@ class Workload:
 
     def is_small(self) -> bool:
         """Every side ≤ 512: tuning would cost more than it gives."""
-        return max(self.m, self.n, self.k) <= 512
+        return max(self.sizes) <= 512
 
     def key(self) -> str:
         """A readable name, unique to the workload."""

@@ -91,5 +91,5 @@ def replayed_run() -> RunInfo:
 
 def _distance(a: Workload, b: Workload) -> tuple[bool, float]:
     """Return a sort key: another code class is further than any size; sizes compare by ratio."""
-    sizes = ((a.m, b.m), (a.n, b.n), (a.k, b.k))
-    return a.code != b.code, sum(abs(log2((x + 1) / (y + 1))) for x, y in sizes)
+    ratios = ((x + 1) / (y + 1) for x, y in zip(a.sizes, b.sizes))
+    return a.code != b.code, sum(abs(log2(ratio)) for ratio in ratios)

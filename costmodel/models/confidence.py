@@ -45,14 +45,13 @@ class Coverage:
     def of(cls, workloads: Iterable[Workload]) -> Self:
         """Take the range of at least one workload."""
         every = list(workloads)
-        m, n, k = zip(*((w.m, w.n, w.k) for w in every))
+        m, n, k = zip(*(w.sizes for w in every))
         kinds = dict(sorted(Counter(map(kind_of, every)).items()))
         return cls((min(m), min(n), min(k)), (max(m), max(n), max(k)), kinds)
 
     def why_outside(self, workload: Workload) -> str:
         """Say which property of a workload is new; empty if none is."""
-        sizes = (workload.m, workload.n, workload.k)
-        for name, size, least, most in zip("mnk", sizes, self.least, self.most):
+        for name, size, least, most in zip("mnk", workload.sizes, self.least, self.most):
             if not least <= size <= most:
                 return f"{name} = {size} is beyond what the model has seen ({least} to {most})"
         if (kind := kind_of(workload)) not in self.kinds:

@@ -58,7 +58,7 @@ def _floor_us(w: Workload, target: Target) -> float:
 def _features(w: Workload, target: Target) -> list[float]:
     code, device = w.code, target.device
     row = [
-        log2(w.m), log2(w.n), log2(w.k), *(log2(x.align) for x in code.matrices),
+        *map(log2, w.sizes), *(log2(x.align) for x in code.matrices),
         float(code.dtype == "float16"),
         code.itemsize, code.out_itemsize, float(code.tf32), float(code.a_layout == "col"),
         float(code.b_layout == "col"),
