@@ -268,7 +268,7 @@ def multiply_by_torch(call: Call) -> Tensor:
         ShapeError: ``out`` has another shape than the result, or the bias is not a row of it.
         InvalidInput, LayoutError, GradientError, DeviceError: see the message.
     """
-    a, b, out, bias = call.a, call.b, call.out, call.bias
+    a, b, out, bias = call.operands
     for name, dtype in (("out_dtype", call.out_dtype), ("out", out if out is None else out.dtype)):
         if dtype not in (None, a.dtype):
             raise UnsupportedDtype(

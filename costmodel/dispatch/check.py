@@ -41,7 +41,7 @@ class Call:
     model: ModelLike = None
 
     @property
-    def operands(self) -> tuple[Tensor | None, ...]:
+    def operands(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """All tensors of the call."""
         return self.a, self.b, self.out, self.bias
 
@@ -66,7 +66,7 @@ def check_matrices(call: Call) -> None:
     """
     _check_shapes(call)
     check_kinds(call)
-    a, b, out, bias = call.a, call.b, call.out, call.bias
+    a, b, out, bias = call.operands
     if out is not None:
         require_apart(out, a, b, bias, spans_of(out, a, b, bias))
 

@@ -284,7 +284,7 @@ def _first_call(key: object, call: Call) -> Tensor:
 def _first_of_matrices(
     key: object, call: Call, begun: dict[Any, _Entry], *, with_gradients: bool
 ) -> Tensor:
-    a, b, out, bias = call.a, call.b, call.out, call.bias
+    a, b, out, bias = call.operands
     new_output = NewOutput(a, b.size(1), call.out_dtype)
     if out is None:
         out = new_output(a)
