@@ -69,13 +69,17 @@ class Columns:
         }
         return replace(self, **taken)
 
+    def rows_by_workload(self) -> list[Indices]:
+        """Return the rows of each of ``workloads``, in order."""
+        order = np.argsort(self.workload_index, kind="stable")
+        counts = np.bincount(self.workload_index, minlength=len(self.workloads))
+        return np.split(order, np.cumsum(counts)[:-1])
+
     @functools.cached_property
     def rows_of(self) -> dict[Workload, Indices]:
         """The rows of each workload that has any, in order."""
-        order = np.argsort(self.workload_index, kind="stable")
-        numbers, begins = np.unique(self.workload_index[order], return_index=True)
-        parts = np.split(order, begins[1:])
-        return {self.workloads[w]: rows for w, rows in zip(numbers, parts, strict=False)}
+        each = zip(self.workloads, self.rows_by_workload(), strict=False)
+        return {workload: rows for workload, rows in each if len(rows)}
 
     def rows_for(self, workload: Workload) -> Indices:
         """Return the rows of a workload, in order; none if it has none."""

@@ -121,9 +121,7 @@ class TrainingTable(Frame):
 
     def parts(self) -> Iterator[tuple[Workload, Target, Indices]]:
         """Yield each workload, the target that it was measured on, and its rows in order."""
-        order = np.argsort(self.workload_index, kind="stable")
-        counts = np.bincount(self.workload_index, minlength=len(self.workloads))
-        rows = np.split(order, np.cumsum(counts))
+        rows = self.rows_by_workload()
         yield from zip(self.workloads, self.target_of_each(), rows, strict=False)
 
     def learned_on(self) -> tuple[Target, ...]:
