@@ -66,6 +66,7 @@ def analytic_columns(
     m, n, k = (float(max(side, 1)) for side in workload.sizes)
     g = Columns(**_resources(workload, candidates, device, c, binary))
     vars(g).update(_grid(m, n, k, c, g.occupancy, device))
+    c.running = np.minimum(g.programs, device.sm_count * g.occupancy)
     vars(g).update(_traffic(workload, m, n, k, c, g, device))
 
     # Blocks that share a multiprocessor share its arithmetic units: the fullest multiprocessor
@@ -161,9 +162,8 @@ def _traffic(
     """Return bytes that programs ask for, that reach device memory, and that are in flight."""
     item, out_item = workload.code.itemsize, workload.code.out_itemsize
     program_bytes = c.stage_bytes * g.steps_per_program
-    running = np.minimum(g.programs, device.sm_count * g.occupancy)
     # The tiles that run at once form a block of GROUP_M rows, which reads each operand once.
-    running_tiles = np.maximum(np.floor(running / c.split_k), 1)
+    running_tiles = np.maximum(np.floor(c.running / c.split_k), 1)
     rows = np.minimum(np.minimum(c.group_m, g.tiles_m), running_tiles)
     columns = np.minimum(np.ceil(running_tiles / rows), g.tiles_n)
     wave_bytes = (rows * c.block_m + columns * c.block_n) * k * item
@@ -172,7 +172,7 @@ def _traffic(
     if least < device.l2_bytes:  # everything stays in L2 once it has been read
         dram = np.full_like(dram, least)
     partials = 2.0 * 4 * c.block_m * c.block_n * g.programs
-    in_flight = running * c.stage_bytes * np.minimum(c.num_stages, g.steps_per_program)
+    in_flight = c.running * c.stage_bytes * np.minimum(c.num_stages, g.steps_per_program)
     return {
         "tile_intensity": c.block_m * c.block_n / (c.block_m + c.block_n),
         "program_bytes": program_bytes,

@@ -71,7 +71,7 @@ def estimate_columns(workload: Workload, c: Columns, g: Columns, device: Device)
     """Return the columns of :data:`ESTIMATE_FEATURES`, float64 [n] each.
 
     Args:
-        c: columns of the configurations, see ``candidates.CONFIG_COLUMNS``.
+        c: columns of the configurations, see ``candidates.CONFIG_COLUMNS``; ``running`` programs.
         g: ``occupancy``, ``programs``, ``steps_per_program``, ``tiles_m``, ``tiles_n``,
             ``wgmma_shape``, ``even_k`` and ``roofline_us`` of each.
     """
@@ -85,11 +85,11 @@ def estimate_columns(workload: Workload, c: Columns, g: Columns, device: Device)
     last = np.maximum(np.ceil(rest / sm), 1)
     busy = np.clip(rest, 1, sm)
     steps = g.steps_per_program
-    whole, parts = _step_us(step, occupancy, np.full_like(busy, sm), device)
+    whole, parts = _step_us(step, occupancy, sm, device)
     ending, last_parts = _step_us(step, last, busy, device)
     stored = c.block_m * c.block_n * workload.code.out_itemsize
     stored = stored * _STORE_FACTOR * (1 + _STORE_LINE_COST * lines["c_straddle"])
-    store_whole = _EPILOGUE_US + stored * occupancy / _share(np.full_like(busy, sm), device)
+    store_whole = _EPILOGUE_US + stored * occupancy / _share(sm, device)
     store_last = _EPILOGUE_US + stored * last / _share(busy, device)
     # A persistent block of some kernels hides part of a tile's start and store under the loads of
     # the next tile.
@@ -124,14 +124,14 @@ def _slowest(*times: Floats) -> Floats:
     return np.sqrt(np.sqrt(sum(np.square(np.square(t)) for t in times)))
 
 
-def _share(busy: Floats, device: Device) -> Floats:
-    """Return bytes per us that each of ``busy`` multiprocessors reads from L2, [n]."""
+def _share(busy: float | Floats, device: Device) -> Floats:
+    """Return bytes per us that each of ``busy`` multiprocessors reads from L2."""
     l2 = device.bandwidth_gbs * 1e3 * L2_SPEEDUP
     return np.minimum(l2 / busy, SM_BANDWIDTH_GBS * 1e3)
 
 
 def _step_us(
-    step: _Step, resident: Floats, busy: Floats, device: Device
+    step: _Step, resident: Floats, busy: float | Floats, device: Device
 ) -> tuple[Floats, FloatsByName]:
     """Return the time of a step, us [n], with ``resident`` blocks per multiprocessor; its shares.
 
@@ -244,7 +244,7 @@ def _dram_bytes(workload: Workload, c: Columns, g: Columns, device: Device) -> F
     code, item = workload.code, workload.code.itemsize
     a, b = workload.m * workload.k * item, workload.n * workload.k * item
     group = np.minimum(c.group_m, g.tiles_m)
-    running = np.minimum(g.programs, device.sm_count * g.occupancy) / c.split_k
+    running = c.running / c.split_k
     at_once = np.maximum(running / (group * g.tiles_n), 1)
     stripes = np.maximum(g.tiles_m / group / at_once, 1)
     rounds = np.maximum(g.tiles_n * group / np.maximum(running, 1), 1)
