@@ -112,12 +112,14 @@ class CostModel(ABC):
     model that has learned nothing.
 
     Attributes:
+        directory: that it was loaded from; None if it was made in this process.
         name: what results call the model.
         kind: group in an evaluation; a learned model also chooses configurations for each m of a
             bucket.
         predicts_latency: True if a cost is a latency in us, False if it only orders.
     """
 
+    directory: Path | None = None
     name: str
     kind: Literal["learned", "baseline", "peer", "oracle"] = "baseline"
     predicts_latency: bool = False
@@ -126,11 +128,6 @@ class CostModel(ABC):
     def hash(self) -> str:
         """Identity of what the model has learned."""
         return "builtin"
-
-    @property
-    def directory(self) -> Path | None:
-        """Directory that the model was loaded from; None if it was made in this process."""
-        return None
 
     @abstractmethod
     def predict(self, workload: Workload, candidates: Candidates, target: Target) -> Floats:

@@ -46,13 +46,11 @@ class XgbCostModel(CostModel):
 
     Attributes:
         card: what it was trained on; not there before ``fit``.
-        directory: the directory that it was loaded from; None if it was trained here.
     """
 
     kind = "learned"
     predicts_latency = True
     card: Card
-    directory: Path | None = None
 
     def __init__(self, params: XgbParams = DEFAULTS, *, name: str = "xgb", nthread: int = 1):
         self.params, self.name, self.nthread = params, name, nthread
