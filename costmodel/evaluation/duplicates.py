@@ -8,6 +8,7 @@ from costmodel.arrays import Integers
 from costmodel.compile.compiler import Artifact
 from costmodel.data.candidates import ARTIFACT_COLUMNS, CONFIG_COLUMNS, Candidates
 from costmodel.gemm.config import GemmConfig
+from costmodel.gemm.space import Columns, effective_group
 from costmodel.gemm.workload import Workload
 
 _BLOCK_M, _GROUP_M = (CONFIG_COLUMNS.index(name) for name in ("block_m", "group_m"))
@@ -23,8 +24,7 @@ def identity(workload: Workload, config: GemmConfig, artifact: Artifact | None) 
     A group of more tile rows than the workload has is the same as a group of all its rows.
     """
     (program,) = _programs(Candidates.of([config], [artifact]))
-    tile_rows = max(-(-workload.m // config.block_m), 1)
-    return program and (program, min(config.group_m, tile_rows))
+    return program and (program, int(effective_group(config, workload)))
 
 
 def identities(
@@ -38,7 +38,7 @@ def identities(
     if program is None:
         program = programs(candidates)
     block_m, group_m = candidates.config_columns[:, [_BLOCK_M, _GROUP_M]].astype(np.int64).T
-    order = np.minimum(group_m, np.maximum(-(-workload.m // block_m), 1))
+    order = effective_group(Columns(block_m=block_m, group_m=group_m), workload)
     same = program * (int(group_m.max(initial=0)) + 1) + order
     return np.unique(same, return_inverse=True)[1].astype(np.int64)
 

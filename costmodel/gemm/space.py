@@ -127,7 +127,7 @@ class SearchSpace:
         aligned = not any(workload.code.needs_repack())
 
         def effective(config: GemmConfig) -> GemmConfig:
-            return replace(config, group_m=int(_effective_group(config, workload)))
+            return replace(config, group_m=int(effective_group(config, workload)))
 
         found = {effective(config): config for config in self.configs}
         chosen = set(self.configs)
@@ -169,7 +169,7 @@ def space_rows(workload: Workload, target: Target) -> Indices:
     for name, c in _possible(workload.code, target).items():
         checks = family(name).size_checks(c, workload, target.device)
         legal = ~_broken((*checks, _idle_splits(c, workload)), c)
-        same = c.but_for_group * (1 << 32) + _effective_group(c, workload)
+        same = c.but_for_group * (1 << 32) + effective_group(c, workload)
         runs_as[c.row[legal]] = same[legal]
     rows = np.flatnonzero(runs_as >= 0)
     return rows[np.sort(np.unique(runs_as[rows], return_index=True)[1])]
@@ -203,6 +203,6 @@ def _idle_splits(c: Any, workload: Workload) -> Check:
     return Check(c.split_k > busy, text, (steps, c.block_k, busy))
 
 
-def _effective_group(c: Any, workload: Workload) -> Any:
+def effective_group(c: Any, workload: Workload) -> Any:
     """Return ``group_m``, cut to the rows of tiles that there are."""
     return np.minimum(c.group_m, np.maximum(-(-workload.m // c.block_m), 1))
