@@ -6,6 +6,7 @@
 
 import functools
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from typing import Self
 
 from costmodel.errors import InvalidInput, NoGpu, UnknownTarget, host_errors
@@ -60,8 +61,8 @@ class Device:
 
         As H100 and H200 do: the same binaries, the same space, another bandwidth.
         """
-        ours = (self.arch, self.sm_count, self.shared_bytes, self.sm_shared_bytes)
-        return ours == (other.arch, other.sm_count, other.shared_bytes, other.sm_shared_bytes)
+        figures = attrgetter("arch", "sm_count", "shared_bytes", "sm_shared_bytes")
+        return bool(figures(self) == figures(other))
 
     def tflops_of(self, kind: str) -> float:
         """TFLOP/s of a kind of operand by the data sheet (``costmodel.gemm.dtypes``).
