@@ -32,20 +32,20 @@ Columns = SimpleNamespace
 @cache
 def grid() -> tuple[GemmConfig, ...]:
     """Every point worth having on some workload or device; none twice."""
-    found = [(of, point) for of in families().values() for point in of.points()]
+    found = [point for of in families().values() for point in of.points()]
     # Other tile orders, for the large tiles that large problems want.
     orders = [
-        (of, replace(c, group_m=group))
-        for of, c in found
+        replace(c, group_m=group)
+        for c in found
         if min(c.block_m, c.block_n) >= 128 and c.block_k == 64
-        if c.split_k == 1 and c.num_stages in of.group_depths
+        if c.split_k == 1 and c.num_stages in family(c.kernel).group_depths
         for group in (1, 4, 16)
     ]
     # Register limits, where they may buy another block per multiprocessor.
     limits = [
-        (of, replace(c, maxnreg=limit))
-        for of, c in found
-        if of.limits_registers and c.block_m * c.block_n >= 2048 and c.split_k == 1
+        replace(c, maxnreg=limit)
+        for c in found
+        if family(c.kernel).limits_registers and c.block_m * c.block_n >= 2048 and c.split_k == 1
         if not c.halves and c.block_k == 64 and c.num_stages == 4
         for limit in (80, 96, 128, 160)
     ]
@@ -54,10 +54,10 @@ def grid() -> tuple[GemmConfig, ...]:
     # for large products only, so the smallest tiles are left out.
     repacked = (
         replace(c, repack=True)
-        for of, c in found
-        if of.reads_by_descriptor and c.block_m * c.block_n >= 2048
+        for c in found
+        if family(c.kernel).reads_by_descriptor and c.block_m * c.block_n >= 2048
     )
-    return tuple(dict.fromkeys((*(c for _, c in found), *repacked)))
+    return tuple(dict.fromkeys((*found, *repacked)))
 
 
 @cache
