@@ -61,7 +61,7 @@ class TimingProtocol:
     version: int = 3
 
     def __post_init__(self) -> None:
-        if self.repeats < 1 or self.max_launches < 1 or self.replay_us <= 0 or self.limit_s <= 0:
+        if min(self.repeats, self.max_launches, self.replay_us, self.limit_s) <= 0:
             raise InvalidInput(f"repeats, launches, times and limits must be positive: {self}")
 
     def launches(self, about_us: float) -> int:
