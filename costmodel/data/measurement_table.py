@@ -3,7 +3,7 @@
 import functools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
 from statistics import median, median_low
 from typing import Any, Self, get_args
@@ -61,7 +61,7 @@ class Columns:
     def take(self, rows: NDArray[Any]) -> Self:
         """Return the rows of an index or a mask; indices go on pointing into the same tuples."""
         rows = np.arange(len(self))[rows]
-        columns = ((f.name, getattr(self, f.name)) for f in fields(self))
+        columns = ((name, getattr(self, name)) for name in self.__dataclass_fields__)
         taken: dict[str, Any] = {
             name: column.take(rows)
             for name, column in columns
