@@ -70,10 +70,9 @@ def is_ragged(workload: Workload) -> bool:
     Those are the last ten of the eval list, all with a strided operand, and all where n, k or a
     stride is not a multiple of 16.
     """
-    matrices = workload.code.matrices
-    if "strided" in (x.layout for x in matrices):
+    if workload.code.is_strided:
         return True
-    strides = (getattr(workload, x.in_memory[1]) for x in matrices)
+    strides = (getattr(workload, x.in_memory[1]) for x in workload.code.matrices)
     return any(x % 16 for x in (*workload.nk, *strides)) or workload.sizes in {
         (e.m, e.n, e.k) for e in eval_list()[-_RAGGED_OR_EXTREME:]
     }

@@ -143,6 +143,11 @@ class CodeClass:
         return DATA_TYPES[self.out_dtype].bytes
 
     @property
+    def is_strided(self) -> bool:
+        """True if a matrix has no contiguous dimension."""
+        return "strided" in (self.a_layout, self.b_layout, self.c_layout)
+
+    @property
     def matrices(self) -> tuple[Matrix, Matrix, Matrix]:
         """A, B and C."""
         return (

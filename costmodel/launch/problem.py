@@ -135,7 +135,7 @@ class GemmProblem:
 def _extents(workload: Workload) -> list[_Extent]:
     """Return the extents of A, B, the result and the bias, which may be empty."""
     code = workload.code
-    if "strided" in (x.layout for x in code.matrices):
+    if code.is_strided:
         raise InvalidInput("operands without a contiguous dimension cannot be drawn for timing")
     found = []
     for x in code.matrices:

@@ -178,10 +178,9 @@ def check_tuning(workload: Workload, k: int, budget_s: float) -> None:
 
 def untimed_because(workload: Workload, mode: str) -> str:
     """Return why a workload is not timed in this mode; empty if it is."""
-    code = workload.code
     if mode in ("predict", "heuristic"):
         return f"mode {mode} times nothing"
-    if "strided" in (code.a_layout, code.b_layout, code.c_layout):
+    if workload.code.is_strided:
         return "operands without a contiguous dimension are not timed"
     if mode == "auto" and workload.is_small():
         return "every side is at most 512, timing would cost more than it gives"
