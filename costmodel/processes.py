@@ -32,7 +32,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
-from typing import IO, Any, Generic, TypeVar
+from typing import IO, Any, Generic, Self, TypeVar
 
 from costmodel.errors import InvalidInput
 from costmodel.files import CACHE_VARIABLE, cache_directory
@@ -75,7 +75,19 @@ class TimedOut:
 Outcome = Done[R] | Crashed | TimedOut
 
 
-class SupervisedWorker(Generic[T, R]):
+class Closable:
+    """Something that the end of a ``with`` closes."""
+
+    close: Action
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class SupervisedWorker(Closable, Generic[T, R]):
     """Runs ``function`` on items, one at a time, in a child that is replaced when it is lost.
 
     The child starts with the first item and stays for the next ones. What it prints to stdout
@@ -93,15 +105,10 @@ class SupervisedWorker(Generic[T, R]):
     """
 
     def __init__(
-        self,
-        function: Callable[[T], R],
-        *,
-        limit_s: float,
-        setup: Action | None = None,
-        items_per_child: int | None = None,
-        idle_s: float | None = None,
+        self, function: Callable[[T], R], *, limit_s: float, setup: Action | None = None,
+        items_per_child: int | None = None, idle_s: float | None = None,
         settings: Callable[[], Settings] = dict,
-    ):
+    ):  # fmt: skip
         self._settings = settings
         self._job = pickle.dumps((function, setup, idle_s))
         self._limit_s = limit_s
@@ -215,12 +222,6 @@ class SupervisedWorker(Generic[T, R]):
         with self._lock:
             self._closed = True
         self._discard()
-
-    def __enter__(self) -> SupervisedWorker[T, R]:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _Child:

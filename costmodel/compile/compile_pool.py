@@ -16,13 +16,20 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, as_completed
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from costmodel.compile.compiler import Artifact, shorten
 from costmodel.compile.triton_private import know_triton_key
 from costmodel.errors import InvalidInput, host_errors
 from costmodel.hardware.installed import compiler_settings
-from costmodel.processes import Action, Done, SupervisedWorker, TimedOut, close_at_exit
+from costmodel.processes import (
+    Action,
+    Closable,
+    Done,
+    SupervisedWorker,
+    TimedOut,
+    close_at_exit,
+)
 
 # Triton 3.6 keeps about 0.2 MiB of each compile for good (measured over 160 of them).
 _COMPILES_PER_CHILD = 250
@@ -33,7 +40,7 @@ _Worker = SupervisedWorker[_Item, Artifact]
 Pending = Future[Artifact]
 
 
-class CompilePool:
+class CompilePool(Closable):
     """Supervised compiling children, each started when it is needed. Any thread may use the pool.
 
     :class:`costmodel.errors.HostError` is raised if a child or its folder cannot be made, or if the
@@ -144,12 +151,6 @@ class CompilePool:
         for worker in self._workers:
             worker.close()
         shutil.rmtree(self._scratch, ignore_errors=True)  # a killed ptxas may still write there
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _work(self, worker: _Worker) -> None:
         """Compile with one child until nothing is queued."""

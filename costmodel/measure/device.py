@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Sequence
 from math import inf
-from typing import Any, Self
+from typing import Any
 
 from costmodel.data.measurement import Batch, Measurement, Measurements, Runner
 from costmodel.errors import host_errors
@@ -15,7 +15,7 @@ from costmodel.launch.problem import GemmProblem
 from costmodel.measure import timing
 from costmodel.measure.protocol import TimingProtocol
 from costmodel.measure.timing import Request
-from costmodel.processes import Done, SupervisedWorker, TimedOut
+from costmodel.processes import Closable, Done, SupervisedWorker, TimedOut
 
 _REHEARSAL = GemmProblem(Workload.dense(64, 64, 64))
 
@@ -52,7 +52,7 @@ class ChildRunner(Runner):
         return [Measurement("crashed", error=outcome.how[:500])] * count
 
 
-class DeviceRunner(ChildRunner):
+class DeviceRunner(ChildRunner, Closable):
     """Times configurations on one GPU; see :class:`TimingProtocol` for how.
 
     A kernel that hangs, or breaks the CUDA context, takes the timing process with it: its
@@ -124,9 +124,3 @@ class DeviceRunner(ChildRunner):
     def close(self) -> None:
         """End the timing process."""
         self._worker.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
