@@ -1,5 +1,6 @@
 """The features, grouped by concepts that somebody who writes kernels would use."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 OTHER = "everything else"
@@ -73,8 +74,7 @@ def concept_of(feature: str) -> str:
 
 def grouped(features: Sequence[str], values: Sequence[float]) -> Mapping[str, float]:
     """The sum of the values of each concept that occurs, in the order of :data:`CONCEPTS`."""
-    sums: dict[str, float] = {}
+    sums = defaultdict[str, float](float)
     for feature, value in zip(features, values):
-        concept = concept_of(feature)
-        sums[concept] = sums.get(concept, 0.0) + float(value)
+        sums[concept_of(feature)] += float(value)
     return {concept: sums[concept] for concept in CONCEPTS if concept in sums}
