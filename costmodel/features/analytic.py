@@ -62,6 +62,9 @@ def analytic_columns(
     """
     device = target.device
     c = Columns(**dict(zip(CONFIG_COLUMNS, candidates.config_columns.T)))
+    # A block that stays is alone on its multiprocessor, and stores one tile while the stages
+    # already hold the next.
+    c.stays = (c.is_persistent > 0) | (c.is_warp_specialized > 0)
     c.stage_bytes = (c.block_m + c.block_n) * c.block_k * workload.code.itemsize
     m, n, k = (float(max(side, 1)) for side in workload.sizes)
     g = Columns(**_resources(workload, candidates, device, c, binary))
@@ -95,19 +98,16 @@ def _resources(
     accumulators = c.block_m * c.block_n / (32 * c.num_warps)
     registers = np.minimum(accumulators + _OTHER_REGISTERS, 255)
     registers = np.where(c.maxnreg > 0, np.minimum(registers, c.maxnreg), registers)
-    # These have one block per multiprocessor, which stores one tile while the stages already hold
-    # the next.
-    stays = (c.is_persistent > 0) | (c.is_warp_specialized > 0)
     epilogue = c.block_m * c.stored_n * workload.code.out_itemsize
     pipeline = c.num_stages * c.stage_bytes
-    shared = np.where(stays, pipeline + epilogue, np.maximum(pipeline, epilogue))
+    shared = np.where(c.stays, pipeline + epilogue, np.maximum(pipeline, epilogue))
     if binary:
         known = dict(zip(ARTIFACT_COLUMNS[:3], candidates.artifact_columns.T, strict=False))
         there = ~np.isnan(known["registers"])
         registers = np.where(there, known["registers"], registers)
         shared = np.where(there, known["shared_bytes"], shared)
     blocks = occupancy(registers, shared, c.num_warps, device)
-    blocks = np.where(stays, 1.0, blocks)
+    blocks = np.where(c.stays, 1.0, blocks)
     return {
         "registers_used": registers,
         "shared_used": shared,

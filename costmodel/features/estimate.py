@@ -71,7 +71,8 @@ def estimate_columns(workload: Workload, c: Columns, g: Columns, device: Device)
     """Return the columns of :data:`ESTIMATE_FEATURES`, float64 [n] each.
 
     Args:
-        c: columns of the configurations, see ``candidates.CONFIG_COLUMNS``; ``running`` programs.
+        c: columns of the configurations, see ``candidates.CONFIG_COLUMNS``, and ``running`` and
+            ``stays`` of :func:`costmodel.features.analytic.analytic_columns`.
         g: ``occupancy``, ``programs``, ``steps_per_program``, ``tiles_m``, ``tiles_n``,
             ``wgmma_shape``, ``even_k`` and ``roofline_us`` of each.
     """
@@ -93,11 +94,11 @@ def estimate_columns(workload: Workload, c: Columns, g: Columns, device: Device)
     store_last = _EPILOGUE_US + stored * last / _share(busy, device)
     # A persistent block of some kernels hides part of a tile's start and store under the loads of
     # the next tile.
-    specialized = c.is_warp_specialized > 0
-    stays = (c.is_persistent > 0) | specialized
-    exposed = np.where(specialized, _WS_EXPOSED, 1.0)
+    exposed = np.where(c.is_warp_specialized > 0, _WS_EXPOSED, 1.0)
     exposed = np.where((c.is_persistent > 0) & (c.flatten > 0), _FLAT_EXPOSED, exposed)
-    gap = _FIRST_BYTES_US * np.where(stays, exposed, 1.0) * np.where(occupancy > 1, _WAVE_GAP, 1.0)
+    gap = (
+        _FIRST_BYTES_US * np.where(c.stays, exposed, 1.0) * np.where(occupancy > 1, _WAVE_GAP, 1.0)
+    )
     first = _FIRST_BYTES_US + steps * whole + store_whole
     more = np.maximum(full - 1, 0) * (gap + steps * whole + store_whole * exposed)
     before_tail = np.where(full > 0, _WAVE_GAP * exposed, 1.0) * _FIRST_BYTES_US
