@@ -318,7 +318,7 @@ class Workload:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """(m, n, k)."""
+        """The sizes in their order: m, n, k."""
         return self.m, self.n, self.k
 
     @property
@@ -333,8 +333,9 @@ class Workload:
     def bytes(self) -> int:
         """The least traffic with device memory: each input read once, C written once."""
         item, out_item = self.code.itemsize, self.code.out_itemsize
-        bias = self.n * out_item if self.code.bias else 0
-        return (self.m * self.k + self.k * self.n) * item + self.m * self.n * out_item + bias
+        m, n, k = self.sizes
+        bias = n * out_item if self.code.bias else 0
+        return (m * k + k * n) * item + m * n * out_item + bias
 
     def roofline_us(self, device: "Device") -> float:
         """The least time that a device needs for the arithmetic and for the traffic."""

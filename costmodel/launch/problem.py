@@ -39,8 +39,8 @@ class GemmProblem:
     @property
     def check_bytes(self) -> int:
         """Device memory to check a result: float32 operands, and their product twice."""
-        w = self.workload
-        return 4 * (w.m * w.k + w.k * w.n + 2 * w.m * w.n)
+        m, n, k = self.workload.sizes
+        return 4 * (m * k + k * n + 2 * m * n)
 
     @property
     def precision(self) -> str:

@@ -63,7 +63,7 @@ class Buckets:
         nothing may be legal.
         """
         first, last = self.of(workload.m)
-        longest = max(workload.n, workload.k, 1)
+        longest = max(*workload.nk, 1)
         for limit in (_MOST_ELEMENTS,) if workload.code.wide else (MOST_OFFSET + 1, _MOST_ELEMENTS):
             most = limit // longest
             if workload.m <= most:
