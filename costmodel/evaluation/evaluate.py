@@ -125,8 +125,8 @@ def evaluate(dataset: Dataset, models: Sequence[CostModel], target: Target) -> l
 
 def problems_of(frame: Frame, device: Device) -> list[Problem]:
     """Return the workloads of a frame on which any candidate worked."""
-    found = (Problem.of(w, frame, rows, device) for w, rows in frame.rows_of.items())
-    return [problem for problem in found if problem is not None]
+    each = frame.rows_of.items()
+    return [found for w, rows in each if (found := Problem.of(w, frame, rows, device))]
 
 
 def _nothing_to_judge_by(dataset: Dataset, dropped: str) -> MissingData:
