@@ -261,19 +261,12 @@ def matrix(head: str, columns: Columns, target: Target) -> tuple[Names, Floats32
     with np.errstate(all="ignore"):
         found = COLUMNS[head](columns, target.device)
         values = np.column_stack([*found.values()])
-        values[~np.isfinite(values)] = np.nan
-        beside = values - _median(values)
+        known = np.ma.masked_invalid(values)  # type: ignore[no-untyped-call]
+        medians = np.ma.median(known, axis=0)  # type: ignore[no-untyped-call]
+        values, medians = known.filled(np.nan), medians.filled(np.nan)
     alone = [i for i, name in enumerate(found) if head != "after" or name in ALONE]
     names = tuple(f"{name}{BESIDE}" for name in found) + tuple([*found][i] for i in alone)
-    return names, np.hstack([beside, values[:, alone]]).astype(np.float32)
-
-
-def _median(values: Floats) -> Floats:
-    """Return the median of each column without its NaN; NaN, without a warning, if all are NaN."""
-    count, column = (~np.isnan(values)).sum(axis=0), np.arange(values.shape[1])
-    ordered = np.sort(values, axis=0)  # NaN last
-    middle = ordered[(count - 1) // 2, column], ordered[count // 2, column]
-    return (middle[0] + middle[1]) / 2
+    return names, np.hstack([values - medians, values[:, alone]]).astype(np.float32)
 
 
 @dataclass(frozen=True)
