@@ -22,9 +22,6 @@ class Options:
             check_mode(self.mode)
         if not self.budget_s > 0:
             raise InvalidInput(f"budget_s={self.budget_s!r}: expected seconds over 0")
-        if self.check not in ("", "agree"):
-            raise InvalidInput(f"check={self.check!r}: expected 'agree' or nothing")
-        if self.isolate not in ("", "timing"):
-            raise InvalidInput(f"isolate={self.isolate!r}: expected 'timing' or nothing")
-        if self.model not in ("", "ptx-score"):
-            raise InvalidInput(f"model={self.model!r}: expected 'ptx-score' or nothing")
+        for name, known in (("check", "agree"), ("isolate", "timing"), ("model", "ptx-score")):
+            if (given := getattr(self, name)) not in ("", known):
+                raise InvalidInput(f"{name}={given!r}: expected {known!r} or nothing")
