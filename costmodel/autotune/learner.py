@@ -13,13 +13,11 @@ import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-T = TypeVar("T")
+from costmodel.arrays import Floats
 
 STOP = 0.002
 """Expected improvement, as a share of the latency, below which nothing more is tried."""
@@ -115,16 +113,15 @@ class Learner:
     def _condition(self, now: Tried, others: Sequence[Tried]) -> None:
         """Set the list's mean and covariance given the other keys, for each hyperparameter set."""
         keys = [now, *others]
-        rows = [range(self._count), *(_fastest(each, _ROWS // len(others)) for each in others)]
-        configs = [keys[k].configs[i] for k, part in enumerate(rows) for i in part]
-        place = np.repeat(np.arange(len(keys)), [len(part) for part in rows])
-        known = [(key, list(part)) for key, part in zip(keys, rows)]
-        model = np.concatenate([_centred(key.predicted)[part] for key, part in known])
-        times = [np.log(key.latency_us[part]) for key, part in known[1:]]
+        rows = [[*range(self._count)], *(_fastest(x, _ROWS // len(others)) for x in others)]
+        configs = [key.configs[i] for key, part in zip(keys, rows) for i in part]
+        place = np.repeat(np.arange(len(keys)), [*map(len, rows)])
+        model = np.concatenate([_centred(key.predicted)[part] for key, part in zip(keys, rows)])
+        times = [np.log(key.latency_us[part]) for key, part in zip(others, rows[1:])]
         far = squared_distances(encode(configs))
         apart = np.array([[distance(a.sizes, b.sizes) for b in keys] for a in keys])
         off = [t - _TRUST * model[place == k + 1] for k, t in enumerate(times)]
-        found = np.concatenate([np.empty(0), *(each - each.mean() for each in off)])
+        found = np.concatenate([np.empty(0), *map(_centred, off)])
         same = place[:, None] == place
         level = _LEVEL**2 * same
         doubt = _DOUBT**2 * np.outer(model, model)
@@ -284,5 +281,5 @@ def _centred(values: Floats) -> Floats:
 
 def _fastest(tried: Tried, count: int) -> list[int]:
     """Return the rows of the fastest timings, at most ``count``."""
-    rows = np.flatnonzero(np.isfinite(tried.latency_us))
-    return [int(row) for row in rows[np.argsort(tried.latency_us[rows], kind="stable")][:count]]
+    timed = np.isfinite(tried.latency_us).sum()  # NaN comes last
+    return np.argsort(tried.latency_us, kind="stable")[: min(count, timed)].tolist()

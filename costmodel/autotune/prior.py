@@ -15,7 +15,7 @@ from costmodel.models.registry import shipped_models
 from costmodel.validation import warn_once
 
 if TYPE_CHECKING:
-    from costmodel.autotune.learner import Floats
+    from costmodel.arrays import Floats
     from costmodel.autotune.model import KernelModel
 
 _LOADING = threading.Lock()
