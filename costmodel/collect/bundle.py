@@ -9,7 +9,6 @@ all other files; nothing is used before both are checked. A bundle of products h
     dump/               PTX and SASS, if they were asked for
 """
 
-import hashlib
 import shutil
 import tempfile
 import zipfile
@@ -23,7 +22,7 @@ from costmodel.collect.sampling import write_worklist
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.dataset import Dataset
 from costmodel.errors import CorruptFile, InvalidInput, MissingData, MixedData
-from costmodel.files import Named, decode, encode, file_errors, make_folder, replace_file
+from costmodel.files import Named, decode, digest, encode, file_errors, make_folder, replace_file
 from costmodel.gemm.specialize import artifact_key, compile_many, specialize
 from costmodel.hardware.target import Target
 
@@ -83,7 +82,7 @@ def pack(
         shutil.copytree(dump, folder / "dump")
     files = (p for p in sorted(folder.rglob("*")) if p.is_file() and p.suffix not in _UNUSED)
     paths = {str(path.relative_to(folder)): path for path in files}
-    hashes = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in paths.items()}
+    hashes = {name: digest(path.read_bytes(), 64) for name, path in paths.items()}
     manifest = Manifest(1, target.to_dict(), planned, hashes)
 
     def write(to: Any) -> None:
@@ -114,12 +113,12 @@ def unpack(file: Path, folder: Path) -> Manifest:
             manifest = decode(archive.read(_MANIFEST), Manifest)
             if odd := sizes.keys() ^ {_MANIFEST, *manifest.sha256}:
                 raise InvalidInput(f"{min(odd)!r:.80} is listed and missing, or there unlisted")
-            for name, digest in manifest.sha256.items():
+            for name, told in manifest.sha256.items():
                 path = folder / name
                 if not path.resolve().is_relative_to(folder.resolve()):
                     raise InvalidInput(f"{name!r:.80} leads out of it")
                 content = archive.read(name)
-                if hashlib.sha256(content).hexdigest() != digest:
+                if digest(content, 64) != told:
                     raise InvalidInput(f"{name!r:.80} is not what its hash says")
                 make_folder(path.parent)
                 if path.name.startswith("__grp__"):  # Triton's list of files has their old paths
