@@ -26,7 +26,6 @@ from costmodel.reports.plots import draw_plot, plot_kept, require_matplotlib
 
 _WORST = 15  # workloads
 _TOP = 25  # features
-_LONGEST = 200  # characters of a text
 
 
 class Figure(NamedTuple):
@@ -85,14 +84,8 @@ def page(title: str, sections: Sequence[Section]) -> str:
 
     loader = FileSystemLoader(Path(__file__).parent)
     templates = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    templates.filters["cut"] = _cut
+    templates.filters["shown"] = shown
     return templates.get_template("page.html").render(title=title, sections=sections)
-
-
-def _cut(value: Any) -> str:
-    """Return a value as people read it, shortened; not escaped."""
-    text = shown(value)
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
 def figure(draw: Callable[[Any], None], alt: str, size: tuple[float, float] = (8, 4.5)) -> Figure:
@@ -117,7 +110,7 @@ def _head(dataset: Dataset, model: XgbCostModel | None, problems: Sequence[Probl
     }
     for name, value in (model.card.training if model else {}).items():
         if isinstance(value, Mapping):
-            value = ", ".join(f"{key} {_cut(count)}" for key, count in value.items())
+            value = ", ".join(f"{key} {shown(count)}" for key, count in value.items())
         facts[f"its training: {name}"] = value
     return Section("What this is of", [Table(["", ""], [*facts.items()])])
 
