@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -165,18 +166,14 @@ def _state(key: Any, arch: int) -> str:
     from costmodel.hardware.installed import driver_version, triton_build
     from costmodel.hardware.target import Toolchain
 
-    tools = Toolchain.current(arch)
-    parts: dict[str, Named] = {
-        "kernels": {"kernels": kernel_hashes()},
-        "space": {"space": grid_hash()},
-        "toolchain": {
-            "triton": tools.triton, "triton_build": triton_build(), "ptxas": tools.ptxas
-        },
-        "driver": {"driver": driver_version()} if driver_version() else {},
+    here = {
+        "kernels": kernel_hashes(), "space": grid_hash(), **asdict(Toolchain.current(arch)),
+        "triton_build": triton_build(), "driver": driver_version() or key.get("driver"),
     }  # fmt: skip
-    for part, here in parts.items():
-        if any(key.get(name) != value for name, value in here.items()):
-            return f"of {'other' if part == 'kernels' else 'another'} {part}"
+    others = {"kernels": "other kernels", "space": "another space", "driver": "another driver"}
+    for name, value in here.items():
+        if key.get(name) != value:
+            return f"of {others.get(name, 'another toolchain')}"
     return "of these kernels and this toolchain"
 
 
