@@ -30,12 +30,12 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Run a benchmark of the checkout; it writes benchmarks/results/*.json."""
-    folder = checkout("benchmarks")
+    folder, arguments = checkout("benchmarks"), arguments or []
     listed = tomllib.loads((folder / "list.toml").read_text(encoding="utf-8")) | {"all": _ALL}
     if proton:
-        name, arguments = "proton", [*([] if name == "list" else [name]), *(arguments or [])]
+        name, arguments = "proton", [*([] if name == "list" else [name]), *arguments]
     if name == "list":
-        as_json |= "--json" in (arguments or ())
+        as_json |= "--json" in arguments
         rows = [[n, e["answers"], *_needs(e)] for n, e in listed.items()]
         answer(
             as_json,
@@ -49,7 +49,7 @@ def bench(
             f"no benchmark {name!r}{closest(name, listed)}: see `costmodel bench list`"
         )
     script, *own = (part.format(root=folder.parent) for part in listed[name]["run"].split())
-    command = [sys.executable, str(folder / script), *own, *(arguments or [])]
+    command = [sys.executable, str(folder / script), *own, *arguments]
     doing("")
     code = subprocess.run(command, stdout=sys.stderr if as_json else None).returncode
     answer(as_json, {"name": name, "exit_code": code})
