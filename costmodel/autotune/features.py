@@ -119,8 +119,8 @@ def after(columns: Mapping[str, Any], device: Device) -> FloatsByName:
     found = before(columns, device)
     made = [name for name in FEATURES if name.startswith((*BINARY, "ptx_")) or "." in name]
     found |= {name: _log(columns[name]) for name in made}
-    warps = np.asarray(columns["num_warps"], np.float64)
-    registers, _, shared = (np.asarray(columns[name], np.float64) for name in BINARY)
+    known = (np.asarray(columns[name], np.float64) for name in (*BINARY, "num_warps"))
+    registers, _, shared, warps = known
     blocks = occupancy(registers, shared, warps, device)
     waves = 2 ** found["programs"] / device.sm_count / blocks
     found["occupancy"] = np.log2(blocks)
