@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from math import inf
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from costmodel.autotune.arguments import written
 from costmodel.autotune.call import KernelCall
@@ -27,8 +27,6 @@ from costmodel.validation import drop_oldest, one_line
 _AT_MOST = 4096  # compiles that no later call has asked for
 
 _READY_S = 0.5  # a device that is warm stays warm for so long
-
-T = TypeVar("T")
 
 _numbers = itertools.count(1)
 Compiled = Future[Artifact | None]
@@ -154,8 +152,8 @@ class Compiling:
 
 
 def wait_for_first(
-    pending: Collection[Future[T]], patience_s: float, meanwhile: Action | None
-) -> set[Future[T]]:
+    pending: Collection[Compiled], patience_s: float, meanwhile: Action | None
+) -> set[Compiled]:
     """Wait for the next binaries; call ``meanwhile`` again each half second.
 
     Returns:
