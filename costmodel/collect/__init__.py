@@ -124,10 +124,10 @@ def collect(
     merged = merged_jobs(jobs)
     _warn_of_roles(merged, dataset)
     collection = _Collection(dataset, runner, run, on_job)
-    given = dict.fromkeys((job for job in merged if job.role == "anchor"), nan)
-    todo = collection.remaining([job for job in merged if job not in given])
+    given, others = split_anchors(merged)
+    todo = collection.remaining(others)
     collection.progress.jobs = len(todo)
-    anchors = given | best_recorded(dataset) if todo else {}
+    anchors = dict.fromkeys(given, nan) | best_recorded(dataset) if todo else {}
     n_jobs = n_jobs or max((os.cpu_count() or 1) - 2, 1)
     with CompilePool(n_jobs, preload=import_kernels) as pool:
         wanted = [*anchors, *todo]
@@ -384,6 +384,11 @@ def anchor_workloads(workloads: Iterable[Workload]) -> list[Workload]:
     """Return a few large workloads, always the same ones whatever the order."""
     large = sorted((w for w in workloads if w.bytes() >= _ANCHOR_BYTES), key=Workload.key)
     return large[:: max(len(large) // _ANCHOR_WORKLOADS, 1)][:_ANCHOR_WORKLOADS]
+
+
+def split_anchors(jobs: Jobs) -> tuple[list[Job], list[Job]]:
+    """Return the anchors among jobs, and the others."""
+    return [j for j in jobs if j.role == "anchor"], [j for j in jobs if j.role != "anchor"]
 
 
 def merged_jobs(jobs: Jobs) -> list[Job]:

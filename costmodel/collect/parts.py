@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from costmodel.collect import Job, Jobs, anchor_workloads, merged_jobs
+from costmodel.collect import Job, Jobs, anchor_workloads, merged_jobs, split_anchors
 from costmodel.data.dataset import Dataset
 from costmodel.data.measurement import Role
 from costmodel.gemm.specialize import kernel_hashes, specialize
@@ -39,11 +39,6 @@ def part_of(jobs: Jobs, number: int, parts: int) -> list[Job]:
     firsts = {job.workload: job.configs[:1] for job in work}
     found = (Job(workload, firsts[workload], "anchor") for workload in anchor_workloads(firsts))
     return [*(anchors or found), *work[number - 1 :: parts]]
-
-
-def split_anchors(jobs: Jobs) -> tuple[list[Job], list[Job]]:
-    """Return the anchors among jobs, and the others."""
-    return [j for j in jobs if j.role == "anchor"], [j for j in jobs if j.role != "anchor"]
 
 
 def plan(jobs: Jobs, target: Target) -> dict[str, float]:

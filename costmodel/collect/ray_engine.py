@@ -12,10 +12,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from costmodel.collect import Jobs
+from costmodel.collect import Jobs, split_anchors
 from costmodel.collect.bundle import require_usable, unpack, write_bundle
 from costmodel.collect.machine import Timer
-from costmodel.collect.parts import part_of, split_anchors
+from costmodel.collect.parts import part_of
 from costmodel.collect.sampling import read_worklist
 from costmodel.data.dataset import Dataset
 from costmodel.data.shards import Identity
