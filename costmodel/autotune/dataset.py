@@ -263,8 +263,7 @@ def numbers(
     for part, names, start in (("ttir", TTIR_OPERATIONS, ""), ("ptx", PTX_FEATURES, "ptx_")):
         if (counts := binary.get(part)) is not None:  # the counts do not contain zeros
             found |= {f"{start}{name}": counts.get(name, 0) for name in names}
-    known = {name: found.get(name) for name in FEATURES}
-    return {name: nan if x is None else float(x) for name, x in known.items()}
+    return {name: nan if (x := found.get(name)) is None else float(x) for name in FEATURES}
 
 
 def _sizes(arguments: Mapping[str, Any]) -> dict[str, int]:
