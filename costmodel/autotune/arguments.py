@@ -190,13 +190,12 @@ class Snapshot:
 
     def __init__(self, tensors: Mapping[str, Tensor]):
         self.tensors = {path: tensor.detach() for path, tensor in tensors.items()}
-        self._originals = {path: span(tensor) for path, tensor in self.tensors.items()}
-        self._copies = {path: original.clone() for path, original in self._originals.items()}
+        self._copies = {path: span(tensor).clone() for path, tensor in self.tensors.items()}
 
     def restore(self) -> None:
         """Put back what the tensors held."""
-        for path, original in self._originals.items():
-            original.copy_(self._copies[path])
+        for path, tensor in self.tensors.items():
+            span(tensor).copy_(self._copies[path])
 
     def _saved(self, path: str) -> Tensor:
         """View a tensor's copy with the shape, type and strides of the tensor."""
