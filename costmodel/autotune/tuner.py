@@ -134,13 +134,12 @@ class State:
         self.launches: dict[Any, tuple[Any, Named]] = {}
         self.launched: set[Any] = set()
         self.compiling: dict[Any, list[Future[Any]]] = {}
-        strategy = getattr(tuner, "strategy", None)  # of FlagGems
         self.cached: dict[Any, Any] = {}
         self.lock = threading.RLock()
         names = list(tuner.arg_names)
+        in_key = dict.fromkeys(tuner.keys, lambda value: value)
         # FlagGems may round the values in the key, with functions in the order of the key.
-        rounded = dict(zip(tuner.keys, strategy or (), strict=False))
-        in_key = {name: rounded.get(name, lambda value: value) for name in tuner.keys}
+        in_key |= zip(tuner.keys, getattr(tuner, "strategy", None) or (), strict=False)
         function = tuner.fn
         while not hasattr(function, "params") and hasattr(function, "fn"):
             function = function.fn
