@@ -24,7 +24,8 @@ class KernelCall:
 
     Attributes:
         name: of the kernel.
-        named: all arguments by name.
+        named: all arguments by name, and the options of the launch.
+        arguments: those of them that the kernel has.
         may_write: names of the arguments that the kernel may write; None: all, or not kept yet.
     """
 
@@ -32,6 +33,7 @@ class KernelCall:
         self.tuner, self._args, self._kwargs = tuner, args, kwargs
         self.name = tuner.base_fn.__name__
         self.named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
+        self.arguments = {k: v for k, v in self.named.items() if k in tuner.arg_names}
         self.may_write: set[str] | None = None
         self._before: Snapshot | None = None
         self._restored: Snapshot | None = None
@@ -93,7 +95,7 @@ class KernelCall:
 
     def key(self) -> Named:
         """Return the values of the tuner's own key, and the types of arguments."""
-        named = {k: v for k, v in self.named.items() if k in self.tuner.arg_names}
+        named = self.arguments
         values = {k: named[k] for k in self.tuner.keys if k in named}
         plain = {
             k: v if v is None or isinstance(v, bool | int | str) else lasting_text(v)

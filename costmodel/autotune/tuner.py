@@ -292,8 +292,7 @@ def _first_call(
     with state.lock:
         if (found := state.launches.get(key)) is not None:  # another thread was faster
             return found
-        named = KernelCall(tuner, args, kwargs).named
-        named = {name: named[name] for name in named if name in tuner.arg_names}
+        named = KernelCall(tuner, args, kwargs).arguments
         of_tuner = _stock_key(tuner, named)
         # Triton may have put something there, or a library with its own files, such as fla.
         cache = tuner.cache if type(tuner.cache) is dict else {}
