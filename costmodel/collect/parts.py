@@ -5,9 +5,7 @@ from pathlib import Path
 
 from costmodel.collect import Job, Jobs, anchor_workloads, merged_jobs, split_anchors
 from costmodel.data.dataset import Dataset
-from costmodel.data.measurement import Role
 from costmodel.gemm.specialize import kernel_hashes, specialize
-from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import Target
 from costmodel.measure.protocol import TimingProtocol
 
@@ -22,9 +20,9 @@ _REPLAYS = 4.0  # few, since most configurations are much slower than the best a
 def recorded_jobs(recording: Dataset) -> list[Job]:
     """Return the work that a recording holds, without kernels that have changed since."""
     measured = recording.measured(kernel_hashes())
-    roles: dict[Workload, Role] = dict.fromkeys(recording.workloads("eval"), "eval")
+    to_judge = {*recording.workloads("eval")}
     return [
-        Job(workload, tuple(sorted(configs, key=str)), roles.get(workload, "train"))
+        Job(workload, tuple(sorted(configs, key=str)), "eval" if workload in to_judge else "train")
         for workload, configs in sorted(measured.items(), key=lambda item: item[0].key())
     ]
 
@@ -52,8 +50,9 @@ def plan(jobs: Jobs, target: Target) -> dict[str, float]:
         us = _ROOFLINES * job.workload.roofline_us(target.device)
         rests = protocol.idle * (us > protocol.idle_from_us)
         row_s = _ROW_S + _REPLAYS * max(protocol.replay_us, us) * (1 + rests) / 1e6
-        rows += len(job.configs) + 1  # and torch
-        gpu_s += (len(job.configs) + 1) * row_s
+        of_job = len(job.configs) + 1  # and torch
+        rows += of_job
+        gpu_s += of_job * row_s
     binaries = len({specialize(j.workload, c) for j in jobs for c in j.configs})
     return {
         "workloads": len(jobs), "rows": rows, "binaries": binaries,
