@@ -5,7 +5,7 @@ recorded as soon as it is timed, so a run may be killed at any moment and starte
 """
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -393,7 +393,7 @@ def split_anchors(jobs: Jobs) -> tuple[list[Job], list[Job]]:
 
 def merged_jobs(jobs: Jobs) -> list[Job]:
     """Return one job per workload and role, with the configurations of all its jobs."""
-    configs: dict[tuple[Workload, Role], dict[GemmConfig, None]] = {}
+    configs = defaultdict[tuple[Workload, Role], list[GemmConfig]](list)
     for job in jobs:
-        configs.setdefault((job.workload, job.role), {}).update(dict.fromkeys(job.configs))
-    return [Job(workload, tuple(found), role) for (workload, role), found in configs.items()]
+        configs[job.workload, job.role] += job.configs
+    return [Job(w, tuple(dict.fromkeys(found)), role) for (w, role), found in configs.items()]
