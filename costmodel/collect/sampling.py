@@ -26,7 +26,7 @@ from costmodel.evaluation.heldout import is_held_out
 from costmodel.gemm.config import GemmConfig
 from costmodel.gemm.space import SearchSpace
 from costmodel.gemm.specialize import artifact_key, specialize
-from costmodel.gemm.workload import Layout, Workload, kind_options
+from costmodel.gemm.workload import Workload, kind_options
 from costmodel.hardware.target import Target
 from costmodel.models.registry import known_artifacts
 
@@ -149,8 +149,9 @@ def training_workloads(
         m, n, k = kinds[turn % len(kinds)](rng)
         turn += 1
         dtype = str(rng.choice(list(dtypes)))
-        b_layout: Layout = "col" if rng.random() < _TRANSPOSED_SHARE else "row"
-        workload = Workload.dense(m, n, k, **kind_options(dtype), b_layout=b_layout)
+        options = kind_options(dtype)
+        options["b_layout"] = "col" if rng.random() < _TRANSPOSED_SHARE else "row"
+        workload = Workload.dense(m, n, k, **options)
         # Tiny products teach little: most of their time is the launch.
         if workload.bytes() < 2**20 and rng.random() < 0.8:
             continue
