@@ -368,9 +368,8 @@ class Tuning:
     def _learner(self, names: Sequence[str], everything: bool) -> Learner:
         """Return the learner, which decides which of these configurations are tried."""
         every = [*names, *(x for x in self._by_name if x in self._done and x not in names)]
-        sizes, grids = self._call.described(), {}
-        for name in every:
-            grids[name] = {"grid": self._call.grid(self._by_name[name])}
+        sizes = self._call.described()
+        grids = {name: {"grid": self._call.grid(self._by_name[name])} for name in every}
         model = predicted(self._target, every, sizes, grids, self._head)
         times = np.array([self._latency_us(name) for name in every])
         now = Tried([*map(json.loads, every)], model, times, sizes)
