@@ -45,16 +45,15 @@ def predicted(
         configs, arguments, binaries: see :func:`costmodel.autotune.model.columns_of`.
         head: a name in :data:`costmodel.autotune.model.COLUMNS`.
     """
-    if (model := model_for(target.device.arch, head)) is None or len(configs) < 2:
-        return np.zeros(len(configs))
     from costmodel.autotune.model import columns_of
 
-    columns = columns_of(configs, arguments, binaries)
-    try:
-        return model.predict(head, columns)[0]
-    except CostModelError as error:  # trees are read when they are first used
-        _warn(error)
-        return np.zeros(len(configs))
+    model = model_for(target.device.arch, head)
+    if model is not None and len(configs) > 1:
+        try:
+            return model.predict(head, columns_of(configs, arguments, binaries))[0]
+        except CostModelError as error:  # trees are read when they are first used
+            _warn(error)
+    return np.zeros(len(configs))
 
 
 @functools.cache
