@@ -98,7 +98,7 @@ class KernelCall:
         named = self.arguments
         values = {k: named[k] for k in self.tuner.keys if k in named}
         plain = {
-            k: v if v is None or isinstance(v, bool | int | str) else lasting_text(v)
+            k: v if isinstance(v, int | str | None) else lasting_text(v)
             for k, v in values.items()
             if not hasattr(v, "data_ptr")
         }

@@ -63,7 +63,7 @@ def is_config(name: str) -> bool:
 
 def _plain(value: Any) -> Any:
     """Return a value that JSON has; any other as its type and a text without addresses."""
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, int | float | str | None):
         return value
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
@@ -206,9 +206,8 @@ class KernelStore(CacheFolder):
         unsteady: bool = False,
     ) -> None:
         """Keep the configuration that launches take, and the names of those not tried."""
-        when = time_now()
         more = {"untried": [*untried], "unsteady": unsteady}
-        record = {"chosen": config_name, "why": why, "when": when}
+        record = {"chosen": config_name, "why": why, "when": time_now()}
         self._append(key, record | {name: value for name, value in more.items() if value})
 
     def relatives(self, key: Named) -> list[KernelEntry]:
