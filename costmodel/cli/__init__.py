@@ -34,9 +34,10 @@ from costmodel.cli import (
     report,
     tune,
 )
+from costmodel.cli.common import note
 from costmodel.cli.waiting import doing, told
 from costmodel.errors import CostModelError
-from costmodel.validation import one_line, printable
+from costmodel.validation import one_line
 
 _MOST_CHARACTERS = 400
 
@@ -47,19 +48,19 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:  # a click.Context, or since typer 0.29 typer's own
         with warnings.catch_warnings(), _log_lines(ctx.params["verbose"]):
             warnings.simplefilter("default", RuntimeWarning)
-            warnings.showwarning = lambda message, *_: _tell("warning", message)
+            warnings.showwarning = lambda message, *_: note(f"warning: {message}")
             try:
                 return super().invoke(ctx)
             except (CostModelError, OSError) as error:
                 # An OSError here is a file that may not be read or written, not a bug.
                 if ctx.params["debug"] or getattr(error, "errno", None) == errno.EPIPE:
                     raise
-                _tell("error", _in_words(error))
+                note(f"error: {_in_words(error)}")
                 if _is_of_stdout(error):  # Python would try to write the rest at its end
                     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
                 raise Exit(2) from None
             except KeyboardInterrupt:
-                _tell("error", "interrupted: run it again")
+                note("error: interrupted: run it again")
                 raise Exit(130) from None
             except Exception as error:  # click's or typer's: a wrong command line
                 _add_hint(error)
@@ -114,10 +115,6 @@ def _log_lines(verbose: bool) -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         log.setLevel(before)
-
-
-def _tell(kind: str, what: object) -> None:
-    print(f"{kind}: {printable(str(what))}", file=sys.stderr)
 
 
 app = Typer(
