@@ -62,13 +62,13 @@ def show(name: Name, as_json: AsJson = False) -> None:
     entries = _find(name)
     tables = []
     for e in entries:
-        about = [["choice", e["chosen"] and _source(e["chosen"])]]
-        about += [[fact, e[fact]] for fact in ("why", "tried")]
+        choice = {"choice": e["chosen"] and _source(e["chosen"])}
+        about = choice | {fact: e[fact] for fact in ("why", "tried")} | e["key"]
         timed = [
             [_source(m["config"]), m["latency_us"], m["status"], one_line(m["error"])]
             for m in e["measured"]
         ]
-        tables.append((e["path"], ["", "value"], [*about, *e["key"].items()]))
+        tables.append((e["path"], ["", "value"], about.items()))
         tables.append(("timed", ["config", "us", "status", "reason"], timed))
     answer(as_json, entries, *tables)
 
@@ -114,9 +114,10 @@ def explain(
     ]
     facts = {"timed, us": "latency_us", "place": "place", "over the median": "predicted"}
     rows = [[label, *(x[key] for x in found)] for label, key in facts.items()]
-    for concept in factors[winner]:
-        changes = [f"{100 * (factors[config][concept] - 1):+.1f} %" for config in pair]
-        rows.append([concept, *changes])
+    rows += [
+        [concept, *(f"{100 * (x['factors'][concept] - 1):+.1f} %" for x in found)]
+        for concept in factors[winner]
+    ]
     title = f"{entry['kernel']} {entry['values']}: effects on the prediction, of {len(us)} places"
     answer(
         as_json,
