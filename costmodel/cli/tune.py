@@ -60,7 +60,7 @@ def tune(
     options: Named = {"model": model, "k": top, "mode": mode}
     replay = replay or data is not None
     here = None if replay else current_target()
-    untimed = bool(tuner.untimed_because(workload, mode))
+    untimed = tuner.untimed_because(workload, mode)
     if untimed and not replay and (named or here is None):
         note(f"predicted for {target}: mode {mode} times nothing of this")
         _load(workload, Target.named(target), options)
