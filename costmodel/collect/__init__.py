@@ -46,8 +46,7 @@ from costmodel.validation import log
 _FINALISTS = 6
 _NO_ROOM_IN_A_ROW = 3  # jobs; after so many the card counts as full
 _ANCHOR_WORKLOADS = 4
-_DRIFT_LIMIT = 0.05
-_SCATTER, _LOW_CLOCK = 0.1, 0.9
+_SCATTER, _LOW_CLOCK, _DRIFT_LIMIT = 0.1, 0.9, 0.05
 _DOUBT = "doubtful: repeats scatter, or the clock was lower than beside others"
 _ANCHOR_BYTES = 2**24  # smaller workloads run too briefly to tell cards apart from noise
 
@@ -160,13 +159,18 @@ class _Outcome:
         return next((m.error for m in every if m.no_room), "")
 
 
+@dataclass
 class _Collection:
     """One run of the collector on one GPU."""
 
-    def __init__(self, dataset: Dataset, runner: Runner, run: RunInfo, on_job: OnJob):
-        self._dataset, self._runner, self._run, self._on_job = dataset, runner, run, on_job
-        self._recorded = dataset.artifacts()
-        self._done = dataset.measured(kernel_hashes())
+    dataset: Dataset
+    runner: Runner
+    run: RunInfo
+    on_job: OnJob
+
+    def __post_init__(self) -> None:
+        self._recorded = self.dataset.artifacts()
+        self._done = self.dataset.measured(kernel_hashes())
         self._compiled: dict[str, Artifact] = {}
         self._futures: dict[Specialization, Future[Artifact]] = {}
         self.progress = Progress()
@@ -188,12 +192,12 @@ class _Collection:
             for config in job.configs:
                 spec = specialize(job.workload, config)
                 if spec not in self._futures:
-                    self._futures[spec] = submit(pool, spec, self._dataset.target, cache=cache)
+                    self._futures[spec] = submit(pool, spec, self.dataset.target, cache=cache)
 
     def take(self, jobs: Jobs, known: ArtifactTable) -> None:
         """Take the binaries that jobs need from those that are known."""
         specs = [*dict.fromkeys(specialize(j.workload, c) for j in jobs for c in j.configs)]
-        keys = [artifact_key(spec, self._dataset.target) for spec in specs]
+        keys = [artifact_key(spec, self.dataset.target) for spec in specs]
         for spec, key, artifact in zip(specs, keys, known.find(keys)):
             future = self._futures[spec] = Future()
             future.set_result(artifact or Artifact(key, spec, "crashed", "no binary is known"))
@@ -203,10 +207,7 @@ class _Collection:
 
         Preparing and recording each take a tenth of the time of timing; the GPU must not wait.
         """
-        with (
-            ThreadPoolExecutor(1, "preparing") as ahead,
-            ThreadPoolExecutor(1, "recording") as desk,
-        ):
+        with ThreadPoolExecutor(1, "preparing") as ahead, ThreadPoolExecutor(1, "recorder") as desk:
             ready = [ahead.submit(self._prepare, job) for job in todo[:1]]
             recording: list[Future[None]] = []
             without_room = 0
@@ -239,13 +240,13 @@ class _Collection:
         """Time an anchor, and say how far this card is from the recorded latency (NaN: none)."""
         (config,) = job.configs
         artifact = self._artifact(specialize(job.workload, config))
-        (again,) = self._runner.measure(job.workload, [Candidate(config, artifact)])
+        (again,) = self.runner.measure(job.workload, [Candidate(config, artifact)])
         if not again.ok:
             log.warning("%s is not timed again: %s", job.workload, again.error)
             return
         record = TuningRecord(job.workload, config, artifact.key, again)
-        self._dataset.append_artifacts([artifact])
-        self._dataset.append_measurements([record], run=self._run, role="anchor")
+        self.dataset.append_artifacts([artifact])
+        self.dataset.append_measurements([record], run=self.run, role="anchor")
         if first_us > 0:
             drift = again.latency_us / first_us - 1
             self.progress.drift[job.workload.key()] = drift
@@ -274,7 +275,7 @@ class _Collection:
         """Return a job's candidates that are not recorded yet and do not repeat another."""
         done = self._done.get(job.workload, set())
         configs = [*done, *(config for config in job.configs if config not in done)]
-        target = self._dataset.target
+        target = self.dataset.target
         keys = [artifact_key(specialize(job.workload, config), target) for config in configs]
         recorded = self._recorded.find(keys)
         artifacts = [self._compiled.get(k, old) for k, old in zip(keys, recorded)]
@@ -283,7 +284,7 @@ class _Collection:
         return [Candidate(configs[i], artifacts[i]) for i in np.sort(first[first >= len(done)])]
 
     def _measure(self, job: Job, candidates: Batch) -> _Outcome:
-        begin, runner, workload = monotonic(), self._runner, job.workload
+        begin, runner, workload = monotonic(), self.runner, job.workload
         torch = runner.measure_torch(workload)
         if torch.no_room:
             return _Outcome([], [], torch)
@@ -311,13 +312,12 @@ class _Collection:
 
     def _record(self, job: Job, outcome: _Outcome) -> None:
         """Write what was measured: binaries first, so that no row names an unknown one."""
-        records, append = outcome.records, self._dataset.append_measurements
+        records, append = outcome.records, self.dataset.append_measurements
         keys = dict.fromkeys(r.artifact_key for r in records)
-        self._dataset.append_artifacts(self._compiled[k] for k in keys if k in self._compiled)
-        append(records, run=self._run, role=job.role, torch={job.workload: outcome.torch})
-        append(outcome.again, run=self._run, role="anchor")
-        done = self._done.get(job.workload, set())
-        self._done[job.workload] = done | {r.config for r in records}
+        self.dataset.append_artifacts(self._compiled[k] for k in keys if k in self._compiled)
+        append(records, run=self.run, role=job.role, torch={job.workload: outcome.torch})
+        append(outcome.again, run=self.run, role="anchor")
+        self._done[job.workload] = self._done.get(job.workload, set()) | {r.config for r in records}
         statuses = Counter[str](r.measurement.status for r in records)
         progress = self.progress
         progress.jobs_done += 1
@@ -327,7 +327,7 @@ class _Collection:
         times = [r.measurement.latency_us for r in records if r.measurement.ok]
         progress.best_us = min(times, default=nan)
         progress.torch_us = outcome.torch.latency_us
-        self._on_job(job, progress)
+        self.on_job(job, progress)
 
 
 def _is_doubtful(measured: Measurement, low_mhz: float) -> bool:
