@@ -84,35 +84,34 @@ class Request:
 Worker = SupervisedWorker[Request | None, Measurements]
 
 
+@dataclass(eq=False)
 class IsolatedRunner(ChildRunner):
-    """Times the configurations of one call in a child; other arguments are as for `KernelRunner`.
+    """Times the configurations of one call in a child; other attributes are as of `KernelRunner`.
 
-    Args:
+    Attributes:
         worker: owns the child; None: one that all calls share.
 
     Raises:
         InvalidInput: another process cannot make these arguments.
     """
 
-    def __init__(
-        self,
-        call: KernelCall,
-        configs: Mapping[str, Any],
-        note: Callable[[str, Measurement], None],
-        *,
-        agree: bool = False,
-        worker: Worker | None = None,
-    ):
-        self._call, self._configs, self._note, self.agree = call, configs, note, agree
+    call: KernelCall
+    by_name: Mapping[str, Any]
+    note: Callable[[str, Measurement], None]
+    agree: bool = False
+    worker: Worker | None = None
+
+    def __post_init__(self) -> None:
         self._token = next(_tokens)
-        self._function = apart(call.tuner.fn)
-        for name in configs:
+        self._function = apart(self.call.tuner.fn)
+        for name, config in self.by_name.items():
             with suppress(CompileError):
-                call.hook(configs[name])
+                self.call.hook(config)
                 self._described(name)
                 break
         super().__init__(
-            worker or _shared_worker(torch.cuda.current_device(), str(knobs.cache.dir), LIMIT_S)
+            self.worker
+            or _shared_worker(torch.cuda.current_device(), str(knobs.cache.dir), LIMIT_S)
         )
         self.start()
 
@@ -133,7 +132,7 @@ class IsolatedRunner(ChildRunner):
 
     def _described(self, name: str) -> Launch:
         """Describe a launch on the arguments as they are now."""
-        call, config, launch = self._call, self._configs[name], _Recorded()
+        call, config, launch = self.call, self.by_name[name], _Recorded()
         try:
             found, _ = recorded(lambda: call.launch(config, self._function), launch)
         except (AssertionError, ValueError) as error:  # options that the backend checks
@@ -150,19 +149,19 @@ class IsolatedRunner(ChildRunner):
             # One of them may have killed the child: timing each alone shows which.
             found = [self._asked([name], best_us)[0] for name in names]
         for name, measurement in zip(names, found):
-            self._note(name, measurement)
+            self.note(name, measurement)
         return found
 
     def _asked(self, names: Sequence[str], best_us: float, rounds: int = 0) -> Measurements:
         launches = []
         try:
             for name in names:
-                self._call.prepare(self._configs[name])
+                self.call.prepare(self.by_name[name])
                 launches.append(self._described(name))
         except CostModelError as error:
             return [Measurement("launch_error", error=reason(error))] * len(names)
         request = Request(
-            self._token, tuple(launches), self._call.may_write, self.agree, best_us, rounds
+            self._token, tuple(launches), self.call.may_write, self.agree, best_us, rounds
         )
         try:
             return self._ask(request, len(names))

@@ -7,6 +7,7 @@ outside the timed part.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import inf
 from time import monotonic, perf_counter
 from typing import Any, TypeVar
@@ -42,25 +43,23 @@ class BrokenContext(CostModelError):
     """A kernel has broken the CUDA context: this process can compute nothing more on the GPU."""
 
 
+@dataclass(eq=False)
 class KernelRunner(Runner):
     """Times the configurations of one call.
 
-    Args:
+    Attributes:
         call: the call to launch.
-        configs: configurations by name; candidates are these names.
+        by_name: configurations by name; candidates are these names.
         note: called with a name and its measurement as soon as it is made.
         agree: True: a finalist whose results differ from those of most configurations is wrong.
     """
 
-    def __init__(
-        self,
-        call: KernelCall,
-        configs: Mapping[str, Any],
-        note: Callable[[str, Measurement], None],
-        *,
-        agree: bool = False,
-    ):
-        self._call, self.by_name, self._note, self.agree = call, configs, note, agree
+    call: KernelCall
+    by_name: Mapping[str, Any]
+    note: Callable[[str, Measurement], None]
+    agree: bool = False
+
+    def __post_init__(self) -> None:
         self._device = torch.device("cuda", torch.cuda.current_device())
         properties = torch.cuda.get_device_properties(self._device)
         # Reading twice the size of the cache leaves nothing else in it, and nothing dirty.
@@ -78,7 +77,7 @@ class KernelRunner(Runner):
             keep_warm()
             for candidate in candidates:
                 measurement = self._survived(candidate.config, self._measured, best_us)
-                self._note(candidate.config, measurement)
+                self.note(candidate.config, measurement)
                 if measurement.ok:
                     best_us = min(best_us, measurement.latency_us)
                 found.append(measurement)
@@ -101,7 +100,7 @@ class KernelRunner(Runner):
                         times[name] += self._timed(name, 2)
         found = {name: _summary(each) for name, each in times.items()} | self.outvoted() | refused
         for name in found:
-            self._note(name, found[name])
+            self.note(name, found[name])
         return [found[name] for name in configs]
 
     def get_ready(self) -> None:
@@ -151,9 +150,9 @@ class KernelRunner(Runner):
                 torch.cuda.synchronize(self._device)
             except RuntimeError as broken:  # each use of a broken context raises
                 text = str(broken).partition("\n")[0]  # torch's general advice follows
-                self._note(name, Measurement("crashed", error=text))
+                self.note(name, Measurement("crashed", error=text))
                 raise BrokenContext(
-                    f"{self.by_name[name]} of {self._call} broke the CUDA context: {text}; this "
+                    f"{self.by_name[name]} of {self.call} broke the CUDA context: {text}; this "
                     f"process must end, the next run leaves that configuration out"
                 ) from error
             raise
@@ -170,7 +169,7 @@ class KernelRunner(Runner):
 
     def _first_launch(self, name: str) -> None:
         """Launch once, which loads the binary."""
-        call, config = self._call, self.by_name[name]
+        call, config = self.call, self.by_name[name]
         if self.agree:
             call.restore()
         call.prepare(config)
@@ -193,7 +192,7 @@ class KernelRunner(Runner):
 
     def _timed(self, name: str, repeats: int) -> list[float]:
         """Return the times in us of ``repeats`` launches, each with a cold cache."""
-        call, config, events = self._call, self.by_name[name], []
+        call, config, events = self.call, self.by_name[name], []
         for _ in range(repeats):
             call.prepare(config)
             self._other.max()
