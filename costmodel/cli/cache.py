@@ -67,8 +67,8 @@ def show(
     check_only_one(name, [e.path.stem for e in found], "entries", "cache")
     (entry,) = found
     result = entry.result
-    rows = [["chosen", str(result.chosen)], ["why", result.why], ["source", result.source]]
-    rows += [[part, str(value)] for part, value in entry.key.items()]
+    about = {"chosen": result.chosen, "why": result.why, "source": result.source, **entry.key}
+    rows = [[part, str(value)] for part, value in about.items()]
     timed = [[str(c), m.latency_us if m.ok else None, m.status] for c, m in result.measured]
     answer(
         as_json,

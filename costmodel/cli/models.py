@@ -59,15 +59,15 @@ def train(
     model = costmodel.train(*opened, name=name, add_cache=cache_dir or add_cache)
     model.save(out)
     card = model.card.training
-    rows = [["rows", card["rows"]], ["workloads", card["workloads"]]]
-    rows += [[f"left out: {reason}", count] for reason, count in card["dropped"].items()]
+    counts = {name: card[name] for name in ("rows", "workloads")}
+    counts |= {f"left out: {reason}": count for reason, count in card["dropped"].items()}
     if used := card.get("from_use"):
-        rows += [[f"of these from use: {name}", used[name]] for name in ("rows", "workloads")]
-        rows += [[f"left out of use: {why}", count] for why, count in used["dropped"].items()]
+        counts |= {f"of these from use: {name}": used[name] for name in ("rows", "workloads")}
+        counts |= {f"left out of use: {why}": count for why, count in used["dropped"].items()}
     answer(
         as_json,
         {"path": str(out), "name": model.name, "hash": model.hash, "training": card},
-        (f"model {model.name} ({model.hash}) in {out}", ["trained on", ""], rows),
+        (f"model {model.name} ({model.hash}) in {out}", ["trained on", ""], counts.items()),
     )
 
 
