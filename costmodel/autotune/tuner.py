@@ -136,7 +136,6 @@ class State:
         self.compiling: dict[Any, list[Future[Any]]] = {}
         self.cached: dict[Any, Any] = {}
         self.lock = threading.RLock()
-        names = list(tuner.arg_names)
         in_key = dict.fromkeys(tuner.keys, lambda value: value)
         # FlagGems may round the values in the key, with functions in the order of the key.
         in_key |= zip(tuner.keys, getattr(tuner, "strategy", None) or (), strict=False)
@@ -147,8 +146,10 @@ class State:
         plain = {p.name for p in params if p.do_not_specialize}
         aligned = {p.name for p in params if p.do_not_specialize_on_alignment}
         # For each argument: is its value in the key, may Triton specialize on it, on its alignment?
-        self._rules = [(in_key.get(x), x not in plain, x not in plain | aligned) for x in names]
-        self._by_name = dict(zip(names, self._rules))
+        self._by_name = {
+            x: (in_key.get(x), x not in plain, x not in plain | aligned) for x in tuner.arg_names
+        }
+        self._rules = [*self._by_name.values()]
 
     def key_of(self, args: Arguments, kwargs: Named) -> Arguments:
         """Return the key of a call's kind: calls with other keys may need other configurations."""
