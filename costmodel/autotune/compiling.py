@@ -4,7 +4,7 @@ import functools
 import itertools
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from math import inf
@@ -58,12 +58,13 @@ class Compiling:
         """Start all children, without waiting, as the first kernel is seldom the only one."""
         pool = device_compilers()
 
-        def work(function: Callable[..., object], *arguments: object) -> None:
+        def work(start: Action) -> None:
             with suppress(HostError):  # the code that needs it meets the error again
-                function(*arguments)
+                start()
 
-        for each in ((know_triton_key,), (pool.start, pool.size)):  # 0.4 s; 15 ms a child
-            threading.Thread(target=work, args=each, daemon=True).start()
+        # 0.4 s; 15 ms a child
+        for each in (know_triton_key, functools.partial(pool.start, pool.size)):
+            threading.Thread(target=work, args=[each], daemon=True).start()
 
     def job(self, name: str) -> KernelJob | None:
         """Return the job that compiles a configuration; None if the configuration is loaded.
