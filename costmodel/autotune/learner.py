@@ -262,17 +262,17 @@ def distance(first: Mapping[str, Any], second: Mapping[str, Any]) -> float:
     for name in first.keys() & second.keys():
         match first[name], second[name]:
             case [str(dtype), list(shape)], [str(other), list(other_shape)]:
-                apart += [abs(_octaves(math.prod(shape), math.prod(other_shape)))]
+                apart += [_octaves(math.prod(shape), math.prod(other_shape))]
                 apart += [2.0 * (dtype != other)]
             case bool(a), bool(b):
                 apart += [2.0 * (a != b)]
             case int(a), int(b):
-                apart += [abs(_octaves(a, b))]
+                apart += [_octaves(a, b)]
     return max(apart)
 
 
 def _octaves(a: int, b: int) -> float:
-    return math.log2(max(a, 1)) - math.log2(max(b, 1))
+    return abs(math.log2(max(a, 1)) - math.log2(max(b, 1)))
 
 
 def _centred(values: Floats) -> Floats:
