@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,7 @@ def visible_gpus(environment: Mapping[str, str], count: Callable[[], int]) -> li
     """
     named = environment.get("CUDA_VISIBLE_DEVICES")
     found = [*map(str, range(count()))] if named is None else [x.strip() for x in named.split(",")]
-    if "-1" in found:  # CUDA ignores all from there on
-        found = found[: found.index("-1")]
-    found = [*filter(None, found)]
+    found = [*filter(None, takewhile("-1".__ne__, found))]  # CUDA ignores all from -1 on
     rank = environment.get("LOCAL_RANK", "")
     return found[int(rank) : int(rank) + 1] if rank.isdigit() else found
 
