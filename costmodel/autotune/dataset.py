@@ -105,9 +105,9 @@ class KernelDataset:
         """Return the columns of the rows."""
         import pyarrow as pa
 
-        text = text_type()
+        texts = dict.fromkeys(_TEXTS.split(), text_type())
         numbers = dict.fromkeys((*_TIMES.split(), *FEATURES), pa.float32())
-        return pa.schema(dict.fromkeys(_TEXTS.split(), text) | {"widened": pa.bool_()} | numbers)
+        return pa.schema(texts | {"widened": pa.bool_()} | numbers)
 
     @classmethod
     def of(
@@ -242,9 +242,8 @@ def _rows(entry: KernelEntry, package: str, own: Collection[str]) -> Iterator[Na
         "key": json.dumps(entry.key), "arguments": json.dumps(entry.arguments),
     }  # fmt: skip
     for config, measurement in entry.measured.items():
-        features = numbers(config, entry.arguments, entry.binaries.get(config, {}))
-        about = {"config": config, "widened": config not in own}
-        yield texts | about | asdict(measurement) | features
+        about = {"config": config, "widened": config not in own} | asdict(measurement)
+        yield texts | about | numbers(config, entry.arguments, entry.binaries.get(config, {}))
 
 
 def numbers(

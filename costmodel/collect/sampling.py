@@ -288,6 +288,5 @@ def read_worklist(path: Path, identity: Identity) -> list[Job]:
 def _schema() -> ArrowSchema:
     import pyarrow as pa
 
-    text = text_type()
-    job = [pa.field("job", pa.int32(), False), pa.field("role", text, False)]
+    job = [pa.field("job", pa.int32(), False), pa.field("role", text_type(), False)]
     return pa.schema([*job, *workload_fields(), *arrow_fields(GemmConfig)])
