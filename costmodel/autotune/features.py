@@ -165,7 +165,7 @@ def _constants(configs: Sequence[str], arguments: Sequence[str]) -> FloatsByName
             if type(value) is not int or value < 1:
                 continue
             log, name = log2(value), name.upper()
-            if (other := re.search("SPLIT|GROUP", name)) is not None:
+            if other := re.search("SPLIT|GROUP", name):
                 found[other[0]][i] += log
                 continue
             blocks.append(log)

@@ -245,7 +245,7 @@ class KernelStore(CacheFolder):
     def _append(self, key: Named, record: Named) -> None:
         header = _header(key)
         name, first, line = _file_name(header), _line(header), _line(record)
-        if (folder := self.path) is not None and not self._gave_up:
+        if (folder := self.path) and not self._gave_up:
             try:
                 self._write(folder / name, first, line)
                 return

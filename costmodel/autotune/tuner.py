@@ -157,7 +157,7 @@ class State:
         for value, rule in zip(args, self._rules, strict=False):
             _describe(value, rule, parts)
         for name, value in kwargs.items():
-            if (rule_of := self._by_name.get(name)) is not None:
+            if rule_of := self._by_name.get(name):
                 parts.append(name)
                 _describe(value, rule_of, parts)
         return tuple(parts)
@@ -291,7 +291,7 @@ def _first_call(
 ) -> tuple[Any, Named]:
     """Find the configuration of a call; keep it for the next ones if it is the final one."""
     with state.lock:
-        if (found := state.launches.get(key)) is not None:  # another thread was faster
+        if found := state.launches.get(key):  # another thread was faster
             return found
         named = KernelCall(tuner, args, kwargs).arguments
         of_tuner = _stock_key(tuner, named)
