@@ -36,7 +36,7 @@ def bench(
         name, arguments = "proton", [*([] if name == "list" else [name]), *arguments]
     if name == "list":
         as_json |= "--json" in arguments
-        rows = [[n, e["answers"], *_needs(e)] for n, e in listed.items()]
+        rows = [[n, e["answers"], e.get("minutes"), _needs(e)] for n, e in listed.items()]
         answer(
             as_json,
             [{"name": n, **e} for n, e in listed.items()],
@@ -56,6 +56,5 @@ def bench(
     raise Exit(code)
 
 
-def _needs(entry: dict[str, Any]) -> tuple[Any, str]:
-    needs = [*(["a GPU"] if entry.get("gpu") else []), *entry.get("packages", [])]
-    return entry.get("minutes"), ", ".join(needs)
+def _needs(entry: dict[str, Any]) -> str:
+    return ", ".join([*(["a GPU"] if entry.get("gpu") else []), *entry.get("packages", [])])
