@@ -117,10 +117,12 @@ class Learner:
         configs = [key.configs[i] for key, part in zip(keys, rows) for i in part]
         place = np.repeat(np.arange(len(keys)), [*map(len, rows)])
         model = np.concatenate([_centred(key.predicted)[part] for key, part in zip(keys, rows)])
-        times = [np.log(key.latency_us[part]) for key, part in zip(others, rows[1:])]
         far = squared_distances(encode(configs))
         apart = np.array([[distance(a.sizes, b.sizes) for b in keys] for a in keys])
-        off = [t - _TRUST * model[place == k + 1] for k, t in enumerate(times)]
+        off = [
+            np.log(key.latency_us[part]) - _TRUST * _centred(key.predicted)[part]
+            for key, part in zip(others, rows[1:])
+        ]
         found = np.concatenate([np.empty(0), *map(_centred, off)])
         same = place[:, None] == place
         level = _LEVEL**2 * same
