@@ -68,6 +68,7 @@ class Tuning:
     ):
         self._tuner, self._options = tuner, options
         self._head = getattr(tuner.fn, "head", "before")
+        self._must_try = getattr(tuner.fn, "must_try", lambda config: False)
         self._call = KernelCall(tuner, args, kwargs)
         configs = self._pruned(kwargs) if configs is None else configs
         self.configs, self._by_name = configs, {config_name(x): x for x in configs}
@@ -211,28 +212,25 @@ class Tuning:
 
         A model predicts; without a model, or if the user asks for it, the PTX score does.
         """
-        names, sizes = [*self._by_name], self._call.described()
-        if self._head == "scaled":  # needs no binaries; configurations of libraries come last
+        names, sizes, slower = [*self._by_name], self._call.described(), np.zeros(1)
+        if self._head == "scaled":  # needs no binaries
             slower = predicted(self._target, names, sizes, {}, self._head)
-            if slower.any():
-                found = [self._by_name[names[row]] for row in slower.argsort(kind="stable")]
-                return sorted(found, key=self._tuner.fn.must_try)
         else:  # what is loaded is compiled once more, which tells about its binary
             self.compiling.function = apart(self._tuner.fn)
-        made = {
-            candidate.config: candidate.artifact
-            for same in self._compile([*map(Candidate, self._by_name)])
-            for candidate in same
-            if not candidate.artifact or candidate.artifact.ok
-        }
-        names = [name for name in self._by_name if name in made]
-        binaries = {
-            n: self.compiling.binary(n, artifact) for n, artifact in made.items() if artifact
-        }
-        slower = predicted(self._target, names, sizes, binaries, "after")
-        if self._options.model == "ptx-score" or len(binaries) < len(names) or not slower.any():
-            slower = np.array([-self.compiling.ptx_score(name, made[name]) for name in names])
-        return [self._by_name[names[row]] for row in slower.argsort(kind="stable")]
+        if not slower.any():
+            made = {
+                candidate.config: candidate.artifact
+                for same in self._compile([*map(Candidate, self._by_name)])
+                for candidate in same
+                if not candidate.artifact or candidate.artifact.ok
+            }
+            names = [name for name in self._by_name if name in made]
+            binaries = {n: self.compiling.binary(n, found) for n, found in made.items() if found}
+            slower = predicted(self._target, names, sizes, binaries, "after")
+            if self._options.model == "ptx-score" or len(binaries) < len(names) or not slower.any():
+                slower = np.array([-self.compiling.ptx_score(name, made[name]) for name in names])
+        ordered = [self._by_name[names[row]] for row in slower.argsort(kind="stable")]
+        return sorted(ordered, key=self._must_try)  # libraries come last
 
     def _runner(self) -> KernelRunner | IsolatedRunner:
         """Return the runner: one with a child process, if that is asked for and possible."""
@@ -294,10 +292,9 @@ class Tuning:
         everything = meanwhile is None or self._is_exhaustive
         names = [candidate.config for candidate in candidates]
         learner, self._enough = self._learner(names, everything), False
-        must_try = getattr(self._tuner.fn, "must_try", lambda config: False)
         pending = defaultdict(list)
         for row, name in enumerate(names):
-            if must_try(self._by_name[name]):
+            if self._must_try(self._by_name[name]):
                 pending[self.compiling.begin(name)].append(row)
         wanted = self._begin(learner, names, pending)
         if meanwhile is not None:
