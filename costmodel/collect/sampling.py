@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
 from typing import get_args
 
@@ -142,12 +143,10 @@ def training_workloads(
         seed: the same seed gives the same list.
     """
     rng = np.random.default_rng(seed)
-    kinds = (_layer, _aligned, _ragged, _round, _layer, _ragged, _aligned, _ragged)
+    turns = cycle((_layer, _aligned, _ragged, _round, _layer, _ragged, _aligned, _ragged))
     found: dict[Workload, None] = {}
-    turn = 0
     while len(found) < count:
-        m, n, k = kinds[turn % len(kinds)](rng)
-        turn += 1
+        m, n, k = next(turns)(rng)
         dtype = str(rng.choice(list(dtypes)))
         options = kind_options(dtype)
         options["b_layout"] = "col" if rng.random() < _TRANSPOSED_SHARE else "row"
