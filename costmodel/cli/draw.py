@@ -120,8 +120,7 @@ def read_shapes(path: Path) -> list[tuple[int, int, int]]:
     with file_errors(path), path.open(newline="", encoding="utf-8-sig") as file:
         rows = csv.DictReader(file)
         try:
-            lacking = [name for name in "mnk" if name not in (rows.fieldnames or ())]
-            if lacking:
+            if lacking := [name for name in "mnk" if name not in (rows.fieldnames or ())]:
                 raise InvalidInput(f"no column {', '.join(lacking)}: expected m, n and k by name")
             found = [(_size(row, "m"), _size(row, "n"), _size(row, "k")) for row in rows]
         except UnicodeDecodeError:  # the file is read ahead, so the line is not known
