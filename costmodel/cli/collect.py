@@ -98,20 +98,20 @@ class Work:
 
         return None if self.replay is None else Dataset.open(self.replay)
 
-    def jobs(self, draw: Draw, identity: Identity, worklist: OptionalPath) -> list[Job]:
+    def jobs(self, draw: Draw, identity: Identity) -> list[Job]:
         """Return the workloads of this part, in the order in which they are to be timed."""
         from costmodel.collect.parts import part_of, recorded_jobs
         from costmodel.collect.sampling import by_doubt, read_worklist
         from costmodel.models import find_model
 
-        if worklist is not None:
-            found = read_worklist(worklist, identity)
+        if self.worklist is not None:
+            found = read_worklist(self.worklist, identity)
         elif recording := self.recording():
             found = recorded_jobs(recording)
         else:
             found = draw.jobs(identity.target)
         found = part_of(found, *self.place)
-        if self.budget is not None and worklist is None:
+        if self.budget is not None and self.worklist is None:
             return by_doubt(found, find_model(identity.target)[0], identity.target)
         return found
 
@@ -244,7 +244,7 @@ def _plan(work: Work, draw: Draw, target: str | None, as_json: bool) -> None:
     from costmodel.collect.parts import plan
 
     identity = _identity(work, target)
-    jobs = work.jobs(draw, identity, work.worklist)
+    jobs = work.jobs(draw, identity)
     planned = plan(jobs, identity.target)
     device = identity.target.device.name
     table = (
@@ -297,7 +297,7 @@ def _time(
     from costmodel.measure.card import collecting, current_run
 
     deadline, recording, view = time.monotonic() + work.seconds, work.recording(), LiveView(as_json)
-    local, known, cache, worklist = work.engine == "local", None, None, work.worklist
+    local, known, cache = work.engine == "local", None, None
     gpus = visible_gpus(os.environ, torch.cuda.device_count if recording is None else int)
     if len(gpus) == 1:  # under torchrun the GPU of this rank
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[0]
@@ -317,10 +317,10 @@ def _time(
             stack.push(partial(_say_kept, dataset))
             stack.callback(dataset.compact)
             if work.bundle is not None:
-                worklist, cache = folder / "worklist.parquet", folder / "cache"
-                known = Dataset.open(folder / "data").artifacts()
+                work = replace(work, worklist=folder / "worklist.parquet")
+                cache, known = folder / "cache", Dataset.open(folder / "data").artifacts()
         if not local:
-            todo = work.bundle or work.jobs(draw, identity, worklist)
+            todo = work.bundle or work.jobs(draw, identity)
             ends = deadline, work.replay, kernels
             collect_on_ray(todo, identity, absorb, view.line, *ends, place=work.place)
         elif len(gpus) > 1:
@@ -329,7 +329,7 @@ def _time(
             with collecting(current_run().device_uuid):
                 kernels(folder, out, *work.place)
         else:
-            jobs = work.jobs(draw, identity, worklist)
+            jobs = work.jobs(draw, identity)
             timer = stack.enter_context(Timer(recording, cache))
             left_s = deadline - time.monotonic()
             timer.collect(jobs, dataset, known, n_jobs=n_jobs, on_job=view.job, budget_s=left_s)
