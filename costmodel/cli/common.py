@@ -118,7 +118,6 @@ def _product(
     return Workload.dense(m, n, k, dtype, **layouts, out_dtype=out_dtype, tf32=tf32)
 
 
-@wraps(_product)
 def product_or_none(**values: Any) -> Workload | None:
     """Return the workload; None if M, N and K are left out."""
     return None if values["k"] is None else _product(**values)
