@@ -23,7 +23,6 @@ class KernelCall:
         args, kwargs: passed to its ``run``.
 
     Attributes:
-        name: of the kernel.
         named: all arguments by name, and the options of the launch.
         arguments: those of them that the kernel has.
         may_write: names of the arguments that the kernel may write; None: all, or not kept yet.
@@ -31,7 +30,6 @@ class KernelCall:
 
     def __init__(self, tuner: Any, args: tuple[Any, ...], kwargs: Named):
         self.tuner, self._args, self._kwargs = tuner, args, kwargs
-        self.name = tuner.base_fn.__name__
         self.named = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
         self.arguments = {k: v for k, v in self.named.items() if k in tuner.arg_names}
         self.may_write: set[str] | None = None
@@ -39,7 +37,7 @@ class KernelCall:
         self._restored: Snapshot | None = None
 
     def __str__(self) -> str:
-        return self.name
+        return self.tuner.base_fn.__name__
 
     def launch(self, config: Any, function: Any = None, **options: Any) -> Any:
         """Launch a configuration, of ``function`` if it is given; Triton's errors propagate."""

@@ -85,7 +85,7 @@ class Tuning:
         self.compiling = Compiling(self._call, self._by_name)
 
     def __str__(self) -> str:
-        return self._call.name
+        return str(self._call)
 
     # --- What is known ----------------------------------------------------------------------------
 
