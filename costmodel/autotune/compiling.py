@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -35,17 +36,21 @@ Compiled = Future[Artifact | None]
 _begun: dict[str, Future[Artifact]] = {}  # by the identity of the job
 
 
+@dataclass(eq=False)
 class Compiling:
     """Compiles the configurations of a call. Those of the latest call are compiled first.
 
-    Args:
+    Attributes:
         call: a call of the kernel.
         by_name: its configurations, by :func:`costmodel.autotune.store.config_name`.
         dump: a folder for their PTX and SASS.
     """
 
-    def __init__(self, call: KernelCall, by_name: Named, dump: Path | None = None):
-        self._call, self._by_name, self._dump = call, by_name, dump
+    call: KernelCall
+    by_name: Named
+    dump: Path | None = None
+
+    def __post_init__(self) -> None:
         self._urgency = next(_numbers)
         self.function: Any = None  # in place of the call's
         self._texts: dict[str, str] = {}  # TTIR; empty where it is not known
@@ -72,10 +77,10 @@ class Compiling:
         Raises:
             CompileError: it cannot be compiled.
         """
-        config = self._by_name[name]
-        self._call.hook(config)  # it may change the types of arguments
+        config = self.by_name[name]
+        self.call.hook(config)  # it may change the types of arguments
         try:
-            found, loaded = recorded(lambda: self._call.launch(config, self.function, warmup=True))
+            found, loaded = recorded(lambda: self.call.launch(config, self.function, warmup=True))
         except (AssertionError, ValueError) as error:  # options that the backend checks
             raise CompileError(reason(error)) from error
         if not found:  # loaded, or a library's, which has no text
@@ -92,7 +97,7 @@ class Compiling:
         """Begin to compile, unless an earlier call has begun that job."""
         begun = _begun.get(job.identity)
         if begun is None or (begun.done() and (begun.cancelled() or begun.exception())):
-            compile_ = functools.partial(compile_job, job, job.name, self._dump)
+            compile_ = functools.partial(compile_job, job, job.name, self.dump)
             begun = _begun[job.identity] = device_compilers().submit(
                 job.identity, job.name, compile_, cache=cache_folder(), urgency=self._urgency
             )
@@ -115,7 +120,7 @@ class Compiling:
 
     def begin_all(self) -> list[Compiled]:
         """Begin to compile all configurations, without waiting."""
-        return [self.begin(name) for name in self._by_name]
+        return [self.begin(name) for name in self.by_name]
 
     def forget(self) -> None:
         """Forget the compiles of this call: their artifacts were taken, or nobody wants them."""
@@ -125,14 +130,14 @@ class Compiling:
 
     def written(self) -> set[str] | None:
         """Return the arguments that any configuration may write; None: all."""
-        if hasattr(self._call.tuner.fn, "writes"):  # not only a kernel of Triton
-            return set(self._call.tuner.fn.writes)
+        if hasattr(self.call.tuner.fn, "writes"):  # not only a kernel of Triton
+            return set(self.call.tuner.fn.writes)
         for text in set(self._texts.values()) - self._written.keys():
             self._written[text] = written(text, self._signature)
         found = self._written.values()
         if None in found or not found:
             return None
-        return {*self._call.tuner.reset_to_zero}.union(*filter(None, found))
+        return {*self.call.tuner.reset_to_zero}.union(*filter(None, found))
 
     def binary(self, name: str, artifact: Artifact) -> Named:
         """Return the facts about a binary from which a model learns, beside its timing."""
@@ -140,7 +145,7 @@ class Compiling:
             "registers": artifact.registers, "spill_bytes": artifact.spill_bytes,
             "shared_bytes": artifact.shared_bytes, "compile_s": round(artifact.compile_s, 3),
             "ptx": {feature: count for feature, count in artifact.ptx.items() if count},
-            "grid": self._call.grid(self._by_name[name]),
+            "grid": self.call.grid(self.by_name[name]),
             "ttir": count_operations(self._texts[name]),
         }  # fmt: skip
 
