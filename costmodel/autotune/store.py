@@ -28,7 +28,6 @@ from costmodel.validation import log, one_line
 SCHEMA = 1
 """Version of the files; it is in the hash of their names, so other versions have other names."""
 
-_BEFORE_DIGEST = -len("0" * 20 + ".jsonl")  # of a file's name
 _RELATIVES = 32
 
 _PARTS = "kwargs num_warps num_stages num_ctas maxnreg ir_override pre_hook"
@@ -213,7 +212,7 @@ class KernelStore(CacheFolder):
     def relatives(self, key: Named) -> list[KernelEntry]:
         """Return entries of a few other keys: same kernel, device and Triton, of 32 files."""
         name = _file_name(_header(key))
-        paths = self.files(f"{name[:_BEFORE_DIGEST]}*.jsonl")
+        paths = self.files(f"{name.rpartition('-')[0]}-*.jsonl")  # without the hash
         newest = sorted(paths, key=_changed, reverse=True)[:_RELATIVES]
         found = [_load(path, logging.INFO) for path in newest if path.name != name]
         parts = "name", "source", "device", "triton"
