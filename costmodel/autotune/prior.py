@@ -37,7 +37,7 @@ def predicted(
     configs: Sequence[str],
     arguments: Mapping[str, Any],
     binaries: Mapping[str, Mapping[str, Any]],
-    head: str = "before",
+    head: str,
 ) -> Floats:
     """Return log(latency) of each configuration up to a constant, [n]; zeros without a model.
 
