@@ -78,7 +78,7 @@ def columns_of(
         binaries: by name, as in the store; before compiling only with ``grid``.
     """
     rows = [numbers(name, arguments, binaries.get(name, {})) for name in configs]
-    texts = {"config": list(configs), "arguments": [json.dumps(arguments)] * len(configs)}
+    texts = {"config": configs, "arguments": [json.dumps(arguments)] * len(configs)}
     return texts | {name: np.array([row[name] for row in rows]) for name in FEATURES}
 
 
@@ -293,8 +293,8 @@ class KernelTable:
         Raises:
             MissingData: there are none.
         """
-        texts = "list kernel role status config arguments"
-        table = dataset.rows.select([*texts.split(), "latency_us", "p10_us", *FEATURES])
+        own = "list kernel role status config arguments latency_us p10_us"
+        table = dataset.rows.select([*own.split(), *FEATURES])
         every = {name: np.asarray(table[name]) for name in table.column_names}
         order = np.lexsort((every["config"], every["list"]))
         ends = np.flatnonzero(every["list"][order][1:] != every["list"][order][:-1]) + 1
