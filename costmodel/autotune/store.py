@@ -189,7 +189,7 @@ class KernelStore(CacheFolder):
 
     def describe(self, key: Named, arguments: Named) -> None:
         """Keep the arguments of the call."""
-        self._append(key, {"arguments": dict(arguments)})
+        self._append(key, {"arguments": arguments})
 
     def note_binary(self, key: Named, config_name: str, **binary: Any) -> None:
         """Keep facts about the binary of a configuration."""
@@ -272,7 +272,7 @@ def _changed(path: Path) -> float:
 
 
 def _header(key: Named) -> Named:
-    return {"schema": SCHEMA, "key": dict(key)}
+    return {"schema": SCHEMA, "key": key}
 
 
 def _file_name(header: Named) -> str:

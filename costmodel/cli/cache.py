@@ -178,4 +178,4 @@ def _state(key: Any, arch: int) -> str:
 
 
 def _plain(entry: Any) -> Named:
-    return {"path": str(entry.path), "key": dict(entry.key), "result": entry.result.to_dict()}
+    return {"path": str(entry.path), "key": entry.key, "result": entry.result.to_dict()}
