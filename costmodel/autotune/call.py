@@ -116,7 +116,7 @@ class KernelCall:
         plain = {
             name: value
             for name, value in named.items()
-            if value is None or (isinstance(value, bool | int | float) and isfinite(value))
+            if value is None or (isinstance(value, int | float) and isfinite(value))
         }
         tensors = tensors_of(named).items()
         return plain | {name: [str(x.dtype), list(x.shape)] for name, x in tensors}
@@ -133,9 +133,8 @@ class KernelCall:
 
     def restore(self) -> None:
         """Put back what the copied arguments held before the first launch."""
-        for snapshot in (self._before, self._restored):
-            if snapshot is not None:
-                snapshot.restore()
+        for snapshot in filter(None, (self._before, self._restored)):
+            snapshot.restore()
 
     def written(self) -> Snapshot:
         """Copy the present content of the arguments that the kernel may write."""
