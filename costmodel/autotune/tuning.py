@@ -234,15 +234,15 @@ class Tuning:
 
     def _runner(self) -> KernelRunner | IsolatedRunner:
         """Return the runner: one with a child process, if that is asked for and possible."""
-        call, note = self._call, self._note
         by_hand = any(getattr(c, "ir_override", None) for c in self._by_name.values())
         agree = by_hand or self._options.check == "agree"
+        given = self._call, self._by_name, self._note, agree
         if self._options.isolate:
             try:
-                return IsolatedRunner(call, self._by_name, note, agree=agree)
+                return IsolatedRunner(*given)
             except InvalidInput as error:
-                warnings.warn(f"{call} is timed in this process: {error}", RuntimeWarning, 6)
-        return KernelRunner(call, self._by_name, note, agree=agree)
+                warnings.warn(f"{self} is timed in this process: {error}", RuntimeWarning, 6)
+        return KernelRunner(*given)
 
     def shared(self, config: Any) -> Any:
         """Return the choice of the rank that chose first in a process group; else this one."""
