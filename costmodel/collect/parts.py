@@ -68,9 +68,10 @@ def merge(path: Path, parts: Sequence[Path]) -> Dataset:
         MixedData: they are of different devices, toolchains or protocols; nothing is written.
     """
     opened = [Dataset.open(part) for part in parts]
-    for part in opened[1:]:
-        opened[0].identity.require_same(part.identity, part.path)
-    merged = Dataset.create(path, opened[0].target, opened[0].protocol)
+    first = opened[0]
+    for part in opened:
+        first.identity.require_same(part.identity, part.path)
+    merged = Dataset.create(path, first.target, first.protocol)
     for part in opened:
         if part.path.resolve() != path.resolve():
             merged.absorb(part.path)
