@@ -83,6 +83,13 @@ class Launch:
         return int(self.named["BLOCK"])
 
 
+class Loaded(SimpleNamespace):
+    """Stands for what Triton has loaded; with a grid in brackets it is launched."""
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., None]:
+        return lambda *given: self.run(*grid, *[None] * 6, *given)
+
+
 class Machine:
     """What the tests say of a machine, and what was done on it.
 
@@ -143,7 +150,7 @@ class Machine:
 
     def compile(self, source: Any, target: Any = None, options: Any = None, **_: Any) -> Any:
         """Return what Triton would have loaded."""
-        return SimpleNamespace(
+        return Loaded(
             run=lambda x, y, z, *rest: self.launch(source.fn, options, (x, y, z), rest),
             launch_metadata=lambda *_: None, function=None, packed_metadata=None, asm={"ptx": ""},
         )  # fmt: skip

@@ -76,9 +76,9 @@ def check_columns(sql: str) -> None:
     assert set(words) - sql_words <= set(have)
 
 
-def launched(checked: Any, *args: Any) -> torch.Tensor:
+def launched(checked: Any, tensors: dict[str, Any], **options: Any) -> torch.Tensor:
     """Launch a scaled product whose arguments were checked, without asking for a GPU."""
-    call = checked(*args)
+    call = checked(**tensors, **options)
     tuned.run(*call, warmup=False)
     return cast(torch.Tensor, call[5])  # out
 

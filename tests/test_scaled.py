@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -23,6 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import costmodel
+import costmodel.scaled.launch as scaled_launch
 from costmodel.autotune.tuner import state_of
 from costmodel.compile.ttir import compile_job, front_end, recorded
 from costmodel.errors import (
@@ -370,6 +372,142 @@ def test_deep_gemm_is_a_candidate_where_it_is_installed(
     tuned.run(*call_of("block", 2), warmup=False)
     assert tuned.best_config.kwargs["kernel"] != "deep_gemm"
     assert "deep_gemm" not in {c.kwargs["kernel"] for c in configurations(call_of("row"))}
+
+
+class Gpu(str):
+    """A name that torch takes for that of the CPU."""
+
+    type = "cuda"
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says that it is on a GPU."""
+
+    @property
+    def device(self) -> Any:  # type: ignore[override]
+        return Gpu("cpu")
+
+    def get_device(self) -> int:
+        return 0
+
+
+def on_gpu(given: dict[str, Any]) -> dict[str, Any]:
+    tensors = {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
+    return given | {name: x.as_subclass(OnGpu) for name, x in tensors.items()}
+
+
+@pytest.fixture
+def gpu(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A machine whose tensors say that they are on its GPU."""
+    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
+    stream = SimpleNamespace(cuda_stream=0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: stream)
+    workspace = SimpleNamespace(get=lambda *sizes: (torch.zeros(4), torch.zeros(4)))
+    monkeypatch.setattr(scaled_launch, "workspace_of", lambda index, stream: workspace)
+    return machine
+
+
+def described(launch: Any) -> Any:
+    """Everything of a launch except where its scratch memory lies."""
+    named = {
+        name: (value.base.data_ptr(), value.shape, value.strides, value.block_shape)
+        if name.endswith("_desc") and value is not None else value.data_ptr()
+        if isinstance(value, torch.Tensor) else value
+        for name, value in launch.named.items() if name not in ("partial_ptr", "arrivals_ptr")
+    }  # fmt: skip
+    return launch.grid, named
+
+
+@pytest.mark.parametrize("kernel", ["pointer", "tma", "warps"])
+@pytest.mark.parametrize("make", [arguments, by_blocks])
+def test_a_call_of_a_known_kind_launches_what_a_first_call_would(
+    gpu: Machine, kernel: str, make: Any
+) -> None:
+    """It takes less of the host than binding and checking all arguments anew."""
+    m = 100
+    gpu.us = lambda launch: 1.0 + (launched_by(launch) != kernel)
+
+    def launched_by(launch: Any) -> str:
+        if "a_ptr" not in launch.named:
+            return "warps"
+        return "pointer" if launch.named["a_desc"] is None else "tma"
+
+    def call(fill: float) -> torch.Tensor:
+        given = make(mat_a=torch.full((m, K), fill).to(E4M3), bias=torch.zeros(N))
+        scale = torch.ones(m, 2)[:, :1] if make is arguments else torch.ones(3, m).T
+        held.append(given := on_gpu(given | {"scale_a": scale, "activation": "relu"}))
+        return costmodel.scaled_mm(**given)
+
+    held: list[dict[str, Any]] = []
+    first = call(1.0)
+    launches = len(gpu.launches)
+    assert launched_by(gpu.launches[-1]) == kernel
+    assert launches > 5
+    again = call(2.0)
+    assert len(gpu.launches) == launches + 1
+    assert (again.shape, again.dtype) == (first.shape, first.dtype)
+    assert again.data_ptr() != first.data_ptr()
+    found = described(gpu.launches[-1])
+    state_of(tuned).repeats.clear()
+    expected = costmodel.scaled_mm(**held[-1], out=again)
+    assert expected is again
+    assert found == described(gpu.launches[-1])
+
+
+CHANGED: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"mat_a": matrix(K, M).T}, LayoutError, "row-major"),
+    ({"mat_b": matrix(N, K)}, ShapeError, "k"),
+    ({"scale_a": torch.ones(M)}, ShapeError, r"\[6, 1\]"),
+    ({"scale_a": torch.ones(M, 1, requires_grad=True)}, GradientError, "no_grad"),
+    ({"scale_a": [torch.ones(M, 1)] * 2}, InvalidInput, "scale_a"),
+    ({"scale_recipe_a": TENSOR}, ShapeError, "TensorWise"),
+    ({"scale_recipe_a": [ROW, ROW]}, InvalidInput, "RowWise"),
+    ({"output_dtype": torch.float64}, UnsupportedDtype, "bfloat16"),
+    ({"out": torch.zeros(M, N)}, ShapeError, "bfloat16"),
+    ({"mat_a": matrix(M, K)}, DeviceError, "mat_a"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "kind", "text"), CHANGED)
+def test_a_known_call_that_goes_wrong_is_checked_again(
+    gpu: Machine, changed: dict[str, Any], kind: type[Exception], text: str
+) -> None:
+    given = on_gpu(arguments())
+    costmodel.scaled_mm(**given)
+    launches = len(gpu.launches)
+    own = changed if kind is DeviceError else on_gpu(changed)
+    with pytest.raises(kind, match=text):
+        costmodel.scaled_mm(**(given | own))
+    assert len(gpu.launches) == launches
+
+
+def test_other_scales_strides_and_types_are_other_calls(gpu: Machine) -> None:
+    """A scale that the first call shares between its operands is not shared by the next."""
+    one, two = (torch.ones(1).as_subclass(OnGpu) for _ in range(2))
+    a = matrix(M, K + 8)[:, :K]  # such rows are not torch's, which would take no time here
+    given = on_gpu(arguments(mat_a=a, scale_recipe_a=TENSOR, scale_recipe_b=TENSOR))
+    for scales in ((one, one), (one, two), (two, one)):
+        named = dict(zip(("scale_a", "scale_b"), scales, strict=True))
+        costmodel.scaled_mm(**(given | named))
+        found = gpu.launches[-1].named
+        assert (found["scale_a_ptr"], found["scale_b_ptr"]) == scales
+    wide = matrix(M, K + 24)[:, :K].as_subclass(OnGpu)
+    costmodel.scaled_mm(**(given | {"scale_a": one, "scale_b": one, "mat_a": wide}))
+    assert gpu.launches[-1].named["stride_am"] == K + 24
+    out = costmodel.scaled_mm(
+        **(given | {"scale_a": one, "scale_b": one, "output_dtype": torch.float32})
+    )
+    assert out.dtype == torch.float32
+
+
+def test_int8_products_are_repeated_too(gpu: Machine) -> None:
+    for fill in (1, 2):
+        a, b = (torch.full((r, K), fill, dtype=INT8).as_subclass(OnGpu) for r in (M, N))
+        out = costmodel.int_mm(a, b.T)
+        assert (out.shape, out.dtype) == ((M, N), torch.int32)
+        named = gpu.launches[-1].named
+        assert named["b_ptr"].data_ptr() == b.data_ptr()
+    assert len(state_of(tuned).repeats) == 1
 
 
 def test_a_full_card_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:

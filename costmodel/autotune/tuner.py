@@ -126,6 +126,7 @@ class State:
         launched: Triton's keys of the calls so far.
         compiling: compiles that mode ``background`` waits for, by :meth:`key_of`.
         cached: entries that costmodel put into the tuner's own ``cache``.
+        repeats: launches that the owner of the tuner makes again by himself.
         lock: held by the thread that tunes.
     """
 
@@ -135,6 +136,7 @@ class State:
         self.launched: set[Any] = set()
         self.compiling: dict[Any, list[Future[Any]]] = {}
         self.cached: dict[Any, Any] = {}
+        self.repeats: dict[Any, Any] = {}
         self.lock = threading.RLock()
         in_key = dict.fromkeys(tuner.keys, lambda value: value)
         # FlagGems may round the values in the key, with functions in the order of the key.
@@ -165,7 +167,8 @@ class State:
 
 def state_of(tuner: Any, options: Options | None = None) -> State:
     """Return costmodel's state of a tuner; make an empty one if there is none."""
-    return tuner.__dict__.setdefault(_STATE, State(tuner, options or Options()))
+    state = tuner.__dict__.get(_STATE)
+    return state or tuner.__dict__.setdefault(_STATE, State(tuner, options or Options()))
 
 
 def _describe(value: Any, rule: tuple[Any, bool, bool], parts: list[Any]) -> None:
@@ -201,7 +204,7 @@ def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
         if len(tuner.configs) < 2:
             found = tuner.configs[0], tuner.configs[0].all_kwargs()
         else:
-            state = tuner.__dict__.get(_STATE) or state_of(tuner)
+            state = state_of(tuner)
             key = state.key_of(args, kwargs)
             found = state.launches.get(key)
         if found is None:

@@ -1,10 +1,11 @@
 """Launches of each kernel, or of torch, by the configuration that the tuner asks for."""
 
+import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import ceil
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,6 +25,7 @@ BLOCK_ROWS = {TENSOR: 0, ROW: 0, BY_ROW: 1, BY_BLOCK: 128}
 """Rows that share a scale in each block of K; 0: one scale for all of K."""
 
 _GROUP_M = 8
+_OPERANDS = "a", "b", "scale_a", "scale_b", "bias", "c"  # of kernels; c is `out`
 _PLAIN = ("m", "stride_sak", "stride_sbk")
 
 
@@ -42,6 +44,22 @@ def scaled_product(
         bucket: the largest m that shares the choice.
         torchs: scales, operands and result lie in memory as torch wants them.
     """
+
+
+class Launch(NamedTuple):
+    """A launch of a kernel of Triton.
+
+    Attributes:
+        values: its arguments in order, except constants.
+        scratch: bytes and counters of its workspace; (): it needs none.
+    """
+
+    function: Any
+    values: tuple[Any, ...]
+    constants: Named
+    programs: int
+    options: Named
+    scratch: tuple[int, ...] = ()
 
 
 class Kernels:
@@ -80,10 +98,14 @@ class Kernels:
             CompileError: torch or DeepGEMM does not compute this.
         """
         named = dict(zip(self.arg_names, args, strict=True))
-        if kernel not in ("torch", "deep_gemm"):
-            return _LAUNCHES[kernel](named, warmup=warmup, **meta)
+        if kernel in _KERNELS:
+            launch: Launch = _KERNELS[kernel](named, **meta)
+            return launch.function.run(
+                *launch.values, **launch.constants, **launch.options,
+                grid=(launch.programs,), warmup=warmup,
+            )  # fmt: skip
         try:
-            return None if warmup else _LAUNCHES[kernel](named)
+            return None if warmup else _BY_LIBRARY[kernel](named)
         except (torch.AcceleratorError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # whatever it says: it is one candidate of many
@@ -118,7 +140,7 @@ def _by_deep_gemm(call: Named) -> None:
 def _by_tiles(
     call: Named, *, block_m: int, block_n: int, step: int, splits: int,
     by_tma: bool = False, swap: bool | None = None, **options: Any,
-) -> Any:  # fmt: skip
+) -> Launch:  # fmt: skip
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     from costmodel.kernels.scaled import scaled_tiles
@@ -128,25 +150,27 @@ def _by_tiles(
     if swap is None:  # the tensor cores' tile has 64 rows at least
         swap = block_n >= 64 and (block_m <= 64 or block_m > block_n)
     partial = arrivals = a_desc = b_desc = None
-    if splits > 1:
-        partial, arrivals = _workspace(a).get(4 * tiles * splits * block_m * block_n, tiles)
-        partial = partial.view(torch.int32) if a.dtype == torch.int8 else partial
+    scratch = (4 * tiles * splits * block_m * block_n, tiles) if splits > 1 else ()
+    if scratch:
+        partial, arrivals = _scratch(a, *scratch)
     if by_tma:
         a_desc = TensorDescriptor(a, [*a.shape], [call["lda"], 1], [block_m, step])
         b_desc = TensorDescriptor(b, [*b.shape], [call["ldb"], 1], [block_n, step])
-    return scaled_tiles.run(
+    values = (
         a_desc, b_desc, a, b, call["out"], call["scale_a"], call["scale_b"], call["bias"], partial,
         arrivals, m, n, k, call["lda"], call["ldb"], call["ldc"], *_strides(call), splits,
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=step, SWAP=swap,
-        SPLIT=splits > 1, EVEN_K=k % step == 0, **_constants(call), grid=(tiles * splits,),
-        **options,
     )  # fmt: skip
+    constants = _constants(call) | {
+        "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": step, "SWAP": swap,
+        "SPLIT": splits > 1, "EVEN_K": k % step == 0,
+    }  # fmt: skip
+    return Launch(scaled_tiles, values, constants, tiles * splits, options, scratch)
 
 
 def _by_warps(
     call: Named, *, block_m: int, block_n: int, step: int, groups: int, parts: int,
     num_stages: int, num_warps: int, **options: Any,
-) -> Any:  # fmt: skip
+) -> Launch:  # fmt: skip
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -169,18 +193,19 @@ def _by_warps(
     tiles = ceil(m / block_m) * ceil(n / block_n)
     properties = torch.cuda.get_device_properties(call["a"].get_device())
     programs = min(tiles, properties.multi_processor_count)
-    return scaled_warp_specialized.run(
-        *descriptors, call["scale_a"], call["scale_b"], call["bias"], m, n, k, *_strides(call),
-        ROWS=rows, BLOCK_N=columns, BLOCK_K=step, STAGES=num_stages, GROUPS=groups, PARTS=parts,
-        COPY_REGISTERS=COPY_REGISTERS, MULTIPLY_REGISTERS=int(multiply_registers(4 * groups)),
-        **_constants(call), grid=(programs,), num_warps=num_warps,
-        maxnreg=int(entry_registers(4 * groups)), **options,
-    )  # fmt: skip
+    scales = call["scale_a"], call["scale_b"], call["bias"]
+    constants = _constants(call) | {
+        "ROWS": rows, "BLOCK_N": columns, "BLOCK_K": step, "STAGES": num_stages, "GROUPS": groups,
+        "PARTS": parts, "COPY_REGISTERS": COPY_REGISTERS,
+        "MULTIPLY_REGISTERS": int(multiply_registers(4 * groups)),
+    }  # fmt: skip
+    options |= {"num_warps": num_warps, "maxnreg": int(entry_registers(4 * groups))}
+    values = *descriptors, *scales, m, n, k, *_strides(call)
+    return Launch(scaled_warp_specialized, values, constants, programs, options)
 
 
-_LAUNCHES: dict[str, Callable[..., Any]] = {
-    "torch": _by_torch,
-    "deep_gemm": _by_deep_gemm,
+_BY_LIBRARY = {"torch": _by_torch, "deep_gemm": _by_deep_gemm}
+_KERNELS: dict[str, Callable[..., Launch]] = {
     "pointer": _by_tiles,
     "tma": functools.partial(_by_tiles, by_tma=True),
     "warps": _by_warps,
@@ -189,12 +214,56 @@ _GLUON = {torch.float8_e4m3fn: "float8e4nv", torch.float8_e5m2: "float8e5"}
 """Types of other names there."""
 
 
-def _workspace(a: torch.Tensor) -> Workspace:
-    """Return the scratch memory of the current stream, or new memory for the interpreter."""
+def repeated(
+    call: tuple[Any, ...], kernel: str, loaded: Any, **meta: Any
+) -> Callable[[Sequence[Any]], object]:
+    """Return a function that launches again, with other tensors that lie in memory as the first.
+
+    Triton takes longer to bind the arguments than everything else takes.
+
+    Args:
+        call: the arguments of the first launch; the tensors come first.
+        loaded: Triton's object of the binary; not of a library.
+    """
+    names, numbers = Kernels.arg_names, call[len(_OPERANDS) :]
+    if kernel in _BY_LIBRARY:
+        by_library = _BY_LIBRARY[kernel]
+        return lambda tensors: by_library(dict(zip(names, (*tensors, *numbers), strict=True)))
+    launch: Launch = _KERNELS[kernel](dict(zip(names, call)), **meta)
+    own = launch.function.arg_names
+    kept = [*launch.values, *(launch.constants[name] for name in own[len(launch.values) :])]
+    start, plain, described = loaded[launch.programs, 1, 1], list[Any](), list[Any]()
+    for place, name in enumerate(own):
+        operand, _, kind = name.rpartition("_")
+        if operand in _OPERANDS and kept[place] is not None:
+            to = described if kind == "desc" else plain
+            to.append((place, _OPERANDS.index(operand)))
+    if launch.scratch:
+        partial = own.index("partial_ptr")
+
+    def again(tensors: Sequence[Any]) -> None:
+        values = kept.copy()
+        for place, of in plain:
+            values[place] = tensors[of]
+        for place, of in described:
+            values[place] = copy.copy(kept[place])
+            values[place].base = tensors[of]
+        if launch.scratch:
+            values[partial : partial + 2] = _scratch(tensors[0], *launch.scratch)
+        start(*values)
+
+    return again
+
+
+def _scratch(a: torch.Tensor, size_bytes: int, tiles: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return scratch memory of the current stream, or new memory for the interpreter."""
     if a.device.type == "cpu":
-        return Workspace(a.device)
-    index = a.get_device()
-    return workspace_of(index, torch.cuda.current_stream(index).cuda_stream)
+        found = Workspace(a.device)
+    else:
+        index = a.get_device()
+        found = workspace_of(index, torch.cuda.current_stream(index).cuda_stream)
+    partial, arrivals = found.get(size_bytes, tiles)
+    return partial.view(torch.int32) if a.dtype == torch.int8 else partial, arrivals
 
 
 def _strides(call: Named) -> tuple[int, ...]:
