@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
@@ -28,7 +29,7 @@ from costmodel.collect import Job, collect
 from costmodel.compile.compiler import Artifact
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.dataset import Dataset
-from costmodel.errors import InvalidInput
+from costmodel.errors import CompileError, InvalidInput
 from costmodel.files import digest, encode
 from costmodel.gemm.specialize import artifact_key, specialize
 from costmodel.gemm.workload import Workload
@@ -351,3 +352,26 @@ def test_relatives_are_the_newest_files(tmp_path: Path) -> None:
     found = store.relatives(key("new", 100))
     assert sorted(entry.key["key"]["n"] for entry in found) == [*range(90, 100)]
     assert len(store.relatives(key("old", 100))) == 22
+
+
+def test_a_misspelled_constant_costs_its_configuration(machine: Machine) -> None:
+    own = [*configs(64, 32), triton.Config({"BLOCK": 16, "BLOK": 8})]
+    with pytest.warns(RuntimeWarning, match="did you mean BLOCK"):
+        kernel, _ = tuned(own)
+    assert kernel.best_config.kwargs == {"BLOCK": 32}
+    with pytest.raises(CompileError, match="BLOK"):
+        tuned([triton.Config({"BLOCK": b, "BLOK": 8}) for b in (16, 32)])
+
+
+def test_why_triton_cannot_start_is_told_before_its_error(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a cache folder that cannot be written, or without a C compiler."""
+
+    def refused() -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", "/sys/triton")
+
+    monkeypatch.setattr(triton.runtime.driver.active, "get_current_device", refused)
+    warned = pytest.warns(RuntimeWarning, match="add is not tuned: .*TRITON_CACHE_DIR")
+    with warned, pytest.raises(PermissionError, match="/sys/triton"):
+        tuned(configs(32, 64))

@@ -460,3 +460,22 @@ def test_threads_read_kernels_at_once_while_memory_is_collected() -> None:
         sys.setswitchinterval(interval)
         gc.callbacks.remove(let_others)
     assert [tree.body[0].name for tree in trees] == ["add"] * 400
+
+
+def test_a_model_of_kernels_is_used_before_the_shipped_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "mine"
+    shutil.copytree(prior.shipped_models("kernels-")["h200-sxm"], folder)
+    monkeypatch.setattr(prior, "shipped_models", lambda kind: {})
+    prior._load.cache_clear()
+    try:
+        assert costmodel.use(folder) is None
+        assert prior.model_for(90) is not None
+        assert prior.model_for(80) is None, "it is for another architecture"
+        assert prior.model_for(90, "scaled") is None
+        assert costmodel.use(None) is None
+        assert prior.model_for(90) is None
+    finally:
+        costmodel.use(None)
+        prior._load.cache_clear()

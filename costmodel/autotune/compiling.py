@@ -18,7 +18,7 @@ from costmodel.compile.compiler import Artifact, reason
 from costmodel.compile.ptx import extract
 from costmodel.compile.triton_private import cache_folder, know_triton_key
 from costmodel.compile.ttir import KernelJob, compile_job, count_operations, front_end, recorded
-from costmodel.errors import CompileError, HostError
+from costmodel.errors import CompileError, HostError, host_errors
 from costmodel.files import Named
 from costmodel.gemm.specialize import device_compilers
 from costmodel.models.baselines import PTX_WEIGHTS
@@ -80,8 +80,11 @@ class Compiling:
         config = self.by_name[name]
         self.call.hook(config)  # it may change the types of arguments
         try:
-            found, loaded = recorded(lambda: self.call.launch(config, self.function, warmup=True))
-        except (AssertionError, ValueError) as error:  # options that the backend checks
+            with host_errors():  # Triton builds its driver at the first launch
+                found, loaded = recorded(
+                    lambda: self.call.launch(config, self.function, warmup=True)
+                )
+        except (AssertionError, KeyError, ValueError) as error:  # unknown names, wrong options
             raise CompileError(reason(error)) from error
         if not found:  # loaded, or a library's, which has no text
             self._texts[name] = getattr(loaded, "asm", {}).get("ttir", "")

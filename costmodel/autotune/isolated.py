@@ -135,7 +135,7 @@ class IsolatedRunner(ChildRunner):
         call, config, launch = self.call, self.by_name[name], _Recorded()
         try:
             found, _ = recorded(lambda: call.launch(config, self._function), launch)
-        except (AssertionError, ValueError) as error:  # options that the backend checks
+        except (AssertionError, KeyError, ValueError) as error:  # unknown names, wrong options
             raise CompileError(reason(error)) from error
         job, types = front_end().job(found[0]), found[0].signature
         if "tt.int_to_ptr" in job.text:

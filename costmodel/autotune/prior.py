@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from costmodel.errors import CostModelError
 from costmodel.hardware.target import Target
-from costmodel.models.registry import shipped_models
+from costmodel.models.registry import shipped_models, used_for_kernels
 from costmodel.validation import warn_once
 
 if TYPE_CHECKING:
@@ -27,9 +28,11 @@ def load_meanwhile(target: Target, head: str) -> None:
 
 
 def model_for(arch: int, head: str = "before") -> KernelModel | None:
-    """Return the shipped model for an architecture; None if there is none."""
+    """Return the user's or the shipped model for an architecture; None if there is none."""
     with _LOADING:
-        return _load(arch, "scaled-" if head == "scaled" else "kernels-")
+        if head == "scaled":
+            return _load(arch, "scaled-")
+        return _load(arch, "kernels-", *used_for_kernels)
 
 
 def predicted(
@@ -57,10 +60,10 @@ def predicted(
 
 
 @functools.cache
-def _load(arch: int, kind: str) -> KernelModel | None:
+def _load(arch: int, kind: str, *used: Path) -> KernelModel | None:
     from costmodel.autotune.model import KernelModel
 
-    for folder in shipped_models(kind).values():
+    for folder in (*used, *shipped_models(kind).values()):
         try:
             model = KernelModel.load(folder)
             next(iter(model.trees.values())).forest  # noqa: B018, it is read here

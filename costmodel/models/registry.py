@@ -6,8 +6,9 @@ from pathlib import Path
 
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.candidates import CostModel
-from costmodel.data.shards import CARD
+from costmodel.data.shards import CARD, content_of
 from costmodel.errors import FileError, ModelError
+from costmodel.files import file_errors
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import DEVICES, Target
 from costmodel.models.baselines import RuleHeuristic
@@ -31,13 +32,22 @@ def use(model: str | Path | CostModel | None) -> CostModel | None:
     """Use a model in this process from now on, before any shipped one.
 
     Args:
-        model: a directory that ``save()`` wrote, a model, or None to go back to the shipped ones.
+        model: a directory that ``save()`` or ``costmodel train`` wrote, a model, or None to go back
+            to the shipped ones. A model of kernels, from its directory, is for tuning kernels.
 
     Raises:
         As :func:`load`; then what was used before stays in use.
     """
     if not (model is None or isinstance(model, CostModel)):
-        model = XgbCostModel.load(as_path("model", model))
+        folder = as_path("model", model)
+        with file_errors(folder):
+            kind = content_of(folder)
+        if kind == "model of kernels":
+            used_for_kernels[:] = [folder.absolute()]
+            return None
+        model = XgbCostModel.load(folder)
+    if model is None:
+        used_for_kernels.clear()
     _used[:] = [] if model is None else [model]
     return model
 
@@ -150,3 +160,5 @@ def _merged(own: ArtifactTable, *others: ArtifactTable) -> ArtifactTable:
 
 
 _used: list[CostModel] = []
+used_for_kernels: list[Path] = []
+"""The directory of the user's model of kernels."""
