@@ -76,11 +76,12 @@ def scaled_mm(
         GradientError: a tensor requires grad.
         CompileError: no kernel works on this device.
     """
-    for name, value in {
-        "swizzle_a": swizzle_a, "swizzle_b": swizzle_b, "contraction_dim": contraction_dim,
-    }.items():  # fmt: skip
-        if getattr(one := _one(value), "value", one) not in (None, 0, (), []):
-            raise InvalidInput(f"{name}={value!r}: expected None or (), leave it out")
+    if not (swizzle_a is swizzle_b is None and contraction_dim == ()):
+        for name, value in {
+            "swizzle_a": swizzle_a, "swizzle_b": swizzle_b, "contraction_dim": contraction_dim,
+        }.items():  # fmt: skip
+            if getattr(one := _one(value), "value", one) not in (None, 0, (), []):
+                raise InvalidInput(f"{name}={value!r}: expected None or (), leave it out")
     tensors = {
         "a": mat_a, "mat_b": mat_b, "scale_a": _one(scale_a), "scale_b": _one(scale_b),
         "bias": bias, "out": out,

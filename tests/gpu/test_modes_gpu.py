@@ -229,6 +229,7 @@ def test_threads_on_streams_of_their_own_ask_the_background(cold):
 # --- the other m of a bucket --------------------------------------------------------------------
 
 
+@pytest.mark.alone  # as many are timed as a second holds
 def test_the_other_m_of_a_bucket_are_timed_once(cold):
     a, b = operands(640, 1280, 2048)
     costmodel.matmul(a[:530], b)
@@ -290,6 +291,7 @@ def test_never_compiles_one_kernel(cold, compiles):
     assert found.timed
 
 
+@pytest.mark.alone  # timings that scatter are not kept
 def test_topk_times_a_small_product(cold):
     a, b = operands(64, 256, 256)
     require_close(costmodel.matmul(a, b, mode="topk"), a, b)
