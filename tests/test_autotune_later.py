@@ -375,3 +375,16 @@ def test_why_triton_cannot_start_is_told_before_its_error(
     warned = pytest.warns(RuntimeWarning, match="add is not tuned: .*TRITON_CACHE_DIR")
     with warned, pytest.raises(PermissionError, match="/sys/triton"):
         tuned(configs(32, 64))
+
+
+def test_a_cache_below_a_file_is_one_warning(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    monkeypatch.setattr(tuning, "store", KernelStore(file / "kernels"))
+    with pytest.warns(RuntimeWarning, match="the cache cannot be used") as told:
+        kernel, _ = tuned(configs(32, 64))
+    assert kernel.best_config.kwargs == {"BLOCK": 32}
+    assert len(told) == 1
+    assert [record.message for record in caplog.records] == []

@@ -303,7 +303,7 @@ def _load(path: Path, level: int) -> KernelEntry:
         entry.add(content)
         if content and not entry.key:
             log.log(level, "%s holds no timings of this key and is ignored", path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         pass
     except (OSError, CorruptFile) as error:
         log.log(level, "%s is ignored: %s", path, one_line(error))

@@ -98,7 +98,7 @@ def tell_unusable(
         {"path": str(folder), "unusable": len(unusable), "unusable_files": names, **counts},
         (str(folder), ["files", "count"],
          [*counts.items(), ("no entry, and ignored", len(unusable))]),
-        notes=[f"no entries: {', '.join(names)}{more}: delete them"] if unusable else [],
+        notes=[f"not readable: {', '.join(names)}{more}: delete them"] if unusable else [],
     )  # fmt: skip
     raise Exit(1 if unusable else 0)
 

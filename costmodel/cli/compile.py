@@ -128,7 +128,8 @@ def _bundle(
         todo = todo or read_worklist(work or Path(), Identity(target, protocol))
         planned = write_bundle(file, todo, target, protocol, n_jobs=jobs, dump=dump)
     unusable = planned["failed"] == planned["binaries"]
-    title = f"nothing compiles: no {file}" if unusable else f"in {file}; estimates of collecting it"
+    estimated = "; estimates of collecting it" if not isinstance(work, str) else ""
+    title = f"nothing compiles: no {file}" if unusable else f"in {file}{estimated}"
     answer(as_json, planned, (title, ["what", "how much"], in_units(planned)))
     if unusable:
         if todo:  # of products a file was written

@@ -214,7 +214,10 @@ configs = [
 def _as_source(entries: list[Named]) -> str:
     """Return a list of the winners, the most frequent first."""
     won = Counter(e["chosen"] for e in entries).most_common()
-    lines = (f"    triton.Config({_source(c)}),  # wins for {times} keys\n" for c, times in won)
+    lines = (
+        f"    triton.Config({_source(c)}),  # wins for {times} of {len(entries)} keys\n"
+        for c, times in won
+    )
     name = one_line(entries[0]["key"]["name"])
     return _SOURCE.format(name=name, keys=len(entries), lines="".join(lines))
 

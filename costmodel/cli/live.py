@@ -54,7 +54,7 @@ class LiveView:
         text = (
             f"{total['jobs_done']}/{total['jobs']} workloads; {total['rows']} rows, {rate:.0f} a "
             f"second; {''.join(failed)}{left_s / 60:.1f} min left; {event['workload']}: best "
-            f"{shown(event['best_us'])} us, torch {shown(event['torch_us'])}"
+            f"{shown(event['best_us'])} us, torch {shown(event['torch_us'])} us"
         )
         if sys.stderr.isatty():  # overwrite the line before
             print(
