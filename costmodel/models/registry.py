@@ -2,13 +2,13 @@
 
 import functools
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.candidates import CostModel
 from costmodel.data.shards import CARD, content_of
 from costmodel.errors import FileError, ModelError
-from costmodel.files import file_errors
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import DEVICES, Target
 from costmodel.models.baselines import RuleHeuristic
@@ -40,11 +40,10 @@ def use(model: str | Path | CostModel | None) -> CostModel | None:
     """
     if not (model is None or isinstance(model, CostModel)):
         folder = as_path("model", model)
-        with file_errors(folder):
-            kind = content_of(folder)
-        if kind == "model of kernels":
-            used_for_kernels[:] = [folder.absolute()]
-            return None
+        with suppress(OSError):  # loading tells
+            if content_of(folder) == "model of kernels":
+                used_for_kernels[:] = [folder.absolute()]
+                return None
         model = XgbCostModel.load(folder)
     if model is None:
         used_for_kernels.clear()
