@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
 from importlib.machinery import ModuleSpec
@@ -42,7 +44,7 @@ from costmodel.kernels.scaled import scaled_tiles
 from costmodel.kernels.scaled_hopper import scaled_warp_specialized
 from costmodel.scaled import layouts
 from costmodel.scaled.configs import prune
-from costmodel.scaled.launch import Kernels, tuned
+from costmodel.scaled.launch import Kernels, repeated, tuned
 from costmodel.scaled.product import int_call, scaled_call
 
 E4M3, E5M2, INT8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8
@@ -498,6 +500,55 @@ def test_other_scales_strides_and_types_are_other_calls(gpu: Machine) -> None:
         **(given | {"scale_a": one, "scale_b": one, "output_dtype": torch.float32})
     )
     assert out.dtype == torch.float32
+
+
+@pytest.mark.parametrize("kernel", ["pointer", "tma", "warps"])
+def test_what_is_repeated_keeps_no_tensor_alive(gpu: Machine, kernel: str) -> None:
+    """Else each m that is called would keep its operands and its result."""
+    call = call_of("row", 100)
+    options = next(
+        c.all_kwargs() for c in configurations(call)[::-1] if c.kwargs["kernel"] == kernel
+    )
+    again = repeated(call, loaded=Kernels().run(*call, **options), **options)
+    gpu.launches.clear()
+    alive = [weakref.ref(x) for x in call[:6] if x is not None]
+    del call
+    gc.collect()
+    assert [x() for x in alive if x() is not None] == []
+    again(call_of("row", 100)[:6])
+    assert len(gpu.launches) == 1
+
+
+def test_the_choice_of_another_thread_is_not_launched_as_this_ones_binary(
+    gpu: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes while this thread still launches a makeshift, as in mode ``background``."""
+    given = on_gpu(arguments(mat_a=matrix(M, K + 8)[:, :K]))
+    costmodel.scaled_mm(**given)
+    state = state_of(tuned)
+    state.repeats.clear()
+    best, launches = tuned.best_config, state.launches.copy()
+    state.launches.clear()
+    every = configurations(scaled_call(*given.values()))
+    first = next(c for c in every if c.num_stages != best.num_stages)
+    run = tuned.run
+
+    def late(*args: Any, **kwargs: Any) -> Any:
+        made = tuned.fn.run(*args, **kwargs, **first.all_kwargs())
+        state.launches.update(launches)
+        return made
+
+    monkeypatch.setattr(tuned, "run", late)
+    costmodel.scaled_mm(**given)
+    monkeypatch.setattr(tuned, "run", run)
+    costmodel.scaled_mm(**given)
+    found = described(gpu.launches[-1]), gpu.launches[-1].options["num_stages"]
+    state.repeats.clear()
+    costmodel.scaled_mm(**given, out=torch.zeros(M, N).bfloat16().as_subclass(OnGpu))
+    expected = described(gpu.launches[-1]), gpu.launches[-1].options["num_stages"]
+    for (_, named), _ in (found, expected):
+        del named["c_ptr"]
+    assert found == expected
 
 
 def test_int8_products_are_repeated_too(gpu: Machine) -> None:

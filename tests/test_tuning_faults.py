@@ -30,7 +30,7 @@ import costmodel
 from costmodel.autotune import prior
 from costmodel.autotune.learner import Learner, Tried
 from costmodel.autotune.store import KernelEntry, KernelStore
-from costmodel.errors import HostError
+from costmodel.errors import CostModelError, HostError
 
 ROOT = Path(__file__).resolve().parent.parent
 MANY = tuple(range(16, 56))
@@ -465,15 +465,28 @@ def test_threads_read_kernels_at_once_while_memory_is_collected() -> None:
 def test_a_model_of_kernels_is_used_before_the_shipped_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "mine"
+    folder, scaled = tmp_path / "mine", tmp_path / "scaled"
     shutil.copytree(prior.shipped_models("kernels-")["h200-sxm"], folder)
+    shutil.copytree(prior.shipped_models("scaled-")["h200-sxm"], scaled)
     monkeypatch.setattr(prior, "shipped_models", lambda kind: {})
     prior._load.cache_clear()
     try:
-        assert costmodel.use(folder) is None
-        assert prior.model_for(90) is not None
+        mine = costmodel.use(folder)
+        assert mine is not None
+        assert prior.model_for(90) is mine
         assert prior.model_for(80) is None, "it is for another architecture"
         assert prior.model_for(90, "scaled") is None
+        other = costmodel.use(str(scaled))
+        assert prior.model_for(90, "scaled") is other
+        assert prior.model_for(90, "after") is mine
+        again = costmodel.use(folder)  # trained once more, say
+        assert again is not mine
+        assert prior.model_for(90) is again
+        card = folder / "card.json"
+        card.write_text(card.read_text().replace('"kernel_model":', '"kernel_model": 99', 1))
+        with pytest.raises(CostModelError):
+            costmodel.use(folder)
+        assert prior.model_for(90) is again
         assert costmodel.use(None) is None
         assert prior.model_for(90) is None
     finally:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from costmodel.data.shards import content_of
 from costmodel.errors import CostModelError
 from costmodel.hardware.target import Target
-from costmodel.models.registry import shipped_models, used_for_kernels
+from costmodel.models.registry import shipped_models
 from costmodel.validation import warn_once
 
 if TYPE_CHECKING:
@@ -30,9 +32,34 @@ def load_meanwhile(target: Target, head: str) -> None:
 def model_for(arch: int, head: str = "before") -> KernelModel | None:
     """Return the user's or the shipped model for an architecture; None if there is none."""
     with _LOADING:
-        if head == "scaled":
-            return _load(arch, "scaled-")
-        return _load(arch, "kernels-", *used_for_kernels)
+        mine = (m for m in _used if head in m.trees and m.card.target.device.arch == arch)
+        return next(mine, None) or _load(arch, "scaled-" if head == "scaled" else "kernels-")
+
+
+def use_for_kernels(model: object) -> KernelModel | None:
+    """Use a model of kernels before the shipped one, if this is the folder of one; None forgets it.
+
+    Raises:
+        As :meth:`KernelModel.load`; then nothing changes.
+    """
+    from costmodel.autotune.model import KernelModel
+
+    if model is None:
+        _used.clear()
+    kind = ""
+    if isinstance(model, str | Path):
+        with suppress(OSError):  # then it is no folder
+            kind = content_of(Path(model))
+    if kind != "model of kernels":
+        return None
+    found = KernelModel.load(Path(model))  # type: ignore[arg-type]
+    for trees in found.trees.values():
+        trees.raw  # noqa: B018, it is read here
+    _used.insert(0, found)
+    return found
+
+
+_used: list[KernelModel] = []
 
 
 def predicted(
@@ -60,10 +87,10 @@ def predicted(
 
 
 @functools.cache
-def _load(arch: int, kind: str, *used: Path) -> KernelModel | None:
+def _load(arch: int, kind: str) -> KernelModel | None:
     from costmodel.autotune.model import KernelModel
 
-    for folder in (*used, *shipped_models(kind).values()):
+    for folder in shipped_models(kind).values():
         try:
             model = KernelModel.load(folder)
             next(iter(model.trees.values())).forest  # noqa: B018, it is read here

@@ -21,13 +21,14 @@ from dataclasses import replace
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from costmodel import models
+from costmodel.autotune.prior import use_for_kernels
 from costmodel.data.candidates import CostModel, ModelLike
 from costmodel.dispatch.background import Background
 from costmodel.dispatch.calls import (
@@ -67,6 +68,9 @@ from costmodel.tuning.tuning_key import Buckets
 from costmodel.tuning.tuning_result import TuningResult
 from costmodel.tuning.winner_cache import WinnerCache
 from costmodel.tuning.winners import Winners
+
+if TYPE_CHECKING:
+    from costmodel.autotune.model import KernelModel
 
 # These would otherwise be imported inside the first call, while a request may wait for it.
 for _module in ("msgspec", "platformdirs", *FAMILIES):
@@ -153,16 +157,19 @@ def forget_launches() -> None:
     _background.forget()
 
 
-def use(model: str | Path | CostModel | None) -> CostModel | None:
+def use(model: str | Path | CostModel | None) -> "CostModel | KernelModel | None":
     """Use a model in this process from now on, in place of the shipped ones.
 
     Args:
-        model: a directory that ``save()`` wrote, a model, or None to go back to the shipped ones.
+        model: a directory that ``save()`` or ``costmodel train`` wrote, a model, or None to go back
+            to the shipped ones. The directory of a model of kernels is for tuning kernels.
 
     Raises:
         NoModel, CorruptFile, WrongVersion, SchemaMismatch, InvalidInput: the model cannot be used;
             then nothing changes.
     """
+    if (of_kernels := use_for_kernels(model)) is not None:
+        return of_kernels
     chosen = models.use(model)
     winners.forget()
     forget_launches()

@@ -2,12 +2,11 @@
 
 import functools
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from costmodel.data.artifact_table import ArtifactTable
 from costmodel.data.candidates import CostModel
-from costmodel.data.shards import CARD, content_of
+from costmodel.data.shards import CARD
 from costmodel.errors import FileError, ModelError
 from costmodel.gemm.workload import Workload
 from costmodel.hardware.target import DEVICES, Target
@@ -32,21 +31,13 @@ def use(model: str | Path | CostModel | None) -> CostModel | None:
     """Use a model in this process from now on, before any shipped one.
 
     Args:
-        model: a directory that ``save()`` or ``costmodel train`` wrote, a model, or None to go back
-            to the shipped ones. A model of kernels, from its directory, is for tuning kernels.
+        model: a directory that ``save()`` wrote, a model, or None to go back to the shipped ones.
 
     Raises:
         As :func:`load`; then what was used before stays in use.
     """
     if not (model is None or isinstance(model, CostModel)):
-        folder = as_path("model", model)
-        with suppress(OSError):  # loading tells
-            if content_of(folder) == "model of kernels":
-                used_for_kernels[:] = [folder.absolute()]
-                return None
-        model = XgbCostModel.load(folder)
-    if model is None:
-        used_for_kernels.clear()
+        model = XgbCostModel.load(as_path("model", model))
     _used[:] = [] if model is None else [model]
     return model
 
@@ -159,5 +150,3 @@ def _merged(own: ArtifactTable, *others: ArtifactTable) -> ArtifactTable:
 
 
 _used: list[CostModel] = []
-used_for_kernels: list[Path] = []
-"""The directory of the user's model of kernels."""

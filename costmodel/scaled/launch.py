@@ -26,6 +26,7 @@ BLOCK_ROWS = {TENSOR: 0, ROW: 0, BY_ROW: 1, BY_BLOCK: 128}
 
 _GROUP_M = 8
 _OPERANDS = "a", "b", "scale_a", "scale_b", "bias", "c"  # of kernels; c is `out`
+_SCRATCH = slice(8, 10)  # places of `partial_ptr` and `arrivals_ptr`
 _PLAIN = ("m", "stride_sak", "stride_sbk")
 
 
@@ -50,8 +51,8 @@ class Launch(NamedTuple):
     """A launch of a kernel of Triton.
 
     Attributes:
-        values: its arguments in order, except constants.
-        scratch: bytes and counters of its workspace; (): it needs none.
+        values: its arguments in order, except constants; None for memory of the workspace.
+        scratch: bytes and counters of the workspace; (): it needs none.
     """
 
     function: Any
@@ -100,8 +101,11 @@ class Kernels:
         named = dict(zip(self.arg_names, args, strict=True))
         if kernel in _KERNELS:
             launch: Launch = _KERNELS[kernel](named, **meta)
+            values = [*launch.values]
+            if launch.scratch:
+                values[_SCRATCH] = _scratch(named["a"], *launch.scratch)
             return launch.function.run(
-                *launch.values, **launch.constants, **launch.options,
+                *values, **launch.constants, **launch.options,
                 grid=(launch.programs,), warmup=warmup,
             )  # fmt: skip
         try:
@@ -149,16 +153,14 @@ def _by_tiles(
     tiles = ceil(m / block_m) * ceil(n / block_n)
     if swap is None:  # the tensor cores' tile has 64 rows at least
         swap = block_n >= 64 and (block_m <= 64 or block_m > block_n)
-    partial = arrivals = a_desc = b_desc = None
+    a_desc = b_desc = None
     scratch = (4 * tiles * splits * block_m * block_n, tiles) if splits > 1 else ()
-    if scratch:
-        partial, arrivals = _scratch(a, *scratch)
     if by_tma:
         a_desc = TensorDescriptor(a, [*a.shape], [call["lda"], 1], [block_m, step])
         b_desc = TensorDescriptor(b, [*b.shape], [call["ldb"], 1], [block_n, step])
     values = (
-        a_desc, b_desc, a, b, call["out"], call["scale_a"], call["scale_b"], call["bias"], partial,
-        arrivals, m, n, k, call["lda"], call["ldb"], call["ldc"], *_strides(call), splits,
+        a_desc, b_desc, a, b, call["out"], call["scale_a"], call["scale_b"], call["bias"], None,
+        None, m, n, k, call["lda"], call["ldb"], call["ldc"], *_strides(call), splits,
     )  # fmt: skip
     constants = _constants(call) | {
         "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": step, "SWAP": swap,
@@ -225,31 +227,34 @@ def repeated(
         call: the arguments of the first launch; the tensors come first.
         loaded: Triton's object of the binary; not of a library.
     """
-    names, numbers = Kernels.arg_names, call[len(_OPERANDS) :]
+    numbers = call[len(_OPERANDS) :]
     if kernel in _BY_LIBRARY:
-        by_library = _BY_LIBRARY[kernel]
-        return lambda tensors: by_library(dict(zip(names, (*tensors, *numbers), strict=True)))
-    launch: Launch = _KERNELS[kernel](dict(zip(names, call)), **meta)
-    own = launch.function.arg_names
+        return lambda tensors: Kernels().run(*tensors, *numbers, kernel=kernel)
+    launch: Launch = _KERNELS[kernel](dict(zip(Kernels.arg_names, call)), **meta)
+    own, scratch = launch.function.arg_names, launch.scratch
     kept = [*launch.values, *(launch.constants[name] for name in own[len(launch.values) :])]
     start, plain, described = loaded[launch.programs, 1, 1], list[Any](), list[Any]()
     for place, name in enumerate(own):
         operand, _, kind = name.rpartition("_")
-        if operand in _OPERANDS and kept[place] is not None:
-            to = described if kind == "desc" else plain
-            to.append((place, _OPERANDS.index(operand)))
-    if launch.scratch:
-        partial = own.index("partial_ptr")
+        if operand not in _OPERANDS or kept[place] is None:
+            continue
+        to = described if kind == "desc" else plain
+        to.append((place, _OPERANDS.index(operand)))
+        if kind == "desc":
+            kept[place].base = None  # this keeps no tensor alive
+        else:
+            kept[place] = None
 
     def again(tensors: Sequence[Any]) -> None:
+        torch.cuda.is_current_stream_capturing()  # a new thread has no context for descriptors yet
         values = kept.copy()
         for place, of in plain:
             values[place] = tensors[of]
         for place, of in described:
             values[place] = copy.copy(kept[place])
             values[place].base = tensors[of]
-        if launch.scratch:
-            values[partial : partial + 2] = _scratch(tensors[0], *launch.scratch)
+        if scratch:
+            values[_SCRATCH] = _scratch(tensors[0], *scratch)
         start(*values)
 
     return again
