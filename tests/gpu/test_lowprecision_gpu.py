@@ -11,7 +11,7 @@ from torch.nn.functional import ScalingType
 
 import costmodel
 from costmodel.scaled.configs import prune
-from costmodel.scaled.launch import Kernels, tuned
+from costmodel.scaled.launch import Kernels, repeated, tuned
 from costmodel.scaled.product import int_call, scaled_call
 
 pytestmark = [
@@ -136,6 +136,31 @@ def test_every_configuration_is_right(form: str) -> None:
             if not case.error() < (0.0 if form == "int32" else 2e-3) + 1e-300:
                 wrong.append(f"{m}x{n}x{k} {config}: off by {case.error()}")
     assert not wrong, "\n".join(wrong[:8])
+
+
+@pytest.mark.parametrize("form", ["row", "block", "int8", "int32"])
+def test_what_is_repeated_with_other_operands_is_right(form: str) -> None:
+    """On a stream of its own, and in a graph, each of which has other scratch memory."""
+    first, other = (Case(form, 48, 512, 2048) for _ in range(2))
+    tuned.run(*first.call, warmup=False)
+    for config in configurations(first):
+        options = config.all_kwargs()
+        loaded = first.run(**options) if options["kernel"] == "torch" else Kernels().run(
+            *first.call, warmup=True, **options
+        )  # fmt: skip
+        again = repeated(first.call, loaded=loaded, **options)
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            other.out.zero_()
+            again(other.call[:6])
+            assert other.error() < 2e-3, config
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            again(other.call[:6])
+        other.out.zero_()
+        graph.replay()
+        assert other.error() < 2e-3, config
 
 
 def test_int8_with_scales_and_sizes_that_no_vector_divides() -> None:
