@@ -42,17 +42,18 @@ def use_for_kernels(model: object) -> KernelModel | None:
     Raises:
         As :meth:`KernelModel.load`; then nothing changes.
     """
-    from costmodel.autotune.model import KernelModel
-
     if model is None:
         _used.clear()
-    kind = ""
-    if isinstance(model, str | Path):
-        with suppress(OSError):  # then it is no folder
-            kind = content_of(Path(model))
+    if not isinstance(model, str | Path):
+        return None
+    folder, kind = Path(model), ""
+    with suppress(OSError):  # then it is no folder
+        kind = content_of(folder)
     if kind != "model of kernels":
         return None
-    found = KernelModel.load(Path(model))  # type: ignore[arg-type]
+    from costmodel.autotune.model import KernelModel
+
+    found = KernelModel.load(folder)
     for trees in found.trees.values():
         trees.raw  # noqa: B018, it is read here
     _used.insert(0, found)
@@ -75,10 +76,10 @@ def predicted(
         configs, arguments, binaries: see :func:`costmodel.autotune.model.columns_of`.
         head: a name in :data:`costmodel.autotune.model.COLUMNS`.
     """
-    from costmodel.autotune.model import columns_of
-
     model = model_for(target.device.arch, head)
     if model is not None and len(configs) > 1:
+        from costmodel.autotune.model import columns_of
+
         try:
             return model.predict(head, columns_of(configs, arguments, binaries))[0]
         except CostModelError as error:  # trees are read when they are first used

@@ -238,12 +238,13 @@ def repeated(
         operand, _, kind = name.rpartition("_")
         if operand not in _OPERANDS or kept[place] is None:
             continue
-        to = described if kind == "desc" else plain
-        to.append((place, _OPERANDS.index(operand)))
+        of = _OPERANDS.index(operand)
         if kind == "desc":
             kept[place].base = None  # this keeps no tensor alive
+            described.append((place, of))
         else:
             kept[place] = None
+            plain.append((place, of))
 
     def again(tensors: Sequence[Any]) -> None:
         torch.cuda.is_current_stream_capturing()  # a new thread has no context for descriptors yet
